@@ -1,1 +1,1 @@
-"""Chaos: kill workers of a run and see it recover."""
+"""Chaos: kills workers of a run and checks that it recovers."""

@@ -1,4 +1,4 @@
-"""The score card of a storm: what was done to a run, how it took that, and whether it passed."""
+"""The score card of a storm: the faults injected into a run, its recovery, and whether it passed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from jsrl.launch.result import contradicted, ledger_lines
 from jsrl.workers.jobs import kind_of
 
-HARMED_SHARE = 0.1  # of the best score before the storm, by which the best one during it may lie below
+HARMED_SHARE = 0.1  # by which share of the best score before the storm the best one during it may be lower
 
 
 @dataclass
@@ -25,8 +25,8 @@ class Flood:
     """The unauthorised messages that were sent.
 
     Attributes:
-      sent: socket -> messages. per_s: trajectories produced per second meanwhile, while nothing else was done.
-      replaced: workers that died in it. failed: why nothing was sent, or not to the end; empty: it was.
+      sent: socket -> messages. per_s: trajectories produced per second during the flood, before any other fault.
+      replaced: workers that died during it. failed: why messages were not sent completely; empty: they were.
     """
 
     sent: dict[str, int] = field(default_factory=dict)
@@ -42,12 +42,12 @@ class Flood:
 
 @dataclass
 class ScoreCard:
-    """What a storm did to a run.
+    """The result of a storm over a run.
 
     Attributes:
       calm_per_s, storm_per_s: trajectories produced per second before and during the storm. result: the run's own.
-      left: processes that were left after the run. ended: why it ended before the storm did; empty: it did not.
-      flood: of unauthorised messages; None: there was none. scores: evaluations before and since the storm began.
+      left: processes that remained after the run. ended: why it ended before the storm did; empty: it did not.
+      flood: of unauthorised messages; None: none. scores: evaluations before and since the storm began.
     """
 
     faults: list[InjectedFault] = field(default_factory=list)
@@ -61,24 +61,24 @@ class ScoreCard:
 
     @property
     def passed(self) -> bool:
-        """Return whether every fault was recovered from, nothing else was harmed, and nothing was left behind."""
+        """Return whether the run recovered from every fault, nothing else was harmed, and nothing remained."""
         recovered = all(fault.recovered_s is not None for fault in self.faults)
         unharmed = (self.flood is None or self.flood.passed) and self.learns
         return bool(self.faults) and recovered and unharmed and self.accounted and not self.left and not self.ended
 
     @property
     def learns(self) -> bool:
-        """Return whether scores since the storm began reach those before it (so it is, too, where there are none)."""
+        """Return whether scores since the storm began reach those before it (also True without scores)."""
         before, since = self.scores
         return not (before and since) or max(since) >= max(before) - HARMED_SHARE * abs(max(before))
 
     @property
     def accounted(self) -> bool:
-        """Return whether the run's ledgers hold: what producers and consumers counted fits, except what is unknown."""
+        """Return whether the run's ledgers balance: the producers' and consumers' counts match, except for unknown ones."""
         return not contradicted(self.result)
 
     def text(self) -> str:
-        """Return the card for people."""
+        """Return the card as text."""
         lines = [f"score card: {'passed' if self.passed else 'FAILED'}", *self._fault_lines(), *self._flood_lines()]
         share = self.storm_per_s / self.calm_per_s if self.calm_per_s else 0.0
         lines.append(

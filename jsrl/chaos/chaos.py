@@ -1,4 +1,4 @@
-"""A storm over a run: its sockets are flooded, its workers killed and stopped; a score card says how it took that."""
+"""A storm over a run: its sockets are flooded, its workers killed and stopped; a score card shows how it recovers."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ __all__ = ["Flood", "InjectedFault", "ScoreCard", "Storm", "StormSettings", "sto
 
 MEAN_REST_S, STEP_S, STRANGER_LEAVES_S = 0.5, 0.1, 10.0
 METRICS, SCORE = "metrics.jsonl", "evaluator/return_mean"
-FLOWING = 3  # trajectories that arrive after a replacement: the run works again
+FLOWING = 3  # trajectories that arrive after a replacement before the run counts as recovered
 
 
 @dataclass(frozen=True)
 class StormSettings:
-    """What a storm does.
+    """Settings of a storm.
 
     Attributes:
       storm_s: its duration. calm_s: before it, to measure the undisturbed throughput. every_s: mean time between faults.
-      kinds: of workers that are hit; None: every one whose kind does not say otherwise.
+      kinds: of workers to hit; None: all whose kind allows it.
       pauses: share of faults that stop a process instead of killing it. hangs: share that
-        stop its main thread alone, so that it lives and does nothing. seed: of the storm.
-      patience_s: within which a run must work again after a fault.
-      flood_s: between calm and storm, with unauthorised messages and no other fault; they continue during the storm.
+        stop only its main thread, so that it is alive and does nothing. seed: of the storm.
+      patience_s: time within which a run must recover from a fault.
+      flood_s: between calm and storm, with unauthorised messages and no other fault; the messages continue during the storm.
     """
 
     storm_s: float = 60.0
@@ -55,11 +55,11 @@ class StormSettings:
 
 
 class Storm:
-    """A run in processes of its own, and what is done to them.
+    """A run in its own processes, and the faults injected into it.
 
     Args:
-      command: what starts the run. runs_dir, run_name: where its folder will be.
-      stranger: what starts a process that sends garbage to the sockets of the folder whose path is its first argument, until
+      command: starts the run. runs_dir, run_name: where its folder will be.
+      stranger: command of a process that sends garbage to the sockets of the folder given as its first argument, until
         SIGTERM, and then prints what it sent (`{"sent": {socket: messages}}`); None: no messages.
     """
 
@@ -80,7 +80,7 @@ class Storm:
         self._calm_lines = 0
 
     def run(self) -> ScoreCard:
-        """Wait for calm, flood, storm, stop the run in order; return the score card."""
+        """Wait for calm, flood, storm, stop the run cleanly; return the score card."""
         try:
             if self._await_start():
                 self._measure()
@@ -125,7 +125,7 @@ class Storm:
         self.card.storm_per_s = (self._produced() - before) / (time.monotonic() - begun_s)
 
     def _rate_of_rest(self, duration_s: float) -> float:
-        """Return the trajectories produced per second while nothing is done."""
+        """Return the trajectories produced per second without faults."""
         begun_s, before = time.monotonic(), self._produced()
         self._rest(duration_s)
         return (self._produced() - before) / (time.monotonic() - begun_s)
@@ -156,7 +156,7 @@ class Storm:
         try:
             said = popen.communicate(timeout=STRANGER_LEAVES_S)[0]
             if popen.returncode == -signal.SIGTERM and not said:
-                return  # it was not even ready to be told
+                return  # it was not even ready for the signal
             told = json.loads(said.splitlines()[-1])["sent"]
             flood.sent = {name: flood.sent.get(name, 0) + told.get(name, 0) for name in {**flood.sent, **told}}
         except (subprocess.TimeoutExpired, ValueError, IndexError, KeyError) as error:
@@ -185,7 +185,7 @@ class Storm:
             victim.release()
 
     def _is_hit(self, worker: str) -> bool:
-        """Return whether a worker may be hit: as the settings say, else as its kind says."""
+        """Return whether a worker may be hit: by the settings, else by its kind."""
         if self._settings.kinds is not None:
             return kind_of(worker) in self._settings.kinds
         graph = graph_of(self._folder())
@@ -194,12 +194,12 @@ class Storm:
         return kind is None or kind.is_hit
 
     def _way(self) -> str:
-        """Return how the next worker is hit."""
+        """Return the kind of the next fault."""
         drawn, settings = self._rng.random(), self._settings
         return "pause" if drawn < settings.pauses else "hang" if drawn < settings.pauses + settings.hangs else "kill"
 
     def _await_recovery(self, fault: InjectedFault, victim: ObservedWorker, begun_s: float) -> None:
-        """Wait until the victim has been replaced and trajectories arrive again, and note when that was."""
+        """Wait until the victim has been replaced and trajectories arrive again, and record the time."""
         name, arrived = fault.worker, None
         while self._popen.poll() is None and time.monotonic() - begun_s < self._settings.patience_s:
             found = self._seen.workers().get(name)
@@ -221,7 +221,7 @@ class Storm:
         return ledger.produced if ledger is not None else 0
 
     def _lines(self) -> int:
-        """Return how many lines of metrics the run has written."""
+        """Return the number of the run's lines of metrics."""
         with contextlib.suppress(OSError, StopIteration):
             return len((self._folder() / METRICS).read_bytes().splitlines())
         return 0
@@ -250,7 +250,7 @@ class Storm:
 
 
 def strike(victim: ObservedWorker, fault: InjectedFault) -> None:
-    """Kill, pause or hang a worker as a fault says. One that cannot be made to hang is paused, and the fault says so then."""
+    """Kill, pause or hang a worker. If it cannot be made to hang, it is paused, and `fault` is changed."""
     if fault.how == "hang":
         try:
             return victim.hang()
@@ -260,9 +260,9 @@ def strike(victim: ObservedWorker, fault: InjectedFault) -> None:
 
 
 def storm_command(words: list[str], runs_dir: Path, run_name: str, *, hangs: bool = False) -> list[str]:
-    """Return the command of a run that repairs itself, with what the user asked for on top.
+    """Return the command of a run with restarts, with the user's options added.
 
-    `hangs`: the run shall find workers that hang within ten seconds, however long its updates are.
+    `hangs`: the run must detect hanging workers within ten seconds, however long its updates are.
 
     Raises:
       ConfigError: no experiment was named, or the run would have no processes to hit.

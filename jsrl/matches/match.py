@@ -1,6 +1,7 @@
-"""A match: so many games of two players on the seats of one environment.
+"""A match: a fixed number of games of two players on the seats of one environment.
 
-Each game gives one player a side of the environment and the other one all the rest; the next game gives them the next sides.
+Each game gives one player a side of the environment and the other player all the rest; the next game gives them the next
+sides.
 Every slot plays its share of the games, so that short games count no more than long ones.
 """
 
@@ -35,7 +36,7 @@ class Game(NamedTuple):
 
 @dataclass
 class MatchScore:
-    """What a match brought so far, as `home` sees it.
+    """The results of a match so far, from the view of `home`.
 
     Attributes:
       home, away: names. sides: names of the seats of each side. games: finished ones.
@@ -59,7 +60,7 @@ class MatchScore:
 
     @property
     def repeats_itself(self) -> bool:
-        """Return whether all games with the same sides went alike, so that more games say nothing more."""
+        """Return whether all games with the same sides were equal, so that more games add no information."""
         return len(self.games) >= 2 * len(self.sides) and len(set(self.games)) == len({g.side for g in self.games})
 
     def facts(self) -> dict[str, Any]:
@@ -92,7 +93,7 @@ class MatchScore:
         }
 
     def __str__(self) -> str:
-        """Return it in a line."""
+        """Return it as a line."""
         f = self.facts()
         sides = "; ".join(f"as {side} {own['win_rate']:.3f}" for side, own in f["by_side"].items())
         return (
@@ -107,15 +108,15 @@ class Match:
     """Games of two players, in bounded steps.
 
     Args:
-      game: of which each seat is a group of its own (`make_game` without groups). games: how many to play.
+      game: with each seat as a group (`make_game` without groups). games: how many to play.
       sides: that home plays; None: all that it can, while away plays the others.
-      watch: entered around each call of the environment. enter: told "env", "act" or "other" as these begin.
+      watch: entered around each call of the environment. enter: called with "env", "act" or "other" when these begin.
 
     Attributes:
       score: of the games that ended so far.
 
     Raises:
-      ConfigError: the players do not have the seats for it.
+      ConfigError: the players cannot fill the seats.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Match:
         return not self._left.any()
 
     def advance(self, budget_s: float = math.inf) -> bool:
-        """Play until all games are over (True) or the time is up (False)."""
+        """Play until all games are over (True) or the time budget is used (False)."""
         until = time.perf_counter() + budget_s
         if self._latest is None:
             self._enter("env")
@@ -174,7 +175,7 @@ class Match:
         return self.complete
 
     def _act(self, step: GameStep) -> dict[str, Array]:
-        """Return the actions of all seats, by their groups: each is home's where home plays it, else away's."""
+        """Return the actions of all seats, by group: home's for home's seats, else away's."""
         home_side, names = self.home_side, self._game.spec.names
         actions: dict[str, Array] = {}
         for player in self._players:
@@ -183,7 +184,7 @@ class Match:
                 action = policy.act(stack_seats([step.observation[group] for group in groups]), step.is_first)
                 for seat, (place, group) in enumerate(zip(policy.places, groups, strict=True)):
                     own = np.array(action[:, seat : seat + 1])
-                    if group in actions:  # home chose as well, and goes first
+                    if group in actions:  # home has chosen as well, and has priority
                         is_home = self._side_of[place] == home_side
                         own = np.where(spread(is_home, own), actions[group], own)
                     actions[group] = own
@@ -206,7 +207,7 @@ class Match:
 
 
 def stack_seats(observations: list[Tree]) -> Tree:
-    """Return the observations [B, N, ...] of seats that are groups of their own, each [B, 1, ...]."""
+    """Return the observations [B, N, ...] of seats that are separate groups, each [B, 1, ...]."""
     if len(observations) == 1:
         return observations[0]
     return map_tree(lambda *seats: np.concatenate(seats, axis=1), *observations)

@@ -1,4 +1,4 @@
-"""Who plays in a match: policies with the seats that they can play, under one name."""
+"""Players of matches: policies with the seats that they can play, under one name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SeatPolicy:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A player of matches: one policy, or several that have different seats. It plays any side whose seats it has."""
+    """A player of matches: one policy, or several with different seats. It plays any side whose seats it has."""
 
     name: str
     policies: tuple[SeatPolicy, ...]
@@ -49,7 +49,7 @@ def find_sides(
     """Return the sides that `home` can play while `away` plays all others.
 
     Args:
-      wanted: look only at these sides; None: at all.
+      wanted: consider only these sides; None: all.
 
     Raises:
       ConfigError: there is none.

@@ -12,7 +12,7 @@ from jsrl.matches.match import MatchScore
 
 
 class Standings:
-    """The results of all pairs that played. Elo ratings count from their mean; they say nothing of cycles, the table does.
+    """The results of all pairs that played. Elo ratings have mean 0; they cannot show cycles, but the table can.
 
     Attributes:
       names: of the players. scores: of the matches so far.
@@ -24,7 +24,7 @@ class Standings:
         self._points, self._games = np.zeros((2, len(self.names), len(self.names)))
 
     def add(self, home: int, away: int, score: MatchScore) -> None:
-        """Count a match of two players, by their numbers."""
+        """Add a match of two players, by their numbers."""
         self.scores.append(score)
         games, points = len(score.games), score.points
         self._points[home, away] += points
@@ -34,7 +34,7 @@ class Standings:
 
     @property
     def win_rates(self) -> np.ndarray:
-        """Return the share of points that each row won against each column, [P, P]; NaN for pairs that did not play."""
+        """Return each row's share of points against each column, [P, P]; NaN for pairs that did not play."""
         rates = np.full_like(self._points, np.nan)
         return np.divide(self._points, self._games, out=rates, where=self._games > 0)
 

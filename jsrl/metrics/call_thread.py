@@ -1,4 +1,4 @@
-"""A thread that makes calls for others, so that a slow one never delays them."""
+"""A thread that makes calls for others, so that slow calls do not delay them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 class CallThread:
-    """Makes calls one after another in a thread of its own, which begins with the first one.
+    """Makes calls one after another in its own thread, which starts with the first call.
 
     Calls must not raise. The thread is a daemon: a call that never returns ends with the process.
 
@@ -19,7 +19,7 @@ class CallThread:
     """
 
     def __init__(self, name: str, most: int = 1000) -> None:
-        """Name the thread; calls that may be dropped are refused while `most` calls wait."""
+        """Name the thread; droppable calls are refused while `most` calls wait."""
         self._name, self._most = name, most
         self._changed = threading.Condition()
         self._waiting: deque[Callable[[], object]] = deque()
@@ -28,7 +28,7 @@ class CallThread:
         self.dropped = 0
 
     def put(self, call: Callable[[], object], *, may_drop: bool = False) -> bool:
-        """Have a call made after those that wait; return whether it will be (never waits itself)."""
+        """Queue a call; return whether it was accepted (never blocks)."""
         with self._changed:
             if self._closed:
                 return False
@@ -43,15 +43,15 @@ class CallThread:
         return True
 
     def wait(self, limit_s: float) -> bool:
-        """Wait until all calls were made; return whether that happened in time."""
+        """Wait until all calls are finished; return whether that happened in time."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._waiting or self._busy), limit_s)
 
     def finish(self, until_s: float) -> int:
-        """Wait for all calls until a time of the monotonic clock or Ctrl-C; make no more then.
+        """Wait for all calls until a time of the monotonic clock or Ctrl-C; make no calls afterwards.
 
         Returns:
-          How many calls were not finished.
+          The number of unfinished calls.
         """
         with self._changed:
             with contextlib.suppress(KeyboardInterrupt):

@@ -1,6 +1,6 @@
-"""The catalogue of metrics: every name that a run may write, and how reports of several workers become one number.
+"""The catalogue of metrics: every name that a run may write, and how reports of several workers are combined.
 
-Kinds of workers bring theirs along (jsrl.workers.kinds). docs/metrics.md shows the whole; a test compares the two.
+Kinds of workers define their own metrics (jsrl.workers.kinds). docs/metrics.md lists all; a test compares the two.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from jsrl.metrics.phases import Activity
 
-SUFFIX_RULES = (  # the first rule that fits; everything else: mean over the workers that report it
+SUFFIX_RULES = (  # the first matching rule; otherwise: mean over the workers that report it
     ("_per_s", "sum"),
     ("_mb", "sum"),
     ("_depth", "sum"),
@@ -29,9 +29,9 @@ class Metric:
 
     Attributes:
       name: `worker/what_unit`. meaning, unit, healthy: columns of the document.
-      combine: `total` (counts since the worker's start, summed; a restart does not take them back), `sum`, `mean`,
+      combine: `total` (counts since the worker's start, summed; a restart does not reset them), `sum`, `mean`,
         `max`, `min`; empty: by SUFFIX_RULES.
-      weight: name of a `total` metric whose growth weighs this mean (returns are weighed by episodes).
+      weight: name of a `total` metric whose growth weights this mean (returns are weighted by episodes).
     """
 
     name: str
@@ -45,7 +45,7 @@ class Metric:
 def worker_metrics(
     prefix: str, plural: str, metrics: Iterable[Metric], activities: Iterable[Activity]
 ) -> tuple[Metric, ...]:
-    """Return the metrics of a kind of worker: its own, its activities' shares, and those that every kind has."""
+    """Return the metrics of a kind of worker: its own, the shares of its activities, and the common ones."""
     return (
         *(dataclasses.replace(metric, name=f"{prefix}/{metric.name}") for metric in metrics),
         *(Metric(f"{prefix}/{a.name}_share", a.meaning, "0-1", a.healthy) for a in activities),
@@ -83,33 +83,33 @@ def _of_policy(policy: str, metric: Metric) -> Metric:
 
 
 class Catalogue:
-    """The metrics of a run: those of its kinds of workers, and those that every run has.
+    """The metrics of a run: those of its kinds of workers, and the common ones.
 
     Attributes:
-      metrics: all of them. by_name: the same, by name; those of the policies beside the first are `POLICY/NAME`.
+      metrics: all of them. by_name: the same, by name; those of policies other than the first are `POLICY/NAME`.
     """
 
     def __init__(self, metrics: Iterable[Metric] = (), policies: Iterable[str] = ()) -> None:
-        """Take the metrics of kinds of workers, and the names of the run's policies beside the first."""
+        """Take the metrics of kinds of workers, and the names of the run's policies other than the first."""
         self.metrics = (*COMMON, *metrics)
         self.by_name = {metric.name: metric for metric in self.metrics}
         for policy in policies:
             self.by_name |= {f"{policy}/{metric.name}": _of_policy(policy, metric) for metric in self.metrics}
 
     def combination(self, name: str) -> str:
-        """Return how reports of several workers become one: `total`, `sum`, `mean`, `max` or `min`."""
+        """Return how reports of several workers are combined: `total`, `sum`, `mean`, `max` or `min`."""
         metric = self.by_name.get(name)
         if metric is not None and metric.combine:
             return metric.combine
         return next((rule for suffix, rule in SUFFIX_RULES if name.endswith(suffix)), "mean")
 
     def weight_of(self, name: str) -> str:
-        """Return the name of the total whose growth weighs this mean, or an empty string."""
+        """Return the name of the total whose growth weights this mean, or an empty string."""
         metric = self.by_name.get(name)
         return metric.weight if metric is not None else ""
 
     def markdown_table(self) -> str:
-        """Return the catalogue as docs/metrics.md shows it."""
+        """Return the catalogue as the table in docs/metrics.md."""
         rows = ["| metric | meaning | unit | healthy | over workers |", "|---|---|---|---|---|"]
         for metric in self.metrics:
             how = self.combination(metric.name) + (f", weighed by {metric.weight}" if metric.weight else "")

@@ -1,10 +1,10 @@
-"""What a person sees while a run goes on: a live picture on a terminal, one compact line now and then elsewhere.
+"""The display of a run: a live picture on a terminal, elsewhere one compact line now and then.
 
 | mode | shows |
 |---|---|
 | auto | live on a terminal, else plain |
-| live | what start-up waits for; then rates, losses, a table of worker kinds, evaluations, messages; redrawn in place |
-| plain | one line every few seconds, messages as they come |
+| live | the waits of the start; then rates, losses, a table of worker kinds, evaluations, messages; redrawn in place |
+| plain | one line every few seconds, messages at once |
 | quiet | warnings and errors only |
 | log-only | nothing; lines and messages go to the log |
 """
@@ -32,7 +32,7 @@ class Display(Protocol):
     """Something that shows a run; calls never block for long and never raise because of the terminal."""
 
     def update(self, state: DisplayState) -> None:
-        """Show this moment (as often as one likes: drawing is throttled)."""
+        """Show the current state (may be called at any rate: drawing is throttled)."""
         ...
 
     def message(self, text: str, level: str = "info") -> None:
@@ -40,7 +40,7 @@ class Display(Protocol):
         ...
 
     def close(self) -> None:
-        """Show the last moment and leave the terminal as it was; may be called twice."""
+        """Show the last state and restore the terminal; may be called twice."""
         ...
 
 
@@ -76,7 +76,7 @@ def make_display(
 
 
 class Rate:
-    """Env steps per second over about the last half minute, from the first update on; one of these for each reader."""
+    """Env steps per second over about the last half minute, from the first update on; each reader has its own."""
 
     def __init__(self, window_s: float = 30.0):
         self._window_s = window_s
@@ -171,7 +171,7 @@ class LiveDisplay:
         self._live.start()
 
     def update(self, state: DisplayState) -> None:
-        """Redraw when the last picture is old enough, and at once when a worker begins another stage."""
+        """Redraw when the last picture is old enough, or at once when a worker's stage changes."""
         if state.stages.keys() != self._state.stages.keys():
             self._next_s = 0.0
         self._state = state
@@ -186,7 +186,7 @@ class LiveDisplay:
         self._draw()
 
     def close(self) -> None:
-        """Draw the last moment and give the terminal back."""
+        """Draw the last state and restore the terminal."""
         if self._closed:
             return
         self._next_s = 0.0
@@ -195,7 +195,7 @@ class LiveDisplay:
         self._behind.close()
         try:
             self._live.stop()
-        except OSError:  # the terminal has gone
+        except OSError:  # the terminal is gone
             pass
 
     def _draw(self) -> None:
@@ -205,5 +205,5 @@ class LiveDisplay:
         self._next_s = now_s + self._interval_s
         try:
             self._live.update(picture(self._state, self._rate(self._state), list(self._messages)), refresh=True)
-        except OSError:  # the terminal has gone: the run goes on without a picture
+        except OSError:  # the terminal is gone: the run goes on without a picture
             self._closed = True

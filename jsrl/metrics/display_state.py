@@ -1,4 +1,4 @@
-"""What a display shows, and how numbers read: short, with units, never a page of digits."""
+"""The content of a display, and short number formats with units."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class WorkerRow:
-    """What the table of workers shows of a kind: names of metrics.
+    """Metric names for a kind of worker's row in the table of workers.
 
     Attributes:
-      rate, unit: its speed. queue: what waits for it. waits: (what for, metric of the share) of each wait.
+      rate, unit: its speed. queue: its waiting input. waits: (what for, metric of the share) of each wait.
     """
 
     rate: str = ""
@@ -22,7 +22,7 @@ class WorkerRow:
 
 @dataclass(frozen=True)
 class OtherPolicy:
-    """How far a policy beside the first has come. return_: of its newest evaluation; None: there was none."""
+    """Progress of a policy other than the first. return_: of its newest evaluation; None: there was none."""
 
     name: str
     env_steps: int
@@ -30,14 +30,14 @@ class OtherPolicy:
     return_: float | None = None
 
     def __str__(self) -> str:
-        """Return it as a few words."""
+        """Return it as short text."""
         score = "" if self.return_ is None else f" return {short(self.return_)}"
         return f"{self.name}: steps {short(self.env_steps)} updates {short(self.updates)}{score}"
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """A worker that does not work yet. stage: what it is doing, such as "making environments". for_s: how long so far."""
+    """A worker that is not ready. stage: its current one, such as "making environments". for_s: its duration so far."""
 
     worker: str
     stage: str
@@ -46,19 +46,19 @@ class Waiting:
 
 @dataclass
 class DisplayState:
-    """A moment of a run.
+    """The state of a run at one moment.
 
     Attributes:
       run: its name. elapsed_s: since the run began. env_steps, updates: so far.
       total_env_steps: when it ends, None when only time or a return ends it. total_s: the time limit, if any; it counts
         from the first update.
-      start_s, start_env_steps: time and env steps of the first update that was heard of since the start or the resume, so
-        that rates count neither start-up nor what was trained before. start_s is None until then.
+      start_s, start_env_steps: time and env steps of the first reported update since the start or the resume, so
+        that rates count neither start-up nor earlier training. start_s is None until then.
       action_repeat: game frames per env step; frames are shown in brackets where it is not 1.
-      workers: processes alive by kind, such as {"actor": 4, "learner": 1}. rows: what to show of each kind.
+      workers: living processes by kind, such as {"actor": 4, "learner": 1}. rows: the table's row of each kind.
       metrics: the newest value of every metric (`MetricsHub.latest`).
       evaluations: (env_steps, return) of every evaluation so far.
-      others: the policies beside the first, which everything else is about.
+      others: the policies other than the first, which all other fields are about.
       waiting: workers that are starting, restarting or at their last task; () while all work.
     """
 
@@ -80,27 +80,27 @@ class DisplayState:
 
     @property
     def trained_s(self) -> float:
-        """Return seconds since the first update of this life of the run; 0 before it."""
+        """Return seconds since the first update of this start of the run; 0 before it."""
         return 0.0 if self.start_s is None else max(self.elapsed_s - self.start_s, 0.0)
 
     @property
     def env_steps_per_s(self) -> float | None:
-        """Return env steps per second since the first update of this life of the run; None before there is a rate."""
+        """Return env steps per second since the first update of this start of the run; None before there is a rate."""
         return (self.env_steps - self.start_env_steps) / self.trained_s if self.trained_s > 0 else None
 
     @property
     def steps_share(self) -> float | None:
-        """Return the share of the env steps that are trained, 0-1; None without a limit."""
+        """Return the trained share of the env steps, 0-1; None without a limit."""
         return min(self.env_steps / self.total_env_steps, 1.0) if self.total_env_steps else None
 
     @property
     def time_share(self) -> float | None:
-        """Return the share of the time limit that has passed, 0-1; None without a limit."""
+        """Return the passed share of the time limit, 0-1; None without a limit."""
         return min(self.trained_s / self.total_s, 1.0) if self.total_s else None
 
     @property
     def share(self) -> float | None:
-        """Return how much of the run is over, 0-1, by steps or time, whichever ends first; None without a limit."""
+        """Return the finished share of the run, 0-1, by steps or time, whichever ends first; None without a limit."""
         shares = [share for share in (self.steps_share, self.time_share) if share is not None]
         return max(shares) if shares else None
 
@@ -113,7 +113,7 @@ class DisplayState:
         return found
 
     def to_go_s(self, env_steps_per_s: float | None = None) -> float | None:
-        """Return seconds until the first limit at this rate (default: this life's mean), None when unknown."""
+        """Return seconds until the first limit at this rate (default: the mean of this start), None when unknown."""
         rate = self.env_steps_per_s if env_steps_per_s is None else env_steps_per_s
         left = []
         if self.total_env_steps and rate:
@@ -129,7 +129,7 @@ class DisplayState:
 
     @property
     def score_title(self) -> str:
-        """Return what the scores of evaluations are called: `win rate` where opponents are named, else `return`."""
+        """Return the name of evaluations' scores: `win rate` with opponents, else `return`."""
         return "return" if self.metric("evaluator/win_rate") is None else "win rate"
 
     @property
@@ -142,7 +142,7 @@ class DisplayState:
 
 
 def names(waiting: list[Waiting], most: int = 3) -> str:
-    """Return the names of workers, the first `most` of them: actor-0, actor-1 and 6 more."""
+    """Return the names of workers, at most `most` of them: actor-0, actor-1 and 6 more."""
     shown = [one.worker for one in (waiting if len(waiting) <= most + 1 else waiting[:most])]
     return ", ".join(shown) + (f" and {len(waiting) - len(shown)} more" if len(shown) < len(waiting) else "")
 

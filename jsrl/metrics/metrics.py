@@ -1,7 +1,7 @@
 """Metrics: `Recorder` counts inside a worker, `MetricsHub` in the controller turns reports into one line at a time.
 
-Names are `worker/what_unit`, listed in `metric_names`, which also says how the reports of several workers of a kind
-become one number. Nothing here imports jax.
+Names are `worker/what_unit`; the catalogue lists them and defines how reports of several workers of a kind are
+combined. Nothing here imports jax.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _RESERVOIR = 1024
 WHOLE_TIME = (
     "_share",
     "_per_s",
-)  # suffixes of what is a mean over the reports since the last line, not the last of them
+)  # suffixes of metrics that are means over the reports since the last line
 
 
 class Recorder:
-    """What a worker counts between two reports; every call is a dictionary access and an addition.
+    """Counts in a worker between two reports; every call is a dictionary access and an addition.
 
     Attributes:
-      phases: where the time of the worker's main thread goes.
+      phases: activities of the worker's main thread.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Recorder:
         """Prefix every name with `kind` (`actor`, `learner`, ...).
 
         Args:
-          kind: of the worker. clock: returns seconds. rest: what a worker does between its activities.
+          kind: of the worker. clock: returns seconds. rest: name of the activity between others.
           tracer: keeps the spans of all threads.
         """
         self._tracer, self._rest = tracer, rest
@@ -66,7 +66,7 @@ class Recorder:
 
     def _begin(self) -> None:
         self._since_s = self._clock()
-        self._amounts = dict.fromkeys(self._amounts, 0.0)  # what stands still has a rate of 0
+        self._amounts = dict.fromkeys(self._amounts, 0.0)  # an amount that does not change has a rate of 0
         self._times: dict[str, float] = {}
         self._means: dict[str, list[float]] = {}
         self._last: dict[str, float] = {}
@@ -74,18 +74,18 @@ class Recorder:
         self._spreads: dict[str, _Spread] = {}
 
     def thread(self, name: str, rest: str = REST) -> Phases:
-        """Return the phases of a further thread, reported as `NAME_activity_share`."""
+        """Return the phases of another thread, reported as `NAME_activity_share`."""
         phases = Phases(rest) if self._tracer is None else self._tracer.thread(name or "main", rest)
         self._threads[f"{name}_" if name else ""] = phases
         return phases
 
     def begin(self) -> None:
-        """Forget what was counted so far, but for counts: the worker is ready, and shares and rates begin here."""
+        """Reset everything except counts: the worker is ready, and shares and rates start here."""
         self.phases.begin()
         self._begin()
 
     def close(self) -> None:
-        """Write the trace, where there is one."""
+        """Write the trace, if there is one."""
         if self._tracer is not None:
             self._tracer.save()
 
@@ -98,7 +98,7 @@ class Recorder:
         self._amounts[name] = self._amounts.get(name, 0) + amount
 
     def spent(self, name: str, seconds: float) -> None:
-        """Add time to an activity that is reported as a share of the time passed, as `name_share`."""
+        """Add time to an activity that is reported as a share of the elapsed time, as `name_share`."""
         self._times[name] = self._times.get(name, 0.0) + seconds
 
     @contextlib.contextmanager
@@ -111,7 +111,7 @@ class Recorder:
             self.spent(name, self._clock() - start_s)
 
     def mean(self, name: str, value: float, weight: float = 1) -> None:
-        """Add to a mean, reported as `name` (end it with `_mean`, or what the catalogue calls it)."""
+        """Add to a mean, reported as `name` (ending with `_mean`, or its name in the catalogue)."""
         entry = self._means.setdefault(name, [0.0, 0.0])
         entry[0] += value * weight
         entry[1] += weight
@@ -126,7 +126,7 @@ class Recorder:
         self._last[name] = value
 
     def maximum(self, name: str, value: float) -> None:
-        """Keep the largest value, reported as `name` (end it with `_max`)."""
+        """Keep the largest value, reported as `name` (ending with `_max`)."""
         self._maxima[name] = max(self._maxima.get(name, -math.inf), value)
 
     def spread(self, name: str, values: Any) -> None:
@@ -137,7 +137,7 @@ class Recorder:
         self._spreads.setdefault(name, _Spread(self._rng)).add(np.asarray(values, np.float64).reshape(-1))
 
     def flush(self) -> dict[str, float]:
-        """Return everything since the last flush as a flat dict of full names, and start over (counts go on)."""
+        """Return everything since the last flush as a flat dict of full names, and start over (counts continue)."""
         passed_s = max(self._clock() - self._since_s, 1e-9)
         report = dict(self._totals)
         report.update({f"{name}_per_s": amount / passed_s for name, amount in self._amounts.items()})
@@ -189,9 +189,9 @@ class _Spread:
 
 @dataclass
 class _Report:
-    """The latest report of one worker; totals hold what earlier lives of the worker had counted.
+    """The latest report of one worker; totals include the counts of its earlier incarnations.
 
-    `whole` has the values since the last line of metrics that shall speak for all of the time between two lines.
+    `whole` has the values since the last line of metrics that represent all of the time between two lines.
     """
 
     kind: str
@@ -206,7 +206,7 @@ class _Report:
 
 
 class MetricsHub:
-    """Collects reports in the controller and writes lines to `metrics.jsonl` at once, and to further sinks in their threads.
+    """Collects reports in the controller and writes lines to `metrics.jsonl` at once, and to other sinks in their threads.
 
     Attributes:
       latest: the newest value of every metric, for displays. elapsed_s(): seconds since the run began.
@@ -228,11 +228,11 @@ class MetricsHub:
         """Open (or continue) the file at `path`.
 
         Args:
-          path: metrics.jsonl. tensorboard: folder for events; without tensorboardX one note, nothing else.
+          path: metrics.jsonl. tensorboard: folder for events; without tensorboardX only a note.
           sinks: further places for every line. catalogue: of the run's metrics.
-          on_warning: called with one line of text; default: logged. on_note: as well, where nothing is wrong.
+          on_warning: called with one line of text; default: logged. on_note: the same, for notes.
           on_line: called with every line.
-          stale_after_s: a worker silent for so long no longer counts in sums and means of its kind.
+          stale_after_s: a worker silent for longer is left out of sums and means of its kind.
           clock: returns seconds.
         """
         self._warn = on_warning or _logger.warning
@@ -304,18 +304,18 @@ class MetricsHub:
             sink.start(config)
 
     def video(self, path: Path) -> None:
-        """Tell the sinks of a video."""
+        """Pass a video to the sinks."""
         for sink in self._sinks:
             sink.video(path)
 
     def tell(self) -> None:
-        """Pass on what the sinks have to say since the last time."""
+        """Show the sinks' messages since the last call."""
         for sink in self._sinks:
             for text, level in sink.messages():
                 (self._note if level == "info" else self._warn)(text)
 
     def settle(self, limit_s: float) -> bool:
-        """Wait until the sinks have taken every line; return whether they did in time."""
+        """Wait until the sinks have processed every line; return whether they did in time."""
         settled = [sink.settle(limit_s) for sink in self._sinks]
         self.tell()
         return all(settled)
@@ -329,7 +329,7 @@ class MetricsHub:
                 self._warn(f"{self._file.path} could not be closed ({error}).")
 
     def end(self, summary: dict[str, Any], limit_s: float) -> None:
-        """End the sinks, which are waited for no longer than `limit_s` together."""
+        """End the sinks, and wait for all of them together no longer than `limit_s`."""
         finish_all(self._sinks, summary, limit_s)
         self.tell()
 

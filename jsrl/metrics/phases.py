@@ -1,6 +1,6 @@
-"""Where a worker's time goes: at every moment each of its threads is in exactly one activity, and each belongs to a phase.
+"""Time accounting of workers: each thread is always in exactly one activity, and each activity belongs to a phase.
 
-`Phases.enter` is one look at the clock and one addition, so that the accounting is always on.
+`Phases.enter` is one clock reading and one addition, so accounting is always on.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ REST = "other"
 
 @dataclass(frozen=True)
 class Activity:
-    """What a thread of a worker may be doing; reported as `worker/NAME_share`.
+    """An activity of a worker's thread; reported as `worker/NAME_share`.
 
     Attributes:
       name: as given to `Phases.enter`. phase: one of PHASES. meaning, healthy: for the catalogue of metrics.
-      waits_for: of an activity that waits: what for, for people.
+      waits_for: of a waiting activity: what it waits for, as text.
     """
 
     name: str
@@ -38,11 +38,11 @@ TURN = Activity(
     "others' turns",
 )
 REST_ACTIVITY = Activity(REST, "other", "share of time in none of its other activities: the loop, reports, compilation")
-SECOND_THREADS = ("prefetch_", "draw_")  # how activities of a worker's second thread begin
+SECOND_THREADS = ("prefetch_", "draw_")  # prefixes of activities of a worker's second thread
 
 
 class Phases:
-    """Accounts for all time of one thread: it leaves one activity by entering another.
+    """Accounts for all time of one thread: entering an activity ends the one before.
 
     Attributes:
       tracing: whether spans are kept (see jsrl.metrics.tracing), so that `mark` is worth computing a value for.
@@ -60,21 +60,21 @@ class Phases:
         self.used = False
 
     def enter(self, activity: str) -> None:
-        """Leave the present activity for another."""
+        """End the current activity and start another."""
         now_ns = self._clock_ns()
         self._totals_ns[self._activity] += now_ns - self._since_ns
         self._activity = activity
         self._since_ns = now_ns
 
     def rest(self) -> None:
-        """Leave the present activity for what lies between all others."""
+        """End the current activity and start `rest`."""
         self.enter(self._rest)
 
     def mark(self, name: str, value: float) -> None:
-        """Note a value that changes over time (a queue's depth, a version); kept in traces only."""
+        """Record a value that changes over time (a queue's depth, a version); only in traces."""
 
     def begin(self) -> None:
-        """Let shares count from now on: the setup is over."""
+        """Start counting shares: the setup is over."""
         self.rest()
         self.used = True
         self.shares()
@@ -91,7 +91,7 @@ class Phases:
 
 
 def by_phase(activities: Iterable[Activity], shares: dict[str, float]) -> dict[str, float]:
-    """Return phase -> share of a worker's time, from its activities' (a second thread's are left out)."""
+    """Return phase -> share of a worker's time, from its activities (those of a second thread are left out)."""
     phases = dict.fromkeys(PHASES, 0.0)
     for activity in of_main_thread(activities):
         phases[activity.phase] += shares.get(activity.name, 0.0)
@@ -99,5 +99,5 @@ def by_phase(activities: Iterable[Activity], shares: dict[str, float]) -> dict[s
 
 
 def of_main_thread(activities: Iterable[Activity]) -> tuple[Activity, ...]:
-    """Return what the main thread of a worker may be doing."""
+    """Return the activities of a worker's main thread."""
     return tuple(a for a in activities if not a.name.startswith(SECOND_THREADS))

@@ -1,4 +1,4 @@
-"""A moment of a run as one line of text, and as a picture for a terminal."""
+"""The state of a run as one line of text, and as a picture for a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 from jsrl.metrics.display_state import DisplayState, WorkerRow, clock, names, percent, short
 from jsrl.metrics.sparkline import sparkline
 
-LEARNING = (  # what the line about learning shows, of what the algorithm reports
+LEARNING = (  # the algorithm's metrics in the line about learning
     ("loss", "learner/loss"),
     ("entropy", "learner/entropy"),
     ("KL", "learner/approx_kl"),
@@ -25,9 +25,9 @@ _GAP = "  "
 
 
 def plain_line(state: DisplayState, env_steps_per_s: float | None) -> str:
-    """Return a moment as one line: time, steps (share), steps/s, updates, return, loss, entropy, lag, time to go.
+    """Return the state as one line: time, steps (share), steps/s, updates, return, loss, entropy, lag, time to go.
 
-    Before the first update it says instead what start-up waits for.
+    Before the first update it shows the waits of the start instead.
     """
     parts = [f"{clock(state.elapsed_s):>7}", _steps("steps", state)]
     if state.time_share is not None:
@@ -52,7 +52,7 @@ def plain_line(state: DisplayState, env_steps_per_s: float | None) -> str:
 
 
 def picture(state: DisplayState, env_steps_per_s: float | None, messages: Sequence[tuple[str, str]]) -> RenderableType:
-    """Return the whole picture as something that rich can print. messages: (level, text) of the newest messages."""
+    """Return the whole picture for rich to print. messages: (level, text) of the newest messages."""
     parts: list[RenderableType] = [_header(state, env_steps_per_s)]
     parts += [Text(str(other)) for other in state.others]
     if state.waiting:
@@ -75,7 +75,7 @@ def picture(state: DisplayState, env_steps_per_s: float | None, messages: Sequen
 
 
 class _Message:
-    """A message; of one that is no warning at most two lines are shown."""
+    """A message; unless it is a warning, at most two lines are shown."""
 
     def __init__(self, level: str, text: str) -> None:
         self._level = level
@@ -90,7 +90,7 @@ class _Message:
 
 
 class _Facts:
-    """Short texts beside each other, in as many lines as the terminal needs; none of them is broken."""
+    """Short texts side by side, in as many lines as the terminal needs; none of them is broken."""
 
     def __init__(self, texts: Sequence[str], style: str = "") -> None:
         """Take the texts; `style` is that of the first."""
@@ -110,7 +110,7 @@ class _Facts:
 
 
 def _steps(noun: str, state: DisplayState) -> str:
-    """Return the env steps so far, with the total and its share, and game frames where a step is several."""
+    """Return the env steps so far, with the total and its share, and game frames if a step has several."""
     of = f" / {short(state.total_env_steps)}" if state.total_env_steps else ""
     frames = f" [{short(state.env_steps * state.action_repeat)} frames]" if state.action_repeat != 1 else ""
     share = "" if state.steps_share is None else f" ({percent(state.steps_share)})"
@@ -124,7 +124,7 @@ def _time(state: DisplayState) -> str:
 
 
 def _learning(state: DisplayState) -> list[tuple[str, float]]:
-    """Return (title, value) of what the algorithm says of its learning."""
+    """Return (title, value) of the algorithm's metrics."""
     values = [(title, state.metric(name)) for title, name in LEARNING]
     return [(title, value) for title, value in values if value is not None]
 
@@ -148,7 +148,7 @@ def _header(state: DisplayState, env_steps_per_s: float | None) -> RenderableTyp
 
 
 def _waiting_list(state: DisplayState) -> RenderableType:
-    """Return who does what before it works, one line a stage, with the seconds that the longest has taken."""
+    """Return the workers that are not ready, one line per stage, with the longest duration in seconds."""
     ready = sum(state.workers.values()) - len(state.waiting)
     starts = (
         "" if state.start_s is not None else f"starting: {ready} of {sum(state.workers.values())} workers are ready, "

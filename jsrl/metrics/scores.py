@@ -1,4 +1,4 @@
-"""Which number of an evaluation is its score: the win rate where opponents are named, else the mean return."""
+"""The score of an evaluation: the win rate if opponents are named, else the mean return."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ WIN_RATE, RETURN = "win_rate", "return_mean"
 
 
 def score_name(facts: Mapping[str, float]) -> str:
-    """Return which of an evaluation's numbers is its score."""
+    """Return the name of an evaluation's score among its numbers."""
     return WIN_RATE if WIN_RATE in facts else RETURN
 
 
@@ -18,7 +18,7 @@ def score_of(facts: Mapping[str, float]) -> float:
 
 
 def score_title(facts: Mapping[str, float]) -> str:
-    """Return what people call an evaluation's score."""
+    """Return the display name of an evaluation's score."""
     return "win rate" if score_name(facts) == WIN_RATE else "return"
 
 

@@ -1,4 +1,4 @@
-"""A sink in a thread of its own: one that fails, blocks or is slow never stops or delays the run."""
+"""A sink in its own thread: failures, blocking and slowness never stop or delay the run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from jsrl.metrics.sinks import Line
 
 
 class SinkThread:
-    """Hands lines of metrics, videos and the end of a run to a sink.
+    """Passes lines of metrics, videos and the end of a run to a sink.
 
     Lines are dropped while too many wait; videos, start and end never are.
     """
 
     def __init__(self, sink: Any) -> None:
-        """Take a sink (jsrl.metrics.sinks.Sink), of which methods may be absent."""
+        """Take a sink (jsrl.metrics.sinks.Sink); methods may be missing."""
         self._sink = sink
         self._thread = CallThread(f"jsrl-sink-{type(sink).__name__}")
         self._messages: deque[tuple[str, str]] = deque()
@@ -29,7 +29,7 @@ class SinkThread:
 
     @property
     def name(self) -> str:
-        """Return what messages call the sink: its `path` or `name`, or its class."""
+        """Return the name of the sink for messages: its `path` or `name`, or its class."""
         return str(getattr(self._sink, "path", None) or getattr(self._sink, "name", None) or type(self._sink).__name__)
 
     def start(self, config: dict[str, Any]) -> None:
@@ -37,25 +37,25 @@ class SinkThread:
         self._put("start", config)
 
     def write(self, line: Line) -> None:
-        """Hand a line on, unless too many wait."""
+        """Pass a line on, unless too many wait."""
         self._put("write", line, may_drop=True)
         if self._thread.dropped:
             self._complain("slow", f"{self.name} is slower than the run: lines of metrics are dropped for it")
 
     def video(self, path: Path) -> None:
-        """Hand on where a video lies."""
+        """Pass a video's path on."""
         self._put("video", path)
 
     def settle(self, limit_s: float) -> bool:
-        """Wait until nothing waits; return whether that happened in time."""
+        """Wait until nothing is queued; return whether that happened in time."""
         return self._thread.wait(limit_s)
 
     def end(self, summary: dict[str, Any]) -> None:
-        """Hand on how the run ended; `finish` waits for it."""
+        """Pass the outcome of the run on; `finish` waits for it."""
         self._put("end", summary)
 
     def finish(self, until_s: float, limit_s: float) -> None:
-        """Wait for all calls until a time of the monotonic clock, and tell what was lost; `limit_s`: said in the message."""
+        """Wait for all calls until a time of the monotonic clock, and report losses; `limit_s`: for the message."""
         if self._thread.finish(until_s):
             abandon = getattr(self._sink, "abandon", None)
             advice = abandon() if abandon is not None else None
@@ -65,7 +65,7 @@ class SinkThread:
             self._messages.append((f"{self._thread.dropped} lines of metrics were dropped for {self.name}", "warning"))
 
     def messages(self) -> list[tuple[str, str]]:
-        """Return (text, level) of what is new to tell the user."""
+        """Return new messages for the user, as (text, level)."""
         return [self._messages.popleft() for _ in range(len(self._messages))]
 
     def _put(self, method: str, value: Any, *, may_drop: bool = False) -> None:
@@ -74,7 +74,7 @@ class SinkThread:
             self._thread.put(functools.partial(self._call, method, call, value), may_drop=may_drop)
 
     def _call(self, method: str, call: Any, value: Any) -> None:
-        """Make a call, and tell of its first failure."""
+        """Make a call, and report its first failure."""
         if self._off:
             return
         try:
@@ -102,7 +102,7 @@ class SinkThread:
 
 
 def failure(error: BaseException) -> str:
-    """Return an error in a few words, with the line that raised it unless the operating system says it all."""
+    """Return an error as short text, with the line that raised it unless it comes from the operating system."""
     if isinstance(error, OSError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -111,7 +111,7 @@ def failure(error: BaseException) -> str:
 
 
 def finish_all(sinks: list[SinkThread], summary: dict[str, Any], limit_s: float) -> None:
-    """End sinks side by side, and wait for all of them together no longer than `limit_s`."""
+    """End sinks in parallel, and wait for all of them together no longer than `limit_s`."""
     until_s = time.monotonic() + limit_s
     for sink in sinks:
         sink.end(summary)

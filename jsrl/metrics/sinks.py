@@ -1,4 +1,4 @@
-"""Where lines of metrics go: one JSON-lines file, TensorBoard events, and other sinks."""
+"""Sinks for lines of metrics: one JSON-lines file, TensorBoard events, and others."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Line = dict[str, Any]  # flat: name -> number (env_steps, updates and wall_s alw
 
 
 class Sink(Protocol):
-    """A further place for metrics. Every method but `write` may be absent.
+    """A further place for metrics. Every method except `write` may be missing.
 
-    The methods are called in a thread of the sink's own (jsrl.metrics.sink_thread). What they raise is reported once and does
-    not end the run; where `start` raises, the sink is switched off. A sink that did not end in time and has a method
-    `abandon() -> str | None` is told so by it, from another thread; it returns what the user can do.
+    The methods are called in the sink's own thread (jsrl.metrics.sink_thread). Exceptions are reported once and do
+    not end the run; if `start` raises, the sink is switched off. If a sink did not end in time and has a method
+    `abandon() -> str | None`, that is called from another thread; it returns advice for the user.
     """
 
     def start(self, config: dict[str, Any]) -> str | None:
@@ -40,16 +40,16 @@ class Sink(Protocol):
         ...
 
     def video(self, path: Path) -> None:
-        """Take a video that was written; it may be gone by now, as only the best and the newest are kept."""
+        """Take a written video; the file may be gone already, because only the best and the newest are kept."""
         ...
 
     def end(self, summary: dict[str, Any]) -> None:
-        """Finish; `summary` has `ended`, the counters, and scores such as `final/return_mean`, as far as there are any."""
+        """Finish; `summary` has `ended`, the counters, and existing scores such as `final/return_mean`."""
         ...
 
 
 class AppendedFile:
-    """A file that only grows, by whole records: what did not fit on a full disk is cut off again, not kept for later."""
+    """A file that grows by whole records: a record that did not fit on a full disk is cut off again, not kept for later."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,10 +75,10 @@ class AppendedFile:
         """Return (where the last bytes begin, the bytes)."""
         size = self._file.seek(0, os.SEEK_END)
         start = self._file.seek(size - min(size, size_bytes))
-        return start, self._file.read(size - start)  # a device may have bytes without end
+        return start, self._file.read(size - start)  # a device may have endless bytes
 
     def truncate(self, size_bytes: int) -> None:
-        """Cut the file off."""
+        """Cut the file to this size."""
         self._file.truncate(size_bytes)
 
     def close(self) -> None:
@@ -87,9 +87,9 @@ class AppendedFile:
 
 
 class JsonLinesSink:
-    """One flat JSON object a line, written line by line; NaN is null, infinities are the strings "inf" and "-inf".
+    """One flat JSON object per line, written line by line; NaN is null, infinities are the strings "inf" and "-inf".
 
-    Opening an existing file continues it; a last line that a killed process left unfinished is cut off.
+    An existing file is continued; an unfinished last line of a killed process is cut off.
 
     Attributes:
       last_line: the last complete line of a file that existed, else None.
@@ -129,7 +129,7 @@ class TensorBoardSink:
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
-        """Write into `folder`; its file is made with the first line.
+        """Write into `folder`; the file is created with the first line.
 
         Raises:
           MissingExtra: tensorboardX is not installed.
@@ -146,7 +146,7 @@ class TensorBoardSink:
         self._file: AppendedFile | None = None
 
     def write(self, metrics: Line) -> None:
-        """Write every finite number but env_steps as a scalar, all of them as one event."""
+        """Write every finite number except env_steps as a scalar, all of them as one event."""
         if self._file is None:
             self._file = self._begun()
         values = [

@@ -10,7 +10,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float] | np.ndarray, width: int = 24) -> str:
-    """Return finite values as at most `width` bars between their minimum and maximum (means of what falls together)."""
+    """Return finite values as at most `width` bars between their minimum and maximum (neighbours are averaged)."""
     finite = np.asarray([value for value in values if np.isfinite(value)], np.float64)
     if not finite.size:
         return ""

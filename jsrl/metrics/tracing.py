@@ -1,7 +1,7 @@
-"""Traces: which thread of which worker did what when, as a file for https://ui.perfetto.dev or chrome://tracing.
+"""Traces: the activities of every thread of every worker, as a file for https://ui.perfetto.dev or chrome://tracing.
 
-Each thread keeps its newest spans in a ring of fixed size (9 bytes a span: a thread is always in one activity, so that a
-span ends where the next begins). A worker writes its rings as it closes; the controller merges them onto one axis of time,
+Each thread keeps its newest spans in a ring of fixed size (9 bytes a span: a thread is always in one activity, so
+a span ends where the next begins). A worker writes its rings when it closes; the controller merges them onto one time axis,
 CLOCK_MONOTONIC, which all processes of a host share.
 """
 
@@ -24,7 +24,7 @@ _logger = logging.getLogger("jsrl.tracing")
 
 
 class TracedPhases(Phases):
-    """Phases that remember when each activity began."""
+    """Phases that record when each activity began."""
 
     tracing = True
 
@@ -39,7 +39,7 @@ class TracedPhases(Phases):
         self._marks: deque[tuple[str, int, float]] = deque(maxlen=_MAX_MARKS)
 
     def enter(self, activity: str) -> None:
-        """Leave the present activity for another, and remember when."""
+        """End the current activity, start another, and record the time."""
         if activity == self._activity:
             return
         super().enter(activity)
@@ -53,7 +53,7 @@ class TracedPhases(Phases):
         self._entered += 1
 
     def mark(self, name: str, value: float) -> None:
-        """Note a value that changes over time; it becomes a counter's track."""
+        """Record a value that changes over time; it becomes a counter track."""
         self._marks.append((name, self._clock_ns(), float(value)))
 
     def facts(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Tracer:
     """The traced threads of one worker.
 
     Args:
-      folder: the run's. worker: its name. incarnation: which life. max_spans: of each thread.
+      folder: the run's. worker: its name. incarnation: of the worker. max_spans: of each thread.
     """
 
     def __init__(self, folder: str | os.PathLike[str], worker: str, incarnation: int, max_spans: int) -> None:
@@ -91,7 +91,7 @@ class Tracer:
         return self._threads[-1]
 
     def save(self) -> None:
-        """Write what was traced; a disk that does not want it costs a line in the log and nothing else."""
+        """Write the trace; a failed write only costs a line in the log."""
         facts = {"worker": self._worker, "pid": os.getpid(), "threads": [thread.facts() for thread in self._threads]}
         try:
             self._path.parent.mkdir(exist_ok=True)
@@ -101,9 +101,9 @@ class Tracer:
 
 
 def merge_traces(folder: Path, phase_of: Mapping[str, str]) -> Path | None:
-    """Make one trace of what a run's workers wrote; return its path, or None when there is nothing.
+    """Merge the traces of a run's workers; return the path, or None if there are none.
 
-    `phase_of`: the phase of each activity. A file that a killed worker left unfinished is skipped. The parts are removed.
+    `phase_of`: the phase of each activity. An unfinished file of a killed worker is skipped. The parts are removed.
 
     Raises:
       OSError: the trace cannot be written.
@@ -144,7 +144,7 @@ def _write(file: TextIO, workers: list[dict[str, Any]], begin_ns: int, phase_of:
 def _events(
     worker: dict[str, Any], number: int, begin_ns: int, phase_of: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a worker's events. Times are in microseconds; workers of one process (serial) keep tracks of their own."""
+    """Yield a worker's events. Times are in microseconds; workers of one process (serial) have separate tracks."""
     pid = number + 1
     yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": f"{worker['worker']}"}}
     yield {"ph": "M", "name": "process_labels", "pid": pid, "tid": 0, "args": {"labels": f"pid {worker['pid']}"}}

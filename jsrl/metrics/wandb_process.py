@@ -1,6 +1,6 @@
-"""The process that talks to Weights & Biases: JSON lines on standard input say what to send. It imports nothing of jsrl.
+"""The process that sends to Weights & Biases: it reads JSON lines from standard input. It imports nothing of jsrl.
 
-A process of its own keeps the threads, signal handlers and waits of the package `wandb` out of the launching process.
+A separate process keeps the threads, signal handlers and waits of the package `wandb` out of the launching process.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-VIDEO = "video"  # the name that videos have
+VIDEO = "video"  # the name of all videos
 
 
 def has_credentials() -> bool:
-    """Return whether `wandb login` was done here, or WANDB_API_KEY is set; asks nothing."""
+    """Return whether `wandb login` was done here, or WANDB_API_KEY is set; makes no request."""
     import wandb
 
     return bool(wandb.login(prompt=False, verify=False))
 
 
 def begin(config: dict[str, Any]) -> Any:
-    """Begin a W&B run, or go on with that of a resumed run; its axis is env steps."""
+    """Begin a W&B run, or continue that of a resumed run; its axis is env steps."""
     import wandb
 
     limit_s = 0.8 * config["end_s"]
@@ -43,7 +43,7 @@ def begin(config: dict[str, Any]) -> Any:
 
 
 def kept_id(path: Path) -> str:
-    """Return the ID that W&B knows the run by, which lies in the run folder."""
+    """Return the W&B ID of the run, which is kept in the run folder."""
     if path.exists():
         return path.read_text().strip()
     path.parent.mkdir(exist_ok=True)
@@ -67,9 +67,9 @@ def obey(run: Any, asked: dict[str, Any], env_steps: int) -> int:
 
 
 def main() -> None:
-    """Do what standard input says; answer the first line and the last one. Its end without a last line is a crash."""
+    """Execute the lines of standard input; answer the first and the last one. Its end without a last line is a crash."""
     answers = sys.stdout
-    sys.stdout = sys.stderr  # what wandb prints goes to the log
+    sys.stdout = sys.stderr  # wandb's output goes to the log
     if sys.argv[1:] == ["--check"]:
         sys.exit(0 if has_credentials() else 1)
     run, env_steps, asked = None, 0, {}

@@ -20,7 +20,7 @@ LOG = "wandb.log"  # of a run
 
 
 class WandbSink:
-    """Sends a run to Weights & Biases, through a process of its own (jsrl.metrics.wandb_process)."""
+    """Sends a run to Weights & Biases, through a separate process (jsrl.metrics.wandb_process)."""
 
     name = "Weights & Biases"
 
@@ -33,14 +33,14 @@ class WandbSink:
         name: str | None = None,
         mode: str = "online",
     ) -> None:
-        """Check that a run could be sent; nothing is started.
+        """Check that a run can be sent; starts nothing.
 
         Args:
-          project: where the run appears. entity: whose project. group: of runs. name: of the run there (None: EXPERIMENT/RUN).
+          project: of the run. entity: owner of the project. group: of runs. name: of the run there (None: EXPERIMENT/RUN).
           mode: `online`, or `offline`: everything is kept in RUN/wandb, for `wandb sync`.
 
         Raises:
-          MissingExtra: the package is not installed. ConfigError: another mode; or no API key is known here.
+          MissingExtra: the package is not installed. ConfigError: another mode; or no API key is found.
         """
         if find_spec("wandb") is None:
             raise MissingExtra(f"Weights & Biases needs the package wandb; {install_command('wandb')}.")
@@ -55,10 +55,10 @@ class WandbSink:
         self._folder = ""
 
     def start(self, config: dict[str, Any]) -> str:
-        """Start the process and the W&B run; return where it can be seen.
+        """Start the process and the W&B run; return the line with its address.
 
         Raises:
-          OSError: W&B could not begin; says why.
+          OSError: W&B could not begin; the message says why.
         """
         self._folder = config["folder"]
         log = Path(config["folder"], "logs", LOG)
@@ -86,10 +86,10 @@ class WandbSink:
         self._send({"video": str(path)})
 
     def end(self, summary: dict[str, Any]) -> None:
-        """Send how the run ended, and wait until W&B has everything.
+        """Send the outcome of the run, and wait until W&B has everything.
 
         Raises:
-          OSError: it did not get everything.
+          OSError: W&B did not get everything.
         """
         if self._process is None:
             return
@@ -100,7 +100,7 @@ class WandbSink:
             self._close()
 
     def abandon(self) -> str:
-        """End the process at once; return how what it has not sent can be sent."""
+        """End the process at once; return how to send the rest."""
         if self._process is not None:
             self._process.kill()
         return f"send the rest with: {self._sync}"

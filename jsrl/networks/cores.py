@@ -1,7 +1,8 @@
-"""Recurrent cores: modules over [T, B, F] that start afresh wherever `is_first` says so.
+"""Recurrent cores: modules over [T, B, F] that restart where `is_first` is set.
 
-`core, outputs = scan(step, core, rows)`, where `step` puts the initial core (zeros) into the environments whose row opens an
-episode before it reads that row. The products with the inputs are made for all rows at once, outside the scan.
+`core, outputs = scan(step, core, rows)`; before `step` reads a row, it resets the core to zeros in environments whose row
+opens
+an episode. The products with the inputs are made for all rows at once, outside the scan.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _input_gates(features: int) -> nn.Dense:
 
 
 def _recurrent_init(num_gates: int) -> Callable[..., Array]:
-    """Return an initialiser of [H, num_gates * H] whose gates are orthogonal matrices each."""
+    """Return an initialiser of [H, num_gates * H] in which each gate's matrix is orthogonal."""
 
     def init(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
         gates = [orthogonal(1.0)(k, (shape[0], shape[0]), dtype) for k in jax.random.split(key, num_gates)]

@@ -1,12 +1,13 @@
 """A torso that attends over sets of entities: other agents, objects or other rows of an observation, with masks.
 
 Each entity is embedded together with the agent's own features. The entities attend to each other in one residual layer of
-masked self-attention, and their masked mean is joined to the agent's own embedding. Masked rows have no effect, and the order
-of the rows does not matter.
+masked self-attention, and their masked mean is concatenated with the agent's own embedding. Masked rows have no effect,
+and the
+order of the rows does not matter.
 
 Source: Baker et al., 2020, arXiv 1909.07528, section 5 and appendix B.7.
-Differs: weights are initialised orthogonally but for the attention's; the two parts of the layer that reads entities (the
-agent's own numbers, the entity's) are multiplied apart and summed, which is the same layer and reads the former once.
+Differs: weights are initialised orthogonally, except the attention's; the layer that reads entities is split into its part for
+the agent's own numbers and its part for the entity's, which are summed: the same layer, but the former is read once.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from jsrl.networks.orthogonal import orthogonal
 from jsrl.networks.torsos import ACTIVATIONS, ActivationName, Leaf, dense
 from jsrl.types import Array, Tree, named_leaves
 
-LEFT_OUT = -1e10  # logit of an entity that is not there
+LEFT_OUT = -1e10  # logit of an absent entity
 RAY_FILTERS, RAY_WIDTH = 9, 3
 
 
 @dataclass(frozen=True)
 class EntityConfig:
-    """What the torso `entities` reads, and how.
+    """Inputs and options of the torso `entities`.
 
     Attributes:
       leaves: sets of entities: a leaf [k, F] of the observation, with its mask [k] (1: read the entity) if it has one, as in
@@ -60,7 +61,7 @@ class EntityConfig:
 
 
 class EntitySet(NamedTuple):
-    """A leaf [k, F] of entities and its mask [k]; empty: all are there."""
+    """A leaf [k, F] of entities and its mask [k]; empty: all are present."""
 
     leaf: str
     mask: str
@@ -70,9 +71,9 @@ class EntityAttention(nn.Module):
     """Encode observations [..., *shape] with sets of entities into features [..., hidden[-1]].
 
     Attributes:
-      sets: of entities. rays: leaves [n] around a circle. own: the other leaves, flattened: what the agent knows of itself.
+      sets: of entities. rays: leaves [n] around a circle. own: the other leaves, flattened: the agent's own features.
       hidden: size of an embedding, then of the layers after the pooling. heads: of the attention.
-      activation, precision: of the linear layers; those that read numbers multiply in float32 for every precision.
+      activation, precision: of the linear layers; the first layers multiply in float32 for every precision.
     """
 
     sets: tuple[EntitySet, ...]
@@ -109,7 +110,7 @@ class EntityAttention(nn.Module):
         return x
 
     def _read_own(self, arrays: dict[str, Array]) -> Array:
-        """Return what the agent knows of itself, [..., F]; rays are read by a convolution around their circle."""
+        """Return the embedding of the agent's own features, [..., F]; rays are read by a circular convolution."""
         parts = []
         for leaf in self.own:
             x = arrays[leaf.path]
@@ -123,7 +124,7 @@ class EntityAttention(nn.Module):
         return jnp.concatenate(parts, axis=-1)
 
     def _attend(self, x: Array, there: Array) -> Array:
-        """Let entities x [..., K, E] attend to those that are `there`, bool [..., K]; return [..., K, E]."""
+        """Let entities x [..., K, E] attend to the present ones, `there`: bool [..., K]; return [..., K, E]."""
         size = x.shape[-1]
         init = nn.initializers.normal(math.sqrt(0.125 / size))
         product = rounded_dense if self.precision == "bfloat16" else None

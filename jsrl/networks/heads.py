@@ -1,4 +1,4 @@
-"""Heads: what a policy and a value function say about features [..., F]."""
+"""Heads: outputs of a policy and a value function from features [..., F]."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VALUE_GAIN = 1.0
 
 
 class LogitsHead(nn.Module):
-    """Logits [..., num_logits]; for MultiDiscrete the logits of its parts one after another."""
+    """Logits [..., num_logits]; for MultiDiscrete the concatenated logits of its parts."""
 
     num_logits: int
 
@@ -26,7 +26,7 @@ class LogitsHead(nn.Module):
 
 
 class GaussianHead(nn.Module):
-    """(mean [..., A], log_std [..., A]); log_std is a parameter of its own, the same for every observation."""
+    """(mean [..., A], log_std [..., A]); log_std is a separate parameter, the same for every observation."""
 
     num_dims: int
     log_std_init: float = 0.0

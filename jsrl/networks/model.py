@@ -1,7 +1,7 @@
 """The network of an actor-critic agent: from a config and an environment's spec to pure functions.
 
-Weights are plain nested dicts: policy_weights {torso, core, head}, value_weights {torso, head}, without the parts that are
-not there (no core; a value torso only when it is separate). A value function with a recurrent core of its own has torso and
+Weights are plain nested dicts: policy_weights {torso, core, head}, value_weights {torso, head}, without missing parts
+(no core; a value torso only when it is separate). A value function with its own recurrent core has torso and
 core, {value_torso, value_core}, among policy_weights: acting carries the state of both cores from row to row.
 """
 
@@ -52,7 +52,7 @@ class NetworkConfig:
       core: recurrent core: none, gru or lstm. core_size: units of the core. core_norm: layer normalisation of the
         core's outputs.
       shared: share torso and core between policy and value. None: share them for images and recurrent networks. With a core
-        and False each has a core of its own, and actors compute both.
+        and False each has its own core, and actors compute both.
       log_std_init: initial log standard deviation of continuous actions.
       precision: float32, or bfloat16: the torso's layers multiply in bfloat16 and sum in float32, except the first layer of
         inputs that are not images. Weights, optimizer, core and heads stay in float32.
@@ -98,7 +98,7 @@ class ActorCritic(NamedTuple):
       init: (key) -> (policy_weights, value_weights); policy_weights is all that acting needs.
       initial_core: (batch_size) -> core, a tree of [B, ...]; () when feed-forward.
       policy: (policy_weights, observation [T, B, ...], is_first bool [T, B], core) -> (head outputs [T, B, ...], features
-        [T, B, F], new core). Feed-forward, any leading axes will do.
+        [T, B, F], new core). For feed-forward networks any leading axes work.
       value: (value_weights, observation [T, B, ...], features [T, B, F]) -> value [T, B] in normalised units. Reads
         features where torsos are shared, or there is a core, else the observation. Features are those of the value
         function where it has a core of its own.
@@ -115,7 +115,7 @@ class ActorCritic(NamedTuple):
 
 
 class _Policy(nn.Module):
-    """Torso, core and policy head; and torso and core of the value function where they are separate and recurrent."""
+    """Torso, core and policy head; also torso and core of the value function if they are separate and recurrent."""
 
     torso: nn.Module
     core: Any
@@ -139,13 +139,13 @@ class _Policy(nn.Module):
 
 
 def _remember(core: nn.Module, norm: Any, features: Array, is_first: Array, state: Tree) -> tuple[Array, Tree]:
-    """Return what a core puts out, normalised where there is a `norm`, and its state after the last row."""
+    """Return a core's outputs, normalised if there is a `norm`, and its state after the last row."""
     features, state = core(features, is_first, state)
     return (features if norm is None else norm(features)), state
 
 
 class _Value(nn.Module):
-    """Value head, with a torso of its own where there is one."""
+    """Value head, with its own torso if there is one."""
 
     torso: Any
     head: nn.Module
@@ -158,12 +158,12 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
     """Return the network that `config` describes, for observations and actions of `spec`.
 
     Raises:
-      ConfigError: the config cannot read these observations; says why and what would.
+      ConfigError: the config cannot read these observations; the message says why and what would.
     """
     leaves = observation_leaves(spec)
     recurrent = config.core != "none"
     shared = config.shared if config.shared is not None else recurrent or any(leaf.is_image for leaf in leaves)
-    both = recurrent and not shared  # two cores: both belong to what acting computes
+    both = recurrent and not shared  # two cores: acting computes both
     policy = _Policy(
         make_torso(config, leaves),
         *(_core(config), policy_head(spec.action, config.log_std_init), _core_norm(config)),
@@ -206,7 +206,7 @@ def weights_of(variables: Tree) -> Tree:
     """Return the parameters among a module's variables.
 
     Raises:
-      ConfigError: it has others too (batch statistics), which nothing here would keep.
+      ConfigError: it has others too (batch statistics), which would be lost.
     """
     others = sorted(set(variables) - {"params"})
     if others:
@@ -226,7 +226,7 @@ def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
     A uint8 leaf of rank 3 is an image.
 
     Raises:
-      ConfigError: nothing is left to read.
+      ConfigError: there is nothing to read.
     """
     agent_axes = 0 if spec.num_agents is None else 1
     leaves = []
@@ -240,7 +240,7 @@ def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
 
 
 def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...], *, value: bool = False) -> nn.Module:
-    """Return the torso module that reads these leaves; `value`: that of a value function alone.
+    """Return the torso module that reads these leaves; `value`: for a separate value function.
 
     Raises:
       ConfigError: a torso for images and no image, an image too small, or a reference that is no flax module.

@@ -1,6 +1,6 @@
 """Networks of the off-policy agents as pure functions: policies, ensembles of critics, and values of every action.
 
-Weights are plain nested dicts. Those of an ensemble have a leading axis E in every leaf, so that all its members are
+Weights are plain nested dicts. Those of an ensemble have a leading axis E in every leaf, so that all members are
 multiplied at once.
 """
 
@@ -37,7 +37,7 @@ class ValueNetwork(NamedTuple):
 
     init: (key) -> weights. initial_core: (batch_size) -> core [B, ...], () when feed-forward.
     apply: (weights, observation [T, B, ...], is_first [T, B], core) -> (outputs [T, B, A, Z], core). Z atoms (logits of a
-    distribution over values), or 1. Feed-forward, any leading axes will do.
+    distribution over values), or 1. For feed-forward networks any leading axes work.
     """
 
     init: Callable[[Array], Tree]
@@ -60,7 +60,7 @@ class TanhHead(nn.Module):
 
 
 class ConditionalGaussianHead(nn.Module):
-    """(mean [..., A], log_std [..., A]), both of the observation; log_std is clipped to [-20, 2]."""
+    """(mean [..., A], log_std [..., A]), both computed from the observation; log_std is clipped to [-20, 2]."""
 
     num_dims: int
 
@@ -106,9 +106,9 @@ class ScalarHead(nn.Module):
 
 
 class _Joint(nn.Module):
-    """Torso, then an MLP over its features and what else there is (an action), then a head.
+    """Torso, then an MLP over its features and other inputs (an action), then a head.
 
-    The MLP comes after everything is joined, so that what is seen in an image and the action can interact.
+    The MLP comes after the concatenation, so that the image's features and the action can interact.
     """
 
     torso: nn.Module

@@ -1,8 +1,8 @@
 """Orthogonal initialisation without LAPACK.
 
 jaxlib 0.10 shares one thread pool between the operations of a compiled program and the batches inside a LAPACK kernel, which
-blocks its thread until they have run: as many QR factorisations at once as there are cores (an `init` with a few layers on
-2 cores is enough) wait for each other forever. So the columns are made orthonormal here, by products of matrices alone.
+blocks its thread until they have run. As many concurrent QR factorisations as there are cores (an `init` with a few layers on
+2 cores is enough) wait for each other forever. So the columns are made orthonormal here with matrix products only.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from jax import lax
 
 from jsrl.types import Array
 
-BLOCK_COLUMNS = 32  # made orthonormal together: wide enough for products of matrices, narrow enough for the cache
+BLOCK_COLUMNS = 32  # made orthonormal together: wide enough for matrix products, narrow enough for the cache
 
 
 def orthogonal(gain: float = 1.0) -> Callable[..., Array]:
     """Return an initialiser of kernels [..., in, out] with orthonormal columns (rows, where fewer) times `gain`.
 
-    Draws what `jax.nn.initializers.orthogonal` draws from the same key, to rounding; safe inside and outside `jax.jit`.
+    Draws the same as `jax.nn.initializers.orthogonal` from the same key, up to rounding; safe inside and outside `jax.jit`.
     The gain is sqrt 2 in hidden layers, 0.01 and 1 in the heads of PPO.
 
     Source: Saxe, McClelland & Ganguli 2013 (arXiv 1312.6120), section 3.
@@ -42,7 +42,7 @@ def orthogonal(gain: float = 1.0) -> Callable[..., Array]:
 def orthonormal_columns(matrix: Array) -> Array:
     """Return Q of the QR factorisation of a matrix [M, N], M >= N, of full rank, with R's diagonal positive.
 
-    Block Gram-Schmidt, each step done twice, which leaves orthogonality to rounding.
+    Block Gram-Schmidt, with each step done twice, for orthogonality up to rounding.
 
     Source: Giraud, Langou & Rozloznik 2005, "The loss of orthogonality in the Gram-Schmidt orthogonalization process".
     """
@@ -74,6 +74,6 @@ def _before(j: Array, q: Array) -> Array:
 
 
 def _without(q: Array, x: Array) -> Array:
-    """Return x less its part in the span of q's orthonormal columns."""
+    """Return x minus its part in the span of q's orthonormal columns."""
     product = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
     return x - product(q, product(q.T, x))

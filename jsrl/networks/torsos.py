@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": jax.nn.gelu,
     "silu": jax.nn.silu,
 }
-MIN_NATURE_SIDE = 36  # below, the third convolution of the Nature CNN has nothing left to read
+MIN_NATURE_SIDE = 36  # below this the input of the Nature CNN's third convolution is too small
 
 
 def dense(
@@ -40,7 +40,7 @@ def dense(
 class MLP(nn.Module):
     """Linear layers, each with an activation: [..., F_in] -> [..., hidden[-1]]; the identity when `hidden` is ().
 
-    The first one, which reads numbers of any size, multiplies in float32 for every `precision`.
+    The first one multiplies in float32 for every `precision`, because its inputs have any scale.
     """
 
     hidden: tuple[int, ...] = (64, 64)
@@ -69,9 +69,9 @@ MAX_CHUNK, MIN_CHUNK = 48, 12  # images whose intermediate values stay in a core
 
 
 def _chunk(number: int) -> int:
-    """Return how many images to work on at a time: on CPUs so few that what lies between two layers stays in the cache.
+    """Return how many images to process at a time: on CPUs few, so that intermediate values stay in the cache.
 
-    All at once where the number is a symbol, as in an exported policy.
+    All at once if the number is a symbol, as in an exported policy.
     """
     if not isinstance(number, int) or jax.default_backend() != "cpu" or number <= MAX_CHUNK:
         return number
@@ -79,7 +79,7 @@ def _chunk(number: int) -> int:
 
 
 class _Convolutions(nn.Module):
-    """What both image torsos do with their convolutions: some images at a time, features flat.
+    """The common part of both image torsos: convolutions over chunks of images, flat features.
 
     Attributes:
       layers: (images [N, H, W, C], pixel scale) -> [h, w, N, C], called inside this module.
@@ -181,10 +181,10 @@ class Encoder(nn.Module):
     """Encode an observation (an array or a tree of them, each with the same leading axes) into features [..., F].
 
     Each image is read by its own convolutional torso; all other leaves are flattened, cast to float, joined and read by
-    one MLP. The features stand side by side. Leaves that `leaves` does not name (an action mask) are not read.
+    one MLP. The features are concatenated. Leaves not in `leaves` (an action mask) are not read.
 
     Attributes:
-      leaves: what to read. make_image_torso: () -> a module for images [..., H, W, C], called once per image leaf.
+      leaves: to read. make_image_torso: () -> a module for images [..., H, W, C], called once per image leaf.
       hidden, activation, precision: of the MLP.
     """
 

@@ -1,11 +1,11 @@
-"""Recordings: trajectories on disk, in files that numpy alone can read. No pickle.
+"""Recordings: trajectories on disk, in files that numpy can read. No pickle.
 
-    FOLDER/recording.json            what was recorded: environment, schema of one trajectory, versions, whose
+    FOLDER/recording.json            its facts: environment, schema of one trajectory, versions, source
     FOLDER/WRITER-LIFE-000007.npz    N trajectories: an array [N, T+1, B, ...] for each leaf of the schema, named by its
                                      path (`observation/image`; `core/0` is [N, B, ...]), and `entry/group`,
                                      `entry/sequence` [N]
 
-A file appears complete or not at all. Within a group, trajectories of consecutive sequence numbers join: row T of one is
+A file appears complete or not at all. Within a group, trajectories with consecutive sequence numbers join: row T of one is
 row 0 of the next. Several runs may record into one folder, if their schemas agree.
 """
 
@@ -40,7 +40,7 @@ from jsrl.types import Trajectory, leaves
 
 MANIFEST, FORMAT = "recording.json", 1
 GROUP, SEQUENCE = "entry/group", "entry/sequence"
-_BROKEN = (  # what reading a broken file raises
+_BROKEN = (  # errors from reading a broken file
     zipfile.BadZipFile,
     OSError,
     ValueError,
@@ -57,11 +57,11 @@ _BROKEN = (  # what reading a broken file raises
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a recording holds.
+    """The facts of a recording.
 
     Attributes:
-      env: the environment's spec as JSON. schema: leaves of one trajectory, as `schema_to_fields` gives them.
-      rows, envs: T and B of each trajectory. source: whose (experiment, or run and tag). versions: of packages.
+      env: the environment's spec as JSON. schema: leaves of one trajectory, from `schema_to_fields`.
+      rows, envs: T and B of each trajectory. source: its experiment, or run and tag. versions: of packages.
     """
 
     env: dict[str, Any]
@@ -80,7 +80,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One file of a recording, and how many trajectories it holds."""
+    """One file of a recording, and its number of trajectories."""
 
     path: Path
     count: int
@@ -112,7 +112,7 @@ def make_manifest(env: dict[str, Any], trajectory: Trajectory, *, source: str, v
 
 
 def begin_recording(folder: Path, manifest: Manifest) -> None:
-    """Make the folder ready for trajectories of this kind.
+    """Prepare the folder for trajectories of this kind.
 
     Raises:
       RecordingError: it cannot be written, or holds something else. SpecMismatch: it holds trajectories of another kind.
@@ -137,10 +137,10 @@ def begin_recording(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return what a recording holds.
+    """Return the manifest of a recording.
 
     Raises:
-      RecordingError: there is none, or it is not one that can be read here.
+      RecordingError: there is none, or it cannot be read here.
     """
     path = folder / MANIFEST
     try:
@@ -166,10 +166,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def assert_shapes(manifest: Manifest) -> None:
-    """Check that T and B are those of the leaves.
+    """Check that T and B match the leaves.
 
     Raises:
-      ValueError: they are not.
+      ValueError: they do not.
     """
     shapes = {leaf.name: leaf.shape for leaf in manifest.leaves}
     if shapes.get("is_first") != (manifest.rows + 1, manifest.envs) or manifest.rows < 1 or manifest.envs < 1:
@@ -177,7 +177,7 @@ def assert_shapes(manifest: Manifest) -> None:
 
 
 def open_recording(folder: Path) -> Recording:
-    """Return a recording; looks into every file, and reads none of their rows yet.
+    """Return a recording; opens every file, but reads no rows yet.
 
     Raises:
       RecordingError: there is none, it is empty, or a file is broken; names the file.
@@ -201,10 +201,10 @@ def _look(path: Path) -> Chunk:
 
 
 def _member_shape(file: zipfile.ZipFile, raw: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype]:
-    """Return shape and dtype of an array in a file, once it is seen that the file holds as many bytes as it declares.
+    """Return shape and dtype of an array in a file, after checking that the file has the declared number of bytes.
 
     Raises:
-      ValueError: it does not, or the array is compressed (ours are not): a small file could become a large array.
+      ValueError: it has not, or the array is compressed (ours are not), so that a small file could become a large array.
     """
     info = file.getinfo(f"{name}.npy")
     size_bytes = os.fstat(raw.fileno()).st_size
@@ -227,7 +227,7 @@ def write_chunk(path: Path, names: Sequence[str], taken: Sequence[tuple[int, int
       path: of the file. names: of the leaves. taken: (group, sequence, trajectory) of each.
 
     Raises:
-      OSError: the disk does not want it.
+      OSError: the disk write failed.
     """
     columns = [leaves(trajectory) for _, _, trajectory in taken]
     arrays = {name: np.stack([column[i] for column in columns]) for i, name in enumerate(names)}
@@ -243,7 +243,7 @@ def read_chunk(recording: Recording, chunk: Chunk, names: Sequence[str]) -> list
     """Return the named leaves of a file, [N, T+1, B, ...] (`core` [N, B, ...]); every byte is checked (CRC-32).
 
     Raises:
-      RecordingError: the file is broken, or its arrays are not those of the manifest.
+      RecordingError: the file is broken, or its arrays do not match the manifest.
     """
     schema = {leaf.name: leaf for leaf in recording.manifest.leaves}
     try:
@@ -256,7 +256,7 @@ def read_chunk(recording: Recording, chunk: Chunk, names: Sequence[str]) -> list
 def _read_member(file: zipfile.ZipFile, raw: IO[bytes], count: int, leaf: Leaf) -> np.ndarray:
     shape, found = _member_shape(file, raw, leaf.name)
     dtype = to_dtype(leaf.dtype)
-    fits = found == dtype or (found.kind == "V" and found.itemsize == dtype.itemsize)  # numpy's files know no bfloat16
+    fits = found == dtype or (found.kind == "V" and found.itemsize == dtype.itemsize)  # numpy's files have no bfloat16
     if shape != (count, *leaf.shape) or not fits:
         raise ValueError(f"{leaf.name} is {found}{list(shape)}, the manifest says {leaf}")
     with file.open(f"{leaf.name}.npy") as member:

@@ -1,4 +1,4 @@
-"""A video file from pictures: captions drawn below each one, and an encoder in a process of its own."""
+"""A video file from pictures: captions below each one, and an encoder in a separate process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy as np
 from jsrl.errors import MissingExtra, VideoError
 from jsrl.extras import install_command
 
-MIN_WIDTH = 320  # smaller pictures are enlarged by whole factors, so that captions can be read
+MIN_WIDTH = 320  # smaller pictures are enlarged by whole factors, so that captions are readable
 MARGIN, LEAST_FONT, LARGEST_FONT = 6, 12, 26
 INK, PAPER = (235, 239, 245), (24, 28, 36)
 FINISH_S = 60.0
 
 
 def require_video() -> None:
-    """See that videos can be written here.
+    """Check that videos can be written here.
 
     Raises:
       MissingExtra: a package is missing; names the extra that brings it.
@@ -85,7 +85,7 @@ class VideoWriter:
         """Add a picture, uint8 [H, W, 3], all of one size.
 
         Raises:
-          VideoError: it is no such picture, or the encoder ended (a full disk).
+          VideoError: it has another format, or the encoder ended (a full disk).
         """
         if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
             raise VideoError(
@@ -110,7 +110,7 @@ class VideoWriter:
         self.frames += 1
 
     def _begin(self, picture: np.ndarray) -> None:
-        """Start the encoder: one thread, so that it takes nothing from those who train."""
+        """Start the encoder with one thread, so that it takes little from training."""
         import imageio_ffmpeg
 
         self._shape = picture.shape
@@ -118,7 +118,7 @@ class VideoWriter:
         height, width = picture.shape[0] * self._scale, picture.shape[1] * self._scale
         self._captions = Captions(width, self._lines)
         height += self._captions.height
-        height, width = height + height % 2, width + width % 2  # what the encoder wants
+        height, width = height + height % 2, width + width % 2  # the encoder needs even sizes
         self.size = (width, height)
         self._canvas = np.empty((height, width, 3), np.uint8)
         self._canvas[:] = PAPER
@@ -135,13 +135,13 @@ class VideoWriter:
         self._encoder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors)
 
     def _complaint(self) -> str:
-        """Return the last line that the encoder wrote to its errors."""
+        """Return the encoder's last error line."""
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def finish(self) -> None:
-        """Finish the file, and give it its name.
+        """Finish the file, and rename it.
 
         Raises:
           VideoError: nothing was added, or it could not be written.
@@ -164,7 +164,7 @@ class VideoWriter:
         self._part.replace(self.path)
 
     def abandon(self) -> None:
-        """Give the video up; leaves no file. May be called twice, and after `finish`."""
+        """Discard the video; leaves no file. May be called twice, and after `finish`."""
         encoder, self._encoder = self._encoder, None
         if encoder is None:
             return

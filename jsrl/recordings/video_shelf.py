@@ -1,4 +1,4 @@
-"""The videos of a run: the best one and the newest, with what is known of each."""
+"""The videos of a run: the best one and the newest, with their facts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Video:
     """One video.
 
     Attributes:
-      file: its name in the folder. version_updates: updates that the params had seen. env_steps: trained on until then.
+      file: its name in the folder. version_updates: updates of the params. env_steps: trained on until then.
       return_mean: of its episodes, raw. episodes: in it. frames, fps, width, height: of the file. best: the best so far.
-      players: the policies in it, where they are several; the return is the first one's.
+      players: the policies in it, if there are several; the return is the first one's.
     """
 
     file: str
@@ -34,7 +34,7 @@ class Video:
     players: str = ""
 
     def caption(self) -> str:
-        """Return a line for people."""
+        """Return a line about it."""
         tag = "best · " if self.best else ""
         first = f" of {self.players.partition(',')[0]}" if self.players else ""
         whose = f"{self.players} · " if self.players else ""
@@ -46,28 +46,28 @@ class VideoShelf:
     """A folder of videos that keeps the best and the newest.
 
     Args:
-      folder: of the run's videos. keep_newest: so many, besides the best.
+      folder: of the run's videos. keep_newest: how many, besides the best.
     """
 
     def __init__(self, folder: Path, keep_newest: int) -> None:
         self.folder, self._keep_newest = folder, keep_newest
         folder.mkdir(parents=True, exist_ok=True)
-        for part in folder.glob("*.mp4.part"):  # of a recorder that was killed
+        for part in folder.glob("*.mp4.part"):  # of a killed recorder
             part.unlink(missing_ok=True)
         self.videos = read_index(folder)
 
     def path(self, env_steps: int, updates: int) -> Path:
-        """Return where the video of a version goes."""
+        """Return the path for a version's video."""
         return self.folder / f"steps-{env_steps:012d}-version-{updates:09d}.mp4"
 
     def add(self, video: Video) -> None:
-        """Take a finished video, and delete those that are neither the best nor among the newest.
+        """Add a finished video, and delete those that are neither the best nor among the newest.
 
         Raises:
           OSError: the folder cannot be written.
         """
         videos = [known for known in self.videos if known.file != video.file] + [video]
-        best = max(videos, key=lambda one: one.return_mean)  # the first of equals: what was shown first stays
+        best = max(videos, key=lambda one: one.return_mean)  # the first of equals: the earlier best stays
         newest = videos[-self._keep_newest :]
         kept = [one for one in videos if one is best or one in newest]
         self.videos = [_tagged(one, one is best) for one in kept]
@@ -82,7 +82,7 @@ def _tagged(video: Video, best: bool) -> Video:
 
 
 def read_index(folder: Path) -> list[Video]:
-    """Return the videos of a folder, oldest first; those whose file is gone, or that cannot be read, are left out."""
+    """Return the videos of a folder, oldest first; missing and unreadable ones are left out."""
     try:
         entries = read_json(folder / INDEX)["videos"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -93,9 +93,9 @@ def read_index(folder: Path) -> list[Video]:
 
 
 def captions(run: Path) -> dict[str, str]:
-    """Return path relative to the run's folder -> what is known of each of its videos: the best, the newest, then others.
+    """Return path relative to the run's folder -> caption of each of its videos: the best, the newest, then others.
 
-    Those of policies beside the first lie in folders of their names, and follow.
+    Videos of policies other than the first are in folders with their names, and come last.
     """
     found: dict[str, str] = {}
     for folder in (run / FOLDER, *sorted(path for path in (run / FOLDER).glob("*") if path.is_dir())):

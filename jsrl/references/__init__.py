@@ -1,1 +1,1 @@
-"""References: how a user's code and values reach another process."""
+"""References: send a user's code and values to another process."""

@@ -1,9 +1,9 @@
-"""Write what a script or notebook defines into a module that worker processes can import.
+"""Write definitions of a script or notebook into a module that worker processes can import.
 
-A `Capture` takes functions and classes that live in `__main__` (or in another module that cannot be imported by name)
+A `Capture` takes functions and classes from `__main__` (or from another module that cannot be imported by name)
 and everything they use from there: other definitions, constants, imports. All of it goes into one module, named after
-its content, so that an agent's function and its config class agree about what the class is. Nothing is executed here,
-and the user's own script is never imported by workers, for that would run it again.
+its content, so that an agent's function and its config class refer to the same class. Nothing is executed here,
+and workers never import the user's own script, because that would run it again.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ __all__ = ["Capture", "capture"]
 class Capture:
     """Collect definitions, and write them as one module into `folder`.
 
-    What was written once keeps its module: later definitions import it from there.
+    Written definitions keep their module: later definitions import them from there.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Create a capture; `folder` is made when something is written, and has to be on the workers' sys.path."""
+        """Create a capture; `folder` is created with the first file, and must be on the workers' sys.path."""
         self.folder = pathlib.Path(folder)
         self._entries: dict[str, Entry] = {}
         self._written: dict[str, tuple[str, Any]] = {}  # name -> (module, value)
         self._indexes: dict[int, SourceIndex] = {}
         self._module = ""
 
-    # -- what callers use ---------------------------------------------------------------------------------------------
+    # -- public interface -------------------------------------------------------------------------------------------------
 
     def add(self, thing: Any, path: str = "") -> None:
-        """Take the source of a function or class, and of all that it uses.
+        """Take the source of a function or class, and of everything that it uses.
 
         Args:
-          path: what messages call it, such as `agent.network`.
+          path: name for messages, such as `agent.network`.
 
         Raises:
-          ConfigError: it, or something it uses, cannot be rebuilt; names the variable and the way out.
+          ConfigError: it, or something it uses, cannot be rebuilt; the message names the variable and a solution.
         """
         entries = dict(self._entries)
         self._indexes = {}  # a notebook may have run more cells since
@@ -69,7 +69,7 @@ class Capture:
             raise
 
     def write(self) -> str:
-        """Write what was added into `folder` and return the module's name; writes nothing when nothing is new.
+        """Write what was added into `folder` and return the module's name; writes nothing if nothing is new.
 
         Raises:
           ConfigError: the folder cannot be written, or the result would not run.
@@ -106,7 +106,7 @@ class Capture:
     # -- taking definitions -------------------------------------------------------------------------------------------
 
     def _take(self, thing: Any, path: str) -> str:
-        """Take the definition that holds `thing`; return its dotted name."""
+        """Take the definition that contains `thing`; return its dotted name."""
         name, namespace = self._find(thing)
         if name:
             self._need(name.split(".")[0], namespace, path, thing)
@@ -120,7 +120,7 @@ class Capture:
         raise refuse(path, thing, redefined, "use the new one, or give the two different names")
 
     def _find(self, thing: Any) -> tuple[str, dict[str, Any]]:
-        """Return the dotted name under which a script or notebook has `thing`, and its namespace; or ("", {})."""
+        """Return the dotted name of `thing` in a script or notebook, and its namespace; or ("", {})."""
         if not callable(thing) or not isinstance(getattr(thing, "__module__", None), str):
             return "", {}
         namespaces = [_namespace(thing), *(vars(sys.modules[name]) for name in MAIN_MODULES if name in sys.modules)]
@@ -128,7 +128,7 @@ class Capture:
         for namespace in namespaces:
             if is_same(lookup_in(namespace, qualname), thing):
                 return qualname, namespace
-            for name, value in namespace.items():  # a named lambda, or what a decorator made
+            for name, value in namespace.items():  # a named lambda, or the result of a decorator
                 own = value is thing and not name.startswith("_")
                 if (
                     own
@@ -147,7 +147,7 @@ class Capture:
         return self._indexes[id(namespace)]
 
     def _need(self, name: str, namespace: dict[str, Any], path: str, user: Any) -> bool:
-        """Take what `name` is in `namespace`; return whether the module will define it."""
+        """Take the value of `name` in `namespace`; return whether the module will define it."""
         if name in MODULE_NAMES:
             return False
         if name not in namespace:
@@ -241,7 +241,7 @@ class Capture:
                 try:
                     self._need(used, namespace, path, value)
                     entry.late.add(used)
-                except ConfigError:  # an annotation stays text: what it names need not exist
+                except ConfigError:  # an annotation stays text: its names need not exist
                     self._entries = before
         self._registrations(name, value, namespace, path)
 
@@ -264,7 +264,7 @@ class Capture:
 
 
 def capture(thing: Any, folder: str | os.PathLike[str]) -> Reference:
-    """Write one function or class, with all that it uses, into `folder`; return a reference to it.
+    """Write one function or class, with everything that it uses, into `folder`; return a reference to it.
 
     Raises:
       ConfigError: it, or something it uses, cannot be rebuilt in another process.
@@ -279,7 +279,7 @@ def capture(thing: Any, folder: str | os.PathLike[str]) -> Reference:
 
 
 def lookup_in(namespace: dict[str, Any], qualname: str) -> Any:
-    """Return what a namespace has under a dotted name, or None."""
+    """Return the value of a dotted name in a namespace, or None."""
     root, *rest = qualname.split(".")
     found = namespace.get(root)
     for part in rest:

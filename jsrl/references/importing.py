@@ -1,6 +1,6 @@
-"""Names of things that can be imported, and what a child process needs to import the same.
+"""Names of importable things, and a child process's environment to import the same.
 
-Nothing of jsrl but its errors is imported here, so that every process can afford it.
+Only jsrl's errors are imported here, so that every process can import this module.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def import_target(target: str) -> Any:
-    """Import what "module:qualname" names and return it.
+    """Import and return the value of "module:qualname".
 
     Raises:
-      ConfigError: the module cannot be found or imported, or has no such attribute; names the nearest ones.
+      ConfigError: the module cannot be found or imported, or has no such attribute; the message gives the nearest names.
     """
     module_name, qualname = split_target(target)
     found: Any = _import_module(module_name, target)
@@ -62,7 +62,7 @@ def import_target(target: str) -> Any:
 
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> str:
-    """Return a part of a sentence that offers the names nearest to `name`: "; nearest: a, b", or "" without any."""
+    """Return a part of a sentence with the names nearest to `name`: "; nearest: a, b", or "" without any."""
     close = difflib.get_close_matches(name, sorted(set(names)), n=count, cutoff=0.5)
     return f"; nearest: {', '.join(close)}" if close else ""
 
@@ -77,7 +77,7 @@ def _import_module(module_name: str, target: str) -> ModuleType:
             f"{target!r}: importing module {module_name!r} failed because it needs {error.name!r}, which is not "
             f"installed here or not on sys.path ({error}). Install it, or correct the import."
         ) from error
-    except Exception as error:  # whatever the module's own code raises: it is shown, and chained
+    except Exception as error:  # any error of the module's own code: it is shown, and chained
         raise ConfigError(
             f"{target!r}: importing module {module_name!r} failed with {type(error).__name__}: {error}. Correct the "
             f"module; `python -c 'import {module_name}'` shows the same error."
@@ -104,7 +104,7 @@ def _not_found(module_name: str, missing: str, target: str) -> str:
 
 
 def importable_target(thing: Any) -> str | None:
-    """Return the "module:qualname" from which any process can import this very object, or None.
+    """Return the "module:qualname" from which any process can import this object, or None.
 
     Public names are preferred to private ones: jax.nn:relu, not jax._src.nn.functions:relu.
     """
@@ -112,7 +112,7 @@ def importable_target(thing: Any) -> str | None:
     qualname = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
     if isinstance(thing, str) or not isinstance(module, str) or not isinstance(qualname, str) or module in MAIN_MODULES:
         return None
-    if "<" in qualname:  # a lambda or closure, which may have a name in its module all the same
+    if "<" in qualname:  # a lambda or closure, which may still have a name in its module
         members = vars(sys.modules[module]).items() if module in sys.modules else ()
         qualname = next((name for name, value in members if value is thing and not name.startswith("_")), "")
         if not qualname:
@@ -130,12 +130,12 @@ def importable_target(thing: Any) -> str | None:
 
 
 def is_same(found: Any, thing: Any) -> bool:
-    """Return whether two names lead to the same thing (class methods are recreated at each access)."""
+    """Return whether two names refer to the same thing (class methods are recreated at each access)."""
     return found is thing or (inspect.ismethod(thing) and inspect.ismethod(found) and found == thing)
 
 
 def lookup(module: str, qualname: str) -> Any:
-    """Return what an already imported module has under a dotted name, or None."""
+    """Return the value of a dotted name in an already imported module, or None."""
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):
         try:
@@ -161,12 +161,12 @@ def is_importable(module: str) -> bool:
 
 
 def _is_attribute_module(name: str) -> bool:
-    """Return whether a module such as os.path or six.moves appears as its parent is imported."""
+    """Return whether a module such as os.path or six.moves appears when its parent is imported."""
     parent = name.rpartition(".")[0]
     return bool(parent) and name in sys.modules and is_importable(parent)
 
 
-# -- what can travel --------------------------------------------------------------------------------------------------
+# -- values for other processes ---------------------------------------------------------------------------------------
 
 
 def refuse(path: str, thing: Any, reason: str, way_out: str) -> ConfigError:
@@ -178,7 +178,7 @@ def refuse(path: str, thing: Any, reason: str, way_out: str) -> ConfigError:
 
 
 def why_not_importable(thing: Any) -> tuple[str, str] | None:
-    """Return (reason, way out) for something that has no name at the top level of a module, or None if it has one."""
+    """Return (reason, solution) for something without a name at the top level of a module, or None if it has one."""
     kind = type(thing)
     plain = inspect.unwrap(thing) if callable(thing) and not isinstance(thing, type) else thing
     qualname = getattr(thing, "__qualname__", None)
@@ -230,9 +230,9 @@ def _why_not_function(function: FunctionType) -> tuple[str, str]:
 
 
 def init_fields(value: Any, path: str = "") -> dict[str, Any]:
-    """Return what a dataclass instance is made from: its init fields (of a flax module, not its parent).
+    """Return a dataclass instance's init fields (of a flax module, without its parent).
 
-    Fields left at a default that has no name (a closure) are left out: the class makes them again.
+    Fields with a default that has no name (a closure) are left out: the class makes them again.
     """
     cls = type(value)
     flax = any(base.__module__ == "flax.linen.module" and base.__name__ == "Module" for base in cls.__mro__)
@@ -255,11 +255,11 @@ def init_fields(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def _is_nameless_default(entry: dataclasses.Field[Any], value: Any) -> bool:
-    """Return whether a field was left at a default that only its class can make, such as an initializer's closure."""
+    """Return whether a field has a default that only its class can make, such as an initializer's closure."""
     return value is entry.default and callable(value) and importable_target(value) is None
 
 
-# -- what a child process needs ---------------------------------------------------------------------------------------
+# -- the environment of a child process -------------------------------------------------------------------------------
 
 
 class SpawnEnvironment(NamedTuple):
@@ -274,7 +274,7 @@ class SpawnEnvironment(NamedTuple):
 
 
 def spawn_environment(folders: Iterable[str | os.PathLike[str]] = ()) -> SpawnEnvironment:
-    """Return what a child process needs to import the caller's code.
+    """Return the environment of a child process that can import the caller's code.
 
     Args:
       folders: put before the caller's own sys.path, such as a run's folder of captured sources.
@@ -285,7 +285,7 @@ def spawn_environment(folders: Iterable[str | os.PathLike[str]] = ()) -> SpawnEn
 
 
 def own_paths() -> list[str]:
-    """Return the entries of sys.path that a fresh interpreter would not have: absolute, existing, in their order.
+    """Return the entries of sys.path that a fresh interpreter would not have: absolute, existing, in order.
 
     The standard library and site-packages are left out: PYTHONPATH comes before the standard library, and
     site-packages must not.

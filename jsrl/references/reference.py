@@ -1,11 +1,11 @@
-"""References: how environments, agents and their arguments reach another process, as names and JSON, never pickled.
+"""References: send environments, agents and their arguments to another process as names and JSON, never pickled.
 
-A `Reference` is `module:function` plus keyword arguments; the process that needs the thing imports the function and
-calls it. `to_json` and `from_json` carry whole experiment trees the same way. What was defined in a notebook or a
-script has no module to import: jsrl.references.capture writes one.
+A `Reference` is `module:function` plus keyword arguments; the receiving process imports the function and
+calls it. `to_json` and `from_json` convert whole experiment trees the same way. Definitions in a notebook or a
+script have no importable module: jsrl.references.capture writes one.
 
-`from_json` imports and calls what its tags name: it is for files that their owner trusts as code (a run's folder), and
-for nothing else. Snapshots and streams never use it.
+`from_json` imports and calls what its tags name: use it only for files that their owner trusts like code (a run's folder).
+Snapshots and streams never use it.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ MAX_DEPTH = 64
 
 @dataclass(frozen=True)
 class Reference:
-    """Something that a process makes for itself: a function's name, and what to call it with.
+    """A value that a process makes for itself: a function's name, and the arguments.
 
     Attributes:
       target: "module:qualname", such as "jsrl.agents.ppo:ppo".
-      kwargs: keyword arguments; any values that `to_json` accepts, also other references (which stay
+      kwargs: keyword arguments; any values that `to_json` accepts, including other references (which stay
         references: the function decides whether to call them).
     """
 
@@ -69,7 +69,7 @@ class Reference:
         split_target(self.target)
 
     def __str__(self) -> str:
-        """Return the call as a person would write it."""
+        """Return the call as Python code."""
         return f"{self.target}({', '.join(f'{name}={value!r}' for name, value in self.kwargs.items())})"
 
 
@@ -77,7 +77,7 @@ def reference_to(target: str | Callable[..., Any], **kwargs: Any) -> Reference:
     """Return a reference to a function or class (or to its "module:qualname").
 
     Raises:
-      ConfigError: a lambda or a function made inside another one, which no other process can find by its name.
+      ConfigError: a lambda or a function defined inside another one, which no other process can find by name.
     """
     if isinstance(target, str):
         return Reference(target, kwargs)
@@ -91,19 +91,19 @@ def reference_to(target: str | Callable[..., Any], **kwargs: Any) -> Reference:
 
 
 def resolve(reference: Reference | str) -> Any:
-    """Import what a reference names and return it, not called.
+    """Import and return the value of a reference, without calling it.
 
     Raises:
-      ConfigError: the module cannot be found or imported, or has no such attribute; names the nearest ones.
+      ConfigError: the module cannot be found or imported, or has no such attribute; the message gives the nearest names.
     """
     return import_target(reference if isinstance(reference, str) else reference.target)
 
 
 def call(reference: Reference, *args: Any) -> Any:
-    """Import what a reference names and call it with `args` and the reference's keyword arguments.
+    """Import the value of a reference and call it with `args` and the reference's keyword arguments.
 
     Raises:
-      ConfigError: it cannot be imported, is not callable, or does not take these arguments.
+      ConfigError: it cannot be imported, is not callable, or rejects these arguments.
     """
     function = resolve(reference)
     if not callable(function):
@@ -133,7 +133,7 @@ def call(reference: Reference, *args: Any) -> Any:
 
 
 class SourceCapture(Protocol):
-    """What `to_json` asks of a jsrl.references.capture.Capture."""
+    """The interface of jsrl.references.capture.Capture for `to_json`."""
 
     def add(self, thing: Any, path: str = "") -> None:
         """Take the source of a function or class that no other process can import."""
@@ -144,25 +144,25 @@ class SourceCapture(Protocol):
         ...
 
     def target(self, thing: Any) -> str:
-        """Return the "module:qualname" under which an added thing can be imported once it is written."""
+        """Return the "module:qualname" of an added thing once it is written."""
         ...
 
 
 def to_json(value: Any, capture: SourceCapture | None = None, path: str = "") -> Any:
     """Return a tree of plain JSON values from which `from_json` makes an equal tree in another process.
 
-    None, bool, int, float, str, list and dict with str keys stand for themselves; everything else is a dict with one
+    None, bool, int, float, str, list and dict with str keys stay as they are; everything else is a dict with one
     `$` tag: infinite floats, tuples, sets, numpy scalars, dtypes and small arrays, paths, enum members, functions and
     classes, functools.partial, References, NamedTuples, and dataclass instances (their init fields; flax modules too).
 
     Args:
       value: the tree.
-      capture: takes what is defined in a notebook or script; without one such definitions are refused. Convert what
-        belongs together in one call, so that all of it lands in one module.
-      path: what messages call the tree, such as `agent`.
+      capture: takes definitions of a notebook or script; without it they are refused. Convert related values
+        in one call, so that they get into one module.
+      path: name of the tree for messages, such as `agent`.
 
     Raises:
-      ConfigError: something in it cannot be rebuilt; names where it is, why, and the way out.
+      ConfigError: something in it cannot be rebuilt; the message says where it is, why, and a solution.
     """
     if capture is not None:
         added = _Encoder(capture, collecting=True)
@@ -173,7 +173,7 @@ def to_json(value: Any, capture: SourceCapture | None = None, path: str = "") ->
 
 
 class _Encoder:
-    """One walk over a tree; the first of two only hands definitions to the capture."""
+    """One walk over a tree; the first of two walks only passes definitions to the capture."""
 
     def __init__(self, capture: SourceCapture | None, collecting: bool) -> None:
         self._capture = capture
@@ -277,12 +277,12 @@ class _Encoder:
 
 
 def from_json(tree: Any, path: str = "") -> Any:
-    """Return the tree that `to_json` was given, importing and making what its tags name.
+    """Return the tree given to `to_json`; imports and makes what its tags name.
 
     Only for JSON that is trusted like code: it decides what is imported and called.
 
     Raises:
-      ConfigError: an unknown tag, a name that cannot be imported, or fields that its class does not take.
+      ConfigError: an unknown tag, a name that cannot be imported, or fields that its class rejects.
     """
     if isinstance(tree, list):
         return [from_json(value, f"{path}[{index}]") for index, value in enumerate(tree)]

@@ -1,4 +1,4 @@
-"""Where the source of a script or a notebook is, what its statements define, and which names a definition uses."""
+"""Source of a script or a notebook: its statements, what they define, and the names that a definition uses."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True)
 class UsedNames:
-    """The global names that a piece of source uses.
+    """The global names used by a piece of source.
 
     Attributes:
       early: as soon as the source runs (decorators, bases, defaults, class bodies).
-      late: once its functions are called.
-      soft: only where it is no harm if they are missing (annotations that stay text).
+      late: when its functions are called.
+      soft: may be missing without harm (annotations that stay text).
       chains: dotted uses such as ("xml", "etree", "ElementTree").
     """
 
@@ -122,12 +122,12 @@ class SourceIndex:
         return ("__future__", "annotations") in self.imports("annotations")
 
     def definition(self, name: str, thing: Any) -> Statement | None:
-        """Return the statement that defined `thing` under `name`: def, class, or `name = lambda ...`; or None."""
+        """Return the statement that defined `thing` as `name`: def, class, or `name = lambda ...`; or None."""
         function = _plain_function(thing)
         own = function is not None and function.__globals__ is self._namespace
         units = self._units_of(function.__code__.co_filename) if function is not None and own else []
         found = [statement for statement in self._statements if _defines(statement.node, name)]
-        if function is None or not own:  # what a decorator from elsewhere made, or a class without methods
+        if function is None or not own:  # the result of a foreign decorator, or a class without methods
             found = [s for s in found if function is None or getattr(s.node, "decorator_list", [])]
             return found[-1] if found else None
         found = [statement for statement in found if statement.order[0] in units]
@@ -136,12 +136,12 @@ class SourceIndex:
             found = [s for s in found if s.node.lineno <= line <= (s.node.end_lineno or line)]
         elif function.__name__ in (name, "<lambda>"):
             found = [s for s in found if _first_line(s.node) == line and self._is_unchanged(s, function)]
-        else:  # what a decorator made of it
+        else:  # the result of a decorator
             found = [s for s in found if getattr(s.node, "decorator_list", [])]
         return found[-1] if found else None
 
     def _is_unchanged(self, statement: Statement, function: FunctionType) -> bool:
-        """Return whether a script's file still says what ran: it may have been edited since (cells keep their text)."""
+        """Return whether a script's file still matches the executed code: it may have been edited (cells keep their text)."""
         if function.__module__ not in MAIN_MODULES or "In" in self._namespace:
             return True
         ran, (origin, text) = function.__code__, self._units[statement.order[0] - 1]
@@ -154,7 +154,7 @@ class SourceIndex:
         return False
 
     def _units_of(self, path: str) -> list[int]:
-        """Return the numbers of the units that have the text of `path`, reading it where it is new (a %run file)."""
+        """Return the numbers of the units with the text of `path`; reads it if it is new (a %run file)."""
         known = [number for number, (origin, _) in enumerate(self._units, 1) if origin == path]
         text = "".join(linecache.getlines(path))
         same = [number for number, (_, other) in enumerate(self._units, 1) if text and other.strip() == text.strip()]
@@ -219,7 +219,7 @@ def _registers(call: ast.Call, name: str) -> bool:
 
 
 def _plain_function(thing: Any) -> FunctionType | None:
-    """Return the function whose code says where `thing` was defined: itself, what it wraps, or a class's method."""
+    """Return the function whose code locates `thing`: itself, the function it wraps, or a class's method."""
     if isinstance(thing, type):
         for member in vars(thing).values():
             member = getattr(member, "fget", None) or getattr(member, "__func__", member)
@@ -237,7 +237,7 @@ def _plain_function(thing: Any) -> FunctionType | None:
 
 
 def _meaning(code: CodeType) -> tuple[Any, ...]:
-    """Return what a code object does, without its line numbers."""
+    """Return the content of a code object without its line numbers."""
     consts = [_meaning(const) if isinstance(const, CodeType) else repr(const) for const in code.co_consts]
     return code.co_code, code.co_names, code.co_varnames, consts
 
@@ -261,7 +261,7 @@ def _statements(origin: str, text: str, unit: int) -> list[Statement]:
     try:
         tree = ast.parse(text)
     except SyntaxError:
-        return []  # a cell of another language, or a file that is not Python: it defines nothing we can use
+        return []  # a cell of another language, or a file that is not Python: it defines nothing usable
     lines = text.splitlines()
     found = []
     for node in _top_level(tree.body):

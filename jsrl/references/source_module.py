@@ -1,4 +1,4 @@
-"""The text of a module of captured definitions: what it says, in which order, and a check that it holds together."""
+"""The text of a module of captured definitions: its content, its order, and a check that it is complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODULE_NAMES = {"__name__", "__doc__", "__builtins__", "__spec__", "__package__"
 
 @dataclass
 class Entry:
-    """One name of the module to be: a definition, a constant, or an import (whose text is all import statements)."""
+    """One name of the module: a definition, a constant, or an import (whose text is all import statements)."""
 
     name: str
     value: Any
@@ -29,9 +29,9 @@ class Entry:
 
 
 def ordered(entries: dict[str, Entry]) -> list[Entry]:
-    """Return entries so that each comes after what it needs as it runs; otherwise as they ran.
+    """Return entries so that each comes after what it needs when it runs; otherwise in their original order.
 
-    What a function calls is put before the function where something needs that function early (a decorator, say),
+    Functions that a function calls come before it if something needs that function early (a decorator, say),
     unless that would put a class before its base.
     """
     placed: dict[str, Entry] = {}

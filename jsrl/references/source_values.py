@@ -23,10 +23,10 @@ _TYPING = typing.TypeVar | typing.NewType | typing.ParamSpec | types.GenericAlia
 
 
 class ValueWriter:
-    """Write one value as an expression, collecting what it needs.
+    """Write one value as an expression, and collect its dependencies.
 
     Attributes:
-      imports: import statements that the expression needs (private aliases, so that no name of the user's is taken).
+      imports: import statements that the expression needs (private aliases, to avoid the user's names).
       names: names of the user's own definitions that the expression needs.
     """
 
@@ -123,6 +123,6 @@ class ValueWriter:
 def is_type_expression(value: Any) -> bool:
     """Return whether a value only describes types (TypeVar, NewType, list[int], X | Y): its source may run again.
 
-    So may that of classes made by a call, such as namedtuple("Point", "x y").
+    The same holds for classes made by a call, such as namedtuple("Point", "x y").
     """
     return isinstance(value, _TYPING | type) or type(value).__module__ == "typing"

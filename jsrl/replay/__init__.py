@@ -1,1 +1,1 @@
-"""Replay: rows kept once, windows of them drawn many times; on the device (jax) and on the host (numpy)."""
+"""Replay: rows stored once, windows of them drawn many times; on the device (jax) and on the host (numpy)."""

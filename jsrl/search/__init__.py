@@ -1,1 +1,1 @@
-"""Hyperparameter search: ranges, trials as processes of their own, Optuna's study, and what was found."""
+"""Hyperparameter search: ranges, trials in separate processes, Optuna's study, and results."""

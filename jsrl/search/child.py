@@ -1,4 +1,4 @@
-"""One run of a trial: a process of its own, followed by the files of its run folder."""
+"""One run of a trial: a separate process, followed through the files of its run folder."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-LEAVE_S = 20.0  # for an orderly end
-SCORE, WIN_RATE = "evaluator/return_mean", "evaluator/win_rate"  # the latter where opponents are named
+LEAVE_S = 20.0  # time for a clean end
+SCORE, WIN_RATE = "evaluator/return_mean", "evaluator/win_rate"  # the latter if opponents are named
 
 
 class Child:
-    """A run that was started.
+    """A started run.
 
     Attributes:
       folder: of the run. stopping: it was asked to end.
     """
 
     def __init__(self, command: Sequence[str], folder: Path, output: Path | None) -> None:
-        """Start a command in a session of its own, so that Ctrl-C is the search's to handle.
+        """Start a command in its own session, so that the search handles Ctrl-C.
 
         Args:
-          command: the words. folder: of the run, which the command makes. output: file for what it prints; None: this
+          command: the words. folder: of the run, which the command creates. output: file for its output; None: this
             process's own.
         """
         self.folder, self._output = folder, output
@@ -46,17 +46,17 @@ class Child:
 
     @property
     def status(self) -> int | None:
-        """Return its exit status; None: it goes on."""
+        """Return its exit status; None: it is running."""
         return self._process.poll()
 
     @property
     def last_line(self) -> str:
-        """Return the last line that it printed to its file; empty: there is none."""
+        """Return the last line of its output file; empty: there is none."""
         said = self._output.read_text(errors="replace").strip() if self._output is not None else ""
         return said.splitlines()[-1] if said else ""
 
     def new_scores(self) -> Iterator[tuple[int, float]]:
-        """Yield (env steps, mean return) of each evaluation that was not yielded yet."""
+        """Yield (env steps, mean return) of each new evaluation."""
         if self._metrics is None:
             with contextlib.suppress(FileNotFoundError):
                 self._metrics = (self.folder / "metrics.jsonl").open("rb")
@@ -73,7 +73,7 @@ class Child:
                 yield int(row["env_steps"]), float(score)
 
     def outcome(self) -> tuple[float | None, str]:
-        """Return (score of the ended run, what is wrong); the final score, where there is one, else the last one."""
+        """Return (score of the ended run, error); the final score if there is one, else the last one."""
         status = self._process.returncode
         try:
             result = json.loads((self.folder / "result.json").read_text())
@@ -85,19 +85,19 @@ class Child:
         return None, (self.last_line if status else "") or f"it ended with status {status} and has no score"
 
     def stop(self) -> None:
-        """Ask it to end in order."""
+        """Ask it to end cleanly."""
         if not self.stopping and not self.ended:
             self._process.send_signal(signal.SIGTERM)  # SIGINT is ignored in background jobs
         self.stopping = True
 
     def insist(self) -> None:
-        """Have it end at once, without a snapshot: that is what the second signal does."""
+        """End it at once, without a snapshot, with a second signal."""
         self.stop()
         if not self.ended:
             self._process.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
-        """Ask it to end and wait for that; kill it when it takes too long (its workers end with it)."""
+        """Ask it to end and wait; kill it if it takes too long (its workers end with it)."""
         self.stop()
         try:
             self._process.wait(LEAVE_S)

@@ -1,4 +1,4 @@
-"""What `jsrl search` can be told beside the options of the experiment."""
+"""Options of `jsrl search` besides those of the experiment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jsrl.errors import ConfigError
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How a search goes."""
+    """How a search runs."""
 
     vary: dict[str, str] = field(default_factory=dict)
     """An option to vary: OPTION=log:LOW:HIGH, lin:LOW:HIGH, int:LOW:HIGH, log-int:LOW:HIGH, or values such as OPTION=0.5,1,10
@@ -18,19 +18,19 @@ class SearchOptions:
     space: str | None = None
     """File with more to vary: a JSON object of option and range."""
     trials: int = 20
-    """Trials in all; a resumed search counts those that it has finished."""
+    """Trials in total; a resumed search counts its finished ones."""
     parallel: int = 1
-    """Trials side by side, each in processes of its own."""
+    """Trials at the same time, each in its own processes."""
     seeds_per_trial: int = 1
     """Runs of each trial, one after another, with the seeds from --seed on; their mean score counts."""
     prune: bool = True
-    """End a trial early that scores less than the median of the others at the same time."""
+    """End a trial early if it scores less than the median of the others at the same time."""
     searches_dir: str = "searches"
     """Folder of all searches; a search goes to SEARCHES_DIR/EXPERIMENT/SEARCH."""
     search_name: str | None = None
     """Name of this search (default: the time)."""
     resume: str | None = None
-    """Go on with a search: its folder, SEARCHES_DIR/EXPERIMENT/SEARCH. Only --trials and --parallel may be given with it."""
+    """Continue a search: its folder, SEARCHES_DIR/EXPERIMENT/SEARCH. Only --trials and --parallel may be given with it."""
 
     def __post_init__(self) -> None:
         for name in ("trials", "parallel", "seeds_per_trial"):

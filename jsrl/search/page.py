@@ -1,4 +1,4 @@
-"""What a search found: a table as text, and a page with the scores over the trials and over each option."""
+"""Results of a search: a table as text, and a page with the scores over the trials and over each option."""
 
 from __future__ import annotations
 
@@ -85,5 +85,5 @@ def charts(study: Any, ranges: Sequence[Range]) -> list[str]:
 
 
 def place(r: Range, value: Any) -> float:
-    """Return where a value lies on its axis: a choice at its number."""
+    """Return the position of a value on its axis: a choice at its number."""
     return float(r.choices.index(value)) if r.choices else float(value)

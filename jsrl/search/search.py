@@ -21,17 +21,17 @@ from jsrl.search.space import Range
 JOURNAL, RUNS, OUTPUT, LOCK = "optuna.journal", "runs", "output", "running"  # in the folder of a search
 POLL_S = 0.1
 STEPS = 20  # parts of a run, after each of which its score is compared
-FREE_STEPS = 5  # parts before a run may be pruned
+FREE_STEPS = 5  # parts of a run before it may be pruned
 FREE_TRIALS = 5  # trials before one may be pruned
-MOST_FAILURES = 3  # at the beginning, without any success
+MOST_FAILURES = 3  # failed trials at the start, without any success, that end the search
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a search runs.
+    """Settings of a search.
 
     Attributes:
-      folder: of the search. experiment: name of the runs' folder. ranges: what is varied. total_env_steps, seed: of a run.
+      folder: of the search. experiment: name of the runs' folder. ranges: varied options. total_env_steps, seed: of a run.
       command: (option -> value as text, seed, name of the run, folder of runs) -> the words that start a run.
     """
 
@@ -45,7 +45,7 @@ class Setup:
 
 @dataclass
 class _Trial:
-    """A trial that runs; `part`: of its present run, that was reported last."""
+    """A running trial; `part`: of its current run, the last one reported."""
 
     asked: Any
     values: dict[str, str]
@@ -64,17 +64,17 @@ class Search:
     """One search, new or continued."""
 
     def __init__(self, setup: Setup, options: SearchOptions, tell: Callable[[str], None]) -> None:
-        """Open the study of the search's folder; `tell` is given a line at each event."""
+        """Open the study of the search's folder; `tell` is called with a line at each event."""
         self._setup, self._options, self._tell = setup, options, tell
         self.study = open_study(setup.folder, setup.seed)
         self._running: list[_Trial] = []
         self.interrupted = False
 
     def run(self) -> None:
-        """Run trials until there are as many as were asked for; Ctrl-C ends those that run, in order.
+        """Run trials until all requested ones are finished; Ctrl-C ends the running ones cleanly.
 
         Raises:
-          ConfigError: the search is running already. TrialsFailed: the first trials all failed; says why.
+          ConfigError: the search is running already. TrialsFailed: the first trials all failed; the message says why.
         """
         (self._setup.folder / OUTPUT).mkdir(exist_ok=True)
         with held(self._setup.folder), interrupts(self._interrupt):
@@ -90,7 +90,7 @@ class Search:
 
     @property
     def _missing(self) -> int:
-        """Return how many trials have to be started."""
+        """Return how many trials must be started."""
         return self._options.trials - len(finished(self.study)) - len(self._running)
 
     def _interrupt(self) -> None:
@@ -111,14 +111,14 @@ class Search:
         name = f"trial-{trial.number}-seed{setup.seed + index}"
         try:
             command = setup.command(trial.values, setup.seed + index, name, setup.folder / RUNS)
-        except ConfigError as error:  # values that each could be, but not together
+        except ConfigError as error:  # values that are each valid, but not together
             self._fail(trial, str(error))
             return
         folder = setup.folder / RUNS / setup.experiment / name
         trial.child, trial.part = Child(command, folder, setup.folder / OUTPUT / f"{name}.txt"), -1
 
     def _look_at(self, trial: _Trial) -> None:
-        """Report what a trial's run has scored; go on when it has ended."""
+        """Report the scores of a trial's run; start the next when it has ended."""
         assert trial.child is not None
         ended = trial.child.ended
         for env_steps, score in trial.child.new_scores():
@@ -170,7 +170,7 @@ class Search:
         self._running.remove(trial)
 
     def _close(self) -> None:
-        """End what still runs; those trials begin again on a resume."""
+        """End everything that runs; these trials start again on a resume."""
         for trial in self._running:
             if trial.child is not None:
                 trial.child.stop()
@@ -203,14 +203,14 @@ def require_optuna() -> None:
     """Check that Optuna is installed.
 
     Raises:
-      MissingExtra: it is not; says how to install it.
+      MissingExtra: it is not; the message says how to install it.
     """
     if find_spec("optuna") is None:
         raise MissingExtra(f"a search needs the package optuna; {install_command('search')}.")
 
 
 def finished(study: Any) -> list[Any]:
-    """Return the trials that count: not those that an end of the search cut off."""
+    """Return the trials that count: all that the end of the search did not interrupt."""
     return [
         trial
         for trial in study.trials
@@ -219,7 +219,7 @@ def finished(study: Any) -> list[Any]:
 
 
 def begin_again(study: Any) -> None:
-    """Queue the values of trials that an end of the search cut off, once each."""
+    """Queue the values of trials that the end of the search interrupted, once each."""
     from optuna.trial import TrialState
 
     again = {trial.user_attrs.get("again") for trial in study.trials}

@@ -1,4 +1,4 @@
-"""What a search varies: an option's range as text, the values in it, and Optuna's form of it."""
+"""The varied options of a search: a range as text, its values, and Optuna's form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Range:
 
     @property
     def is_log(self) -> bool:
-        """Return whether numbers are drawn evenly by their logarithm."""
+        """Return whether numbers are drawn uniformly in their logarithm."""
         return self.kind.startswith("log")
 
     @property
@@ -52,24 +52,24 @@ class Range:
 
     @property
     def samples(self) -> tuple[str, ...]:
-        """Return values as texts by which the range can be checked: all choices; both ends and a number between."""
+        """Return values as texts to check the range with: all choices; both ends and a number between."""
         if self.choices:
             return self.choices
         between = self.low + 0.4142 * (self.high - self.low)
         return tuple(self.text(value) for value in (self.low, between, self.high))
 
     def text(self, value: Any) -> str:
-        """Return a value as the command line takes it."""
+        """Return a value in the form of the command line."""
         if self.choices:
             return str(value)
         return str(round(value)) if self.is_whole else repr(float(f"{value:.6g}"))
 
 
 def parse_space(vary: Mapping[str, Any], file: str | None) -> list[Range]:
-    """Return the ranges that were given one by one and in a file.
+    """Return the ranges from the command line and from a file.
 
     Raises:
-      ConfigError: there are none, the file cannot be read, or a range is none.
+      ConfigError: there are none, the file cannot be read, or a range is invalid.
     """
     given = {**(read_space(Path(file)) if file is not None else {}), **vary}
     if not given:
@@ -97,7 +97,7 @@ def parse_range(option: str, text: str) -> Range:
     """Return a range.
 
     Raises:
-      ConfigError: the text is none; says which forms there are.
+      ConfigError: the text is invalid; the message lists the forms.
     """
     kind, *ends = text.split(":")
     if kind in KINDS and len(ends) == 2:
@@ -112,7 +112,7 @@ def bounds(option: str, text: str, kind: str, ends: list[str]) -> tuple[float, f
     """Return the ends of a range.
 
     Raises:
-      ConfigError: they are no numbers, or no range.
+      ConfigError: they are not numbers, or not a range.
     """
     try:
         low, high = float(ends[0]), float(ends[1])

@@ -1,4 +1,4 @@
-"""Times an agent's acting by itself: the compiled call of an inference server, for batches of several sizes."""
+"""Times an agent's acting alone: the compiled call of an inference server, for batches of several sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def time_acting(experiment: Experiment, sizes: list[int], seconds: float = 0.5) 
     """Return (rows, CPU seconds of a call) for batches of some sizes.
 
     Args:
-      experiment: whose agent and environment. sizes: rows of a batch. seconds: that each size is timed.
+      experiment: with the agent and environment. sizes: rows of a batch. seconds: time per size.
 
     Raises:
       ConfigError, EnvironmentFault: the environment or the agent cannot be made.

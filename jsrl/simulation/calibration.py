@@ -1,6 +1,6 @@
 """Measures the service times of an experiment: its environments alone, then short runs with 1 to 4 actors.
 
-Each run is a trial of jsrl.tuning: the real system, whose own activities, rates and CPU times say what its parts take.
+Each run is a trial of jsrl.tuning: the real system, whose activities, rates and CPU times give the cost of its parts.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, Serv
 from jsrl.tuning.trial import Limits, Speed, measure
 
 MOST_ACTORS = 4
-USUAL_HOP_S = 1e-4  # where no run shows it
+USUAL_HOP_S = 1e-4  # if no run shows it
 INLINE: PlacementKind = "inline"
 SERVED: PlacementKind = "served"
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one run showed, per second unless said otherwise.
+    """Measurements of one run, per second unless noted.
 
     Attributes:
       placement, far (streams over TCP with keys), actors, ring, group_size, rows (of a trajectory), batch_rows: the run.
       steps: of groups. updates, calls: of the learner's batches (each trained on
         `reuse` times) and of servers. call_rows: mean rows of a call.
-      actor_cpu, server_cpu, learner_cpu, relay_cpu, launcher_cpu: cores that all of a kind keep busy.
+      actor_cpu, server_cpu, learner_cpu, relay_cpu, launcher_cpu: cores that all workers of a kind keep busy.
       shares: of time, by name of the metric (`actor/env_share`). env_steps_per_s: trained.
     """
 
@@ -65,12 +65,12 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares: dict[str, float] = {}
 
     def share(self, name: str) -> float:
-        """Return a share of time, 0 where it was not reported."""
+        """Return a share of time; 0 if it was not reported."""
         return self.shares.get(name, 0.0)
 
     @property
     def trajectories(self) -> float:
-        """Return the trajectories that the learner trains on in a second."""
+        """Return the trajectories that the learner trains on per second."""
         return self.updates * self.batch_rows / (self.rows * self.group_size)
 
 
@@ -84,7 +84,7 @@ class Variant:
 
     @property
     def text(self) -> str:
-        """Return it for people."""
+        """Return it as text."""
         e = self.experiment
         road = "TCP with keys" if self.far else "shared memory"
         return f"{self.placement}, {e.actors} actor(s), {e.num_envs} environments, {road}"
@@ -98,8 +98,8 @@ def acting_sizes(experiment: Experiment) -> list[int]:
 def variants(experiment: Experiment, placements: Sequence[PlacementKind], roads: Sequence[bool]) -> list[Variant]:
     """Return the runs of a calibration: for each placement and road one with 1 actor and one with up to 4.
 
-    The first of both has a quarter of the environments, where they can be divided so, in one group: then sizes of groups and
-    batches differ, and costs of calls and of rows can be told apart.
+    The first of both has a quarter of the environments, if they can be divided so, in one group: then sizes of groups and
+    batches differ, and costs per call and per row can be separated.
     """
     found = []
     for placement in placements:
@@ -128,7 +128,7 @@ def _small(experiment: Experiment) -> Experiment | None:
 
 
 def batch_groups(num_envs: int, batch_envs: int) -> int:
-    """Return the fewest groups of which a batch can be made."""
+    """Return the smallest number of groups of which a batch can be made."""
     return max(1, num_envs // batch_envs)
 
 
@@ -156,14 +156,14 @@ def calibrate(
     seconds: float = 6.0,
     tell: Callable[[str], None] = lambda line: None,
 ) -> ServiceTimes:
-    """Return the service times of an experiment on this machine, which should do nothing else meanwhile.
+    """Return the service times of an experiment on this machine, which must be idle otherwise.
 
     Args:
-      experiment: what will be simulated. placements: of the runs. roads: False: shared memory; True: TCP with keys.
-      seconds: that each run is measured. tell: shows a line about each.
+      experiment: to simulate. placements: of the runs. roads: False: shared memory; True: TCP with keys.
+      seconds: measured per run. tell: shows a line about each.
 
     Raises:
-      ConfigError: no run can be made of it, or one failed; says why.
+      ConfigError: no run can be made of it, or one failed; the message says why.
     """
     runs = variants(experiment, placements, roads)
     if not runs:
@@ -194,7 +194,7 @@ def _text(cost: Cost) -> str:
 
 
 def measured(run: Variant, speed: Speed) -> Measured:
-    """Return what a trial of a run showed."""
+    """Return the measurements of a trial."""
     e, means = run.experiment, speed.means
     made = means.get("actor/env_steps_per_s", speed.env_steps_per_s)
     rows = means.get("inference/batch_rows_mean", 0.0)
@@ -222,9 +222,9 @@ def measured(run: Variant, speed: Speed) -> Measured:
 
 
 def from_run(run: str, runs_dir: str) -> ServiceTimes:
-    """Return the service times that the metrics of a run show, from the second half of its lines.
+    """Return the service times from a run's metrics, from the second half of its lines.
 
-    One run cannot tell costs of calls from those of rows, nor show another placement or road than its own.
+    One run cannot separate costs per call from costs per row, nor show another placement or road than its own.
 
     Raises:
       ConfigError: it is serial, or too short.
@@ -253,8 +253,8 @@ def fitted(found: Sequence[Measured], env: EnvTimes, acting: Sequence[tuple[int,
     """Return the service times that explain some runs.
 
     Args:
-      found: what they showed. env: of their environments, timed alone. acting: (rows, CPU seconds) of calls, timed alone;
-        none: the runs say it.
+      found: their measurements. env: of their environments, timed alone. acting: (rows, CPU seconds) of calls, timed alone;
+        none: estimated from the runs.
     """
     near = [one for one in found if not one.far] or list(found)
     far = [one for one in found if one.far]
@@ -271,7 +271,7 @@ def fitted(found: Sequence[Measured], env: EnvTimes, acting: Sequence[tuple[int,
 
 
 def _as_in_runs(env: EnvTimes, near: Sequence[Measured]) -> EnvTimes:
-    """Return what environments take where they wait as long in runs as these show, over what they did alone."""
+    """Return the environments' times with the idle times of these runs instead of those measured alone."""
     ratios = []
     for one in near:
         seen_s = one.share("actor/env_share") * one.actors / one.steps
@@ -288,7 +288,7 @@ def _as_in_runs(env: EnvTimes, near: Sequence[Measured]) -> EnvTimes:
 
 
 def _actor(near: Sequence[Measured], far: Sequence[Measured], env: EnvTimes) -> ActorTimes:
-    """Return what actors take for a step, environments apart."""
+    """Return the actors' times for a step, without environments."""
 
     def beside_env(one: Measured) -> float:
         return _actor_s(one) - env.cpu_s(one.group_size)
@@ -314,12 +314,12 @@ def _actor_s(one: Measured) -> float:
 
 
 def _act_s(one: Measured) -> float:
-    """Return the CPU seconds of acting for one step of a group: no more than all but the environment took."""
+    """Return the CPU seconds of acting for one step of a group: at most everything except the environment."""
     return min(one.share("actor/act_share") * one.actors / one.steps, _actor_s(one))
 
 
 def _server(near: Sequence[Measured], far: Sequence[Measured], acting: Sequence[tuple[int, float]]) -> ServerTimes:
-    """Return what servers take: acting and half of the rest by the call, the other half by the request."""
+    """Return the servers' times: acting and half of the rest per call, the other half per request."""
     asked, asked_far = [one for one in near if one.calls], [one for one in far if one.calls]
     if not asked:
         return ServerTimes()
@@ -343,12 +343,12 @@ def _served_act_s(one: Measured) -> float:
 
 
 def _call_s(one: Measured) -> float:
-    """Return the CPU seconds of a server for a call, with the requests that it answers."""
+    """Return the CPU seconds of a server for a call, with its requests and replies."""
     return one.server_cpu / one.calls
 
 
 def _learner(near: Sequence[Measured], far: Sequence[Measured]) -> LearnerTimes:
-    """Return what the learner takes; its CPU time is that of updates but for what joining took."""
+    """Return the learner's times; its CPU time except joining is counted as updates."""
 
     def cpu_s(one: Measured) -> float:
         return one.learner_cpu / one.updates
@@ -379,17 +379,17 @@ def _join_s(one: Measured) -> float:
 
 
 def _update_s(one: Measured) -> float:
-    """Return the seconds of the learner's main thread for a batch, waiting apart."""
+    """Return the seconds of the learner's main thread per batch, without waits."""
     return max(1.0 - one.share("learner/wait_batch_share"), 0.0) / one.updates / one.reuse
 
 
 def _relay(far: Sequence[Measured]) -> Cost:
-    """Return the cores that a parameter server keeps busy at rest, and the CPU seconds of each version for each reader."""
+    """Return the cores that an idle parameter server keeps busy, and the CPU seconds of each version for each reader."""
     return fit((one.updates * (one.actors if one.placement == INLINE else 1), one.relay_cpu) for one in far)
 
 
 def _hop_s(served: Sequence[Measured]) -> float:
-    """Return the seconds of one way, from runs in which one group alone asks: what its actor waits beyond the answer."""
+    """Return the seconds of one way, from runs in which only one group sends requests: the actor's wait minus the answer."""
     alone = [one for one in served if one.actors * one.ring == 1 and one.calls]
     waits = [one.share("actor/wait_inference_share") / one.steps - one.server_cpu / one.calls for one in alone]
     return max(0.0, sum(waits) / len(waits) / 2) if waits else USUAL_HOP_S

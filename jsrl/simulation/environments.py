@@ -1,4 +1,4 @@
-"""Times an experiment's environments by themselves: steps and resets, on a core and asleep."""
+"""Times an experiment's environments alone: steps and resets, on a core and idle."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jsrl.simulation.fits import fit
 from jsrl.simulation.times import Cost, EnvTimes
 
 QUANTILES = 32
-_FEWEST = 30  # steps that are timed at least
+_FEWEST = 30  # smallest number of timed steps
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Timed steps of a group: how many environments it has, begun [N] with each step, and seconds [N]."""
+    """Timed steps of a group: its number of environments, episodes begun in each step [N], and seconds [N]."""
 
     size: int
     begun: np.ndarray
@@ -28,10 +28,10 @@ class Steps:
 
 
 def time_environments(experiment: Experiment, sizes: list[int], seconds: float = 2.0) -> EnvTimes:
-    """Return what steps and resets of groups of some sizes take, with random actions.
+    """Return the times of steps and resets of groups of some sizes, with random actions.
 
     Args:
-      experiment: whose environments. sizes: environments of a group. seconds: that each size is timed.
+      experiment: with the environments. sizes: environments of a group. seconds: time per size.
 
     Raises:
       ConfigError, EnvironmentFault: an environment cannot be made, or has several seats.
@@ -54,7 +54,7 @@ def time_environments(experiment: Experiment, sizes: list[int], seconds: float =
 
 
 def _time(experiment: Experiment, size: int, seconds: float) -> Steps:
-    """Step a group with random actions for some seconds."""
+    """Step a group with random actions for `seconds` seconds."""
     env = make(experiment.env, size, seed=experiment.seed, group=0)
     rng = np.random.default_rng(experiment.seed)
     rows: list[tuple[int, float, float]] = []
@@ -74,7 +74,7 @@ def _time(experiment: Experiment, size: int, seconds: float) -> Steps:
 
 
 def _costs(timed: list[Steps]) -> tuple[Cost, Cost, Cost, Cost]:
-    """Return what steps and resets take: CPU and idle, from means of steps with and without resets."""
+    """Return the costs of steps and resets, CPU and idle, from means of steps with and without resets."""
     busy, idle, resets, reset_idle = [], [], list[float](), list[float]()
     for steps in timed:
         calm = steps.begun == 0
@@ -90,5 +90,5 @@ def _costs(timed: list[Steps]) -> tuple[Cost, Cost, Cost, Cost]:
 
 
 def _each(seconds: list[float]) -> Cost:
-    """Return the mean as the cost of each environment that begins."""
+    """Return the mean as a cost per started episode."""
     return Cost(0.0, max(0.0, float(np.mean(seconds)))) if seconds else Cost()

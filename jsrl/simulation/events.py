@@ -1,6 +1,6 @@
-"""Simulated time, processes as generators, and what they wait for: pauses, mailboxes, and shared resources.
+"""Simulated time, processes as generators, and their waits: pauses, mailboxes, and shared resources.
 
-A process is a generator that yields what it waits for, and is resumed with what it waited for.
+A process is a generator that yields a wait, and is resumed with the wait's result.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 Process = Generator["Wait", Any, None]
-_LEFT = 1e-12  # of a job, in units of service: rounding
+_LEFT = 1e-12  # remaining units of a job that count as rounding
 
 
 class Wait(Protocol):
-    """What a process yields."""
+    """A wait that a process yields."""
 
     def begin(self, clock: Clock, resume: Callable[[Any], None]) -> None:
         """Call `resume` once it is over."""
@@ -24,7 +24,7 @@ class Wait(Protocol):
 
 
 class Clock:
-    """Simulated seconds, and what happens when.
+    """Simulated time in seconds, and the queue of events.
 
     Attributes:
       now: the time in seconds.
@@ -40,7 +40,7 @@ class Clock:
         heapq.heappush(self._events, (self.now + seconds, next(self._order), call, value))
 
     def start(self, process: Process) -> None:
-        """Run a process, which begins now."""
+        """Run a process from now on."""
 
         def resume(value: Any) -> None:
             try:
@@ -51,7 +51,7 @@ class Clock:
         self.after(0.0, resume)
 
     def run(self, until_s: float) -> None:
-        """Let everything happen up to a time."""
+        """Process all events up to a time."""
         while self._events and self._events[0][0] <= until_s:
             self.now, _, call, value = heapq.heappop(self._events)
             call(value)
@@ -59,7 +59,7 @@ class Clock:
 
 
 class Pause:
-    """Waits for some seconds in which nothing is used."""
+    """Waits for some seconds without using a resource."""
 
     __slots__ = ("_seconds",)
 
@@ -72,14 +72,14 @@ class Pause:
 
 
 class Mailbox:
-    """Messages for one process, first in first out; yielding it takes the next."""
+    """Messages for one process, first in first out; yielding it waits for the next."""
 
     def __init__(self) -> None:
         self.messages: deque[Any] = deque()
         self._waiting: Callable[[Any], None] | None = None
 
     def put(self, message: Any) -> None:
-        """Leave a message."""
+        """Add a message."""
         if self._waiting is None:
             self.messages.append(message)
         else:
@@ -99,7 +99,7 @@ class Shared:
     """A resource that its users share evenly: cores, or the bytes per second of a link.
 
     Args:
-      capacity: units per second. most: that one user of width 1 gets at most. A user of width 2 counts as two.
+      capacity: units per second. most: limit of one user of width 1. A user of width 2 counts as two.
 
     Attributes:
       used: units that were served so far, up to the last change.
@@ -107,7 +107,7 @@ class Shared:
 
     def __init__(self, clock: Clock, capacity: float, most: float) -> None:
         self._clock, self._capacity, self._most = clock, capacity, most
-        self._attained = 0.0  # units that a user of width 1 has got since the beginning
+        self._attained = 0.0  # units served to a user of width 1 since the start
         self._since = 0.0
         self._width = 0.0
         self._jobs: list[tuple[float, int, float, Callable[[Any], None]]] = []
@@ -116,11 +116,11 @@ class Shared:
         self.used = 0.0
 
     def use(self, amount: float, width: float = 1.0) -> Use:
-        """Return the wait for `amount` units, of which `width` are got side by side."""
+        """Return the wait for `amount` units, of which `width` are served in parallel."""
         return Use(self, amount, width)
 
     def used_at(self, now: float) -> float:
-        """Return the units that were served up to now."""
+        """Return the units served up to now."""
         return self.used + (now - self._since) * self._rate * self._width
 
     @property
@@ -134,14 +134,14 @@ class Shared:
         self._since = self._clock.now
 
     def add(self, amount: float, width: float, resume: Callable[[Any], None]) -> None:
-        """Begin to serve a user."""
+        """Start serving a user."""
         self._advance()
         heapq.heappush(self._jobs, (self._attained + amount / width, next(self._order), width, resume))
         self._width += width
         self._plan_end()
 
     def _plan_end(self) -> None:
-        """Plan when the next user is served, now that the number of users changed."""
+        """Plan when the next user is finished, after a change in the number of users."""
         self._plan += 1
         if self._jobs:
             left = max(0.0, self._jobs[0][0] - self._attained)

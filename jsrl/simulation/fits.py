@@ -12,7 +12,7 @@ from jsrl.simulation.times import Cost
 def fit(points: Iterable[tuple[float, float]]) -> Cost:
     """Return the cost `call_s + row_s x rows` nearest to (rows, seconds), neither part below zero.
 
-    Where all points have the same rows, half of the cost is taken to be that of the call.
+    If all points have the same rows, half of the cost is attributed to the call.
     """
     found = [(rows, seconds) for rows, seconds in points]
     if not found:

@@ -1,6 +1,6 @@
 """The model of a run: actors, inference servers and the learner as processes that share cores, links and accelerators.
 
-It follows the workers' own rules: who waits for which params, blocks as credits, batches of whatever requests are there.
+It follows the workers' own rules: which params a request waits for, blocks as credits, batches of all waiting requests.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from jsrl.simulation.events import Clock, Mailbox, Pause, Process, Shared
 from jsrl.simulation.system import System
 from jsrl.simulation.times import ServiceTimes
 
-BUFFERS = 3  # batches that the learner keeps: in training, ready, being joined
+BUFFERS = 3  # batches in the learner: in training, ready, being joined
 _BITS = 1e6 / 8  # bytes of a Mbit
-_NEWS = object()  # new params, in a server's mailbox
+_NEWS = object()  # in a server's mailbox: new params
 
 
 class Activities:
-    """The share of time that a worker spends in each activity."""
+    """The time that a worker spends in each activity."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self._activity, self._since = clock, "other", 0.0
         self._total: defaultdict[str, float] = defaultdict(float)
 
     def enter(self, activity: str) -> None:
-        """Leave the present activity for another."""
+        """End the current activity and start another."""
         self._total[self._activity] += self._clock.now - self._since
         self._activity, self._since = activity, self._clock.now
 
@@ -43,10 +43,10 @@ class Activities:
 
 @dataclass
 class Group:
-    """A group on its way through a trajectory.
+    """A group and its open trajectory.
 
     Attributes:
-      version: of the reply that waits; None: not there yet. oldest: of the params that chose rows of this trajectory.
+      version: of the waiting reply; None: not there yet. oldest: of the params that chose rows of this trajectory.
       trajectory: its number; None: not begun.
     """
 
@@ -70,13 +70,13 @@ class Actor:
     inbox: Mailbox = field(default_factory=Mailbox)
     blocks: int = 0
     version: int = 0
-    pending: deque[Group] = field(default_factory=deque)  # that wait for its own acting
+    pending: deque[Group] = field(default_factory=deque)  # groups that wait for the actor's own acting
     dies_s: float = math.inf
 
 
 @dataclass
 class Server:
-    """An inference server in the model. requests: (actor, group, updates that its params must have seen)."""
+    """An inference server in the model. requests: (actor, group, updates that its params must have)."""
 
     host: int
     activities: Activities
@@ -94,10 +94,10 @@ class Lease:
 
 
 class Model:
-    """A run that can be advanced.
+    """A simulated run.
 
     Args:
-      system: the run. times: what its parts take. seed: of the draws.
+      system: the run. times: costs of its parts. seed: of the draws.
 
     Attributes:
       clock: its time. counts: `env_steps` trained on, `updates`, `calls` of servers and their `rows`, trajectories `taken`
@@ -116,7 +116,7 @@ class Model:
         self.learner = Activities(clock)
         self._leases, self._ready = Mailbox(), Mailbox()
         self._free, self._slots = Mailbox(), Mailbox()
-        self._sending: dict[int, int] = {}  # reader of params, while a version is on its way -> the newest
+        self._sending: dict[int, int] = {}  # reader of params, while a version is being sent -> the newest
         for _ in range(BUFFERS):
             self._free.put(None)
         self._slots.put(None)
@@ -131,7 +131,7 @@ class Model:
         for index, host in enumerate(s.hosts):
             machines.setdefault(f"machine {host.machine}" if host.machine else f"host {index}", []).append(index)
         self.cores: dict[int, Shared] = {}
-        self.machines: list[tuple[str, Shared, float, float]] = []  # name, cores, how many, taken by reports
+        self.machines: list[tuple[str, Shared, float, float]] = []  # name, cores, their number, part used by reports
         for hosts in machines.values():
             count = max(s.hosts[i].cores for i in hosts)
             busy = sum(self.times.host_cores for i in hosts if workers[i])
@@ -173,7 +173,7 @@ class Model:
     def _send(
         self, source: int, sink: int, size: float, far: bool, deliver: Callable[[Any], None], message: Any
     ) -> None:
-        """Deliver a message of `size` bytes to a host, after its way through both hosts' links."""
+        """Deliver a message of `size` bytes to a host, through both hosts' links."""
         hop_s = self.times.far_hop_s if far else self.times.hop_s
         ways = [(source, "out"), (sink, "in")] if source != sink else []
         links = [self.links[way][0] for way in ways if way in self.links]
@@ -185,7 +185,7 @@ class Model:
         def carry(link: Shared) -> Process:
             yield link.use(size)
             left[0] -= 1
-            if not left[0]:  # both links carry it at the same time; the slower one says when it is there
+            if not left[0]:  # both links carry it at the same time; the slower one decides when it arrives
                 self.clock.after(hop_s, deliver, message)
 
         for link in links:
@@ -194,7 +194,7 @@ class Model:
     # -- actors
 
     def _act(self, actor: Actor) -> Process:
-        """Step one group after another, as their actions come."""
+        """Step one group after another, as their actions arrive."""
         yield Pause(self._draw.random() * 0.01)
         for group in actor.groups:
             self._ask(actor, group)
@@ -213,7 +213,7 @@ class Model:
             yield from self._step(actor, chosen)
 
     def _next_group(self, actor: Actor) -> Group | None:
-        """Return a group that has its actions and room for its rows, the one furthest behind first."""
+        """Return a group that has its actions and a block for its rows, the one furthest behind first."""
         if actor.server is None:
             ready = [group for group in actor.pending if self._wanted(group) <= actor.version]
         else:
@@ -236,7 +236,7 @@ class Model:
         return group
 
     def _wanted(self, group: Group) -> int:
-        """Return the updates that a group's next actions must have seen."""
+        """Return the updates that the params for a group's next actions must have."""
         lag = self.system.wait_lag
         if lag is None or group.trajectory is None:
             return 0
@@ -278,7 +278,7 @@ class Model:
         self._ask(actor, group)
 
     def _env_s(self, rows: int) -> tuple[float, float]:
-        """Return the CPU seconds and the idle ones of a group's step."""
+        """Return the CPU seconds and the idle seconds of a group's step."""
         env = self.times.env
         factor = self._draw.choice(env.shape)
         busy, idle = factor * env.step.of(rows), factor * env.step_idle.of(rows)
@@ -299,7 +299,7 @@ class Model:
         group.trajectory += 1
 
     def _ask(self, actor: Actor, group: Group) -> None:
-        """Ask for the actions of a group's next row."""
+        """Request the actions of a group's next row."""
         s, server = self.system, actor.server
         if server is None:
             actor.pending.append(group)
@@ -308,7 +308,7 @@ class Model:
         self._send(actor.host, server.host, s.bytes.request, s.far_asks, server.inbox.put, request)
 
     def _restart(self, actor: Actor) -> Process:
-        """Lose what is open, and come back after a while."""
+        """Discard open trajectories, and restart after a while."""
         self.counts["deaths"] += 1
         actor.activities.enter("other")
         yield Pause(self.system.restart_s)
@@ -319,7 +319,7 @@ class Model:
     # -- inference servers
 
     def _serve(self, server: Server, number: int) -> Process:
-        """Answer what has arrived, in batches."""
+        """Answer waiting requests, in batches."""
         held: list[tuple[Actor, Group, int]] = []
         while True:
             server.activities.enter("wait_params" if held else "wait")
@@ -356,7 +356,7 @@ class Model:
     # -- the learner
 
     def _join(self) -> Process:
-        """Join trajectories into batches, in a thread of its own."""
+        """Join trajectories into batches, in a separate thread."""
         waiting: deque[Lease] = deque()
         number = 0
         while True:
@@ -372,7 +372,7 @@ class Model:
             number += 1
 
     def _place(self, lease: Lease, taken: dict[int, Lease], late: list[Lease], updates: int) -> Process:
-        """Copy a trajectory into its place of the batch, drop it where it is too old, or keep it for the next."""
+        """Copy a trajectory into its place in the batch, drop it if it is too old, or keep it for the next."""
         s, cost = self.system, self.times.learner
         lag = updates - lease.oldest
         if s.max_lag is not None and lag + s.updates - 1 > s.max_lag:
@@ -388,7 +388,7 @@ class Model:
         self._send(s.learner, lease.actor.host, 0.0, s.far_rows, lease.actor.inbox.put, _Credit(lease.actor))
 
     def _train(self) -> Process:
-        """Update with each batch, and hand out params."""
+        """Update with each batch, and publish params."""
         s, cost = self.system, self.times.learner
         while True:
             self.learner.enter("wait_batch")
@@ -416,7 +416,7 @@ class Model:
         return self.servers or self.actors
 
     def _publish(self) -> None:
-        """Hand the newest params to all who act, over shared memory at once, else as the links allow."""
+        """Send the newest params to all that act: at once over shared memory, else at the speed of the links."""
         s = self.system
         if not s.far_params:
             for reader in self._readers():
@@ -428,7 +428,7 @@ class Model:
                 self._hand_over(index, self.updates, s.learner, reader.host, partial(self._take_params, reader))
 
     def _hand_over(self, key: int, version: int, source: int, sink: int, deliver: Callable[[int], None]) -> None:
-        """Send a version to a reader, or once the one before has arrived: the latest wins."""
+        """Send a version to a reader, or queue it until the previous one has arrived: the latest wins."""
         on_its_way = key in self._sending
         self._sending[key] = version
         if not on_its_way:
@@ -446,7 +446,7 @@ class Model:
                 return
 
     def _hand_down(self, node: int, version: int) -> None:
-        """Hand a version to the hosts below one in the tree; -1: the learner's host, which is its root."""
+        """Send a version to the hosts below one in the tree; -1: the learner's host, which is its root."""
         s = self.system
         hosts = sorted({reader.host for reader in self._readers()} - {s.learner})
         if node < 0:
@@ -473,7 +473,7 @@ class Model:
 
 
 def _nothing() -> None:
-    """Wake an actor, which looks at its params again."""
+    """Wake an actor, which checks its params again."""
 
 
 class _Reply:
@@ -489,7 +489,7 @@ class _Reply:
 
 
 class _Credit:
-    """A block that an actor may write again: called when it looks."""
+    """A block that an actor may write again: called when the actor checks."""
 
     __slots__ = ("_actor",)
 

@@ -1,4 +1,4 @@
-"""What a simulated run did: throughput, how busy everything was, lags, and what limited it, in words."""
+"""Results of a simulated run: throughput, use of resources, lags, and the bottleneck, as text."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from jsrl.simulation.times import ServiceTimes
 CORES, OUT, INTO, GPU = "cores", "network out", "network into", "accelerators"
 UPDATES, INFERENCE, ENVIRONMENTS = "updates", "inference", "environments"
 ROUND_TRIPS = "round trips"
-FULL = 0.9  # a resource that is busy for this share of the time limits a run, whoever waits meanwhile
-BUSY = 0.6  # below this share nothing is the limit but the time that messages take
+FULL = 0.9  # above this use a resource limits a run, whatever else waits
+BUSY = 0.6  # below this use the latency of messages is the limit
 MOST_S = 3600.0
 _MOST_UPDATES = 40
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run would do, over its steady part.
+    """The results of a simulated run, over its steady part.
 
     Attributes:
       seconds: simulated. env_steps_per_s: trained. updates_per_s.
-      used: (what, of which host or worker) -> share of it that is used, 0-1.
+      used: (what, host or worker) -> its use, 0-1.
       shares: activity of actors (`env`), or of others after a slash (`updates/wait_batch`) -> share of their time.
-      lags: of trained trajectories, in updates -> how many. dropped: share of trajectories that were too old.
+      lags: of trained trajectories, in updates -> their number. dropped: share of trajectories that were too old.
       batch_rows: mean rows of a server's batch; 0 without servers. deaths: of actors.
-      rate: env steps/s trained, of ten parts of the time.
+      rate: env steps/s trained, in ten parts of the time.
     """
 
     seconds: float
@@ -47,14 +47,14 @@ class Outcome:
 
     @property
     def bottleneck(self) -> tuple[str, str]:
-        """Return what limits the run, and of which host."""
+        """Return what limits the run, and on which host."""
         return name_bottleneck(self.used)
 
 
 def name_bottleneck(used: Mapping[tuple[str, str], float]) -> tuple[str, str]:
-    """Return what limits a run, from how busy everything is: measured or simulated.
+    """Return what limits a run, from measured or simulated use of its resources.
 
-    A full core or link slows all that use it, so it comes before the workers that seem busy because of it.
+    A full core or link slows everything that uses it, so it comes before the workers that seem busy because of it.
     """
     for what in (CORES, OUT, INTO, GPU):
         full = {key: share for key, share in used.items() if key[0] == what and share >= FULL}
@@ -67,10 +67,10 @@ def name_bottleneck(used: Mapping[tuple[str, str], float]) -> tuple[str, str]:
 def simulate(
     system: System, times: ServiceTimes, *, seconds: float = 10.0, warm_s: float = 2.0, seed: int = 0
 ) -> Outcome:
-    """Return what a run would do.
+    """Return the results of a simulated run.
 
     Args:
-      system: the run on its hosts. times: what its parts take. seconds: of the steady part, at least; it is longer where
+      system: the run on its hosts. times: costs of its parts. seconds: of the steady part, at least; longer if
         updates are rare. warm_s: before that. seed: of the draws.
 
     Raises:
@@ -114,7 +114,7 @@ def simulate(
 
 
 def _busy(model: Model) -> dict[tuple[str, str], float]:
-    """Return what was used of cores, links and accelerators so far, over what there is in a second."""
+    """Return the use of cores, links and accelerators so far, over their capacity per second."""
     now, hosts = model.clock.now, model.system.hosts
     found = {(CORES, name): cores.used_at(now) / count for name, cores, count, _ in model.machines}
     for (host, way), (link, rate) in model.links.items():
@@ -126,7 +126,7 @@ def _busy(model: Model) -> dict[tuple[str, str], float]:
 
 
 def _with_reports(model: Model, used: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
-    """Add what heartbeats and reports take of the cores."""
+    """Add the cores' use by heartbeats and reports."""
     return used | {(CORES, name): used[CORES, name] + busy / count for name, _, count, busy in model.machines}
 
 
@@ -162,7 +162,7 @@ def _shares(model: Model, spent: Mapping[str, float], seconds: float) -> dict[st
 
 
 def lag_quantile(lags: Mapping[int, int], share: float) -> int:
-    """Return the lag below or at which this share of the trajectories is; 0 without any."""
+    """Return the lag that this share of the trajectories does not exceed; 0 without any."""
     left = math.ceil(share * sum(lags.values()))
     for lag, count in sorted(lags.items()):
         left -= count

@@ -1,4 +1,4 @@
-"""An outcome for people: as text, and as one HTML page with charts in the style of a run's report."""
+"""Simulation results as text, and as one HTML page with charts in the style of a run's report."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ADVICE = {
 
 
 def name_of(key: tuple[str, str]) -> str:
-    """Return a resource for people: `network out of host a`."""
+    """Return a resource as text: `network out of host a`."""
     what, where = key
     if what == CORES:
         return f"cores of {where}"
@@ -47,7 +47,7 @@ def name_of(key: tuple[str, str]) -> str:
 
 
 def verdict(outcome: Outcome) -> str:
-    """Return in words what limits the run, and what would help."""
+    """Return what limits the run, and what would help, as text."""
     key = outcome.bottleneck
     if key[0] == ROUND_TRIPS:
         return f"Nothing is busy for most of the time: waiting for each other limits this run. {ADVICE[ROUND_TRIPS]}"
@@ -63,7 +63,7 @@ def _limits(name: str) -> str:
 
 
 def summary(outcome: Outcome) -> str:
-    """Return throughput, what is used, lags and the bottleneck as text."""
+    """Return throughput, use of resources, lags and the bottleneck as text."""
     lines = [
         f"  {outcome.env_steps_per_s:,.0f} env steps/s trained, {outcome.updates_per_s:.3g} updates/s "
         f"(simulated {outcome.seconds:.0f} s)",
@@ -83,7 +83,7 @@ def summary(outcome: Outcome) -> str:
 
 
 def by_use(outcome: Outcome) -> list[tuple[tuple[str, str], float]]:
-    """Return what is used, the most first."""
+    """Return the resources, the most used first."""
     return sorted(outcome.used.items(), key=lambda entry: -entry[1])
 
 
@@ -93,7 +93,7 @@ def _actors_text(outcome: Outcome) -> str:
 
 
 def page(title: str, outcome: Outcome, notes: Sequence[str] = ()) -> str:
-    """Return an outcome as an HTML page that needs nothing else; `notes`: paragraphs below its title."""
+    """Return the results as a self-contained HTML page; `notes`: paragraphs below its title."""
     cards = [
         (number(outcome.env_steps_per_s), "env steps per second trained"),
         (number(outcome.updates_per_s), "updates per second"),

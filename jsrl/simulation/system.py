@@ -1,4 +1,4 @@
-"""What the model needs to know of a run: who lives on which host, and what travels between them."""
+"""The model's view of a run: the host of each worker, and the messages between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jsrl.workers.kinds import find_kind
 
 Placing: TypeAlias = Callable[[Sequence[Need], Sequence[HostFacts]], Layout]
 _HEADER_BYTES, _FRAME_BYTES = 200, 50  # of a message and of each of its arrays, keys and lengths included
-_PACKETS = 1.05  # bytes on the wire over those sent: headers of packets, acknowledgements apart
+_PACKETS = 1.05  # bytes on the wire per byte sent: packet headers, without acknowledgements
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class ActorPart:
-    """One actor: its host, its groups, and the number of the server that it asks (None: it acts itself)."""
+    """One actor: its host, its groups, and the number of its server (None: it acts itself)."""
 
     host: int
     groups: tuple[int, ...]
@@ -49,17 +49,17 @@ class System:
     """A run on hosts.
 
     Attributes:
-      hosts: all. actors, servers (host of each), learner (its host): numbers count `hosts`.
+      hosts: all. actors, servers (host of each), learner (its host): numbers are positions in `hosts`.
       group_size: environments of a group. rows: T. batch_groups: trajectories of a batch. updates: made with one batch, in
         `reuse` calls.
-      by_group: a batch has one trajectory of each group; else those that came first.
-      wait_lag: a group's trajectory n begins with params of n x updates - wait_lag updates or more; None: it does not wait.
-      max_lag: rows that are older, in updates, are dropped; None: none are.
-      blocks: trajectories that each group may have open or under way.
-      sizes: rows that a server's batches are padded to; none: they are not. max_rows: of a batch. max_wait_s: for more
+      by_group: a batch has one trajectory of each group; else the first that arrive.
+      wait_lag: a group's trajectory n needs params with at least n x updates - wait_lag updates; None: it does not wait.
+      max_lag: rows older than this, in updates, are dropped; None: none are.
+      blocks: trajectories that each group may have open or in flight.
+      sizes: padded sizes of a server's batches; none: no padding. max_rows: of a batch. max_wait_s: for more
         requests.
       bytes: of messages. far_rows, far_asks, far_params: these go over TCP with keys.
-      fan_out: hosts that each host hands new params to; 0: the learner's host sends them to every reader itself.
+      fan_out: hosts to which each host sends new params; 0: the learner's host sends them to every reader itself.
       deaths_per_hour: of each actor. restart_s: until a dead one works again.
     """
 
@@ -94,13 +94,13 @@ class System:
 
 
 def lay_out_on(experiment: Experiment, hosts: Sequence[HostFacts], place: Placing = lay_out) -> tuple[Layout, System]:
-    """Return where the workers of an experiment live on some hosts, and what the model needs of that.
+    """Return the hosts of an experiment's workers, and the model's view of the run.
 
     Args:
-      experiment: with `auto` decided. hosts: the first one is that of the controller. place: lays what workers need on hosts.
+      experiment: with `auto` decided. hosts: the first one is that of the controller. place: assigns workers to hosts.
 
     Raises:
-      ConfigError: something does not fit, or the run has something that the model does not know.
+      ConfigError: something does not fit, or the model does not support the run.
     """
     if not experiment.where.has_processes:
         raise ConfigError(
@@ -112,10 +112,10 @@ def lay_out_on(experiment: Experiment, hosts: Sequence[HostFacts], place: Placin
 
 
 def system_of(plan: Plan, layout: Layout) -> System:
-    """Return what the model needs of a plan that is laid on hosts.
+    """Return the model's view of a plan on hosts.
 
     Raises:
-      ConfigError: the run has something that the model does not know.
+      ConfigError: the model does not support the run.
     """
     e = plan.experiment
     _check(plan)
@@ -156,7 +156,7 @@ def system_of(plan: Plan, layout: Layout) -> System:
 
 
 def _check(plan: Plan) -> None:
-    """Refuse what the model does not know."""
+    """Refuse runs that the model does not support."""
     e = plan.experiment
     wrong = ""
     if len(plan.policies) > 1 or e.director is not None:
@@ -198,5 +198,5 @@ def _arrays(tree: object) -> list[ArraySpec]:
 
 
 def _message(arrays: list[int]) -> float:
-    """Return the bytes on the wire of a message with arrays of so many bytes."""
+    """Return the bytes on the wire of a message with arrays of these sizes in bytes."""
     return _PACKETS * (_HEADER_BYTES + sum(size + _FRAME_BYTES for size in arrays))

@@ -1,4 +1,4 @@
-"""Service times of an experiment's parts, as a calibration measured them; a file of them is JSON.
+"""Service times of an experiment's parts from a calibration, saved as JSON.
 
 CPU times are those of one core of the calibrated machine; a `Cost` grows with the rows that one call handles.
 """
@@ -25,15 +25,15 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     row_s: float = 0.0
 
     def of(self, rows: float) -> float:
-        """Return the seconds of a call with so many rows."""
+        """Return the seconds of a call with `rows` rows."""
         return self.call_s + self.row_s * rows
 
 
 class EnvTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What environments take.
+    """Times of environments.
 
     Attributes:
-      step, reset: CPU seconds of a step of a group, and of a reset beyond that (row_s: of each environment that begins).
+      step, reset: CPU seconds of a step of a group, and additional ones of a reset (row_s: per started episode).
       step_idle, reset_idle: seconds in which the environment waits and uses no core.
       episode_steps: mean length of an episode. shape: quantiles of a group's step, over its mean.
     """
@@ -55,11 +55,11 @@ class EnvTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ActorTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """CPU seconds of an actor for each step of a group, beside the environment.
+    """CPU seconds of an actor for each step of a group, without the environment.
 
     Attributes:
-      act: acting in its own process. own: all else where it acts itself. asking: all else where a server acts.
-      far_rows, far_asks: what comes on top where trajectories, or requests, go over TCP with keys.
+      act: acting in its own process. own: everything else if it acts itself. asking: everything else if a server acts.
+      far_rows, far_asks: additional time if trajectories, or requests, go over TCP with keys.
     """
 
     act: Cost = Cost()
@@ -70,11 +70,11 @@ class ActorTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an inference server takes.
+    """Times of an inference server.
 
     Attributes:
-      act: CPU seconds of a call, by its rows after padding. act_idle: seconds in which it waits for its accelerator.
-      request: CPU seconds of a request and its reply. far_request: what comes on top over TCP with keys.
+      act: CPU seconds of a call, by its rows after padding. act_idle: seconds of waiting for its accelerator.
+      request: CPU seconds of a request and its reply. far_request: additional time over TCP with keys.
     """
 
     act: Cost = Cost()
@@ -84,13 +84,13 @@ class ServerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LearnerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the learner takes.
+    """Times of the learner.
 
     Attributes:
-      update: seconds of an update by its rows (env steps of the batch), what lies between updates included.
+      update: seconds of an update by its rows (env steps of the batch), including the time between updates.
       threads: cores that an update keeps busy; 0: it waits for an accelerator.
-      take: CPU seconds of the joining thread for a trajectory. far_take: what comes on top over TCP with keys.
-      relay: CPU seconds of handing one version of the params to one worker over TCP, or to one host of a tree.
+      take: CPU seconds of the joining thread for a trajectory. far_take: additional time over TCP with keys.
+      relay: CPU seconds of sending one version of the params to one worker over TCP, or to one host of a tree.
     """
 
     update: Cost = Cost()
@@ -104,11 +104,11 @@ class ServiceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All service times of an experiment.
 
     Attributes:
-      experiment: its name, and the options that it was calibrated with (as JSON of the experiment).
+      experiment: its name, and the options of the calibration (as JSON of the experiment).
       hop_s, far_hop_s: from a message's commit until its reader runs, over shared memory and over TCP.
-      host_cores: cores that the controller, or a host's agent, keeps busy. relay_cores: that the parameter server does, where
+      host_cores: cores that the controller, or a host's agent, keeps busy. relay_cores: the same for the parameter server, if
         params go over TCP.
-      measured: what the calibration saw, trial by trial; not used by the model.
+      measured: the calibration's measurements, trial by trial; not used by the model.
     """
 
     experiment: str = ""
@@ -126,7 +126,7 @@ class ServiceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int = FORMAT
 
     def lacks(self, served: bool, far: bool) -> str:
-        """Return what the calibration would have to measure for a layout that is served, or goes over TCP; empty: nothing."""
+        """Return what the calibration lacks for a layout with servers, or with TCP; empty: nothing."""
         seen = {(one.get("placement") == "served", bool(one.get("far"))) for one in self.measured}
         if not seen or (served, far) in seen:
             return ""

@@ -1,4 +1,4 @@
-"""What measurements say: the setting to use and how much it gains; a pure function of a file of measurements."""
+"""Advice from measurements: the setting to use and its gain; a pure function of a file of measurements."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from jsrl.tuning.search import Trial
 from jsrl.tuning.space import Setting, key_of
 
 FORMAT = 1
-BUSY = 3.0  # load average per core above which something else must have run: a trial keeps its own cores busy
-TIE = 0.02  # within this share of the best speed the setting with fewer processes is taken
+BUSY = 3.0  # load average per core above which other programs must have run: a trial keeps only its own cores busy
+TIE = 0.02  # settings within this share of the best speed are ties; the one with fewer processes wins
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """All that a tuning measured, and on what.
+    """All measurements of a tuning, with the machine and the experiment.
 
     Attributes:
-      experiment: its name. machine, work: what the figures hold for (see jsrl.tuning.profiles). version: of jsrl.
-      default: the setting that the experiment had. trials: in order. words, options: key of a setting -> the setting for
-        people, and the options (name -> value) that it stands for. began: when (ISO 8601). total_s: that it took.
+      experiment: its name. machine, work: for which the figures hold (see jsrl.tuning.profiles). version: of jsrl.
+      default: the experiment's own setting. trials: in order. words, options: key of a setting -> the setting as text,
+        and its options (name -> value). began: when (ISO 8601). total_s: duration.
       changes_learning: the number of environments and the batch were tuned as well.
     """
 
@@ -78,18 +78,18 @@ def read_kind(path: Path, kind: str) -> dict[str, Any]:
 
 
 def label(setting: Setting) -> str:
-    """Return a setting as one word of text, to look it up by."""
+    """Return a setting as one word of text, as a key."""
     return ";".join(f"{name}={value}" for name, value in key_of(setting))
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to use.
+    """The setting to use.
 
     Attributes:
-      setting, words, options: the best one, for machines and for people. env_steps_per_s: its median speed.
-      default_env_steps_per_s: of the default (0 where it failed). ranking: (words, median speed, lowest, highest,
-      measurements) of every setting, best first. text: all of this for people.
+      setting, words, options: the best one, as value and as text. env_steps_per_s: its median speed.
+      default_env_steps_per_s: of the default (0: it failed). ranking: (words, median speed, lowest, highest,
+      measurements) of every setting, best first. text: all of this as text.
     """
 
     setting: Setting
@@ -102,15 +102,15 @@ class Advice:
 
     @property
     def gain(self) -> float:
-        """Return how many times the default's speed this is (infinite where the default failed)."""
+        """Return its speed over the default's (infinite if the default failed)."""
         return self.env_steps_per_s / self.default_env_steps_per_s if self.default_env_steps_per_s else float("inf")
 
 
 def advise(found: Measurements) -> Advice:
-    """Return the advice that follows from measurements.
+    """Return the advice from measurements.
 
-    The setting with the highest median of its final measurements wins (of all measurements, where no final was made);
-    within 2% of it the default is kept, else the setting with the fewest processes taken.
+    The setting with the highest median of its final measurements wins (of all measurements, if there are no final ones);
+    within 2% of it the default is kept, else the setting with the fewest processes is taken.
 
     Raises:
       ConfigError: not one measurement succeeded; with what went wrong.
@@ -137,7 +137,7 @@ def advise(found: Measurements) -> Advice:
 
 
 def _speeds(trials: Sequence[Trial]) -> dict[Any, list[float]]:
-    """Return the speeds by setting: of its final measurements where there are any (the first one may be a lucky one)."""
+    """Return the speeds by setting: of its final measurements if there are any (the first one may be luck)."""
     every: dict[Any, list[float]] = {}
     final: dict[Any, list[float]] = {}
     for trial in trials:
@@ -148,7 +148,7 @@ def _speeds(trials: Sequence[Trial]) -> dict[Any, list[float]]:
 
 
 def _comparable(trials: Sequence[Trial]) -> set[Any]:
-    """Return the settings that were measured most carefully: those with final measurements, most of them."""
+    """Return the settings that were measured most carefully: those with the most final measurements."""
     counts: dict[Any, int] = {}
     for trial in trials:
         if trial.phase == "final":
@@ -164,7 +164,7 @@ def _processes(setting: Setting) -> int:
 
 
 def _text(found: Measurements, advice: Advice, is_default: bool) -> str:
-    """Return the advice for people: the setting, what it gains, the options to give, and what came next."""
+    """Return the advice as text: the setting, its gain, its options, and the next best ones."""
     speed = f"{advice.env_steps_per_s:,.0f} env steps/s"
     if is_default:
         first = f"{found.experiment}: keep the default ({advice.words}), {speed}: nothing measured was faster by 2%"

@@ -1,6 +1,6 @@
-"""Profiles: what a tuning found, kept for one machine, one piece of work and one version, and used by later runs.
+"""Profiles: results of a tuning for one machine, one workload and one version, used by later runs.
 
-`JSRL_PROFILES` says in which folder (an empty value: none is kept or used); the default is the user's cache.
+`JSRL_PROFILES` is their folder (an empty value: profiles are neither kept nor used); the default is the user's cache.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from jsrl.tuning.space import applied
 
 VARIABLE = "JSRL_PROFILES"
 OFF, AUTO = "none", "auto"
-FAULT_FIELDS = ("on_fault", "fault_limit", "fault_window_s")  # of an environment: no work
-# What of an agent decides how much there is to compute; of agents without these fields everything counts.
+FAULT_FIELDS = ("on_fault", "fault_limit", "fault_window_s")  # of an environment: they do not change the workload
+# Fields of an agent that decide its computation; for agents without these fields everything counts.
 COSTLY_FIELDS = ("network", "num_epochs", "num_minibatches")
-# What a tuning may change: a profile that was tuned with some of these given holds for runs that are given the same.
+# Options that a tuning may change: a profile tuned with some of these given holds for runs with the same ones given.
 TUNED = (
     "placement", "num-actors", "num-groups", "num-inference-servers", "inference.max-rows", "inference.max-wait-s",
     "learner.threads", "actor.blocks-per-group",
@@ -37,7 +37,7 @@ TUNED = (
 
 
 def profiles_folder(given: str | None = None) -> Path | None:
-    """Return where profiles are kept (`given`, else JSRL_PROFILES, else the user's cache); None: nowhere."""
+    """Return the folder of profiles (`given`, else JSRL_PROFILES, else the user's cache); None: none is used."""
     chosen = os.environ.get(VARIABLE) if given is None else given
     if chosen is not None:
         return Path(chosen) if chosen else None
@@ -46,7 +46,7 @@ def profiles_folder(given: str | None = None) -> Path | None:
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return what identifies a kind of machine: processor, cores that this process may use, memory, accelerators."""
+    """Return the facts that identify a kind of machine: processor, cores for this process, memory, accelerators."""
     facts = hardware_facts()
     return {
         "processor": facts["processor"],
@@ -57,10 +57,10 @@ def machine_facts() -> dict[str, Any]:
 
 
 def work_facts(experiment: Experiment, given: Collection[str] = ()) -> dict[str, Any]:
-    """Return what decides how much work an experiment is: environment, network, batch; not its learning rate or seed.
+    """Return the facts that decide an experiment's workload: environment, network, batch; not its learning rate or seed.
 
     Args:
-      experiment: whose. given: options that were given explicitly, and so are not to be tuned.
+      experiment: to describe. given: options that were given explicitly, and are not tuned.
     """
     e = experiment
     own = options_of(experiment)
@@ -83,7 +83,7 @@ def work_facts(experiment: Experiment, given: Collection[str] = ()) -> dict[str,
 
 
 def version() -> str:
-    """Return the version of jsrl that figures hold for."""
+    """Return the version of jsrl for which figures hold."""
     return jsrl.__version__
 
 
@@ -98,8 +98,8 @@ class Profile:
     """Options (name -> value) that made an experiment fast.
 
     Attributes:
-      options: to set. words: the same for people. gain: times the default's speed. machine, work, version: it holds for.
-      measurements: file that it follows from. path: where it lies.
+      options: to set. words: the same as text. gain: speed over the default's. machine, work, version: for which it holds.
+      measurements: file that it is based on. path: of the profile.
     """
 
     options: dict[str, Any]
@@ -144,7 +144,7 @@ class Profile:
 
 
 def find_profile(experiment: Experiment, folder: Path | None, given: Collection[str] = ()) -> Profile | None:
-    """Return the profile of this machine, work and version: tuned with the same options given, or else with none."""
+    """Return the profile of this machine, workload and version: tuned with the same options given, or else with none."""
     if folder is None:
         return None
     for fixed in (given, ()):
@@ -157,14 +157,14 @@ def find_profile(experiment: Experiment, folder: Path | None, given: Collection[
 def use_profile(
     experiment: Experiment, which: str, *, given: Collection[str] = (), profiles_dir: str | None = None
 ) -> tuple[Experiment, str]:
-    """Return (the experiment with a profile's options, one line that says so, or an empty string).
+    """Return (the experiment with a profile's options, one line about it, or an empty string).
 
     Args:
-      experiment: what shall run. which: auto (the one made on this machine, if any), none, or a file's path.
-      given: options that were given explicitly: they win. profiles_dir: where profiles are kept.
+      experiment: to run. which: auto (the one made on this machine, if any), none, or a file's path.
+      given: options that were given explicitly: they win. profiles_dir: folder of profiles.
 
     Raises:
-      ConfigError: the file that was asked for cannot be read or does not fit.
+      ConfigError: the requested file cannot be read or does not fit.
     """
     if which == OFF:
         return experiment, ""

@@ -1,7 +1,7 @@
-"""The search for a fast setting, where every measurement is a noisy one.
+"""The search for a fast setting with noisy measurements.
 
-A Gaussian process over the log of the speed says what to try next; then the leaders are measured again, in turns, because the
-best of many noisy measurements is a lucky one. Nothing here is random: the same measurements lead to the same next one.
+A Gaussian process over the log of the speed proposes what to try next; then the leaders are measured again, in turns, because
+the best of many noisy measurements is often luck. Nothing is random: the same measurements lead to the same next one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy as np
 
 from jsrl.tuning.space import Setting, Space, key_of
 
-EXPLORE_SHARE = 0.75  # of the time; the rest measures the leaders again
-WORTH = 0.005  # expected gain (of the log speed) below which trying something new ends early
+EXPLORE_SHARE = 0.75  # of the time; in the rest the leaders are measured again
+WORTH = 0.005  # expected gain (of the log speed) below which exploration ends early
 MAX_LEADERS = 3
-LEADER_MARGIN = 0.10  # how far behind the best (log speed, as the model has it) a leader may be
+LEADER_MARGIN = 0.10  # how far behind the best (log speed, in the model) a leader may be
 MIN_ROUNDS, MAX_ROUNDS = 2, 6
 
 
@@ -29,8 +29,8 @@ class Trial:
     """One measurement of one setting.
 
     Attributes:
-      setting: what was measured. phase: `explore` or `final`. env_steps_per_s: trained, 0 where it failed.
-      seconds: that the figure covers. updates: in that time. start_s: from the command to the first update.
+      setting: measured one. phase: `explore` or `final`. env_steps_per_s: trained, 0: it failed.
+      seconds: of the measurement. updates: in that time. start_s: from the command to the first update.
       cut: ended early, because it was far behind. error: why it failed. load: load average of the machine at its end.
     """
 
@@ -45,15 +45,15 @@ class Trial:
     load: float = 0.0
 
 
-Measure = Callable[[Setting, str, float], Trial]  # setting, phase, the best speed so far -> what was measured
+Measure = Callable[[Setting, str, float], Trial]  # setting, phase, the best speed so far -> the measurement
 
 
 @dataclass
 class Budget:
-    """Time for a search, by a clock that tests may replace.
+    """Time budget of a search; tests may replace its clock.
 
     Attributes:
-      total_s: to spend. clock: returns seconds. stopped: asked whether to end now (Ctrl-C).
+      total_s: to spend. clock: returns seconds. stopped: returns whether to end now (Ctrl-C).
     """
 
     total_s: float
@@ -76,20 +76,20 @@ class Budget:
         return self.total_s - self.elapsed_s
 
     def took(self, seconds: float) -> None:
-        """Note how long a trial took."""
+        """Record the duration of a trial."""
         self._durations.append(seconds)
 
     def allows(self, share: float = 1.0) -> bool:
-        """Return whether one more trial of the usual length fits into a share of the time."""
+        """Return whether another trial of the usual length fits into a share of the time."""
         usual_s = statistics.median(self._durations) if self._durations else 0.0
         return not self.stopped() and self.elapsed_s + usual_s <= share * self.total_s
 
 
 def search(space: Space, measure: Measure, budget: Budget) -> list[Trial]:
-    """Measure settings until the time is spent, or nothing is left to be gained; return all trials in order.
+    """Measure settings until the time is spent, or no gain is expected; return all trials in order.
 
     Args:
-      space: what may be tried; its default is measured first. measure: makes one trial. budget: how long it may take.
+      space: possible settings; its default is measured first. measure: makes one trial. budget: of time.
     """
     trials: list[Trial] = []
 
@@ -116,7 +116,7 @@ def search(space: Space, measure: Measure, budget: Budget) -> list[Trial]:
 
 
 def propose(space: Space, trials: Sequence[Trial]) -> Setting | None:
-    """Return the setting to measure next: the opening ones first, then whichever promises most; None: none is worth it."""
+    """Return the setting to measure next: the openings first, then the one with the largest expected gain; None: none."""
     tried = {key_of(t.setting) for t in trials}
     for setting in openings(space):
         if key_of(setting) not in tried:
@@ -133,7 +133,7 @@ def propose(space: Space, trials: Sequence[Trial]) -> Setting | None:
 
 
 def openings(space: Space) -> list[Setting]:
-    """Return what is measured before there is a model: the default, and each placement with few and with many workers."""
+    """Return the settings measured before there is a model: the default, and each placement with few and with many workers."""
     chosen: dict[Any, Setting] = {key_of(space.default): space.default}
     for own in space.grid.values():
         points = space.coordinates(own)
@@ -149,9 +149,9 @@ def openings(space: Space) -> list[Setting]:
 # -- the model --------------------------------------------------------------------------------------------------------
 
 # Hyperparameters that are compared by their likelihood: correlation length (in steps of a knob), spread of the log speed
-# over the space, and noise of one measurement. The first of each is the likeliest before anything was measured.
+# over the space, and noise of one measurement. The first of each is the most likely before any measurement.
 LENGTHS, SPREADS, NOISES = (2.0, 1.0, 4.0, 8.0), (0.5, 0.25, 1.0), (0.05, 0.025, 0.1, 0.2)
-CUT_NOISE = 0.15  # of a measurement that was ended early, on top
+CUT_NOISE = 0.15  # additional noise of a measurement that was ended early
 FAILED_BELOW = 0.7  # a failed setting counts as this much (log) slower than the slowest
 
 
@@ -160,8 +160,8 @@ class Model:
     """A Gaussian process (squared exponential) over the log of the speed.
 
     Attributes:
-      points: measured, [M, X]. factor: Cholesky factor of their covariance. weights: [M], solves it for the measurements.
-      mean: of the log speeds. best: the highest value that the model has for a measured point.
+      points: measured, [M, X]. factor: Cholesky factor of their covariance. weights: [M], its solution for the measurements.
+      mean: of the log speeds. best: the model's highest value at a measured point.
     """
 
     points: np.ndarray
@@ -181,7 +181,7 @@ class Model:
         return mean, np.sqrt(np.maximum(variance, 1e-12))
 
     def expected_gain(self, points: np.ndarray) -> np.ndarray:
-        """Return by how much each point is expected to raise the best log speed."""
+        """Return each point's expected gain over the best log speed."""
         mean, deviation = self.predict(points)
         z = (mean - self.best) / deviation
         density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
@@ -194,7 +194,7 @@ def _covariance(a: np.ndarray, b: np.ndarray, length: float, spread: float) -> n
 
 
 def fit(space: Space, trials: Sequence[Trial]) -> Model | None:
-    """Return the model of what was measured; None when nothing has succeeded."""
+    """Return the model of the measurements; None if all failed."""
     speeds = np.array([t.env_steps_per_s for t in trials])
     if not (speeds > 0).any():
         return None
@@ -222,7 +222,7 @@ def fit(space: Space, trials: Sequence[Trial]) -> Model | None:
 
 
 def leaders(space: Space, trials: Sequence[Trial]) -> list[Setting]:
-    """Return the settings worth measuring again, best first: by the model, which a lucky measurement fools less."""
+    """Return the settings to measure again, best first: by the model, which lucky measurements mislead less."""
     model = fit(space, trials)
     measured = {key_of(t.setting): t.setting for t in trials if t.env_steps_per_s > 0 and not t.cut}
     if model is None or not measured:
@@ -234,10 +234,10 @@ def leaders(space: Space, trials: Sequence[Trial]) -> list[Setting]:
 
 
 def finals(space: Space, trials: Sequence[Trial]) -> Iterator[Setting]:
-    """Yield the leaders (and, every other round, the default) to be measured again, in turns; hopeless ones drop out.
+    """Yield the leaders (and, every other round, the default) to measure again, in turns; hopeless ones drop out.
 
     Args:
-      trials: a list that grows by what is yielded.
+      trials: a list that grows by the measurements.
     """
     running = leaders(space, trials)
     default = space.default
@@ -248,12 +248,12 @@ def finals(space: Space, trials: Sequence[Trial]) -> Iterator[Setting]:
             yield default
         speed = {key_of(s): statistics.median(final_speeds(trials, s)) for s in running}
         best = max(speed.values(), default=0.0)
-        margin = max(LEADER_MARGIN / (number + 1), 0.03)  # the more was measured, the less is forgiven
+        margin = max(LEADER_MARGIN / (number + 1), 0.03)  # the margin shrinks with the number of measurements
         running = [s for s in running if speed[key_of(s)] >= (1 - margin) * best]
         if number + 1 >= MIN_ROUNDS and len(running) < 2:
             return
 
 
 def final_speeds(trials: Sequence[Trial], setting: Setting) -> list[float]:
-    """Return what the final measurements of a setting showed; [0.0] without any."""
+    """Return the speeds in the final measurements of a setting; [0.0] without any."""
     return [t.env_steps_per_s for t in trials if t.phase == "final" and t.setting == setting] or [0.0]

@@ -1,6 +1,6 @@
-"""What may be tuned, as values: knobs, the settings they span, and how a setting changes an experiment.
+"""The tunable settings as values: knobs, the settings they span, and how a setting changes an experiment.
 
-A setting is a flat dict of knob name -> value. Knobs are named as the options are, but for `ring` (groups of one actor, so
+A setting is a flat dict of knob name -> value. Knobs have the options' names, except `ring` (groups of one actor, so
 that num-groups = num-actors x ring) and `envs-factor` (num-envs and batch-envs times this, which changes what is learned).
 """
 
@@ -25,18 +25,18 @@ Setting: TypeAlias = dict[str, Any]
 
 PROCESSES = ("inline", "served", "apart")
 SERVED = ("served", "apart")
-MAX_DETAILS = 2  # knobs of detail that a candidate may have off their default at once
+MAX_DETAILS = 2  # detail knobs of a candidate that may differ from their defaults at once
 CATEGORY_DISTANCE = 1.5  # between two placements, in steps of an ordinary knob
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One thing that may be turned.
+    """One tunable option.
 
     Attributes:
-      name: of the option (or `ring`, `envs-factor`). values: to choose from, in order where there is one.
-      placements: where it means anything. weight: how much one step of it is expected to matter.
-      detail: left at its default while others are searched, but for MAX_DETAILS of them at once.
+      name: of the option (or `ring`, `envs-factor`). values: to choose from, in order if there is one.
+      placements: for which it has an effect. weight: expected effect of one step.
+      detail: stays at its default while others are searched, except for MAX_DETAILS of them at once.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Knob:
 
 @dataclass(frozen=True)
 class Space:
-    """Everything that a search may try: `candidates` are valid settings, `default` is among them."""
+    """All settings of a search: `candidates` are valid settings, `default` is among them."""
 
     knobs: tuple[Knob, ...]
     default: Setting
@@ -71,11 +71,11 @@ class Space:
 
     @cached_property
     def grid(self) -> dict[Any, list[Setting]]:
-        """Return, by placement, the candidates whose details are at their default: what an exhaustive grid would try."""
+        """Return, by placement, the candidates whose details are at their default, as for an exhaustive grid search."""
         details = [k.name for k in self.knobs if k.detail]
         usual: dict[Any, Setting] = {}
         found: dict[Any, list[Setting]] = {}
-        for setting in self.candidates:  # of every placement the first has all details at their default
+        for setting in self.candidates:  # the first of every placement has all details at their default
             placement = setting.get("placement")
             first = usual.setdefault(placement, setting)
             if all(setting.get(name) == first.get(name) for name in details):
@@ -97,7 +97,7 @@ def _coordinate(knob: Knob, setting: Setting) -> list[float]:
 
 
 def key_of(setting: Setting) -> tuple[tuple[str, Any], ...]:
-    """Return a setting as something to compare and to look up."""
+    """Return a setting as a hashable key."""
     return tuple(sorted(setting.items()))
 
 
@@ -105,7 +105,7 @@ def key_of(setting: Setting) -> tuple[tuple[str, Any], ...]:
 
 
 def make_knobs(experiment: Experiment, machine: Machine, *, batch: bool = False) -> tuple[Knob, ...]:
-    """Return what may be tuned in an experiment on a machine; `batch`: also the number of environments and the batch."""
+    """Return the knobs of an experiment on a machine; `batch`: also the number of environments and the batch."""
     e, cores = experiment, machine.cores
     envs = e.num_envs
     actors = {2**i for i in range(12)} | {cores, cores - 1, cores + 1, e.actors}
@@ -142,8 +142,8 @@ def make_space(experiment: Experiment, knobs: tuple[Knob, ...], fixed: Iterable[
     """Return the valid settings around an experiment.
 
     Args:
-      experiment: its own values are the default. knobs: what may be tuned.
-      fixed: options that stay as the experiment has them; `num-groups` fixes the ring, `num-envs` and `batch-envs` the batch.
+      experiment: its own values are the default. knobs: tunable options.
+      fixed: options that keep the experiment's values; `num-groups` fixes the ring, `num-envs` and `batch-envs` the batch.
 
     Raises:
       ConfigError: nothing is left to tune.
@@ -165,7 +165,7 @@ def make_space(experiment: Experiment, knobs: tuple[Knob, ...], fixed: Iterable[
 
 
 def _with_default(knob: Knob, default: Setting, fixed: bool) -> Knob:
-    """Return the knob with the experiment's own value among its values, or with nothing else."""
+    """Return the knob with the experiment's own value added, or as its only value."""
     if knob.name not in default:
         return knob
     own = default[knob.name]
@@ -179,7 +179,7 @@ def _with_default(knob: Knob, default: Setting, fixed: bool) -> Knob:
 
 
 def _spanned(knobs: tuple[Knob, ...], default: Setting) -> Iterator[Setting]:
-    """Yield every combination of the main knobs with at most MAX_DETAILS details off their default."""
+    """Yield every combination of the main knobs with at most MAX_DETAILS details that differ from their default."""
     main, details = [k for k in knobs if not k.detail], [k for k in knobs if k.detail]
     placements = next(k.values for k in knobs if k.name == "placement")
     for placement in placements:
@@ -199,12 +199,12 @@ USUAL = {"num-inference-servers": 1, "inference.max-wait-s": 0.0, "actor.blocks-
 
 
 def _usual(knob: Knob) -> Any:
-    """Return a detail's value where the default's placement does not have it."""
+    """Return a detail's value if the default's placement does not have it."""
     return USUAL.get(knob.name, knob.values[-1])
 
 
 def current(experiment: Experiment, knobs: Iterable[Knob]) -> Setting:
-    """Return the setting that an experiment has as it stands."""
+    """Return the current setting of an experiment."""
     known = {"ring": experiment.ring, "envs-factor": "1"}
     return {
         knob.name: known[knob.name] if knob.name in known else _get(experiment, knob.name)
@@ -217,7 +217,7 @@ def current(experiment: Experiment, knobs: Iterable[Knob]) -> Setting:
 
 
 def options_for(experiment: Experiment, setting: Setting) -> dict[str, Any]:
-    """Return the options (name -> value) that a setting stands for, in an experiment."""
+    """Return the options (name -> value) of a setting in an experiment."""
     options = {name: value for name, value in setting.items() if name not in ("ring", "envs-factor")}
     if "ring" in setting:
         options["num-groups"] = setting.get("num-actors", experiment.actors) * setting["ring"]
@@ -239,7 +239,7 @@ def applied(experiment: Experiment, options: dict[str, Any]) -> Experiment:
     """Return the experiment with options set, all at once, so that they are checked together.
 
     Raises:
-      ConfigError: they cannot stand together.
+      ConfigError: they exclude each other.
     """
     changes: dict[str, Any] = {}
     for name, value in options.items():
@@ -250,16 +250,16 @@ def applied(experiment: Experiment, options: dict[str, Any]) -> Experiment:
 
 
 def with_setting(experiment: Experiment, setting: Setting) -> Experiment:
-    """Return the experiment as a setting has it.
+    """Return the experiment with a setting.
 
     Raises:
-      ConfigError: the setting cannot be.
+      ConfigError: the setting is invalid.
     """
     return applied(experiment, options_for(experiment, setting))
 
 
 def is_valid(experiment: Experiment, setting: Setting) -> bool:
-    """Return whether an experiment can have a setting, and whether it is not another one in disguise."""
+    """Return whether a setting is valid for an experiment, and differs in effect from other settings."""
     try:
         tuned = with_setting(experiment, setting)
     except ConfigError:
@@ -284,7 +284,7 @@ def _get(experiment: Experiment, name: str) -> Any:
 
 
 def describe(experiment: Experiment, setting: Setting) -> str:
-    """Return a setting in words, such as `served, 2 actors x 32 slots, ring 2`; details only where they are unusual."""
+    """Return a setting as text, such as `served, 2 actors x 32 slots, ring 2`; details only if they are unusual."""
     tuned = with_setting(experiment, setting)
     slots = tuned.ring * tuned.group_size
     if tuned.placement == "serial":

@@ -1,7 +1,7 @@
-"""One trial: a run of its own, in fresh processes and through the same launch path as any other, measured once it is warm.
+"""One trial: a separate run, in fresh processes and through the usual launch path, measured once it is warm.
 
 `measure` starts `python -m jsrl.tuning.trial`, follows the run's metrics and ends it when they cover enough time. The
-evaluator and the recorder are off meanwhile; nothing else differs from a user's run.
+evaluator and the recorder are off; nothing else differs from a user's run.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ ENDED = "the run ended"
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a trial may take.
+    """Time limits of a trial.
 
     Attributes:
-      seconds: that the measurement covers at least. updates: as well. warm_s: after the first update, not counted.
-      start_s: until the first update. longest_s: for the measurement, however slow the updates are.
+      seconds: least duration of the measurement. updates: least number of updates. warm_s: after the first update, not
+      counted.
+      start_s: until the first update. longest_s: for the measurement, even with slow updates.
       hopeless: share of the best speed below which a trial is ended early.
     """
 
@@ -56,13 +57,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Speed:
-    """What a trial showed.
+    """The measurement of a trial.
 
     Attributes:
-      env_steps_per_s: trained; 0 where it failed. seconds, updates: that it covers. start_s: from the command to the first
+      env_steps_per_s: trained; 0: it failed. seconds, updates: of the measurement. start_s: from the command to the first
       update. cut: ended early, far behind the best. error: why it failed. load: load average of the machine at the end.
-      metrics: the run's last line. means: of its lines since it was warm. launcher_cores: that the launching process kept
-      busy meanwhile.
+      metrics: the run's last line. means: of its lines since it was warm. launcher_cores: cores that the launching
+      process kept
+      busy.
     """
 
     env_steps_per_s: float = 0.0
@@ -88,9 +90,9 @@ def measure(
     """Run an experiment in fresh processes and return how fast it trains.
 
     Args:
-      experiment: what to run; its own limits do not count. limits: how long it may take.
-      best: speed that others reached, so that a hopeless one is ended early (0: none is).
-      stopped: asked whether to end now. on_progress: told what happens.
+      experiment: to run; its own limits are ignored. limits: of time.
+      best: best speed so far, so that a hopeless trial is ended early (0: none is).
+      stopped: returns whether to end now. on_progress: called with progress texts.
     """
     with tempfile.TemporaryDirectory(prefix="jsrl-trial-") as folder:
         runs = Path(folder)
@@ -104,7 +106,7 @@ def measure(
 
 @contextlib.contextmanager
 def _started(experiment: Experiment, runs: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the run in a session of its own (the user's Ctrl-C is ours to handle); end it afterwards."""
+    """Start the run in its own session (this process handles the user's Ctrl-C); end it afterwards."""
     endless = dataclasses.replace(
         experiment,
         total_env_steps=FOREVER_STEPS,
@@ -140,7 +142,7 @@ def _started(experiment: Experiment, runs: Path) -> Iterator[subprocess.Popen[by
             try:
                 child.wait(LEAVE_S)
             except subprocess.TimeoutExpired:
-                child.kill()  # its workers die with it; the next run sweeps its shared memory
+                child.kill()  # its workers die with it; the next run removes its shared memory
                 child.wait()
 
 
@@ -152,7 +154,7 @@ def _follow(
     stopped: Callable[[], bool],
     on_progress: Callable[[str], None],
 ) -> Speed:
-    """Watch a run's metrics until they suffice, it fails, or its time is up."""
+    """Watch a run's metrics until there are enough, it fails, or its time is up."""
     begin_s = time.monotonic()
     progress = Progress(limits, best)
     position = 0
@@ -198,7 +200,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 class Progress:
-    """How far a trial is, from its lines of metrics: `learner/trained_s` says when the last of `updates` ended."""
+    """Progress of a trial, from its lines of metrics: `learner/trained_s` is the time at which the last of `updates` ended."""
 
     def __init__(self, limits: Limits, best: float = 0.0) -> None:
         self._limits, self._best = limits, best
@@ -206,7 +208,7 @@ class Progress:
         self._warm: dict[str, float] | None = None
         self._last: dict[str, float] = {}
         self._lines: list[dict[str, float]] = []  # since it was warm
-        self._used: list[tuple[float, float]] = []  # the launching process: (CPU seconds, when), at first and at last
+        self._used: list[tuple[float, float]] = []  # of the launching process: first and last (CPU seconds, time)
         self.start_s = 0.0
 
     def take(self, line: dict[str, float], waited_s: float) -> None:
@@ -222,7 +224,7 @@ class Progress:
             self._warm = line
 
     def used(self, cpu_s: float, waited_s: float) -> None:
-        """Note the CPU seconds of the launching process, once the run is warm."""
+        """Record the CPU seconds of the launching process, once the run is warm."""
         if self.warm:
             self._used[1:] = [(cpu_s, waited_s)] if self._used else []
             self._used = self._used or [(cpu_s, waited_s)]
@@ -234,11 +236,11 @@ class Progress:
 
     @property
     def warm(self) -> bool:
-        """Return whether what comes now is measured."""
+        """Return whether measuring has begun."""
         return self._warm is not None
 
     def settle(self) -> None:
-        """Count from the first line on, where the time was over before the run was warm."""
+        """Count from the first line on, if the time was over before the run was warm."""
         self._warm = self._warm or self._first
 
     def _since(self, name: str) -> float:
@@ -246,13 +248,13 @@ class Progress:
 
     @property
     def cut(self) -> bool:
-        """Return whether it is hopeless: well measured for a third of the time, and far behind the best."""
+        """Return whether it is hopeless: measured for a third of the time, and far behind the best."""
         sure = self._since("learner/trained_s") >= self._limits.seconds / 3 and self._since("updates") >= 2
         return sure and self.speed_now < self._limits.hopeless * self._best
 
     @property
     def enough(self) -> bool:
-        """Return whether nothing more has to be measured."""
+        """Return whether the measurement is complete."""
         long = self._since("learner/trained_s") >= self._limits.seconds
         return (long and self._since("updates") >= self._limits.updates) or self.cut
 
@@ -264,13 +266,13 @@ class Progress:
 
     @property
     def text(self) -> str:
-        """Return what is going on, in a word or two."""
+        """Return the current state as short text."""
         if not self.begun:
             return "starting"
         return f"{self.speed_now:,.0f} env steps/s" if self.speed_now else "warming up"
 
     def speed(self) -> Speed:
-        """Return what was measured."""
+        """Return the measurement."""
         short = self._since("learner/trained_s") < self._limits.seconds
         return Speed(
             env_steps_per_s=round(self.speed_now, 2),
@@ -300,7 +302,7 @@ def _numbers(line: dict[str, Any]) -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> int:
-    """Be a trial's launching process: run the experiment in FOLDER until interrupted."""
+    """Run a trial's launching process: the experiment in FOLDER until interrupted."""
     from jsrl.launch.run import run
     from jsrl.workers.base import die_with_parent
 

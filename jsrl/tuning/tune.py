@@ -33,16 +33,16 @@ from jsrl.tuning.space import (
 from jsrl.tuning.trial import Limits, measure
 
 MINUTES = 3.0
-TRIALS_PER_BUDGET = 60  # a trial's measurement takes this part of the time; starting takes as long again, or longer
+TRIALS_PER_BUDGET = 60  # part of the time for a trial's measurement; starting takes as long again, or longer
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a tuning leaves behind.
+    """The results of a tuning.
 
     Attributes:
-      experiment: with the settings that were found. advice: which, and what they gain. measurements: that it follows from.
-      profile, path: files of profile and measurements (None: kept nowhere).
+      experiment: with the best settings. advice: the settings, and their gain. measurements: that it is based on.
+      profile, path: files of profile and measurements (None: not saved).
     """
 
     experiment: Experiment
@@ -65,13 +65,13 @@ def tune(
 ) -> Tuned:
     """Measure settings of an experiment on this machine, and save the best as the profile of later runs.
 
-    What is learned stays the same (environments, rollout, batch, policy lag), unless `batch` allows to change it. Ctrl-C ends
+    What is learned stays the same (environments, rollout, batch, policy lag), unless `batch` is true. Ctrl-C ends
     the tuning and keeps the best so far.
 
     Args:
-      experiment: what to tune. given: options that stay as they are. minutes: for all trials together.
+      experiment: to tune. given: options that keep their values. minutes: for all trials together.
       trial_seconds: measured per trial; None: a sixtieth of the time, between 1 and 4. batch: tune num_envs and batch, too.
-      profiles_dir: where to save; see jsrl.tuning.profiles. output: file for the measurements. show: where progress goes.
+      profiles_dir: where to save; see jsrl.tuning.profiles. output: file for the measurements. show: stream for progress.
 
     Raises:
       ConfigError: nothing can be tuned, or nothing could be measured.
@@ -104,7 +104,7 @@ def tune(
 def run_search(
     experiment: Experiment, space: Space, total_s: float, seconds: float, screen: Screen
 ) -> tuple[list[Trial], float]:
-    """Search with real trials; return (trials, seconds that it took). The first Ctrl-C ends it in order."""
+    """Search with real trials; return (trials, seconds spent). The first Ctrl-C ends it cleanly."""
     interrupted: list[bool] = []
     starts: list[float] = []
     budget = Budget(total_s, time.monotonic, stopped=lambda: bool(interrupted))
@@ -132,8 +132,8 @@ def run_search(
 
 
 def start_limit_s(starts: list[float], left_s: float) -> float:
-    """Return how long a trial may take to its first update: as long as there is time, but not many times the usual."""
-    if not starts:  # the default is measured in any case: there is nothing else to compare with
+    """Return a trial's time limit to its first update: the remaining time, but not many times the usual one."""
+    if not starts:  # the default is measured in any case, as the reference
         return max(left_s, 120.0)
     return max(1.0, min(left_s, max(30.0, 4 * max(starts))))
 
@@ -148,7 +148,7 @@ def measurements_of(
     total_s: float,
     batch: bool,
 ) -> Measurements:
-    """Return trials with everything that advice needs to know about them."""
+    """Return trials with everything that the advice needs."""
     settings = {label(t.setting): t.setting for t in trials} | {label(space.default): space.default}
     return Measurements(
         experiment=experiment.name,
@@ -166,13 +166,13 @@ def measurements_of(
 
 
 def profile_of(found: Measurements, advice: Advice) -> Profile:
-    """Return the profile that advice is kept as."""
+    """Return the profile of an advice."""
     gain = round(advice.gain, 2) if advice.default_env_steps_per_s else None
     return Profile(advice.options, advice.words, gain, found.machine, found.work, found.version)
 
 
 class Screen:
-    """Progress for people: a line for each trial, and on a terminal what it is doing now."""
+    """Progress display: a line for each trial, and on a terminal its current state."""
 
     def __init__(self, stream: TextIO | None, experiment: Experiment, space: Space, total_s: float) -> None:
         self._stream, self._experiment, self._total_s = stream, experiment, total_s
@@ -184,20 +184,20 @@ class Screen:
         )
 
     def begin(self, setting: Setting, phase: str) -> Experiment:
-        """Note which setting is tried now, and return the experiment that has it."""
+        """Record the current setting, and return its experiment."""
         self._number += 1
         self._words, self._phase = describe(self._experiment, setting), phase
         return with_setting(self._experiment, setting)
 
     def progress(self, text: str, elapsed_s: float) -> None:
-        """Show what the trial is doing."""
+        """Show the state of the trial."""
         if self._live and self._stream is not None:
             line = f"{self._head(elapsed_s)} {self._words}: {text}"
             self._stream.write(f"\r\x1b[K{line[:118]}")
             self._stream.flush()
 
     def end(self, trial: Trial, elapsed_s: float) -> None:
-        """Show what came of it."""
+        """Show the result of the trial."""
         if trial.error:
             outcome = f"failed: {trial.error[:90]}"
         else:

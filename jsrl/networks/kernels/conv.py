@@ -1,6 +1,6 @@
 """Convolution that is fast on every backend, with the same parameters, outputs and gradients.
 
-XLA's convolution is fast on GPUs and TPUs and slow on CPUs, above all inside `lax.scan`. On CPUs a convolution is here made
+XLA's convolution is fast on GPUs and TPUs and slow on CPUs, especially inside `lax.scan`. On CPUs a convolution here consists
 of matrix products over all pixels at once.
 The platform is chosen while lowering (`jax.lax.platform_dependent`), so that one process may use both.
 
@@ -40,7 +40,7 @@ class Conv(nn.Module):
       scale: the input is multiplied by this (1 / 255 for pixels).
       batch_first: the input is [N, H, W, C_in]; the output is [h, w, N, features] all the same.
       kernel_init: initialiser of the kernel.
-      precision: bfloat16 rounds what is multiplied; sums, parameters and output are float32.
+      precision: bfloat16 rounds the factors; sums, parameters and output are float32.
     """
 
     features: int
@@ -85,7 +85,7 @@ def conv(
     Integer images (uint8 pixels) are cast to the kernel's dtype on the way, at the cheapest point.
 
     Returns:
-      [h, w, N, C_out], as `lax.conv_general_dilated` gives it, to rounding (`precision`: of what is multiplied).
+      [h, w, N, C_out], equal to `lax.conv_general_dilated` up to rounding (`precision`: of the factors).
 
     Raises:
       ValueError: the image is smaller than the window.
@@ -164,8 +164,9 @@ def native_conv(
 # A stride-s convolution with a k x k window, k a multiple of s, is a stride-1 convolution with a k/s x k/s window over the
 # image whose s x s cells became channels. All other kernel sizes and strides read strided windows.
 #
-# Two forms, and whichever moves fewer numbers: `columns` lays all k k windows side by side and multiplies once
-# (k k C_in numbers a pixel); `products` multiplies the image once with all k k weights and adds shifted slices of the result
+# There are two forms; the one that moves fewer numbers is used. `columns` places all k k windows side by side and
+# multiplies once
+# (k k C_in numbers a pixel). `products` multiplies the image once with all k k weights and adds shifted slices of the result
 # (k k C_out numbers a pixel, and no copy of the image). Both gradients of `products` share one array of shifted gradients.
 
 
@@ -244,14 +245,14 @@ def _side_by_side(weights: Array) -> Array:
 
 
 def _shifted_gradients(gradient: Array, size: int) -> Array:
-    """Return the gradient [h, w, N, O] put where each shift read, side by side: [h + k - 1, w + k - 1, N, k k O]."""
+    """Return the gradient [h, w, N, O] at the position each shift read, side by side: [h + k - 1, w + k - 1, N, k k O]."""
     edge = size - 1
     shifted = [jnp.pad(gradient, ((i, edge - i), (j, edge - j), (0, 0), (0, 0))) for i, j in np.ndindex(size, size)]
     return jnp.concatenate(shifted, axis=-1)
 
 
 def _scatter(weights: Array, gradient: Array, shape: tuple[int, ...], step: int, precision: Precision) -> Array:
-    """Return sum over shifts of gradient x weights[i, j], each put where the shift read: [*shape, N, C_in]."""
+    """Return sum over shifts of gradient x weights[i, j], each at the position the shift read: [*shape, N, C_in]."""
     size, _, depth, features = weights.shape
     columns = dot(gradient, weights.reshape(-1, features), _LAST_TURNED, precision)
     total: Array | float = 0.0
@@ -270,7 +271,7 @@ def _window(cells: Array, i: int, j: int, out: Sequence[int], step: int) -> Arra
 
 
 def _step(size: int, stride: int) -> int:
-    """Return the stride that is left after space-to-depth: 1 if it is possible, else all of it."""
+    """Return the stride that remains after space-to-depth: 1 if that is possible, else all of it."""
     return 1 if size % stride == 0 else stride
 
 
@@ -292,7 +293,7 @@ def _cells(stride: int, pads: Pads, batch_first: bool, size: int, x: Array) -> A
     if _step(size, stride) == stride:
         return jnp.transpose(x, (1, 2, 0, 3)) if batch_first else x
     rows, columns = used[0] // stride, used[1] // stride
-    known = all(isinstance(size, int) for size in x.shape)  # exported policies have a symbol for the number of images
+    known = all(isinstance(size, int) for size in x.shape)  # in exported policies the number of images is symbolic
     if known and x.dtype == jnp.uint8 and x.shape[-1] == 4:  # a pixel's four bytes move as one number
         words = lax.bitcast_convert_type(x, jnp.uint32)[..., None]
         return lax.bitcast_convert_type(_space_to_depth(words, rows, columns, stride, batch_first), jnp.uint8).reshape(

@@ -1,4 +1,4 @@
-"""How many zeros (or -inf) windows get beside an image."""
+"""Padding of images for windows."""
 
 from __future__ import annotations
 

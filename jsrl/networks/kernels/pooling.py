@@ -1,6 +1,6 @@
 """Max pooling of [H, W, N, C] images that is fast on every backend, with the same outputs and gradients.
 
-On CPUs one axis after the other, by maxima of shifted slices; elsewhere `lax.reduce_window`.
+On CPUs one axis after the other, with maxima of shifted slices; elsewhere `lax.reduce_window`.
 """
 
 from __future__ import annotations

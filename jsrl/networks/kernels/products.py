@@ -1,4 +1,4 @@
-"""Matrix products whose operands are rounded to bfloat16 and whose sums are float32: mixed precision.
+"""Matrix products with factors rounded to bfloat16 and sums in float32: mixed precision.
 
 Source: Micikevicius et al., 2018, Mixed Precision Training, arXiv 1710.03740; bfloat16 has the range of float32, so that no
 loss needs scaling. Weights, gradients and optimizer stay in float32.
@@ -26,7 +26,7 @@ def dot(x: Array, y: Array, dimensions: Any, precision: Precision = "float32") -
 
 
 def rounded_dense(x: Array, kernel: Array, *_: Any, **__: Any) -> Array:
-    """Return x [..., F] times kernel [F, O] in bfloat16: what `flax.linen.Dense` takes as its `dot_general`."""
+    """Return x [..., F] times kernel [F, O] in bfloat16, as `dot_general` for `flax.linen.Dense`."""
     return _rounded(x.reshape(-1, x.shape[-1]), kernel).reshape(*x.shape[:-1], kernel.shape[-1])
 
 
@@ -49,7 +49,7 @@ _rounded.defvjp(_rounded_fwd, _rounded_bwd)
 
 
 def _kernel_gradient(x: Array, gradient: Array) -> Array:
-    """Return x^T gradient, rounded but on CPUs, where to transpose costs what rounding saves."""
+    """Return x^T gradient, rounded except on CPUs, where the transpose costs what rounding saves."""
     rows = (((0,), (0,)), ((), ()))
     return lax.platform_dependent(
         x,

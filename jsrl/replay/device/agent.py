@@ -1,10 +1,10 @@
-"""`with_replay`: an off-policy agent that learns from windows, as an agent that learns from the actors' trajectories.
+"""`with_replay`: turns an off-policy agent that learns from windows into an agent that learns from the actors' trajectories.
 
-The ring lives in AgentState.extra. One update adds a trajectory and makes K updates of the agent with windows drawn from
+The ring is in AgentState.extra. One update adds a trajectory and makes K updates of the agent with windows drawn from
 the ring, in one compiled call; every placement, snapshots and resume work with it as with any other agent.
 
-On D devices every device holds the whole ring: the devices' shares of the trajectory are gathered, all draw the same
-windows and each learns from its part of them, so that D devices do what one does.
+On D devices every device holds the whole ring: the devices' shares of the trajectory are gathered, all devices draw the same
+windows, and each learns from its part of them, so that D devices do the same as one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from jsrl.replay.device.ring import (
 from jsrl.replay.device.tree import SumTree
 from jsrl.types import Array, Trajectory, Tree, map_trajectory
 
-MADE = "replay/updates_made"  # metric: 0 before `min_size` rows are in
+MADE = "replay/updates_made"  # metric: 0 before the ring has `min_size` rows
 
 
 class Failure(NamedTuple):
@@ -59,7 +59,7 @@ class ReplayExtra(NamedTuple):
 
 
 class _Carry(NamedTuple):
-    """What changes from update to update of one call: the agent's own state, the ring's priorities, a failure."""
+    """The values that change between updates of one call: the agent's own state, the ring's priorities, a failure."""
 
     state: AgentState
     tree: SumTree
@@ -68,11 +68,11 @@ class _Carry(NamedTuple):
 
 
 class OnDevice(NamedTuple):
-    """An agent with replay, and the ways to take its state apart.
+    """An agent with replay, and functions that split its state.
 
     agent: the combination. shape: of the ring.
-    pack: state -> what a snapshot keeps. unpack: (packed, () -> a fresh state of the combination) -> state.
-    failed: state -> (the agent's own state before the update that failed, its windows, its number in its call).
+    pack: state -> its snapshot. unpack: (packed, () -> a fresh state of the combination) -> state.
+    failed: state -> (the agent's own state before the failed update, its windows, its number in its call).
     """
 
     agent: Agent
@@ -114,12 +114,12 @@ def on_device(
 
     Args:
       agent: its `update` learns from windows [W+1, M, ...]. config: of the replay.
-      spec: schema [T+1, N, ...] of the trajectories that the combined update is given.
+      spec: schema [T+1, N, ...] of the combined update's trajectories.
       frames: EnvSpec.frames of the environment. total_updates: of the agent in the whole run, for beta (None: fixed).
-      check_finite: leave the state as it was when an update's metrics are not finite, and make no further one.
+      check_finite: keep the previous state when an update's metrics are not finite, and make no further one.
 
     Raises:
-      ConfigError: the ring is too small, or priorities are wanted of an agent that gives none.
+      ConfigError: the ring is too small, or the agent gives no priorities although they are needed.
     """
     shape = ring_shape(
         spec, capacity=config.capacity, window=config.window, frames=frames, prioritised=config.prioritised
@@ -169,7 +169,7 @@ class _Combined:
     def update(
         self, state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
-        """Add a trajectory [T+1, N, ...] and make K updates with windows (none before `min_size` rows are in)."""
+        """Add a trajectory [T+1, N, ...] and make K updates with windows (none before the ring has `min_size` rows)."""
         extra: ReplayExtra = state.extra
         ring = add(self.shape, extra.ring, _all_columns(trajectory, axis_name))
         before = _Carry(
@@ -225,7 +225,7 @@ class _Combined:
         return read(self.shape, ring, ids)._replace(sampling=weights if self.config.prioritised else ())
 
     def before_failure(self, state: AgentState) -> tuple[AgentState, Trajectory, Array]:
-        """Return (the agent's own state before the update that failed, its windows, its number in its call)."""
+        """Return (the agent's own state before the failed update, its windows, its number in its call)."""
         extra: ReplayExtra = state.extra
         windows = self._windows(extra.ring, extra.failure.ids, extra.failure.weights)
         return state._replace(extra=extra.agent), windows, extra.failure.number

@@ -1,8 +1,8 @@
 """Gaps of a ring on the device: bootstrap rows whose trajectory was not followed by the next one.
 
-Row 0 of a trajectory takes the place of the bootstrap row before it. Where an environment started over in between (its actor
-was replaced), that row is lost, and with it the last transition before the gap: it is kept here, and windows that run over
-the gap get it back. Each environment keeps its last KEPT gaps; an older one ends a window one row earlier.
+Row 0 of a trajectory replaces the bootstrap row before it. If an environment started over in between (its actor
+was replaced), that row is lost, and with it the last transition before the gap. So it is kept here, and windows that cross
+the gap get it back. Each environment keeps its last KEPT gaps; at an older one a window ends one row earlier.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Gaps(NamedTuple):
     """Bootstrap rows before gaps, of N environments.
 
     Attributes:
-      row: int32 [KEPT, N], the row of the ring that each would lie at (-1: none). used: int32 [N], gaps so far.
+      row: int32 [KEPT, N], the row's position in the ring (-1: none). used: int32 [N], gaps so far.
       seen: (observation, state), leaves [KEPT * N, ...], as the ring stores them.
       acts: uint8 [KEPT * N, ...]: whether its value may bootstrap.
-      newest: (seen [N, ...], acts [N, ...], is_first [N]) of the newest bootstrap row. Beside the ring: reading a row there
-        before it is overwritten makes XLA copy the ring.
+      newest: (seen [N, ...], acts [N, ...], is_first [N]) of the newest bootstrap row. It is outside the ring: reading a row
+        of the ring before it is overwritten makes XLA copy the ring.
     """
 
     row: Array
@@ -49,11 +49,11 @@ def no_gaps(seen: Tree, acts: Array, num_envs: int) -> Gaps:
 
 
 def keep(gaps: Gaps, seen: Tree, acts: Array, is_first: Array, row: Array, overwritten: Array) -> Gaps:
-    """Return gaps with the bootstrap rows that a trajectory overwrites and does not follow.
+    """Return gaps with the bootstrap rows that a trajectory overwrites without following them.
 
     Args:
-      seen: (observation, state), as acts and is_first of the trajectory, [T+1, N, ...]. row: of its row 0 in the ring.
-      overwritten: the row that its own bootstrap row takes; what was kept there is forgotten.
+      seen: (observation, state), like acts and is_first of the trajectory, [T+1, N, ...]. row: of its row 0 in the ring.
+      overwritten: the row of its own bootstrap row; a gap kept there is dropped.
     """
     kept, ended = gaps.newest[:2], gaps.newest[2]
     gap, num_envs = is_first[0] & ~ended, is_first.shape[1]
@@ -73,7 +73,7 @@ def is_kept(gaps: Gaps, row: Array, env: Array) -> Array:
 
 
 class FirstGap(NamedTuple):
-    """The first gap of each window [M]. found: whether it has one. at: row of the gap in the window. place: index in Gaps."""
+    """The first gap of each window [M]. found: whether there is one. at: its row in the window. place: index in Gaps."""
 
     found: Array
     at: Array
@@ -81,7 +81,7 @@ class FirstGap(NamedTuple):
 
 
 def find_gaps(gaps: Gaps, rows: Array, env: Array) -> FirstGap:
-    """Return the first gap behind row 0 of windows whose rows lie at `rows` [W+1, M] of the ring."""
+    """Return the first gap after row 0 of windows at rows `rows` [W+1, M] of the ring."""
     hits = (gaps.row[:, env][:, None] == rows).at[:, 0].set(False)  # [KEPT, W+1, M]
     first = jnp.argmax(hits.any(axis=0), axis=0)
     slot = jnp.argmax(hits[:, first, jnp.arange(len(env))], axis=0)
@@ -89,9 +89,9 @@ def find_gaps(gaps: Gaps, rows: Array, env: Array) -> FirstGap:
 
 
 def mend(gaps: Gaps, found: FirstGap, windows: Trajectory) -> Trajectory:
-    """Return windows [W+1, M, ...] that end at their first gap: its row bootstraps as it was, and no row behind it acts.
+    """Return windows [W+1, M, ...] that end at their first gap: its original row bootstraps, and no later row acts.
 
-    What was seen on that row is put there by `put_kept`.
+    `put_kept` restores the observation of that row.
     """
     number = jnp.arange(windows.is_first.shape[0])[:, None] - found.at
     at, behind = found.found & (number == 0), found.found & (number > 0)
@@ -108,7 +108,7 @@ def mend(gaps: Gaps, found: FirstGap, windows: Trajectory) -> Trajectory:
 
 
 def put_kept(kept: Tree, found: FirstGap, seen: Tree, first: int = 0) -> Tree:
-    """Return leaves [first + W+1, M, ...] with what the gaps kept (leaves [KEPT * N, ...]) in their rows."""
+    """Return leaves [first + W+1, M, ...] with the gaps' kept values (leaves [KEPT * N, ...]) in their rows."""
 
     def put(leaf: Array, before: Array) -> Array:
         row, column = found.at + first, jnp.arange(leaf.shape[1])

@@ -1,14 +1,14 @@
-"""Replay on the device: a ring of rows [C, N] and what to draw from it, as pure functions over one pytree.
+"""Replay on the device: a ring of rows [C, N] and draws from it, as pure functions over one pytree.
 
-`add` writes the T rows of a trajectory behind those before, and its bootstrap row behind them, where row 0 of the next
-trajectory takes its place: windows run over the seams. A column is an environment, so trajectories of a column must
-follow each other; where an environment started over in between, row 0 is_first although the bootstrap row was not: a gap, at
+`add` writes the T rows of a trajectory after the earlier ones, then its bootstrap row, which row 0 of the next
+trajectory replaces: windows cross the seams. A column is an environment, so trajectories of a column must
+follow each other. If an environment started over in between, row 0 is_first although the bootstrap row was not: a gap, at
 which windows end with the bootstrap row (jsrl/replay/device/gaps.py).
 
-A window starts at a row of mask 1 (of agents with a core: at row 0 of a trajectory, where the core is known) and has
-`window` rows and a bootstrap row. Frames of a stack are stored once (EnvSpec.frames) and stacked again as they are drawn.
+A window starts at a row of mask 1 (for agents with a core: at row 0 of a trajectory, where the core is known) and has
+`window` rows and a bootstrap row. Frames of a stack are stored once (EnvSpec.frames) and stacked again when drawn.
 
-Everything is written in place where the state is donated: nothing here copies the ring.
+Everything is written in place if the state is donated: nothing here copies the ring.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from jsrl.replay.device.gaps import FirstGap, Gaps, find_gaps, is_kept, keep, me
 from jsrl.replay.device.tree import FAN_OUT, SumTree, find, init_tree, set_weights
 from jsrl.types import Array, Trajectory, Tree, leaves, map_trajectory, spread
 
-DRAWS = 4  # uniform draws of a start before one of mask 0 is taken after all
+DRAWS = 4  # uniform draws of a start before one with mask 0 is accepted
 
 
 @dataclass(frozen=True)
 class RingShape:
-    """What is fixed about a ring.
+    """The constants of a ring.
 
     Attributes:
-      capacity: rows C of each environment, a multiple of `num_rows`. num_envs: N. num_rows: T of what is added.
-      window: rows of a window. stride: rows between starts: 1, or T where only row 0 of a trajectory has its core.
-      frames: frames per observation (None: stored as it is). prioritised: whether starts have priorities.
+      capacity: rows C of each environment, a multiple of `num_rows`. num_envs: N. num_rows: T of added trajectories.
+      window: rows of a window. stride: rows between starts: 1, or T if only row 0 of a trajectory has its core.
+      frames: frames per observation (None: stored unchanged). prioritised: whether starts have priorities.
     """
 
     capacity: int
@@ -48,7 +48,7 @@ class RingShape:
 
     @property
     def history(self) -> int:
-        """Return the rows before a window that its oldest stack reaches back to."""
+        """Return how many rows before a window its oldest stack needs."""
         return (self.frames or 1) - 1
 
 
@@ -81,7 +81,7 @@ def ring_shape(spec: Trajectory, *, capacity: int, window: int, frames: int | No
     """Return the shape of a ring for trajectories of a schema.
 
     Args:
-      spec: schema [T+1, N, ...] of what will be added. capacity: env steps over all environments (rounded to whole
+      spec: schema [T+1, N, ...] of added trajectories. capacity: env steps over all environments (rounded to whole
         trajectories). window, frames, prioritised: see RingShape.
 
     Raises:
@@ -124,7 +124,7 @@ def init_ring(shape: RingShape, spec: Trajectory) -> Ring:
 
 
 def add(shape: RingShape, ring: Ring, trajectory: Trajectory) -> Ring:
-    """Return the ring with the rows of a trajectory [T+1, N, ...], over the oldest ones."""
+    """Return the ring with the rows of a trajectory [T+1, N, ...], which replace the oldest ones."""
     at = ring.written % shape.capacity
     given = trajectory._replace(version=(), sampling=())
     fresh: Any = ()
@@ -149,7 +149,7 @@ def add(shape: RingShape, ring: Ring, trajectory: Trajectory) -> Ring:
 
 
 def _write(shape: RingShape, stored: Array, new: Array, at: Array) -> Array:
-    """Write rows 0 to T-1 at row `at`, which is a multiple of T, and row T behind them."""
+    """Write rows 0 to T-1 at row `at`, which is a multiple of T, and row T after them."""
     num_rows, envs = shape.num_rows, shape.num_envs
     flat = new.reshape(-1, *new.shape[2:])
     stored = jax.lax.dynamic_update_slice_in_dim(stored, flat[: num_rows * envs], at * envs, 0)
@@ -163,12 +163,12 @@ def size(shape: RingShape, ring: Ring) -> Array:
 
 
 def num_starts(shape: RingShape, ring: Ring) -> Array:
-    """Return how many rows windows can start at, those of mask 0 included."""
+    """Return the number of possible starts of windows, including those with mask 0."""
     return _starts(shape, ring)[1] * shape.num_envs
 
 
 def _starts(shape: RingShape, ring: Ring) -> tuple[Array, Array]:
-    """Return (oldest start as a row counted from the first ever, number of starts) of each environment."""
+    """Return (oldest start, as a row counted from the first ever; number of starts) of each environment."""
     lost = ring.written - shape.capacity + 1
     oldest = jnp.where(lost > 0, lost + shape.history, 0)
     oldest = (oldest + shape.stride - 1) // shape.stride * shape.stride
@@ -176,7 +176,7 @@ def _starts(shape: RingShape, ring: Ring) -> tuple[Array, Array]:
 
 
 def _mask(shape: RingShape, ring: Ring, ids: Array) -> Array:
-    """Return bool [..]: mask of the rows that windows `ids` start at; sequences may start at any."""
+    """Return bool [..]: mask of the starts `ids`; sequences may start at any row."""
     if shape.stride > 1:
         return jnp.ones(ids.shape, bool)
     rows, envs = ids // shape.num_envs, ids % shape.num_envs
@@ -190,7 +190,7 @@ def _mask(shape: RingShape, ring: Ring, ids: Array) -> Array:
 
 
 def _open_starts(shape: RingShape, ring: Ring) -> Ring:
-    """Give the windows that a trajectory completed the highest priority, and those that lost rows none."""
+    """Give windows completed by a trajectory the highest priority, and those that lost rows none."""
     before = ring.written - shape.num_rows
     overwritten = before + jnp.arange(0, shape.num_rows + 1 + shape.history, shape.stride)
     completed = before - shape.window + 1 + jnp.arange(shape.num_rows)
@@ -213,12 +213,12 @@ def _ids(shape: RingShape, rows: Array) -> Array:
 
 
 def _where(shape: RingShape, rows: Array, ids: Array) -> Array:
-    """Return the starts at those rows that are true, and for the others one that is ignored."""
+    """Return the starts at the rows that are true, and for the others one that is ignored."""
     return jnp.where(jnp.repeat(rows, shape.num_envs), ids, jnp.iinfo(jnp.int32).max)
 
 
 def _families(run: Array) -> Array:
-    """Return the families of a run of places; where it starts over at 0, its largest and 0 are ends as well."""
+    """Return the families of a range of places; if it wraps to 0, also those of its largest place and of 0."""
     return jnp.concatenate([run[::FAN_OUT], run[-1:], jnp.max(run)[None], jnp.zeros(1, run.dtype)]) // FAN_OUT
 
 
@@ -233,7 +233,7 @@ def reprioritise(ring: Ring, ids: Array, priorities: Array, *, alpha: float, eps
 
 
 def draw(shape: RingShape, ring: Ring, key: Array, number: int) -> tuple[Array, Array]:
-    """Return (ids int32 [number], chances float32 [number] up to a factor) of windows: evenly, or by priority."""
+    """Return (ids int32 [number], chances float32 [number] up to a factor) of windows: uniformly, or by priority."""
     if shape.prioritised:
         offsets = jax.random.uniform(key, (number,))
         return find(ring.tree, (jnp.arange(number) + offsets) / number)
@@ -246,7 +246,7 @@ def draw(shape: RingShape, ring: Ring, key: Array, number: int) -> tuple[Array, 
 
 
 def weights_of(chances: Array, beta: Array) -> Array:
-    """Return importance weights: (chance / the smallest of the batch)^-beta, at most 1."""
+    """Return importance weights: (chance / the smallest in the batch)^-beta, at most 1."""
     return (jnp.maximum(chances, 1e-30) / jnp.maximum(chances.min(), 1e-30)) ** -beta
 
 
@@ -274,11 +274,11 @@ def read(shape: RingShape, ring: Ring, ids: Array) -> Trajectory:
 
 
 def _stack(shape: RingShape, ring: Ring, places: Array, gap: FirstGap) -> Array:
-    """Return stacks [W+1, M, ..., frames] from rows that begin `history` before the window; black before a start."""
+    """Return stacks [W+1, M, ..., frames] from rows that start `history` before the window; black before an episode."""
     frames, count = ring.rows.observation[places], shape.window + 1
     frames = put_kept(ring.gaps.seen[0], gap, frames, shape.history)
     at_gap = gap.found & (jnp.arange(len(places))[:, None] == gap.at + shape.history)
-    fresh = ring.fresh[places] & ~at_gap  # the bootstrap row's stack goes on
+    fresh = ring.fresh[places] & ~at_gap  # the bootstrap row's stack continues
     goes_on = jnp.ones((count, *fresh.shape[1:]), bool)
     stacked = []
     for back in range(shape.history + 1):

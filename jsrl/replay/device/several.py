@@ -1,4 +1,4 @@
-"""Several updates in one compiled call: a batch of K times as many columns is cut into K, one update after the other."""
+"""Several updates in one compiled call: a batch of K times as many columns is split into K, one update after the other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Sums over priorities on the device: a tree with a fan-out of 64, as pure functions.
 
-Level 0 holds the weights, each entry of the next level the sum of 64 of the one below. A parent is recomputed from its
-children, never corrected by a difference, so the tree does not drift. Drawing goes down one level at a time, for all
+Level 0 holds the weights; each entry of the next level is the sum of 64 of the level below. A parent is recomputed from its
+children, never corrected by a difference, so the tree does not drift. A draw goes down one level at a time, for all
 draws at once: three gathers of [draws, 64] for 262,144 weights.
 """
 
@@ -32,8 +32,8 @@ def set_weights(tree: SumTree, at: Array, weights: Array, families: Array | None
     """Return the tree with `weights` [M] at the places `at` [M]; a place beyond the tree is ignored.
 
     Args:
-      tree: of `init_tree`. at: int32; of a place that occurs twice, either weight stays. weights: float32, 0 or more.
-      families: int32; the families of 64 that hold the places, where they are known to be fewer than M.
+      tree: of `init_tree`. at: int32; if a place occurs twice, either weight may stay. weights: float32, 0 or more.
+      families: int32; the families of 64 with these places, if they are known to be fewer than M.
     """
     levels = [tree[0].at[at].set(weights, mode="drop")]
     parents = at // FAN_OUT if families is None else families
@@ -59,7 +59,7 @@ def find(tree: SumTree, points: Array) -> tuple[Array, Array]:
     for level in reversed(tree):
         children = level.reshape(-1, FAN_OUT)[families]
         upto = jnp.cumsum(children, axis=1)
-        inside = jnp.minimum(rest, upto[:, -1] * (1.0 - 1e-6))  # rounding must not lead past the last weight
+        inside = jnp.minimum(rest, upto[:, -1] * (1.0 - 1e-6))  # rounding must not go beyond the last weight
         child = jnp.sum(upto <= inside[:, None], axis=1).astype(jnp.int32)
         child = jnp.minimum(child, FAN_OUT - 1)
         chosen = jnp.take_along_axis(children, child[:, None], axis=1)[:, 0]

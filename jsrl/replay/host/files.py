@@ -1,4 +1,4 @@
-"""What a replay worker leaves on disk: its counters as JSON, and its rows as plain .npy files where asked."""
+"""A replay worker's files: its counters as JSON, and its rows as plain .npy files if they are saved."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ COUNTERS, ROWS = "counters.json", "rows"
 
 
 def save_replay(folder: Path, replay: HostReplay, limiter: Limiter, *, rows: bool) -> None:
-    """Write the limiter's counts, and the rows with their priorities if `rows`; whole or not at all.
+    """Write the limiter's counts, and the rows with their priorities if `rows`; completely or not at all.
 
-    The caller is the thread that inserts, so that no row changes meanwhile.
+    The caller is the inserting thread, so no row changes meanwhile.
     """
     folder.mkdir(parents=True, exist_ok=True)
     counters: dict[str, Any] = {"limiter": limiter.state, "drawn": replay.drawn}
@@ -48,9 +48,9 @@ def save_replay(folder: Path, replay: HostReplay, limiter: Limiter, *, rows: boo
 
 
 def load_replay(folder: Path, replay: HostReplay, limiter: Limiter) -> None:
-    """Take up what `save_replay` wrote, as far as it is there: rows and their counts, else the counts alone.
+    """Restore what `save_replay` wrote, as far as it exists: rows and their counts, or only the counts.
 
-    Without rows the limiter waits for `min_size` env steps again, with the surplus that it had.
+    Without rows the limiter waits for `min_size` env steps again, with its earlier surplus.
 
     Raises:
       SnapshotError: they are broken, or another experiment's.

@@ -1,6 +1,6 @@
-"""Samples per insert: neither side may run away from the other.
+"""Samples per insert: keeps insertions and draws at a fixed ratio.
 
-Source: Cassirer et al. 2021, Reverb, arXiv 2102.04736 (SampleToInsertRatio); the same rule, counted in env steps
+Source: Cassirer et al. 2021, Reverb, arXiv 2102.04736 (SampleToInsertRatio); the same rule, in env steps
 inserted and windows drawn.
 """
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 @dataclass
 class Limiter:
-    """Counts insertions and draws, and says which of them may go on.
+    """Counts insertions and draws, and decides which of them may continue.
 
-    The first `min_size` env steps only fill. From then on |ratio x (inserted - free) - drawn| stays within `slack`.
+    The first `min_size` env steps only fill. After that |ratio x (inserted - free) - drawn| stays within `slack`.
 
     Attributes:
       min_size: env steps before the first draw. ratio: windows per env step, None: free-running.
-      slack: windows by which either side may run ahead. inserted: env steps so far. drawn: windows so far.
-      free: env steps inserted to fill. until: env steps inserted before draws may go on.
+      slack: windows by which either side may be ahead. inserted: env steps so far. drawn: windows so far.
+      free: env steps inserted while filling. until: env steps to insert before draws may continue.
     """
 
     min_size: int
@@ -34,13 +34,13 @@ class Limiter:
             self.free = self.until = self.min_size
 
     def may_insert(self, env_steps: int) -> bool:
-        """Return whether so many env steps may be inserted now."""
+        """Return whether `env_steps` env steps may be inserted now."""
         if self.ratio is None or self.inserted < self.until:
             return True
         return self.ratio * (self.inserted + env_steps - self.free) - self.drawn <= self.slack
 
     def may_draw(self, windows: int) -> bool:
-        """Return whether so many windows may be drawn now."""
+        """Return whether `windows` windows may be drawn now."""
         if self.inserted < self.until:
             return False
         if self.ratio is None:
@@ -53,18 +53,18 @@ class Limiter:
         return {"inserted": self.inserted, "drawn": self.drawn, "free": self.free, "until": self.until}
 
     def restore(self, state: dict[str, int]) -> None:
-        """Go on from the counts of a snapshot."""
+        """Continue from the counts of a snapshot."""
         self.inserted, self.drawn = int(state["inserted"]), int(state["drawn"])
         self.free, self.until = int(state["free"]), int(state["until"])
 
     def refill(self) -> None:
-        """Start to fill again, because the rows are gone: draws wait, and what fills is not paid for with draws."""
+        """Start filling again, because the rows are lost: draws wait, and the refill does not count in the ratio."""
         self.free += self.min_size
         self.until = self.inserted + self.min_size
 
 
 def make_limiter(min_size: int, ratio: float | None, tolerance: float, *, insert_size: int, draw_size: int) -> Limiter:
-    """Return a limiter whose slack is `tolerance` of the first fill, and never so small that both sides wait.
+    """Return a limiter with a slack of `tolerance` times the first fill, but large enough that the two sides do not both wait.
 
     Args:
       min_size, ratio: see Limiter. tolerance: share of min_size x ratio.

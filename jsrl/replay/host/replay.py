@@ -1,7 +1,7 @@
-"""Replay on the host: who may be drawn, how often, and what became of it; the rows themselves are HostRows's.
+"""Replay on the host: which windows may be drawn, their priorities, and counts; the rows themselves are in HostRows.
 
-One thread inserts; any number of threads draw. A drawing thread reads without the lock: rows are given up before they
-are overwritten, so a look afterwards shows which windows were lost meanwhile, and those are drawn again.
+One thread inserts; any number of threads draw. A drawing thread reads without the lock: rows are evicted before they
+are overwritten, so a check afterwards shows which windows were lost meanwhile, and those are drawn again.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from jsrl.replay.host.rows import HostRows, Lane, RowsShape, make_ids, read_ids,
 from jsrl.replay.host.tree import HostTree
 from jsrl.types import Trajectory, map_trajectory, map_tree
 
-LEAST = 1e-12  # weight of a window, so that it can be drawn at all
+LEAST = 1e-12  # smallest weight of a window, so that it can be drawn
 
 
 class HostReplay:
-    """Windows of rows, drawn evenly or by priority.
+    """Windows of rows, drawn uniformly or by priority.
 
     Args:
       shape: of the rows. spec: schema of one group's trajectory. prioritised, alpha, epsilon: see ReplayConfig.
-      seed: of the draws. replay: number of this replay worker, which its ids carry.
+      seed: of the draws. replay: number of this replay worker, part of its ids.
 
     Attributes:
-      inserted, drawn, evicted, ignored: env steps put in, windows drawn, env steps overwritten, priorities that came too
+      inserted, drawn, evicted, ignored: env steps inserted, windows drawn, env steps overwritten, priorities that came too
         late for their window.
       num_starts: windows that can be drawn.
     """
@@ -66,10 +66,11 @@ class HostReplay:
     # -- inserting (one thread) ---------------------------------------------------------------------------------------
 
     def insert(self, lane_number: int, life: tuple[int, int], trajectory: Trajectory) -> None:
-        """Put in a trajectory [T+1, B_g, ...].
+        """Insert a trajectory [T+1, B_g, ...].
 
         Args:
-          lane_number: which group's. life: (incarnation, sequence); what does not follow the last one leaves a gap, at
+          lane_number: of the group. life: (incarnation, sequence); a trajectory that does not follow the last one leaves
+          a gap, at
             which the last bootstrap row is kept.
         """
         shape, lane = self.shape, self.lanes[lane_number]
@@ -93,7 +94,7 @@ class HostReplay:
             self.inserted += shape.num_rows * shape.group_size
 
     def _evict(self, number: int, lost: int) -> None:
-        """Give up what lies before row `lost` of a lane, and the starts whose stacks reach before it."""
+        """Evict the rows before row `lost` of a lane, and the starts whose stacks need them."""
         lane, shape = self.lanes[number], self.shape
         if lost <= 0:
             return
@@ -114,7 +115,7 @@ class HostReplay:
         self._starts_at[number, spots] = 0
 
     def _open(self, number: int) -> None:
-        """Let windows that are complete now be drawn."""
+        """Allow draws of windows that are complete now."""
         lane, shape = self.lanes[number], self.shape
         until = lane.written - shape.window + 1
         times = np.arange(max(lane.opened, lane.head), max(until, lane.opened, lane.head))
@@ -138,7 +139,7 @@ class HostReplay:
             lane.starts_joined += len(places)
 
     def _whole_stacks(self, number: int, times: np.ndarray) -> np.ndarray:
-        """Return bool [len(times), B_g]: whether the stacks of these rows reach no further back than their segment."""
+        """Return bool [len(times), B_g]: whether the stacks of these rows stay within their segment."""
         lane, shape = self.lanes[number], self.shape
         whole = np.ones((len(times), shape.group_size), bool)
         for i in np.flatnonzero(times - lane.segment < shape.history):
@@ -193,7 +194,7 @@ class HostReplay:
         return places, self._times(places), chances
 
     def _times(self, places: np.ndarray) -> np.ndarray:
-        """Return which row (since the first ever) of its lane each place holds now."""
+        """Return which row (counted from the first ever) of its lane each place holds now."""
         lane, within = np.divmod(places, self.shape.capacity * self.shape.group_size)
         written = np.array([lane.written for lane in self.lanes])[lane]
         return written - (written - within // self.shape.group_size) % self.shape.capacity
@@ -216,7 +217,7 @@ class HostReplay:
         map_trajectory(rows, per_column, into._replace(sampling=()), again)
 
     def feedback(self, ids: np.ndarray, priorities: np.ndarray) -> None:
-        """Give windows new priorities (0 or more); those overwritten meanwhile, and ids below 0, are ignored."""
+        """Give windows new priorities (0 or more); overwritten windows, and ids below 0, are ignored."""
         if self._tree is None or not len(ids):
             return
         sent = np.asarray(ids) >= 0
@@ -236,18 +237,18 @@ class HostReplay:
 
     @property
     def index_arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays that say what can be drawn, beside those of the rows."""
+        """Return the arrays that define what can be drawn, besides those of the rows."""
         found: dict[str, np.ndarray] = {"starts_at": self._starts_at, "order": self._order}
         return found if self._tree is None else found | {"weights": self._tree.weights}
 
     @property
     def counters(self) -> dict[str, float]:
-        """Return the numbers that a snapshot keeps."""
+        """Return the numbers for a snapshot."""
         names = ("inserted", "drawn", "evicted", "ignored")
         return {name: getattr(self, name) for name in names} | {"highest": self._highest}
 
     def take_up(self, lanes: list[dict[str, int]], counters: dict[str, float]) -> None:
-        """Go on from a snapshot whose arrays have been written into this replay's: the next trajectories leave a gap."""
+        """Continue from a snapshot whose arrays have been loaded into this replay: the next trajectories leave a gap."""
         for number, stored in enumerate(lanes):
             self.lanes[number] = Lane(**(stored | {"last": (-1, -1)}))  # type: ignore[arg-type]
         for name in ("inserted", "drawn", "evicted", "ignored"):

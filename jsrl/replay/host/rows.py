@@ -1,7 +1,7 @@
 """Rows on the host: one allocation per leaf from the schema, a ring for each group of environments, written once.
 
-A lane is what one group of environments sent: rows [C, B_g] of which the newest is a bootstrap row. Row t of a lane (from
-the first ever) lies at place t mod C, so a place and a lap (t div C) say which row it is, and whether it is still there.
+A lane holds the rows of one group of environments: [C, B_g], of which the newest is a bootstrap row. Row t of a lane (counted
+from the first ever) is at place t mod C, so place and lap (t div C) identify a row, and show whether it is still there.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ PLACE_BITS, LAP_BITS = 36, 20  # an id: replay, lap, place; 2^36 rows, 2^20 laps
 
 @dataclass(frozen=True)
 class RowsShape:
-    """What is fixed about a store of rows.
+    """The constants of a store of rows.
 
     Attributes:
-      lanes: groups of environments. capacity: rows C of a lane. group_size: B_g. num_rows: T of what is inserted.
-      window: rows of a window. frames: frames per observation (None: stored as it is). with_core: windows start at row 0
+      lanes: groups of environments. capacity: rows C of a lane. group_size: B_g. num_rows: T of inserted trajectories.
+      window: rows of a window. frames: frames per observation (None: stored unchanged). with_core: windows start at row 0
         of a trajectory, where the core is known.
     """
 
@@ -36,7 +36,7 @@ class RowsShape:
 
     @property
     def history(self) -> int:
-        """Return the rows before a window that its oldest stack reaches back to."""
+        """Return how many rows before a window its oldest stack needs."""
         return (self.frames or 1) - 1
 
     @property
@@ -47,10 +47,11 @@ class RowsShape:
 
 @dataclass
 class Lane:
-    """Where a lane stands: `written` rows before the bootstrap row, `oldest` the first that is whole.
+    """State of a lane: `written` rows before the bootstrap row, `oldest` the first complete one.
 
-    `last` is (incarnation, sequence) of its last trajectory, `segment` the row behind its last gap. Windows may start at
-    rows from `head` to before `opened`; `starts_left` and `starts_joined` count those that left and joined the list of them.
+    `last` is (incarnation, sequence) of its last trajectory, `segment` the row after its last gap. Windows may start at
+    rows from `head` to before `opened`; `starts_left` and `starts_joined` count removals from and additions to the list
+    of starts.
     """
 
     written: int = 0
@@ -64,7 +65,7 @@ class Lane:
 
 
 class HostRows:
-    """The arrays: leaves [rows, ...] (row-major over lane, time, environment), what to write and what to read."""
+    """The arrays: leaves [rows, ...] (row-major over lane, time, environment), with writes and reads."""
 
     def __init__(self, shape: RowsShape, spec: Trajectory) -> None:
         """Allocate for trajectories of one group (schema [T+1, B_g, ...])."""
@@ -92,7 +93,7 @@ class HostRows:
         return (lane * self.shape.capacity + time % self.shape.capacity) * self.shape.group_size
 
     def write(self, lane: int, at: int, trajectory: Trajectory, *, seam: bool) -> None:
-        """Write the T rows of a trajectory [T+1, B_g, ...] at row `at` of a lane, and its bootstrap row behind them."""
+        """Write the T rows of a trajectory [T+1, B_g, ...] at row `at` of a lane, and its bootstrap row after them."""
         shape = self.shape
         given = trajectory._replace(sampling=())
         if shape.frames is not None:
@@ -130,7 +131,7 @@ class HostRows:
     def read(self, places: np.ndarray, into: Trajectory) -> None:
         """Write the windows that start at `places` [M] into a trajectory [W+1, M, ...] (all of it but `sampling`).
 
-        Rows behind a gap have acts 0, and the first of them is_first: a window ends at a gap and bootstraps there.
+        Rows after a gap have acts 0, and the first of them is_first: a window ends at a gap and bootstraps there.
         """
         shape, number = self.shape, len(places)
         here = self.steps(places, 0, shape.window + 1)
@@ -157,14 +158,14 @@ class HostRows:
         assert number == into.is_first.shape[1]
 
     def steps(self, places: np.ndarray, first: int, count: int) -> np.ndarray:
-        """Return the places [count, M] of the rows first, first + 1, ... behind (before, if negative) `places`."""
+        """Return the places [count, M] of the rows first, first + 1, ... after (before, if negative) `places`."""
         envs, capacity = self.shape.group_size, self.shape.capacity
         lane, within = np.divmod(places, capacity * envs)
         moved = within + np.arange(first, first + count)[:, None] * envs
         return lane * (capacity * envs) + moved % (capacity * envs)
 
     def _stack(self, places: np.ndarray, out: Array) -> None:
-        """Stack frames into `out` [W+1, M, ..., frames]; black before a start."""
+        """Stack frames into `out` [W+1, M, ..., frames]; black before an episode's start."""
         shape, count = self.shape, self.shape.window + 1
         assert shape.frames is not None
         around = self.steps(places, -shape.history, count + shape.history)
@@ -180,7 +181,7 @@ class HostRows:
 
 
 def make_ids(places: np.ndarray, laps: np.ndarray, replay: int) -> np.ndarray:
-    """Return ids int64 [M] that say which replay worker, which place, and which row it held."""
+    """Return ids int64 [M] that contain replay worker, lap and place."""
     lap = laps & ((1 << LAP_BITS) - 1)
     return places | lap << PLACE_BITS | np.int64(replay) << (PLACE_BITS + LAP_BITS)
 
@@ -192,7 +193,7 @@ def read_ids(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def rows_shape(spec: Trajectory, *, lanes: int, capacity: int, window: int, frames: int | None) -> RowsShape:
-    """Return the shape of a store for so many groups; `capacity` is env steps over all of them."""
+    """Return the shape of a store for `lanes` groups; `capacity` is env steps over all of them."""
     num_rows, group_size = spec.is_first.shape[0] - 1, spec.is_first.shape[1]
     with_core = bool(leaves(spec.core))
     least = 2 * num_rows + window + (frames or 1) + 1

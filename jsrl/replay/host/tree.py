@@ -1,15 +1,15 @@
 """Sums over priorities on the host: a tree with a fan-out of 16 in numpy, all draws and changes at once.
 
-Like `device_tree`; a parent is recomputed from its children, so the tree does not drift.
+Like jsrl.replay.device.tree; a parent is recomputed from its children, so the tree does not drift.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-FAN_OUT = 16  # measured for 256 to 8,192 draws (benchmarks/replay.py): 64 reads more than it saves, 2 makes more passes
-ROUNDING = 1e-12  # a sum may be less by this share than its parts: no point may lead past the last of them
-SEARCHED = 4096  # sums up to here are searched at once, which is quicker than going down their levels
+FAN_OUT = 16  # measured for 256 to 8,192 draws (benchmarks/replay.py): 64 reads more than it saves, 2 needs more passes
+ROUNDING = 1e-12  # a sum may be less by this share than its parts: no point may go beyond the last of them
+SEARCHED = 4096  # up to this number sums are searched at once, which is faster than level by level
 
 
 class HostTree:
@@ -37,7 +37,7 @@ class HostTree:
         return self._levels[0].reshape(-1)[: self.size]
 
     def set(self, at: np.ndarray, weights: np.ndarray | float) -> None:
-        """Write weights at places [M]; of a place that occurs twice the last weight stays."""
+        """Write weights at places [M]; if a place occurs twice the last weight stays."""
         if not len(at):
             return
         self._levels[0].reshape(-1)[at] = weights
@@ -68,7 +68,7 @@ class HostTree:
 
 
 def _distinct(numbers: np.ndarray) -> np.ndarray:
-    """Return the numbers without repetitions; those of a run come sorted already."""
+    """Return the distinct numbers; numbers of a range are sorted already."""
     if len(numbers) > 1 and not (numbers[1:] >= numbers[:-1]).all():
         numbers = np.sort(numbers)
     keep = np.ones(len(numbers), bool)

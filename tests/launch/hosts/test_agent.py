@@ -197,7 +197,10 @@ def test_an_agent_that_stood_still_ends_its_workers_before_it_hears_anything(tmp
         await_that(lambda: not lives(worker))
         await_that(lambda: world.launcher.members.hosts)
         assert world.launcher.members.hosts[0].epoch > epoch and agent.popen.poll() is None
-        assert "no message from the controller for" in agent.log.read_text() and "1 worker(s) ended" in agent.log.read_text()
+        assert (
+            "no message from the controller for" in agent.log.read_text()
+            and "1 worker(s) ended" in agent.log.read_text()
+        )
 
 
 @pytest.mark.slow
