@@ -1,1 +1,1 @@
-"""Directors: who plays whom, on which task, and when policies are frozen, reset and copied. Pure functions, NumPy only."""
+"""Directors: they assign players and tasks to games, and freeze, reset and copy policies. Pure functions, NumPy only."""

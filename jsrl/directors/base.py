@@ -20,9 +20,9 @@ FORMAT = 1
 
 
 class Director(Protocol):
-    """Decides what is played and what becomes of the policies. Its functions are pure: state in, state out.
+    """Decides what is played and changes the policies. Its functions are pure: state in, state out.
 
-    The same seed and the same calls give the same assignments and commands, bit for bit. The state is of JSON values:
+    The same seed and the same calls give the same assignments and commands, bit for bit. The state consists of JSON values:
     a run keeps it in its snapshots.
     """
 
@@ -37,13 +37,13 @@ class Director(Protocol):
         """Return the next `num` assignments."""
 
     def report(self, state: State, reports: Sequence[Report]) -> tuple[State, list[Command]]:
-        """Take note of outcomes and scores; the commands are to be carried out in order, before the next proposal."""
+        """Record outcomes and scores; execute the commands in order, before the next proposal."""
 
 
 class Bookkeeping(ABC):
     """Base of our directors: numbers assignments, copies the state, and counts: assigned = finished + void + open.
 
-    An outcome of an assignment that is not open (a lease that was given up, a message that came twice) is counted as
+    An outcome of an assignment that is not open (because it was given up, or the message came twice) is counted as
     `late` and changes nothing else.
     """
 
@@ -71,7 +71,7 @@ class Bookkeeping(ABC):
         return state, [self._next(state, draws, cache) for _ in range(num)]
 
     def report(self, state: State, reports: Sequence[Report]) -> tuple[State, list[Command]]:
-        """Take note of outcomes and scores; the commands are to be carried out in order, before the next proposal.
+        """Record outcomes and scores; execute the commands in order, before the next proposal.
 
         Raises:
           ConfigError: the state is another director's, or an outcome lacks what this director counts.
@@ -91,13 +91,13 @@ class Bookkeeping(ABC):
         return state, commands
 
     def results(self, state: State) -> tuple[list[Player], np.ndarray, np.ndarray]:
-        """Return (players, points [P, P] that row won against column, games [P, P]), for displays and ratings.
+        """Return (players, points [P, P] of row against column, games [P, P]), for displays and ratings.
 
         Directors that count no wins have no players.
         """
         return [], np.zeros((0, 0)), np.zeros((0, 0))
 
-    # -- what a director supplies --------------------------------------------------------------------------------------
+    # -- implemented by a director -------------------------------------------------------------------------------------
 
     def _start(self) -> State:
         """Return the director's own part of the first state."""
@@ -105,16 +105,16 @@ class Bookkeeping(ABC):
 
     @abstractmethod
     def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
-        """Return one assignment, made by `_assign`. Reports change nothing while the same `cache` is handed in."""
+        """Return one assignment, made by `_assign`. Reports change nothing while the same `cache` is passed."""
 
     def _ended(self, state: State, record: State, outcome: Outcome) -> Iterable[Command]:
-        """Take note of an outcome, void ones included. `record`: what `_assign` kept."""
+        """Record an outcome, even a void one. `record`: data kept by `_assign`."""
         return ()
 
     def _score(self, state: State, score: Score) -> None:  # noqa: B027  (most directors need no scores)
-        """Take note of a score."""
+        """Record a score."""
 
-    # -- what a director uses ------------------------------------------------------------------------------------------
+    # -- used by a director --------------------------------------------------------------------------------------------
 
     def _assign(
         self,
@@ -128,7 +128,7 @@ class Bookkeeping(ABC):
         greedy: bool = False,
         **kept: Any,
     ) -> Assignment:
-        """Number an assignment and open it; `kept` comes back with its outcome."""
+        """Number an assignment and open it; `kept` is returned with its outcome."""
         game = state["assigned"]
         state["assigned"] += 1
         state["open"][str(game)] = {
@@ -152,16 +152,16 @@ class Bookkeeping(ABC):
 
 
 def open_assignments(state: State) -> list[int]:
-    """Return the ids of the assignments that no outcome has ended, oldest first.
+    """Return the ids of the assignments without an outcome, oldest first.
 
-    A run that goes on from a snapshot reports those as void that none of its actors plays any more. Games that were
+    A run that resumes from a snapshot reports as void those that no actor plays any more. Games that were
     assigned later wait for them.
     """
     return [int(game) for game in state["open"]]
 
 
 def wants_scores(director: Any) -> bool:
-    """Return whether a director chooses by scores of games, which learners give."""
+    """Return whether a director chooses by scores of games, which come from learners."""
     return bool(getattr(director, "wants_scores", False))
 
 
@@ -171,7 +171,7 @@ def explored_names(director: Any) -> tuple[str, ...]:
 
 
 def first_hyperparameters(director: Any, seed: int) -> dict[str, dict[str, float]]:
-    """Return policy -> name -> the value that each explored hyperparameter begins with, of the policies that have some."""
+    """Return policy -> name -> first value of each explored hyperparameter, for policies that have some."""
     if not explored_names(director):
         return {}
     state = director.init(seed)
@@ -193,13 +193,13 @@ def players_of(record: State) -> tuple[Player, ...]:
 
 
 def learning_policies(record: State) -> list[str]:
-    """Return the policies that an open assignment trains, each once."""
+    """Return the policies that an open assignment trains, without repetition."""
     pairs = zip(players_of(record), record["learns"], strict=True)
     return list(dict.fromkeys(player.policy for player, learns in pairs if learns))
 
 
 def of_players(record: State, per_side: Sequence[float]) -> list[float]:
-    """Return numbers that came in the order of sides in the order of players.
+    """Return numbers by player, from numbers in the order of sides.
 
     Raises:
       ConfigError: there is not one for each side.

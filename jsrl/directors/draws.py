@@ -10,16 +10,16 @@ _GAMMA = 0x9E3779B97F4A7C15
 
 
 def _mix(value: int) -> int:
-    """Return 64 bits that look random, one to one with the 64 bits of `value`."""
+    """Return 64 bits that look random, as a bijection of the 64 bits of `value`."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
 
 
 class Draws:
-    """SplitMix64 as a counter-based generator: number n is a function of the seed and n alone.
+    """SplitMix64 as a counter-based generator: number n depends only on the seed and n.
 
-    The same on every machine and with every version of NumPy, so that a run replays bit for bit.
+    It is the same on every machine and with every version of NumPy, so that a run is reproducible bit for bit.
 
     Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), figure 12.
     """
@@ -30,7 +30,7 @@ class Draws:
         self._key = _mix(state["seed"] & _MASK)
 
     def bits(self) -> int:
-        """Return a whole number of 64 random bits."""
+        """Return an integer of 64 random bits."""
         self._state["draws"] += 1
         return _mix((self._key + self._state["draws"] * _GAMMA) & _MASK)
 
@@ -39,18 +39,18 @@ class Draws:
         return (self.bits() >> 11) * 2.0**-53
 
     def below(self, limit: int) -> int:
-        """Return a whole number from 0 to limit - 1."""
+        """Return an integer from 0 to limit - 1."""
         return int(self.uniform() * limit)
 
     def choose(self, weights: Sequence[float]) -> int:
-        """Return an index, in proportion to weights; all of them 0: each index alike."""
+        """Return an index, in proportion to weights; uniformly if all are 0."""
         total = sum(weights)
         if total <= 0.0:
             return self.below(len(weights))
         left, chosen = self.uniform() * total, 0
         for index, weight in enumerate(weights):
             if weight > 0.0:
-                chosen = index  # rounding may leave something over: the last positive weight takes it
+                chosen = index  # rounding may leave a remainder: the last positive weight gets it
                 left -= weight
                 if left < 0.0:
                     break

@@ -26,7 +26,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Fixed(Bookkeeping):
-    """Always the same matches: each assignment draws one by its weight. Latest versions learn, others do not."""
+    """The same matches throughout: each assignment draws one by its weight. Latest versions learn, others do not."""
 
     matches: tuple[Match, ...]
     """The matches to draw from; a list of weighted tasks is one match for each task."""
@@ -68,11 +68,11 @@ class Fixed(Bookkeeping):
 class LatestSelfPlay(SelfPlayTasks):
     """All players use the newest params, and learn.
 
-    It need not converge: even exact best responses to the latest opponent go in circles in Kuhn poker.
+    It need not converge: even exact best responses to the latest opponent cycle in Kuhn poker.
     """
 
     num_sides: int = 2
-    """Sides of the environment, where one policy plays all of them."""
+    """Sides of the environment, if one policy plays all of them."""
 
     def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
         return self._assign_task(state, draws, None)

@@ -1,7 +1,7 @@
-"""Count games in the order in which they were assigned, whichever ends first.
+"""Counts games in the order of their assignment, not of their ends.
 
-Short games end first. Where wins are short, the mean over the games that have ended so far is too high at every moment
-until the last long game is over. Here the result of a game waits until every game that was assigned before it has ended.
+Short games end first. If games that are won are shorter, the mean over the games that have ended so far is biased upwards
+until the last long game is over. So the result of a game waits until every game assigned before it has ended.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 Queue: TypeAlias = list[list[Any]]
-"""Games that were assigned and not yet counted, oldest first: [id, ended, value]. JSON values."""
+"""Assigned games that are not counted yet, oldest first: [id, ended, value]. JSON values."""
 
 
 def assign(queue: Queue, game: int) -> None:
@@ -18,10 +18,10 @@ def assign(queue: Queue, game: int) -> None:
 
 
 def end(queue: Queue, game: int, value: Any) -> list[Any]:
-    """Note that a game has ended, and return the values that can be counted now, oldest first.
+    """Record that a game has ended, and return the values that can be counted now, oldest first.
 
     Args:
-      game: its id. A game that is not in the queue was forgotten, and changes nothing.
+      game: its id. A game that is not in the queue was forgotten, and is ignored.
       value: a JSON value; None: the game is void, and its value is left out.
     """
     for entry in queue:

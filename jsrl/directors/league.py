@@ -25,24 +25,24 @@ from jsrl.directors.pools import end_match, weigh
 
 @dataclass(frozen=True)
 class League(Bookkeeping):
-    """A league of policies that all play the same symmetric game of two sides. The assignments take turns among them.
+    """A league of policies that all play the same symmetric game of two sides. Assignments go to them in turns.
 
     - Main players play all frozen players by PFSP (half of the games), check that no exploiter and no former self beats
       them (15%), and otherwise play the current main players (35%).
-    - Main exploiters look for weaknesses of the current main players.
-    - League exploiters look for weaknesses of the whole league.
+    - Main exploiters search for weaknesses of the current main players.
+    - League exploiters search for weaknesses of the whole league.
 
     A policy is frozen when it beats each of its targets in more than 70% of the games, or after `max_env_steps`. A main
     exploiter then starts again from its initial params, a league exploiter does so with a probability of 25%.
 
     Source: Vinyals et al. (2019), Methods, "AlphaStar league", and supplementary pseudocode, classes MainPlayer,
     MainExploiter and LeagueExploiter.
-    Differs: the frozen copy is taken before the reset; a reset policy forgets its win rates, and games of its life before
-    count for nothing; while nothing is frozen, policies play the current main players.
+    Differs: the frozen copy is taken before the reset; a reset policy forgets its win rates, and its earlier games
+    are not counted; while nothing is frozen, policies play the current main players.
     """
 
     main: tuple[str, ...] = ("main",)
-    """Main players, which the league is for."""
+    """Main players, the purpose of the league."""
     main_exploiters: tuple[str, ...] = ("main_exploiter",)
     """Policies that exploit the current main players."""
     league_exploiters: tuple[str, ...] = ("league_exploiter_1", "league_exploiter_2")
@@ -54,7 +54,7 @@ class League(Bookkeeping):
     pfsp_share: float = 0.5
     """Share of a main player's games against all frozen players."""
     verification_share: float = 0.15
-    """Share of a main player's games that look for players it has forgotten how to beat."""
+    """Share of a main player's games against players that it may have forgotten how to beat."""
     beaten: float = 0.7
     """Win rate above which a target counts as beaten."""
     league_exploiter_reset: float = 0.25
@@ -90,11 +90,11 @@ class League(Bookkeeping):
         return Payoff(state["payoff"], self.decay)
 
     def frozen(self, state: State, policies: tuple[str, ...] | None = None) -> list[Player]:
-        """Return the frozen players, oldest first; those of some policies, or all."""
+        """Return the frozen players, oldest first; of some policies, or all."""
         return [Player(*pair) for pair in state["frozen"] if policies is None or pair[0] in policies]
 
     def results(self, state: State) -> tuple[list[Player], np.ndarray, np.ndarray]:
-        """Return (players, points [P, P] that row won against column, games [P, P]), for displays and ratings."""
+        """Return (players, points [P, P] of row against column, games [P, P]), for displays and ratings."""
         players = [*map(Player, self.policies), *self.frozen(state)]
         return players, *self.payoff(state).matrices(players)
 
@@ -188,9 +188,9 @@ class League(Bookkeeping):
 
 
 def without_falling_end(players: list[Player], rate: Callable[[Player], float]) -> list[Player]:
-    """Return the players, oldest first, without those at the end whose rates only fall; [] where all of them do.
+    """Return the players, oldest first, without those at the end whose rates only fall; [] if all do.
 
-    That newer versions are harder is as expected. An older version before them that is harder was forgotten.
+    Newer versions are expected to be harder. An older version that is harder than a newer one was forgotten.
     Source: Vinyals et al. (2019), pseudocode, remove_monotonic_suffix.
     """
     rates = [rate(player) for player in players]

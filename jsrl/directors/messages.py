@@ -1,4 +1,4 @@
-"""What passes between a director and a run: assignments out, outcomes and scores in, commands out."""
+"""Messages between a director and a run: assignments out, outcomes and scores in, commands out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jsrl.errors import ConfigError
 LATEST = "latest"
 """Version: the newest params of a policy that learns."""
 INITIAL = "initial"
-"""Version: the params that a policy began with. It exists from the start of the run."""
+"""Version: the first params of a policy. It exists from the start of the run."""
 
 
 class Player(NamedTuple):
@@ -33,13 +33,13 @@ def parse_player(text: str) -> Player:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one episode plays. An actor takes it at is_first and keeps it until the episode ends.
+    """The assignment of one episode. An actor takes it at is_first and keeps it until the episode ends.
 
-    A side is the set of seats that one player fills: a team, or one role of a team.
+    A side is the set of seats of one player: a team, or one role of a team.
 
     Attributes:
-      id: unique in the run; assignments are numbered from 0 in the order in which they were proposed.
-      players: one for each side. The first one is whom the assignment is for.
+      id: unique in the run; assignments are numbered from 0 in the order of their proposals.
+      players: one for each side. The assignment counts for the first one.
       learns: for each player: whether its rows train its policy.
       sides: a permutation: `players[i]` plays side `sides[i]` of the environment.
       seed: of the episode.
@@ -58,14 +58,14 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The actor's half: how the episode of an assignment ended. Returns and results are in the order of sides.
+    """The actor's report: how the episode of an assignment ended. Returns and results are in the order of sides.
 
     Attributes:
       assignment: its id.
       length: env steps.
       returns: sum of rewards over the seats of each side, undiscounted.
       result: for each side 1 (won), 0.5 (draw) or 0 (lost); None: the environment has no winners.
-      void: why the episode counts as nothing (its actor died, a player changed during it); empty: it counts.
+      void: why the episode does not count (its actor died, a player changed during it); empty: it counts.
     """
 
     assignment: int
@@ -93,7 +93,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Score:
-    """The learner's half: how much the rows of an assignment can still teach, for example their mean |TD error|.
+    """The learner's report: how much the rows of an assignment can still teach, for example their mean |TD error|.
 
     The first score of an assignment counts; it may come before or after the outcome.
     """
@@ -123,7 +123,7 @@ class Freeze:
 
 @dataclass(frozen=True)
 class Reset:
-    """Let a policy go on learning, with its next update, from another of its versions, with a fresh optimizer state."""
+    """Let a policy continue learning, from its next update, from another of its versions, with a fresh optimizer state."""
 
     policy: str
     source: str = INITIAL
@@ -131,7 +131,7 @@ class Reset:
 
 @dataclass(frozen=True)
 class Copy:
-    """Give a policy, with its next update, the whole state that the policy `source` has now, and these hyperparameters."""
+    """Give a policy, at its next update, the current whole state of the policy `source`, and these hyperparameters."""
 
     policy: str
     source: str
@@ -140,7 +140,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Stop:
-    """End the run in order."""
+    """End the run."""
 
     reason: str = ""
 
@@ -160,7 +160,7 @@ def to_json(message: Message) -> dict[str, Any]:
 
 
 def from_json(values: dict[str, Any]) -> Message:
-    """Return the message that `to_json` turned into these values.
+    """Return the message from the JSON values of `to_json`.
 
     Raises:
       ConfigError: they are of an unknown type.

@@ -1,4 +1,4 @@
-"""What players achieved against each other: win rates of pairs, counted fairly."""
+"""Results of players against each other: win rates of pairs, without bias."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ UNPLAYED = 0.5
 
 
 class Payoff:
-    """A table of pairs of players, as a view of JSON values that belong to a director's state.
+    """A table of pairs of players, as a view of JSON values in a director's state.
 
-    A pair's cell counts its games in the order in which they were assigned (`jsrl.directors.in_order`), and void games
-    apart. In each cell assigned = finished + void + open. Matches with exploring and with greedy players have cells of
-    their own. A player against itself has no cell: its win rate is 0.5.
+    A pair's cell counts its games in the order of their assignment (`jsrl.directors.in_order`), and void games
+    separately. In each cell assigned = finished + void + open. Matches with exploring and with greedy players have separate
+    cells. A player against itself has no cell: its win rate is 0.5.
 
-    With each counted game the older ones weigh `decay` times as much: 0.99 remembers about 100 games.
+    With each counted game the weight of older ones is multiplied by `decay`: 0.99 remembers about 100 games.
     Source: Vinyals et al. (2019), supplementary pseudocode, class Payoff.
     """
 
@@ -30,7 +30,7 @@ class Payoff:
         self._cells, self._decay = cells, decay
 
     def assign(self, game: int, home: Player, away: Player, *, greedy: bool = False) -> None:
-        """Note that a game of two players was assigned."""
+        """Record that a game of two players was assigned."""
         if home != away:
             key, _ = _key(home, away, greedy)
             cell = self._cells.setdefault(
@@ -58,7 +58,7 @@ class Payoff:
         *,
         greedy: bool = False,
     ) -> None:
-        """Note how a game ended; a game that was assigned before one of its players was forgotten changes nothing.
+        """Record how a game ended; a game assigned before one of its players was forgotten is ignored.
 
         Args:
           points: of `home`: 1, 0.5 or 0; None: the game is void. returns: of home and away.
@@ -79,7 +79,7 @@ class Payoff:
             cell["returns"] = [sums[0] * self._decay + first, sums[1] * self._decay + second]
 
     def win_rate(self, home: Player, away: Player, *, greedy: bool = False) -> float:
-        """Return the share of points that `home` won against `away`; draws count 0.5, unplayed pairs have 0.5."""
+        """Return the share of points of `home` against `away`; draws count 0.5, unplayed pairs have 0.5."""
         key, swapped = _key(home, away, greedy)
         cell = self._cells.get(key)
         if cell is None or not cell["games"]:
@@ -101,18 +101,18 @@ class Payoff:
         return (second, first) if swapped else (first, second)
 
     def counts(self, home: Player, away: Player, *, greedy: bool = False) -> dict[str, int]:
-        """Return how many games a pair was assigned, and how many are finished, void and open."""
+        """Return how many games of a pair were assigned, and how many are finished, void and open."""
         cell = self._cells.get(_key(home, away, greedy)[0], {"assigned": 0, "finished": 0, "void": 0})
         counts = {name: cell[name] for name in ("assigned", "finished", "void")}
         return counts | {"open": counts["assigned"] - counts["finished"] - counts["void"]}
 
     def forget(self, player: Player) -> None:
-        """Drop all cells of a player; what its open games bring is not counted."""
+        """Drop all cells of a player; its open games are not counted."""
         for key in [key for key in self._cells if str(player) in key.split(" ")[:2]]:
             del self._cells[key]
 
     def matrices(self, players: Sequence[Player], *, greedy: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return (points, games), float64 [P, P] each: what row won against column, and their games, decayed."""
+        """Return (points, games), float64 [P, P] each: points of row against column, and their games, with decay."""
         points, games = np.zeros((2, len(players), len(players)))
         for i, home in enumerate(players):
             for j, away in enumerate(players):
@@ -124,7 +124,7 @@ class Payoff:
 
 
 def _key(home: Player, away: Player, greedy: bool) -> tuple[str, bool]:
-    """Return the name of a pair's cell, and whether the cell has them the other way round."""
+    """Return the name of a pair's cell, and whether the cell has the pair in reverse order."""
     first, second = str(home), str(away)
     swapped = second < first
     pair = f"{second} {first}" if swapped else f"{first} {second}"

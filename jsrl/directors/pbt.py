@@ -18,22 +18,22 @@ from jsrl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Range:
-    """The values that a hyperparameter may take."""
+    """The range of a hyperparameter."""
 
     low: float
     """Least value."""
     high: float
     """Greatest value."""
     log: bool = True
-    """Draw it evenly by its logarithm; false: evenly by its value."""
+    """Draw it uniformly in its logarithm; false: uniformly in its value."""
     whole: bool = False
-    """It is a whole number."""
+    """It is an integer."""
 
     def __post_init__(self) -> None:
         """Check the bounds.
 
         Raises:
-          ConfigError: they are empty, infinite, or 0 and below with `log`.
+          ConfigError: they are empty, infinite, or not positive with `log`.
         """
         if not -math.inf < self.low <= self.high < math.inf or (self.log and self.low <= 0.0):
             raise ConfigError(
@@ -58,12 +58,12 @@ class Range:
 class PBT(Bookkeeping):
     """Truncation selection: a member of the worst share copies one of the best share, and explores from there.
 
-    A member's score is its mean over its last `window` games, in the order in which they were assigned: of its return, or
-    of its points where members play each other. Every `ready_env_steps` a member notes its score and compares it with those
-    that the others noted last, once half of them have done so. `Copy` carries its new hyperparameters; then it needs a
-    whole window of new games, and games of its life before count for nothing. At least one member is in each share,
-    however few there are. Every member has about as many games open as any other, so that each trains on as many rows
-    although the games of a good one may be longer.
+    A member's score is its mean over its last `window` games, in the order of their assignment: of its return, or
+    of its points if members play each other. Every `ready_env_steps` a member records its score and compares it with the last
+    recorded scores of the others, once half of them have one. `Copy` carries its new hyperparameters; then it needs a
+    whole window of new games, and its earlier games do not count. Each share has at least one member,
+    even in a small population. All members have about the same number of open games, so that each trains on as many rows
+    even if the games of a good one are longer.
 
     Source: Jaderberg et al. (2017), section 4.1.1, "truncation selection"; Jaderberg et al. (2019) for members that play
     each other.
@@ -72,21 +72,21 @@ class PBT(Bookkeeping):
     policies: tuple[str, ...]
     """The members; at least 2."""
     hyperparameters: dict[str, Range] = field(default_factory=dict)
-    """What differs between members; first values are drawn from these ranges."""
+    """Hyperparameters that differ between members; first values are drawn from these ranges."""
     opponents: Literal["none", "population"] = "none"
-    """none: each member plays alone. population: against another member, drawn evenly; both learn."""
+    """none: each member plays alone. population: against another member, drawn uniformly; both learn."""
     ready_env_steps: int = 1_000_000
     """Env steps of a member's games between two comparisons (1e6 to 1e7 in the paper)."""
     window: int = 20
-    """Games in a score. A member without so many is not compared."""
+    """Games in a score. A member with fewer is not compared."""
     worst_share: float = 0.2
     """Share of members that copy."""
     best_share: float = 0.2
     """Share of members that are copied."""
     resample: float = 0.25
-    """Probability that a hyperparameter is drawn anew; otherwise it is multiplied by one of `factors`."""
+    """Probability that a hyperparameter is drawn again; otherwise it is multiplied by one of `factors`."""
     factors: tuple[float, ...] = (0.8, 1.2)
-    """By what hyperparameters are multiplied, each factor alike."""
+    """Factors of hyperparameters, all equally likely."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -117,16 +117,16 @@ class PBT(Bookkeeping):
         return {"members": {}}
 
     def hyperparameters_of(self, state: State, policy: str) -> dict[str, float]:
-        """Return the hyperparameters that a member has now."""
+        """Return a member's current hyperparameters."""
         return dict(state["members"][policy]["hyperparameters"])
 
     def score(self, state: State, policy: str) -> float | None:
-        """Return a member's present score, None: it has too few games."""
+        """Return a member's current score, None: it has too few games."""
         scores = state["members"][policy]["scores"]
         return sum(scores) / len(scores) if len(scores) >= self.window else None
 
     def figures(self, state: State) -> dict[str, float]:
-        """Return what displays show: copies so far, and the scores of the best and the worst member."""
+        """Return the figures for displays: copies so far, and the scores of the best and the worst member."""
         scores = [score for policy in self.policies if (score := self.score(state, policy)) is not None]
         found = {"copies": float(sum(member["life"] for member in state["members"].values()))}
         return found | ({"score_best": max(scores), "score_worst": min(scores)} if scores else {})
@@ -146,7 +146,7 @@ class PBT(Bookkeeping):
         return game
 
     def _least_open(self, state: State, cache: dict[Any, Any]) -> int:
-        """Return the member that has the fewest open games, of those the one whose turn it is."""
+        """Return the member with the fewest open games; of several, the next one in turn."""
         if "open" not in cache:
             cache["open"] = Counter(text for record in state["open"].values() for text in record["players"])
         count, turn = len(self.policies), state["assigned"] % len(self.policies)
@@ -168,7 +168,7 @@ class PBT(Bookkeeping):
                 yield from self._compare(state, Draws(state), player.policy)
 
     def _scores(self, record: State, outcome: Outcome) -> list[float] | list[None]:
-        """Return what an outcome says of each player; None: nothing."""
+        """Return each player's score in an outcome; None: it has none."""
         if outcome.void:
             return [None] * len(record["players"])
         if self.opponents == "none":
@@ -205,5 +205,5 @@ class PBT(Bookkeeping):
 
 
 def _new_life() -> State:
-    """Return what is known of a member's games, before the first one."""
+    """Return the record of a member's games before the first one."""
     return {"env_steps": 0, "scores": [], "queue": []}

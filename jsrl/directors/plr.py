@@ -1,4 +1,4 @@
-"""Prioritised level replay (PLR): a curriculum of levels that can still teach something."""
+"""Prioritised level replay (PLR): a curriculum of levels with high learning potential."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from jsrl.directors.tasks import SelfPlayTasks
 from jsrl.errors import ConfigError
 
 MOST_WAITING = 10_000
-"""Assignments whose score PLR waits for; older ones are given up."""
+"""Assignments whose score PLR waits for; older ones are dropped."""
 
 
 @dataclass(frozen=True)
 class PLR(SelfPlayTasks):
-    """Prioritised level replay: levels that can still teach something are played again.
+    """Prioritised level replay: levels with high learning potential are played again.
 
-    Levels are whole numbers, the assignment's task. A level enters the buffer with its first `Score`, which the learner
-    reports, for example the mean |TD error| or positive value loss of the episode. With `replay_share` an assignment
+    Levels are integers, the assignment's task. A level enters the buffer with its first `Score`, which the learner
+    reports, for example the mean |TD error| or positive value loss of the episode. With probability `replay_share` an
+    assignment
     draws a level from the buffer, by
 
         P = (1 - staleness) P_score + staleness P_stale,   P_score ~ 1 / rank^(1/beta),
         P_stale ~ assignments since the level was last proposed,
 
-    otherwise a new level. A full buffer drops the level with the least P where the new one's score is not lower.
+    otherwise a new level. A full buffer drops the level with the smallest P if the new one's score is not lower.
 
     Source: Jiang et al., "Prioritized Level Replay" (2021), section 3 and equations 1 to 3; for `train_on_new` Jiang et
     al., "Replay-Guided Adversarial Environment Design" (2021), robust PLR.
@@ -41,15 +42,15 @@ class PLR(SelfPlayTasks):
     num_levels: int | None = None
     """Levels are 0 to num_levels - 1; None: any number of 31 bits."""
     replay_share: float = 0.5
-    """Share of assignments that play a level of the buffer again, once there are enough of them."""
+    """Share of assignments that play a level of the buffer again, once the buffer has enough levels."""
     capacity: int = 4_000
     """Levels in the buffer."""
     min_fill: float = 0.5
-    """Share of the capacity (of num_levels, where those are fewer) that must be filled before levels are played again."""
+    """Share of the capacity (of num_levels, if that is smaller) that must be filled before levels are played again."""
     beta: float = 0.3
     """Temperature of ranks: small values play the highest scores only (0.1 for Procgen, 0.3 for mazes)."""
     staleness: float = 0.1
-    """Weight of the levels that were not played for long."""
+    """Weight of the levels that were not played for a long time."""
     train_on_new: bool = True
     """Train on new levels as well; false: robust PLR, where new levels are only scored."""
 
@@ -71,7 +72,7 @@ class PLR(SelfPlayTasks):
         return {"levels": [], "scores": [], "proposed": [], "waiting": {}}
 
     def weights(self, state: State) -> np.ndarray:
-        """Return the probability [L] with which each level of the buffer is drawn, in the order of `state["levels"]`."""
+        """Return the probability [L] of each level of the buffer, in the order of `state["levels"]`."""
         score = rank_weights(state["scores"], self.beta)
         stale = state["assigned"] - np.asarray(state["proposed"], np.float64)
         return (1.0 - self.staleness) * score + self.staleness * stale / stale.sum()
@@ -94,7 +95,7 @@ class PLR(SelfPlayTasks):
         return game
 
     def _new_level(self, state: State, draws: Draws, unseen: float) -> int:
-        """Return a level that is neither in the buffer nor waiting for its score, where there is one."""
+        """Return a level that is neither in the buffer nor waiting for its score, if there is one."""
         if self.num_levels is None:
             return draws.seed()
         if unseen <= 0:
@@ -127,7 +128,7 @@ class PLR(SelfPlayTasks):
 
 
 def rank_weights(scores: list[float], beta: float) -> np.ndarray:
-    """Return probabilities [L] in proportion to 1 / rank^(1/beta); rank 1 has the highest score, ties the older first."""
+    """Return probabilities [L] in proportion to 1 / rank^(1/beta); rank 1 is the highest score; ties: older first."""
     ranks = np.empty(len(scores))
     ranks[np.argsort(-np.asarray(scores), kind="stable")] = np.arange(1, len(scores) + 1)
     weights = ranks ** (-1.0 / beta)

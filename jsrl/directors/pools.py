@@ -28,10 +28,10 @@ Weighting = Literal["squared", "capped", "variance"]
 
 
 def weigh(win_rates: Sequence[float], weighting: Weighting) -> list[float]:
-    """Return PFSP's weights of opponents, by the win rates against them.
+    """Return PFSP's weights of opponents, from the win rates against them.
 
-    squared: (1 - w)^2, the hardest ones. capped: min(0.5, 1 - w), all that are not beaten. variance: w (1 - w), those
-    at one's own level. Where all weights are 0, because all opponents are beaten, all are 1.
+    squared: (1 - w)^2, prefers the hardest. capped: min(0.5, 1 - w), all that are not beaten. variance: w (1 - w), opponents
+    at one's own level. If all weights are 0, because all opponents are beaten, all become 1.
 
     Source: Vinyals et al. (2019), Methods, "Prioritized fictitious self-play", and pfsp() of the pseudocode.
 
@@ -53,7 +53,7 @@ def points_of(director: Any, record: State, outcome: Outcome) -> float | None:
     """Return the first player's points, None for a void game.
 
     Raises:
-      ConfigError: the outcome names no winner.
+      ConfigError: the outcome has no winner.
     """
     if outcome.void:
         return None
@@ -66,10 +66,10 @@ def points_of(director: Any, record: State, outcome: Outcome) -> float | None:
 
 
 def end_match(payoff: Payoff, director: Any, record: State, outcome: Outcome) -> None:
-    """Put the outcome of a match of two into a payoff table.
+    """Add the outcome of a match of two to a payoff table.
 
     Raises:
-      ConfigError: the outcome names no winner.
+      ConfigError: the outcome has no winner.
     """
     home, away = players_of(record)
     points = points_of(director, record, outcome)
@@ -82,7 +82,7 @@ class PoolDirector(Bookkeeping):
     """Base of directors whose policies play against frozen versions of their rivals.
 
     One policy: a symmetric game; it plays its own past, from a random side. Two: policy i plays side i against the
-    other's past, and the assignments take turns. While there is nothing frozen, the opponent is the latest version.
+    other's past, in turns. While nothing is frozen, the opponent is the latest version.
     A latest opponent learns as well.
     """
 
@@ -91,13 +91,13 @@ class PoolDirector(Bookkeeping):
     freeze_env_steps: int = 1_000_000
     """Env steps of a policy's training games between two frozen versions."""
     latest_share: float = 0.0
-    """Share of assignments against the latest version; 0.8 is that of OpenAI Five."""
+    """Share of assignments against the latest version; 0.8 as in OpenAI Five."""
     pool_size: int = 1_000
     """Frozen versions of one policy to choose from: the newest ones."""
     live: int = 0
-    """Frozen versions of one policy that are played at a time, so that batches are divided among few; 0: all."""
+    """Frozen versions of one policy in play at a time, so that batches are divided among few; 0: all."""
     renew_games: int = 100
-    """Games after which one of the live versions makes room for another."""
+    """Games after which one of the versions in play is replaced."""
     decay: float = 0.99
     """Weight of a game's result after each newer game of the same pair."""
 
@@ -115,7 +115,7 @@ class PoolDirector(Bookkeeping):
 
     @abstractmethod
     def _weights(self, payoff: Payoff, home: Player, pool: list[Player]) -> list[float]:
-        """Return how often each opponent of the pool, oldest first, is drawn, relative to the others."""
+        """Return the relative weight of each opponent of the pool, oldest first."""
 
     def _start(self) -> State:
         per_policy = {"num_frozen": 0, "env_steps": 0, "live_games": 0}
@@ -126,7 +126,7 @@ class PoolDirector(Bookkeeping):
         return Payoff(state["payoff"], self.decay)
 
     def results(self, state: State) -> tuple[list[Player], np.ndarray, np.ndarray]:
-        """Return (players, points [P, P] that row won against column, games [P, P]), for displays and ratings."""
+        """Return (players, points [P, P] of row against column, games [P, P]), for displays and ratings."""
         frozen = [Player(policy, name) for policy, pool in state["pools"].items() for name in pool["frozen"]]
         players = [*map(Player, self.policies), *frozen]
         return players, *self.payoff(state).matrices(players)
@@ -146,7 +146,7 @@ class PoolDirector(Bookkeeping):
         return assignment
 
     def _draw(self, kept: State, pool: list[Player], weights: list[float], draws: Draws) -> Player:
-        """Draw an opponent: by its weight, or evenly from the live ones, which were drawn by their weights."""
+        """Draw an opponent: by its weight, or uniformly from the versions in play, which were drawn by their weights."""
         if not 0 < self.live < len(pool):
             return pool[draws.choose(weights)]
         live = [name for name in kept["live"] if name in kept["frozen"]]
@@ -183,17 +183,17 @@ class PoolDirector(Bookkeeping):
 
 @dataclass(frozen=True)
 class DeltaUniform(PoolDirector):
-    """Opponents are drawn evenly from the newest (1 - delta) of the frozen versions.
+    """Opponents are drawn uniformly from the newest (1 - delta) of the frozen versions.
 
-    0 is fictitious play over checkpoints, 0.5 the newer half, 1 the newest version alone. With `latest_share=0.8` and
-    delta 0 it is the self-play of OpenAI Five. `LatestSelfPlay` plays against the params that are training.
+    0 is fictitious play over checkpoints, 0.5 the newer half, 1 only the newest version. With `latest_share=0.8` and
+    delta 0 it is the self-play of OpenAI Five. `LatestSelfPlay` plays against the params in training.
 
     Source: Bansal et al. (2018), section 4.2; OpenAI (2019), "Dota 2 with large scale deep reinforcement learning", 3.2.
-    Differs: the newest of all is a frozen version, not the params that are training; `latest_share` adds those.
+    Differs: the newest version is a frozen one, not the params in training; `latest_share` adds those.
     """
 
     delta: float = 0.0
-    """Share of the past, from its beginning, that is left out."""
+    """Share of the oldest frozen versions that is left out."""
 
     def __post_init__(self) -> None:
         """Check the options.

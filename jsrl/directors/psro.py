@@ -1,4 +1,4 @@
-"""PSRO: best responses to a mixture of the population, which is solved anew with each of them."""
+"""PSRO: best responses to a mixture of the population; each of them leads to a new mixture."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from jsrl.errors import ConfigError
 class PSRO(Bookkeeping):
     """Policy-space response oracles: train against a mixture of the population, freeze, fill the payoff table, solve.
 
-    One policy: a symmetric game, of which it plays either side. Two: policy i plays side i, and each has a population of
-    its own. A population begins with the initial params. Two phases take turns:
+    One policy: a symmetric game, of which it plays either side. Two: policy i plays side i, and each has its own
+    population. A population starts with the initial params. Two phases alternate:
 
-    - `train`: the latest version plays opponents that are drawn from the mixture of the rival's population. After
+    - `train`: the latest version plays opponents drawn from the mixture of the rival's population. After
       `oracle_env_steps` of each policy all are frozen.
     - `fill`: frozen players play each other, `games_per_cell` in each new cell of the payoff table. Then the table is
-      solved for new mixtures, and the next training begins.
+      solved for new mixtures, and the next training starts.
 
-    While the last games of a table are open, the latest version goes on training.
+    While the last games of a table are open, the latest version continues training.
 
     Source: Lanctot et al. (2017), algorithm 1.
     """
@@ -43,15 +43,15 @@ class PSRO(Bookkeeping):
     games_per_cell: int = 1_000
     """Games of each pair of frozen players: the standard error of a win rate is 0.5 / sqrt(games), 0.016 for 1,000."""
     solver: Literal["uniform", "nash", "replicator", "alpha_rank"] = "nash"
-    """How the mixture is computed. nash: zero-sum games only. uniform is often better while the population is small."""
+    """Meta-solver of the mixture. nash: zero-sum games only. uniform is often better while the population is small."""
     value: Literal["return", "result"] = "return"
-    """What the payoff table holds: mean returns, or wins (1), draws (0) and losses (-1)."""
+    """Values of the payoff table: mean returns, or wins (1), draws (0) and losses (-1)."""
     oracle: Literal["initial", "latest"] = "initial"
-    """From which params each best response is trained."""
+    """First params of each best response."""
     greedy: bool = False
     """Frozen players act greedily in the games of the payoff table."""
     max_population: int | None = None
-    """Members at which the run is stopped, once the table is solved; None: it goes on."""
+    """Number of members at which the run stops, once the table is solved; None: no limit."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -80,11 +80,11 @@ class PSRO(Bookkeeping):
         return [Player(policy, version) for version in state["members"][policy]["versions"]]
 
     def mixture(self, state: State, policy: str) -> list[float]:
-        """Return how often each member is played; while a table is filled, members that are not in it yet are missing."""
+        """Return the probability of each member; while a table is filled, new members are missing."""
         return list(state["members"][policy]["mixture"])
 
     def results(self, state: State) -> tuple[list[Player], np.ndarray, np.ndarray]:
-        """Return (players, points [P, P] that row won against column, games [P, P]), for displays and ratings."""
+        """Return (players, points [P, P] of row against column, games [P, P]), for displays and ratings."""
         players = [player for policy in self.policies for player in self.population(state, policy)]
         return players, *self.payoff(state).matrices(players, greedy=self.greedy)
 
@@ -103,7 +103,7 @@ class PSRO(Bookkeeping):
         return self._assign(state, draws, (home, away), (True, False), sides, iteration=state["iteration"])
 
     def _cell_game(self, state: State, draws: Draws, home: Player, away: Player, *, swapped: bool) -> Assignment:
-        """Return a game of two frozen players; in symmetric games each one plays either side in turn."""
+        """Return a game of two frozen players; in symmetric games each one plays both sides in turns."""
         sides = [1, 0] if swapped and len(self.policies) == 1 else [0, 1]
         iteration = state["iteration"]
         players = (home, away)
@@ -129,7 +129,7 @@ class PSRO(Bookkeeping):
                 yield from self._freeze(state)
 
     def _freeze(self, state: State) -> Iterator[Command]:
-        """Freeze all policies, and list the cells that are missing."""
+        """Freeze all policies, and list the missing cells."""
         for policy, members in state["members"].items():
             name = f"frozen-{len(members['versions'])}"
             members["versions"].append(name)
@@ -145,7 +145,7 @@ class PSRO(Bookkeeping):
         state["phase"] = "fill"
 
     def _is_filled(self, state: State) -> bool:
-        """Return whether the table has no missing cell left; forget those that are complete."""
+        """Return whether the table is complete; forget complete cells."""
         pairs = [tuple(map(parse_player, pair)) for pair in state["missing"]]
         counts = [self.payoff(state).counts(home, away, greedy=self.greedy) for home, away in pairs]
         left = [
@@ -157,7 +157,7 @@ class PSRO(Bookkeeping):
         return not left and state["phase"] == "fill"
 
     def _solve(self, state: State) -> Iterator[Command]:
-        """Compute new mixtures and begin the next training."""
+        """Compute new mixtures and start the next training."""
         mixtures = SOLVERS[self.solver](*self.matrices(state))
         for policy, mixture in zip(self.policies, mixtures, strict=False):
             state["members"][policy] |= {"mixture": [float(share) for share in mixture], "env_steps": 0}
@@ -170,7 +170,7 @@ class PSRO(Bookkeeping):
             yield from (Reset(policy, INITIAL) for policy in self.policies)
 
     def matrices(self, state: State) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the row player and the column player get, float64 [R, C] each; unplayed cells are 0.
+        """Return the payoffs of the row player and of the column player, float64 [R, C] each; unplayed cells are 0.
 
         Raises:
           ConfigError: one policy plays a game that is not zero-sum.

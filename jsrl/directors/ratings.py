@@ -1,4 +1,4 @@
-"""Ratings: one number for each player, from all their games, with intervals."""
+"""Ratings: one number per player, from all games, with intervals."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Ratings(NamedTuple):
 def rate(points: np.ndarray, games: np.ndarray, *, anchor: int | None = None, prior_games: float = 1.0) -> Ratings:
     """Return Bradley-Terry ratings of maximum likelihood.
 
-    Ratings say nothing of cycles: three players that beat each other in a circle get the same one. Look at the payoff
+    Ratings cannot show cycles: three players that beat each other in a cycle get the same one. Look at the payoff
     matrix as well.
 
     Args:
-      points: [P, P], what row won against column; draws count 0.5.
+      points: [P, P], of row against column; draws count 0.5.
       games: [P, P], symmetric; `jsrl.directors.payoff.Payoff.matrices` gives both.
       anchor: the player that has 0 points; None: the mean of all is 0.
-      prior_games: drawn games against an average player, which are added for each one, so that ratings of players that
+      prior_games: drawn games against an average player, added for each player, so that ratings of players that
         have won or lost every game are finite. 0: none.
 
     Source: Bradley and Terry (1952); Newton's method; intervals by the inverse of the Fisher information.
@@ -72,7 +72,7 @@ def rate(points: np.ndarray, games: np.ndarray, *, anchor: int | None = None, pr
 
 
 def _one_scale(points: np.ndarray) -> bool:
-    """Return whether a chain of wins leads from each player to each other one."""
+    """Return whether a chain of wins connects each player to each other one."""
     reached = (points > 0.0) | np.eye(len(points), dtype=bool)
     for _ in range(len(points).bit_length()):
         reached = (reached.astype(np.float64) @ reached) > 0.0
@@ -80,7 +80,7 @@ def _one_scale(points: np.ndarray) -> bool:
 
 
 def expected_points(difference: float) -> float:
-    """Return the points per game of a player that is rated higher by so many Elo points."""
+    """Return the expected points per game of a player rated higher by `difference` Elo points."""
     return 1.0 / (1.0 + 10.0 ** (-difference / 400.0))
 
 

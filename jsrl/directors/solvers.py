@@ -1,4 +1,4 @@
-"""Meta-solvers: how often each member of a population is played, given what they achieve against each other."""
+"""Meta-solvers: the probability of each member of a population, from the payoffs between members."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Mixtures: TypeAlias = tuple[np.ndarray, np.ndarray]
 
 
 def uniform(row: np.ndarray, column: np.ndarray) -> Mixtures:
-    """Return each member alike: with PSRO, fictitious self-play."""
+    """Return uniform probabilities: with PSRO, this is fictitious self-play."""
     rows, columns = row.shape
     return np.full(rows, 1.0 / rows), np.full(columns, 1.0 / columns)
 
@@ -39,7 +39,7 @@ def nash(row: np.ndarray, column: np.ndarray) -> Mixtures:
 
 
 def _maximin(payoff: np.ndarray) -> np.ndarray:
-    """Return the mixture of rows [R] whose worst column is best: max v with payoff^T x >= v."""
+    """Return the mixture of rows [R] with the best worst column: max v with payoff^T x >= v."""
     from scipy.optimize import linprog
 
     rows, columns = payoff.shape
@@ -84,7 +84,7 @@ def replicator(
 
 
 def _project(point: np.ndarray, floor: float) -> np.ndarray:
-    """Return the nearest probabilities [R] of which none is below `floor` (Euclidean projection)."""
+    """Return the nearest probabilities [R] with none below `floor` (Euclidean projection)."""
     floor = min(floor, 1.0 / len(point))
     if point.min() >= floor and abs(point.sum() - 1.0) < 1e-12:
         return point
@@ -123,7 +123,7 @@ def alpha_rank(row: np.ndarray, column: np.ndarray, *, alpha: float = 10.0, popu
 
 
 def _fixation(gain: np.ndarray, population: int) -> np.ndarray:
-    """Return the probability that one mutant with this gain in fitness takes over a population of m; 1/m without gain."""
+    """Return the probability that one mutant with this fitness gain takes over a population of m; 1/m without gain."""
     gain = np.clip(gain, -700.0 / population, 700.0)
     neutral = np.abs(gain) < 1e-9
     safe = np.where(neutral, 1.0, gain)

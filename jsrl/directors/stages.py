@@ -1,4 +1,4 @@
-"""A curriculum of stages that are passed one after another."""
+"""A curriculum of consecutive stages."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jsrl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a curriculum, and when it is passed. Without a condition it never ends."""
+    """One stage of a curriculum, and the conditions to pass it. Without a condition it never ends."""
 
     name: str
-    """What messages and metrics call it."""
+    """Name for messages and metrics."""
     tasks: tuple[Any, ...]
-    """JSON values for the environment's reset, each drawn alike."""
+    """JSON values for the environment's reset, all equally likely."""
     at_least: float | None = None
-    """Mean score over the newest `games` games, in the order of their assignment, with which it is passed."""
+    """Mean score over the newest `games` games, in the order of their assignment, at which it is passed."""
     games: int = 100
     """Games in that mean."""
     max_env_steps: int | None = None
@@ -32,7 +32,7 @@ class Stage:
 
     @property
     def passes(self) -> bool:
-        """Return whether it can be passed."""
+        """Return whether it has a condition."""
         return self.at_least is not None or self.max_env_steps is not None
 
 
@@ -40,17 +40,17 @@ class Stage:
 class Stages(SelfPlayTasks):
     """A staged curriculum: the tasks of one stage, until its condition holds; then those of the next.
 
-    Games that were assigned in an earlier stage do not count for the present one.
+    Games assigned in an earlier stage do not count for the current one.
     """
 
     stages: tuple[Stage, ...] = ()
     """The stages in their order."""
     score: Literal["return", "length"] = "return"
-    """What is averaged: the return of side `side`, or the length of the game in env steps."""
+    """The averaged value: the return of side `side`, or the length of the game in env steps."""
     side: int = 0
     """The side whose return counts."""
     stop: bool = False
-    """End the run when the last stage is passed; false: it goes on with the last stage."""
+    """End the run when the last stage is passed; false: continue with the last stage."""
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -78,7 +78,7 @@ class Stages(SelfPlayTasks):
         return {"stage": 0, "env_steps": 0, "scores": [], "queue": [], "passed": False}
 
     def stage(self, state: State) -> Stage:
-        """Return the present stage."""
+        """Return the current stage."""
         return self.stages[state["stage"]]
 
     def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:

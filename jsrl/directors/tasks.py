@@ -1,4 +1,4 @@
-"""Tasks that the newest params of all policies play: the base of curricula."""
+"""Tasks for the newest params of all policies: the base of curricula."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class SelfPlayTasks(Bookkeeping):
     policies: tuple[str, ...] = ("main",)
     """One: it plays all sides. Several: policy i plays side i."""
     num_sides: int = 1
-    """Sides of the environment, where one policy plays all of them."""
+    """Sides of the environment, if one policy plays all of them."""
 
     def __post_init__(self) -> None:
         """Check the options.
 
         Raises:
-          ConfigError: names that cannot be used, or no sides.
+          ConfigError: invalid names, or no sides.
         """
         check_policies(self, self.policies)
         check_range(self, 1, 1_000, num_sides=self.num_sides)

@@ -1,1 +1,1 @@
-"""Runs over several hosts: what hosts have, and which workers they get."""
+"""Runs over several hosts: the hosts' resources, and the assignment of workers to hosts."""

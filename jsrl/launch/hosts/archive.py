@@ -1,7 +1,7 @@
-"""The user's modules of a run as one archive, which travels once to each host and is named by its digest.
+"""The user's modules of a run as one archive, sent once to each host and named by its digest.
 
-It holds what the job names as `module:name` and what lies beside it: the package of such a module, or for a single file the
-Python files of its folder. jsrl itself and what is installed do not travel: hosts have them (see versions).
+It contains the modules that the job names as `module:name`: the package of such a module, or for a single file the
+Python files of its folder. jsrl itself and installed packages are not sent: hosts have them (see versions).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # of every file, so that equal contents have one
 
 
 def modules_named(tree: Any) -> set[str]:
-    """Return the top-level modules that the values of a job, as JSON, name."""
+    """Return the top-level modules named in the values of a job, as JSON."""
     if isinstance(tree, str):
         found = _NAMED.fullmatch(tree)
         return {found[1]} if found else set()
@@ -38,10 +38,10 @@ def modules_named(tree: Any) -> set[str]:
 
 
 def archive(modules: set[str]) -> tuple[str, bytes]:
-    """Return (SHA-256, archive) of the user's files that these top-level modules need; ("", b"") where there are none.
+    """Return (SHA-256, archive) of the user's files for these top-level modules; ("", b"") if there are none.
 
     Raises:
-      ConfigError: they are too many or too large.
+      ConfigError: there are too many files, or they are too large.
     """
     files: dict[str, Path] = {}
     for module in sorted(modules - {"jsrl"}):
@@ -92,7 +92,7 @@ def unpack(digest: str, content: bytes, folder: Path) -> None:
     """Unpack an archive into a new folder.
 
     Raises:
-      ValueError: it has another digest, or would write outside of the folder. OSError: it cannot be written.
+      ValueError: it has another digest, or writes outside of the folder. OSError: it cannot be written.
     """
     if hashlib.sha256(content).hexdigest() != digest:
         raise ValueError(f"an archive of {len(content)} bytes has another digest than {digest[:12]}...")

@@ -1,4 +1,4 @@
-"""What brings agents to hosts by itself, and brings them back: the engines, and the thread that watches over one."""
+"""Engines, which start agents on hosts, and the thread that restarts their agents."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from jsrl.rate_limit import RateLimit
 
 LOOK_S = 0.3
 BACKOFF_S, MAX_BACKOFF_S = 1.0, 30.0
-STARTS, WINDOW_S = 4, 600.0  # of the agent of each host
-LIVED_S = 20.0  # as a member of the run, after which an agent has worked: its end is nothing that another start repeats
+STARTS, WINDOW_S = 4, 600.0  # starts of the agent of each host, and their window
+LIVED_S = 20.0  # as a member of the run, after which a start counts as successful
 
 
 class Engine(Protocol):
     """Starts an agent on each of its hosts.
 
     Attributes:
-      hosts: names that the agents give their hosts.
+      hosts: names of the agents' hosts.
     """
 
     hosts: tuple[str, ...]
 
     def begin(self, host: str, address: str, token: Path) -> None:
-        """Start the agent of a host, which joins at `address` with a token file of this host; returns at once.
+        """Start the agent of a host, which joins at `address` with this host's token file; returns at once.
 
         Raises:
           OSError: nothing could be started.
@@ -36,11 +36,11 @@ class Engine(Protocol):
         ...
 
     def ended(self, host: str) -> str:
-        """Return, for people, how the agent of a host ended; empty: it has not, as far as the engine knows."""
+        """Return how the agent of a host ended, as text; empty: it has not, as far as the engine knows."""
         ...
 
     def close(self) -> None:
-        """End what still runs; agents have a few seconds to end by themselves."""
+        """End everything that still runs; agents have a few seconds to end by themselves."""
         ...
 
 
@@ -48,12 +48,13 @@ class Keeper:
     """A thread that starts the agents of an engine, and starts them again when they end.
 
     Args:
-      engine: whose. address: of the controller. make_token: writes a new token. discard: takes one back, whose agent ended.
-      lose: is told of a host whose agent ended, and why; returns for how many seconds it had been a member of the run.
-      tell: shows a line to people.
+      engine: to keep running. address: of the controller. make_token: writes a new token. discard: revokes the token of an
+        ended agent.
+      lose: called with a host whose agent ended, and why; returns for how many seconds it was a member of the run.
+      tell: shows a line to the user.
 
     Attributes:
-      given_up: host -> why no agent is started there any more.
+      given_up: host -> why its agent is not started any more.
     """
 
     def __init__(
@@ -66,11 +67,13 @@ class Keeper:
         tell: Callable[[str], None],
     ) -> None:
         self._engine, self._address, self._make_token, self._discard = engine, address, make_token, discard
-        self._tokens: dict[str, Path] = {}  # host -> that of its agent
+        self._tokens: dict[str, Path] = {}  # host -> the token of its agent
         self._lose, self._tell = lose, tell
         self.given_up: dict[str, str] = {}
         self._starts = {host: RateLimit(STARTS, WINDOW_S) for host in engine.hosts}
-        self._due_s = dict.fromkeys(engine.hosts, 0.0)  # of the next start; a host that is not in it has its agent
+        self._due_s = dict.fromkeys(
+            engine.hosts, 0.0
+        )  # time of the next start; hosts with a running agent are not in it
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="host-keeper", daemon=True)
         self._thread.start()
@@ -96,9 +99,9 @@ class Keeper:
             self._end(host, str(error))
 
     def _end(self, host: str, why: str) -> None:
-        """Note that the agent of a host ended; start it again after a pause, or give the host up.
+        """Record that the agent of a host ended; start it again after a pause, or give the host up.
 
-        Starts that led to nothing are counted, and the pauses between them grow.
+        Unsuccessful starts are counted, and the pauses between them grow.
         """
         if self._lose(host, why) >= LIVED_S:
             self._starts[host] = RateLimit(STARTS, WINDOW_S)
@@ -115,12 +118,12 @@ class Keeper:
         self._tell(f"the agent of host {host} ended ({why}); it is started again in {pause_s:.2g} s")
 
     def release(self, host: str, why: str) -> None:
-        """Start no agent on a host any more, whose agent was told to end."""
+        """Start no more agents on a host whose agent had to end."""
         if host in self._starts:
             self.given_up[host] = why
 
     def close(self) -> None:
-        """Start nothing any more, and end what runs."""
+        """Start no more agents, and end the running ones."""
         self._closing.set()
         self._thread.join(10.0)
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a host has, and a file that lists hosts."""
+"""The resources of a host, and a file that lists hosts."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import msgspec
 from jsrl.errors import ConfigError
 from jsrl.plain_files import read_plain
 
-_MOST_BYTES = 1 << 20  # of a file of hosts
+_MOST_BYTES = 1 << 20  # largest file of hosts
 EXAMPLE = '[{"name": "gpu-1", "address": "10.0.0.5", "cores": 32, "memory_mb": 128000, "gpus": 4}, ...]'
 
 
 class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a host has.
+    """The resources of a host.
 
     Attributes:
-      name: for people, unique among the hosts of a run. address: IP address at which the others reach it.
-      cores: CPU cores that workers may use. memory_mb, shm_mb: memory, and that of /dev/shm (0: not known).
+      name: unique among the hosts of a run. address: IP address for the other hosts.
+      cores: CPU cores for workers. memory_mb, shm_mb: memory, and size of /dev/shm (0: unknown).
       gpus: accelerators. shares_folder: it sees the run folder under the same path as the first host.
-      out_mbit, in_mbit: what its network carries out and in, in Mbit/s (0: not known). machine: hosts that name the same one
-        share its cores; empty: its own. Both are for `jsrl simulate` alone.
+      out_mbit, in_mbit: bandwidth of its network, out and in, in Mbit/s (0: unknown). machine: hosts with the same name
+        share its cores; empty: its own. Both are only for `jsrl simulate`.
     """
 
     name: str
@@ -50,15 +50,15 @@ class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def entry(self) -> dict[str, Any]:
-        """Return it as a file lists it."""
+        """Return it as an entry of such a file."""
         return msgspec.structs.asdict(self)
 
 
 def read_hosts(path: str | os.PathLike[str]) -> tuple[HostFacts, ...]:
-    """Return the hosts that a file lists; the first is the one on which `jsrl run` is started.
+    """Return the hosts in a file; the first is the one on which `jsrl run` is started.
 
     Raises:
-      ConfigError: it cannot be read, or is no such list.
+      ConfigError: it cannot be read, or is not such a list.
     """
     try:
         hosts = msgspec.convert(json.loads(read_plain(Path(path), _MOST_BYTES)), tuple[HostFacts, ...])
@@ -71,10 +71,10 @@ def read_hosts(path: str | os.PathLike[str]) -> tuple[HostFacts, ...]:
 
 
 def check_names(hosts: tuple[HostFacts, ...], where: str) -> None:
-    """Refuse a list without hosts, or with two of one name.
+    """Refuse a list without hosts, or with two hosts of one name.
 
     Raises:
-      ConfigError: says which.
+      ConfigError: the message gives the name.
     """
     names = [host.name for host in hosts]
     twice = sorted({name for name in names if names.count(name) > 1})

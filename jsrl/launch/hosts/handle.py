@@ -1,4 +1,4 @@
-"""The handle of a worker on another host: what its agent tells, and what the agent is asked to do."""
+"""The handle of a worker on another host, through the host's agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jsrl.launch.hosts.messages import Signal
 from jsrl.launch.hosts.port import HostPort
 from jsrl.launch.launcher import Exit, ResourceUsage
 
-GONE_S = 6.0  # for the agent to end a worker and to say so
+GONE_S = 6.0  # time for the agent to end a worker and report it
 ANSWER_S = 2.0
 
 
@@ -21,18 +21,18 @@ class HostHandle:
 
     @property
     def where(self) -> str:
-        """Return where it runs, for people."""
+        """Return where it runs, as text."""
         pid = "not started yet" if self.life.pid is None else f"pid {self.life.pid}"
         return f"{pid} of host {self.host}"
 
     @property
     def host(self) -> str:
-        """Return the name of the host that it runs on."""
+        """Return the name of its host."""
         return self.life.host.name
 
     @property
     def log(self) -> str:
-        """Return where its output is kept, for people."""
+        """Return the place of its output, as text."""
         return f"{self.life.host.name}:{self.life.host.folder}/logs/{self.life.worker}.log"
 
     @property
@@ -42,15 +42,15 @@ class HostHandle:
 
     @property
     def exit(self) -> Exit | None:
-        """Return how it ended; None while it lives."""
+        """Return how it ended; None while it is alive."""
         return self.life.exit
 
     def wait(self, timeout_s: float) -> bool:
-        """Return whether it has ended, waiting for that."""
+        """Wait for its end; return whether it has ended."""
         return self._port.wait(lambda: not self.alive, timeout_s)
 
     def stop(self) -> None:
-        """Ask it to leave in order."""
+        """Ask it to leave."""
         self._signal("stop")
 
     def kill(self) -> None:
@@ -59,11 +59,11 @@ class HostHandle:
         self.wait(GONE_S)
 
     def pause(self) -> None:
-        """Stop it where it stands."""
+        """Stop it (SIGSTOP)."""
         self._signal("pause")
 
     def resume(self) -> None:
-        """Let it go on after a pause."""
+        """Continue it after a pause."""
         self._signal("resume")
 
     def _signal(self, what: Any) -> None:
@@ -72,17 +72,17 @@ class HostHandle:
             self._port.send(host, Signal(host.epoch, self.life.worker, self.life.incarnation, what))
 
     def tail(self, lines: int) -> str:
-        """Return the end of its log; after a crash in C code, what the log says of the thread that crashed."""
+        """Return the end of its log; after a crash in C code, the log's stack of the crashed thread."""
         if not self.alive:
             return "\n".join(self.life.tail.splitlines()[-lines:])
         return self._ask("tail", lines, ANSWER_S)
 
     def usage(self) -> ResourceUsage | None:
-        """Return what it took of its host when the agent looked last; None: it has ended, or nothing is known yet."""
+        """Return the agent's last measurement of its resources; None: it has ended, or nothing is known yet."""
         return self.life.usage if self.alive else None
 
     def stacks(self, timeout_s: float) -> str:
-        """Return what its threads are doing; empty: neither it nor its agent said so in time."""
+        """Return the stacks of its threads; empty: neither it nor its agent answered in time."""
         return self._ask("stacks", timeout_s, timeout_s + ANSWER_S) if self.alive else ""
 
     def _ask(self, what: Any, amount: float, timeout_s: float) -> str:

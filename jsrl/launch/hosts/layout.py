@@ -1,7 +1,8 @@
-"""Lays the workers of a graph on hosts: learners where GPUs are, actors by cores, servers where GPUs or their actors are.
+"""Assigns the workers of a graph to hosts: learners to GPUs, actors by cores, servers to GPUs or beside their actors.
 
-A pure function of what workers need and hosts have; the first host is the one on which the run is started. Memory and GPUs
-are limits. Cores are not: more workers than cores are slow, but they run.
+A pure function of the workers' needs and the hosts' resources; the first host is the one on which the run is started.
+Memory and
+GPUs are limits. Cores are not: more workers than cores are slow, but they run.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from jsrl.launch.hosts.facts import HostFacts, check_names
 from jsrl.launch.launcher import Need
 
 _MOST_RANGES = 4  # of a family of workers, in texts
-_GPU_LEARNER_CORES = 2  # that keep its accelerators fed
+_GPU_LEARNER_CORES = 2  # cores that feed its accelerators
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which host each worker lives on.
+    """The host of each worker.
 
     Attributes:
-      hosts: all, the first one that of the controller. of: worker -> the name of its host. needs: of the workers.
+      hosts: all, the controller's first. of: worker -> the name of its host. needs: of the workers.
     """
 
     hosts: tuple[HostFacts, ...]
@@ -37,7 +38,7 @@ class Layout:
 
 @dataclass
 class _Room:
-    """What is left of a host. gpus: that no worker has to itself; learners and servers share the rest."""
+    """The free resources of a host. gpus: not reserved for one worker; learners and servers share them."""
 
     host: HostFacts
     memory_mb: int = 0
@@ -60,18 +61,20 @@ class _Room:
     def _cores(self, need: Need) -> float:
         if need.cores is not None:
             return need.cores
-        return _GPU_LEARNER_CORES if self.host.gpus else self.host.cores / 2  # on CPU it shares the host with the rest
+        return (
+            _GPU_LEARNER_CORES if self.host.gpus else self.host.cores / 2
+        )  # on CPU it shares the host with other workers
 
 
 def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
-    """Return which host each worker lives on.
+    """Return the host of each worker.
 
     Args:
       needs: of the workers of a graph. hosts: the first is the one on which the run is started; workers that write to the
-        run folder live there, or on hosts that see it.
+        run folder stay there, or on hosts that see it.
 
     Raises:
-      ConfigError: something does not fit; says in one sentence what, and what there is.
+      ConfigError: something does not fit; the message says what, and what there is.
     """
     check_names(tuple(hosts), "the list of hosts")
     rooms = [_Room(host) for host in hosts]
@@ -91,7 +94,7 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
 
 
 def _for_learner(need: Need, seeing: list[_Room], rooms: list[_Room]) -> _Room:
-    """Return the room of a learner: where the most GPUs are for each learner, then the most cores; on CPU the most cores."""
+    """Return the host of a learner: the most GPUs per learner, then the most cores; on CPU the most cores."""
     most = max(rooms, key=lambda room: room.host.gpus)
     if most.host.gpus and not any(room.host.gpus for room in seeing):
         raise ConfigError(
@@ -112,7 +115,7 @@ def _for_learner(need: Need, seeing: list[_Room], rooms: list[_Room]) -> _Room:
 
 
 def _for_one(need: Need, rooms: list[_Room], beside: _Room | None) -> _Room:
-    """Return the room of a worker that is best beside another, or anywhere; a server of its own GPU goes where one is left."""
+    """Return the host of a worker: beside another if possible, else any; a server with its own GPU where one is free."""
 
     def order(room: _Room) -> tuple[bool, bool, float]:
         free = room.gpus - (1 if room.learners else 0) if need.alone else room.host.gpus
@@ -125,7 +128,7 @@ def _for_one(need: Need, rooms: list[_Room], beside: _Room | None) -> _Room:
 
 
 def _first_with_memory(need: Need, rooms: list[_Room]) -> _Room:
-    """Return the first of some rooms that has the memory that a worker needs, which is taken."""
+    """Return the first of some hosts with enough memory for a worker; reserves the memory."""
     for room in rooms:
         if room.takes(need):
             room.take(need)
@@ -138,7 +141,7 @@ def _first_with_memory(need: Need, rooms: list[_Room]) -> _Room:
 
 
 def _spread_servers(needs: list[Need], rooms: list[_Room], of: dict[str, _Room]) -> None:
-    """Share servers out as actors are, so that each lives beside those that ask it; where hosts have GPUs, on these alone.
+    """Distribute servers like actors, so that each is beside its clients; if hosts have GPUs, only on these.
 
     The host of a learner with GPUs counts as much as the best, and comes first: params need not leave it.
     """
@@ -160,7 +163,7 @@ def _spread_servers(needs: list[Need], rooms: list[_Room], of: dict[str, _Room])
 
 
 def _spread(needs: list[Need], able: list[_Room], weights: list[float], of: dict[str, _Room]) -> None:
-    """Share workers out in proportion to weights, no host more than its memory takes: beside whom they ask, and in order."""
+    """Distribute workers in proportion to weights, within each host's memory: beside their servers, and in order."""
     if not needs:
         return
     counts = _counts(needs, able, weights)
@@ -175,7 +178,7 @@ def _spread(needs: list[Need], able: list[_Room], weights: list[float], of: dict
 
 
 def _counts(needs: list[Need], able: list[_Room], weights: list[float]) -> list[int]:
-    """Return how many of some workers each room gets."""
+    """Return how many of some workers each host gets."""
     size_mb = max(1, *(need.memory_mb for need in needs))
     room_for = [max(0, room.memory_mb // size_mb) for room in able]
     if sum(room_for) < len(needs):
@@ -189,7 +192,7 @@ def _counts(needs: list[Need], able: list[_Room], weights: list[float]) -> list[
 
 
 def _settle(room: _Room, some: list[Need], left: dict[str, Need], of: dict[str, _Room]) -> None:
-    """Let some workers live in a room; they are no longer `left`."""
+    """Assign some workers to a host; they are no longer `left`."""
     for need in some:
         del left[need.worker]
         room.take(need)
@@ -199,10 +202,10 @@ def _settle(room: _Room, some: list[Need], left: dict[str, Need], of: dict[str, 
 def evened_out(
     needs: Sequence[Need], hosts: Sequence[HostFacts], of: Mapping[str, str], movable: Collection[str]
 ) -> dict[str, str]:
-    """Return worker -> host of the fewest moves that give each host its share of the workers that may move.
+    """Return worker -> host for the fewest moves that give each host its share of the movable workers.
 
     Args:
-      of: worker -> the host that it lives on now. movable: workers that spread and may move.
+      of: worker -> its current host. movable: workers that spread and may move.
     """
     rooms = {host.name: _Room(host) for host in hosts}
     for need in needs:
@@ -211,7 +214,7 @@ def evened_out(
     some = [need for need in needs if need.worker in movable]
     try:
         counts = _counts(some, list(rooms.values()), [room.cores for room in rooms.values()]) if some else []
-    except ConfigError:  # too little memory for an even share: all stay
+    except ConfigError:  # too little memory for an even share: no worker moves
         return {}
     surplus, free = list[str](), list[str]()
     for name, count in zip(rooms, counts, strict=bool(some)):
@@ -222,9 +225,9 @@ def evened_out(
 
 
 def shares(total: int, weights: Sequence[float], most: Sequence[int]) -> list[int]:
-    """Return whole shares of `total` in proportion to `weights`, none above its `most`.
+    """Return integer shares of `total` in proportion to `weights`, none above its `most`.
 
-    The largest remainders are rounded up. What one cannot take goes to the others; `most` must sum up to `total` or more.
+    The largest remainders are rounded up. A surplus goes to the others; `most` must sum up to `total` or more.
     """
     found = [0] * len(weights)
     while (left := total - sum(found)) > 0:
@@ -244,14 +247,14 @@ def _round_up(found: list[int], total: int, most: Sequence[int], order: Iterable
 
 
 def layout_text(layout: Layout) -> str:
-    """Return the hosts with their workers, for people: a line for each host, and one about who cannot leave the first."""
+    """Return the hosts with their workers, as text: a line for each host, and one about workers bound to the first."""
     wide = max(len(host.name) for host in layout.hosts)
     lines = [f"  {'host':<{wide}}  {'address':<15}{'GPUs':>5}{'cores':>14}{'memory MB':>20}  workers"]
     by_name = {need.worker: need for need in layout.needs}
     for host in layout.hosts:
         here = [by_name[name] for name in layout.on(host.name)]
         cores = sum(need.cores if need.cores is not None else 0 for need in here)
-        shared = any(need.cores is None for need in here)  # with a worker that takes what is idle
+        shared = any(need.cores is None for need in here)  # with a worker that uses idle cores
         busy = f"{cores}{'+' if shared else ''} of {host.cores}"
         memory = f"{sum(need.memory_mb for need in here):,} of {host.memory_mb:,}"
         names = ranges([need.worker for need in here]) or "none"
@@ -268,7 +271,7 @@ def layout_text(layout: Layout) -> str:
 def ranges(names: Sequence[str]) -> str:
     """Return names as text, those with consecutive numbers as a range: `learner, actor-0 to actor-7 (8)`.
 
-    A family that is scattered is shown by its first and last: `actor-0, actor-3, ..., actor-33 (12)`.
+    A family with gaps is shown by its first and last: `actor-0, actor-3, ..., actor-33 (12)`.
     """
     words: list[tuple[str, str, int]] = []
     for name in names:

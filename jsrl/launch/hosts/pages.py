@@ -1,4 +1,4 @@
-"""What workers on other hosts count of the streams that they read: their agents send the pages, which the run folder keeps."""
+"""Ledger pages of workers on other hosts: their agents send the pages, and the run folder keeps them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE_BYTES = 4096
 
 
 class PageWatch:
-    """The pages of a host, as they were last sent.
+    """The pages of a host, as last sent.
 
     Args:
       folder: of the hops of a run on this host (jsrl.transport.ledger.hops).
@@ -23,7 +23,7 @@ class PageWatch:
         self._folder, self._sent = folder, dict[str, int]()
 
     def changed(self) -> dict[str, bytes]:
-        """Return HOP/FILE -> content of the pages that are not as they were; they count as sent."""
+        """Return HOP/FILE -> content of the changed pages; they count as sent."""
         found = {}
         for path in self._folder.glob("*/[!.]*"):
             with contextlib.suppress(OSError):  # just removed
@@ -34,15 +34,15 @@ class PageWatch:
         return found
 
     def forget(self) -> None:
-        """Count nothing as sent."""
+        """Mark all pages as not sent."""
         self._sent.clear()
 
 
 def keep_pages(folder: Path, pages: Mapping[str, bytes], known: set[str]) -> None:
-    """Write pages of one host to the folder of the hops of a run.
+    """Write the pages of one host to the folder of the hops of a run.
 
     Args:
-      known: hops of which this host has sent pages before. Of others the pages of an earlier host go.
+      known: hops of which this host has sent pages before. For other hops the pages of an earlier host are deleted.
 
     Raises:
       OSError: they cannot be written.

@@ -1,4 +1,4 @@
-"""What a run asks of Ray: a bundle for each host, each on a node of its own; what is said where that cannot be had.
+"""A run's request to Ray: a bundle for each host, each on a separate node; and messages if that is impossible.
 
 Pure functions; jsrl.launch.local.ray talks to Ray.
 """
@@ -12,16 +12,16 @@ from typing import Any
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import RayOptions
 
-LOCAL = "local"  # as an address: a Ray of the run's own
+LOCAL = "local"  # as an address: the run's own local Ray
 MB = 1 << 20
 
 
 @dataclass(frozen=True)
 class RayRequest:
-    """What is asked of Ray.
+    """A request to Ray.
 
     Attributes:
-      num_hosts: to run workers on. address: of Ray's head, LOCAL, or empty: the Ray of this host, else a local one.
+      num_hosts: for workers. address: of Ray's head, LOCAL, or empty: the Ray of this host, else a local one.
       cpus: of each host; 0: those of its node. gpus, memory_mb: of each host; memory_mb 0: any.
       place_s: how long to wait for the nodes. python: interpreter there that has jsrl; empty: Ray's own.
     """
@@ -35,7 +35,7 @@ class RayRequest:
     python: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what no cluster can give."""
+        """Refuse impossible requests."""
         least = {"num_hosts": 1, "cpus": 0, "gpus": 0, "memory_mb": 0}
         for name, low in least.items():
             if getattr(self, name) < low:
@@ -44,20 +44,20 @@ class RayRequest:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Return the names of the hosts; a name stays where another node takes the place of a lost one."""
+        """Return the names of the hosts; a name stays when another node replaces a lost one."""
         return tuple(f"ray-{number}" for number in range(1, self.num_hosts + 1))
 
     @property
     def entry(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as JSON values."""
         return asdict(self)
 
 
 def request_of(options: RayOptions, num_hosts: int, python: str | None, environment: Mapping[str, str]) -> RayRequest:
-    """Return what options ask for; the address is RAY_ADDRESS where they name none.
+    """Return the request of the options; without an address it uses RAY_ADDRESS.
 
     Raises:
-      ConfigError: that cannot be.
+      ConfigError: it is impossible.
     """
     address = options.address or environment.get("RAY_ADDRESS", "")
     given = {name: getattr(options, name) or 0 for name in ("cpus", "gpus", "memory_mb")}
@@ -67,10 +67,10 @@ def request_of(options: RayOptions, num_hosts: int, python: str | None, environm
 
 
 def check_address(address: str) -> None:
-    """Refuse what is no address of Ray's head.
+    """Refuse an invalid address of Ray's head.
 
     Raises:
-      ConfigError: says what is expected.
+      ConfigError: the message says what is expected.
     """
     if address in ("", LOCAL):
         return
@@ -85,7 +85,7 @@ def check_address(address: str) -> None:
 
 @dataclass(frozen=True)
 class RayNode:
-    """A living node of a cluster: its IP address and what it has, used or not."""
+    """A living node of a cluster: its IP address and its resources, used or not."""
 
     address: str
     cpus: int
@@ -93,12 +93,12 @@ class RayNode:
     memory_mb: int
 
     def __str__(self) -> str:
-        """Return it for people."""
+        """Return it as text."""
         return f"{self.address} ({self.cpus} CPUs, {self.gpus} GPUs, {self.memory_mb:,} MB)"
 
 
 def node_of(entry: Mapping[str, Any]) -> RayNode:
-    """Return an entry of `ray.nodes()`."""
+    """Return the node of an entry of `ray.nodes()`."""
     has = entry["Resources"]
     return RayNode(
         entry["NodeManagerAddress"], int(has.get("CPU", 0)), int(has.get("GPU", 0)), int(has.get("memory", 0)) // MB
@@ -106,7 +106,7 @@ def node_of(entry: Mapping[str, Any]) -> RayNode:
 
 
 def cpus_of(request: RayRequest, nodes: Sequence[RayNode]) -> int:
-    """Return the CPUs of each bundle: as asked, else all of a node, among the largest nodes that have the rest."""
+    """Return the CPUs of each bundle: as requested, else all of a node, among the largest nodes that have the rest."""
     if request.cpus:
         return request.cpus
     fit = [node for node in nodes if node.gpus >= request.gpus and node.memory_mb >= request.memory_mb] or list(nodes)
@@ -115,13 +115,13 @@ def cpus_of(request: RayRequest, nodes: Sequence[RayNode]) -> int:
 
 
 def bundle_of(request: RayRequest, cpus: int) -> dict[str, int]:
-    """Return the resources of each host, as Ray names them."""
+    """Return the resources of each host, by Ray's names."""
     more = {"GPU": request.gpus, "memory": request.memory_mb * MB}
     return {"CPU": cpus} | {name: amount for name, amount in more.items() if amount}
 
 
 def shortage(request: RayRequest, cpus: int, nodes: Sequence[RayNode]) -> str:
-    """Return, for people, why nodes cannot hold the hosts even when they are idle; empty: they can."""
+    """Return why the nodes cannot hold the hosts even when they are idle, as text; empty: they can."""
     fit = [
         n for n in nodes if n.cpus >= cpus and n.gpus >= request.gpus and n.memory_mb >= request.memory_mb
     ]  # fmt: skip
@@ -131,7 +131,7 @@ def shortage(request: RayRequest, cpus: int, nodes: Sequence[RayNode]) -> str:
 def refusal(
     request: RayRequest, cpus: int, nodes: Sequence[RayNode], free: Mapping[str, float], waited_s: float
 ) -> str:
-    """Return what is said when the hosts cannot be had. free: resources that nobody uses now."""
+    """Return the message for hosts that could not be placed. free: resources that are unused now."""
     each = f"{cpus} CPUs" + (f", {request.gpus} GPUs" if request.gpus else "")
     each += f", {request.memory_mb:,} MB" if request.memory_mb else ""
     why = shortage(request, cpus, nodes) or "others use them"

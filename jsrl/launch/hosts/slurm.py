@@ -1,8 +1,8 @@
 """The Slurm scripts of a run, and of a group of runs with several seeds.
 
-A run has one job for the controller and learners, and an array of jobs whose hosts run actors. Both are the same script. The
+A run has one job for the controller and learners, and an array of jobs whose hosts run actors. Both use the same script. The
 hosts join through a folder of tokens, so that they may come, go and be requeued one by one. A group is one array of runs.
-A run goes on from its last snapshot where it has one. Pure functions of what was asked for; nothing is submitted here.
+A run continues from its last snapshot if it has one. Pure functions of the options; nothing is submitted here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jsrl.launch.result import INTENDED, STOPPED
 from jsrl.runs.groups import Group
 from jsrl.runs.runs import check_run_name
 
-NOTICE_S = 120  # that a job is told before its time is over: one update and one snapshot
+NOTICE_S = 120  # notice before a job's time limit: enough for one update and one snapshot
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class SlurmRun:
     """A run for Slurm.
 
     Attributes:
-      experiment: its name, as `jsrl run` takes it. words: its other options. folder: the run's, absolute.
+      experiment: its name, as for `jsrl run`. words: its other options. folder: the run's, absolute.
       num_hosts: jobs of the array. python: interpreter on all nodes that has jsrl.
     """
 
@@ -38,7 +38,7 @@ class SlurmRun:
     options: SlurmOptions
 
     def __post_init__(self) -> None:
-        """Refuse what no script can be made of."""
+        """Refuse options that give no valid script."""
         check_run_name(self.name)
         if self.num_hosts < 1:
             raise ConfigError(
@@ -52,17 +52,17 @@ class SlurmRun:
 
     @property
     def job_name(self) -> str:
-        """Return the name of the first job; that of the array has `-actors` behind it."""
+        """Return the name of the first job; the array's name has `-actors` appended."""
         return f"jsrl-{self.name}"
 
     @property
     def tokens(self) -> Path:
-        """Return the folder in which hosts find the address and their tokens."""
+        """Return the folder with the address and the tokens for hosts."""
         return self.folder.parents[1] / f"join-{self.name}"
 
     @property
     def ended(self) -> Path:
-        """Return the file that says that the run has ended, so that its hosts leave."""
+        """Return the file that marks the end of the run, so that its hosts leave."""
         return self.tokens.with_name(f"{self.tokens.name}.ended")
 
     def submissions(self, script: str) -> list[list[str]]:
@@ -78,7 +78,7 @@ class SlurmRun:
 
 
 def flag(name: str, value: object) -> list[str]:
-    """Return `--name=value` as the words of a command; none where there is no value."""
+    """Return `--name=value` as the words of a command; none without a value."""
     return [] if value is None else [f"--{name}={value}"]
 
 
@@ -87,7 +87,7 @@ class SlurmSeeds:
     """A group of runs for Slurm: an array of jobs, whose index is the seed of its run.
 
     Attributes:
-      group: what runs. seeds: of the runs that are submitted. at_once: of them; 0: all. python: as of a SlurmRun.
+      group: of runs. seeds: of the submitted runs. at_once: how many run at once; 0: all. python: as in SlurmRun.
     """
 
     group: Group
@@ -111,7 +111,7 @@ class SlurmSeeds:
 
 
 def directives(options: SlurmOptions, output: str) -> str:
-    """Return the lines that tell Slurm of a script's jobs. output: file of what they print."""
+    """Return the lines with Slurm's options of a script's jobs. output: file of their output."""
     o = options
     common = [
         *flag("account", o.account),
@@ -176,7 +176,7 @@ def slurm_script(run: SlurmRun) -> str:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """Return a script with values in place of their names."""
+    """Return a script with its placeholders replaced by values."""
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     return text

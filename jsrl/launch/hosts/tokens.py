@@ -1,4 +1,4 @@
-"""Join tokens: a key for each host, which one agent may use once, and which can be taken back alone."""
+"""Join tokens: a key for each host, for one use by one agent; each can be revoked alone."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from jsrl.transport.meeting.keys import make_server_keys, write_client_keys
 from jsrl.transport.memory.segment import make_folder
 
 LOOK_S = 0.5
-CLAIM_S = (
-    60.0  # for an agent that has taken a token out of a folder to use it; the folder is looked at ten times meanwhile
-)
+CLAIM_S = 60.0  # limit between an agent's taking a token out of a folder and using it; the folder is checked ten times meanwhile
 ADDRESS, CLAIMED = "address", ".claimed"  # file in a folder of tokens; suffix of a token that an agent has taken
 
 
 def claim(folder: Path, timeout_s: float) -> tuple[str, Path]:
-    """Return (address, token file) out of a folder of tokens, waiting for them; nobody else gets the file.
+    """Return (address, token file) from a folder of tokens, waiting for them; no other agent gets the file.
 
     Raises:
       ConfigError: there was none in time.
@@ -28,7 +26,7 @@ def claim(folder: Path, timeout_s: float) -> tuple[str, Path]:
     until = time.monotonic() + timeout_s
     while True:
         for path in sorted(folder.glob("*.token")):
-            with contextlib.suppress(FileNotFoundError):  # another was faster, or the run has ended
+            with contextlib.suppress(FileNotFoundError):  # another agent was faster, or the run has ended
                 address = (folder / ADDRESS).read_text().strip()
                 return address, path.rename(path.with_suffix(CLAIMED))
         if time.monotonic() > until:
@@ -41,9 +39,9 @@ def claim(folder: Path, timeout_s: float) -> tuple[str, Path]:
 
 @dataclass
 class Token:
-    """A key that an agent may join with.
+    """A key for joining.
 
-    session: of the agent process that did; empty: none yet. claimed_s: when its file was first seen taken.
+    session: of the agent process that joined; empty: none yet. claimed_s: when its file was first seen taken.
     """
 
     name: str
@@ -53,15 +51,15 @@ class Token:
 
     @property
     def is_taken(self) -> bool:
-        """Return whether an agent has taken its file and not used it."""
+        """Return whether an agent has taken its file and not used it yet."""
         return not self.session and self.path.with_suffix(CLAIMED).exists()
 
 
 class Tokens:
-    """The tokens of a run, as files that only their owner can read, in a folder of their own.
+    """The tokens of a run, as files that only their owner can read, in a separate folder.
 
     Attributes:
-      server: the keys of the port that hosts join at.
+      server: the keys of the join port.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,10 +68,10 @@ class Tokens:
         self._made_folders = [folder, *(parent for parent in folder.parents if not parent.exists())]
         self._by_key: dict[bytes, Token] = {}
         self._made = 0
-        self._renew_s = 0.0  # the next look at what was taken
+        self._renew_s = 0.0  # time of the next check for unused tokens
 
     def make(self) -> Path:
-        """Write one more token, and return its file.
+        """Write another token, and return its file.
 
         Raises:
           ConfigError: it cannot be written.
@@ -92,16 +90,16 @@ class Tokens:
         return path
 
     def publish(self, address: str) -> None:
-        """Write the address to join at, for those who see the folder (see `claim`)."""
+        """Write the join address for hosts that see the folder (see `claim`)."""
         (self._folder / ADDRESS).write_text(f"{address}\n")
 
     def admits(self, key: bytes) -> str:
-        """Return the name of the token whose key this is; empty: there is none, or it was taken back."""
+        """Return the name of the token with this key; empty: there is none, or it was revoked."""
         token = self._by_key.get(key)
         return token.name if token is not None else ""
 
     def use(self, name: str, session: str) -> str:
-        """Use a token for an agent process; return, for people, why that is refused, or nothing."""
+        """Use a token for an agent process; return why that is refused, as text, or nothing."""
         token = next((token for token in list(self._by_key.values()) if token.name == name), None)
         if token is None:
             return "this token was taken back; take another file."
@@ -111,7 +109,7 @@ class Tokens:
         return ""
 
     def renew(self, now_s: float) -> list[Path]:
-        """Replace tokens that were taken and not used for CLAIM_S: their agents ended before they could. Return the new files.
+        """Replace tokens that were taken and not used for CLAIM_S: their agents ended early. Return the new files.
 
         Raises:
           ConfigError: one cannot be written; the next call tries again.
@@ -127,22 +125,22 @@ class Tokens:
         return made
 
     def discard(self, path: Path) -> None:
-        """Take a token back, by its file; nothing where that is done already."""
+        """Revoke a token, by its file; does nothing if that is done already."""
         for token in [token for token in list(self._by_key.values()) if token.path == path]:
             self.revoke(token.name)
 
     def revoke(self, name: str) -> None:
-        """Take a token back, with what joined with it."""
+        """Revoke a token and disconnect its agent."""
         for key in [key for key, token in list(self._by_key.items()) if token.name == name]:
             path = self._by_key.pop(key).path
             path.unlink(missing_ok=True)
             path.with_suffix(CLAIMED).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Take all of them back."""
+        """Revoke all of them."""
         for token in list(self._by_key.values()):
             self.revoke(token.name)
         (self._folder / ADDRESS).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # somebody else has put something there
+        with contextlib.suppress(OSError):  # another file is in the folder
             for made in self._made_folders:
                 made.rmdir()

@@ -1,4 +1,4 @@
-"""What must be equal on all hosts of a run: jsrl's sources, and the minor versions of Python and jax."""
+"""Checks that all hosts of a run have equal sources of jsrl, and equal minor versions of Python and jax."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def code_digest() -> str:
 
 
 def difference(host: str, theirs: Mapping[str, str], code: str) -> str:
-    """Return, for people, what of a host's versions cannot work with those here; empty: nothing."""
+    """Return why a host's versions are incompatible with those here, as text; empty: they are compatible."""
     for name, own in versions().items():
         found = str(theirs.get(name, "none"))[:40]
         if _minor(own) != _minor(found):

@@ -1,1 +1,1 @@
-"""The director's worker: gives actors their assignments, and carries out what the director commands."""
+"""The director's worker: gives actors their assignments, and executes the director's commands."""

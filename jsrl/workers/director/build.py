@@ -42,7 +42,7 @@ def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
 
 
 def _order(job: Job) -> OrderSettings:
-    """Return what the order of messages follows from."""
+    """Return the settings for the order of messages."""
     e = job.experiment
     return OrderSettings(
         groups=e.groups,

@@ -1,8 +1,8 @@
-"""A director's worker in runs whose every bit is fixed: it takes messages in an order that no process's speed decides.
+"""A director's worker in deterministic runs: it processes messages in an order that does not depend on timing.
 
-Each group of environments counts its steps, and says after which of them games ended. The message of the lowest step is taken
-first, of equal ones that of the lowest group; never before every other group has said something of a later step. Scores of
-a learner come after all messages of the rows that they are of. Between two trajectories the state is kept for the snapshot
+Each group of environments counts its steps, and reports after which of them games ended. The message of the lowest step is
+processed first, of equal ones that of the lowest group, but only after every other group has reported a later step. Scores of
+a learner come after all messages about their rows. Between two trajectories the state is kept for the snapshot
 that the learner writes after them.
 """
 
@@ -20,16 +20,16 @@ from jsrl.runs.control_bodies import Directed, Games, Moment, Scores
 from jsrl.types import version_updates
 from jsrl.workers.director.worker import DirectorWorker
 
-KEPT_STATES = 4  # states between trajectories that a learner's snapshot may still ask for
+KEPT_STATES = 4  # states between trajectories that a learner's snapshot may still need
 
 
 @dataclass(frozen=True)
 class OrderSettings:
-    """What the order of messages follows from.
+    """Settings for the order of messages.
 
     Attributes:
-      groups: of environments. learners: whose scores are waited for; 0: the director wants none.
-      rows: T of a trajectory. begun: trajectories of each group before this life of the run. updates: made with each batch.
+      groups: of environments. learners: whose scores are awaited; 0: the director uses none.
+      rows: T of a trajectory. begun: trajectories of each group before this start of the run. updates: made with each batch.
     """
 
     groups: int
@@ -40,7 +40,7 @@ class OrderSettings:
 
 
 class Merge:
-    """Messages of several sources in their order: the next one is known once no source can say something before it.
+    """Merges the messages of several sources in order: the next one is known once no source can send an earlier one.
 
     A place is (step, source): sources 0 to groups - 1 are groups, the others learners, whose step is that of their last row.
     """
@@ -50,14 +50,14 @@ class Merge:
         self._waiting: dict[int, deque[tuple[int, Any]]] = {source: deque() for source in range(s.groups + s.learners)}
         first = {group: s.begun * s.rows for group in range(s.groups)}
         first |= {s.groups + number: (s.begun + 1) * s.rows for number in range(s.learners)}
-        self._lowest = first  # source -> the lowest step of what it will say next
+        self._lowest = first  # source -> the lowest step of its next message
 
     def add(self, source: int, step: int, message: Any) -> None:
-        """Take in what a source says; of one source in its own order."""
+        """Add a source's message; messages of one source come in order."""
         self._waiting[source].append((step, message))
 
     def next(self) -> tuple[int, int] | None:
-        """Return the place of the next message; None: it is not known yet which one that is."""
+        """Return the place of the next message; None: it is not known yet."""
         heads = [(waiting[0][0], source) for source, waiting in self._waiting.items() if waiting]
         bounds = [(self._lowest[source], source) for source, waiting in self._waiting.items() if not waiting]
         return min(heads) if heads and (not bounds or min(heads) < min(bounds)) else None
@@ -70,7 +70,7 @@ class Merge:
         return self._waiting[source].popleft()[1]
 
     def is_past(self, step: int) -> bool:
-        """Return whether everything up to a step was taken; messages of later steps may wait."""
+        """Return whether everything up to a step was processed; messages of later steps may wait."""
         return min(self._lowest.values()) > step
 
 

@@ -1,4 +1,4 @@
-"""The director's worker: what is known of it without loading it."""
+"""The director's worker: facts that the launcher needs without loading it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jsrl.workers.kinds import Headline, Kind
 
 ACTIVITIES = (
     Activity("direct", "other", "share of time proposing games and counting their outcomes", "below 0.5"),
-    Activity("wait", "wait", "share of time in which nobody asked", "above 0.5", waits_for="actors"),
+    Activity("wait", "wait", "share of time without requests", "above 0.5", waits_for="actors"),
     Activity(
         "wait_learner",
         "wait",
@@ -22,13 +22,13 @@ METRICS = (
     Metric("games_per_s", "games that ended", "1/s", "actor/episodes"),
     Metric("assigned", "games assigned so far", "count", "finished + void + open", "total"),
     Metric("finished", "games finished so far", "count", "rises", "total"),
-    Metric("void", "games that count as nothing so far: their actor died, or was replaced", "count", "0", "total"),
+    Metric("void", "games that do not count so far: their actor died, or was replaced", "count", "0", "total"),
     Metric("late", "outcomes of games that were void already", "count", "0", "total"),
     Metric("open", "games that are played now, or wait at an actor", "count", "near the number of environments"),
     Metric("players", "players that the payoff table has: latest and frozen ones", "count", "rises slowly"),
     Metric("elo_best", "highest rating of a player, in Elo points, where the mean is 0", "Elo", "the latest player's"),
     Metric("elo_latest", "highest rating of a player that learns", "Elo", "rises with the players frozen"),
-    Metric("copies", "members of a population that took up another's state", "count", "rises slowly", "total"),
+    Metric("copies", "members of a population that copied another's state", "count", "rises slowly", "total"),
     Metric("score_best", "score of the best member of a population: a mean return, or points", "-", "rises"),
     Metric("score_worst", "score of the worst member of a population", "-", "rises, not far below the best"),
 )

@@ -1,4 +1,4 @@
-"""Who beats whom, for people: ratings as metrics, and the payoff table as a file for reports."""
+"""Standings of the players: ratings as metrics, and the payoff table as a file for reports."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from jsrl.directors.ratings import rate
 from jsrl.runs.files import write_json
 
 FILE = "standings.json"
-MOST = 100  # players beside the latest ones that are rated: the newest
-PERIOD_S = 5.0  # between two looks: ratings of many players take a while
+MOST = 100  # rated players besides the latest ones: the newest
+PERIOD_S = 5.0  # between two ratings, which take a while for many players
 
 
 class Standings:
-    """The newest ratings of a director's players. folder: where the table is written."""
+    """The newest ratings of a director's players. folder: for the table."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._due_s, self._metrics = folder, 0.0, dict[str, float]()
 
     def look(self, director: Any, state: dict[str, Any]) -> dict[str, float]:
-        """Return the metrics of the players, no older than a few seconds."""
+        """Return the metrics of the players, at most a few seconds old."""
         if time.monotonic() >= self._due_s:
             self.write(director, state)
             self._due_s = time.monotonic() + PERIOD_S

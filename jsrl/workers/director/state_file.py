@@ -1,7 +1,7 @@
-"""The director's state on disk: beside each snapshot of the first policy's learner, and every second as the newest.
+"""The director's state on disk: with each snapshot of the first policy's learner, and every second as the newest.
 
-FOLDER/state-<version>.json   as it was when the learner saved that version
-FOLDER/newest.json            for a director that is replaced while the run goes on
+FOLDER/state-<version>.json   the state when the learner saved that version
+FOLDER/newest.json            for a director that is replaced during the run
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ PERIOD_S = 1.0
 
 
 class Found(NamedTuple):
-    """A director's state, which slots played what, and the commands that were not confirmed.
+    """A director's state, the games of the slots, and the unconfirmed commands.
 
-    stops: from this state on it ended the run, which a later life shall not do once more at the same place.
+    stops: with this state it ended the run; a resumed run must not end at the same place again.
     """
 
     state: dict[str, Any]
@@ -36,11 +36,11 @@ class Found(NamedTuple):
 
 
 class StateFile:
-    """Where a director's state is written and read.
+    """Reads and writes a director's state.
 
     Args:
-      folder: of the run's director. updates: of the snapshot that the run goes on from; None: this run's own newest state,
-        if there is one. on_warning: called with a sentence where the disk does not take it.
+      folder: of the run's director. updates: of the restored snapshot; None: this run's own newest state,
+        if there is one. on_warning: called with a sentence if a disk write fails.
     """
 
     def __init__(self, folder: Path, updates: int | None, on_warning: Callable[[str], None]) -> None:
@@ -48,7 +48,7 @@ class StateFile:
         self._due_s = time.monotonic() + PERIOD_S
 
     def read(self) -> Found | None:
-        """Return the state to begin with; None: there is none, so that the director begins anew.
+        """Return the first state; None: there is none, so that the director starts anew.
 
         Raises:
           SnapshotError: it cannot be read.
@@ -87,7 +87,7 @@ class StateFile:
         return self.folder / f"state-{version}.json"
 
     def write(self, version: int, values: dict[str, Any]) -> None:
-        """Write the state that belongs to a snapshot; the oldest ones go."""
+        """Write the state that belongs to a snapshot; the oldest ones are deleted."""
         self._write(self._of(version), values)
         for old in self._versions()[:-KEPT]:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The director's worker: proposes games to actors, counts outcomes, and has learners freeze, reset and copy params."""
+"""The director's worker: proposes games to actors, counts outcomes, and lets learners freeze, reset and copy params."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from jsrl.workers.director.leases import LEFT_OPEN, Leases, leases_of
 from jsrl.workers.director.standings import Standings
 from jsrl.workers.director.state_file import StateFile
 
-AGAIN_S = 2.0  # after which a command that was not confirmed is given again
-WAIT_S = 0.002  # between looks at what has come
+AGAIN_S = 2.0  # time after which an unconfirmed command is sent again
+WAIT_S = 0.002  # between checks for messages
 
 
 class DirectorWorker:
-    """A worker that joins a director, which is pure, to a run.
+    """A worker that connects a director, which is pure, to a run.
 
-    What the director commands is confirmed by learners before it proposes again.
+    Learners confirm the director's commands before it proposes again.
 
     Args:
       director: decides. seed: of its draws. players: policy -> its frozen players; in the order of their numbers.
-      states: of the director, written beside snapshots.
-      exact: the environments go on where that state left them, and so do their assignments.
-      life: of this worker; higher than that of any before it. poll_s: for how long a step may wait.
+      states: of the director, written with snapshots.
+      exact: environments and assignments continue exactly from that state.
+      life: incarnation of this worker; higher than any before. poll_s: how long a step may wait.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class DirectorWorker:
         self._phases, self._poll_s, self._exact = recorder.phases, poll_s, exact
         self._leases = Leases(life)
         self._inbox: deque[Command] = deque()
-        self._asking: dict[str, Games] = {}  # the newest message of each actor that was not answered
-        self._orders: deque[Order] = deque()  # the first one is being carried out
+        self._asking: dict[str, Games] = {}  # each actor's newest unanswered message
+        self._orders: deque[Order] = deque()  # the first one is being executed
         self._ticket, self._given_s = life << 20, 0.0  # of the first one: its number, and when it was given last
         self._handed: int | None = None  # version of the state that the first order's source has handed over
         self._versions: dict[Player, int] = {}
@@ -82,7 +82,7 @@ class DirectorWorker:
         self._stopped_before = False
 
     def setup(self) -> None:
-        """Take up the state of an earlier life; its games that nobody plays any more are void."""
+        """Restore the state of an earlier incarnation; its games that no actor plays any more are void."""
         self._reporter.stage("reading the director's state")
         found = self._states.read()
         if found is None:
@@ -95,7 +95,7 @@ class DirectorWorker:
         self._report(void)
 
     def step(self) -> int:
-        """Hear what has come, carry out commands, answer actors; return how much was done."""
+        """Receive messages, execute commands, answer actors; return how much was done."""
         self._phases.enter("direct")
         done = self._hear()
         self._carry_out()
@@ -113,14 +113,14 @@ class DirectorWorker:
         return done
 
     def command(self, command: Command) -> None:
-        """Take what the controller passes on: `games` of actors, `done`, `scores` and `saving` of learners."""
+        """Process what the controller passes on: `games` of actors, `done`, `scores` and `saving` of learners."""
         self._inbox.append(command)
         if command.name == "saving":
             self._hear()
             self._carry_out()
 
     def _hear(self) -> int:
-        """Take all that has come; return how many messages. Outcomes are reported at once, which copies the state once."""
+        """Process all waiting messages; return their number. Outcomes are reported together, which copies the state once."""
         heard, saving, reports = len(self._inbox), None, list[Report]()
         for _ in range(heard):
             command = self._inbox.popleft()
@@ -151,10 +151,10 @@ class DirectorWorker:
             self._state, orders = self._director.report(self._state, reports)
             self._orders.extend(orders)
 
-    # -- what the director commands -----------------------------------------------------------------------------------
+    # -- the director's commands --------------------------------------------------------------------------------------
 
     def _carry_out(self) -> None:
-        """Give the first command to its learner, and again where it was not confirmed for a while."""
+        """Send the first command to its learner, and again if it is not confirmed for a while."""
         while self._orders and isinstance(order := self._orders[0], Stop):
             self._orders.popleft()
             self._stop(order)
@@ -176,7 +176,7 @@ class DirectorWorker:
             self._tell_learner(order.policy, "copy", **facts)
 
     def _stop(self, order: Stop) -> None:
-        """End the run, unless an earlier life did so at this place and was resumed."""
+        """End the run, unless it already ended at this place and was resumed."""
         if self._stopped_before:
             self._stopped_before = False
         else:
@@ -187,7 +187,7 @@ class DirectorWorker:
 
     def _confirmed(self, done: Directed) -> None:
         if done.ticket != self._ticket or not self._orders:
-            return  # it was given twice
+            return  # a confirmation of a repeated command
         order = self._orders[0]
         self._given_s = 0.0
         if done.error:
@@ -204,7 +204,7 @@ class DirectorWorker:
     # -- assignments --------------------------------------------------------------------------------------------------
 
     def _can_propose(self) -> bool:
-        """Return whether every policy has its first params, which games may be played with."""
+        """Return whether every policy has its first params, which games may use."""
         return all(self._has_initial(policy) for policy in self._players)
 
     def _has_initial(self, policy: str) -> bool:
@@ -224,7 +224,7 @@ class DirectorWorker:
         return self._versions[player]
 
     def _propose(self) -> int:
-        """Answer the actors that lack assignments; return how many those are."""
+        """Answer the actors that lack assignments; return their number."""
         asking, self._asking = self._asking, {}
         lacks = {worker: self._leases.short(worker, body) for worker, body in asking.items()}
         found = iter(self._proposed([None] * sum(lacks.values())))
@@ -234,7 +234,7 @@ class DirectorWorker:
         return sum(lacks.values())
 
     def _proposed(self, kept: Sequence[Lease | None]) -> list[Lease]:
-        """Return assignments, with a new one in the place of each None."""
+        """Return assignments, with a new one for each None."""
         found: list[Assignment] = []
         if new := sum(lease is None for lease in kept):
             self._state, found = self._director.propose(self._state, new)
@@ -248,14 +248,14 @@ class DirectorWorker:
         body = {"leases": told, "life": self._leases.life, "sent": sent, "slots": list(slots)}
         self._reporter.event("tell", worker=worker, command="games", facts=body)
 
-    # -- the rest of a worker -----------------------------------------------------------------------------------------
+    # -- reports and end ----------------------------------------------------------------------------------------------
 
     def _kept(self) -> dict[str, Any]:
         orders = [to_json(order) for order in self._orders]
         return {"state": self._state, "leases": self._leases.kept(), "orders": orders}
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return how many games were assigned and ended, and the ratings of the players."""
+        """Return the numbers of assigned and ended games, and the ratings of the players."""
         for name in ("assigned", "finished", "void", "late"):
             self._recorder.last(name, self._state[name])
         self._recorder.last("open", len(self._state["open"]))
@@ -267,7 +267,7 @@ class DirectorWorker:
         return self._recorder.flush(), {"games": self._state["finished"]}
 
     def close(self) -> dict[str, Any]:
-        """Write the state a last time; what is still open stays so, and is void in a later life of the run."""
+        """Write the state a last time; open assignments stay open, and are void in a resumed run."""
         self._hear()
         self._states.write_now_and_then(self._kept, now=True)
         self._standings.write(self._director, self._state)
