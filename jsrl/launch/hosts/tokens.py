@@ -130,7 +130,7 @@ class Tokens:
             self.revoke(token.name)
 
     def revoke(self, name: str) -> None:
-        """Revoke a token and disconnect its agent."""
+        """Revoke a token: its key is not admitted any more."""
         for key in [key for key, token in list(self._by_key.items()) if token.name == name]:
             path = self._by_key.pop(key).path
             path.unlink(missing_ok=True)
