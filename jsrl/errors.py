@@ -7,7 +7,7 @@ JsrlError
 ├── AgentFault             an agent broke the contract of jsrl.agents.base
 ├── EnvironmentFault       an environment raised, hung, or returned invalid values
 ├── StreamError
-│   ├── StreamTimeout      nothing arrived (or no room was made) before the deadline
+│   ├── StreamTimeout      nothing arrived (or no memory was freed) before the deadline
 │   ├── StreamClosed       the other end, or this one, is closed
 │   ├── UnknownPolicy      a request for a policy that the inference server does not serve
 │   ├── AccessDenied       keys that are missing, or another run's
@@ -61,7 +61,7 @@ class StreamError(JsrlError):
 
 
 class StreamTimeout(StreamError):
-    """Nothing arrived, or no room was made, before the deadline."""
+    """Nothing arrived, or no memory was freed, before the deadline."""
 
 
 class StreamClosed(StreamError):

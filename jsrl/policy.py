@@ -163,7 +163,7 @@ def policies_in(folder: RunFolder) -> Mapping[str, PolicyConfig]:
 
 
 def load_players(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str = "runs") -> list[Policy]:
-    """Return the policy of a run's snapshot, and those that play beside it in its environments, of the same tag.
+    """Return the policy of a run's snapshot, and the run's other policies, of the same tag.
 
     Raises:
       ConfigError: as load_policy.

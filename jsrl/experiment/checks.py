@@ -226,8 +226,9 @@ def _check_split(e: Experiment) -> None:
         return
     if e.learner.num_devices not in (None, 2):
         raise ConfigError(
-            f"learner.split puts the policy on one device and the critics on another, so learner.num_devices="
-            f"{e.learner.num_devices} cannot be; leave it out. To spread each batch over devices, leave learner.split out."
+            f"learner.split puts the policy on one device and the critics on another, so "
+            f"learner.num_devices={e.learner.num_devices} is not possible; leave it out. To spread each batch "
+            "over devices, leave learner.split out."
         )
     if e.replay is not None and e.replay.prioritised:
         raise ConfigError(

@@ -28,9 +28,7 @@ def divided(experiment: Experiment, spec: EnvSpec | GameSpec) -> tuple[Experimen
         return experiment, None
     policies = {name: PolicyConfig(experiment.agent, seats=seats) for name, seats in groups.items()}
     told = "; ".join(f"{name} plays {', '.join(seats)}" for name, seats in groups.items())
-    line = (
-        f"the seats of {spec.name!r} are not alike, so there are {len(groups)} policies with the same options: {told}"
-    )
+    line = f"the seats of {spec.name!r} differ, so there are {len(groups)} policies with the same options: {told}"
     return dataclasses.replace(experiment, agent=None, policies=policies), line
 
 

@@ -59,7 +59,7 @@ def _check_population(experiment: Experiment, director: PBT) -> None:
         if experiment.policies[name].agent != agent:
             raise ConfigError(
                 f"{first} and {name} have agents with different options, so that one cannot take the other's state; give all "
-                "members the same agent, and to PBT as `hyperparameters` what shall differ."
+                "members the same agent, and name the options to vary in PBT's `hyperparameters`."
             )
     if experiment.learner.split != "none":
         raise ConfigError(
@@ -74,7 +74,7 @@ def _check_explored(agent: Any, name: str, option: str, allowed: Range) -> None:
     known = getattr(type(agent), "explorable", ())
     if option not in known:
         raise ConfigError(
-            f"PBT explores {option!r}, which {name} cannot change during a run without compiling anew; it can change: "
+            f"PBT explores {option!r}, which {name} cannot change during a run without recompiling; it can change: "
             f"{', '.join(known) or 'none (its config names them in `explorable`)'}."
         )
     if getattr(agent, option) is None:

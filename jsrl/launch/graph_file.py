@@ -156,7 +156,7 @@ def experiment_of(folder: RunFolder, policy: str = "") -> Experiment:
         return parts[policy].experiment
     if policy:
         others = ", ".join(name for name in parts if name) or "none"
-        raise ConfigError(f"{folder.name} has no policy {policy!r} beside the first; it has: {others}.")
+        raise ConfigError(f"{folder.name} has no policy {policy!r} other than the first; it has: {others}.")
     return experiment
 
 

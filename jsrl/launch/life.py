@@ -20,8 +20,8 @@ class Life:
     """A worker's handle and state. Times are of the monotonic clock.
 
     Attributes:
-      stage: of its start; `ready` ends it. beat_s: time of its last message. left: it said goodbye. restarts: earlier
-      incarnations.
+      stage: of its start; `ready` ends it. beat_s: time of its last message. left: it said goodbye.
+      restarts: earlier incarnations.
       replaced: it is dead, and its next incarnation is about to start. dropped: the run ended it during its start.
       moves: why it was asked to leave at `moves_s`, to restart on another host; empty: it was not.
       activity: its call at its last heartbeat. known: its last metrics and counters. stacks: of its threads

@@ -53,7 +53,7 @@ def begin_counting(job: Job, port: str, reporter: Reporter) -> Ledger:
     try:
         return begin_life(path, 0, None, hop=path.parent, rolls_back=False)[1]
     except OSError as error:
-        text = f"the ledger cannot be kept in {path.parent} ({error}); this life counts in memory only"
+        text = f"the ledger cannot be kept in {path.parent} ({error}); this process counts in memory only"
         reporter.event("warning", text)
         return Ledger(dropped={})
 

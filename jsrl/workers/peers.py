@@ -86,12 +86,12 @@ T = TypeVar("T")
 
 
 def meet_present(peer: Peer, timeout_s: float, connect: Callable[[Registration, float, Callable[[], None]], T]) -> T:
-    """Return what `connect(registration, seconds, check)` returns for the peer, going over to its next life meanwhile.
+    """Return what `connect(registration, seconds, check)` returns for the peer, or for its next incarnation.
 
-    A peer that is being replaced is still registered for a moment, and its next life has another address.
+    A peer that is being replaced stays registered for a moment; its next incarnation has another address.
 
     Raises:
-      StreamTimeout: one that lives did not answer in time, or none was there. StreamClosed: it refused for a while.
+      StreamTimeout: it did not answer in time, or no incarnation was found. StreamClosed: it refused for a while.
     """
     patience = BriefRetry()
     while True:
@@ -100,7 +100,9 @@ def meet_present(peer: Peer, timeout_s: float, connect: Callable[[Registration, 
         except StreamClosed as refusal:
             found = peer.find(timeout_s)
             if found is None:
-                raise StreamTimeout(f"{refusal} No other life of it was found within {timeout_s:g} s.") from refusal
+                raise StreamTimeout(
+                    f"{refusal} No later incarnation of it was found within {timeout_s:g} s."
+                ) from refusal
             if peer.is_known(found):
                 patience.pause(refusal)
             peer.known = found

@@ -31,7 +31,7 @@ def frozen_players(job: Job, *, background: bool) -> Callable[..., FrozenParams]
     """Return the function that makes the frozen players of an engine; None: the run has none.
 
     Args:
-      background: load beside acting.
+      background: load while acting goes on.
     """
     if job.experiment.director is None:
         return None

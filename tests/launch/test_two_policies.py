@@ -86,7 +86,7 @@ def test_policies_share_no_bit_and_both_continue_exactly(tmp_path: Path) -> None
     own = load_policy(halves.folder, "b/latest")
     assert own.experiment.agent == WIDER and own.experiment.seed == 5
     assert same_leaves(own.params, halves.params_of("b"))
-    with pytest.raises(ConfigError, match=r"no policy 'c' beside the first; it has: b"):
+    with pytest.raises(ConfigError, match=r"no policy 'c' other than the first; it has: b"):
         load_policy(halves.folder, "c/latest")
     kept = json.loads((halves.folder / "graph.json").read_text())
     assert [w["settings"]["seed"] for w in kept["graph"]["workers"] if w["name"] == "learner-b"] == [5]

@@ -52,7 +52,7 @@ def archive(modules: set[str]) -> tuple[str, bytes]:
     if len(files) > MOST_FILES or sum(sizes.values()) > MOST_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
         raise ConfigError(
-            f"the modules {', '.join(sorted(modules))} and what lies beside them are {len(files)} files of "
+            f"the modules {', '.join(sorted(modules))} and the files beside them are {len(files)} files of "
             f"{sum(sizes.values()) >> 20} MiB (the largest is {largest}), too much to send to other hosts, expected at most "
             f"{MOST_FILES} and {MOST_BYTES >> 20} MiB; keep them in a package of their own."
         )

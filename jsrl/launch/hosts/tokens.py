@@ -13,7 +13,7 @@ from jsrl.transport.meeting.keys import make_server_keys, write_client_keys
 from jsrl.transport.memory.segment import make_folder
 
 LOOK_S = 0.5
-CLAIM_S = 60.0  # limit between an agent's taking a token out of a folder and using it; the folder is checked ten times meanwhile
+CLAIM_S = 60.0  # limit between taking a token out of a folder and using it; the folder is checked ten times meanwhile
 ADDRESS, CLAIMED = "address", ".claimed"  # file in a folder of tokens; suffix of a token that an agent has taken
 
 

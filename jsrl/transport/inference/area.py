@@ -193,7 +193,7 @@ class AreaLayout:
         return int(where.stop - where.start)
 
     def answer(self, group: int, has_core: bool) -> slice:
-        """Return where the bytes of a group's reply lie in the buffer."""
+        """Return the position of a group's reply in the buffer, in bytes."""
         _, at_answer, at_core = self.offsets[group]
         core_bytes = self.parts(self.group_sizes[group])[2].size_bytes if has_core else 0
         return slice(at_answer, at_core + core_bytes)

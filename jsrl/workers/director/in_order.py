@@ -109,14 +109,14 @@ class DirectorInOrder(DirectorWorker):
         return heard
 
     def _hear_moment(self, worker: str, incarnation: int, moment: Moment) -> None:
-        """Take a message in, unless it was only said again."""
+        """Process a message, unless it is a repetition."""
         who = worker, incarnation, moment.group
         if moment.group < self._order.groups and moment.number > self._seen.get(who, -1):
             self._seen[who] = moment.number
             self._merge.add(moment.group, moment.step, (worker, incarnation, moment))
 
     def _go_on(self) -> None:
-        """Take messages in their order, as far as it is known and commands are carried out."""
+        """Process messages in order, as far as the order is known and commands are executed."""
         while not self._orders:
             if self._moment is not None:
                 if not self._can_propose():

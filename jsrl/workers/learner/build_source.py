@@ -159,6 +159,6 @@ def count_on(job: Job, saved: dict[str, Any] | None, reporter: Reporter) -> tupl
         hop = job.end("samples").hop if job.has("samples") else SAMPLES
         return begin_life(ledger_path(run, hop), job.start_point.epoch, saved, hop=hop_folder(run, hop))
     except OSError as error:
-        text = f"the ledger cannot be kept in {job.folder} ({error}); this life counts in memory only"
+        text = f"the ledger cannot be kept in {job.folder} ({error}); this process counts in memory only"
         reporter.event("warning", text)
         return job.start_point.epoch, continued(None, saved)

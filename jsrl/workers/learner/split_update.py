@@ -5,8 +5,8 @@ Neither gets more than `max_lead` calls ahead of the other; with 0 they take tur
 is what the agent's own `update` does.
 
     main thread   batch n, copied once  ->  queue of each side
-    critic side   wait for room, take policy's newest, update on device 1, publish to device 0
-    policy side   wait for room, take critic's newest, update on device 0, publish to device 1 and to the acting workers
+    critic side   wait for its turn, take policy's newest, update on device 1, publish to device 0
+    policy side   wait for its turn, take critic's newest, update on device 0, publish to device 1 and to the acting workers
 
 Source: Mei et al., 2023, "Spreeze: High-Throughput Parallel Reinforcement Learning Framework" (arXiv 2312.06126).
 """
