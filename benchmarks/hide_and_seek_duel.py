@@ -6,8 +6,9 @@ Self-play returns say little: both sides improve. Here each side plays against u
 seeker that only turns to the nearest hider (sight has no limit of distance, so it sees much) and one that also runs to it.
 Both know where it is, seen or not.
 Printed: the share of rewarded steps in which a hider is seen, from any distance, and the median distance of a seeker to the
-nearest hider. `--curve N`: only the two learned sides against random opponents, at N of the snapshots that the run has kept
-(train with `--snapshots.keep 200`).
+nearest hider; then whether the learned seeker chases random hiders: it sees one in `--share` of the steps, from at most half
+as far as the seeker that only turns. `--curve N`: only the two learned sides against random opponents, at N of the snapshots
+that the run has kept (train with `--snapshots.keep 200`).
 """
 
 from __future__ import annotations
@@ -150,6 +151,12 @@ def pairs_of(learned: dict[str, Side], random: dict[str, Side], *, every: bool) 
     return pairs
 
 
+def chases(duels: dict[str, dict[str, float]], share: float) -> bool:
+    """Return whether the learned seeker sees enough of random hiders, from half as far as one that only turns, or nearer."""
+    learned, turning = (duels[f"{name} seeker, random hider"] for name in ("learned", "turning"))
+    return learned["seen_share"] >= share and learned["median_distance"] <= turning["median_distance"] / 2
+
+
 def main() -> None:
     """Play all duels and print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -158,6 +165,7 @@ def main() -> None:
     parser.add_argument("--runs-dir", default="runs")
     parser.add_argument("--episodes", type=int, default=100)
     parser.add_argument("--curve", type=int, default=0)
+    parser.add_argument("--share", type=float, default=0.7, help="of the steps in which a chaser sees a hider")
     parser.add_argument("--seed", type=int, default=1_000_000)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -172,6 +180,9 @@ def main() -> None:
             told = found[tag][name] = duel(config, {"hider": hider, "seeker": seeker}, args.episodes, args.seed)
             print(f"{tag}, {name}: a hider is seen in {told['seen_share']:.2f} of the rewarded steps, median distance "
                   f"{told['median_distance']:.2f} m", flush=True)  # fmt: skip
+    if not args.curve:
+        told = "chases" if chases(found[args.tag], args.share) else "does not chase"
+        print(f"the learned seeker {told} random hiders ({args.share:g} of the steps, half as far as one that turns)")
     if args.out:
         args.out.write_text(json.dumps({"run": args.run, "episodes": args.episodes, "found": found}, indent=1) + "\n")
 

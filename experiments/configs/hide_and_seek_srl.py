@@ -40,12 +40,19 @@ def config() -> Experiment:
         agent=agent,
         env=EnvConfig(
             "hide_and_seek:empty",
-            kwargs={"n_hiders": 1, "n_seekers": 1, "reward_range": 1.5, "relative": True, "seekers_wait": True},
+            kwargs={
+                "n_hiders": 1,
+                "n_seekers": 1,
+                "reward_range": 4.0,
+                "reward_falls": True,
+                "relative": True,
+                "seekers_wait": True,
+            },
             episode_metrics=STATISTICS,
         ),
         num_envs=32,
         rollout_length=80,
         total_env_steps=260_000,
-        evaluator=EvaluatorConfig(enabled=False),  # the returns of both seats add up to zero, whoever plays well
+        evaluator=EvaluatorConfig(against=("initial",), period_env_steps=130_000),  # returns of the two sides cancel
         recorder=RecorderConfig(enabled=True, period_env_steps=130_000, episodes=3),
     )

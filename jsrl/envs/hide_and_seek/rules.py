@@ -27,6 +27,15 @@ def anyone_seen(settings: Settings, seen: np.ndarray, apart: np.ndarray) -> np.n
     return np.asarray(counted.any(axis=(1, 2)))
 
 
+def worth(settings: Settings, seen: np.ndarray, apart: np.ndarray) -> np.ndarray:
+    """Return how much of a sight of the hiders seekers have, [B], 0 to 1. Arguments as for `anyone_seen`."""
+    if not settings.reward_falls or settings.reward_range is None:
+        return anyone_seen(settings, seen, apart).astype(float)
+    hiders = settings.n_hiders
+    near = np.maximum(1.0 - apart / settings.reward_range, 0.0)
+    return np.asarray((near * seen[:, hiders:, :hiders]).max(axis=(1, 2)))
+
+
 def outside(settings: Settings, centres: np.ndarray) -> np.ndarray:
     """Return bool [B, M]: which centres [B, M, 3] are strictly outside the rectangle."""
     if settings.restrict_rect is None:
@@ -36,16 +45,17 @@ def outside(settings: Settings, centres: np.ndarray) -> np.ndarray:
     return np.asarray(((flat < low) | (flat > high)).any(axis=-1))
 
 
-def rewards(settings: Settings, caught: np.ndarray, out: np.ndarray, preparing: np.ndarray) -> np.ndarray:
+def rewards(settings: Settings, sight: np.ndarray, out: np.ndarray, preparing: np.ndarray) -> np.ndarray:
     """Return the rewards [B, n].
 
     Args:
-      caught: bool [B]: a hider is seen. out: bool [B, M]: bodies outside the rectangle; padding is not.
+      sight: [B], 1: a hider is seen, 0: none; between them where it counts less (`worth`).
+      out: bool [B, M]: bodies outside the rectangle; padding is not.
       preparing: bool [B]: the step belonged to the preparation phase.
     """
     agents, hiders = settings.n_agents, settings.n_hiders
     side = np.where(np.arange(agents) < hiders, -1.0, 1.0)
-    reward = np.where(caught[:, None], side, -side)
+    reward = (2.0 * sight[:, None] - 1.0) * side
     lost = out[:, :agents]
     if settings.penalize_objects_out:
         lost = lost | out[:, agents:].any(axis=1, keepdims=True)

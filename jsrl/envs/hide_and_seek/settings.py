@@ -41,6 +41,8 @@ class Settings:
       restrict_rect: x_min, y_min, x_max, y_max; an agent outside earns -10. None: no limit.
       reward_range: a hider counts as seen, for rewards and for `seen_share`, only within this distance of the seeker. None:
         no limit, as in the original; where nothing hides, a seeker that turns on the spot then earns as much as a chaser.
+      reward_falls: what a seen hider counts for rewards falls evenly, from 1 at no distance to 0 at `reward_range`, so that
+        each step towards it pays. False: 1 within `reward_range`.
       n_lidar: rays of each agent's lidar, 0: none. lidar_range: what a ray reads that hits nothing.
       corner_bias: the view cone is tested between corners, as in the original, else between centres.
       seekers_wait: while hiders prepare, seekers do not act (`acts` 0), so that nothing is learned from actions that do
@@ -73,6 +75,7 @@ class Settings:
     hider_uniform_placement: bool = True
     restrict_rect: tuple[float, float, float, float] | None = None
     reward_range: float | None = None
+    reward_falls: bool = False
     n_lidar: int = 30
     lidar_range: float = 6.0
     corner_bias: bool = True
@@ -107,6 +110,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a positive number")
+        if self.reward_falls and self.reward_range is None:
+            raise ConfigError("reward_falls needs a reward_range, at which a seen hider counts nothing; give both")
         for name in ("prob_outside_walls", "p_door_dropout"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a number from 0 to 1")

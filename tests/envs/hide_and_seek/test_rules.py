@@ -79,6 +79,17 @@ def test_a_hider_may_have_to_be_near_to_count_as_seen() -> None:
         settings_of("empty", {"reward_range": 0})
 
 
+def test_what_a_seen_hider_counts_may_fall_with_the_distance() -> None:
+    for x, worth in ((2.0, 0.75), (3.0, 0.5), (5.5, 0.0)):
+        game = scene([(1, 3), (x, 3, WEST)], walls=[], reward_range=4.0, reward_falls=True)
+        step = act(game)
+        assert step.reward[0] == pytest.approx([1.0 - 2.0 * worth, 2.0 * worth - 1.0], abs=0.02)
+    unseen = scene([(1, 3), (2, 3, EAST)], walls=[], reward_range=4.0, reward_falls=True)
+    assert act(unseen).reward[0].tolist() == [1.0, -1.0]
+    with pytest.raises(ConfigError, match="reward_falls needs a reward_range"):
+        settings_of("empty", {"reward_falls": True})
+
+
 EVERYBODY = {"all": ("hider_0", "hider_1", "seeker_0", "seeker_1")}
 
 
