@@ -1,4 +1,4 @@
-"""The next episode's world of every slot, built in a thread while the episode before is played."""
+"""Builds the next world of every slot in a thread, while the current episode is played."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ DEADLINE_S = 60.0
 
 
 class WorldsAhead:
-    """Hands out worlds. A world is a function of its slot's seed and its episode, so it is the same whoever builds it.
+    """Supplies worlds. A world is a function of its slot's seed and its episode, so any thread builds the same one.
 
-    The thread starts with the first world that is asked for: what is only made, to read its spec, starts none.
+    The thread starts with the first world that is requested: an environment made only for its spec starts none.
     """
 
     def __init__(self, settings: Settings, seeds: list[int]):
@@ -23,13 +23,13 @@ class WorldsAhead:
         self._ahead: dict[tuple[int, int], Future[World]] = {}  # by slot and episode
 
     def take(self, slot: int, episode: int) -> World:
-        """Return the world of a slot's episode, and begin to build that of the next one.
+        """Return the world of a slot's episode, and start building that of the next one.
 
         Raises:
           EnvironmentFault: no world could be drawn, or it took longer than a minute.
         """
         future = self._ahead.pop((slot, episode), None)
-        if future is None or future.cancel():  # nobody has begun to build it
+        if future is None or future.cancel():  # no thread has started to build it
             world = build_world(self._settings, self._seeds[slot], episode)
         else:
             try:
@@ -37,13 +37,13 @@ class WorldsAhead:
             except TimeoutError:
                 raise EnvironmentFault(
                     f"hide_and_seek: the world of slot {slot}, episode {episode} was not built within {DEADLINE_S:.0f} s. "
-                    "The machine has no time for its thread: start fewer actors"
+                    "The machine is overloaded: start fewer actors"
                 ) from None
         following = self._builder.submit(build_world, self._settings, self._seeds[slot], episode + 1)
         self._ahead[slot, episode + 1] = following
         return world
 
     def close(self) -> None:
-        """Build no more; may be called twice."""
+        """Stop building; may be called twice."""
         self._builder.shutdown(wait=False, cancel_futures=True)
         self._ahead.clear()

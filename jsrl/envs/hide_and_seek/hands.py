@@ -1,4 +1,4 @@
-"""What agents do with ramps and boxes: hold them while they pull, and lock them in place."""
+"""Actions of agents on ramps and boxes: hold them while pulling, and lock them in place."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ REACH = 0.25  # metres from an agent's centre to the nearest point of an object
 
 
 class Hands:
-    """Who holds what, and what is locked, in B slots. Objects are the O = M - n ramps and boxes.
+    """Which agent holds what, and what is locked, in B slots. Objects are the O = M - n ramps and boxes.
 
     Attributes:
-      held: int [B, n]: the body that an agent holds, -1: none.
-      locked: bool [B, O]. owner: int [B, O]: the agent that locked it last; at first agent 0, a hider.
+      held: int [B, n]: the body that an agent holds; -1: none.
+      locked: bool [B, O]. owner: int [B, O]: the agent that locked it last; initially agent 0, a hider.
     """
 
     def __init__(self, settings: Settings, worlds: Worlds):
@@ -28,11 +28,11 @@ class Hands:
         self.team = (np.arange(settings.n_agents) >= settings.n_hiders).astype(int)
 
     def place(self, slot: int) -> None:
-        """Begin an episode in a slot: nothing is held or locked."""
+        """Start an episode in a slot: nothing is held or locked."""
         self.held[slot], self.locked[slot], self.owner[slot] = -1, False, 0
 
     def use(self, pull: np.ndarray, lock: np.ndarray, seen: np.ndarray) -> None:
-        """Pull and lock, bool [B, n] each, what agents saw (bool [B, n, M]) in their latest observation."""
+        """Apply the actions pull and lock, bool [B, n] each. `seen`: bool [B, n, M], as in the agents' latest observation."""
         if not self.locked.shape[1]:
             return
         reached = seen[:, :, self._agents :] & self._worlds.present[:, None, self._agents :]
@@ -56,7 +56,7 @@ class Hands:
         return np.sqrt(total)
 
     def _pull(self, pull: np.ndarray, reached: np.ndarray, distance: np.ndarray) -> None:
-        """Let each agent that pulls hold the nearest object it reaches."""
+        """Make each agent that pulls hold the nearest object within reach."""
         candidates = reached & pull[:, :, None]
         nearest = np.where(candidates, distance, np.inf).argmin(axis=2) + self._agents
         held = np.where(candidates.any(axis=2), nearest, -1)
@@ -65,10 +65,10 @@ class Hands:
         self.held = held
 
     def _lock(self, lock: np.ndarray, reached: np.ndarray) -> None:
-        """Lock and unlock by the rule of teams.
+        """Lock and unlock objects by the rule of teams.
 
-        The team that locked an object last unlocks it by having a member near that does not lock; while one is near, nobody
-        locks it. Else whoever is near and locks, locks it.
+        An object is unlocked when a member of the team that locked it last is near and does not lock. Otherwise any agent that
+        is near and locks, locks it.
         """
         wanted = reached & lock[:, :, None] & self._lockable
         unwanted = reached & ~lock[:, :, None]

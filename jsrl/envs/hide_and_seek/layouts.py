@@ -1,4 +1,4 @@
-"""An episode's world before it is built: walls, and where agents, ramps and boxes start."""
+"""Draws an episode's layout: walls, and the start positions of agents, ramps and boxes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Rule = Callable[[int, int], Cell]  # an object's width and depth in cells -> its
 
 @dataclass(frozen=True)
 class Layout:
-    """What is where as an episode begins.
+    """Positions at the start of an episode.
 
     Attributes:
-      walls: segments on the grid. sizes: full size of agents (hiders first), ramps and boxes, in this order, [M, 3].
-      corners: lower left corners of the same, [M, 2]. cells: first cell of the same, int [M, 2].
-      boxes: how many of them are boxes. attempts: worlds that were drawn until everything found its place.
+      walls: segments on the grid. sizes: full sizes of agents (hiders first), ramps and boxes, in this order, [M, 3].
+      corners: their lower left corners, [M, 2]. cells: their first cells, int [M, 2].
+      boxes: number of boxes. attempts: layouts that were drawn until all objects had a place.
     """
 
     walls: tuple[Segment, ...]
@@ -39,10 +39,10 @@ class Layout:
 
 
 def draw_layout(settings: Settings, rng: np.random.Generator) -> Layout:
-    """Draw a world; everything is drawn anew where something finds no place.
+    """Draw a layout; if an object finds no place, everything is drawn again.
 
     Raises:
-      EnvironmentFault: a thousand worlds in a row were too full.
+      EnvironmentFault: the objects had no place in a thousand layouts in a row.
     """
     for attempt in range(1, ATTEMPTS + 1):
         walls = walls_of(settings, rng)
@@ -57,7 +57,7 @@ def draw_layout(settings: Settings, rng: np.random.Generator) -> Layout:
 
 
 class _Placement:
-    """One attempt to place everything on a grid whose wall cells are taken."""
+    """One attempt to place all objects on a grid whose wall cells are occupied."""
 
     def __init__(self, settings: Settings, walls: list[Segment], rng: np.random.Generator):
         self._settings, self._rng, self._grid = settings, rng, settings.grid_size
@@ -68,7 +68,7 @@ class _Placement:
         self._quadrant = quadrant_size(settings)
 
     def place_all(self) -> tuple[list, list, list, int] | None:
-        """Return sizes, corners and cells of agents, ramps and boxes, and the number of boxes; None: no place."""
+        """Return sizes, corners and cells of agents, ramps and boxes, and the number of boxes; None: no place was found."""
         settings, rng = self._settings, self._rng
         agents = self._agents()
         if agents is None:
@@ -106,7 +106,7 @@ class _Placement:
         return placed
 
     def _put(self, size: tuple[float, float, float], rule: Rule) -> tuple[tuple[float, float], Cell] | None:
-        """Find free cells for an object; return its corner and first cell, None after ten draws."""
+        """Find free cells for an object; return its corner and first cell; None: ten draws failed."""
         cell, grid = self._settings.cell, self._grid
         wide, deep = _cells(size[0], cell), _cells(size[1], cell)
         for _ in range(DRAWS):

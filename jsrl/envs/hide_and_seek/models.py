@@ -1,4 +1,4 @@
-"""A layout as a compiled MuJoCo model. Bodies in this order: agents, ramps, boxes (each with four joints), walls."""
+"""Compiles a layout to a MuJoCo model. Order of bodies: agents, ramps, boxes (each with four joints), walls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jsrl.envs.hide_and_seek.layouts import Layout
 from jsrl.envs.hide_and_seek.settings import TIMESTEP_S, Settings
 from jsrl.envs.hide_and_seek.walls import OUTER_HEIGHT, box_of
 
-FLOOR0, FIRST_BODY = 1, 2  # ids of the empty body that unused welds hold, and of agent 0
+FLOOR0, FIRST_BODY = 1, 2  # ids of the empty body that unused welds are attached to, and of agent 0
 GEOMS_PER_AGENT = 3
 FIRST_GEOM = 1  # after the floor
 GEAR = 100.0
@@ -24,7 +24,7 @@ RAMP_VERTICES = (
 RAMP_CENTROID = (0.0, -1 / 12, -1 / 12)
 HIDER, SEEKER = "0.27 0.55 0.95 1", "0.90 0.25 0.22 1"
 BOX, LONG_BOX, RAMP = "0.93 0.76 0.32 1", "0.80 0.62 0.36 1", "0.60 0.45 0.75 1"
-INNER_WALL, OUTER_WALL = "0.45 0.70 0.50 1", "0.45 0.70 0.50 0.1"  # never invisible: rays would pass
+INNER_WALL, OUTER_WALL = "0.45 0.70 0.50 1", "0.45 0.70 0.50 0.1"  # never invisible: rays would pass through
 
 
 def compile_model(settings: Settings, layout: Layout) -> Any:
@@ -37,8 +37,8 @@ def compile_model(settings: Settings, layout: Layout) -> Any:
 def model_xml(settings: Settings, layout: Layout) -> str:
     """Return a layout in MuJoCo's format.
 
-    The Jacobian is dense: MuJoCo 4.0.0 factorises sparse ones wrongly, and at these sizes it is as fast. A state that is not
-    finite stays so, to be seen: MuJoCo's own reset is off.
+    The Jacobian is dense: MuJoCo 4.0.0 factorises sparse ones wrongly, and dense ones are as fast at these sizes. MuJoCo's
+    automatic reset is off, so that a non-finite state stays and is detected.
     """
     middle = settings.floor_size / 2
     agents, ramps = settings.n_agents, settings.n_ramps
@@ -97,7 +97,7 @@ def _box(j: int, size: Any) -> str:
 
 
 def _body(name: str, origin: tuple[float, ...], damping: tuple[float, ...], geoms: str) -> str:
-    """Return a body that slides along x, y, z and turns about z; all joints are 0 where its corner is at 0, 0, 0."""
+    """Return a body that slides along x, y, z and turns about z; its joints are 0 if its corner is at 0, 0, 0."""
     axes = (("tx", "slide", "1 0 0"), ("ty", "slide", "0 1 0"), ("tz", "slide", "0 0 1"), ("rz", "hinge", "0 0 1"))
     joints = "".join(
         f'<joint name="{name}:{label}" type="{kind}" axis="{axis}" damping="{value}"/>'
@@ -111,5 +111,5 @@ def _text(values: Any) -> str:
 
 
 def bodies_of(settings: Settings) -> int:
-    """Return M, the bodies that move, where an episode has as many boxes as it may have."""
+    """Return M, the number of moving bodies with the maximum number of boxes."""
     return settings.n_agents + settings.n_ramps + settings.max_boxes

@@ -1,17 +1,17 @@
-"""What agents are shown: a row of features for themselves, each other agent, box and ramp, lidar, and masks.
+"""Observations of agents: features of themselves, each other agent, box and ramp; lidar; masks.
 
 | key | shape of one agent | |
 |---|---|---|
-| observation_self | (10,) | x, y, z, angle, their velocities, 1 for hiders, share of the preparation phase that is over |
-| agent_qpos_qvel | (others, 10) | the same of the agents before it in the order of seats, backwards and around |
+| observation_self | (10,) | x, y, z, angle, their velocities, 1 for hiders, elapsed share of the preparation phase |
+| agent_qpos_qvel | (others, 10) | the same of the other agents: those before it in seat order, backwards, cyclic |
 | box_obs | (boxes, 12 or 15) | x, y, z, cosine, sine of angle, 4 velocities, [full size], locked by me, by my team, locked |
-| ramp_obs | (ramps, 9, 12 or 15) | the same, with zeros for the size; the last three only where ramps can be locked |
+| ramp_obs | (ramps, 9, 12 or 15) | the same, with zeros for the size; the last three only if ramps can be locked |
 | lidar | (rays,) | distances |
 | mask_aa_obs, mask_ab_obs, mask_ar_obs | (others,), (boxes,), (ramps,) | 1: the agent sees it |
 | mask_aa_obs_spoof, ... | the same | 1: it exists |
 
-Keys of what a game has none of are left out: no stream carries an array of no entries. Positions are those of lower left
-corners, as in the original. Masks are uint8, which no agent normalises; all else is float32.
+A key of zero entities is left out: no stream carries an empty array. Positions are those of lower left corners, as in the
+original. Masks are uint8, which no agent normalises; everything else is float32.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Observations:
     """Builds the observations of all agents, name -> [B, n, ...], in arrays that it reuses, and the global state.
 
     Attributes:
-      seen: the observations. state: [B, S]: agents, ramps and boxes as they are, with locks by hiders and seekers.
+      seen: the observations. state: [B, S]: true state of agents, ramps and boxes, with locks by hiders and by seekers.
     """
 
     def __init__(self, settings: Settings, worlds: Worlds, sight: Sight, hands: Hands):
@@ -67,7 +67,7 @@ class Observations:
         self.state = np.zeros((slots, state_size(settings)), np.float32)
 
     def build(self, prepared: np.ndarray) -> None:
-        """Build the observations of all slots. `prepared`: [B], 0 to 1, the share of the preparation phase that is over."""
+        """Build the observations of all slots. `prepared`: [B], 0 to 1, the elapsed share of the preparation phase."""
         worlds, agents = self._worlds, self._settings.n_agents
         own = self._agents
         own[:, :, :4], own[:, :, 4:8] = worlds.position[:, :agents], worlds.velocity[:, :agents]
@@ -100,7 +100,7 @@ class Observations:
         self.seen["mask_aa_obs_spoof"][:, :, :rows] = 1
 
     def _rows(self, key: str, bodies: slice) -> np.ndarray:
-        """Return what all agents are shown of some objects alike, without locks, [B, k, F]."""
+        """Return the features of some objects that are the same for all agents, without locks, [B, k, F]."""
         worlds = self._worlds
         position, present = worlds.position[:, bodies], worlds.present[:, bodies, None]
         angle = position[..., 3:]
@@ -111,7 +111,7 @@ class Observations:
         return np.concatenate(parts, axis=-1) * present
 
     def _show(self, key: str, letter: str, rows: np.ndarray, bodies: slice) -> None:
-        """Write the rows of some objects, with their locks, and their masks."""
+        """Write the features of some objects, with their locks and masks."""
         settings, seen, width = self._settings, self.seen[key], rows.shape[-1]
         seen[..., :width] = rows[:, None]
         if settings.relative:
@@ -130,7 +130,7 @@ class Observations:
         self.seen[f"mask_a{letter}_obs_spoof"][:] = self._worlds.present[:, None, bodies]
 
     def _for_state(self, rows: np.ndarray, bodies: slice) -> np.ndarray:
-        """Return rows with who locked the objects: hiders, seekers."""
+        """Return features with two locks: by hiders, by seekers."""
         objects = self._objects(bodies)
         locked, team = self._hands.locked[:, objects], self._hands.team[self._hands.owner[:, objects]]
         return np.concatenate([rows, (locked & (team == 0))[..., None], (locked & (team == 1))[..., None]], axis=-1)
@@ -146,6 +146,6 @@ def _within_a_turn(angle: np.ndarray) -> np.ndarray:
 
 
 def state_size(settings: Settings) -> int:
-    """Return the numbers of the global state."""
+    """Return the size of the global state."""
     size = SIZE if settings.sized else 0
     return settings.n_agents * SELF + (settings.n_ramps + settings.max_boxes) * (MOTION + size + 2)

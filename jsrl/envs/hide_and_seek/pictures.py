@@ -1,4 +1,4 @@
-"""Pictures of a slot: hiders blue, seekers red, boxes yellow, ramps violet, what is locked in its team's colour."""
+"""Pictures of a slot: hiders blue, seekers red, boxes yellow, ramps violet, locked objects in their team's colour."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ EXTRA_GEOMS = 1000
 
 
 class Pictures:
-    """Draws worlds with MuJoCo's renderer, which needs OpenGL: MUJOCO_GL egl or osmesa where there is no display.
+    """Draws worlds with MuJoCo's renderer, which needs OpenGL: MUJOCO_GL=egl or osmesa if there is no display.
 
-    What agents hold is joined to them by a dark line; lidar rays are thin lines in their team's colour.
+    A dark line connects an agent and the object that it holds; lidar rays are thin lines in their team's colour.
     """
 
     def __init__(self, settings: Settings, worlds: Worlds, sight: Sight, hands: Hands):

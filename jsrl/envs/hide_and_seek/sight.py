@@ -1,4 +1,4 @@
-"""What agents see: a view cone, and rays that the first thing in their way stops. Lidar rays are cast with them."""
+"""Vision of agents: a view cone, and rays that end at the first geom that they hit. Lidar rays are cast with them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jsrl.envs.hide_and_seek.models import FIRST_BODY, FIRST_GEOM, GEOMS_PER_AGE
 from jsrl.envs.hide_and_seek.settings import VIEW_HALF_ANGLE, Settings
 from jsrl.envs.hide_and_seek.worlds import Worlds
 
-UP = (0.0, 0.0, 1.0)  # where rays go that have no target: they hit nothing
+UP = (0.0, 0.0, 1.0)  # direction of rays without a target: they hit nothing
 
 
 class Sight:
@@ -21,8 +21,8 @@ class Sight:
 
     Attributes:
       seen: bool [B, n, M]: agent i sees body j; an agent sees itself. line: the same without the view cone.
-      aims: [B, M, 3]: the points of bodies that rays are cast to: middles, and centroids of ramps.
-      lidar: [B, n, L]: distances; `lidar_range` where a ray hits nothing.
+      aims: [B, M, 3]: the points that rays to bodies aim at: centres, and centroids of ramps.
+      lidar: [B, n, L]: distances; `lidar_range` if a ray hits nothing.
     """
 
     def __init__(self, settings: Settings, worlds: Worlds):
@@ -42,12 +42,12 @@ class Sight:
         self._calls: list[list[tuple[Any, ...]]] = [[] for _ in range(slots)]
         self._body_of = np.concatenate(
             [np.repeat(np.arange(agents), GEOMS_PER_AGENT), np.arange(agents, bodies)]
-        )  # of geoms after the floor; with fewer boxes than there may be, walls take the last of these numbers
+        )  # of geoms after the floor; with fewer boxes than the maximum, the last of these are walls
         self._own = np.eye(agents, bodies, dtype=bool)
         self._cosine = math.cos(VIEW_HALF_ANGLE)
 
     def place(self, slot: int) -> None:
-        """Begin an episode in a slot: prepare the calls that cast its rays."""
+        """Start an episode in a slot: prepare the calls that cast its rays."""
         world = self._worlds.worlds[slot]
         assert world is not None
         rays = self._settings.n_lidar + len(world.layout.sizes)
@@ -71,11 +71,11 @@ class Sight:
         ]
 
     def close(self) -> None:
-        """Let go of the worlds; may be called twice."""
+        """Drop the references to the worlds; may be called twice."""
         self._calls = [[] for _ in self._calls]
 
     def look(self) -> None:
-        """Compute all that is seen from where the bodies are now; slots whose state is invalid keep what they saw."""
+        """Compute vision from the current positions; slots whose state is invalid keep their last values."""
         self._aim()
         cast, broken = self._cast, self._worlds.broken.tolist()
         for slot, calls in enumerate(self._calls):
@@ -92,7 +92,7 @@ class Sight:
         self.lidar = np.where(distance < 0, self._settings.lidar_range, distance)
 
     def _aim(self) -> None:
-        """Point the rays from agents' centres at the middles of all bodies."""
+        """Aim the rays from agents' centres at the centres of all bodies."""
         worlds, settings, rays = self._worlds, self._settings, self._settings.n_lidar
         aims, agents = worlds.centres(), settings.n_agents
         self.aims = aims

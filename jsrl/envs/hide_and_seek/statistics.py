@@ -1,4 +1,4 @@
-"""What is reported of an episode: how far boxes and ramps were moved, what was locked, who was seen."""
+"""Statistics of an episode: how far boxes and ramps moved, what was locked, how often hiders were seen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Statistics:
         self._kinds = {"ramp": slice(0, ramps), "box": slice(ramps, None)}
 
     def place(self, slot: int) -> None:
-        """Begin an episode in a slot."""
+        """Start an episode in a slot."""
         for array in self._sums:
             array[slot] = 0.0
         self._prepared[slot] = {f"{name}_prep": 0.0 for name in self._moved(slot)}
@@ -32,12 +32,12 @@ class Statistics:
     def add(
         self, reward: np.ndarray, caught: np.ndarray, apart: np.ndarray, out: np.ndarray, clock: np.ndarray
     ) -> None:
-        """Take a step of all slots; of no account to those that begin with it (clock 0).
+        """Add a step of all slots; a slot whose episode starts with it (clock 0) is ignored.
 
         Args:
-          reward: [B, n]. caught: bool [B]: a hider is seen. apart: [B]: metres between the two opponents that are
-            nearest to each other. out: bool [B, n]: agents outside the rectangle.
-          clock: int [B]: steps of the episode, this one included.
+          reward: [B, n]. caught: bool [B]: a hider is seen. apart: [B]: metres between the two nearest opponents.
+            out: bool [B, n]: agents outside the rectangle.
+          clock: int [B]: steps of the episode, including this one.
         """
         prepared = self._settings.prep_steps
         rewarded = clock > prepared
@@ -53,7 +53,7 @@ class Statistics:
             self._prepared[slot] = {f"{name}_prep": value for name, value in self._moved(slot).items()}
 
     def of(self, slot: int, *, discarded: bool) -> dict[str, float]:
-        """Return the statistics of a slot's episode, which has ended. `discarded`: its physics became invalid."""
+        """Return the statistics of a slot's finished episode. `discarded`: its physics became invalid."""
         steps, rewarded = max(self._steps[slot], 1.0), max(self._rewarded[slot], 1.0)
         return {
             **self._prepared[slot],
@@ -68,7 +68,7 @@ class Statistics:
         }
 
     def _moved(self, slot: int) -> dict[str, float]:
-        """Return the farthest that a box and a ramp are from their starts, and how many are locked."""
+        """Return the largest distance of a box and of a ramp from its start, and how many are locked."""
         worlds, agents = self._worlds, self._settings.n_agents
         there = worlds.present[slot, agents:]
         apart = worlds.position[slot, agents:, :3] - worlds.start[slot, agents:]

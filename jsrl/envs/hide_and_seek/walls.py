@@ -1,4 +1,4 @@
-"""Where walls stand: rooms and doors on a grid of cells."""
+"""Draws walls: rooms and doors on a grid of cells."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from jsrl.envs.hide_and_seek.settings import Settings
 
 INNER_HEIGHT, OUTER_HEIGHT = 0.5, 4.0
-MIN_ROOM = 6  # cells between two walls that begin on the same side of a wall
+MIN_ROOM = 6  # cells between two walls that start on the same side of a wall
 TRIES = 10
 
 
@@ -28,7 +28,7 @@ class Segment(NamedTuple):
 
 @dataclass
 class _Room:
-    """A wall while rooms are being made: `below` and `above` hold where other walls begin on each side of it."""
+    """A wall while rooms are being drawn; `below` and `above`: where other walls start on each side of it."""
 
     wall: Segment
     below: list[int] = field(default_factory=list)
@@ -40,7 +40,7 @@ class _Room:
 
 
 def walls_of(settings: Settings, rng: np.random.Generator) -> list[Segment] | None:
-    """Draw a scenario's walls; None: the rooms found no place."""
+    """Draw a scenario's walls; None: the rooms had no place."""
     outer = outer_walls(settings.grid_size)
     if settings.scenario == "empty":
         return outer
@@ -74,7 +74,7 @@ def _quadrant(settings: Settings, rng: np.random.Generator) -> list[Segment]:
 
 
 def quadrant_size(settings: Settings) -> int:
-    """Return the side of the room of the quadrant, in cells."""
+    """Return the side length of the quadrant's room, in cells."""
     return settings.grid_size // 2
 
 
@@ -91,7 +91,7 @@ def _rooms(rooms: int, outer: Sequence[Segment], rng: np.random.Generator) -> li
 
 
 def _divide(walls: list[_Room], rng: np.random.Generator) -> bool:
-    """Add a wall between two that are parallel; return whether one was found."""
+    """Add a wall between two parallel walls; return whether such a pair was found."""
     one = walls[int(rng.integers(len(walls)))]
     start, length = one.wall.start, one.wall.end - one.wall.start
     candidates = []
@@ -124,7 +124,7 @@ def _cross(new: Segment, wall: Segment) -> bool:
 
 
 def _with_door(wall: Segment, junctions: Sequence[int], door_size: int, rng: np.random.Generator) -> list[Segment]:
-    """Return the pieces of a wall with a door in a gap between two of its junctions; closed where no gap is long enough."""
+    """Return the pieces of a wall with a door between two of its junctions; without a door if no gap is long enough."""
     edges = sorted({wall.start, wall.end, *junctions})
     gaps = [(a, b - a) for a, b in itertools.pairwise(edges) if b - a >= door_size + 1]
     if not gaps or door_size == 0:
@@ -136,7 +136,7 @@ def _with_door(wall: Segment, junctions: Sequence[int], door_size: int, rng: np.
 
 
 def box_of(wall: Segment, cell: float) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """Return centre and half extents of a wall; it is half a cell thick and leaves half of that free at both ends."""
+    """Return centre and half extents of a wall: half a cell thick, and a quarter of a cell shorter at each end."""
     thick = cell / 2
     low, high = (wall.start + 0.5) * cell + thick / 2, (wall.end + 0.5) * cell - thick / 2
     along, across = ((low + high) / 2, (high - low) / 2), ((wall.at + 0.5) * cell, thick / 2)

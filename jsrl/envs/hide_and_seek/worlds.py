@@ -1,4 +1,4 @@
-"""The worlds of B slots: MuJoCo steps each, and their states lie in arrays of all slots."""
+"""The worlds of B slots, each stepped by MuJoCo; arrays hold the states of all slots."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from jsrl.envs.hide_and_seek.layouts import Layout, draw_layout
 from jsrl.envs.hide_and_seek.models import FIRST_BODY, GEAR, bodies_of, compile_model
 from jsrl.envs.hide_and_seek.settings import SUBSTEPS, Settings
 
-HUGE = 1e10  # MuJoCo's own limit of a sound state
+HUGE = 1e10  # MuJoCo's own limit of a valid state
 JOINTS = 4  # of each body: x, y, z, angle
 
 
 class World(NamedTuple):
-    """One built episode.
+    """The world of one episode.
 
     Attributes:
-      layout: what it was built from. model, simulation: MuJoCo's MjModel and MjData.
-      rng: draws what is left to chance while it is played.
+      layout: that it was built from. model, simulation: MuJoCo's MjModel and MjData.
+      rng: for random choices during the episode.
     """
 
     layout: Layout
@@ -29,13 +29,13 @@ class World(NamedTuple):
 
 
 def build_world(settings: Settings, seed: int, episode: int) -> World:
-    """Return the world of an episode of a slot, a function of its arguments alone."""
+    """Return the world of a slot's episode, a function of the arguments alone."""
     rng = np.random.default_rng((seed, episode))
     return world_of(settings, draw_layout(settings, rng), rng)
 
 
 def world_of(settings: Settings, layout: Layout, rng: np.random.Generator) -> World:
-    """Return a layout as a world at rest."""
+    """Return the world of a layout, at rest."""
     import mujoco
 
     model = compile_model(settings, layout)
@@ -48,12 +48,12 @@ def world_of(settings: Settings, layout: Layout, rng: np.random.Generator) -> Wo
 
 
 class Worlds:
-    """B worlds of M bodies (agents, ramps, boxes), padded to the most boxes.
+    """B worlds of M bodies (agents, ramps, boxes), padded to the maximum number of boxes.
 
     Attributes:
-      position, velocity: x, y, z and angle, [B, M, 4]; positions are those of corners, as the original's joints.
-      start: corners as the episode began, [B, M, 3]. half: half extents, unrotated, [B, M, 3].
-      present: bool [B, M]. broken: bool [B]: its state became invalid in the last step, and the one before is kept.
+      position, velocity: x, y, z and angle, [B, M, 4]; positions are those of corners, as the joints of the original.
+      start: corners at the start of the episode, [B, M, 3]. half: half extents, unrotated, [B, M, 3].
+      present: bool [B, M]. broken: bool [B]: the last step made the state invalid, and the state before is kept.
     """
 
     def __init__(self, settings: Settings, num_envs: int):
@@ -71,7 +71,7 @@ class Worlds:
         self._steps: list[tuple[Any, ...]] = [()] * num_envs
 
     def place(self, slot: int, world: World) -> None:
-        """Begin an episode in a slot."""
+        """Start an episode in a slot."""
         layout, count = world.layout, len(world.layout.sizes)
         self.worlds[slot] = world
         for array in (self.position, self.velocity, self.start, self.half):
@@ -94,7 +94,7 @@ class Worlds:
         return self.position[..., :3] + self.half
 
     def step(self, force: np.ndarray, slots: list[int]) -> None:
-        """Let some slots go on for one env step, agents pushed by forces [B, n, 3]: along x and y, and a torque."""
+        """Step some slots by one env step with the forces on agents [B, n, 3]: along x and y, and a torque."""
         self._control[:] = force.reshape(self._control.shape) / GEAR
         for slot in slots:
             model, data, (control, given), (position, qpos), (velocity, qvel) = self._steps[slot]
@@ -105,7 +105,7 @@ class Worlds:
         self._take()
 
     def measure(self, slots: list[int]) -> None:
-        """Read the state of some slots anew after it was changed by hand."""
+        """Read the state of some slots again, after code outside changed it."""
         for slot in slots:
             model, data, _, (position, qpos), (velocity, qvel) = self._steps[slot]
             self._kinematics(model, data)
@@ -113,7 +113,7 @@ class Worlds:
         self._take()
 
     def _take(self) -> None:
-        """Take over the states that were read, but not invalid ones."""
+        """Store the states that were read, except invalid ones."""
         with np.errstate(invalid="ignore"):
             fine = np.asarray((np.abs(self._read) < HUGE).all(axis=(0, 2)))
         self.broken[:] = ~fine
@@ -124,7 +124,7 @@ class Worlds:
         self.position[fine], self.velocity[fine] = self._read.reshape(2, *shape)[:, fine]
 
     def freeze(self, slot: int, body: int, frozen: bool) -> None:
-        """Hold a ramp or box where it is, or let it go."""
+        """Fix a ramp or box in place, or release it."""
         model = self._world(slot).model
         joints = slice(body * JOINTS, (body + 1) * JOINTS)
         model.jnt_limited[joints] = frozen
@@ -132,7 +132,7 @@ class Worlds:
             model.jnt_range[joints] = self.position[slot, body, :, None]
 
     def hold(self, slot: int, agent: int, body: int) -> None:
-        """Weld a ramp or box to an agent as they stand to each other now; -1: let go what it holds."""
+        """Weld a ramp or box to an agent in their current relative pose; -1: release what it holds."""
         world = self._world(slot)
         world.simulation.eq_active[agent] = body >= 0
         if body < 0:
@@ -151,7 +151,7 @@ class Worlds:
         self.worlds, self._steps = [None] * len(self.worlds), [()] * len(self.worlds)
 
     def draw(self, slot: int, choices: np.ndarray) -> int:
-        """Return one of some numbers, drawn from the slot's own random state."""
+        """Return one of some numbers, drawn from the slot's random state."""
         return int(choices[0] if len(choices) == 1 else self._world(slot).rng.choice(choices))
 
     def _world(self, slot: int) -> World:
