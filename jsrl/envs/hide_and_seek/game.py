@@ -1,4 +1,4 @@
-"""The vector game: one env step from actions to rows; ids `hide_and_seek:randomwalls`, `quadrant` and `empty`."""
+"""The vector game of hide-and-seek; ids `hide_and_seek:randomwalls`, `quadrant` and `empty`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ACTIONS = MultiDiscrete((LEVELS, LEVELS, LEVELS, 2, 2))  # force along x and y, 
 
 
 class HideAndSeek:
-    """B worlds with hiders and seekers; episodes are truncated after `horizon` steps, or `max_episode_steps` if fewer.
+    """B worlds with hiders and seekers; episodes are truncated after `horizon` steps, or `max_episode_steps` if that is less.
 
     An episode whose physics becomes invalid is truncated at its last valid state, and counted in `discarded`.
 
@@ -99,31 +99,31 @@ class HideAndSeek:
         return self._rows.step(observation, reward, np.zeros_like(ended), ended, state=state, turns=self._turns())
 
     def refresh(self) -> GameStep:
-        """Return what a reset would, after worlds were changed by hand; the clocks go on."""
+        """Return what a reset would return, after code outside changed the worlds; the clocks continue."""
         self.worlds.measure(list(range(self.num_envs)))
         return self._rows.opened(self._look(), state=self._observations.state, turns=self._turns())
 
     def _turns(self) -> np.ndarray | None:
-        """Return bool [B, n]: who acts next; None: all."""
+        """Return bool [B, n]: which agents act next; None: all."""
         if not self.settings.seekers_wait:
             return None
         return (self.clock >= self.settings.prep_steps)[:, None] | ~self._seekers
 
     def render(self, slot: int = 0, *, lidar: bool = False) -> np.ndarray:
-        """Return a picture of a slot, uint8 [480, 480, 3]. It needs OpenGL: MUJOCO_GL egl or osmesa without a display."""
+        """Return a picture of a slot, uint8 [480, 480, 3]. It needs OpenGL: MUJOCO_GL=egl or osmesa without a display."""
         if self._pictures is None:
             self._pictures = Pictures(self.settings, self.worlds, self.sight, self.hands)
         return self._pictures.draw(slot, lidar=lidar)
 
     def _chosen(self, action: Mapping[str, Array], first: np.ndarray) -> np.ndarray:
-        """Return all actions, int [B, n, 5]; neutral ones where an episode starts."""
+        """Return all actions, int [B, n, 5]; neutral ones where an episode starts (`first`)."""
         chosen = np.stack(self._groups.actions(action), axis=1).astype(np.int64)
         chosen[first] = NEUTRAL
         wrong = (chosen < 0) | (chosen >= ACTIONS.nums)
         if wrong.any():
             slot, seat, part = (int(i) for i in np.argwhere(wrong)[0])
             what = f"was given {chosen[slot, seat].tolist()} for seat {self.spec.seats[seat].name!r}"
-            raise self._rows.fault(slot, what, f"Expected 0 to {ACTIONS.nums[part] - 1} in place {part}")
+            raise self._rows.fault(slot, what, f"Expected 0 to {ACTIONS.nums[part] - 1} at position {part}")
         return chosen
 
     def _begin(self, slots: Any) -> None:
@@ -133,21 +133,21 @@ class HideAndSeek:
             self._begun[slot] += 1
 
     def put(self, slot: int, world: World) -> None:
-        """Let a slot go on in another world, as an episode that begins there."""
+        """Continue a slot in another world, as an episode that starts there."""
         self.clock[slot] = 0
         self.worlds.place(slot, world)
         for part in (self.sight, self.hands, self._statistics):
             part.place(slot)
 
     def _look(self) -> dict[str, Any]:
-        """Return what everybody sees now."""
+        """Return the current observations of all agents."""
         self.sight.look()
         self._observations.build(np.minimum(1.0, self.clock / (self.settings.prep_steps + 1e-5)))
         seen = self._observations.seen
         return {group: {key: leaf[:, index] for key, leaf in seen.items()} for group, index in self._index.items()}
 
     def _reward(self, nothing: np.ndarray) -> np.ndarray:
-        """Return the rewards [B, n] of a step; none where `nothing`."""
+        """Return the rewards [B, n] of a step; 0 where `nothing`."""
         settings = self.settings
         centres = self.worlds.centres()
         apart = rules.distances(settings, centres)
@@ -158,11 +158,11 @@ class HideAndSeek:
         return reward
 
     def _report(self, slot: int, *, discarded: bool) -> None:
-        """Hand on the statistics of an episode that ends."""
+        """Report the statistics of an episode that ends."""
         if discarded:
             self.discarded += 1
             log.warning(
-                "environment %s, %s: the physics became invalid; the episode is cut at its last valid state (%d so far)",
+                "environment %s, %s: the physics became invalid; the episode is truncated at its last valid state (%d so far)",
                 self.spec.name,
                 self._rows.where(slot),
                 self.discarded,
@@ -180,7 +180,7 @@ class HideAndSeek:
 
 
 def _index(index: np.ndarray) -> Any:
-    """Return a slice where seats follow each other, which copies nothing."""
+    """Return a slice if seats are consecutive, which avoids a copy."""
     first, last = int(index[0]), int(index[-1])
     return slice(first, last + 1) if np.array_equal(index, np.arange(first, last + 1)) else index
 
@@ -192,10 +192,10 @@ def make_hide_and_seek(
     group: int = 0,
     groups: Mapping[str, tuple[str, ...]] | None = None,
 ) -> HideAndSeek:
-    """Build the game that an id `hide_and_seek:SCENARIO` names.
+    """Build the game of an id `hide_and_seek:SCENARIO`.
 
     Raises:
-      ConfigError: there is no such scenario or option. MissingExtra: MuJoCo is not installed.
+      ConfigError: the scenario or an option is unknown. MissingExtra: MuJoCo is not installed.
     """
     settings = settings_of(config.id.partition(":")[2], config.kwargs)
     import_mujoco(config)

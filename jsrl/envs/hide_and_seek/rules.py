@@ -1,4 +1,4 @@
-"""Who earns what: seen or unseen, out of bounds, and nothing while hiders prepare."""
+"""Rewards: for being seen or unseen, out of bounds, and 0 in the preparation phase."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from jsrl.envs.hide_and_seek.settings import OUT_OF_BOUNDS_REWARD, Settings
 
 
 def distances(settings: Settings, centres: np.ndarray) -> np.ndarray:
-    """Return the distances in the plane of seekers to hiders, [B, seekers, hiders]. `centres`: [B, M, 3]."""
+    """Return the distances of seekers to hiders in the plane, [B, seekers, hiders]. `centres`: [B, M, 3]."""
     hiders, agents = settings.n_hiders, settings.n_agents
     apart = centres[:, hiders:agents, None, :2] - centres[:, None, :hiders, :2]
     return np.sqrt((apart * apart).sum(axis=-1))
 
 
 def anyone_seen(settings: Settings, seen: np.ndarray, apart: np.ndarray) -> np.ndarray:
-    """Return bool [B]: some seeker sees some hider, near enough to count.
+    """Return bool [B]: a seeker sees a hider within `reward_range`.
 
     Args:
       seen: bool [B, n, M]. apart: the distances of seekers to hiders, [B, seekers, hiders].
@@ -28,7 +28,7 @@ def anyone_seen(settings: Settings, seen: np.ndarray, apart: np.ndarray) -> np.n
 
 
 def worth(settings: Settings, seen: np.ndarray, apart: np.ndarray) -> np.ndarray:
-    """Return how much of a sight of the hiders seekers have, [B], 0 to 1. Arguments as for `anyone_seen`."""
+    """Return how well seekers see a hider, [B], 0 to 1; see `reward_falls`. Arguments as for `anyone_seen`."""
     if not settings.reward_falls or settings.reward_range is None:
         return anyone_seen(settings, seen, apart).astype(float)
     hiders = settings.n_hiders
@@ -49,9 +49,9 @@ def rewards(settings: Settings, sight: np.ndarray, out: np.ndarray, preparing: n
     """Return the rewards [B, n].
 
     Args:
-      sight: [B], 1: a hider is seen, 0: none; between them where it counts less (`worth`).
-      out: bool [B, M]: bodies outside the rectangle; padding is not.
-      preparing: bool [B]: the step belonged to the preparation phase.
+      sight: [B], 1: a hider is seen, 0: none; values between if distance counts (see `worth`).
+      out: bool [B, M]: bodies outside the rectangle; False for padding.
+      preparing: bool [B]: the step is of the preparation phase.
     """
     agents, hiders = settings.n_agents, settings.n_hiders
     side = np.where(np.arange(agents) < hiders, -1.0, 1.0)

@@ -1,4 +1,4 @@
-"""The options of the game, and the settings of its scenarios.
+"""Options of the game, and the settings of its scenarios.
 
 Source: Baker et al. 2020 (1909.07528), as released by its authors; the runs of SRL (2306.16688) used the same settings.
 """
@@ -14,7 +14,7 @@ from jsrl.errors import ConfigError
 from jsrl.references.importing import nearest
 
 TIMESTEP_S, SUBSTEPS = 0.005, 15
-LEVELS, FORCE_STEP = 11, 18.0  # choices per axis, and newtons (or newton metres) between two of them
+LEVELS, FORCE_STEP = 11, 18.0  # choices per axis, and newtons (or newton metres) between adjacent ones
 NEUTRAL = (5, 5, 5, 0, 0)  # no force, no torque, no pull, no lock
 VIEW_HALF_ANGLE = 3 * math.pi / 8
 OUT_OF_BOUNDS_REWARD = -10.0
@@ -25,31 +25,31 @@ class Settings:
     """A variant of the game. Lengths are in metres.
 
     Attributes:
-      scenario: `randomwalls`: 1 to `n_rooms` rooms with doors; `quadrant`: one room in a corner; `empty`: outer walls alone.
+      scenario: `randomwalls`: 1 to `n_rooms` rooms with doors; `quadrant`: one room in a corner; `empty`: only outer walls.
       n_hiders, n_seekers: 1 to 3 each.
-      max_others: rows of other agents in an observation; those beyond the real ones are zeros and masked. None: no padding.
-      horizon: env steps of an episode. prep_fraction: share of them in which seekers cannot act and nothing is rewarded.
-      floor_size: side of the square floor. grid_size: cells along it, on which walls and objects are placed.
-      n_boxes: least and most boxes of an episode; a number: always as many. n_elongated_boxes: how many of them are
-        elongated, likewise. n_ramps: ramps.
-      lock_ramp: ramps can be locked. penalize_objects_out: everybody earns -10 while a box or ramp is outside restrict_rect.
-      n_rooms: at most, of `randomwalls`; random_room_number: draw 1 to n_rooms, else always n_rooms.
-      prob_outside_walls: chance that `randomwalls` has outer walls. door_size: in cells.
-      p_door_dropout: chance that only one wall of the room of `quadrant` has a door.
-      hiders_together_radius, seekers_together_radius: how near to the first of their team the others start; None: anywhere.
+      max_others: rows of other agents in an observation; unused rows are zeros and masked. None: no padding.
+      horizon: env steps of an episode. prep_fraction: share of them in which seekers cannot act and rewards are 0.
+      floor_size: side of the square floor. grid_size: cells along it; walls and objects are placed on this grid.
+      n_boxes: minimum and maximum number of boxes of an episode; one number: always that many. n_elongated_boxes: number
+        of elongated ones, likewise. n_ramps: number of ramps.
+      lock_ramp: ramps can be locked. penalize_objects_out: all agents earn -10 while a box or ramp is outside restrict_rect.
+      n_rooms: maximum, for `randomwalls`; random_room_number: draw 1 to n_rooms; else always n_rooms.
+      prob_outside_walls: probability that `randomwalls` has outer walls. door_size: in cells.
+      p_door_dropout: probability that only one wall of the room of `quadrant` has a door.
+      hiders_together_radius, seekers_together_radius: of the start positions around a team's first agent; None: anywhere.
       hider_uniform_placement: hiders of `quadrant` start anywhere, else in the room.
       restrict_rect: x_min, y_min, x_max, y_max; an agent outside earns -10. None: no limit.
-      reward_range: a hider counts as seen, for rewards and for `seen_share`, only within this distance of the seeker. None:
-        no limit, as in the original; where nothing hides, a seeker that turns on the spot then earns as much as a chaser.
-      reward_falls: what a seen hider counts for rewards falls evenly, from 1 at no distance to 0 at `reward_range`, so that
-        each step towards it pays. False: 1 within `reward_range`.
-      n_lidar: rays of each agent's lidar, 0: none. lidar_range: what a ray reads that hits nothing.
-      corner_bias: the view cone is tested between corners, as in the original, else between centres.
-      seekers_wait: while hiders prepare, seekers do not act (`acts` 0), so that nothing is learned from actions that do
-        nothing; else their actions are taken and disregarded, as in the original.
-      relative: positions of others are differences from the agent's, along the world's axes, and the angle of another agent is
-        where it stands as seen from where the agent looks; the agent's own angle is within a turn. For small networks.
-      hide_unseen: rows of entities that an agent does not see are zeros, for networks that do not read the masks.
+      reward_range: a hider counts as seen, for rewards and `seen_share`, only within this distance of the seeker. None: no
+        limit, as in the original; without hiding places, a seeker that turns on the spot then earns as much as a chaser.
+      reward_falls: the reward for a seen hider falls linearly from 1 at distance 0 to 0 at `reward_range`, so that each
+        step towards it pays. False: 1 within `reward_range`.
+      n_lidar: rays of each agent's lidar; 0: none. lidar_range: value of a ray that hits nothing.
+      corner_bias: test the view cone between corners, as in the original; else between centres.
+      seekers_wait: in the preparation phase seekers do not act (`acts` 0), so that nothing is learned from actions without
+        effect; else their actions are received and ignored, as in the original.
+      relative: positions of other entities are relative to the agent's, along the world's axes; the angle of another agent
+        is its bearing relative to the agent's direction of view; the agent's own angle is wrapped. For small networks.
+      hide_unseen: rows of unseen entities are zeros, for networks that do not read the masks.
     """
 
     scenario: Literal["randomwalls", "quadrant", "empty"]
@@ -84,7 +84,7 @@ class Settings:
     hide_unseen: bool = False
 
     def __post_init__(self) -> None:
-        """Check that the values fit together. Raises ConfigError."""
+        """Check that the values are consistent. Raises ConfigError."""
         for name in ("n_hiders", "n_seekers"):
             if not 1 <= getattr(self, name) <= 3:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give 1, 2 or 3")
@@ -111,7 +111,9 @@ class Settings:
             if value is not None and not value > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a positive number")
         if self.reward_falls and self.reward_range is None:
-            raise ConfigError("reward_falls needs a reward_range, at which a seen hider counts nothing; give both")
+            raise ConfigError(
+                "reward_falls needs a reward_range, the distance at which a seen hider counts 0; give both"
+            )
         for name in ("prob_outside_walls", "p_door_dropout"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a number from 0 to 1")
@@ -123,32 +125,32 @@ class Settings:
 
     @property
     def max_boxes(self) -> int:
-        """Return the rows of boxes in an observation."""
+        """Return the number of rows of boxes in an observation."""
         return span(self.n_boxes)[1]
 
     @property
     def sized(self) -> bool:
-        """Return whether boxes differ in size, so that observations tell it."""
+        """Return whether boxes differ in size, so that observations include the size."""
         return span(self.n_elongated_boxes)[1] > 0
 
     @property
     def others(self) -> int:
-        """Return the rows of other agents in an observation."""
+        """Return the number of rows of other agents in an observation."""
         return self.n_agents - 1 if self.max_others is None else self.max_others
 
     @property
     def prep_steps(self) -> int:
-        """Return the env steps of the preparation phase."""
+        """Return the number of env steps of the preparation phase."""
         return math.ceil(self.prep_fraction * self.horizon - 1e-9)
 
     @property
     def cell(self) -> float:
-        """Return the side of a grid cell."""
+        """Return the side length of a grid cell."""
         return self.floor_size / self.grid_size
 
 
 def span(value: int | tuple[int, int]) -> tuple[int, int]:
-    """Return the least and the most of a number that may be drawn."""
+    """Return the minimum and the maximum of a number that may be drawn."""
     return value if isinstance(value, tuple) else (value, value)
 
 
@@ -176,13 +178,13 @@ SCENARIOS = {
 
 
 def settings_of(name: str, options: Mapping[str, Any]) -> Settings:
-    """Return a scenario's settings with some of them changed.
+    """Return a scenario's settings with some options changed.
 
     Args:
       options: fields of Settings, and `map_scale`: a factor for the floor, its grid, the rectangle and the radii.
 
     Raises:
-      ConfigError: there is no such scenario or option, or the values do not fit together.
+      ConfigError: the scenario or an option is unknown, or the values are inconsistent.
     """
     if name not in SCENARIOS:
         raise ConfigError(
@@ -194,7 +196,7 @@ def settings_of(name: str, options: Mapping[str, Any]) -> Settings:
     for option in given:
         if option not in known:
             raise ConfigError(f"hide_and_seek has no option {option!r}{nearest(option, known)}")
-    # values travel as JSON, where a tuple is a list
+    # options are sent as JSON, where a tuple becomes a list
     changes: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in given.items()}
     return replace(settings, **changes)
 
