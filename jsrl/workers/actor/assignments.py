@@ -1,6 +1,6 @@
-"""The assignments of an actor's environments: who plays which seat, taken where an episode begins and kept until it ends.
+"""The assignments of an actor's environments: the player of each seat, from the start of an episode to its end.
 
-A director proposes them; a few are kept ahead, so that no slot waits for one. Imports no jax.
+A director proposes them; a few are kept in advance, so that no slot waits for one. Imports no jax.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ACTING, WAITING, Array, EnvSpec, GameSpec, spread
 from jsrl.workers.base import Reporter
 
-TELL_S = 0.05  # between messages to the director, where something waits for nothing
-AHEAD_S = 0.25  # for which an actor keeps assignments, beside one for each of its slots
-URGE_S = 0.5  # after which a request is said again
-MOST_AHEAD = 4096  # assignments that an actor keeps beyond one for each of its slots
+TELL_S = 0.05  # between messages to the director, if no slot waits
+AHEAD_S = 0.25  # time for which an actor keeps assignments in advance, in addition to one for each of its slots
+URGE_S = 0.5  # after which a request is repeated
+MOST_AHEAD = 4096  # assignments that an actor keeps in addition to one for each of its slots
 
 
 @dataclass
 class Cast:
-    """Who plays the seats of one policy in one group of environments.
+    """The players of the seats of one policy in one group of environments.
 
     Attributes:
-      version: int64 [B, N], that is to act: a frozen one, LATEST_VERSION, or NOT_PLAYED where another policy plays.
+      version: int64 [B, N], that acts: a frozen one, LATEST_VERSION, or NOT_PLAYED if another policy plays.
       learns: bool [B, N], whether the seat's rows train the policy. game: int32 [B], the number of the game.
-      spares: seats that wait are not acted for; not where cores follow every row.
+      spares: seats that wait are not acted for; False if cores must advance with every row.
     """
 
     version: np.ndarray
@@ -43,24 +43,24 @@ class Cast:
     spares: bool
 
     def asked(self, acts: Array) -> Array:
-        """Return the versions to ask for on rows of these kinds [B, N]."""
+        """Return the versions to request for rows of these kinds [B, N]."""
         return np.where(acts == ACTING, self.version, NOT_PLAYED) if self.spares else self.version
 
     def laid_over(self, others: Array | None, action: Array) -> Array:
-        """Return the actions [B, N, ...] of the seats that the policy plays, those of `others` for the rest."""
+        """Return the actions [B, N, ...]: of the seats that the policy plays, and those of `others` for the rest."""
         if others is None:
             return action
         plays = self.version != NOT_PLAYED
         return np.where(spread(plays, action), action, others)
 
     def trained(self, acts: Array) -> Array:
-        """Return the kinds of rows [B, N] as the learner shall see them."""
+        """Return the kinds of rows [B, N] for the learner."""
         return np.where(self.learns, acts, WAITING).astype(acts.dtype)
 
 
 @dataclass
 class _Slots:
-    """A group's slots: what each plays now and next, and the casts of its policies."""
+    """A group's slots: the current and next assignment of each, and the casts of its policies."""
 
     leases: list[Lease | None]
     next: list[Lease | None]
@@ -68,12 +68,12 @@ class _Slots:
 
 
 class Assignments:
-    """What an actor plays, and what came of it.
+    """The assignments that an actor plays, and their outcomes.
 
     Args:
-      policies: (number, places of its seats) of each policy that plays. cores: whether its agent has some.
-      reporter: through which the director is told.
-      in_order: assignments are asked for slot by slot, and none ahead, with the step after which they are needed.
+      policies: (number, places of its seats) of each policy that plays. cores: whether its agent has a core.
+      reporter: sends messages to the director.
+      in_order: request assignments slot by slot, with the step after which they are needed, and none in advance.
     """
 
     def __init__(
@@ -88,19 +88,19 @@ class Assignments:
         self._slots: dict[int, _Slots] = {}
         self._sides: tuple[int, ...] = ()
         self._ahead: deque[Lease] = deque()
-        self._needs: list[tuple[int, int]] = []  # (group, slot), first come first served
+        self._needs: list[tuple[int, int]] = []  # (group, slot), in order of request
         self._short: Counter[int] = Counter()  # group -> slots without an assignment
         self._played: list[Played] = []
-        self._moments: list[Moment] = []  # that were not told yet
+        self._moments: list[Moment] = []  # that were not sent yet
         self._unanswered: list[Moment] = []
         self._numbers = itertools.count()
-        self._received, self._life = 0, -1  # assignments, of this life of the director
-        # Of the last message: when, and what was received and waited for then; games that ended since, and in a second.
+        self._received, self._life = 0, -1  # assignments, of this incarnation of the director
+        # State at the last message: time, assignments received, and slots waiting; games that ended since, and per second.
         self._told_s, self._told_received, self._asked = 0.0, -1, 0
         self._games, self._per_s = 0, 0.0
 
     def join(self, group: int, spec: EnvSpec | GameSpec, num_envs: int, step: int = 0) -> list[Cast]:
-        """Take a group in, whose slots all need an assignment after a step of it; return the cast of each policy."""
+        """Add a group, whose slots all need an assignment after this step of it; return the cast of each policy."""
         self._sides = spec.sides if isinstance(spec, GameSpec) else (0,)
         slots = self._slots[group] = _Slots([None] * num_envs, [None] * num_envs)
         for (_, places), has_core in zip(self._policies, self._cores, strict=True):
@@ -112,15 +112,15 @@ class Assignments:
         return slots.casts
 
     def take(self, leases: Iterable[Lease], life: int, sent: int, slots: Sequence[tuple[int, int]] = ()) -> None:
-        """Take assignments of the director.
+        """Receive assignments of the director.
 
         Args:
-          sent: how many of this life of it there are by now, these included. slots: (group, slot) that each is for.
+          sent: number of assignments sent by this incarnation of the director, including these. slots: (group, slot) of each.
         """
         found = list(leases)
         if life != self._life:
             self._life, self._received = life, sent - len(found)
-            self._ahead.clear()  # an earlier life's, whose outcomes nobody counts
+            self._ahead.clear()  # of an earlier incarnation, whose outcomes would not count
         self._received += len(found)
         if self._in_order:
             self._deal_out(zip(slots, found, strict=True))
@@ -129,20 +129,20 @@ class Assignments:
         self._deal()
 
     def is_ready(self, group: int) -> bool:
-        """Return whether all slots of a group know what they play, also those whose episode is over."""
+        """Return whether all slots of a group have an assignment, including those whose episode is over."""
         return not self._short[group]
 
     def tasks(self, group: int, over: Iterable[int]) -> dict[int, Any]:
-        """Return the tasks of what slots play next, of those that have one."""
+        """Return the tasks of the next assignments of slots, if they have one."""
         upcoming = {slot: self._slots[group].next[slot] for slot in over}
         return {slot: lease.task for slot, lease in upcoming.items() if lease is not None and lease.task is not None}
 
     def holds(self, group: int) -> bool:
-        """Return whether a full trajectory of a group has to wait: what the director commands comes before its update."""
+        """Return whether a full trajectory of a group must wait: the director's commands come before its update."""
         return self._in_order and not self.is_ready(group)
 
     def ended(self, group: int, episodes: Sequence[Episode], step: int = 0, *, is_last: bool = False) -> None:
-        """Note how episodes ended, and ask for what their slots play next.
+        """Note how episodes ended, and request the next assignments of their slots.
 
         Args:
           step: of the group, from the first of the run. is_last: of its trajectory.
@@ -161,7 +161,7 @@ class Assignments:
         self._deal()
 
     def opened(self, group: int, slots: Iterable[int]) -> None:
-        """Let slots play their next assignment; an environment that was rebuilt goes on with its players, uncounted."""
+        """Start the next assignments of slots; an environment that was rebuilt keeps its players, and its game is void."""
         all_slots = self._slots[group]
         for slot in slots:
             self.void(group, [slot], "its environment was rebuilt")
@@ -171,7 +171,7 @@ class Assignments:
                 self._cast(all_slots.casts, slot, lease)
 
     def _cast(self, casts: Sequence[Cast], slot: int, lease: Lease) -> None:
-        """Write who plays a slot into the casts of all policies."""
+        """Write the players of a slot into the casts of all policies."""
         for (number, places), cast in zip(self._policies, casts, strict=True):
             sides = [self._sides[place] for place in places] or [0]
             own = np.array([lease.players[side][0] == number for side in sides])
@@ -184,7 +184,7 @@ class Assignments:
             cast.game[slot] = lease.id
 
     def void(self, group: int, slots: Iterable[int] | None, why: str) -> None:
-        """Give the assignments of some slots (None: all) back: their episodes count as nothing."""
+        """Return the assignments of some slots (None: all) as void: their episodes do not count."""
         leases = self._slots[group].leases
         for slot in range(len(leases)) if slots is None else slots:
             lease, leases[slot] = leases[slot], None
@@ -192,7 +192,7 @@ class Assignments:
                 self._report(lease, void=why)
 
     def begin_again(self, group: int, step: int = 0) -> None:
-        """Let all slots of a group play something else, whose environments were all reset after a step of it."""
+        """Give all slots of a group new assignments, after its environments were reset after this step of it."""
         self.void(group, None, "its streams were lost")
         lacking = [slot for slot, lease in enumerate(self._slots[group].next) if lease is None]
         self._need(group, lacking)
@@ -209,7 +209,7 @@ class Assignments:
                 self._short[group] += 1
 
     def _deal(self) -> None:
-        """Give those who need an assignment what is there, in their order."""
+        """Give the available assignments to the slots that need one, in order of request."""
         while self._ahead and self._needs:
             group, slot = self._needs.pop(0)
             self._short[group] -= 1
@@ -217,7 +217,7 @@ class Assignments:
             self._slots[group].next[slot] = self._ahead.popleft()
 
     def _deal_out(self, dealt: Iterable[tuple[tuple[int, int], Lease]]) -> None:
-        """Give slots their own; those that have one by now were answered twice."""
+        """Give slots their assignments; a slot that already has one got a repeated answer, which is dropped."""
         for (group, slot), lease in dealt:
             if (group, slot) in self._needs:
                 self._needs.remove((group, slot))
@@ -225,13 +225,13 @@ class Assignments:
                 self._slots[group].next[slot] = lease
 
     def _note(self, group: int, step: int, slots: Iterable[int]) -> None:
-        """Note what came of a step, for the director to take in its order."""
+        """Note the results of a step, which the director processes in order."""
         if self._in_order:
             played, self._played = self._played, []
             self._moments.append(Moment(group, step, next(self._numbers), played, list(slots)))
 
     def _tell_in_order(self) -> None:
-        """Tell the director what came of steps, and say again after a while what was not answered."""
+        """Send the director the results of steps; repeat requests that were not answered for a while."""
         told, self._moments = self._moments, []
         self._unanswered += [moment for moment in told if moment.slots]
         if not told and self._needs and time.monotonic() - self._told_s >= URGE_S:
@@ -244,7 +244,7 @@ class Assignments:
             self._reporter.event("games", "", **msgspec.to_builtins(body))
 
     def tell(self) -> None:
-        """Tell the director what was played and what is needed: at once where a slot waits, else now and then."""
+        """Send the director what was played and what is needed: at once if a slot waits, else from time to time."""
         if self._in_order:
             self._tell_in_order()
             return
@@ -263,7 +263,7 @@ class Assignments:
 
     @property
     def waits(self) -> bool:
-        """Return whether some slot waits for an assignment."""
+        """Return whether a slot waits for an assignment."""
         return bool(self._needs)
 
 

@@ -1,4 +1,4 @@
-"""Who was given which assignments: each ends once, with an outcome or as void."""
+"""The assignments that actors play: each ends once, with an outcome or as void."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ LEFT_OPEN = "the run went on from a snapshot"
 
 @dataclass
 class Holder:
-    """An actor that plays: its life, the assignments sent to it so far, and those that it has not ended."""
+    """An actor that plays: its incarnation, the number of assignments sent to it, and those that are still open."""
 
     incarnation: int
     sent: int = 0
     open: dict[int, Lease] = field(default_factory=dict)
-    slot_of: dict[int, tuple[int, int]] = field(default_factory=dict)  # of an assignment, where that is known
+    slot_of: dict[int, tuple[int, int]] = field(default_factory=dict)  # of an assignment, if known
 
 
 class Leases:
     """The open assignments of all actors.
 
     Args:
-      life: of the director, which assignments carry: an outcome of an earlier life counts as nothing.
+      life: incarnation of the director, which assignments carry; an outcome of an earlier one does not count.
     """
 
     def __init__(self, life: int) -> None:
@@ -38,14 +38,14 @@ class Leases:
         self._returning: dict[tuple[int, int], Lease] = {}  # (group, slot) -> what it played before a resume
 
     def outcomes(self, worker: str, incarnation: int, ended: Sequence[Played]) -> list[Outcome]:
-        """Return the outcomes of what an actor played; those of its earlier life that no one plays any more are void."""
+        """Return the outcomes of an actor's games; those still open in an earlier incarnation become void."""
         found: list[Outcome] = []
         holder = self._holders.get(worker)
         if holder is None or holder.incarnation < incarnation:
             found += [Outcome(game, void=GONE) for game in holder.open] if holder is not None else []
             holder = self._holders[worker] = Holder(incarnation)
         if incarnation < holder.incarnation:
-            return found  # the last words of a life that was replaced
+            return found  # from an incarnation that was replaced
         for played in ended:
             lease = holder.open.pop(played.id, None) if played.life == self.life else None
             holder.slot_of.pop(played.id, None)
@@ -54,17 +54,17 @@ class Leases:
         return found
 
     def short(self, worker: str, body: Games) -> int:
-        """Return how many assignments an actor still lacks, those on their way counted as its own."""
+        """Return how many assignments an actor still lacks; those on their way count as received."""
         holder = self._holders[worker]
         held, received = (body.held, body.received) if body.life == self.life else (0, 0)
         return max(0, body.want - held - (holder.sent - received))
 
     def returning(self, group: int, slot: int) -> Lease | None:
-        """Return what a slot was playing before a resume, once; None: it needs a new assignment."""
+        """Return the assignment that a slot played before a resume, once; None: it needs a new one."""
         return self._returning.pop((group, slot), None)
 
     def give(self, worker: str, leases: Sequence[Lease], slots: Sequence[tuple[int, int]] = ()) -> int:
-        """Note assignments as an actor's, of these (group, slot) pairs where known; return how many it was sent so far."""
+        """Note assignments as an actor's, with their (group, slot) if known; return how many were sent to it so far."""
         holder = self._holders[worker]
         for lease in leases:
             holder.open[lease.id] = lease
@@ -74,7 +74,7 @@ class Leases:
         return holder.sent
 
     def is_of(self, worker: str, incarnation: int) -> bool:
-        """Return whether this is the newest known life of an actor."""
+        """Return whether this is the newest known incarnation of an actor."""
         holder = self._holders.get(worker)
         return holder is not None and holder.incarnation == incarnation
 
@@ -89,7 +89,7 @@ class Leases:
         return sorted(kept, key=lambda entry: entry[:2])
 
     def restore(self, kept: Sequence[Any]) -> set[int]:
-        """Let slots go on with what they played; return the ids of these assignments."""
+        """Let slots continue their assignments of before a resume; return the ids of these."""
         for group, slot, values in kept:
             lease = msgspec.convert(values, Lease)
             lease.life = self.life
@@ -98,7 +98,7 @@ class Leases:
 
 
 def outcome_of(played: Played, sides: int) -> Outcome:
-    """Return the outcome of a game: of several sides those with the highest return have won, alone or as a draw."""
+    """Return the outcome of a game: the sides with the highest return win, one alone or several as a draw."""
     if played.void:
         return Outcome(played.id, void=played.void)
     returns = tuple(played.returns)
@@ -119,7 +119,7 @@ def result_of(returns: Sequence[float]) -> tuple[float, ...] | None:
 def leases_of(
     assignments: Sequence[Assignment], life: int, numbers: dict[str, int], version_of: Any
 ) -> Iterator[Lease]:
-    """Yield assignments as actors need them: the players of each side by number and version.
+    """Yield assignments in the format for actors: the players of each side by number and version.
 
     Args:
       numbers: policy -> its number. version_of: player -> version of its params.
