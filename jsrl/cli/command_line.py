@@ -12,7 +12,7 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
@@ -171,24 +171,19 @@ TYRO = (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)
 
 
 def _tyro(words: list[tuple[Option, list[str]]], default: Experiment, run: Any) -> CommandLine:
-    """Build the values with tyro; after a failure find the option that it could not read."""
-    typed = _typed(default)
-    both_type = dataclasses.make_dataclass(
-        "Both",
-        [
-            ("experiment", Annotated[type(typed), tyro.conf.arg(name="")]),
-            ("run", Annotated[type(run), tyro.conf.arg(name="")]),
-        ],
-    )
-    before = both_type(typed, run)
+    """Build the values that the words are about with tyro; after a failure find the option that it could not read."""
+    typed, of_run = _typed(default), {f.name for f in dataclasses.fields(run)}
+    holders = {name: run if name in of_run else typed for name in (_path(option.name)[0] for option, _ in words)}
+    kinds = {name: typing.get_type_hints(type(holder), include_extras=True)[name] for name, holder in holders.items()}
+    before = dataclasses.make_dataclass("Given", kinds.items())(*(getattr(h, name) for name, h in holders.items()))
 
     def read(some: list[tuple[Option, list[str]]]) -> Any:
         arguments = [word for _, option in some for word in option]
         with contextlib.redirect_stderr(io.StringIO()):  # replaced by our one-sentence message
-            return tyro.cli(both_type, args=arguments, default=before, config=TYRO, console_outputs=False)
+            return tyro.cli(type(before), args=arguments, default=before, config=TYRO, console_outputs=False)
 
     try:
-        both = read(words)
+        given = vars(read(words)) if words else {}
     except SystemExit:
         for option, spelled in words:
             try:
@@ -198,10 +193,10 @@ def _tyro(words: list[tuple[Option, list[str]]], default: Experiment, run: Any) 
             except SystemExit:
                 raise ConfigError(_unreadable(option, " ".join(spelled[1:]))) from None
         raise ConfigError(f"these options cannot be read together: {[o.name for o, _ in words]}.") from None
-    fields = {f.name: getattr(both.experiment, f.name) for f in dataclasses.fields(Experiment)}
-    if isinstance(fields["policies"], _NamedPolicies):
-        fields["policies"] = fields["policies"].plain()
-    return CommandLine(dataclasses.replace(default, **fields), both.run)
+    if isinstance(policies := given.get("policies"), _NamedPolicies):
+        given["policies"] = policies.plain()
+    experiment = dataclasses.replace(default, **{n: value for n, value in given.items() if n not in of_run})
+    return CommandLine(experiment, dataclasses.replace(run, **{n: value for n, value in given.items() if n in of_run}))
 
 
 class _NamedPolicies(Mapping[str, PolicyConfig]):

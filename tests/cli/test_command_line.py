@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
+from jsrl.cli import command_line
 from jsrl.cli.command_line import parse
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
@@ -294,3 +295,19 @@ def test_options_of_policies_go_by_their_names() -> None:
         ConfigError, match=r"each policy has its own: --policies.seeker.agent.gamma or --policies.big-h"
     ):
         parse(["--agent.gamma", "0.1"], default)
+
+
+def test_only_what_the_words_are_about_is_read_by_tyro(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading all options of an experiment takes ten times as long as reading those that are given."""
+    cli, read = command_line.tyro.cli, []
+
+    def remember(kind, **options):
+        read.append([f.name for f in dataclasses.fields(kind)])
+        return cli(kind, **options)
+
+    monkeypatch.setattr(command_line.tyro, "cli", remember)
+    assert parse([], DEFAULT) == command_line.CommandLine(DEFAULT, RunOptions()) and not read
+    line = parse(["--agent.gamma", "0.5", "--num-actors", "2", "--resume", "one"], DEFAULT)
+    assert read == [["agent", "num_actors", "resume"]]
+    agent = dataclasses.replace(DEFAULT.agent, gamma=0.5)
+    assert line.experiment == dataclasses.replace(DEFAULT, agent=agent, num_actors=2) and line.run.resume == "one"
