@@ -84,6 +84,7 @@ class Lease(msgspec.Struct, forbid_unknown_fields=True):
       id: of the assignment. life: incarnation of the director that gave it. players: of each side, (number of the policy,
       version).
       learns: whether each side's rows are trained on. task, seed: for the environment's reset.
+      before: the assignment that its slot had before this one; -1: none, or not known.
     """
 
     id: Count
@@ -92,6 +93,7 @@ class Lease(msgspec.Struct, forbid_unknown_fields=True):
     learns: list[bool]
     seed: int = 0
     task: Any = None
+    before: int = -1
 
 
 class Played(msgspec.Struct, forbid_unknown_fields=True):

@@ -83,6 +83,20 @@ def test_a_resumed_run_goes_on_with_its_levels(tmp_path: Path) -> None:
     assert state["scores"] == state["levels"] and len(state["levels"]) > 12
 
 
+def test_a_game_that_ends_where_a_run_stops_has_its_score_after_a_resume(tmp_path: Path) -> None:
+    whole = state_of(run(PLAN, runs_dir=tmp_path, display="quiet", num_groups=1, total_env_steps=16 * 32))
+    first = run(PLAN, runs_dir=tmp_path, name="parts", display="quiet", num_groups=1, total_env_steps=10 * 32)
+    stopped = json.loads(Path(first.folder, "director", "newest.json").read_text())
+    scored = {number for what, number, _ in stopped["state"]["log"] if what == "score"}
+    ended_there = {lease["before"] for _, _, lease in stopped["leases"]} - scored
+    assert ended_there, "no game ended in the last row, so that this test shows nothing"
+    parts = state_of(
+        run(PLAN, runs_dir=tmp_path, resume="parts", display="quiet", num_groups=1, total_env_steps=16 * 32)
+    )
+    assert ended_there <= {number for what, number, _ in parts["log"] if what == "score"}
+    assert parts == whole
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -170,6 +170,14 @@ class Assignments:
                 all_slots.leases[slot] = lease
                 self._cast(all_slots.casts, slot, lease)
 
+    def show_ended(self, group: int, slots: Iterable[int]) -> None:
+        """Let the last rows of games that ended before a resume carry their numbers; their slots wait to be opened."""
+        for slot in slots:
+            upcoming = self._slots[group].next[slot]
+            if upcoming is not None:
+                for cast in self._slots[group].casts:
+                    cast.game[slot] = upcoming.before
+
     def _cast(self, casts: Sequence[Cast], slot: int, lease: Lease) -> None:
         """Write the players of a slot into the casts of all policies."""
         for (number, places), cast in zip(self._policies, casts, strict=True):

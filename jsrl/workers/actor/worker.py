@@ -126,6 +126,7 @@ class Actor:
                 self._set_tasks(group, tasks)
                 self._reset(group)
             self._assignments.opened(group.number, slots)
+            self._assignments.show_ended(group.number, over)
             group.ask(self._settings.num_rows)
 
     def _set_tasks(self, group: Group, tasks: dict[int, Any]) -> None:

@@ -36,6 +36,7 @@ class Leases:
         self.life = life
         self._holders: dict[str, Holder] = {}
         self._returning: dict[tuple[int, int], Lease] = {}  # (group, slot) -> what it played before a resume
+        self._ended: dict[tuple[int, int], int] = {}  # (group, slot) -> what ended there last
 
     def outcomes(self, worker: str, incarnation: int, ended: Sequence[Played]) -> list[Outcome]:
         """Return the outcomes of an actor's games; those still open in an earlier incarnation become void."""
@@ -48,9 +49,11 @@ class Leases:
             return found  # from an incarnation that was replaced
         for played in ended:
             lease = holder.open.pop(played.id, None) if played.life == self.life else None
-            holder.slot_of.pop(played.id, None)
+            slot = holder.slot_of.pop(played.id, None)
             if lease is not None:
                 found.append(outcome_of(played, len(lease.players)))
+                if slot is not None:
+                    self._ended[slot] = played.id
         return found
 
     def short(self, worker: str, body: Games) -> int:
@@ -70,6 +73,7 @@ class Leases:
             holder.open[lease.id] = lease
         for lease, slot in zip(leases, slots, strict=False):
             holder.slot_of[lease.id] = slot
+            lease.before = self._ended.pop(slot, lease.before)
         holder.sent += len(leases)
         return holder.sent
 
