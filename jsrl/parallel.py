@@ -1,4 +1,4 @@
-"""One update on several devices: the only file that says pmap.
+"""One update on several devices: the only file that uses pmap.
 
 `update(state, trajectory, key, axis_name="devices")` runs on every device with its share of the batch; the update itself does
 the sums over the axis. The state has no device axis: every device holds a full copy.

@@ -80,8 +80,7 @@ def project(atoms: Array, chances: Array, support: Array) -> Array:
     """Return the distribution of `atoms` [..., Z] with `chances` [..., Z], projected onto `support` [Z], evenly spaced.
 
     An atom's probability is split between its two neighbours on the support, in proportion to how near they are; an atom
-    beyond
-    the ends gives all of it to the end.
+    beyond the ends gives all of it to the end.
 
     Source: Bellemare et al., 2017, arXiv 1707.06887, equation 7.
     """

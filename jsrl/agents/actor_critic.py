@@ -62,10 +62,8 @@ def fold_agents(trajectory: Trajectory, num_agents: int | None) -> Trajectory:
     """Return the trajectory as one of B * N environments with one agent each (as it is without an agent axis).
 
     Values that are not the agent's own become 0, so that they reach no gradient: actions of rows on which the agent does
-    not act,
-    and observations of waiting rows. With a core, which reads these rows as acting did, only the observations of agents
-    that wait
-    on all rows become 0.
+    not act, and observations of waiting rows. With a core, which reads these rows as acting did, only the observations of
+    agents that wait on all rows become 0.
     """
     if num_agents is None:
         return trajectory

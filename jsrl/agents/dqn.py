@@ -6,8 +6,7 @@ Source: Mnih et al., 2015 (DQN); van Hasselt et al., 2016, arXiv 1509.06461 (dou
 (duelling); Schaul et al., 2016, arXiv 1511.05952 (prioritised); Bellemare et al., 2017, arXiv 1707.06887 (C51); Hessel et
 al., 2018, arXiv 1710.02298 (all together); Horgan et al., 2018, arXiv 1803.00933 (a ladder of epsilons).
 Differs: the length of replay's windows is the number of steps of a return; the place on the ladder is drawn at the start
-of each
-episode and kept in a core for acting alone, because `act` does not know the number of its actor.
+of each episode and kept in a core for acting alone, because `act` does not know the number of its actor.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Value factoring: the value of a team's joint action as a mixture of its seats' utilities, for DQN and for R2D2.
 
 The seats of a policy group are one team. Each has a utility Q_i(o_i, a_i), all from one network. A mixer computes Q_tot
-from the
-utilities of the seats that act; DQN's or R2D2's loss trains Q_tot with the team's reward. The mixer never decreases in a
-utility, so each seat's best action is its part of the best joint one: acting needs neither mixer nor state.
+from the utilities of the seats that act; DQN's or R2D2's loss trains Q_tot with the team's reward. The mixer never decreases
+in a utility, so each seat's best action is its part of the best joint one: acting needs neither mixer nor state.
 
     value      Q_tot(s, a) = mix(Q_1(o_1, a_1), ..., Q_N(o_N, a_N); s)
     target     r + gamma mix'(Q'_1(o'_1, argmax_a Q_1(o'_1, a)), ...; s')       double Q; mix' and Q' of the target network

@@ -16,8 +16,7 @@ def clipped_surrogate(ratio: Array, advantage: Array, *, clip_ratio: float, dual
     """Return PPO's policy loss [...]: -min(ratio A, clip(ratio, 1 - e, 1 + e) A).
 
     With `dual_clip` c > 1 the loss of a row with negative advantage is at most -c A, which bounds the effect of a stale
-    row with
-    a huge ratio.
+    row with a huge ratio.
 
     Source: Schulman et al., 2017, arXiv 1707.06347, equation 7. Dual clip: Ye et al., 2020, arXiv 1912.09729, eq. 5.
     """

@@ -67,8 +67,7 @@ def _batch_moments(x: Array, mask: Array, axis_name: str | None) -> Moments:
     """Return the moments of the rows of x [..., *shape] where `mask` [...] is 1, of all devices (0 without any).
 
     Two passes: the second takes deviations from the mean of the first, and corrects the mean by them. So float32 cancels
-    nothing
-    where the mean is thousands of standard deviations.
+    nothing where the mean is thousands of standard deviations.
     """
     axes = tuple(range(mask.ndim))
     counts = spread(mask, x) > 0

@@ -60,16 +60,13 @@ def transition(trajectory: Trajectory, gamma: float, axis_name: str | None = Non
 
     A window stops after a termination (discount 0), at a last observation (its row bootstraps a truncation), at row T, and in
     games of turns at the agent's first row t > T - margin (jsrl.agents.rows), whose outcome lies behind the window.
-    If it stops at a waiting row, whose value nobody learns, it bootstraps at the agent's last row before; if that is row
-    0, the
-    window is masked. Let end be the row that bootstraps, and g_t the product of all discounts before row t, with one gamma for
-    each of the agent's rows from row 1 to t. Then reward = sum over t < end of g_t r_t, and discount = g_end. So a
-    waiting row's
-    reward counts as if it came with the agent's row before.
-
+    If it stops at a waiting row, whose value is not learned, it bootstraps at the agent's last row before; if that is row
+    0, the window is masked. Let end be the row that bootstraps, and g_t the product of all discounts before row t, with one
+    gamma for each of the agent's rows from row 1 to t. Then reward = sum over t < end of g_t r_t, and discount = g_end. So a
+    waiting row's reward counts as if it came with the agent's row before.
     If more than a tenth of the batch's windows are too short for that, the batch trains nothing: the remaining windows
-    would be
-    those in which the game ends soon, and Q would be biased to them. In a game of N players in turns, windows need N rows.
+    would be those in which the game ends soon, and Q would be biased to them. In a game of N players in turns, windows need
+    N rows.
     """
     num_rows = trajectory.is_first.shape[0] - 1
     rows = jax.tree.map(lambda x: x[:-1], trajectory._replace(core=(), sampling=(), observation=()))

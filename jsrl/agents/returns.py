@@ -13,10 +13,9 @@ All functions take time-major arrays with any trailing axes and obey the tables 
 
 So an agent's returns are those over its own rows, each with all rewards until its next row. On rows that do not wait,
 `u_t = 0, w_t = v_t`. If the bootstrap of such a row is not known (jsrl.agents.rows: it is the value of a waiting row, which
-nobody learns), the row has no target: it corrects nothing, traces stop there, and both masks are 0. The same holds for
-the last
-rows of a batch in games of turns (`margin`, from jsrl.agents.rows.row_margin). Advantages are 0 where the policy mask is 0,
-and targets are v_t where the value mask is 0 (0 on waiting rows).
+is not learned), the row has no target: it corrects nothing, traces stop there, and both masks are 0. The same holds for
+the last rows of a batch in games of turns (`margin`, from jsrl.agents.rows.row_margin). Advantages are 0 where the policy mask
+is 0, and targets are v_t where the value mask is 0 (0 on waiting rows).
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class _Parts(NamedTuple):
 
 
 def _parts(rows: Rows, margin: Array | int) -> tuple[_Parts, Array]:
-    """Return row kinds and float32 leaves, and the value of row T; values of waiting rows, which nobody learns, become 0."""
+    """Return row kinds and float32 leaves, and the value of row T; values of waiting rows, which are not learned, become 0."""
     chex.assert_equal_shape([rows.value[1:], rows.reward, rows.discount])
     kinds = row_kinds(rows.discount, rows.acts, rows.is_first, margin)
     value = jnp.where(rows.acts > 0, rows.value, 0.0).astype(jnp.float32)

@@ -16,9 +16,9 @@ The critic never learns the value of a waiting row, so no target may bootstrap t
 
 Near row T that rule alone would keep a move that ends the game and drop one that does not, and values would be biased to games
 that end. So algorithms also leave out the last rows, whatever their outcome: rows t > T - margin. `margin` is the number
-of rows
-that the slowest row of the batch waits for its target. It is 2 in a game of two players in turns, and 1, which leaves out
-nothing, without waiting. (A time limit in a game of turns has the same effect on the move before it; that is not corrected.)
+of rows that the slowest row of the batch waits for its target. It is 2 in a game of two players in turns, and 1, which leaves
+out nothing, without waiting. (A time limit in a game of turns has the same effect on the move before it; that is not
+corrected.)
 
 All algorithms take their masks from here. A single agent acts on every row, and both masks are 1 - cut_t.
 """

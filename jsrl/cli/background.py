@@ -24,7 +24,7 @@ from jsrl.runs.state import RunState, read_state
 
 LOOK_S = 0.1
 LOG = "output.log"
-OWN = ("detach", "run-name", "display")  # options that are given anew
+OWN = ("detach", "run-name", "display")  # options that the new process sets itself
 
 
 class OutputToFolder:

@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark of jsrl's checkout; return its exit status."""
     if not SCRIPT.exists():
         print(
-            "ConfigError: jsrl bench needs a source checkout, whose folder `benchmarks` has what it measures with; clone the "
+            "ConfigError: jsrl bench needs a source checkout, whose folder `benchmarks` has the measuring scripts; clone the "
             "repository, install it with `pip install -e .`, and give the command again.",
             file=sys.stderr,
         )

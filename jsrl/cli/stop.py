@@ -52,8 +52,7 @@ def stop(folder: Path) -> str:
     """Ask the process of a run to end it; return what was done.
 
     A process of this host gets a signal, after boot, id and start time were compared. One of another host finds a request
-    in the
-    run folder within seconds; if it is a Slurm job, Slurm also sends it a signal, or cancels it if it waits.
+    in the run folder within seconds; if it is a Slurm job, Slurm also sends it a signal, or cancels it if it waits.
 
     Raises:
       ConfigError: the run is over, or another user's. OSError: the request cannot be written.

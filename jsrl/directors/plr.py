@@ -25,8 +25,7 @@ class PLR(SelfPlayTasks):
 
     Levels are integers, the assignment's task. A level enters the buffer with its first `Score`, which the learner
     reports, for example the mean |TD error| or positive value loss of the episode. With probability `replay_share` an
-    assignment
-    draws a level from the buffer, by
+    assignment draws a level from the buffer, by
 
         P = (1 - staleness) P_score + staleness P_stale,   P_score ~ 1 / rank^(1/beta),
         P_stale ~ assignments since the level was last proposed,

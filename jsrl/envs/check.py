@@ -81,14 +81,14 @@ def check_env(
     passed = ["shapes and dtypes of observations, rewards, discounts", "same seed, same run", "reset row: reward 0"]
     notes = []
     if varies and slots_differ:
-        passed.append("other seeds and other slots begin differently")
+        passed.append("other seeds and other slots start differently")
     elif varies or slots_differ:
         what = "slots" if varies else "seeds"
         raise EnvironmentFault(
-            f"environment {one.env.spec.name!r}: different {what} all begin alike; seeds do not reach it"
+            f"environment {one.env.spec.name!r}: different {what} all start with the same observation; seeds have no effect"
         )
     else:
-        notes.append("all seeds and slots begin alike: either its start is fixed, or it ignores its seed")
+        notes.append("all seeds and slots start with the same observation: the start is fixed, or the seed is ignored")
     if one.episodes:
         passed.append("episodes reported once each, with their return and length")
     else:

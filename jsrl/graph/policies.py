@@ -150,8 +150,7 @@ def with_policy(graph: Graph, name: str, groups: Iterable[int], settings: dict[s
     """Return a graph in which a further policy is trained on some of the groups, by its own workers.
 
     Workers that step these groups are moved to it; one worker of each other kind is added: `learner-b`, `evaluator-b`,
-    ..., and a
-    stream `samples-b` for `samples`.
+    ..., and a stream `samples-b` for `samples`.
 
     Args:
       graph: of one policy. name: of the new policy. groups: that it is trained on. settings: of its learner, such as

@@ -1,8 +1,7 @@
 """A match: a fixed number of games of two players on the seats of one environment.
 
 Each game gives one player a side of the environment and the other player all the rest; the next game gives them the next
-sides.
-Every slot plays its share of the games, so that short games count no more than long ones.
+sides. Every slot plays its share of the games, so that short games count no more than long ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Recurrent cores: modules over [T, B, F] that restart where `is_first` is set.
 
 `core, outputs = scan(step, core, rows)`; before `step` reads a row, it resets the core to zeros in environments whose row
-opens
-an episode. The products with the inputs are made for all rows at once, outside the scan.
+opens an episode. The products with the inputs are made for all rows at once, outside the scan.
 """
 
 from __future__ import annotations

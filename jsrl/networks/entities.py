@@ -2,8 +2,7 @@
 
 Each entity is embedded together with the agent's own features. The entities attend to each other in one residual layer of
 masked self-attention, and their masked mean is concatenated with the agent's own embedding. Masked rows have no effect,
-and the
-order of the rows does not matter.
+and the order of the rows does not matter.
 
 Source: Baker et al., 2020, arXiv 1909.07528, section 5 and appendix B.7.
 Differs: weights are initialised orthogonally, except the attention's; the layer that reads entities is split into its part for

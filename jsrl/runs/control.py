@@ -215,7 +215,7 @@ class ControlClient:
             context.term()
 
     def _let_in(self, handshakes: Handshakes) -> bool:
-        """Return whether messages can be sent; over tcp that needs a handshake, which may fail for good."""
+        """Return whether messages can be sent; over tcp that needs a handshake, which may fail permanently."""
         while not handshakes.made and self._address.startswith("tcp://") and not self._closing.is_set():
             try:
                 handshakes.look()

@@ -153,7 +153,7 @@ def read_times(path: Path) -> ServiceTimes:
         ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{path} is no file of service times ({error}); expected what `jsrl simulate --calibrate` writes."
+            f"{path} is no file of service times ({error}); expected the output of `jsrl simulate --calibrate`."
         ) from error
     if found.format != FORMAT:
         raise ConfigError(f"{path} has format {found.format}, this version reads {FORMAT}; calibrate again.")

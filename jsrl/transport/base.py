@@ -3,8 +3,7 @@
 Each has an in-process, a shared-memory and a ZeroMQ implementation, which all pass the same contract suite
 (tests/contracts). Every wait takes `timeout_s` and ends in StreamTimeout or StreamClosed. A stream end is used from one
 thread at a time. Arrays are passed as trees with a schema (jsrl.types.ArraySpec leaves); the two ends compare schemas
-when they
-connect, and SpecMismatch names the leaf that differs.
+when they connect, and SpecMismatch names the leaf that differs.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ class Origin(NamedTuple):
     """The worker incarnation that made a trajectory, and the trajectory's number in its group.
 
     Within an incarnation and a group, trajectories with consecutive numbers join: row T of one is row 0 of the next. A
-    discarded
-    trajectory leaves a gap in the numbers.
+    discarded trajectory leaves a gap in the numbers.
     """
 
     producer: ProducerId
@@ -96,7 +94,7 @@ class SampleProducer(Protocol):
         ...
 
     def lose(self, reason: str) -> None:
-        """Mark the consumer as gone for good, so that `close` waits for nothing."""
+        """Mark the consumer as gone for ever, so that `close` does not wait for it."""
         ...
 
     def close(self) -> None:

@@ -38,8 +38,7 @@ class Road:
     """A road makes the ends of the sorts of streams that it carries; a subclass overrides these methods.
 
     For arguments and guarantees of each end see jsrl.transport.samples.roads, .inference.roads and .params.roads.
-    `connect_...`
-    must accept the `address` of an end that the same road has bound.
+    `connect_...` must accept the `address` of an end that the same road has bound.
 
     Attributes:
       queues: whether messages wait in the memory of the binding process until they are read: the process's memory is then

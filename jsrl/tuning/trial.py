@@ -63,8 +63,7 @@ class Speed:
       env_steps_per_s: trained; 0: it failed. seconds, updates: of the measurement. start_s: from the command to the first
       update. cut: ended early, far behind the best. error: why it failed. load: load average of the machine at the end.
       metrics: the run's last line. means: of its lines since it was warm. launcher_cores: cores that the launching
-      process kept
-      busy.
+      process kept busy.
     """
 
     env_steps_per_s: float = 0.0

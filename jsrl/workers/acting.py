@@ -1,9 +1,8 @@
 """Acting: one jitted `act` and the cores of all served environments, for every worker that acts.
 
 The key of a group's step is fold_in(fold_in(seed key, group), step), so actions do not depend on which worker acts for
-the group.
-A merged batch (several groups at once) takes its key from the server's number and a counter instead; its bits depend on which
-requests arrived together.
+the group. A merged batch (several groups at once) takes its key from the server's number and a counter instead; its bits
+depend on which requests arrived together.
 """
 
 from __future__ import annotations

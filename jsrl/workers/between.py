@@ -1,8 +1,7 @@
 """A worker between the writers and the readers of a sample stream: takes each trajectory, changes it, passes it on.
 
 Subclass `Between` and write `change`. The base class does the rest: credits, ledgers of both hops, and reconnecting to
-restarted
-neighbours. Its two ports are called `rows` (input) and `onwards` (output). It imports no jax.
+restarted neighbours. Its two ports are called `rows` (input) and `onwards` (output). It imports no jax.
 """
 
 from __future__ import annotations

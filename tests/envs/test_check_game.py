@@ -138,6 +138,6 @@ def test_seeds_that_do_not_reach_the_environment_are_found() -> None:
 def test_a_fixed_start_is_no_mistake_of_a_single_slot() -> None:
     for name in ("probe:constant_reward", "matrix:rps"):
         report = check_env(EnvConfig(name), steps=10, num_envs=1)
-        assert any("begin alike" in note for note in report.notes)
+        assert any("start with the same" in note for note in report.notes)
     report = check_env(EnvConfig("particle:simple_spread_v3"), steps=5, num_envs=1)
-    assert "other seeds and other slots begin differently" in report.passed
+    assert "other seeds and other slots start differently" in report.passed

@@ -20,7 +20,7 @@ def test_coinrun_holds_the_protocol_and_is_drawn() -> None:
         report = check_env(COINRUN, steps=150, num_envs=4, max_seconds=4)
     except MissingExtra as error:
         pytest.skip(str(error))
-    assert report.spec.observation.shape == (64, 64, 3) and "begin differently" in str(report)
+    assert report.spec.observation.shape == (64, 64, 3) and "start differently" in str(report)
     env = make_rendered(COINRUN, 0)
     seen = env.reset().observation[0]
     np.testing.assert_array_equal(env.picture(), seen)

@@ -253,7 +253,7 @@ def test_make_spec_is_the_environment_s():
     assert make_spec(EnvConfig("CartPole-v1")).observation == ArraySpec((4,), "float32")
 
 
-@pytest.mark.parametrize(("name", "message"), [("Unseeded", "differ"), ("Sealed", "begin alike")])
+@pytest.mark.parametrize(("name", "message"), [("Unseeded", "differ"), ("Sealed", "start with the same")])
 def test_check_env_finds_bad_seeding(name, message):
     from jsrl.envs.check import check_env
 

@@ -61,7 +61,7 @@ def import_lbf(config: EnvConfig) -> None:
 class Foraging:
     """One foraging environment; its agents are a team, although each is rewarded only for the food it helped to lift."""
 
-    symmetric = True  # levels are drawn anew for every agent in every episode
+    symmetric = True  # every agent's level is drawn in every episode
     state_space: spaces.Space | None = None
 
     def __init__(self, config: EnvConfig, name: str):
@@ -103,7 +103,6 @@ def _hashed_by(place: int, base: type) -> type:
     """Return an agent's class whose hash is its place.
 
     lbforaging iterates over a set of agents when they lift food. With hashes from memory addresses, the order of that
-    iteration,
-    and so who lifts what, would differ between two runs with one seed.
+    iteration, and so who lifts what, would differ between two runs with one seed.
     """
     return type(base.__name__, (base,), {"__hash__": lambda _: place})

@@ -1,8 +1,7 @@
 """Assigns the workers of a graph to hosts: learners to GPUs, actors by cores, servers to GPUs or beside their actors.
 
 A pure function of the workers' needs and the hosts' resources; the first host is the one on which the run is started.
-Memory and
-GPUs are limits. Cores are not: more workers than cores are slow, but they run.
+Memory and GPUs are limits. Cores are not: more workers than cores are slow, but they run.
 """
 
 from __future__ import annotations

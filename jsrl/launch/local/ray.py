@@ -190,7 +190,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Serving:
-    """An actor of a host. there: answers once it is on its node. again: starts it anew, if allowed."""
+    """An actor of a host. there: answers once it is on its node. again: restarts it, if allowed."""
 
     host: str
     actor: Any

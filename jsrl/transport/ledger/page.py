@@ -10,7 +10,7 @@
 Every change is one aligned store. Between the stores for one trajectory word 9 is 1, so an incarnation that is killed
 then is wrong by at most one trajectory. Each incarnation of a learner writes a new file with a higher epoch and renames
 it over
-the old one: an incarnation that only seemed dead continues to count in a file that nobody reads.
+the old one: an incarnation that only seemed dead continues to count in a file that is not read.
 """
 
 from __future__ import annotations
@@ -138,8 +138,7 @@ def continued(last: Life | None, saved: dict[str, Any] | None, *, rolls_back: bo
 
     What was consumed after the snapshot is `rolled_back`: no params contain it any more. What was in the queue of the dead
     incarnation, when last counted, is `lost`. The page's counts take precedence over the snapshot's, unless it is older
-    than the
-    snapshot (power failure, or the page was deleted). Counts of a snapshot's own incarnation may be compared one by
+    than the snapshot (power failure, or the page was deleted). Counts of a snapshot's own incarnation may be compared one by
     one, those of different incarnations may not: each resume turned some consumed trajectories into dropped ones.
 
     Args:

@@ -128,7 +128,7 @@ def shut(context: zmq.Context, socket: zmq.Socket, gate: Gate | None, linger_ms:
 
 
 def _close(context: zmq.Context, socket: zmq.Socket, gate: Gate | None, linger_ms: int) -> None:
-    socket.close(linger=linger_ms)  # first: without its gate it would accept everybody
+    socket.close(linger=linger_ms)  # first: without its gate it would accept every client
     if gate is not None:
         gate.close()
     context.destroy(linger=linger_ms)

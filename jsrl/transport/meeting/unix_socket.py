@@ -42,7 +42,7 @@ def listen_socket(path: Path) -> socket.socket:
             path.unlink(missing_ok=True)
             listener = _new_socket()
             try:
-                os.fchmod(listener.fileno(), 0o600)  # the file gets the socket's mode, before anybody can connect
+                os.fchmod(listener.fileno(), 0o600)  # the file gets the socket's mode, before a client can connect
                 listener.bind(name)
                 os.chmod(path, 0o600)
                 listener.listen(_BACKLOG)

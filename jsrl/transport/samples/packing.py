@@ -1,8 +1,7 @@
 """How a block of trajectories is sent between hosts: only the newest frame of each stack, and compressed if wanted.
 
 A stack of frames repeats frames of earlier rows, so the first row's stack is sent whole and of the others only the newest
-frame;
-the reader rebuilds the stacks. The binding end decides, in its welcome. LZ4 comes before the encryption.
+frame; the reader rebuilds the stacks. The binding end decides, in its welcome. LZ4 comes before the encryption.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Files in the run folder, all mode 0600 and all the consumer's: `NAME.samples.owner` (locked while the consumer is alive),
 `.hello` (where producers ask to join), `.bell` (rung at every commit), and per producer incarnation
 `.PRODUCER.INCARNATION.pages` (see jsrl.transport.samples.pages) and `.bell` (rung when a block is granted). A trajectory
-costs no
-message and no copy.
+costs no message and no copy.
 """
 
 from __future__ import annotations

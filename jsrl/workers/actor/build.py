@@ -59,4 +59,4 @@ def _policy(job: Job, recorder: Recorder) -> ActingPolicy:
     streams = ActorStreams(job, recorder)
     return ActingPolicy(
         settings, streams.open, None if job.in_process else streams
-    )  # nobody is replaced in one process
+    )  # in one process no worker is replaced

@@ -48,7 +48,7 @@ class StateFile:
         self._due_s = time.monotonic() + PERIOD_S
 
     def read(self) -> Found | None:
-        """Return the first state; None: there is none, so that the director starts anew.
+        """Return the first state; None: there is none, so that the director starts from scratch.
 
         Raises:
           SnapshotError: it cannot be read.
@@ -73,7 +73,7 @@ class StateFile:
             return self._of(versions[-1])
         if newest.exists():
             self._on_warning(
-                f"the director has no state of update {self._updates}; it goes on with its newest one, which may know of "
+                f"the director has no state of update {self._updates}; it continues with its newest one, which may include "
                 "later games"
             )
             return newest
