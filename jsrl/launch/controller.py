@@ -213,7 +213,7 @@ class Controller:
 
     def _silent(self, life: Life) -> str:
         silent_s = time.monotonic() - life.beat_s
-        return f"was not heard of for {silent_s:.0f} s (stopped, or stuck in a call that holds the GIL)"
+        return f"sent no message for {silent_s:.0f} s (stopped, or stuck in a call that holds the GIL)"
 
     def _move(self, life: Life, why: str) -> None:
         """Ask a worker to leave, so that it restarts on another host; a worker that is just starting is ended."""

@@ -163,7 +163,7 @@ def section(life: Life) -> str:
     found, uses = state(life)
     lines = [
         f"== {life.name}: {job.kind} {job.index}, incarnation {job.incarnation}, {life.handle.where}, {found}",
-        f"  {life.stage!r} since {now_s - life.stage_s:.1f} s, heard of {now_s - life.beat_s:.1f} s ago"
+        f"  {life.stage!r} since {now_s - life.stage_s:.1f} s, last message {now_s - life.beat_s:.1f} s ago"
         + (f", {uses}" if uses else ""),
     ]
     if life.activity:

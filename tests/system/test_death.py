@@ -55,7 +55,7 @@ def test_stopped_worker_is_found_by_its_silence(launch, worker: str) -> None:
     run = launch(*FOREVER, *KINDS[worker], "--deadlines.silence-s", "2")
     run.await_updates()
     run.workers()[worker].suspend()
-    assert_died(run, worker, "was not heard of for 2 s")
+    assert_died(run, worker, "sent no message for 2 s")
 
 
 def test_worker_stopped_in_start_up_is_found_by_the_deadline(launch) -> None:
