@@ -6,7 +6,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
 
 
 def config() -> Experiment:
-    """Return the experiment: 84x84 grey, four frames stored once, rewards are -1, 0, 1 as they come."""
+    """Return the experiment: 84x84 grey, four frames stored once, rewards -1, 0, 1."""
     return Experiment(
         name="dqn_pong",
         env=EnvConfig("ALE/Pong-v5"),

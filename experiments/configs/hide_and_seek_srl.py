@@ -9,7 +9,7 @@ from jsrl.networks.model import NetworkConfig
 
 SEEN = ("agent_qpos_qvel:mask_aa_obs", "box_obs:mask_ab_obs", "ramp_obs:mask_ar_obs")
 THERE = ("agent_qpos_qvel:mask_aa_obs_spoof", "box_obs:mask_ab_obs_spoof", "ramp_obs:mask_ar_obs_spoof")
-NETWORK = NetworkConfig(  # the value function sees what is hidden from the agent
+NETWORK = NetworkConfig(  # the value function also sees what is hidden from the agent
     torso="entities",
     entities=EntityConfig(leaves=SEEN, value_leaves=THERE, rays=("lidar",)),
     hidden=(128, 256),
@@ -22,7 +22,7 @@ NETWORK = NetworkConfig(  # the value function sees what is hidden from the agen
 
 
 def config() -> Experiment:
-    """Return the settings of the paper where they are for any size, in an empty room on a small machine."""
+    """Return the paper's settings that do not depend on scale, for an empty room on a small machine."""
     agent = PPOConfig(
         learning_rate=3e-4,
         gamma=0.998,

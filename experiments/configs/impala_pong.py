@@ -6,7 +6,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment
 
 
 def config() -> Experiment:
-    """Return the experiment: V-trace corrects what the lag between acting and learning does."""
+    """Return the experiment: V-trace corrects for the lag between acting and learning."""
     return Experiment(
         name="impala_pong",
         env=EnvConfig("ALE/Pong-v5"),

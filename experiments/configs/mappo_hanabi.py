@@ -7,7 +7,7 @@ from jsrl.networks.model import NetworkConfig
 
 
 def config() -> Experiment:
-    """Return the experiment: the value function sees the cards of both; the return is the score."""
+    """Return the experiment: the value function sees both players' cards; the return is the score."""
     return Experiment(
         name="mappo_hanabi",
         env=EnvConfig("openspiel:hanabi"),

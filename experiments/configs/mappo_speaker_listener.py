@@ -1,4 +1,4 @@
-"""MAPPO with two unlike policies: a speaker that sees the goal, and a listener that moves"""
+"""MAPPO with two different policies: a speaker that sees the goal, and a listener that moves"""
 
 from jsrl.agents.mappo import MAPPOConfig
 from jsrl.envs.config import EnvConfig

@@ -6,7 +6,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment
 
 
 def config() -> Experiment:
-    """Return the experiment: 64x64 in colour; the coin at the end of a level pays 10, and no two episodes show one level."""
+    """Return the experiment: 64x64 in colour; the coin at the end of a level pays 10, and every episode has a new level."""
     return Experiment(
         name="ppo_coinrun",
         env=EnvConfig("envpool:CoinrunEasy-v0"),

@@ -8,7 +8,7 @@ from jsrl.networks.model import NetworkConfig
 
 
 def config() -> Experiment:
-    """Return the experiment: one policy for both seats, which plays its past from either side."""
+    """Return the experiment: one policy for both seats plays its frozen versions from either side."""
     agent = PPOConfig(
         learning_rate=5e-4, gamma=0.99, entropy_coef=0.01, num_epochs=4, network=NetworkConfig(hidden=(128, 128))
     )

@@ -7,7 +7,7 @@ from jsrl.networks.model import NetworkConfig
 
 
 def config() -> Experiment:
-    """Return the experiment: cells are shown one-hot; the return is 1 less 0.9 of the share of the time limit used, or 0."""
+    """Return the experiment: cells are one-hot; the return is 1 - 0.9 * (share of the time limit used), or 0."""
     return Experiment(
         name="ppo_doorkey",
         env=EnvConfig(

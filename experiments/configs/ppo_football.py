@@ -1,4 +1,4 @@
-"""Google football, three against one and a keeper, played by one agent; needs the extra envpool"""
+"""Google football, three against one and a goalkeeper, played by one agent; needs the extra envpool"""
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
@@ -6,7 +6,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment
 
 
 def config() -> Experiment:
-    """Return the experiment: planes of the pitch, 72x96x4; a goal pays 1, and nothing else pays."""
+    """Return the experiment: planes of the pitch, 72x96x4; only goals are rewarded, with 1."""
     return Experiment(
         name="ppo_football",
         env=EnvConfig("envpool:gfootball/academy_3_vs_1_with_keeper-v1"),

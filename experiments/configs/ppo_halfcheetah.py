@@ -6,7 +6,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment
 
 
 def config() -> Experiment:
-    """Return the experiment: one million env steps, as the published curves have it."""
+    """Return the experiment: one million env steps, as in published curves."""
     return Experiment(
         name="ppo_halfcheetah",
         env=EnvConfig("HalfCheetah-v5"),

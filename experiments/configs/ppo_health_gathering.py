@@ -1,4 +1,4 @@
-"""ViZDoom's health gathering from pixels: live on acid by medkits; needs the extra vizdoom"""
+"""ViZDoom's health gathering from pixels: survive on acid with medkits; needs the extra vizdoom"""
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig

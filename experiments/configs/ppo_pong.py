@@ -6,7 +6,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment
 
 
 def config() -> Experiment:
-    """Return the experiment: 84x84 grey, four frames, rewards are -1, 0, 1 as they come."""
+    """Return the experiment: 84x84 grey, four frames, rewards -1, 0, 1."""
     return Experiment(
         name="ppo_pong",
         env=EnvConfig("ALE/Pong-v5"),

@@ -12,7 +12,7 @@ def config() -> Experiment:
         env=EnvConfig("particle:simple_spread_v3"),
         agent=RecurrentQMIXConfig(burn_in=5, gamma=0.95, tau=0.01, target_period=1, normalize_observations=True),
         num_envs=16,
-        rollout_length=5,  # windows begin where a trajectory does
+        rollout_length=5,  # windows start at the start of a trajectory
         max_policy_lag=None,
         num_actors=1,  # its steps are cheap
         total_env_steps=600_000,

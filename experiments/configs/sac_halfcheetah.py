@@ -6,7 +6,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
 
 
 def config() -> Experiment:
-    """Return the experiment: one million env steps, as the published curves have it.
+    """Return the experiment: one million env steps, as in published curves.
 
     Those make an update per env step (`--replay.samples-per-insert 256`), which learns from fewer env steps and takes longer:
     an update costs as much as 50 env steps.

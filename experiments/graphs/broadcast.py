@@ -2,8 +2,8 @@
 
 `python experiments/run.py impala --num-actors 4 --graph jsrl.graphs.broadcast:two_learners`
 
-Both see the same data, so what differs between them is their own: here the seed, or with other `settings` a learning rate or a
-loss. The second learns off-policy, which V-trace corrects for (arXiv 1802.01561).
+Both read the same data, so only their own settings differ: here the seed; with other `settings`, a learning rate or a loss.
+The second learns off-policy, which V-trace corrects (arXiv 1802.01561).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jsrl.transport.stream import Stream
 
 
 def two_learners(graph: Graph) -> Graph:
-    """Let a second learner train the policy `b`, from another seed, on all that the first one reads."""
+    """Add a second learner that trains policy `b`, with another seed, on all trajectories of the first one."""
     samples = graph.worker("learner").end("samples").stream
     second = node("learner-b", "learner", {"seed": 1_000}, samples=samples, params="params-b")
     graph = graph.add(second, Stream("params-b", "params", policy="b")).with_stream(samples, routing="broadcast")

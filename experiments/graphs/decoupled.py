@@ -1,10 +1,10 @@
-"""SRL's decoupled architecture out of any other: inference servers and learner have devices of their own.
+"""SRL's decoupled architecture, made from any graph: inference servers and learner use different devices.
 
 `python experiments/run.py impala --num-actors 4 --graph jsrl.graphs.decoupled:own_devices`
 
-SRL (arXiv 2306.16688) decouples policy workers from trainers, so that each is scaled by itself and an update never delays an
-action. Of two accelerators or more the servers take the last one and the learner the others; with a single one the servers act
-on CPU.
+SRL (arXiv 2306.16688) decouples policy workers from trainers, so that each scales independently and an update never delays an
+action. With two or more accelerators, the servers use the last one and the learner the others; with one, the servers act on
+CPU.
 """
 
 from __future__ import annotations

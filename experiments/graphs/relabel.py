@@ -1,10 +1,10 @@
-"""Rewards with an entropy bonus: a worker between actors and learner asks the newest policy about every row.
+"""Rewards with an entropy bonus: a worker between actors and learner evaluates the newest policy on every row.
 
 `python experiments/run.py ppo_cartpole --num-actors 4 --graph jsrl.graphs.relabel:with_entropy`
 
 The reward of a row becomes r + weight * -log pi(a' | o), with a' drawn from the newest policy at the row's observation: one
 draw's estimate of that policy's entropy there, the reward of maximum-entropy reinforcement learning (arXiv 1702.08165). The
-weight falls to 0 within `updates` updates, which the worker reads off the params' version. Agents without log-probabilities
+weight falls to 0 within `updates` updates, counted by the params' version. Agents without log-probabilities
 get no bonus.
 """
 
@@ -25,11 +25,11 @@ from jsrl.workers.between import ACTIVITIES, PORTS, Between
 from jsrl.workers.ends import subscribe
 from jsrl.workers.kinds import Kind, Port
 
-OWN_KEYS = 1 << 31  # its requests draw other actions than the actors' of the same group and step
+OWN_KEYS = 1 << 31  # keys of its requests differ from the actors' of the same group and step
 
 
 class Relabel(Between):
-    """Adds the bonus to rewards; asks about one row after the other, so that recurrent policies see them in order."""
+    """Adds the bonus to rewards; sends rows one by one, so that recurrent policies see them in order."""
 
     def setup(self) -> None:
         """Connect to the inference server and to the params, then as any worker between."""
@@ -40,7 +40,7 @@ class Relabel(Between):
         super().setup()
 
     def ready(self, lease: Lease) -> bool:
-        """Ask about the rows that are not answered yet; True once all are."""
+        """Request the rows that have no reply yet; return whether all have one."""
         if lease.entry != self._entry:
             self._entry, self._entropy = lease.entry, []
             self._look_at_params()
@@ -64,14 +64,14 @@ class Relabel(Between):
             self.recorder.last("weight", self._weight)
 
     def change(self, trajectory: Trajectory, entry: Entry) -> None:
-        """Add the bonus to the rewards [T, B] of rows that were acted on."""
+        """Add the bonus to the rewards [T, B] of rows on which the agent acted."""
         if self._weight:
             bonus = self._weight * np.stack(self._entropy) * ~trajectory.is_first[1:]
             trajectory.reward[:-1] += bonus.reshape(bonus.shape + (1,) * (trajectory.reward.ndim - 2))
             self.recorder.mean("bonus_mean", float(bonus.mean()))
 
     def close(self) -> dict[str, Any]:
-        """Leave all streams."""
+        """Disconnect from all streams."""
         self._asker.close()
         self._params.close()
         return super().close()
@@ -96,7 +96,7 @@ RELABEL = Kind(
 
 
 def with_entropy(graph: Graph) -> Graph:
-    """Put a relabeler between actors and learner; where no server acts for the actors, one is added for it alone."""
+    """Put a relabeler between actors and learner; if no server acts for the actors, add one for it."""
     graph = graph.insert("jsrl.graphs.relabel:RELABEL", settings={"weight": 0.01, "updates": 1_000})
     groups = graph.stream("samples").groups
     if not graph.family("inference"):

@@ -1,10 +1,10 @@
-"""SEED's architecture out of any other: one inference server, on the learner's device, acts for all actors.
+"""SEED's architecture, made from any graph: one inference server, on the learner's device, acts for all actors.
 
 `python experiments/run.py impala --num-actors 4 --graph jsrl.graphs.seed:beside_learner`
 
-SEED RL (arXiv 1910.06591): the policy is evaluated beside the learner, so that params never travel and actors only step
-environments. SRL (arXiv 2306.16688) places its policy workers on the trainer's node for this; updates and inference then share
-one device.
+SEED RL (arXiv 1910.06591): the policy is evaluated on the learner's device, so that params are never sent and actors only
+step environments. SRL (arXiv 2306.16688) places its policy workers on the trainer's node for this; updates and inference then
+share one device.
 """
 
 from __future__ import annotations
