@@ -29,8 +29,9 @@ class Task:
     Attributes:
       algorithm: class of SBX. settings: its arguments. env_steps: in all. every: env steps between evaluations.
       episodes: greedy ones of an evaluation. goal: mean return that ends the run, if any. hidden: layers of every network.
-      relu: their activation; else tanh. noise: standard deviation of the noise on played actions. note: what differs from
-        jsrl's settings.
+      relu: their activation; else tanh. noise: standard deviation of the noise on played actions. normalize: normalise
+        observations and rewards by running moments. updates_per_step: gradient steps per env step, with replay. note: what
+        differs from jsrl's settings.
     """
 
     algorithm: str
@@ -45,6 +46,8 @@ class Task:
     relu: bool = True
     note: str = ""
     noise: float | None = None
+    normalize: bool = False
+    updates_per_step: float = 1.0
 
 
 PENDULUM = {"batch_size": 256, "buffer_size": 1_000_000, "learning_starts": 1_000, "gamma": 0.99, "tau": 0.005}
@@ -62,6 +65,34 @@ TASKS = {
         hidden=(64, 64),
         relu=False,
         note="advantages are normalised per minibatch",
+    ),
+    "ppo_halfcheetah": Task(
+        "PPO",
+        "HalfCheetah-v5",
+        {"n_steps": 128, "batch_size": 64, "n_epochs": 10, "gamma": 0.99, "gae_lambda": 0.95, "learning_rate": 3e-4}
+        | PPO,
+        env_steps=1_000_000,
+        every=100_000,
+        num_envs=16,
+        episodes=10,
+        hidden=(64, 64),
+        relu=False,
+        normalize=True,
+        note="advantages are normalised per minibatch; rewards are normalised, not values",
+    ),
+    "dqn_cartpole": Task(
+        "DQN",
+        "CartPole-v1",
+        {"batch_size": 64, "buffer_size": 100_000, "learning_starts": 1_000, "gamma": 0.99, "learning_rate": 1e-3}
+        | {"target_update_interval": 200, "exploration_fraction": 0.08, "exploration_final_eps": 0.04},
+        env_steps=100_000,
+        every=5_000,
+        num_envs=16,
+        episodes=100,
+        goal=490.0,
+        hidden=(128, 128),
+        updates_per_step=0.5,
+        note="neither atoms nor a duelling head, 1-step returns",
     ),
     "sac_pendulum": Task(
         "SAC",
@@ -83,26 +114,38 @@ def linear(first: float) -> Callable[[float], float]:
     return lambda left: left * first
 
 
+def make_envs(task: Task, number: int, *, training: bool) -> Any:
+    """Return environments that are stepped together, with running moments of their own where the task normalises."""
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+    envs: Any = DummyVecEnv([lambda: make_one({"env": task.env}) for _ in range(number)])
+    if task.normalize:
+        gamma = task.settings["gamma"]
+        return VecNormalize(envs, training=training, norm_reward=training, gamma=gamma)
+    return envs
+
+
 def model_of(task: Task, seed: int) -> Any:
     """Return SBX's model of a task."""
     import jax
     import numpy as np
     import sbx
     from stable_baselines3.common.noise import NormalActionNoise
-    from stable_baselines3.common.vec_env import DummyVecEnv
 
-    env: Any = DummyVecEnv([lambda: make_one({"env": task.env}) for _ in range(task.num_envs)])
+    env = make_envs(task, task.num_envs, training=True)
     settings = dict(task.settings)
     if task.algorithm == "PPO":
         settings["learning_rate"] = linear(settings["learning_rate"])
     else:
-        settings |= {"train_freq": 1, "gradient_steps": task.num_envs}
+        settings |= {"train_freq": 1, "gradient_steps": round(task.num_envs * task.updates_per_step)}
     if task.noise is not None:
         size = env.action_space.shape
         settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, task.noise))
     if task.algorithm == "SAC":
         settings["qf_learning_rate"] = settings["learning_rate"]
-    layers = {"pi": list(task.hidden), "vf" if task.algorithm == "PPO" else "qf": list(task.hidden)}
+    layers: Any = {"pi": list(task.hidden), "vf" if task.algorithm == "PPO" else "qf": list(task.hidden)}
+    if task.algorithm == "DQN":
+        layers = list(task.hidden)
     shape = {"net_arch": layers, "activation_fn": jax.nn.relu if task.relu else jax.numpy.tanh}
     return getattr(sbx, task.algorithm)("MlpPolicy", env, seed=seed, device="cpu", policy_kwargs=shape, **settings)
 
@@ -112,12 +155,13 @@ def learn(model: Any, task: Task) -> list[list[float]]:
     import numpy as np
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.evaluation import evaluate_policy
-    from stable_baselines3.common.vec_env import DummyVecEnv
+    from stable_baselines3.common.vec_env import sync_envs_normalization
 
     points: list[list[float]] = []
-    env: Any = DummyVecEnv([lambda: make_one({"env": task.env}) for _ in range(task.episodes)])
+    env = make_envs(task, task.episodes, training=False)
 
     def evaluate() -> float:
+        sync_envs_normalization(model.get_env(), env)
         returns, _ = evaluate_policy(
             model, env, task.episodes, deterministic=True, return_episode_rewards=True, warn=False
         )

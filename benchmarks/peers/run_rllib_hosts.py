@@ -1,0 +1,64 @@
+"""RLlib's PPO on the nodes of a Ray cluster: `python run_rllib_hosts.py JSON`, in its own virtual environment.
+
+It prints the env steps sampled after each iteration, and goes on until it is killed; see benchmarks/scale/beside_rllib.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any
+
+
+def make_env(asked: dict[str, Any]) -> Any:
+    """Return one environment."""
+    module, _, name = asked["env"].partition(":")
+    return getattr(importlib.import_module(module), name)(asked["step_s"], asked["size"])
+
+
+def main() -> None:
+    """Train."""
+    asked = json.loads(sys.argv[1])
+    import ray
+    import torch
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+    from ray.tune.registry import register_env
+
+    torch.set_num_threads(1)
+    ray.init(address=asked["address"], _node_ip_address=asked["ip"], log_to_driver=False)
+    register_env("sleeping", make_env)
+    actors, rows = asked["actors"], asked["rows"]
+    hidden = [asked["hidden"], asked["hidden"]]
+    config = (
+        PPOConfig()
+        .environment("sleeping", env_config=asked)
+        .env_runners(
+            num_env_runners=actors,
+            num_envs_per_env_runner=1,
+            rollout_fragment_length=rows,
+            custom_resources_per_env_runner={"host": 0.01},
+        )
+        .learners(num_learners=0, num_gpus_per_learner=0)
+        .fault_tolerance(restart_failed_env_runners=True, delay_between_env_runner_restarts_s=1.0)
+        .rl_module(
+            model_config=DefaultModelConfig(fcnet_hiddens=hidden, fcnet_activation="tanh", vf_share_layers=False)
+        )
+        .training(
+            train_batch_size_per_learner=actors * rows,
+            minibatch_size=actors * rows // asked["minibatches"],
+            num_epochs=asked["epochs"],
+            lr=asked["learning_rate"],
+            use_kl_loss=False,
+        )
+        .debugging(log_level="ERROR")
+    )
+    algorithm = config.build_algo()
+    while True:
+        result = algorithm.train()
+        print(json.dumps({"env_steps": int(result["num_env_steps_sampled_lifetime"])}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,324 @@
+"""PPO on environments that sleep, on 1, 2 and 3 hosts, beside RLlib: rows/s, efficiency, CPU, memory, recovery after a loss.
+
+    python benchmarks/peers/install.py rllib
+    python benchmarks/scale/beside_rllib.py [--hosts 1 2 3] [--actors 6] [--rounds 3] [--out FILE]
+
+Hosts are network namespaces (root is needed) that share the cores of this machine. The learner is on this host, the actors
+are on the others, one environment each. Both systems have the same network, rows per update, epochs and minibatches. The
+efficiency is the share of the rows that the environments could give if nothing but their sleep took time. On the largest
+number of hosts one of them is killed with all its processes; each host has room for all actors. Recovered is the run when the
+rate over 5 s is at 90% of the rate before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks import process_tree
+from jsrl.agents.ppo import PPOConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.launch.hooks import LiveRun
+from jsrl.launch.hosts.facts import HostFacts
+from jsrl.launch.hosts.launcher import JoinedHosts
+from jsrl.launch.local.launcher import Local
+from jsrl.launch.run import run
+from jsrl.networks.model import NetworkConfig
+from tests.launch.hosts.agents import Agent, namespaces
+
+ROOT = Path(__file__).resolve().parents[2]
+ENV = "benchmarks.scale.sleeping:Sleeping"
+WORK = {"step_s": 0.05, "size": 64, "rows": 20, "epochs": 4, "minibatches": 4, "learning_rate": 3e-4, "hidden": 64}
+WINDOW_S, RECOVERED, PATIENCE_S = 5.0, 0.9, 180.0
+RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "OMP_NUM_THREADS": "1"}
+
+
+def experiment(actors: int) -> Experiment:
+    """Return jsrl's run: each actor acts on its own CPU, with params at most one update old."""
+    return Experiment(
+        name="sleeping",
+        agent=PPOConfig(
+            network=NetworkConfig(hidden=(WORK["hidden"], WORK["hidden"])),
+            num_epochs=WORK["epochs"],
+            num_minibatches=WORK["minibatches"],
+            learning_rate=WORK["learning_rate"],
+        ),
+        env=EnvConfig(ENV, kwargs={"step_s": WORK["step_s"], "size": WORK["size"]}),
+        num_envs=actors,
+        num_actors=actors,
+        rollout_length=WORK["rows"],
+        total_env_steps=10**12,
+        placement="inline",
+        restart=5,
+        evaluator=EvaluatorConfig(enabled=False),
+    )
+
+
+class Progress:
+    """A hook that prints the env steps trained on."""
+
+    def on_metrics(self, live: LiveRun, row: dict[str, Any]) -> None:
+        """Print them; see jsrl.launch.hooks."""
+        print(json.dumps({"env_steps": live.env_steps}), flush=True)
+
+
+def drive(address: str, hosts: int, actors: int, folder: Path) -> None:
+    """Be the process of a jsrl run: print the address and the token files, then the progress."""
+    launcher = JoinedHosts(Local(), HostFacts("here", 1, 8_000, address), 0, hosts, folder / "join", lambda line: None)
+    print(json.dumps({"address": launcher.address, "tokens": list(map(str, launcher.token_files))}), flush=True)
+    try:
+        run(experiment(actors), runs_dir=folder, launcher=launcher, display="log-only", hooks=[Progress()])
+    finally:
+        launcher.close()
+
+
+class Driver:
+    """A process that prints its progress, one JSON object a line, and how fast it was.
+
+    Attributes:
+      process: it. steps: (time.monotonic(), env steps) of each line.
+    """
+
+    def __init__(self, words: list[str], environment: dict[str, str], log: Path) -> None:
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+        self.steps: list[tuple[float, int]] = []
+        self.log = log
+
+    def read(self) -> dict[str, Any]:
+        """Return the next line that is a JSON object."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise RuntimeError(f"the driver ended:\n{self.log.read_text()[-3000:]}")
+
+    def follow(self) -> None:
+        """Keep reading progress in a thread."""
+
+        def take() -> None:
+            with contextlib.suppress(RuntimeError):
+                while True:
+                    self.steps.append((time.monotonic(), self.read()["env_steps"]))
+
+        threading.Thread(target=take, daemon=True).start()
+
+    def rate(self, since_s: float) -> float:
+        """Return env steps per second between the first and the last line since then; 0 where there are not two."""
+        found = [step for step in self.steps if step[0] >= since_s]
+        if len(found) < 2 or found[-1][0] <= found[0][0]:
+            return 0.0
+        return (found[-1][1] - found[0][1]) / (found[-1][0] - found[0][0])
+
+
+@contextlib.contextmanager
+def started(system: str, hosts: int, actors: int, folder: Path) -> Iterator[tuple[Driver, list[int]]]:
+    """Yield the driver of a system that has begun, and the first process of each host."""
+    with namespaces(hosts) as (address, names), contextlib.ExitStack() as stack:
+        if not names:
+            raise SystemExit("network namespaces are not allowed here (they need root)")
+        begin = _jsrl if system == "jsrl" else _rllib
+        driver, roots = begin(stack, address, names, actors, folder)
+        driver.follow()
+        try:
+            yield driver, roots
+        finally:
+            for pid in (driver.process.pid, *roots):
+                kill_tree(pid)
+            driver.process.wait(30)
+
+
+def _jsrl(
+    stack: contextlib.ExitStack, address: str, names: list[str], actors: int, folder: Path
+) -> tuple[Driver, list[int]]:
+    words = [
+        sys.executable,
+        "-m",
+        "benchmarks.scale.beside_rllib",
+        "--drive",
+        address,
+        str(len(names)),
+        str(actors),
+        str(folder),
+    ]
+    driver = Driver(words, dict(os.environ), folder / "driver.txt")
+    met = driver.read()
+    roots = []
+    for number, (name, token) in enumerate(zip(names, met["tokens"], strict=True)):
+        agent = Agent(met["address"], Path(token), f"host-{number}", folder / f"{name}.txt", name)
+        stack.callback(agent.close)
+        roots.append(agent.popen.pid)
+    return driver, roots
+
+
+def _rllib(
+    stack: contextlib.ExitStack, address: str, names: list[str], actors: int, folder: Path
+) -> tuple[Driver, list[int]]:
+    peer = Path.home() / ".cache" / "jsrl" / "peers" / "rllib" / "bin"
+    environment = os.environ | RAY | {"RAY_AUTH_TOKEN": secrets.token_hex(32), "PYTHONPATH": str(ROOT)}
+    head = f"{address}:6399"
+
+    def node(prefix: list[str], *words: str) -> int:
+        command = [
+            *prefix,
+            str(peer / "python"),
+            str(peer / "ray"),
+            "start",
+            "--block",
+            "--disable-usage-stats",
+            *words,
+        ]
+        with (folder / "nodes.txt").open("ab") as log:
+            popen = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        stack.callback(popen.wait, 30)
+        return popen.pid
+
+    store = ["--object-store-memory", str(150 << 20)]
+    root = node(
+        [],
+        "--head",
+        "--node-ip-address",
+        address,
+        "--port",
+        "6399",
+        "--num-cpus",
+        "1",
+        "--include-dashboard=false",
+        *store,
+    )
+    stack.callback(kill_tree, root)
+    time.sleep(8.0)
+    net, roots = address.rpartition(".")[0], []
+    for number, name in enumerate(names):
+        there = ["--address", head, "--node-ip-address", f"{net}.{number + 2}", "--num-cpus", str(actors + 1)]
+        roots.append(node(["ip", "netns", "exec", name], *there, "--resources", '{"host": 100}', *store))
+    asked = WORK | {"actors": actors, "hosts": len(names), "address": head, "ip": address, "env": ENV}
+    words = [str(peer / "python"), str(ROOT / "benchmarks" / "peers" / "run_rllib_hosts.py"), json.dumps(asked)]
+    return Driver(words, environment, folder / "driver.txt"), [*roots, root]
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and everything below it."""
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(pid)
+        for process in [root, *root.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGKILL)
+
+
+def measure(system: str, hosts: int, given: argparse.Namespace) -> dict[str, Any]:
+    """Return what one run showed; with the most hosts one of them is lost at the end."""
+    actors = given.actors * hosts
+    with (
+        tempfile.TemporaryDirectory(prefix="jsrl-beside-") as name,
+        started(system, hosts, actors, Path(name)) as (driver, roots),
+    ):
+        begun_s = time.monotonic()
+        _await(driver, lambda: len(driver.steps) >= 4 and driver.steps[-1][1] > 0)
+        first_s = time.monotonic() - begun_s
+        time.sleep(given.warm_s)
+        trees = [driver.process.pid, *roots]
+        since_s, cpu_s = time.monotonic(), sum(map(process_tree.cpu_seconds, trees))
+        time.sleep(given.seconds)
+        passed_s = time.monotonic() - since_s
+        cores = (sum(map(process_tree.cpu_seconds, trees)) - cpu_s) / passed_s
+        rate = driver.rate(since_s)
+        found = {
+            "system": system,
+            "hosts": hosts,
+            "actors": actors,
+            "rows_per_s": round(rate, 1),
+            "efficiency": round(rate * WORK["step_s"] / actors, 4),
+            "cores": round(cores, 3),
+            "cpu_us_per_row": round(1e6 * cores / rate) if rate else None,
+            "pss_mb": round(sum(process_tree.usage(pid).pss_mb for pid in trees)),
+            "started_s": round(first_s, 1),
+        }
+        if hosts == max(given.hosts) and hosts > 1:
+            found["recovered_s"] = recovery(driver, roots[0], rate)
+        return found
+
+
+def recovery(driver: Driver, root: int, rate: float) -> float | None:
+    """Kill a host; return the seconds until the rate is back, or None: it did not come back in time."""
+    killed_s = time.monotonic()
+    kill_tree(root)
+    until = killed_s + PATIENCE_S
+    while time.monotonic() < until and driver.process.poll() is None:
+        time.sleep(0.5)
+        now = time.monotonic()
+        if now > killed_s + WINDOW_S and driver.rate(now - WINDOW_S) >= RECOVERED * rate:
+            return round(now - WINDOW_S - killed_s, 1)
+    return None
+
+
+def _await(driver: Driver, reached: Any) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not reached():
+        if driver.process.poll() is not None or time.monotonic() > until:
+            raise RuntimeError(f"no progress:\n{driver.log.read_text()[-3000:]}")
+        time.sleep(0.2)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the medians as a Markdown table."""
+    lines = [
+        "| system | hosts | rows/s | efficiency | cores | CPU us/row | PSS MB | recovered after s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for system, hosts in sorted({(row["system"], row["hosts"]) for row in rows}):
+        mine = [row for row in rows if (row["system"], row["hosts"]) == (system, hosts)]
+        names = ("rows_per_s", "efficiency", "cores", "cpu_us_per_row", "pss_mb")
+        middle = [f"{statistics.median(row[name] for row in mine):,.4g}" for name in names]
+        back = ", ".join(str(row["recovered_s"]) for row in mine if "recovered_s" in row)
+        lines.append(f"| {system} | {hosts} | {' | '.join(middle)} | {back} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure all arms in turns, print a table and write the file."""
+    if sys.argv[1:2] == ["--drive"]:
+        address, hosts, actors, folder = sys.argv[2:]
+        drive(address, int(hosts), int(actors), Path(folder))
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--actors", type=int, default=6, help="of each host")
+    parser.add_argument("--systems", nargs="+", default=["jsrl", "rllib"], choices=("jsrl", "rllib"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    parser.add_argument("--warm-s", type=float, default=5.0)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for _ in range(given.rounds):
+        for hosts in given.hosts:
+            for system in given.systems:
+                rows.append(measure(system, hosts, given))
+                print(json.dumps(rows[-1]), flush=True)
+                if given.out is not None:
+                    facts = {"work": WORK, "cores": os.cpu_count(), "processor": platform.processor(), "rows": rows}
+                    given.out.write_text(json.dumps(facts, indent=1) + "\n")
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
