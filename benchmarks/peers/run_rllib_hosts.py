@@ -12,9 +12,14 @@ from typing import Any
 
 
 def make_env(asked: dict[str, Any]) -> Any:
-    """Return one environment."""
+    """Return one environment; its networks want float32."""
+    import gymnasium
+    import numpy as np
+
     module, _, name = asked["env"].partition(":")
-    return getattr(importlib.import_module(module), name)(asked["step_s"], asked["size"])
+    env = getattr(importlib.import_module(module), name)(asked["step_s"], asked["size"])
+    space = gymnasium.spaces.Box(0.0, 1.0, (asked["size"],), np.float32)
+    return gymnasium.wrappers.TransformObservation(env, lambda row: np.asarray(row, np.float32) / 255.0, space)
 
 
 def main() -> None:

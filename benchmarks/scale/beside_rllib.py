@@ -47,7 +47,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENV = "benchmarks.scale.sleeping:Sleeping"
 WORK = {"step_s": 0.05, "size": 64, "rows": 20, "epochs": 4, "minibatches": 4, "learning_rate": 3e-4, "hidden": 64}
 WINDOW_S, RECOVERED, PATIENCE_S = 5.0, 0.9, 180.0
-RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "OMP_NUM_THREADS": "1"}
+RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "token", "OMP_NUM_THREADS": "1"}
 
 
 def experiment(actors: int) -> Experiment:
