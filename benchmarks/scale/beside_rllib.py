@@ -129,11 +129,11 @@ class Driver:
 
 
 @contextlib.contextmanager
-def started(system: str, hosts: int, actors: int, folder: Path) -> Iterator[tuple[Driver, list[int]]]:
+def started(
+    system: str, address: str, names: list[str], actors: int, folder: Path
+) -> Iterator[tuple[Driver, list[int]]]:
     """Yield the driver of a system that has begun, and the first process of each host."""
-    with namespaces(hosts) as (address, names), contextlib.ExitStack() as stack:
-        if not names:
-            raise SystemExit("network namespaces are not allowed here (they need root)")
+    with contextlib.ExitStack() as stack:
         begin = _jsrl if system == "jsrl" else _rllib
         driver, roots = begin(stack, address, names, actors, folder)
         driver.follow()
@@ -223,12 +223,13 @@ def kill_tree(pid: int) -> None:
                 process.send_signal(signal.SIGKILL)
 
 
-def measure(system: str, hosts: int, given: argparse.Namespace) -> dict[str, Any]:
-    """Return what one run showed; with the most hosts one of them is lost at the end."""
+def measure(system: str, address: str, names: list[str], given: argparse.Namespace) -> dict[str, Any]:
+    """Return what one run on these namespaces showed; with the most hosts one of them is lost at the end."""
+    hosts = len(names)
     actors = given.actors * hosts
     with (
         tempfile.TemporaryDirectory(prefix="jsrl-beside-") as name,
-        started(system, hosts, actors, Path(name)) as (driver, roots),
+        started(system, address, names, actors, Path(name)) as (driver, roots),
     ):
         begun_s = time.monotonic()
         _await(driver, lambda: len(driver.steps) >= 4 and driver.steps[-1][1] > 0)
@@ -308,14 +309,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    for _ in range(given.rounds):
-        for hosts in given.hosts:
-            for system in given.systems:
-                rows.append(measure(system, hosts, given))
-                print(json.dumps(rows[-1]), flush=True)
-                if given.out is not None:
-                    facts = {"work": WORK, "cores": os.cpu_count(), "processor": platform.processor(), "rows": rows}
-                    given.out.write_text(json.dumps(facts, indent=1) + "\n")
+    with namespaces(max(given.hosts)) as (address, names):
+        if not names:
+            raise SystemExit("network namespaces are not allowed here (they need root)")
+        for hosts, system in [
+            (hosts, system) for _ in range(given.rounds) for hosts in given.hosts for system in given.systems
+        ]:
+            rows.append(measure(system, address, names[:hosts], given))
+            print(json.dumps(rows[-1]), flush=True)
+            if given.out is not None:
+                facts = {"work": WORK, "cores": os.cpu_count(), "processor": platform.processor(), "rows": rows}
+                given.out.write_text(json.dumps(facts, indent=1) + "\n")
     print(table(rows))
     return 0
 
