@@ -17,6 +17,7 @@ from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValuesHead, value_network
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
+from tests.agents.compiled import compiled
 
 rlax = pytest.importorskip("rlax")
 
@@ -120,17 +121,19 @@ def test_one_atom_loss_against_a_loop_and_rlax(double):
     config = DQNConfig(network=NETWORK, double=double, dueling=False, loss="mse", total_updates=10, gamma=GAMMA)
     network = value_network(NETWORK, SPEC)
     parts = dqn_file.Components(config, network, jnp.zeros(1))
-    weights, target = network.init(jax.random.key(0)), network.init(jax.random.key(1))
-    batch = off.transition(draw(), GAMMA)
-    total, (_, error) = dqn_file.loss(parts, weights, target, batch, 5.0)
-    now, following = (dqn_file.apply(parts, weights, o)[..., 0] for o in (batch.observation, batch.next_observation))
-    fixed = dqn_file.apply(parts, target, batch.next_observation)[..., 0]
+    weights, target = map(compiled(network.init), (jax.random.key(0), jax.random.key(1)))
+    batch = compiled(lambda t: off.transition(t, GAMMA))(draw())
+    total, (_, error) = compiled(lambda t: dqn_file.loss(parts, weights, t, batch, 5.0))(target)
+    apply = compiled(lambda weights, seen: dqn_file.apply(parts, weights, seen))
+    now, following = (apply(weights, seen)[..., 0] for seen in (batch.observation, batch.next_observation))
+    fixed = apply(target, batch.next_observation)[..., 0]
     allowed = np.asarray(batch.next_observation["action_mask"], bool)
     chooser = np.where(allowed, following if double else fixed, -np.inf)
-    expected = jax.vmap(rlax.double_q_learning)(now, batch.action, batch.reward, batch.discount, fixed, chooser)
+    oracle = compiled(jax.vmap(rlax.double_q_learning))
+    expected = oracle(now, batch.action, batch.reward, batch.discount, fixed, chooser)
     np.testing.assert_allclose(error, -np.asarray(expected), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(total, (0.5 * np.square(expected) * batch.weight).sum() / 5.0, rtol=1e-4)
-    still = jax.grad(lambda t: dqn_file.loss(parts, weights, t, batch, 5.0)[0])(target)
+    still = compiled(jax.grad(lambda t: dqn_file.loss(parts, weights, t, batch, 5.0)[0]))(target)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))
 
 
@@ -140,19 +143,20 @@ def test_c51_loss_against_rlax():
     config = DQNConfig(network=NETWORK, num_atoms=7, value_min=-2.0, value_max=2.0, total_updates=10)
     network = value_network(NETWORK, SPEC, dueling=True, num_atoms=7)
     parts = dqn_file.Components(config, network, jnp.linspace(-2.0, 2.0, 7))
-    weights, target = network.init(jax.random.key(0)), network.init(jax.random.key(1))
-    batch = off.transition(draw(), GAMMA)
-    total, (metrics, error) = dqn_file.loss(parts, weights, target, batch, 5.0)
-    now, following = (dqn_file.apply(parts, weights, o) for o in (batch.observation, batch.next_observation))
-    fixed = dqn_file.apply(parts, target, batch.next_observation)
-    chooser = (jax.nn.softmax(following) * parts.support).sum(-1)
+    weights, target = map(compiled(network.init), (jax.random.key(0), jax.random.key(1)))
+    batch = compiled(lambda t: off.transition(t, GAMMA))(draw())
+    total, (metrics, error) = compiled(lambda t: dqn_file.loss(parts, weights, t, batch, 5.0))(target)
+    apply = compiled(lambda weights, seen: dqn_file.apply(parts, weights, seen))
+    now, following = (apply(weights, seen) for seen in (batch.observation, batch.next_observation))
+    fixed = apply(target, batch.next_observation)
+    chooser = (np.asarray(jax.nn.softmax(following)) * np.asarray(parts.support)).sum(-1)
     chooser = np.where(np.asarray(batch.next_observation["action_mask"], bool), chooser, -np.inf)
-    each = jax.vmap(rlax.categorical_double_q_learning, (None, 0, 0, 0, 0, None, 0, 0))(
+    each = compiled(jax.vmap(rlax.categorical_double_q_learning, (None, 0, 0, 0, 0, None, 0, 0)))(
         parts.support, now, batch.action, batch.reward, batch.discount, parts.support, fixed, chooser
     )
     np.testing.assert_allclose(total, (each * batch.weight).sum() / 5.0, rtol=1e-4)
     assert (np.asarray(error) > -1e-5).all()  # a KL divergence
-    still = jax.grad(lambda t: dqn_file.loss(parts, weights, t, batch, 5.0)[0])(target)
+    still = compiled(jax.grad(lambda t: dqn_file.loss(parts, weights, t, batch, 5.0)[0]))(target)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))
     assert abs(metrics["value_mean"]) < 2
 
@@ -160,7 +164,7 @@ def test_c51_loss_against_rlax():
 @pytest.mark.slow
 def test_the_target_network_is_replaced_when_due():
     agent = dqn(DQNConfig(network=NETWORK, target_period=2, total_updates=10, learning_rate=0.01), SPEC)
-    update, state, t = jax.jit(agent.update), agent.init(jax.random.key(0)), draw(num_rows=1)
+    update, state, t = jax.jit(agent.update), jax.jit(agent.init)(jax.random.key(0)), draw(num_rows=1)
     start = state.learner_params.target
     state, _ = update(state, t, jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, state.learner_params.target, start)
@@ -196,20 +200,19 @@ def test_sequence_loss_against_a_walk_over_every_row(rescaled):
     config = R2D2Config(network=RECURRENT, burn_in=2, n_step=2, gamma=GAMMA, rescale_values=rescaled, dueling=False)
     network = value_network(RECURRENT, SPEC)
     parts = r2d2_file.Components(config, network)
-    weights, target = network.init(jax.random.key(0)), network.init(jax.random.key(1))
+    weights, target = map(compiled(network.init), (jax.random.key(0), jax.random.key(1)))
     core = r2d2_file.Core(jax.random.normal(jax.random.key(2), (8, 4)), jnp.zeros(8))
     t = draw(num_rows=9, num_envs=8, core=core)
     sequences = jax.jit(lambda t: r2d2_file.burn_in(parts, weights, target, (), t, None))(t)
     total, (_, error) = jax.jit(lambda s: r2d2_file.loss(parts, weights, target, s))(sequences)
 
     # The stored core goes in at row 0, so reading the whole window gives the same values after the burn-in.
-    online, fixed = (
-        np.asarray(network.apply(w, t.observation, t.is_first, core.network)[0])[..., 0] for w in (weights, target)
-    )
+    apply = compiled(network.apply)
+    online, fixed = (apply(w, t.observation, t.is_first, core.network)[0][..., 0] for w in (weights, target))
     best = np.where(t.observation["action_mask"] > 0, online, -np.inf).argmax(-1)
     bootstrap = np.take_along_axis(fixed, best[..., None], -1)[..., 0]
     bootstrap = np.asarray(rlax.signed_parabolic(bootstrap)) if rescaled else bootstrap
-    mask, expected = np.asarray(row_masks(t, row_margin(t)).value), np.zeros((7, 8))
+    mask, expected = compiled(lambda t: row_masks(t, row_margin(t)))(t).value, np.zeros((7, 8))
     for row in range(7):
         for column in range(8):
             goal = slow_target(t, bootstrap, mask, row + 2, column, 2)
@@ -234,7 +237,7 @@ def test_sequence_loss_against_a_walk_over_every_row(rescaled):
 @pytest.mark.slow
 def test_an_episode_keeps_its_epsilon():
     agent = r2d2(R2D2Config(network=RECURRENT), SPEC)
-    params, act = agent.init(jax.random.key(0)).params, jax.jit(agent.act)
+    params, act = jax.jit(agent.init)(jax.random.key(0)).params, jax.jit(agent.act)
     observation = {"x": np.zeros((64, 3), np.float32), "action_mask": np.ones((64, 4), np.uint8)}
     first, core = np.ones(64, bool), agent.initial_core(64)
     _, core = act(params, jax.random.key(1), observation, first, core)

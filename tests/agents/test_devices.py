@@ -50,7 +50,7 @@ shares = jax.tree.map(lambda x: split(x, 1), trajectory._replace(core=()))
 shares = shares._replace(core=jax.tree.map(lambda x: split(x, 0), trajectory.core))
 update = jax.jit(agent.update)
 spread = jax.pmap(lambda s, t, k: agent.update(s, t, k, axis_name="devices"), "devices", in_axes=(None, 0, None))
-one = four = agent.init(jax.random.key(0))
+one = four = jax.jit(agent.init)(jax.random.key(0))
 for step in range(3):
     key = jax.random.key(step)
     one, output = update(one, trajectory, key)

@@ -76,7 +76,7 @@ def test_numbers_in_the_state_do_what_those_of_the_config_do() -> None:
 
 def test_an_agent_begins_with_the_params_of_another_run_and_its_own_hyperparameters() -> None:
     agent, first = explored("td3")
-    state, given = agent.init(jax.random.key(0)), agent.init(jax.random.key(1))
+    state, given = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.init)(jax.random.key(1))
     found = adopt(agent, state, given.params)
     jax.tree.map(np.testing.assert_array_equal, found.params.weights.network, given.params.weights.network)
     assert jax.tree.structure(found) == jax.tree.structure(state) and set(found.extra.values) == set(first)

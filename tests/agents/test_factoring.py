@@ -23,6 +23,7 @@ from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import value_network
 from jsrl.types import ArraySpec, Discrete, EnvSpec, named_leaves, spec_for_one
+from tests.agents.compiled import compiled
 
 N, GAMMA = 3, 0.9
 SMALL = NetworkConfig(hidden=(8,), activation="relu")
@@ -80,15 +81,16 @@ def numpy_mixer(weights, utilities, state, embedding: int):
 
 def random_mixer(state_size: int = 5):
     mixing = monotonic(QMIXConfig(**FAST, mixer_embedding=4, mixer_hidden=8))(N, state_size)
-    weights = mixing.init(jax.random.key(0))
-    return mixing, jax.tree.map(lambda w: w + 0.5 * jax.random.normal(jax.random.key(1), w.shape), weights)
+    rng = np.random.default_rng(1)
+    weights = compiled(mixing.init)(jax.random.key(0))
+    return mixing, jax.tree.map(lambda w: w + 0.5 * rng.normal(size=w.shape).astype(np.float32), weights)
 
 
 def test_the_mixer_is_what_the_paper_draws() -> None:
     mixing, weights = random_mixer()
     rng = np.random.default_rng(0)
     utilities, states = 3 * rng.normal(size=(50, N)), 3 * rng.normal(size=(50, 5))
-    found = mixing.apply(weights, utilities.astype(np.float32), states.astype(np.float32))
+    found = compiled(mixing.apply)(weights, utilities.astype(np.float32), states.astype(np.float32))
     wanted = [numpy_mixer(weights, u, s, 4) for u, s in zip(utilities, states, strict=True)]
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
@@ -97,9 +99,9 @@ def test_no_utility_lowers_the_teams_value_in_10000_states() -> None:
     mixing, weights = random_mixer()
     rng = np.random.default_rng(0)
     utilities, states = (rng.normal(scale=5, size=(10_000, size)).astype(np.float32) for size in (N, 5))
-    slopes = jax.vmap(jax.grad(mixing.apply, argnums=1), in_axes=(None, 0, 0))(weights, utilities, states)
+    slopes = compiled(jax.vmap(jax.grad(mixing.apply, argnums=1), (None, 0, 0)))(weights, utilities, states)
     assert slopes.min() >= 0 and (slopes > 1e-3).mean() > 0.5
-    sums = jax.vmap(jax.grad(summing(N, 5).apply, argnums=1), in_axes=(None, 0, 0))((), utilities, states)
+    sums = compiled(jax.vmap(jax.grad(summing(N, 5).apply, argnums=1), (None, 0, 0)))((), utilities, states)
     np.testing.assert_array_equal(sums, np.ones((10_000, N)))
 
 
@@ -110,10 +112,10 @@ def test_utilities_of_seats_that_do_not_act_change_nothing(name: str) -> None:
     acts = (rng.random((200, N)) < 0.5).astype(np.float32)
     observation = {"acts": acts, "state": rng.normal(size=(200, 4 + N)).astype(np.float32)}
     utilities = rng.normal(size=(200, N)).astype(np.float32)
-    one = factoring.mix(mixing, weights, utilities, observation)
-    other = factoring.mix(mixing, weights, np.where(acts > 0, utilities, np.nan), observation)
+    mix = compiled(lambda utilities: factoring.mix(mixing, weights, utilities, observation))
+    one, other = mix(utilities), mix(np.where(acts > 0, utilities, np.nan).astype(np.float32))
     np.testing.assert_array_equal(one, other)
-    assert (one != factoring.mix(mixing, weights, utilities + acts, observation))[acts.any(axis=1)].all()
+    assert (one != mix(utilities + acts))[acts.any(axis=1)].all()
 
 
 # -- rows and targets -------------------------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ def test_a_team_is_one_player_with_the_mean_reward(spec: str) -> None:
     agent = AGENTS["vdn"](SPECS[spec])
     t = rows_of(agent, SPECS[spec])
     team = factoring.make_team(VDNConfig(**FAST), SPECS[spec], lambda *_: agent, summing)
-    rows = factoring.as_team(team, t)
+    rows = compiled(lambda t: factoring.as_team(team, t))(t)
     for at in np.ndindex(t.is_first.shape):
         assert rows.acts[at] == any(kind == 1 for kind in t.acts[at])
         assert rows.discount[at] == (0.0 if all(d == 0 for d in t.discount[at]) else 1.0)
@@ -150,15 +152,17 @@ def test_targets_are_what_a_walk_over_the_seats_finds(name: str, double: bool) -
     team = factoring.make_team(config, spec, lambda *_: AGENTS["vdn"](spec), make)
     network = value_network(config.network, team.spec)
     parts, mixing = dqn_file.Components(config, network, jnp.zeros(1)), team.mixing
-    online, target = (factoring.Factored(network.init(k), mixing.init(k)) for k in jax.random.split(jax.random.key(3)))
-    online, target = jax.tree.map(lambda w: 3.0 * w, (online, target))
+    init = compiled(lambda k: jax.tree.map(lambda w: 3.0 * w, factoring.Factored(network.init(k), mixing.init(k))))
+    online, target = (init(jax.random.key(seed)) for seed in (3, 4))
     t = rows_of(team.base, spec, weighted=True)
-    batch = off.transition(factoring.as_team(team, t), GAMMA)
-    total, (_, error) = factoring.dqn_loss(parts, mixing, online, target, batch, jnp.asarray(7.0))
+    batch = compiled(lambda t: off.transition(factoring.as_team(team, t), GAMMA))(t)
+    loss = compiled(lambda *weights_and_rows: factoring.dqn_loss(parts, mixing, *weights_and_rows))
+    total, (_, error) = loss(online, target, batch, 7.0)
+    apply = compiled(network.apply)
 
     def values(weights, observation, b, i):
         one = jax.tree.map(lambda x: x[b, i][None], observation["seats"])
-        return np.asarray(network.apply(weights.network, one, np.zeros(1, bool), ())[0])[0, :, 0]
+        return apply(weights.network, one, np.zeros(1, bool), ())[0][0, :, 0]
 
     def mixed(weights, utilities, observation, b):
         utilities = np.where(np.asarray(observation["acts"][b]) > 0, utilities, 0.0)
@@ -263,7 +267,7 @@ def two_step(agent, act, update, seed: int, num_updates: int = 400) -> float:
         action = rng.integers(2, size=(64, 2)).astype(np.int32)
         before, step = step, game.step({"team": action})
         rows.append((before, action, step))
-    state = agent.init(jax.random.key(seed))
+    state = jax.jit(agent.init)(jax.random.key(seed))
     for number in range(num_updates):
         state, _ = update(state, windows_of(rows, spec, rng), jax.random.key(number))
     earned, step = 0.0, game.reset()

@@ -123,7 +123,7 @@ def test_seats_find_actions_that_only_pay_together() -> None:
     """All see the same and earn the same: 1 when each plays its own number."""
     spec = EnvSpec(ArraySpec((N, 1), "float32"), Discrete(N), "choose", num_agents=N)
     agent = happo(config(learning_rate=0.02, entropy_coef=0.01, num_epochs=4), spec)
-    state, update, act = agent.init(jax.random.key(0)), jax.jit(agent.update), jax.jit(agent.act)
+    state, update, act = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update), jax.jit(agent.act)
     rows = random_trajectory(spec, np.random.default_rng(0), num_rows=1, num_envs=128, extras=(), core=())
     rows = rows._replace(
         observation=np.zeros_like(rows.observation),

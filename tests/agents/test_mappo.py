@@ -74,7 +74,7 @@ def test_what_is_published_does_not_hold_the_value_function() -> None:
     assert inputs == {4 + N} and CENTRAL not in str(jax.tree.structure(shapes.params))
     rows = rows_of(SPECS["with-state"])
     acted, _ = agent.act(
-        agent.init(jax.random.key(0)).params, jax.random.key(1), rows.observation[0], rows.is_first[0], ()
+        jax.jit(agent.init)(jax.random.key(0)).params, jax.random.key(1), rows.observation[0], rows.is_first[0], ()
     )
     assert spec_of(acted.action) == ArraySpec((2, N), "int32")
 
@@ -89,7 +89,7 @@ def test_seats_that_share_a_policy_act_differently_by_their_number() -> None:
 def _play(spec: EnvSpec, *, agent_ids: bool) -> float:
     """Return the share of sampled actions that are the seat's own number, after some updates with one-step episodes."""
     agent = mappo(config(agent_ids=agent_ids, learning_rate=0.02, entropy_coef=0.0, num_epochs=4), spec)
-    state, update, act = agent.init(jax.random.key(0)), jax.jit(agent.update), jax.jit(agent.act)
+    state, update, act = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update), jax.jit(agent.act)
     rows = rows_of_size(spec, 1, 64)
     for number in range(40):
         acted, _ = act(state.params, jax.random.key(2 * number), rows.observation[0], rows.is_first[0], ())

@@ -14,12 +14,14 @@ from jsrl.agents.td3 import TD3Config, td3
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete, to_environment
+from tests.agents.compiled import compiled
 
 GAMMA = 0.9
 NETWORK = NetworkConfig(hidden=(8,), activation="relu")
 LINE = ArraySpec((3,), "float32")
 REAL = EnvSpec(LINE, Continuous((-2.0, 0.0), (2.0, 1.0), "rescale"), "real")
 CHOICE = EnvSpec({"x": LINE, "action_mask": ArraySpec((4,), "uint8")}, Discrete(4), "choice")
+transition = compiled(lambda t: off.transition(t, GAMMA))
 MAKERS = {"sac": (sac, SACConfig), "td3": (td3, TD3Config), "ddpg": (ddpg, DDPGConfig)}
 
 
@@ -69,7 +71,7 @@ def slow_transition(t, column, margin):
 @pytest.mark.parametrize("num_rows", [1, 2, 5])
 def test_transitions_are_what_a_walk_over_each_window_finds(num_rows):
     t = draw(REAL, num_rows=num_rows, num_envs=200, weighted=True)
-    got = jax.jit(lambda t: off.transition(t, GAMMA))(t)
+    got = transition(t)
     ends, margin = set(), slow_margin(t)
     assert margin == 2
     for column in range(200):
@@ -93,12 +95,12 @@ def test_transitions_are_what_a_walk_over_each_window_finds(num_rows):
 def test_windows_too_short_for_the_agents_next_row_train_nothing():
     """In a game of turns a window of one row would train on those only in which the game ends at once."""
     t = draw(REAL, num_rows=1, num_envs=200, waiting=0.4)
-    assert not np.asarray(off.transition(t, GAMMA).mask).any()
-    assert np.asarray(off.transition(draw(REAL, num_rows=1, num_envs=200, waiting=0.0), GAMMA).mask).any()
+    assert not np.asarray(transition(t).mask).any()
+    assert np.asarray(transition(draw(REAL, num_rows=1, num_envs=200, waiting=0.0)).mask).any()
 
 
 def test_weights_are_the_mask_without_importance_weights():
-    got = off.transition(draw(REAL), GAMMA)
+    got = transition(draw(REAL))
     np.testing.assert_array_equal(got.weight, got.mask)
 
 
@@ -200,21 +202,24 @@ def test_soft_critic_loss_against_distrax_and_numpy():
     distrax = pytest.importorskip("distrax")
     config = SACConfig(network=NETWORK, gamma=GAMMA, temperature=0.3)
     parts, _ = sac_file.continuous_parts(config, REAL)
-    keys = jax.random.split(jax.random.key(1), 4)
-    policy, online, target = parts.policy.init(keys[0]), parts.critics.init(keys[1]), parts.critics.init(keys[2])
+    policy = compiled(parts.policy.init)(jax.random.key(1))
+    online, target = map(compiled(parts.critics.init), (jax.random.key(2), jax.random.key(3)))
     policy = jax.tree.map(lambda w: 20.0 * w, policy)  # far from 0, where squashing matters
     t = draw(REAL, num_rows=3, num_envs=16, weighted=True)
-    batch, noise = off.transition(t, GAMMA), jax.random.normal(keys[3], (16, 2))
-    fixed = (target, policy, jnp.log(0.3))
-    loss, (metrics, error) = sac_file.critic_loss(parts, online, fixed, (batch, noise), 7.0)
+    noise = np.random.default_rng(4).normal(size=(16, 2)).astype(np.float32)
+    batch, fixed = transition(t), (target, policy, np.log(np.float32(0.3)))
+    losses = compiled(lambda fixed: sac_file.critic_loss(parts, online, fixed, (batch, noise), 7.0))
+    loss, (metrics, error) = losses(fixed)
 
     outputs = forward(jax.tree.map(lambda w: np.asarray(w, np.float64), policy), np.asarray(batch.next_observation))
     mean, log_std = outputs[:, :2], np.clip(outputs[:, 2:], -20, 2)
     raw = mean + np.exp(log_std) * np.asarray(noise)
-    normal = distrax.Independent(distrax.Normal(mean, np.exp(log_std)), 1)
-    squashed = distrax.Transformed(normal, distrax.Block(distrax.Tanh(), 1))
-    _, log_prob = squashed.bijector.forward(raw), None
-    log_prob = normal.log_prob(raw) - distrax.Block(distrax.Tanh(), 1).forward_log_det_jacobian(raw)
+
+    def oracle(mean, log_std, raw):
+        normal = distrax.Independent(distrax.Normal(mean, jnp.exp(log_std)), 1)
+        return normal.log_prob(raw) - distrax.Block(distrax.Tanh(), 1).forward_log_det_jacobian(raw)
+
+    log_prob = compiled(oracle)(mean, log_std, raw)
     joint = np.concatenate([batch.next_observation, np.tanh(raw)], -1)
     least = np.minimum(*(forward(member(target, e), joint)[:, 0] for e in range(2)))
     bonus = 0.3 * np.asarray(log_prob) * np.asarray(batch.next_acting)  # none where the next row is value-only
@@ -226,7 +231,7 @@ def test_soft_critic_loss_against_distrax_and_numpy():
     np.testing.assert_allclose(loss, (0.5 * (value - goal) ** 2 * batch.weight).sum() / 7.0, rtol=1e-3)
     np.testing.assert_allclose(metrics["value_mean"], (value.mean(0) * batch.mask).sum() / 7.0, rtol=1e-3, atol=1e-5)
 
-    still = jax.grad(lambda f: sac_file.critic_loss(parts, online, f, (batch, noise), 7.0)[0])(fixed)
+    still = compiled(jax.grad(lambda f: sac_file.critic_loss(parts, online, f, (batch, noise), 7.0)[0]))(fixed)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))  # nothing flows into the targets
 
 
@@ -259,11 +264,12 @@ def test_td3_targets_use_the_smoothed_action_of_the_target_policy():
     config = TD3Config(network=NETWORK, target_noise=0.5, target_noise_clip=0.3)
     nets = policy_network(NETWORK, REAL, deterministic=True), critic_network(NETWORK, REAL, num_critics=2)
     parts = td3_file.Components(config, *nets, off.action_box(REAL), None)
-    keys = jax.random.split(jax.random.key(1), 4)
-    policy = jax.tree.map(lambda w: 50.0 * w, nets[0].init(keys[0]))
-    online, target = nets[1].init(keys[1]), nets[1].init(keys[2])
-    batch, noise = off.transition(draw(REAL, num_envs=16), GAMMA), jax.random.normal(keys[3], (16, 2))
-    loss, (_, error) = td3_file.critic_loss(parts, online, (target, policy), (batch, noise), 5.0)
+    policy = jax.tree.map(lambda w: 50.0 * w, compiled(nets[0].init)(jax.random.key(1)))
+    online, target = map(compiled(nets[1].init), (jax.random.key(2), jax.random.key(3)))
+    batch = transition(draw(REAL, num_envs=16))
+    noise = np.random.default_rng(4).normal(size=(16, 2)).astype(np.float32)
+    losses = compiled(lambda fixed: td3_file.critic_loss(parts, online, fixed, (batch, noise), 5.0))
+    loss, (_, error) = losses((target, policy))
 
     outputs = np.tanh(forward(jax.tree.map(np.asarray, policy), np.asarray(batch.next_observation)))
     action = np.clip(outputs + np.clip(0.5 * np.asarray(noise), -0.3, 0.3), -1, 1)
@@ -275,7 +281,9 @@ def test_td3_targets_use_the_smoothed_action_of_the_target_policy():
     value = np.stack([forward(member(online, e), joint)[:, 0] for e in range(2)])
     np.testing.assert_allclose(error, np.abs(value - goal).mean(0), rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(loss, (0.5 * (value - goal) ** 2 * batch.weight).sum() / 5.0, rtol=1e-3)
-    still = jax.grad(lambda f: td3_file.critic_loss(parts, online, f, (batch, noise), 5.0)[0])((target, policy))
+    still = compiled(jax.grad(lambda f: td3_file.critic_loss(parts, online, f, (batch, noise), 5.0)[0]))(
+        (target, policy)
+    )
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))
 
 
@@ -291,7 +299,7 @@ def changed(a, b):
 def test_td3_moves_policy_and_targets_every_second_update(period, at_once):
     config = TD3Config(network=NETWORK, policy_delay=2, target_period=period)
     agent, t = td3(config, REAL), draw(REAL, num_rows=1)
-    update, state, moved = jax.jit(agent.update), agent.init(jax.random.key(0)), []
+    update, state, moved = jax.jit(agent.update), jax.jit(agent.init)(jax.random.key(0)), []
     for step in range(4):
         new, _ = update(state, t, jax.random.key(step))
         parts = (lambda s: s.params.weights.network), (lambda s: s.learner_params[1:]), (lambda s: s.learner_params[0])
@@ -305,7 +313,7 @@ def test_td3_moves_policy_and_targets_every_second_update(period, at_once):
 @pytest.mark.slow
 def test_ddpg_has_one_critic_no_delay_and_no_smoothing():
     agent, t = ddpg(DDPGConfig(network=NETWORK), REAL), draw(REAL, num_rows=1)
-    update, state = jax.jit(agent.update), agent.init(jax.random.key(0))
+    update, state = jax.jit(agent.update), jax.jit(agent.init)(jax.random.key(0))
     assert all(leaf.shape[0] == 1 for leaf in jax.tree.leaves(state.learner_params.critics))
     for step in range(2):
         new, _ = update(state, t, jax.random.key(step))
@@ -338,7 +346,7 @@ def test_policy_and_critics_on_two_sides_do_what_one_update_does(name):
     agent, t = make(config(**options), REAL), draw(REAL, num_rows=2, num_envs=16, weighted=True)
     fused, split = jax.jit(agent.update), agent.split
     critic, policy = jax.jit(split.critic), jax.jit(split.policy)
-    whole = agent.init(jax.random.key(0))
+    whole = jax.jit(agent.init)(jax.random.key(0))
     critics = players = whole
     for step in range(3):
         key = jax.random.key(step)
@@ -366,9 +374,9 @@ def test_weights_priorities_and_masks_reach_the_update(name):
     agent = make(config(network=NETWORK, gamma=GAMMA), REAL)
     t = draw(REAL, num_rows=2, num_envs=16)
     t = t._replace(sampling=np.where(np.arange(16) < 4, 0.0, 0.5).astype(np.float32))
-    update, state = jax.jit(agent.update), agent.init(jax.random.key(0))
+    update, state = jax.jit(agent.update), jax.jit(agent.init)(jax.random.key(0))
     one, output = update(state, t, jax.random.key(1))
-    mask = np.asarray(off.transition(t, GAMMA).mask)
+    mask = np.asarray(transition(t).mask)
     assert output.priorities.shape == (16,)
     assert (np.asarray(output.priorities)[mask == 0] == 0).all() and (
         np.asarray(output.priorities)[mask == 1] > 0
@@ -386,7 +394,7 @@ def test_weights_priorities_and_masks_reach_the_update(name):
 def test_actions_are_random_until_something_was_learned(name):
     make, config = MAKERS[name]
     agent = make(config(network=NETWORK), REAL)
-    params = agent.init(jax.random.key(0)).params
+    params = jax.jit(agent.init)(jax.random.key(0)).params
     observation, is_first = np.zeros((2000, 3), np.float32), np.zeros(2000, bool)
     output, _ = jax.jit(agent.act)(params, jax.random.key(1), observation, is_first, ())
     action = np.asarray(output.action)

@@ -60,7 +60,7 @@ if sys.argv[1] in ("qmix", "recurrent-vdn", "happo"):
     spec = EnvSpec(ArraySpec((2, 3), "float32"), action, num_agents=2, state=ArraySpec((4,), "float32"))
 agent, rng = make(config, spec), np.random.default_rng(0)
 update, spread = jax.jit(agent.update), data_parallel(agent.update, donate=False)
-one = agent.init(jax.random.key(0))
+one = jax.jit(agent.init)(jax.random.key(0))
 four = spread.place(one)
 for step in range(3):
     core = jax.tree.map(np.asarray, agent.initial_core(B))

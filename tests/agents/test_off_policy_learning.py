@@ -99,7 +99,7 @@ def test_few_legal_actions_do_not_drive_the_temperature_up():
     t.observation["action_mask"][:] = np.arange(16) < 2
     t = t._replace(action=t.action % 2, discount=np.zeros_like(t.discount))  # the value is the reward
     agent = MAKERS["sac"](spec)
-    state, update = agent.init(jax.random.key(0)), jax.jit(agent.update)
+    state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
     for step in range(1000):
         state, output = update(state, t, jax.random.key(step))
     assert abs(output.metrics["entropy"] - 0.5 * np.log(2)) < 0.02, output.metrics

@@ -2,14 +2,18 @@
 
 import itertools
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jsrl.agents.returns import Rows, gae, lambda_returns, n_step_returns, vtrace
-from jsrl.agents.rows import row_kinds
+from jsrl.agents import returns
+from jsrl.agents import rows as kinds_of_rows
+from jsrl.agents.returns import Rows
+from tests.agents.compiled import compiled
 
 GAMMA, LAMBDA = 0.93, 0.87
+gae, lambda_returns = (compiled(f, "gamma", "lambda_") for f in (returns.gae, returns.lambda_returns))
+n_step_returns, row_kinds = compiled(returns.n_step_returns, "gamma", "n"), compiled(kinds_of_rows.row_kinds)
+vtrace = compiled(returns.vtrace, "gamma", "lambda_", "rho_clip", "c_clip", "weight_advantage")
 
 
 def make_rows(seed: int, *, num_rows: int = 40, trailing: tuple[int, ...] = (7,), waiting: bool = False) -> Rows:
@@ -190,7 +194,7 @@ def test_on_policy_vtrace_is_gae(lambda_, weight_advantage):
     rows = make_rows(3, waiting=True)
     options = {"gamma": GAMMA, "lambda_": lambda_}
     expected = gae(rows, **options)
-    got = vtrace(rows, jnp.zeros_like(rows.reward), weight_advantage=weight_advantage, **options)
+    got = vtrace(rows, np.zeros_like(rows.reward), weight_advantage=weight_advantage, **options)
     np.testing.assert_allclose(got.target, expected.target, atol=1e-5)
     np.testing.assert_allclose(got.advantage, expected.advantage, atol=1e-5)
 
@@ -267,9 +271,8 @@ def test_vtrace_agrees_with_rlax_for_every_lambda(lambda_, rho_clip):
     discount = (rng.random(30) < 0.9).astype(np.float32)
     rows = Rows(value, reward, discount, np.ones(31, np.uint8), np.zeros(31, bool))
     for log_rho in (np.zeros(30, np.float32), rng.normal(size=30).astype(np.float32)):
-        expected = rlax.vtrace_td_error_and_advantage(
-            value[:-1], value[1:], reward, discount * GAMMA, np.exp(log_rho), lambda_, rho_clip, rho_clip
-        )
+        oracle = compiled(rlax.vtrace_td_error_and_advantage)
+        expected = oracle(value[:-1], value[1:], reward, discount * GAMMA, np.exp(log_rho), lambda_, rho_clip, rho_clip)
         got = vtrace(rows, log_rho, gamma=GAMMA, lambda_=lambda_, rho_clip=rho_clip)
         np.testing.assert_allclose(got.target - value[:-1], expected.errors, atol=1e-5)
         np.testing.assert_allclose(got.advantage, expected.pg_advantage, atol=1e-5)
@@ -281,9 +284,9 @@ def test_gae_and_returns_agree_with_rlax():
     value, reward = rng.normal(size=21).astype(np.float32), rng.normal(size=20).astype(np.float32)
     discount = (rng.random(20) < 0.9).astype(np.float32)
     rows = Rows(value, reward, discount, np.ones(21, np.uint8), np.zeros(21, bool))
-    expected = rlax.truncated_generalized_advantage_estimation(reward, discount * GAMMA, LAMBDA, value)
+    expected = compiled(rlax.truncated_generalized_advantage_estimation)(reward, discount * GAMMA, LAMBDA, value)
     np.testing.assert_allclose(gae(rows, gamma=GAMMA, lambda_=LAMBDA).advantage, expected, atol=1e-5)
-    lambda_oracle = rlax.lambda_returns(reward, discount * GAMMA, value[1:], LAMBDA)
+    lambda_oracle = compiled(rlax.lambda_returns)(reward, discount * GAMMA, value[1:], LAMBDA)
     np.testing.assert_allclose(lambda_returns(rows, gamma=GAMMA, lambda_=LAMBDA), lambda_oracle, atol=1e-5)
-    n_oracle = rlax.n_step_bootstrapped_returns(reward, discount * GAMMA, value[1:], 4)
+    n_oracle = compiled(lambda *rows: rlax.n_step_bootstrapped_returns(*rows, 4))(reward, discount * GAMMA, value[1:])
     np.testing.assert_allclose(n_step_returns(rows, gamma=GAMMA, n=4), n_oracle, atol=1e-5)

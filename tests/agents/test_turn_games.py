@@ -10,6 +10,7 @@ from jsrl.agents.off_policy import transition
 from jsrl.agents.returns import Rows, gae, lambda_returns, n_step_returns, vtrace
 from jsrl.agents.rows import row_margin, row_masks
 from jsrl.types import Trajectory
+from tests.agents.compiled import compiled
 from tests.agents.turn_game import GAMMA, NEVER_LEARNT, WAITING, action_values, best_play, play, random_values
 
 TARGETS = {
@@ -61,15 +62,15 @@ def test_values_are_exact_at_short_trajectories_as_at_long_ones(targets, num_row
 
 def test_the_margin_is_the_slowest_rows_wait():
     """Turns of two: 2 rows. A seat that always acts, or never: 1. Long waits cost at most a quarter of the rows."""
-    turns = trajectories(64)
-    assert row_margin(turns) == 2
-    assert row_margin(turns._replace(acts=np.ones_like(turns.acts))) == 1
-    assert row_margin(turns._replace(acts=np.zeros_like(turns.acts))) == 1
+    turns, margin = trajectories(64), compiled(row_margin)
+    assert margin(turns) == 2
+    assert margin(turns._replace(acts=np.ones_like(turns.acts))) == 1
+    assert margin(turns._replace(acts=np.zeros_like(turns.acts))) == 1
     rare = np.zeros_like(turns.acts)
     rare[::40] = 1
-    assert row_margin(turns._replace(acts=rare, discount=np.ones_like(turns.discount), is_first=rare[..., 0] > 1)) == 16
+    assert margin(turns._replace(acts=rare, discount=np.ones_like(turns.discount), is_first=rare[..., 0] > 1)) == 16
     alone = turns._replace(acts=np.ones((65, 4), np.uint8), discount=np.zeros((65, 4)), is_first=np.ones((65, 4), bool))
-    assert row_margin(alone) == 1
+    assert margin(alone) == 1
 
 
 @pytest.mark.parametrize(("window", "goes_on"), [(2, "best"), (2, "random"), (3, "random"), (5, "random")])

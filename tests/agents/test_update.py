@@ -168,7 +168,7 @@ def test_observations_are_normalised_by_the_moments_the_update_started_from():
 @pytest.mark.slow
 def test_behaviour_log_probs_are_reproduced_so_an_unlagged_update_starts_at_ratio_one():
     agent = ppo(PPOConfig(network=SMALL, num_epochs=1, num_minibatches=1), SPEC)
-    state = agent.init(jax.random.key(0))
+    state = jax.jit(agent.init)(jax.random.key(0))
     trajectory = random_trajectory(6)
     observation = trajectory.observation.reshape(-1, 3)
     reply, _ = agent.act(state.params, jax.random.key(1), observation, np.zeros(len(observation), bool), ())
@@ -200,7 +200,7 @@ def test_the_learning_rate_falls_to_zero_at_total_updates(factory):
     with pytest.raises(ConfigError, match=r"needs total_updates .* got None"):
         run(factory(schedule="linear"), random_trajectory(0))
     agent = factory(schedule="linear", total_updates=2, learning_rate=0.1)
-    state = agent.init(jax.random.key(0))
+    state = jax.jit(agent.init)(jax.random.key(0))
     ended = state._replace(updates=jnp.asarray(2, jnp.int32))
     after, output = jax.jit(agent.update)(ended, random_trajectory(0), jax.random.key(0))
     assert output.metrics["learning_rate"] == 0
@@ -211,7 +211,7 @@ def test_the_learning_rate_falls_to_zero_at_total_updates(factory):
 def test_a_core_starts_afresh_where_an_episode_does(factory):
     network = NetworkConfig(hidden=(16,), core="gru", core_size=8)
     agent = factory(network=network)
-    state, core = agent.init(jax.random.key(0)), agent.initial_core(2)
+    state, core = jax.jit(agent.init)(jax.random.key(0)), agent.initial_core(2)
     observation = np.ones((2, 3), np.float32)
     spoiled = jax.tree.map(lambda x: x + 0.7, core)
     is_first = np.array([True, False])
@@ -326,7 +326,7 @@ def test_values_that_acting_cannot_know_are_refused(options):
 
 def test_weights_name_what_is_trained():
     agent = ppo(PPOConfig(network=SMALL), SPEC)
-    state = agent.init(jax.random.key(0))
+    state = jax.jit(agent.init)(jax.random.key(0))
     moments = state.opt_state[1].mu
     assert isinstance(moments, Weights)
     assert jax.tree.structure(moments.policy) == jax.tree.structure(state.params.weights)

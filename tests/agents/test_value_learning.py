@@ -113,7 +113,7 @@ def imitate(action, expert, *, num_updates=250, num_rows=6, core="none", **optio
     spec = EnvSpec(ArraySpec((2,), "float32"), action, "expert's")
     network = NetworkConfig(hidden=(32,), core=core, core_size=16)
     agent = bc(BCConfig(learning_rate=1e-2, network=network, normalize_observations=True, **options), spec)
-    update, state, rng = jax.jit(agent.update), agent.init(jax.random.key(0)), np.random.default_rng(0)
+    update, state, rng = jax.jit(agent.update), jax.jit(agent.init)(jax.random.key(0)), np.random.default_rng(0)
 
     def draw():
         t = random_trajectory(spec, rng, num_rows=num_rows, num_envs=32, extras=(), core=agent.initial_core(32))

@@ -47,7 +47,7 @@ def begun_from(agent: Agent, folder, updates: int) -> tuple[AgentState, AgentSta
     store.save(1, {"params": jax.device_get(other.params)}, meta={}, tags=("best",), wait=True)
     store.close()
     start_point = StartPoint(restore=f"{folder}@best", params_only=True)
-    return other, restore(start_point, agent, lambda: agent.init(jax.random.key(2)))
+    return other, restore(start_point, agent, lambda: jax.jit(agent.init)(jax.random.key(2)))
 
 
 def explored(agent: Agent, state: AgentState, rows: int = 2000) -> float:
@@ -74,14 +74,14 @@ def test_moments_of_observations_are_loaded_too(tmp_path):
     store.save(1, {"params": jax.device_get(other.params)}, meta={}, tags=("best",), wait=True)
     store.close()
     start_point = StartPoint(restore=f"{tmp_path}@best", params_only=True)
-    begun = restore(start_point, agent, lambda: agent.init(jax.random.key(2)))
+    begun = restore(start_point, agent, lambda: jax.jit(agent.init)(jax.random.key(2)))
     jax.tree.map(np.testing.assert_array_equal, begun.params, other.params)
 
 
 def test_what_was_not_loaded_is_fresh(tmp_path):
     agent = AGENTS["td3"]()
     _, begun = begun_from(agent, tmp_path, updates=5000)
-    fresh = agent.init(jax.random.key(2))
+    fresh = jax.jit(agent.init)(jax.random.key(2))
     jax.tree.map(np.testing.assert_array_equal, begun.learner_params.critics, fresh.learner_params.critics)
     jax.tree.map(np.testing.assert_array_equal, begun.opt_state, fresh.opt_state)
     assert int(begun.updates) == 0

@@ -65,7 +65,7 @@ name, delay = sys.argv[1], int(sys.argv[2])
 options = {} if name == "ddpg" else {"policy_delay": delay}
 agent = make(name, **options)
 split, update = split_of(agent, max_lead=0), jax.jit(agent.update)
-alone = agent.init(jax.random.key(3))
+alone = jax.jit(agent.init)(jax.random.key(3))
 state = split.make(jax.random.key(3))
 split.compile(state, whole(batch(0)), jax.random.key(0))
 for step in range(12):
