@@ -28,6 +28,7 @@ SHORT = (
     ("65_536", "8_192"),
 )  # enough to see it run
 MAX_OUTPUT_CHARACTERS = 60_000
+FAST = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
 
 
 def read(name: str):
@@ -38,14 +39,14 @@ def code(notebook) -> list[str]:
     return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def process(what: str, name: str, folder: Path, *changed: str) -> str:
-    """Run tests/notebook_process.py in `folder`; return what it printed."""
+def process(what: str, name: str, folder: Path, *changed: str, optimised: bool = False) -> str:
+    """Run tests/notebook_process.py in `folder`; return what it printed. optimised: programs are compiled for speed."""
     command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "notebook_process.py"), what]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     ended = subprocess.run(
         [*command, str(FOLDER / f"{name}.ipynb"), *changed],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"},
+        env=os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"} | (FAST if optimised else {}),
         capture_output=True,
         text=True,
         timeout=280,
@@ -77,7 +78,7 @@ def test_both_notebooks_have_the_same_algorithm() -> None:
     ids=["runs", "learns"],
 )
 def test_an_algorithm_in_a_plain_loop(tmp_path: Path, changed: tuple[str, ...], at_least: float) -> None:
-    printed = process("execute", NAMES[0], tmp_path, *changed)
+    printed = process("execute", NAMES[0], tmp_path, *changed, optimised=not changed)
     assert float(re.search(r"greedy episodes: ([\d.]+)", printed).group(1)) >= at_least, printed
 
 
@@ -88,7 +89,7 @@ def test_an_algorithm_in_a_plain_loop(tmp_path: Path, changed: tuple[str, ...], 
     ids=["runs", "learns"],
 )
 def test_the_same_algorithm_distributed(tmp_path: Path, changed: tuple[str, ...], at_least: float) -> None:
-    printed = process("execute", NAMES[1], tmp_path, *changed)
+    printed = process("execute", NAMES[1], tmp_path, *changed, optimised=not changed)
     assert float(re.search(r"fresh seeds: ([\d.]+)", printed).group(1)) >= at_least, printed
     (run,) = (tmp_path / "runs" / "small_ppo_cartpole").iterdir()
     assert list((run / "source").glob("*.py")), "the algorithm was not written to the run folder"
@@ -117,7 +118,7 @@ def test_a_dataflow_of_ones_own_runs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", [SHORT[2], pytest.param((), marks=pytest.mark.nightly)], ids=["runs", "whole"])
 def test_runs_are_analysed(tmp_path: Path, changed: tuple[str, ...]) -> None:
-    printed = process("execute", NAMES[3], tmp_path, *changed)
+    printed = process("execute", NAMES[3], tmp_path, *changed, optimised=not changed)
     assert re.search(r"95% interval -?[\d.]+ to -?[\d.]+\npermutation test: p = [\d.]+\n", printed), printed
 
 
@@ -131,7 +132,7 @@ def test_two_policies_play_a_game_that_a_notebook_defines(tmp_path: Path) -> Non
 @pytest.mark.nightly
 def test_a_trained_pair_is_explored(tmp_path: Path) -> None:
     pytest.importorskip("mujoco")
-    printed = process("execute", NAMES[5], tmp_path, "155_000", "5_184")
+    printed = process("execute", NAMES[5], tmp_path, "155_000", "5_184", optimised=True)
     assert "5,184 env steps" in printed
     found = re.findall(r"(\w+) seeker: sees the hider in (\d+)% of the steps, median distance ([\d.]+) m", printed)
     assert [name for name, *_ in found] == ["learned", "random", "turning"] and int(found[2][1]) > 90, printed

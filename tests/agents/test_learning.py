@@ -8,6 +8,7 @@ from jsrl.agents import normalization as norm
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.networks.model import NetworkConfig, actor_critic
+from tests.agents.compiled import compiled
 
 pytestmark = pytest.mark.slow  # minutes of compilation in all
 
@@ -35,12 +36,16 @@ def algorithm(request):
 
 def values(state, network, spec, observation):
     """Raw values of observations [K, ...], each the first of its episode."""
-    observation = norm.normalize(state.params.moments, observation[None])
-    rows = observation.shape[1]
-    core = network.initial_core(rows)
-    _, features, _ = network.policy(state.params.weights, observation, np.ones((1, rows), bool), core)
-    value = network.value(state.learner_params, observation, features)[0]
-    return norm.denormalize_value(state.extra, value) if state.extra != () else value
+
+    def of(state, observation):
+        observation = norm.normalize(state.params.moments, observation[None])
+        rows = observation.shape[1]
+        core = network.initial_core(rows)
+        _, features, _ = network.policy(state.params.weights, observation, np.ones((1, rows), bool), core)
+        value = network.value(state.learner_params, observation, features)[0]
+        return norm.denormalize_value(state.extra, value) if state.extra != () else value
+
+    return compiled(of)(state, observation)
 
 
 SEEN = ("seen_reward", [[-1.0], [1.0]], [-1.0, 1.0])

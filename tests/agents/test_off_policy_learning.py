@@ -13,6 +13,7 @@ from jsrl.agents.td3 import TD3Config, td3
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import critic_network
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
+from tests.agents.compiled import compiled
 from tests.agents.replayed import REAL, make_env, play
 
 pytestmark = pytest.mark.slow  # minutes of compilation in all
@@ -44,9 +45,9 @@ def values(name, state, spec, observation):
     critics = critic_network(SMALL, spec, num_critics=count)
     observation = norm.normalize(state.params.moments, np.asarray(observation, np.float32))
     if isinstance(spec.action, Discrete):
-        return np.asarray(critics.apply(state.learner_params[0], observation)).mean((0, 2))
+        return compiled(critics.apply)(state.learner_params[0], observation).mean((0, 2))
     action = np.zeros((len(observation), 1), np.float32)
-    return np.asarray(critics.apply(state.learner_params[0], observation, action)).mean(0)
+    return compiled(critics.apply)(state.learner_params[0], observation, action).mean(0)
 
 
 @pytest.mark.parametrize(

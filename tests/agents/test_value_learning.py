@@ -13,6 +13,7 @@ from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import value_network
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete, to_environment
+from tests.agents.compiled import compiled
 from tests.agents.replayed import make_env, play
 
 pytestmark = pytest.mark.slow  # minutes of compilation in all
@@ -28,7 +29,8 @@ def values(config, state, spec, observation):
     """Values [K, A] of observations [K, ...]."""
     network = value_network(SMALL, spec, dueling=config.dueling, num_atoms=config.num_atoms)
     observation = np.asarray(observation, np.float32)
-    outputs, _ = network.apply(state.params.weights.network, observation, np.zeros(len(observation), bool), ())
+    first = np.zeros(len(observation), bool)
+    outputs, _ = compiled(network.apply)(state.params.weights.network, observation, first, ())
     if config.num_atoms == 1:
         return np.asarray(outputs)[..., 0]
     return np.asarray(jax.nn.softmax(outputs) @ np.linspace(config.value_min, config.value_max, config.num_atoms))
@@ -99,7 +101,9 @@ def test_r2d2_bootstraps_truncations():
     played = play(agent, env, num_updates=400, window=6, weights=True)
     network = value_network(RECURRENT, env.spec, dueling=True)
     observation, first = np.zeros((5, 1, 1), np.float32), np.arange(5)[:, None] == 0
-    outputs, _ = network.apply(played.state.params.weights.network, observation, first, network.initial_core(1))
+    outputs, _ = compiled(network.apply)(
+        played.state.params.weights.network, observation, first, network.initial_core(1)
+    )
     from jsrl.agents.action_values import unscale
 
     np.testing.assert_allclose(unscale(outputs[1:, 0, :, 0]), 1 / (1 - GAMMA), rtol=0.1)

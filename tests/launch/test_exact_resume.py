@@ -102,19 +102,24 @@ def test_stopped_after_k_updates_a_serial_run_ends_the_same(whole, experiment: s
 
 
 @slow
-def test_stopped_processes_end_the_same_in_another_placement(whole) -> None:
-    """Two inline actors are stopped wherever they are; served ones go on, and then one process alone."""
-    folder = whole("inline")
-    made = []
-    for placement in ("inline", "served"):
-        again = ("--resume",) if made else ()
-        stop = made[0] + 3 if made else 3  # the life before may have made more than it was to
-        text = live(folder, "inline", "parts", "--stop", str(stop), "--placement", placement, *again)
+@pytest.mark.parametrize(
+    "placements",
+    [("inline", "served"), pytest.param(("inline", "served", "serial"), marks=pytest.mark.nightly)],
+    ids=len,
+)
+def test_stopped_processes_end_the_same_in_another_placement(whole, placements: tuple[str, ...]) -> None:
+    """Two inline actors are stopped wherever they are; served ones go on, and at night then one process alone."""
+    folder, name, made = whole("inline"), f"parts-{len(placements)}", [0]
+    for placement in placements[:-1]:
+        again = ("--resume",) if made[-1] else ()
+        stop = made[-1] + 3  # the life before may have made more than it was to
+        text = live(folder, "inline", name, "--stop", str(stop), "--placement", placement, *again)
         assert "ENDED interrupted" in text and ("continuing exactly" in text) == bool(again), text
         made.append(int(text.rpartition("ENDED interrupted ")[2].split()[0]))
-    assert 3 <= made[0] < made[1] < UPDATES
-    live(folder, "inline", "parts", "--placement", "serial", "--resume", expect="ENDED total_env_steps")
-    assert_equal_ends(folder, "whole-inline", "parts")
+        assert made[-2] + 3 <= made[-1] < UPDATES
+    text = live(folder, "inline", name, "--placement", placements[-1], "--resume", expect="ENDED total_env_steps")
+    assert "continuing exactly" in text
+    assert_equal_ends(folder, "whole-inline", name)
 
 
 @slow

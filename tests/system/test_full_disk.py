@@ -14,7 +14,8 @@ import pytest
 from tests.system.launched import FOREVER
 
 pytestmark = pytest.mark.slow
-WRITERS = ("--recorder.enabled", "--recorder.niceness", "0", "--recorder.period-env-steps", "200", "--trace")
+WRITERS = ("--trace", "--recorder.niceness", "0", "--recorder.period-env-steps", "200")
+FILMS = ("--recorder.enabled",)
 OFTEN = ("--snapshots.period-s", "0.5", "--evaluator.period-env-steps", "2000", "--evaluator.final-episodes", "5")
 
 
@@ -79,7 +80,7 @@ def assert_once_each(text: str) -> None:
 def test_a_run_whose_disk_is_full_ends_as_it_would(launch, disk, tmp_path) -> None:
     pytest.importorskip("tensorboardX")
     steps = ("--total-env-steps", "30720", "--stop-at-return", "501")
-    run = launch(*steps, *WRITERS, *OFTEN, experiment="ppo_cartpole", runs_dir=disk.folder, output_dir=tmp_path)
+    run = launch(*steps, *WRITERS, *FILMS, *OFTEN, experiment="ppo_cartpole", runs_dir=disk.folder, output_dir=tmp_path)
     run.await_updates()
     with disk.full():
         text = run.expect(0, 120.0)
