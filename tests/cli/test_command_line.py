@@ -298,7 +298,7 @@ def test_options_of_policies_go_by_their_names() -> None:
 
 
 def test_only_what_the_words_are_about_is_read_by_tyro(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading all options of an experiment takes ten times as long as reading those that are given."""
+    """Reading all options of an experiment takes several times as long as reading those that are given."""
     cli, read = command_line.tyro.cli, []
 
     def remember(kind, **options):
