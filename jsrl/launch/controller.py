@@ -207,8 +207,12 @@ class Controller:
         elif life.ready and now - life.beat_s > self._silence_s(life):  # before that, ready_s applies
             self._died(life, self._silent(life))
 
+    def _ranks(self, life: Life) -> list[Life]:
+        """Return the lives of all ranks of a learner, the first rank first; any other worker has no others."""
+        return [self._lives[name] for name in self._groups[life.name]]
+
     def _silence_s(self, life: Life) -> float:
-        limits, alone = self._deadlines, len(self._groups[life.name]) == 1
+        limits, alone = self._deadlines, len(self._ranks(life)) == 1
         return limits.silence_s if alone else min(limits.silence_s, limits.rank_s)
 
     def _silent(self, life: Life) -> str:
@@ -263,7 +267,7 @@ class Controller:
         what += kind.death_hint(life.job) if crash is None else ""
         notice, spent = (
             death_notice(life, what, crash),
-            self._supervision.used_up(self._lives[self._groups[life.name][0]].job),
+            self._supervision.used_up(self._ranks(life)[0].job),
         )
         notice = "\n".join([notice, f"({told})", *([f"({spent})"] if spent else [])])
         if not kind.loss_ends_run:
@@ -288,7 +292,7 @@ class Controller:
 
     def _cause_among_ranks(self, life: Life) -> tuple[Life, str, Crash | None] | None:
         """Return another rank that ended without a message, or has long been silent: all ranks' updates failed with it."""
-        for other in (self._lives[name] for name in self._groups[life.name] if name != life.name):
+        for other in (rank for rank in self._ranks(life) if rank.name != life.name):
             self._listen(0.1)
             if not other.alive and not other.left and other.name not in self._crashes:
                 return other, f"ended unexpectedly: {other.ending}", None
@@ -302,7 +306,7 @@ class Controller:
         All ranks of a learner are replaced together, with equal incarnations; that counts as one restart of the learner,
         or as none if `is_free`.
         """
-        ranks = [self._lives[name] for name in self._groups[life.name]]
+        ranks = self._ranks(life)
         first = ranks[0]
         pause_s = self._supervision.take(first.job, is_free=is_free)
         if pause_s is None:
