@@ -1,9 +1,11 @@
 """What README and docs mention exists: links, files, commands with their options, Python examples."""
 
 import ast
+import contextlib
 import functools
 import importlib
 import importlib.util
+import io
 import os
 import re
 import shlex
@@ -19,6 +21,7 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import command_line
 from jsrl.cli.experiments import load, take_name
 from jsrl.cli.main import COMMANDS
+from jsrl.cli.main import main as jsrl_command
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.launch.run import run
@@ -165,8 +168,10 @@ def test_other_commands_know_the_options_that_are_mentioned() -> None:
 
 @functools.cache
 def help_of(command: str) -> str:
-    words = [sys.executable, "-m", "jsrl", command, "--help"]
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        jsrl_command([command, "--help"])
+    return printed.getvalue()
 
 
 @pytest.mark.parametrize("name", PAGE_NAMES)
