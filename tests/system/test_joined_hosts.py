@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +17,10 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, PolicyConfig, SupervisionConfig
 from jsrl.launch.hooks import STOP, LiveRun
+from jsrl.launch.hosts import engine as engines
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.launcher import JoinedHosts
+from jsrl.launch.hosts.members import RemoteLife
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.result import STOPPED
 from jsrl.launch.run import run
@@ -293,3 +297,105 @@ def test_actors_move_to_a_host_that_joins_late_and_away_from_one_that_leaves(tmp
     assert ledger.balanced, ledger
     assert not result.ledger["dropped"].get("lost")
     assert "restarts/actor" not in read_metrics(result.folder / "metrics.jsonl")  # a move is no restart
+
+
+class Agents:
+    """An engine that starts its agents on this host; see jsrl.launch.hosts.engine.Engine."""
+
+    hosts = ("one", "two")
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.agents: dict[str, Agent] = {}
+
+    def begin(self, host: str, address: str, token: Path) -> None:
+        self.agents[host] = Agent(address, token, host, self._folder / f"{host}.txt")
+
+    def ended(self, host: str) -> str:
+        status = self.agents[host].popen.poll()
+        return "" if status is None else f"it ended with status {status}"
+
+    def close(self) -> None:
+        for agent in self.agents.values():
+            agent.close()
+
+
+class Kills(threading.Thread):
+    """Kills the agents of two hosts in turn, each time at a random moment of its work, and ends the run.
+
+    Attributes:
+      gone_s, replaced_s: for each kill, when all processes of the host were gone, and when all its actors lived elsewhere.
+    """
+
+    def __init__(self, launcher: JoinedHosts, engine: Agents, folder: Path, kills: int) -> None:
+        super().__init__(daemon=True)
+        self._launcher, self._engine, self._trained, self._kills = launcher, engine, Trained(folder), kills
+        self.gone_s, self.replaced_s, self.done = list[float](), list[float](), False
+
+    def run(self) -> None:
+        draw = random.Random(1)
+        self._trained.some_more()
+        for number in range(self._kills):
+            name = self._engine.hosts[number % 2]
+            await_that(lambda name=name: self._works(name), 120.0)
+            time.sleep(draw.uniform(0.0, 4.0))
+            self._kill(name)
+        self._trained.some_more()
+        self.done = True
+
+    def _lives(self) -> list[RemoteLife]:
+        hosts = list(self._launcher.members.hosts)
+        return [life for host in hosts for life in host.living_lives if life.pid is not None]
+
+    def _works(self, name: str) -> bool:
+        return any(life.host.name == name for life in self._lives())
+
+    def _kill(self, name: str) -> None:
+        agent, lost = self._engine.agents[name], [life for life in self._lives() if life.host.name == name]
+        workers, killed_s = agent.workers(), time.monotonic()
+        agent.popen.kill()
+        await_that(lambda: not any(lives(worker) for worker in workers))
+        self.gone_s.append(time.monotonic() - killed_s)
+        await_that(lambda: all(self._is_replaced(life) for life in lost), 120.0)
+        self.replaced_s.append(time.monotonic() - killed_s)
+
+    def _is_replaced(self, lost: RemoteLife) -> bool:
+        if self._launcher._at[lost.worker] == "here":  # no host was there at this moment
+            return True
+        return any(life.worker == lost.worker and life.incarnation > lost.incarnation for life in self._lives())
+
+    def on_metrics(self, run: LiveRun, row: dict) -> str | None:
+        """End the run once all has come to pass; see jsrl.launch.hooks."""
+        return STOP if self.done else None
+
+
+@pytest.mark.nightly
+def test_agents_that_are_killed_twenty_times_come_back_and_their_actors_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "LIVED_S", 1.0)  # the kills follow one another faster than an agent proves itself
+    experiment = Experiment(
+        agent=PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1),
+        num_envs=8,
+        placement="served",
+        num_actors=4,
+        rollout_length=16,
+        total_env_steps=10**9,
+        max_minutes=20.0,
+        restart=1,  # which the loss of a host does not spend
+        evaluator=EvaluatorConfig(enabled=False),
+    )
+    engine, told = Agents(tmp_path), list[str]()
+    own = HostFacts("here", 1, 8_000, "127.0.0.1")
+    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", told.append, engine=engine, keep=["inference"])
+    kills = Kills(launcher, engine, tmp_path / "experiment" / "killed", 20)
+    kills.start()
+    try:
+        result = run(experiment, runs_dir=tmp_path, name="killed", launcher=launcher, display="log-only", hooks=[kills])
+    finally:
+        launcher.close()
+    (tmp_path / "figures.json").write_text(json.dumps([sorted(kills.gone_s), sorted(kills.replaced_s), result.ledger]))
+    assert kills.done and result.ended.startswith(STOPPED) and len(kills.replaced_s) == 20
+    assert max(kills.gone_s) <= 2.0 and sorted(kills.replaced_s)[18] <= 15.0
+    assert sum("joined" in line for line in told) >= 21 and not launcher._given_up
+    assert_balanced(json.loads((result.folder / "result.json").read_text()), killed_over_zeromq=True)

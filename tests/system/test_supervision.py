@@ -136,6 +136,23 @@ def test_the_actor_of_a_killed_server_goes_to_another_and_comes_back(launch) -> 
     end(run)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+def test_the_actor_of_a_hung_server_goes_to_another_once_the_server_is_given_up(launch, road: str) -> None:
+    silence_s, noticed_s = 4.0, 4.0
+    servers = ("--num-inference-servers", "2", "--num-actors", "2", "--road", road, "--max-policy-lag", "none")
+    run = counting(launch, *servers, "--deadlines.silence-s", f"{silence_s}", "--supervision.backoff-s", "10")
+    hung = run.workers()["inference-0"]
+    hung.suspend()
+    since_s, (_, before) = time.monotonic(), consumed(run)
+    run.until(lambda: "reconnected its streams with inference-1" in run.text, "actor-0 to go over", RECOVERED_S)
+    assert silence_s < time.monotonic() - since_s < silence_s + noticed_s
+    run.until(lambda: consumed(run)[1] > before + 20, "trajectories of both", 8.0)
+    run.await_another("inference-0", hung.pid, RECOVERED_S)
+    run.until(lambda: "reconnected its streams with inference-0" in run.text, "actor-0 to come back")
+    end(run, road)
+
+
 def start_point_of(job: dict) -> dict:
     """Return the fields of the job's start point, wherever the JSON form of values keeps them."""
     if isinstance(job, dict):
