@@ -99,7 +99,9 @@ class Kind(NamedTuple):
       hears: names of other workers' events that it gets as commands; it may send commands to other workers.
       relays: it runs on the host of the stream that it reads, for workers on other hosts.
       needs_folder: what it does in the run folder, such as `it writes snapshots`; it then runs on a host that sees the folder.
-        Empty: it may run on other hosts. A worker that reads samples counts them in the run folder and always needs it.
+        Empty: it may run on other hosts. From (experiment) where its options decide. A worker that reads samples counts them
+        in the run folder, and needs it unless it has `keeps_files`.
+      keeps_files: folders below the run's, from (job), in which it keeps files of its own: they travel with it to other hosts.
       check: refuses a worker of a graph with invalid ports or settings.
     """
 
@@ -129,7 +131,8 @@ class Kind(NamedTuple):
     is_hit: bool = True
     hears: tuple[str, ...] = ()
     relays: bool = False
-    needs_folder: str = "its kind does not say that it may leave the run folder"
+    needs_folder: str | Callable[[Experiment], str] = "its kind does not say that it may leave the run folder"
+    keeps_files: Callable[[Job], tuple[str, ...]] = lambda job: ()
     check: Callable[[Any], None] | None = None
 
     def port(self, name: str) -> Port:

@@ -13,21 +13,25 @@ from pathlib import Path
 
 import pytest
 
+from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, PolicyConfig, SupervisionConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, PolicyConfig, ReplayConfig, SupervisionConfig
 from jsrl.launch.hooks import STOP, LiveRun
 from jsrl.launch.hosts import engine as engines
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.hosts.members import RemoteLife
+from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.local.launcher import Local
+from jsrl.launch.plan import make_plan
 from jsrl.launch.result import STOPPED
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.runs.runs import read_metrics
 from jsrl.snapshots.store import SnapshotStore
-from jsrl.transport.ledger.hops import read_hop
+from jsrl.transport.ledger.hops import ledger_path, read_hop
+from jsrl.transport.ledger.page import read_page
 from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import named_leaves
 from tests.duel import MarkedConfig, WatchedLeague
@@ -165,6 +169,7 @@ def test_a_run_outlives_a_server_and_a_host(hosts, tmp_path: Path) -> None:
     metrics = read_metrics(folder / "metrics.jsonl")
     assert metrics["restarts/actor"][-1] == metrics["restarts/inference"][-1] == 2
     assert any(f"host {networks[0]} is gone: it was not heard of for 8 s" in line for line in told)
+    assert launcher._laid["evaluator"] in networks and "best" in SnapshotStore(folder / "snapshots" / "params").tags()
     assert not (tmp_path / "join").exists() and not (folder / "names").exists()
 
 
@@ -399,3 +404,82 @@ def test_agents_that_are_killed_twenty_times_come_back_and_their_actors_are_repl
     assert max(kills.gone_s) <= 2.0 and sorted(kills.replaced_s)[18] <= 15.0
     assert sum("joined" in line for line in told) >= 21 and not launcher._given_up
     assert_balanced(json.loads((result.folder / "result.json").read_text()), killed_over_zeromq=True)
+
+
+class ReplayMoves(threading.Thread):
+    """Kills the replay worker on its host, lets that host leave once it works again, and ends the run after that.
+
+    Attributes:
+      received: trajectories that replay had taken in before the kill, after it, and on the other host.
+    """
+
+    def __init__(self, launcher: JoinedHosts, agents: dict[str, Agent], folder: Path) -> None:
+        super().__init__(daemon=True)
+        self._launcher, self._agents, self._folder = launcher, agents, folder
+        self.received, self.done = list[int](), False
+
+    def run(self) -> None:
+        trained, store = Trained(self._folder), SnapshotStore(self._folder / "snapshots" / "params")
+        trained.some_more()
+        await_that(lambda: "best" in store.tags(), 120.0)
+        agent = self._agents[self._launcher._at["replay-0"]]
+        self._count()
+        (worker,) = [worker for worker in agent.workers() if "replay" in worker.cmdline()]
+        worker.kill()
+        trained.some_more()
+        self._count()
+        agent.popen.terminate()
+        agent.ends(60.0)
+        trained.some_more()
+        self._count()
+        self.done = True
+
+    def _count(self) -> None:
+        life = read_page(ledger_path(self._folder, "samples.replay-0"))
+        assert life is not None
+        self.received.append(life.ledger.received)
+
+    def on_metrics(self, run: LiveRun, row: dict) -> str | None:
+        """End the run once all has come to pass; see jsrl.launch.hooks."""
+        return STOP if self.done else None
+
+
+@pytest.mark.nightly
+def test_replay_and_evaluator_live_on_joined_hosts_and_keep_what_they_counted_and_wrote(hosts, tmp_path: Path) -> None:
+    address, networks = hosts
+    experiment = Experiment(
+        agent=DQNConfig(network=NetworkConfig(hidden=(8,))),
+        env=EnvConfig("CartPole-v1"),
+        num_envs=8,
+        placement="served",
+        num_actors=2,
+        rollout_length=16,
+        replay=ReplayConfig(kind="host", capacity=4_000, min_size=200, batch_size=16, samples_per_insert=1.0),
+        total_env_steps=10**9,
+        max_minutes=8.0,
+        restart=2,
+        evaluator=EvaluatorConfig(episodes=2, final_episodes=2, num_envs=2),
+    )
+    needs = {need.worker: need for need in needs_of(make_plan(experiment, str(tmp_path), tmp_path))}
+    memory_mb = needs["learner"].memory_mb + needs["inference-0"].memory_mb + 1  # nothing else fits
+    own = HostFacts("here", 2, memory_mb, address)
+    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", lambda line: None, keep=["inference"])
+    agents = {
+        network: Agent(launcher.address, token, network, tmp_path / f"{network}.txt", network)
+        for token, network in zip(launcher.token_files, networks, strict=True)
+    }
+    folder = tmp_path / "experiment" / "far"
+    moves = ReplayMoves(launcher, agents, folder)
+    moves.start()
+    try:
+        result = run(experiment, runs_dir=tmp_path, name="far", launcher=launcher, display="log-only", hooks=[moves])
+    finally:
+        launcher.close()
+        for agent in agents.values():
+            agent.close()
+    assert moves.done and result.ended.startswith(STOPPED)
+    assert set(launcher._laid.values()) - {"here"} == {launcher._laid["replay-0"], launcher._laid["actor-1"], *networks}
+    assert moves.received == sorted(set(moves.received))  # each life goes on with the counts of the one before
+    assert json.loads((folder / "replay" / "0" / "counters.json").read_text())["drawn"] > 0
+    SnapshotStore(folder / "snapshots" / "params").load("best")
+    assert_balanced(json.loads((folder / "result.json").read_text()), killed_over_zeromq=True)

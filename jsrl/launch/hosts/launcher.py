@@ -27,6 +27,7 @@ from jsrl.transport.meeting.keys import hex_of, make_host_keys
 from jsrl.transport.params.relay import ancestors
 from jsrl.transport.stream import name_at
 from jsrl.workers.jobs import Job, kind_of
+from jsrl.workers.kinds import find_kind
 
 JOIN_S = 600.0
 LOOK_S = 0.5  # for requests to stop, while hosts are awaited
@@ -91,6 +92,7 @@ class JoinedHosts:
         self._keep = keep
         self._archives: dict[frozenset[str], tuple[str, bytes]] = {}
         self._sent: set[tuple[int, str]] = set()  # (host epoch, digest or KEYS)
+        self._kept_at: dict[str, int] = {}  # worker -> epoch of the host that has the files that it keeps
         self._guests: dict[int, Path] = {}  # host epoch -> the file that lets its keys in to the streams
         self._params: dict[str, set[str]] = {}  # name of a params stream -> who reads it
         self._serves = self._closed = False
@@ -240,6 +242,7 @@ class JoinedHosts:
         return [guest.name for guest in list(self._guests.values())]
 
     def _start_here(self, job: Job, start: Start) -> Handle:
+        self._kept_at.pop(job.name, None)
         if start.variables_on is not None:
             own = {worker for worker, host in self._laid.items() if host == self._own.name}
             start = dataclasses.replace(start, variables=start.variables_on(None, own))
@@ -284,9 +287,13 @@ class JoinedHosts:
             for at in range(0, len(content), CHUNK_BYTES):
                 part = content[at : at + CHUNK_BYTES]
                 self._port.send(host, Code(host.epoch, digest, part, at + CHUNK_BYTES >= len(content)))
+        keeps = list(find_kind(job.kind).keeps_files(job))
+        if keeps and self._kept_at.get(job.name) != host.epoch:
+            self._kept_at[job.name] = host.epoch
+            self._port.send_kept(host, keeps, [end.hop for _, end in job.ends if end.address and end.hop])
         variables = self._variables_on(host, job, start)
         body = json.dumps(tree).encode()
-        life.begin = Begin(host.epoch, job.kind, job.name, job.incarnation, body, variables, digest, start.forks)
+        life.begin = Begin(host.epoch, job.kind, job.name, job.incarnation, body, variables, digest, start.forks, keeps)
         life.asked_s = time.monotonic()
         with self._port.changed:
             host.lives[job.name, job.incarnation] = life

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from jsrl.errors import ConfigError
 from jsrl.launch.hosts.facts import HostFacts
+from jsrl.launch.hosts.kept import Part
 from jsrl.launch.hosts.messages import (
     LEASE_S,
     LOST_S,
@@ -26,6 +27,7 @@ from jsrl.launch.hosts.messages import (
     Exited,
     Farewell,
     Hello,
+    Kept,
     Leaving,
     Pages,
     Refused,
@@ -122,6 +124,7 @@ class Members:
     Attributes:
       hosts: of this moment, in the order in which they joined. words: what workers said, for the control road.
       pages: (host epoch, what its workers count of the streams that they read), for the run folder.
+      kept: parts of files that workers keep there.
       news: for people, not yet told.
     """
 
@@ -139,6 +142,7 @@ class Members:
         self.hosts: list[JoinedHost] = []
         self.words: list[bytes] = []
         self.pages: list[tuple[int, dict[str, bytes]]] = []
+        self.kept: list[Part] = []
         self.news: list[str] = []
         self._epoch = 0
 
@@ -168,6 +172,9 @@ class Members:
             ends = tuple(f".{life.worker}" for life in host.lives.values())
             own = {name: page for name, page in message.pages.items() if name.partition("/")[0].endswith(ends)}
             self.pages.append((host.epoch, own))
+        elif isinstance(message, Kept):
+            if any(message.name.startswith(f"{folder}/") for folder in _kept_by(host)):
+                self.kept.append(Part(message.name, message.at, message.part, message.last))
         elif isinstance(message, Said):
             self.words += message.words
         elif isinstance(message, Exited):
@@ -265,6 +272,11 @@ class Members:
         self.hosts.remove(host)
         more = self._on_loss(host)
         self.news.append(f"host {host.name} is gone: {why}{f' ({more})' if more else ''}")
+
+
+def _kept_by(host: JoinedHost) -> list[str]:
+    """Return the folders in which living workers of a host keep files."""
+    return [folder for life in host.living_lives if life.begin is not None for folder in life.begin.keeps]
 
 
 def _is_bound_by(host: JoinedHost, address: str) -> bool:

@@ -25,6 +25,7 @@ _STREAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _WANTED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}/)?[0-9]{1,19}")
 _PLAYER = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}/)?[0-9]{1,19}-[0-9a-f]{32}\.npz")
 _PAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}/(ledger|[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\.page)")
+_KEPT = re.compile(r"([A-Za-z0-9_%@+=,-][A-Za-z0-9_%@+=,.-]{0,127}/){1,11}[A-Za-z0-9_%@+=,-][A-Za-z0-9_%@+=,.-]{0,127}")
 _GUEST = re.compile(r"[0-9a-f]{80}")
 _KIND = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?")
 VARIABLES = frozenset(  # of a worker's environment, which decide on devices, threads and the cache of programs
@@ -109,6 +110,19 @@ class Pages(Up, tag="pages"):
         wrong = [n for n, page in self.pages.items() if not _PAGE.fullmatch(n) or ".." in n or len(page) != PAGE_BYTES]
         if wrong:
             raise ValueError(f"page {wrong[0][:80]!r}")
+
+
+class Kept(Up, tag="kept"):
+    """A part of a file that a worker of this host keeps; see jsrl.launch.hosts.kept.Part."""
+
+    name: str
+    at: int
+    part: bytes
+    last: bool
+
+    def __post_init__(self) -> None:
+        """Refuse what could be a path to anything else."""
+        _check_kept(self.name)
 
 
 class Said(Up, tag="said"):
@@ -213,8 +227,24 @@ class Player(Down, tag="player"):
             raise ValueError(f"player {self.name[:80]!r}")
 
 
+class KeptBefore(Down, tag="kept_before"):
+    """A part of a file that an earlier life of a worker kept; see jsrl.launch.hosts.kept.Part."""
+
+    name: str
+    at: int
+    part: bytes
+    last: bool
+
+    def __post_init__(self) -> None:
+        """Refuse what could be a path to anything else."""
+        _check_kept(self.name)
+
+
 class Begin(Down, tag="begin"):
-    """Start a life of a worker, once: its job as JSON, and the archive of the user's modules."""
+    """Start a life of a worker, once: its job as JSON, and the archive of the user's modules.
+
+    keeps: folders below the run's in which it keeps files, whose changes the agent sends.
+    """
 
     worker_kind: str
     worker: str
@@ -223,6 +253,7 @@ class Begin(Down, tag="begin"):
     variables: dict[str, str]
     code: str = ""
     forks: bool = False
+    keeps: list[str] = []
 
     def __post_init__(self) -> None:
         """Refuse what could be anything but a worker of jsrl."""
@@ -232,6 +263,8 @@ class Begin(Down, tag="begin"):
             raise ValueError(f"{f'variables {unknown[:3]}' if unknown else f'kind {self.worker_kind[:80]!r}'}")
         if self.code and not re.fullmatch(r"[0-9a-f]{64}", self.code):
             raise ValueError(f"digest {self.code[:80]!r}")
+        for folder in self.keeps:
+            _check_kept(folder)
 
 
 class Signal(Down, tag="signal"):
@@ -266,8 +299,8 @@ class Farewell(Down, tag="farewell"):
     text: str
 
 
-AnyUp = Hello | Beat | Pages | Said | Exited | Answer | Leaving
-AnyDown = Welcome | Refused | Alive | Keys | Code | Names | Player | Begin | Signal | Ask | Tell | Farewell
+AnyUp = Hello | Beat | Pages | Kept | Said | Exited | Answer | Leaving
+AnyDown = Welcome | Refused | Alive | Keys | Code | Names | Player | KeptBefore | Begin | Signal | Ask | Tell | Farewell
 Message = TypeVar("Message")
 
 
@@ -286,6 +319,11 @@ def decode(frame: Any, kinds: type[Message] | Any) -> Message:
 def encode(message: Up | Down) -> bytes:
     """Return the frame of a message."""
     return msgspec.msgpack.encode(message)
+
+
+def _check_kept(name: str) -> None:
+    if not _KEPT.fullmatch(name) or ".." in name:
+        raise ValueError(f"file {name[:80]!r}")
 
 
 def _check_name(worker: str, incarnation: int) -> None:

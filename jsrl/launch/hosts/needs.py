@@ -16,7 +16,8 @@ def needs_of(plan: Plan) -> tuple[Need, ...]:
     for worker, job in zip(plan.graph.workers, plan.jobs, strict=True):
         kind = find_kind(worker.kind)
         serves_on_cpu = kind.device == "serves" and e.inference.device == "cpu"
-        learner, stays = plan.policies[job.policy].learner, _stays(kind, job)
+        learner, stays = plan.policies[job.policy].learner, _stays(kind, job, e)
+        is_near = bool(stays) or worker.own_device or _sends(kind)
         found.append(
             Need(
                 worker.name,
@@ -30,7 +31,7 @@ def needs_of(plan: Plan) -> tuple[Need, ...]:
                 answers=any(port.sort == "inference" and port.does == "answers" for port in kind.ports),
                 asks=next((end.peers[0].worker for port, end in job.ends if _asks(kind.port(port))), ""),
                 follows=any((port.sort, port.does) == (RANKS, "asks") for port in kind.ports),
-                beside="" if kind.forks or worker.name == learner or not (stays or worker.own_device) else learner,
+                beside=learner if is_near and not kind.forks and worker.name != learner else "",
             )
         )
     return tuple(found)
@@ -44,15 +45,21 @@ def _least_gpus(e: Experiment, kind: Kind) -> int:
     return int(index) + 1 if kind.device == "serves" and index.isdigit() else 0
 
 
-def _stays(kind: Kind, job: Job) -> str:
+def _stays(kind: Kind, job: Job, e: Experiment) -> str:
     """Return why a worker may not live on a host that does not see the run folder; empty: it may."""
-    if kind.needs_folder:
-        return kind.needs_folder
-    if kind.reads_samples and not job.has(RANKS):  # what ranks count, their agents send
+    why = kind.needs_folder(e) if callable(kind.needs_folder) else kind.needs_folder
+    if why:
+        return why
+    if kind.reads_samples and not (job.has(RANKS) or kind.keeps_files(job)):  # what these count, their agents send
         return "it counts what it reads in the run folder"
     if any(end.stream.road and kind.port(port).binds for port, end in job.ends):
         return "it binds a stream with a road of its own"
     return ""
+
+
+def _sends(kind: Kind) -> bool:
+    """Return whether it takes samples in and passes them on: best on the host of who gets them."""
+    return kind.reads_samples and any(port.sort == "samples" and port.does == "writes" for port in kind.ports)
 
 
 def _asks(port: Port) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from socket import socketpair
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import zmq
 
 from jsrl.errors import CodecError, StreamError
+from jsrl.launch.hosts.kept import KeptFiles, keep_part
 from jsrl.launch.hosts.members import JoinedHost, Members
 from jsrl.launch.hosts.messages import (
     CHUNK_BYTES,
@@ -23,6 +25,7 @@ from jsrl.launch.hosts.messages import (
     AnyUp,
     Ask,
     Farewell,
+    KeptBefore,
     Names,
     Player,
     Tell,
@@ -35,6 +38,7 @@ from jsrl.runs.control import RELAY
 from jsrl.runs.names import FileNames, Registration
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.transport.ledger.hops import HOPS
+from jsrl.transport.ledger.page import LEDGER
 from jsrl.transport.meeting.curve import bind_guarded, incoming, outgoing, shut
 
 _logger = logging.getLogger("jsrl.hosts")
@@ -103,6 +107,10 @@ class HostPort:
     def send(self, host: JoinedHost, message: AnyDown) -> None:
         """Send a message to a host; lost where that is."""
         self._do(lambda: self._send(host.identity, message))
+
+    def send_kept(self, host: JoinedHost, folders: Sequence[str], ledgers: Sequence[str]) -> None:
+        """Send a host the files that a worker has kept in some folders of the run, and its ledgers of some hops."""
+        self._do(lambda: self._send_kept(host, folders, ledgers))
 
     def ask(self, host: JoinedHost, worker: str, incarnation: int, what: Any, amount: float, timeout_s: float) -> str:
         """Return what a host's agent answers (see Ask); empty: nothing in time."""
@@ -193,6 +201,10 @@ class HostPort:
         for epoch, changed in pages:
             with contextlib.suppress(OSError):  # a full disk: the result says that counts are missing
                 keep_pages(self._folder / HOPS, changed, self._counted.setdefault(epoch, set()))
+        kept, self._members.kept = self._members.kept, []
+        for part in kept:
+            with contextlib.suppress(OSError):  # a full disk: the next change of the file is another try
+                keep_part(self._folder, part)
         news, self._members.news = self._members.news, []
         for line in news:
             self._tell(line)
@@ -223,6 +235,12 @@ class HostPort:
         with contextlib.suppress(OSError):  # gone, or a disk that fails: the worker that waits says so
             for host in list(self._members.hosts):
                 self._send_player(host)
+
+    def _send_kept(self, host: JoinedHost, folders: Sequence[str], ledgers: Sequence[str]) -> None:
+        files = KeptFiles(self._folder)
+        for part in itertools.chain(files.parts(folders), *(files.file(f"{HOPS}/{hop}/{LEDGER}") for hop in ledgers)):
+            self._send(host.identity, KeptBefore(host.epoch, *part))
+        self._counted.setdefault(host.epoch, set()).update(ledgers)  # its pages go on after those of hosts before
 
     def _send_player(self, host: JoinedHost) -> None:
         """Send a host some of the first player that it waits for; all of it again where it still waits a while later."""

@@ -25,6 +25,7 @@ import zmq
 
 from jsrl.errors import AccessDenied, CodecError, ConfigError
 from jsrl.launch.hosts.archive import unpack
+from jsrl.launch.hosts.kept import KeptFiles, Part, keep_part
 from jsrl.launch.hosts.messages import (
     BEAT_S,
     MAX_MESSAGE_BYTES,
@@ -38,6 +39,8 @@ from jsrl.launch.hosts.messages import (
     Exited,
     Farewell,
     Hello,
+    Kept,
+    KeptBefore,
     Keys,
     Leaving,
     Names,
@@ -116,7 +119,8 @@ class Agent:
         self._heard: deque[AnyDown] = deque()
         self._context = zmq.Context()
         self._road = ChildrenRoad(self._context, folder)
-        self._pages = PageWatch(folder / HOPS)
+        self._pages, self._kept = PageWatch(folder / HOPS), KeptFiles(folder)
+        self._keeps: dict[str, list[str]] = {}  # worker -> folders in which it keeps files
         self._children = Children(folder, self._road.address)
         self._relays = HostRelays(memory, folder / KEYS, tell)
         self._own_address = ""
@@ -208,7 +212,8 @@ class Agent:
         if self._road.urgent:
             self._say(Said(self._epoch, kept_words(self._road.words(beats=False), _MOST_WORDS_BYTES)))
         for exited in self._children.ended(self._epoch):
-            self._tell_pages()  # first, so that all its counts are included
+            self._tell_pages()  # first, so that all its counts and files are included
+            self._tell_kept()
             self._say(exited)
         while not self._answers.empty():
             self._say(self._answers.get())
@@ -223,6 +228,7 @@ class Agent:
             self._usage_at_s = now_s() + _USAGE_S
             usage = self._children.usage()
             self._tell_pages()
+            self._tell_kept()
         names = FileNames(self._folder / "names").own() if self._children.count else []
         words = kept_words(self._road.words(beats=True), _MOST_WORDS_BYTES)
         wanted, leaves = wanted_players(self._folder / PLAYERS_FOLDER), "" if self._leave_by_s is None else LEAVES
@@ -231,6 +237,10 @@ class Agent:
     def _tell_pages(self) -> None:
         if changed := self._pages.changed():
             self._say(Pages(self._epoch, changed))
+
+    def _tell_kept(self) -> None:
+        for part in self._kept.parts([folder for folders in self._keeps.values() for folder in folders]):
+            self._say(Kept(self._epoch, *part))
 
     def _hello(self) -> Hello:
         host, _, port = self._address.rpartition(":")
@@ -297,7 +307,11 @@ class Agent:
             self._relays.follow(message.parents, self._own_address)
             FileNames(self._folder / "names").show(self._relays.shown(message.entries))
         elif isinstance(message, Player):
-            keep_player(self._folder / PLAYERS_FOLDER / message.name, message)
+            name = f"{PLAYERS_FOLDER}/{message.name}"
+            keep_part(self._folder, Part(name, message.at, message.part, message.last))
+        elif isinstance(message, KeptBefore):
+            if keep_part(self._folder, Part(message.name, message.at, message.part, message.last)):
+                self._kept.note(message.name)
         elif isinstance(message, Begin):
             self._begin(message)
         elif isinstance(message, Tell):
@@ -312,9 +326,12 @@ class Agent:
             self._children.kill_all()  # of an earlier membership; there should be none
             self._epoch, self._lease_s, self._lease_from_s = message.epoch, message.lease_s, now_s()
             self._pages.forget()
+            self._kept.forget()
+            self._keeps.clear()
             self._tell(f"joined the run at {self._address} as {self._name}")
 
     def _begin(self, message: Begin) -> None:
+        self._keeps[message.worker] = message.keeps
         try:
             self._children.begin(message)
         except OSError as error:
@@ -361,22 +378,6 @@ def wanted_players(folder: Path) -> list[str]:
     asked = [*folder.glob(f"{WANTED}/*"), *folder.glob(f"*/{WANTED}/*")]
     names = [str(path.parent.parent.relative_to(folder) / path.name) for path in asked]
     return sorted(name for name in names if not list(folder.glob(f"{name}-*.npz")))
-
-
-def keep_player(path: Path, message: Player) -> None:
-    """Write a part of a frozen player's file, which appears once it is complete; a part out of order is dropped.
-
-    Raises:
-      OSError: it cannot be written.
-    """
-    draft = path.with_name(f"{path.name}.draft")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if message.at and (not draft.exists() or draft.stat().st_size != message.at):
-        return
-    with draft.open("ab" if message.at else "wb") as file:
-        file.write(message.part)
-    if message.last:
-        draft.rename(path)
 
 
 @contextlib.contextmanager

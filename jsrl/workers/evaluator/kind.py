@@ -83,5 +83,6 @@ KIND = Kind(
     final=final,
     when_due=True,
     metrics=METRICS,
-    needs_folder="it writes snapshot `best`",
+    needs_folder=lambda e: "it plays against other runs" if any("@" in name for name in e.evaluator.against) else "",
+    keeps_files=lambda job: (f"{job.snapshots.relative_to(job.folder)}/params",),
 )

@@ -63,5 +63,6 @@ KIND = Kind(
     keeps=kept_rows,
     loads_jax=lambda worker: False,
     state="snapshot",
-    needs_folder="it keeps its rows there",
+    needs_folder=lambda e: "it keeps its rows there" if e.replay is not None and e.replay.save else "",
+    keeps_files=lambda job: tuple(f"replay/{number}" for number in job.end("batches").groups),
 )

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import run as command
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import Experiment, InferenceConfig, LearnerConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, LearnerConfig, ReplayConfig
 from jsrl.launch.hosts.facts import HostFacts, read_hosts
 from jsrl.launch.hosts.launcher import kept
 from jsrl.launch.hosts.layout import evened_out, lay_out, layout_text, ranges, shares
@@ -221,10 +222,28 @@ def test_a_plan_says_what_its_workers_need():
     assert [needs[f"actor-{i}"].asks for i in range(4)] == ["inference-0", "inference-1"] * 2
     assert server.device == "serves" and server.alone and server.answers and not server.stays and not server.gpus
     assert needs["actor-3"].spreads and needs["actor-3"].memory_mb < needs["learner"].memory_mb
-    assert needs["parameter-server"].beside == needs["evaluator"].beside == "learner" and not needs["learner"].beside
-    assert needs["evaluator"].stays == "it writes snapshot `best`" and not needs["actor-3"].stays
+    assert needs["parameter-server"].beside == "learner" and not needs["learner"].beside
+    assert not (needs["evaluator"].beside or needs["evaluator"].stays or needs["actor-3"].stays)
+    judged = dataclasses.replace(e, evaluator=EvaluatorConfig(against=("other@best",)))
+    assert find_kind("evaluator").needs_folder(judged) == "it plays against other runs"
     on_gpu = dataclasses.replace(e, inference=InferenceConfig(device="gpu:1"))
     assert [need.gpus for need in needs_of(plan_of(on_gpu)) if need.answers] == [2, 2]
+
+
+def test_replay_workers_live_beside_the_learner_where_there_is_memory(monkeypatch):
+    replay = ReplayConfig(kind="host", capacity=10_000, min_size=100, num_replays=2)
+    e = Experiment(
+        agent=DQNConfig(network=NetworkConfig(hidden=(8,))), env=EnvConfig("CartPole-v1"), placement="served",
+        num_actors=2, num_envs=4, replay=replay,
+    )  # fmt: skip
+    needs = needs_of(plan_of(e))
+    size_mb = {need.worker: need.memory_mb for need in needs}
+    assert [need.beside for need in needs if need.worker.startswith("replay")] == ["learner"] * 2
+    wide, small = host("wide"), host("small", memory_mb=size_mb["learner"] + size_mb["replay-0"])
+    assert lay_out(needs, [wide, host("other")]).of["replay-1"] == "wide"
+    assert lay_out(needs, [small, host("other")]).of["replay-1"] == "other"
+    kept = dataclasses.replace(e, replay=dataclasses.replace(replay, save=True))
+    assert {n.stays for n in needs_of(plan_of(kept)) if n.worker.startswith("replay")} == {"it keeps its rows there"}
 
 
 def test_who_counts_rows_or_says_nothing_stays_where_the_run_folder_is(monkeypatch):
@@ -252,8 +271,8 @@ def test_the_command_prints_who_lives_where(tmp_path: Path, capsys):
     assert command.main([*WORDS, "--hosts-file", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-3].split()[:2] == ["gpu-1", "10.0.0.5"] and "learner, inference-0, actor-0" in lines[-3]
-    assert lines[-2].endswith("actor-1 to actor-3 (3)")
-    assert lines[-1].startswith("  Only on hosts that see the run folder: learner (it writes snapshots), evaluator (it")
+    assert lines[-2].endswith("actor-2 to actor-3 (2), evaluator")
+    assert lines[-1] == "  Only on hosts that see the run folder: learner (it writes snapshots)."
     assert command.main([*WORDS[:-1], "--hosts-file", str(file)]) == 2
     assert "give it with --plan" in capsys.readouterr().err
     assert command.main([*WORDS, "--placement", "serial", "--hosts-file", str(file)]) == 2

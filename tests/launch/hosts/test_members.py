@@ -17,6 +17,7 @@ from jsrl.launch.hosts.messages import (
     Exited,
     Farewell,
     Hello,
+    Kept,
     Leaving,
     Names,
     Refused,
@@ -269,3 +270,15 @@ def test_a_token_whose_agent_ended_before_its_hello_is_replaced(world: World):
     left = [claim(folder, 0.0)[1] for _ in range(3)]
     assert [path.stem for path in left] == ["host-3", "host-4", "host-5"]  # those that nobody took stand
     assert all(world.tokens.admits(load_client_keys(path).public).startswith(path.stem) for path in left)
+
+
+def test_files_are_taken_of_folders_that_a_living_worker_of_the_host_keeps(world: World):
+    host = world.join()
+    life = host.lives["actor-0", 0]
+    life.begin = Begin(host.epoch, "evaluator", "actor-0", 0, b"{}", {}, keeps=["snapshots/params"])
+    for name in ("snapshots/params/tags/best.json", "snapshots/params-2/x", "snapshots/state/tags/latest.json"):
+        world.members.hear(world.names[0], b"id", Kept(host.epoch, name, 0, b"1", True))
+    assert [part.name for part in world.members.kept] == ["snapshots/params/tags/best.json"]
+    world.members.hear(world.names[0], b"id", Exited(host.epoch, "actor-0", 0, 0, "", ""))
+    world.members.hear(world.names[0], b"id", Kept(host.epoch, "snapshots/params/tags/best.json", 0, b"2", True))
+    assert len(world.members.kept) == 1
