@@ -83,9 +83,12 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
         of[need.worker] = _for_learner(need, rooms if need.follows else seeing, rooms)
     on_cpu = not any(host.gpus for host in hosts)
     shared = [need for need in needs if need.spreads or (need.answers and (on_cpu or not need.alone))]
-    for need in (need for need in needs if need.device != "learns" and need not in shared):
-        of[need.worker] = _for_one(need, seeing if need.stays else rooms, of.get(need.beside))
-    for able, stays in ((seeing, True), (rooms, False)):
+    for able, stays in (
+        (seeing, True),
+        (rooms, False),
+    ):  # those that can go elsewhere take no room of those that cannot
+        for need in (n for n in needs if n.device != "learns" and n not in shared and bool(n.stays) == stays):
+            of[need.worker] = _for_one(need, able, of.get(need.beside))
         _spread_servers([n for n in shared if n.answers and bool(n.stays) == stays], able, of)
     for able, stays in ((seeing, True), (rooms, False)):
         _spread([n for n in shared if n.spreads and bool(n.stays) == stays], able, [room.cores for room in able], of)

@@ -242,8 +242,11 @@ def test_replay_workers_live_beside_the_learner_where_there_is_memory(monkeypatc
     wide, small = host("wide"), host("small", memory_mb=size_mb["learner"] + size_mb["replay-0"])
     assert lay_out(needs, [wide, host("other")]).of["replay-1"] == "wide"
     assert lay_out(needs, [small, host("other")]).of["replay-1"] == "other"
-    kept = dataclasses.replace(e, replay=dataclasses.replace(replay, save=True))
-    assert {n.stays for n in needs_of(plan_of(kept)) if n.worker.startswith("replay")} == {"it keeps its rows there"}
+    stays = kept(needs, ["inference"])  # which takes the room of what can go elsewhere
+    small = host("small", memory_mb=size_mb["learner"] + size_mb["inference-0"])
+    assert lay_out(stays, [small, host("other")]).on("small") == ["learner", "inference-0"]
+    saved = dataclasses.replace(e, replay=dataclasses.replace(replay, save=True))
+    assert {n.stays for n in needs_of(plan_of(saved)) if n.worker.startswith("replay")} == {"it keeps its rows there"}
 
 
 def test_who_counts_rows_or_says_nothing_stays_where_the_run_folder_is(monkeypatch):
