@@ -42,14 +42,16 @@ def keep_pages(folder: Path, pages: Mapping[str, bytes], known: set[str]) -> Non
     """Write the pages of one host to the folder of the hops of a run.
 
     Args:
-      known: hops of which this host has sent pages before. For other hops the pages of an earlier host are deleted.
+      known: hops of which this host has sent pages before, or goes on with the counts of an earlier host. For other hops the pages
+        of an earlier host are deleted.
 
     Raises:
       OSError: they cannot be written.
     """
-    for hop in {name.partition("/")[0] for name in pages} - known:
-        shutil.rmtree(folder / hop, ignore_errors=True)
-        (folder / hop).mkdir(parents=True)
-        known.add(hop)
+    for hop in {name.partition("/")[0] for name in pages}:
+        if hop not in known:
+            shutil.rmtree(folder / hop, ignore_errors=True)
+            known.add(hop)
+        (folder / hop).mkdir(parents=True, exist_ok=True)
     for name, content in pages.items():
         write_atomic(folder / name, content, durable=False)

@@ -26,6 +26,11 @@ def test_only_what_changed_is_sent_and_a_new_host_begins_anew(tmp_path: Path) ->
     assert sorted(path.name for path in kept.iterdir()) == ["actor-1.0.00000000000a.page", "ledger"]
     keep_pages(here, first, set())  # another host: what the lost one counted of connections goes
     assert [path.name for path in kept.iterdir()] == ["ledger"]
+    (kept / "actor-0.0.00000000000b.page").write_bytes(b"c" * PAGE_BYTES)
+    keep_pages(here, first, {"samples.rank-1"})  # one that goes on with its counts
+    assert len(list(kept.iterdir())) == 2
+    keep_pages(tmp_path / "new", first, {"samples.rank-1"})  # the first host of all
+    assert (tmp_path / "new" / "samples.rank-1" / "ledger").exists()
     watch.forget()
     assert len(watch.changed()) == 2
 
