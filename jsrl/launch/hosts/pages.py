@@ -42,8 +42,8 @@ def keep_pages(folder: Path, pages: Mapping[str, bytes], known: set[str]) -> Non
     """Write the pages of one host to the folder of the hops of a run.
 
     Args:
-      known: hops of which this host has sent pages before, or goes on with the counts of an earlier host. For other hops the pages
-        of an earlier host are deleted.
+      known: hops of which this host has sent pages before, or goes on with the counts of an earlier host. For other hops the
+        pages of an earlier host are deleted.
 
     Raises:
       OSError: they cannot be written.
