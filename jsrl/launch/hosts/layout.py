@@ -83,15 +83,16 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
         of[need.worker] = _for_learner(need, rooms if need.follows else seeing, rooms)
     on_cpu = not any(host.gpus for host in hosts)
     shared = [need for need in needs if need.spreads or (need.answers and (on_cpu or not need.alone))]
-    for able, stays in (
-        (seeing, True),
-        (rooms, False),
-    ):  # those that can go elsewhere take no room of those that cannot
-        for need in (n for n in needs if n.device != "learns" and n not in shared and bool(n.stays) == stays):
+    others = [need for need in needs if need.device != "learns" and need not in shared]
+    last = [need for need in others if not (need.stays or need.beside or need.device == "serves")]
+    for able, stays in ((seeing, True), (rooms, False)):  # who may go elsewhere takes no room of who may not
+        for need in (need for need in others if need not in last and bool(need.stays) == stays):
             of[need.worker] = _for_one(need, able, of.get(need.beside))
         _spread_servers([n for n in shared if n.answers and bool(n.stays) == stays], able, of)
     for able, stays in ((seeing, True), (rooms, False)):
         _spread([n for n in shared if n.spreads and bool(n.stays) == stays], able, [room.cores for room in able], of)
+    for need in last:  # where cores are idle
+        of[need.worker] = _for_one(need, rooms, None)
     return Layout(tuple(hosts), {need.worker: of[need.worker].host.name for need in needs}, tuple(needs))
 
 
