@@ -171,7 +171,7 @@ def test_a_run_outlives_a_server_and_a_host(hosts, tmp_path: Path) -> None:
     assert_balanced(json.loads((folder / "result.json").read_text()), killed_over_zeromq=True)
     metrics = read_metrics(folder / "metrics.jsonl")
     assert metrics["restarts/actor"][-1] == metrics["restarts/inference"][-1] == 2
-    assert any(f"host {networks[0]} is gone: it was not heard of for 8 s" in line for line in told)
+    assert any(f"host {networks[0]} is gone: it sent no message for 8 s" in line for line in told)
     assert launcher._laid["evaluator"] in networks and "best" in SnapshotStore(folder / "snapshots" / "params").tags()
     assert not (tmp_path / "join").exists() and not (folder / "names").exists()
 

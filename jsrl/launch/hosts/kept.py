@@ -1,7 +1,8 @@
-"""Files that a worker keeps in the run folder, such as snapshot `best`: where it lives on another host, they travel.
+"""Files that a worker keeps in the run folder, such as snapshot `best`: copied between hosts for a worker on another host.
 
-Its agent sends what has changed, and the run folder has it. Before a life of the worker begins on another host, that host gets
-what the run folder has. Parts of a file come in order; the file appears once it is whole.
+Its agent sends their changes, and the controller writes them to the run folder. Before an incarnation of the worker starts on
+another host, that host gets the files of the run folder. The parts of a file are sent in order; it appears once it is
+complete.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 PART_BYTES = 1 << 20
-REMOVED = -1  # in the place of a byte: the file was removed
+REMOVED = -1  # instead of a byte position: the file was removed
 _DRAFT = ".draft"
 
 
 class Part(NamedTuple):
-    """A part of a file, from a byte on; `last` completes it. name: below the run folder."""
+    """A part of a file, from byte `at`; `last` is the last part. name: below the run folder."""
 
     name: str
     at: int
@@ -27,10 +28,10 @@ class Part(NamedTuple):
 
 
 class KeptFiles:
-    """The files in some folders below a run folder, as the other side has them.
+    """The files in subfolders of a run folder, as far as the other side has them.
 
     Args:
-      root: the run folder, or an agent's folder in its place.
+      root: the run folder, or the agent's folder for it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -38,9 +39,9 @@ class KeptFiles:
         self._known: dict[str, tuple[int, int]] = {}
 
     def parts(self, folders: Iterable[str]) -> Iterator[Part]:
-        """Yield the parts of files that the other side does not have yet, and what was removed; they count as sent.
+        """Yield the parts of files that changed since they were sent, and removed files; they count as sent.
 
-        What points to other files comes after these: manifests, then tags.
+        Files that name other files come after these: manifests, then tags.
         """
         found = {name: stat for folder in folders for name, stat in self._files(folder)}
         for name in sorted(found, key=lambda name: ("/tags/" in name, name.endswith(".json"), name)):
@@ -53,7 +54,7 @@ class KeptFiles:
                 yield Part(name, REMOVED, b"", True)
 
     def _files(self, folder: str) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Yield name and state of the files in a folder, but for those that are being written."""
+        """Yield name and state of the files in a folder, except those being written."""
         base = self._root / folder
         for place, folders, files in os.walk(base):
             if Path(place) == base:
@@ -69,7 +70,7 @@ class KeptFiles:
                 yield str(path.relative_to(self._root)), (stat.st_size, stat.st_mtime_ns)
 
     def file(self, name: str) -> Iterator[Part]:
-        """Yield the parts of a file; none where it is not there."""
+        """Yield the parts of a file; none if it does not exist."""
         with contextlib.suppress(FileNotFoundError), (self._root / name).open("rb") as file:
             size, at = os.fstat(file.fileno()).st_size, 0
             while True:
@@ -85,12 +86,12 @@ class KeptFiles:
         self._known[name] = stat.st_size, stat.st_mtime_ns
 
     def forget(self) -> None:
-        """Count nothing as sent."""
+        """Mark all files as not sent."""
         self._known.clear()
 
 
 def keep_part(root: Path, part: Part) -> bool:
-    """Write a part of a file below a folder; one that does not follow is dropped. Return whether the file is whole now.
+    """Write a part of a file below a folder; a part out of order is dropped. Return whether the file is complete now.
 
     Raises:
       OSError: it cannot be written.

@@ -1,4 +1,4 @@
-"""The launcher of many hosts: workers live under the agents of hosts that joined; who needs the run folder, on this host."""
+"""The launcher of many hosts: workers run under the agents of joined hosts, or here if they need the run folder."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ from jsrl.workers.jobs import Job, kind_of
 from jsrl.workers.kinds import find_kind
 
 JOIN_S = 600.0
-LOOK_S = 0.5  # for requests to stop, while hosts are awaited
-SETTLE_S = 2.0  # after a host joined: others may join just then, and all get their share at once
+LOOK_S = 0.5  # for requests to stop, while waiting for hosts
+SETTLE_S = 2.0  # after a host joined: others may join at the same time, and all get their share in one step
 
 
 class JoinedHosts:
     """Starts workers on hosts that join with `jsrl join`; see jsrl.launch.launcher.Launcher.
 
-    A worker whose host is lost begins its next life on another one that is there, or on this one. A host that joins while
-    the run goes on gets its share of the actors; the workers of one that leaves move.
+    A worker whose host is lost restarts on another joined host, or on this one. A host that joins during the run gets its
+    share of the actors; the workers of a host that leaves move.
 
     Args:
-      here: starts the workers of this host. own: what this host has, with the IP address that others reach it at.
-      port: to listen at; 0: any. count: of hosts that may join. least: how many of them a run waits for, up to `join_s`;
-        None: all.
-      tokens: folder for the join tokens, one file for each host. tell: shows a line to people.
-      engine: starts the agents, on its hosts; None: people do. keep: families of workers that stay on this host.
-      lease_s: silence of the controller after which an agent ends its workers. lost_s: silence of an agent after which they
-        are replaced; longer than the lease.
+      here: starts the workers of this host. own: facts of this host, with the IP address at which others reach it.
+      port: to listen at; 0: any. count: maximum number of hosts that join. least: number of hosts for which a run waits, up to
+        `join_s`; None: all.
+      tokens: folder for the join tokens, one file for each host. tell: shows a line to the user.
+      engine: starts the agents, on its hosts; None: the user starts them. keep: families of workers that stay on this host.
+      lease_s: time without a message of the controller after which an agent ends its workers. lost_s: time without a message
+        of an agent after which its workers are replaced; longer than the lease.
 
     Attributes:
       address: at which hosts join. token_files: one for each host.
 
     Raises:
-      ConfigError: no host is wanted, or it cannot listen there, or not write the tokens.
+      ConfigError: the number of hosts is invalid, the port cannot be bound, or the tokens cannot be written.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class JoinedHosts:
         self._port = HostPort(tcp(own.address, port), self._tokens, self.members, tell)
         self.address = self._port.address.removeprefix("tcp://")
         self._home: dict[str, str] = {}  # worker -> name of the joined host that it belongs to
-        self._laid: dict[str, str] = {}  # worker -> name of the host that it was laid on
+        self._laid: dict[str, str] = {}  # worker -> name of the host that the layout gave it
         self._needs: dict[str, Need] = {}
-        self._at: dict[str, str] = {}  # worker -> name of the host of its newest life
+        self._at: dict[str, str] = {}  # worker -> name of the host of its newest incarnation
         self._movable: set[str] = set()
-        self._known: set[int] = set()  # epochs of hosts that have got their share
-        self._targets: dict[str, str] = {}  # worker -> the host that it is to move to
+        self._known: set[int] = set()  # epochs of hosts that already have their share
+        self._targets: dict[str, str] = {}  # worker -> the host to which it will move
         self._keep = keep
         self._archives: dict[frozenset[str], tuple[str, bytes]] = {}
         self._sent: set[tuple[int, str]] = set()  # (host epoch, digest or KEYS)
         self._kept_at: dict[str, int] = {}  # worker -> epoch of the host that has the files that it keeps
-        self._guests: dict[int, Path] = {}  # host epoch -> the file that lets its keys in to the streams
-        self._params: dict[str, set[str]] = {}  # name of a params stream -> who reads it
+        self._guests: dict[int, Path] = {}  # host epoch -> the file that admits its keys to the streams
+        self._params: dict[str, set[str]] = {}  # name of a params stream -> its readers
         self._serves = self._closed = False
         self._keeper: Keeper | None = None
         self.token_files: list[Path] = []
@@ -109,7 +109,7 @@ class JoinedHosts:
             raise
 
     def _after_loss(self, host: JoinedHost) -> str:
-        """Take back the key of a lost host; return who may take its place: whoever has the new token, or its engine's next."""
+        """Revoke the key of a lost host; return how its place is filled: by a host with a new token, or by the engine."""
         if (guest := self._guests.pop(host.epoch, None)) is not None:
             guest.unlink(missing_ok=True)
         if self._keeper is not None:
@@ -122,7 +122,7 @@ class JoinedHosts:
             return str(error)
 
     def _lose(self, name: str, why: str) -> float:
-        """Note that the agent of a host has ended; return for how many seconds it had been a member."""
+        """Note that the agent of a host has ended; return for how many seconds it was a member."""
         joined_s = now_s = time.monotonic()
         with self._port.changed:
             for host in [host for host in self.members.hosts if host.name == name]:
@@ -136,10 +136,10 @@ class JoinedHosts:
         return self._keeper.given_up if self._keeper is not None else {}
 
     def place(self, graph: Graph, needs: Sequence[Need], stop_asked: Callable[[], bool]) -> Hosts:
-        """Wait for the hosts, and lay the workers on them and on this one.
+        """Wait for the hosts, and distribute the workers over them and this one.
 
         Raises:
-          ConfigError: too few hosts joined in time, or something does not fit. KeyboardInterrupt: the run shall end.
+          ConfigError: too few hosts joined in time, or workers do not fit. KeyboardInterrupt: the run must end.
         """
         self._await_hosts(stop_asked)
         with self._port.changed:
@@ -162,7 +162,7 @@ class JoinedHosts:
         until = time.monotonic() + self._join_s
         while not self._port.wait(lambda: len(self.members.staying) >= self._least, LOOK_S):
             if stop_asked():
-                raise KeyboardInterrupt("the run was asked to end while it waited for hosts")
+                raise KeyboardInterrupt("the run was asked to end while waiting for hosts")
             if self._count - len(self._given_up) < self._least:
                 name, why = next(iter(self._given_up.items()))
                 raise ConfigError(f"host {name} cannot join: {why}")
@@ -170,12 +170,12 @@ class JoinedHosts:
                 hosts = [host.name for host in self.members.staying]
                 raise ConfigError(
                     f"{len(hosts)} of {self._least} host(s) joined within {self._join_s:g} s: {', '.join(hosts) or 'none'}. "
-                    f"Start `jsrl join {self.address} --token-file FILE` on each, and see that the port is open in the "
+                    f"Start `jsrl join {self.address} --token-file FILE` on each, and check that the port is open in the "
                     "firewall of this host."
                 )
 
     def moves(self) -> Mapping[str, str]:
-        """Return worker -> why, of those whose host leaves, and of those that get another one as a host has joined."""
+        """Return worker -> reason for its move: its host leaves, or a new host takes a share."""
         with self._port.changed:
             leaving = [host for host in self.members.hosts if host.leaves]
             found = {life.worker: f"host {host.name} leaves" for host in leaving for life in host.living_lives}
@@ -183,7 +183,7 @@ class JoinedHosts:
             return found | {worker: f"host {host} has room for it" for worker, host in self._targets.items()}
 
     def _share_with_new(self) -> None:
-        """Give the hosts that have joined since the last look their share of the workers that may move."""
+        """Give the hosts that have joined since the last call their share of the workers that may move."""
         staying = self.members.staying
         names = {host.name for host in staying}
         self._targets = {worker: host for worker, host in self._targets.items() if host in names | {self._own.name}}
@@ -196,7 +196,7 @@ class JoinedHosts:
         self._targets = evened_out(needs, [self._own, *(host.facts for host in staying)], of, self._movable)
 
     def start(self, job: Job, start: Start) -> Handle:
-        """Start a worker on its host; where that is lost on another one, at last on this one."""
+        """Start a worker on its host; if that is lost, on another joined host; if there is none, on this one."""
         self._take_target(job)
         if job.name not in self._home:
             self._at[job.name] = self._own.name
@@ -210,15 +210,15 @@ class JoinedHosts:
                 life = RemoteLife(host, job.name, job.incarnation)
         self._at[job.name] = self._own.name if host is None else host.name
         if host is None:
-            self._tell(f"{job.name} starts on this host: no other one is there")
+            self._tell(f"{job.name} starts on this host: no other host has joined")
             return self._start_here(bound_at(job, self._own.address), start)
         self._begin(life, job, start)
         return HostHandle(self._port, life)
 
     def _take_target(self, job: Job) -> None:
-        """Let a worker's life begin where it is to move to. In a deterministic run nobody moves for an even share."""
+        """Assign a worker to the host to which it moves. In a deterministic run workers do not move to balance the load."""
         if job.experiment.deterministic:
-            self._movable.discard(job.name)  # its episodes would begin anew
+            self._movable.discard(job.name)  # its episodes would start again
         target = self._targets.pop(job.name, None)
         if target == self._own.name:
             self._home.pop(job.name, None)
@@ -226,7 +226,7 @@ class JoinedHosts:
             self._home[job.name] = target
 
     def _parents(self, names: Mapping[str, Registration]) -> dict[int, dict[str, list[str]]]:
-        """Return where hosts fetch the params that their workers read: they form a tree under who publishes them."""
+        """Return from where hosts fetch the params that their workers read: a tree whose root is the publisher."""
         found: dict[int, dict[str, list[str]]] = {}
         for name, readers in self._params.items():
             if name not in names or not names[name].address.startswith("tcp://"):
@@ -249,7 +249,7 @@ class JoinedHosts:
         return self._here.start(job, start)
 
     def _host_for(self, worker: str) -> JoinedHost | None:
-        """Return the host of a worker, else one (with a GPU for it) with few workers for its cores; None: there is none."""
+        """Return the host of a worker; else the one with the fewest workers per core, with GPUs if needed; None: none fits."""
         need = self._needs[worker]
 
         def order(host: JoinedHost) -> tuple[bool, bool, float]:
@@ -270,19 +270,19 @@ class JoinedHosts:
         return {name: value for name, value in variables.items() if name in VARIABLES}
 
     def _begin(self, life: RemoteLife, job: Job, start: Start) -> None:
-        """Send a host what a worker needs, and its job."""
+        """Send a host the files that a worker needs, and its job."""
         assert job.keys is not None
         host = life.host
         tree = to_json(moved(job, host.folder, host.facts.address))
         modules = frozenset(modules_named(tree))
-        if modules not in self._archives:  # later lives get the same, whatever was edited meanwhile
+        if modules not in self._archives:  # later incarnations get the same code, even if it was edited
             self._archives[modules] = archive(set(modules))
         digest, content = self._archives[modules]
         if self._is_new(host, KEYS):
             keys = make_host_keys(job.keys)
             self._guests[host.epoch], host.server_key = keys.guest, hex_of(keys.public)
             self._port.send(host, Keys(host.epoch, keys.client, keys.server))
-            self._port.tell_names()  # others let its keys in
+            self._port.tell_names()  # others must admit its keys
         if digest and self._is_new(host, digest):
             for at in range(0, len(content), CHUNK_BYTES):
                 part = content[at : at + CHUNK_BYTES]
@@ -297,7 +297,7 @@ class JoinedHosts:
         life.asked_s = time.monotonic()
         with self._port.changed:
             host.lives[job.name, job.incarnation] = life
-            if host.lost:  # just now
+            if host.lost:  # since the last check
                 host.lose(host.lost)
         self._port.send(host, life.begin)
 
@@ -307,11 +307,11 @@ class JoinedHosts:
         return found
 
     def busy_s(self) -> None:
-        """Return None: nobody measures what other programs use on all hosts."""
+        """Return None: the CPU time of other programs is not measured on joined hosts."""
         return
 
     def close(self) -> None:
-        """Let all agents end their workers and themselves, and end the workers of this host. May be called twice."""
+        """Make all agents end their workers and themselves; end the workers of this host. May be called twice."""
         if not self._closed:
             self._closed = True
             self._port.close("the run has ended")
@@ -324,7 +324,7 @@ class JoinedHosts:
 
 
 def readers_of_params(graph: Graph) -> dict[str, set[str]]:
-    """Return name of each params stream, as it is registered -> who reads it."""
+    """Return the registered name of each params stream -> its readers."""
     found: dict[str, set[str]] = {}
     for stream in (stream for stream in graph.streams if stream.sort == "params"):
         readers = {worker.name for worker, _ in graph.sinks(stream.name)}
@@ -339,7 +339,7 @@ def may_move(graph: Graph, worker: str, hosts: Hosts) -> bool:
 
 
 def kept(needs: Sequence[Need], families: Sequence[str]) -> list[Need]:
-    """Return what workers need, those of some families (`inference`: inference-0, inference-1, ...) where the run folder is.
+    """Return the needs of workers, with those of some families (`inference`: inference-0, ...) kept on this host.
 
     Raises:
       ConfigError: the run has no such family.
@@ -362,7 +362,7 @@ def bound_at(job: Job, address: str) -> Job:
 
 
 def moved(job: Job, folder: str, address: str) -> Job:
-    """Return a job for a host with this IP address where the run's files lie in `folder`; new episodes begin there."""
+    """Return a job for a host with this IP address, which keeps the run's files in `folder`; its episodes start again."""
     job = bound_at(job, address)
     return dataclasses.replace(
         job,

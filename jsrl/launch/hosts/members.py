@@ -1,8 +1,8 @@
-"""The hosts that have joined a run, as the controller knows them: who may join, what their workers do, who is lost.
+"""The joined hosts of a run in the controller: admission, states of their workers, losses.
 
-Nothing here sends or waits: `hear` takes a message and returns what to answer. Times are of this host's monotonic clock.
-`own` is the name of this host, which no other may have; `on_loss` is called with a lost host and says, for people, who takes
-its place.
+No code here sends or waits: `hear` processes a message and returns the replies. Times are of this host's monotonic clock.
+`own` is the name of this host, which no other may have; `on_loss` is called with a lost host and returns a text for the
+user about its replacement.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from jsrl.launch.launcher import Exit, ResourceUsage
 from jsrl.runs.names import Registration
 
 MAX_NAME_CHARS, MAX_STREAM_CHARS = 64, 200
-AGAIN_S = 10.0  # after which a worker that has not started is asked for again
+AGAIN_S = 10.0  # after which a worker that has not started is requested again
 
 
 @dataclass
 class RemoteLife:
-    """One life of a worker on a joined host.
+    """One incarnation of a worker on a joined host.
 
     Attributes:
-      begin: what starts it, sent last at `asked_s`. pid: once it has started. tail: the end of its log, once it has ended.
+      begin: its start message, last sent at `asked_s`. pid: once it has started. tail: the end of its log, once it has ended.
     """
 
     host: JoinedHost
@@ -65,16 +65,16 @@ class RemoteLife:
 
 @dataclass
 class JoinedHost:
-    """A host from its welcome to its end.
+    """A host during its membership.
 
     Attributes:
-      facts: what it has. epoch: the number of this membership. token, session, boot, folder: see Hello.
-      identity: of its connection. joined_s, heard_s: when it joined, and was heard of last. lost: why it is no member any
-        more; empty: it is one.
+      facts: its resources. epoch: the number of this membership. token, session, boot, folder: see Hello.
+      identity: of its connection. joined_s, heard_s: times of its admission and of its last message. lost: why its
+        membership ended; empty: it has not.
       lives: of workers, by (worker, incarnation). answers: to questions, by their numbers.
-      wanted: frozen players that its workers wait for; see Beat. leaves: why it gets no workers any more; empty: it does.
-      server_key: public key of what its workers bind, 64 hexadecimal digits. names: under which they have bound streams.
-      relays: params stream -> where it passes it on.
+      wanted: frozen players for which its workers wait; see Beat. leaves: why it gets no new workers; empty: it does.
+      server_key: public key of the streams that its workers bind, 64 hexadecimal digits. names: of these streams.
+      relays: params stream -> address at which the host relays it.
     """
 
     facts: HostFacts
@@ -102,16 +102,16 @@ class JoinedHost:
 
     @property
     def living_lives(self) -> list[RemoteLife]:
-        """Return the lives that have not ended."""
+        """Return the incarnations of workers that have not ended."""
         return [life for life in self.lives.values() if life.exit is None]
 
     @property
     def living(self) -> int:
-        """Return how many workers live here."""
+        """Return the number of workers on this host."""
         return len(self.living_lives)
 
     def lose(self, why: str) -> None:
-        """Note that it is no member any more: its workers have ended, or do as its lease runs out."""
+        """End its membership: its workers have ended, or end when its lease expires."""
         self.lost = why
         for life in self.lives.values():
             if life.exit is None:
@@ -122,10 +122,10 @@ class Members:
     """The hosts of a run; see the module.
 
     Attributes:
-      hosts: of this moment, in the order in which they joined. words: what workers said, for the control road.
-      pages: (host epoch, what its workers count of the streams that they read), for the run folder.
+      hosts: the current members, in the order in which they joined. words: messages of workers, for the control connection.
+      pages: (host epoch, counts of its workers for the streams that they read), for the run folder.
       kept: parts of files that workers keep there.
-      news: for people, not yet told.
+      news: lines for the user, not shown yet.
     """
 
     def __init__(
@@ -147,12 +147,12 @@ class Members:
         self._epoch = 0
 
     def hear(self, token: str, identity: bytes, message: AnyUp) -> list[tuple[bytes, AnyDown]]:
-        """Take a message of who joined with a token; return (identity, message) pairs to send."""
+        """Process a message sent with a token; return (identity, message) pairs to send."""
         if isinstance(message, Hello):
             return self._admit(token, identity, message)
         host = self._member(token, message.epoch)
         if host is None:
-            return []  # of an earlier membership: its workers are replaced already
+            return []  # of an earlier membership: its workers are already replaced
         host.heard_s = self._clock()
         if isinstance(message, Beat):
             self.words += message.words
@@ -194,7 +194,7 @@ class Members:
         return next((host for host in self.hosts if (host.token, host.epoch) == (token, epoch)), None)
 
     def _admit(self, token: str, identity: bytes, hello: Hello) -> list[tuple[bytes, AnyDown]]:
-        """Welcome a host, or say why not. An agent that is there already, or its successor, has no workers any more."""
+        """Admit a host, or refuse it with a reason. A previous agent of the same host has no workers any more."""
         why, answers = self._objection(token, hello), list[tuple[bytes, AnyDown]]()
         if why:
             self.news.append(f"a host could not join: {why}")
@@ -216,7 +216,7 @@ class Members:
         return (host.name, host.boot) == (hello.name, hello.boot) or host.session == hello.session
 
     def _objection(self, token: str, hello: Hello) -> str:
-        """Return, for people, why a host may not join; empty: it may."""
+        """Return why a host may not join, for the user; empty: it may."""
         if not 0 < len(hello.name) <= MAX_NAME_CHARS or min(hello.cores, hello.memory_mb) < 1:
             return f"it calls itself {hello.name[:80]!r}, with {hello.cores} cores and {hello.memory_mb} MB."
         others = [host.name for host in self.hosts if not self._is_same(host, hello)]
@@ -243,7 +243,7 @@ class Members:
         return list({entry.name: entry for entry in sorted(entries, key=lambda entry: entry.incarnation)}.values())
 
     def unheard(self) -> list[tuple[bytes, AnyDown]]:
-        """Return (identity, Begin) pairs to send again: of workers that did not start, so that the first was lost perhaps."""
+        """Return (identity, Begin) pairs to send again, for workers that did not start: the message may have been lost."""
         now_s, found = self._clock(), list[tuple[bytes, AnyDown]]()
         for host in self.hosts:
             for life in host.lives.values():
@@ -255,19 +255,19 @@ class Members:
         return found
 
     def look(self) -> None:
-        """Give up hosts that were not heard of for too long, and tokens that were taken by agents that never joined."""
+        """Remove hosts that were silent for too long, and replace tokens that an agent took without joining."""
         now_s = self._clock()
-        with contextlib.suppress(ConfigError):  # a full disk: it is tried again
+        with contextlib.suppress(ConfigError):  # a full disk: tried again at the next call
             for path in self._tokens.renew(now_s):
                 self.news.append(
                     f"an agent took a token and did not join within {CLAIM_S:g} s; another may join with {path}"
                 )
         for host in list(self.hosts):
             if now_s - host.heard_s > self._lost_s:
-                self.lose(host, f"it was not heard of for {self._lost_s:g} s")
+                self.lose(host, f"it sent no message for {self._lost_s:g} s")
 
     def lose(self, host: JoinedHost, why: str) -> None:
-        """Give a host up."""
+        """Remove a host."""
         host.lose(why)
         self.hosts.remove(host)
         more = self._on_loss(host)
@@ -280,12 +280,12 @@ def _kept_by(host: JoinedHost) -> list[str]:
 
 
 def _is_bound_by(host: JoinedHost, address: str) -> bool:
-    """Return whether an address says that who listens there has the key of a host."""
+    """Return whether an address has the server key of a host."""
     return address.startswith(f"tcp://{host.server_key}@") and bool(host.server_key)
 
 
 def _is_of(host: JoinedHost, entry: Registration) -> bool:
-    """Return whether a name is of a living worker of a host, and bound with that host's key: others it may not speak for."""
+    """Return whether a name is of a living worker of a host and bound with the host's key; it may register no others."""
     if not _is_bound_by(host, entry.address) or len(entry.name) > MAX_STREAM_CHARS:
         return False
     return any(

@@ -1,7 +1,7 @@
-"""What a host's agent and the controller say to each other: msgpack of fixed schemas, over one encrypted TCP port.
+"""Messages between a host's agent and the controller: msgpack of fixed schemas, over one encrypted TCP port.
 
-Every message carries the host epoch: the number that the controller gave the agent when it joined. After a break the agent
-joins again without workers and gets a new one; what carries an older number is dropped at both ends.
+Every message carries the host epoch: the number that the controller gave the agent when it joined. After a lost connection
+the agent joins again without workers and gets a new one; both ends drop messages with an older number.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _PAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}/(ledger|[A-Za-z0-9_][A-Za
 _KEPT = re.compile(r"([A-Za-z0-9_%@+=,-][A-Za-z0-9_%@+=,.-]{0,127}/){1,11}[A-Za-z0-9_%@+=,-][A-Za-z0-9_%@+=,.-]{0,127}")
 _GUEST = re.compile(r"[0-9a-f]{80}")
 _KIND = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?")
-VARIABLES = frozenset(  # of a worker's environment, which decide on devices, threads and the cache of programs
+VARIABLES = frozenset(  # variables of a worker's environment that set devices, threads and the compilation cache
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES",
      "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE", "PJRT_NPROC", "XLA_FLAGS")
 )  # fmt: skip
 
 
 class Up(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
-    """What an agent says."""
+    """A message of an agent."""
 
     epoch: int
 
 
 class Hello(Up, tag="hello"):
-    """An agent wants to join; it has no workers.
+    """An agent asks to join; it has no workers.
 
     Attributes:
-      session: a number of this agent process that nobody can guess. name, boot: of the host, and of its last start.
-      versions: of jsrl, Python and jax. code: digest of jsrl's sources. folder: where it keeps a run's files.
-      address: its IP address as the controller's host sees it. cores, memory_mb, gpus, shm_mb: see HostFacts.
+      session: a secret random number of this agent process. name, boot: of the host, and the id of its last boot.
+      versions: of jsrl, Python and jax. code: digest of jsrl's sources. folder: for a run's files.
+      address: its IP address on the network to the controller's host. cores, memory_mb, gpus, shm_mb: see HostFacts.
     """
 
     session: str
@@ -63,7 +63,7 @@ class Hello(Up, tag="hello"):
 
 
 class Usage(msgspec.Struct, forbid_unknown_fields=True):
-    """What is known of a worker that lives: its process id, and what it takes of its host (see ResourceUsage)."""
+    """Process id and resource usage of a running worker (see ResourceUsage)."""
 
     worker: str
     incarnation: int
@@ -75,14 +75,14 @@ class Usage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Beat(Up, tag="beat"):
-    """Every BEAT_S: the newest heartbeat of each worker and the reports of all, as they came, and now and then usage.
+    """Sent every BEAT_S: the newest heartbeat of each worker, all their reports unchanged, and sometimes their usage.
 
     Attributes:
-      sent_s: the agent's clock, which the answer repeats: the lease runs from there.
-      names: under which living workers of the host have bound streams, all of them. wanted: frozen players that they wait
-        for, as POLICY/VERSION, or VERSION of the first policy.
-      leaves: why the host wants to leave once its workers have moved; empty: it stays. relays: params stream -> where this
-        host passes it on.
+      sent_s: the agent's clock, which the reply repeats: the lease starts then.
+      names: of all streams that running workers of the host have bound. wanted: frozen players for which they wait, as
+        POLICY/VERSION, or VERSION of the first policy.
+      leaves: why the host wants to leave once its workers have moved; empty: it stays. relays: params stream -> address at
+        which this host relays it.
     """
 
     sent_s: float
@@ -94,19 +94,19 @@ class Beat(Up, tag="beat"):
     relays: dict[str, str] = {}
 
     def __post_init__(self) -> None:
-        """Refuse what could be a path to anything else."""
+        """Refuse names that could be other paths."""
         wrong = [wanted for wanted in self.wanted if not _WANTED.fullmatch(wanted) or ".." in wanted]
         if wrong:
             raise ValueError(f"player {wrong[0][:80]!r}")
 
 
 class Pages(Up, tag="pages"):
-    """What has changed of what workers of the host count of the streams that they read: HOP/FILE -> page."""
+    """Changed counts of the host's workers for the streams that they read: HOP/FILE -> page."""
 
     pages: dict[str, bytes]
 
     def __post_init__(self) -> None:
-        """Refuse what could be a path to anything else."""
+        """Refuse names that could be other paths."""
         wrong = [n for n, page in self.pages.items() if not _PAGE.fullmatch(n) or ".." in n or len(page) != PAGE_BYTES]
         if wrong:
             raise ValueError(f"page {wrong[0][:80]!r}")
@@ -121,18 +121,18 @@ class Kept(Up, tag="kept"):
     last: bool
 
     def __post_init__(self) -> None:
-        """Refuse what could be a path to anything else."""
+        """Refuse names that could be other paths."""
         _check_kept(self.name)
 
 
 class Said(Up, tag="said"):
-    """What workers said and cannot wait, as it came."""
+    """Urgent messages of workers, unchanged."""
 
     words: list[bytes]
 
 
 class Exited(Up, tag="exited"):
-    """A worker has ended: its exit status, the same for people, the end of its log."""
+    """A worker has ended: its exit status, the same as text, the end of its log."""
 
     worker: str
     incarnation: int
@@ -142,7 +142,7 @@ class Exited(Up, tag="exited"):
 
 
 class Answer(Up, tag="answer"):
-    """The answer to Ask."""
+    """The reply to Ask."""
 
     number: int
     text: str
@@ -155,38 +155,38 @@ class Leaving(Up, tag="leaving"):
 
 
 class Down(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
-    """What the controller says."""
+    """A message of the controller."""
 
     epoch: int
 
 
 class Welcome(Down, tag="welcome"):
-    """The host belongs to the run now; without a word for `lease_s` seconds it ends its workers."""
+    """The host is a member of the run; if no message arrives for `lease_s` seconds, it ends its workers."""
 
     lease_s: float
 
 
 class Refused(Down, tag="refused"):
-    """The agent cannot join, or has lost its place: it ends its workers and itself."""
+    """The agent cannot join, or lost its membership: it ends its workers and itself."""
 
     text: str
 
 
 class Alive(Down, tag="alive"):
-    """The controller has heard the beat that was sent at `sent_s` by the agent's clock."""
+    """The controller has received the beat sent at `sent_s` of the agent's clock."""
 
     sent_s: float
 
 
 class Keys(Down, tag="keys"):
-    """The host's own keys of the run's streams: contents of the files `client.key` and `server.key`."""
+    """The host's own keys for the run's streams: contents of the files `client.key` and `server.key`."""
 
     client: bytes
     server: bytes
 
 
 class Code(Down, tag="code"):
-    """A part of the archive of the user's modules with this digest; `last` completes it."""
+    """A part of the archive of the user's modules with this digest; `last` is the last part."""
 
     digest: str
     part: bytes
@@ -194,9 +194,9 @@ class Code(Down, tag="code"):
 
 
 class Names(Down, tag="names"):
-    """All names of the run, and the keys of hosts that streams let in, as their files are called (see show_guests).
+    """All names of the run, and the file names of the host keys that streams admit (see show_guests).
 
-    parents: params stream -> where this host fetches it for its workers, the nearest address first.
+    parents: params stream -> addresses from which this host fetches it for its workers, the nearest first.
     """
 
     entries: list[Registration]
@@ -204,7 +204,7 @@ class Names(Down, tag="names"):
     parents: dict[str, list[str]] = {}
 
     def __post_init__(self) -> None:
-        """Refuse what could be a path."""
+        """Refuse names that could be paths."""
         wrong = [guest for guest in self.guests if not _GUEST.fullmatch(guest)]
         if wrong:
             raise ValueError(f"guest {wrong[0][:80]!r}")
@@ -214,7 +214,7 @@ class Names(Down, tag="names"):
 
 
 class Player(Down, tag="player"):
-    """A part of a frozen player's file, from a byte on; `last` completes it. name: below the folder of players."""
+    """A part of a frozen player's file, from byte `at`; `last` is the last part. name: below the folder of players."""
 
     name: str
     at: int
@@ -222,13 +222,13 @@ class Player(Down, tag="player"):
     last: bool
 
     def __post_init__(self) -> None:
-        """Refuse what could be a path to anything else."""
+        """Refuse names that could be other paths."""
         if not _PLAYER.fullmatch(self.name) or ".." in self.name:
             raise ValueError(f"player {self.name[:80]!r}")
 
 
 class KeptBefore(Down, tag="kept_before"):
-    """A part of a file that an earlier life of a worker kept; see jsrl.launch.hosts.kept.Part."""
+    """A part of a file that an earlier incarnation of a worker kept; see jsrl.launch.hosts.kept.Part."""
 
     name: str
     at: int
@@ -236,14 +236,14 @@ class KeptBefore(Down, tag="kept_before"):
     last: bool
 
     def __post_init__(self) -> None:
-        """Refuse what could be a path to anything else."""
+        """Refuse names that could be other paths."""
         _check_kept(self.name)
 
 
 class Begin(Down, tag="begin"):
-    """Start a life of a worker, once: its job as JSON, and the archive of the user's modules.
+    """Start an incarnation of a worker, once: its job as JSON, and the archive of the user's modules.
 
-    keeps: folders below the run's in which it keeps files, whose changes the agent sends.
+    keeps: subfolders of the run folder in which it keeps files; the agent sends their changes.
     """
 
     worker_kind: str
@@ -256,7 +256,7 @@ class Begin(Down, tag="begin"):
     keeps: list[str] = []
 
     def __post_init__(self) -> None:
-        """Refuse what could be anything but a worker of jsrl."""
+        """Refuse everything except a worker of jsrl."""
         _check_name(self.worker, self.incarnation)
         unknown = sorted(set(self.variables) - VARIABLES)
         if not _KIND.fullmatch(self.worker_kind) or unknown:
@@ -268,7 +268,7 @@ class Begin(Down, tag="begin"):
 
 
 class Signal(Down, tag="signal"):
-    """Do something to a worker."""
+    """Send a signal to a worker."""
 
     worker: str
     incarnation: int
@@ -276,7 +276,7 @@ class Signal(Down, tag="signal"):
 
 
 class Ask(Down, tag="ask"):
-    """Say the last `amount` lines of a worker's log, or within `amount` seconds what its threads do."""
+    """Ask for the last `amount` lines of a worker's log, or for the stacks of its threads, within `amount` seconds."""
 
     number: int
     worker: str
@@ -286,7 +286,7 @@ class Ask(Down, tag="ask"):
 
 
 class Tell(Down, tag="tell"):
-    """Pass a command of the control road on to a worker."""
+    """Forward a command of the control connection to a worker."""
 
     worker: str
     incarnation: int
@@ -294,7 +294,7 @@ class Tell(Down, tag="tell"):
 
 
 class Farewell(Down, tag="farewell"):
-    """The run has ended; so do the agent and its workers."""
+    """The run has ended; the agent ends its workers and itself."""
 
     text: str
 
@@ -305,10 +305,10 @@ Message = TypeVar("Message")
 
 
 def decode(frame: Any, kinds: type[Message] | Any) -> Message:
-    """Return the message that a frame holds.
+    """Return the message of a frame.
 
     Raises:
-      CodecError: it holds none of these kinds.
+      CodecError: it is none of these kinds.
     """
     try:
         return msgspec.msgpack.decode(frame, type=kinds)

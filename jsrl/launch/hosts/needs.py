@@ -1,4 +1,4 @@
-"""What each worker of a plan needs of a host."""
+"""The resources that each worker of a plan needs of a host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jsrl.workers.kinds import Kind, Port, find_kind
 
 
 def needs_of(plan: Plan) -> tuple[Need, ...]:
-    """Return what each worker of a plan needs, in the graph's order."""
+    """Return the needs of the workers of a plan, in the graph's order."""
     e, found = plan.experiment, []
     for worker, job in zip(plan.graph.workers, plan.jobs, strict=True):
         kind = find_kind(worker.kind)
@@ -38,7 +38,7 @@ def needs_of(plan: Plan) -> tuple[Need, ...]:
 
 
 def _least_gpus(e: Experiment, kind: Kind) -> int:
-    """Return how many accelerators a worker's host must have; 0: any number."""
+    """Return the number of accelerators that a worker's host must have; 0: any number."""
     if kind.device == "learns":
         return e.learner_devices or 0
     index = e.inference.device.removeprefix("gpu:")
@@ -46,11 +46,11 @@ def _least_gpus(e: Experiment, kind: Kind) -> int:
 
 
 def _stays(kind: Kind, job: Job, e: Experiment) -> str:
-    """Return why a worker may not live on a host that does not see the run folder; empty: it may."""
+    """Return why a worker may not run on a host without the run folder; empty: it may."""
     why = kind.needs_folder(e) if callable(kind.needs_folder) else kind.needs_folder
     if why:
         return why
-    if kind.reads_samples and not (job.has(RANKS) or kind.keeps_files(job)):  # what these count, their agents send
+    if kind.reads_samples and not (job.has(RANKS) or kind.keeps_files(job)):  # the agents of these send their counts
         return "it counts what it reads in the run folder"
     if any(end.stream.road and kind.port(port).binds for port, end in job.ends):
         return "it binds a stream with a road of its own"
@@ -58,7 +58,7 @@ def _stays(kind: Kind, job: Job, e: Experiment) -> str:
 
 
 def _sends(kind: Kind) -> bool:
-    """Return whether it takes samples in and passes them on: best on the host of who gets them."""
+    """Return whether it receives samples and sends them on: best on the host of their receiver."""
     return kind.reads_samples and any(port.sort == "samples" and port.does == "writes" for port in kind.ports)
 
 

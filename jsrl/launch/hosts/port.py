@@ -42,14 +42,14 @@ from jsrl.transport.ledger.page import LEDGER
 from jsrl.transport.meeting.curve import bind_guarded, incoming, outgoing, shut
 
 _logger = logging.getLogger("jsrl.hosts")
-LOOK_S = 0.2  # between looks at silent hosts, and at the run's names
-NAMES_S = 5.0  # after which all names are told again: what was said while a connection was made anew is lost
-CONNECTION_MS = (2_000, 10_000)  # between heartbeats of a connection; silence after which it is made anew
+LOOK_S = 0.2  # between checks for silent hosts and for new names of the run
+NAMES_S = 5.0  # after which all names are sent again: messages sent during a reconnection are lost
+CONNECTION_MS = (2_000, 10_000)  # between heartbeats of a connection; time without one after which it is remade
 _MOST_AT_ONCE = 1_000
-PLAYER_S = 10.0  # after which a player that was sent and did not come is sent again
+PLAYER_S = 10.0  # after which a player that was sent but has not arrived is sent again
 Parents = Callable[[Mapping[str, Registration]], Mapping[int, dict[str, list[str]]]]
 """Names of the run -> host epoch -> params stream -> addresses to fetch it from, the nearest first."""
-_PARTS_AT_ONCE = 8  # of a player, at each look
+_PARTS_AT_ONCE = 8  # of a player, at each check
 
 
 class HostPort:
@@ -57,10 +57,10 @@ class HostPort:
 
     Args:
       address: `tcp://IP:PORT` to bind; port 0: any. members: the hosts, which only the thread changes.
-      tell: is called, from the thread, with what people should know.
+      tell: called, from the thread, with lines for the user.
 
     Attributes:
-      address: with its port. changed: wait on it for news of members; hold it to look at them.
+      address: with its port. changed: wait on it for changes of members; hold it to read them.
     """
 
     def __init__(self, address: str, tokens: Tokens, members: Members, tell: Callable[[str], None]) -> None:
@@ -68,18 +68,18 @@ class HostPort:
         self.changed = threading.Condition()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent's new connection takes the place of a broken one
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent's new connection replaces a broken one
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, CONNECTION_MS[0])
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_MS[1])
         self.address, self._gate = bind_guarded(self._socket, address, tokens.server, tokens.admits)
-        self._control: zmq.Socket | None = None  # to the control road, as the relay of all hosts
+        self._control: zmq.Socket | None = None  # to the control connection, as the relay of all hosts
         self._registry: FileNames | None = None
         self._guests: Callable[[], list[str]] = list
         self._parents: Parents = lambda names: {}
-        self._shown: dict[int, Names] = {}  # host epoch -> what it was told
+        self._shown: dict[int, Names] = {}  # host epoch -> names that it was sent
         self._told_s = 0.0
         self._folder = Path()  # of the run
-        self._counted: dict[int, set[str]] = {}  # host epoch -> hops of which it has sent pages
+        self._counted: dict[int, set[str]] = {}  # host epoch -> hops for which it has sent pages
         self._sent: dict[tuple[int, Path], tuple[int, float]] = {}  # (host epoch, player) -> bytes sent, and when
         self._outgoing: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._bell, self._rung = socketpair()
@@ -92,28 +92,28 @@ class HostPort:
     def serve(
         self, control: str, registry: Path, folder: Path, guests: Callable[[], list[str]], parents: Parents
     ) -> None:
-        """Carry the messages of workers to the control road at this address, and names between a registry and the hosts.
+        """Relay the messages of workers to the control connection at this address, and names between a registry and the hosts.
 
-        Hosts get the frozen players of the run in `folder`. `guests` returns the keys of hosts that streams let in,
-        `parents` where each host fetches the params that its workers read.
+        Hosts get the frozen players of the run in `folder`. `guests` returns the host keys that streams admit, `parents` the
+        addresses from which each host fetches the params that its workers read.
         """
         self._guests, self._parents, self._folder = guests, parents, folder
         self._do(lambda: self._join_control(control, registry))
 
     def tell_names(self) -> None:
-        """Tell the hosts at once what has changed of names and guests."""
+        """Send the hosts the changes of names and guests at once."""
         self._do(self._share_names)
 
     def send(self, host: JoinedHost, message: AnyDown) -> None:
-        """Send a message to a host; lost where that is."""
+        """Send a message to a host; it is lost if the host is."""
         self._do(lambda: self._send(host.identity, message))
 
     def send_kept(self, host: JoinedHost, folders: Sequence[str], ledgers: Sequence[str]) -> None:
-        """Send a host the files that a worker has kept in some folders of the run, and its ledgers of some hops."""
+        """Send a host the files that a worker has kept in some subfolders of the run folder, and its ledgers of some hops."""
         self._do(lambda: self._send_kept(host, folders, ledgers))
 
     def ask(self, host: JoinedHost, worker: str, incarnation: int, what: Any, amount: float, timeout_s: float) -> str:
-        """Return what a host's agent answers (see Ask); empty: nothing in time."""
+        """Return the reply of a host's agent (see Ask); empty: none arrived in time."""
         with self.changed:
             self._asked += 1
             number = self._asked
@@ -123,12 +123,12 @@ class HostPort:
             return host.answers.pop(number, "")
 
     def wait(self, reached: Callable[[], bool], timeout_s: float) -> bool:
-        """Return whether something about the members is so, waiting for it."""
+        """Wait until a condition on the members holds; return whether it does."""
         with self.changed:
             return self.changed.wait_for(reached, timeout_s)
 
     def close(self, text: str) -> None:
-        """Take leave of all hosts, whose agents and workers end, and close the port."""
+        """Send all hosts a farewell, after which their agents and workers end, and close the port."""
         with self.changed:
             for host in self._members.hosts:
                 self.send(host, Farewell(host.epoch, text))
@@ -140,7 +140,7 @@ class HostPort:
 
     def _do(self, action: Callable[[], None]) -> None:
         self._outgoing.put(action)
-        with contextlib.suppress(OSError):  # closed: nobody is served any more
+        with contextlib.suppress(OSError):  # closed: nothing is served any more
             self._bell.send(b"!")
 
     # -- the thread
@@ -159,7 +159,7 @@ class HostPort:
             shut(self._context, self._socket, self._gate, 500)
 
     def _turn(self) -> None:
-        """Do what waits: messages of agents, commands for workers, what the launcher wants."""
+        """Process pending work: messages of agents, commands for workers, requests of the launcher."""
         poller = zmq.Poller()
         for socket in filter(None, (self._socket, self._control, self._rung)):
             poller.register(socket, zmq.POLLIN)
@@ -193,28 +193,28 @@ class HostPort:
         self._flush()
 
     def _flush(self) -> None:
-        """Hand what workers said to the control road, and what people should know to them."""
+        """Send messages of workers to the control connection, and show the user the news."""
         words, self._members.words = self._members.words, []
         if words and self._control is not None:
             self._control.send_multipart(words)
         pages, self._members.pages = self._members.pages, []
         for epoch, changed in pages:
-            with contextlib.suppress(OSError):  # a full disk: the result says that counts are missing
+            with contextlib.suppress(OSError):  # a full disk: the result reports missing counts
                 keep_pages(self._folder / HOPS, changed, self._counted.setdefault(epoch, set()))
         kept, self._members.kept = self._members.kept, []
         for part in kept:
-            with contextlib.suppress(OSError):  # a full disk: the next change of the file is another try
+            with contextlib.suppress(OSError):  # a full disk: the file's next change is written again
                 keep_part(self._folder, part)
         news, self._members.news = self._members.news, []
         for line in news:
             self._tell(line)
 
     def _send(self, identity: bytes, message: AnyDown) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # no connection has this identity now, or it takes nothing more
+        with contextlib.suppress(zmq.ZMQError):  # no connection has this identity now, or its queue is full
             self._socket.send_multipart([identity, *outgoing([encode(message)], self._tokens.server)], zmq.NOBLOCK)
 
     def _pass_on(self, control: zmq.Socket) -> None:
-        """Send the commands of the control road to the hosts of their workers."""
+        """Forward the commands of the control connection to the hosts of their workers."""
         while control.poll(0):
             life, frame = control.recv_multipart()
             worker, _, number = life.decode().rpartition("/")
@@ -232,7 +232,7 @@ class HostPort:
             self._send(identity, message)
         self._flush()
         self._share_names()
-        with contextlib.suppress(OSError):  # gone, or a disk that fails: the worker that waits says so
+        with contextlib.suppress(OSError):  # removed, or a disk error: the waiting worker reports it
             for host in list(self._members.hosts):
                 self._send_player(host)
 
@@ -240,10 +240,10 @@ class HostPort:
         files = KeptFiles(self._folder)
         for part in itertools.chain(files.parts(folders), *(files.file(f"{HOPS}/{hop}/{LEDGER}") for hop in ledgers)):
             self._send(host.identity, KeptBefore(host.epoch, *part))
-        self._counted.setdefault(host.epoch, set()).update(ledgers)  # its pages go on after those of hosts before
+        self._counted.setdefault(host.epoch, set()).update(ledgers)  # its counts continue those of earlier hosts
 
     def _send_player(self, host: JoinedHost) -> None:
-        """Send a host some of the first player that it waits for; all of it again where it still waits a while later."""
+        """Send a host parts of the first player for which it waits; if it still waits PLAYER_S later, all of it again."""
         if not host.wanted or self._registry is None:
             return
         policy, _, version = host.wanted[0].rpartition("/")
@@ -269,12 +269,12 @@ class HostPort:
         self._sent[host.epoch, path] = at, time.monotonic()
 
     def _share_names(self) -> None:
-        """Take the names of all hosts into the registry, and tell them what is new there."""
+        """Copy the names of all hosts to the registry, and send the hosts what is new there."""
         if self._registry is None:
             return
         if time.monotonic() - self._told_s > NAMES_S:
             self._told_s, self._shown = time.monotonic(), {}
-        with contextlib.suppress(OSError, StreamError):  # being written, or removed: the next look sees it
+        with contextlib.suppress(OSError, StreamError):  # being written, or removed: the next check reads it
             self._registry.show(self._members.names())
             known, guests = self._registry.names(), sorted(self._guests())
             parents = self._parents(known)

@@ -174,7 +174,7 @@ def test_a_killed_agent_takes_its_workers_along_and_they_begin_again_elsewhere(t
         host.popen.kill()
         await_that(lambda: not lives(worker))
         assert first.wait(LOST_S + 30.0) and first.exit.status is None
-        assert first.exit.text == f"lost with its host a: it was not heard of for {LOST_S:g} s"
+        assert first.exit.text == f"lost with its host a: it sent no message for {LOST_S:g} s"
         assert second.alive
         again = world.start(mine)
         assert again.life.host.name == "b"
@@ -215,7 +215,7 @@ def test_a_silent_controller_ends_the_lease(tmp_path: Path) -> None:
             await_that(lambda: not lives(worker))
             assert time.monotonic() - begin_s > LEASE_S / 4
         await_that(lambda: not handle.alive)
-        assert "joined again without workers" in handle.exit.text or "was not heard of" in handle.exit.text
+        assert "joined again without workers" in handle.exit.text or "sent no message" in handle.exit.text
         await_that(lambda: world.launcher.members.hosts)
 
 

@@ -138,7 +138,7 @@ def test_a_silent_host_is_lost_and_what_it_says_later_counts_no_more(world: Worl
     world.members.look()
     exited = host.lives["actor-0", 0].exit
     assert not world.members.hosts and exited.status is None
-    assert exited.text == "lost with its host a: it was not heard of for 20 s"
+    assert exited.text == "lost with its host a: it sent no message for 20 s"
     late = [Beat(host.epoch, 1.0, [b"late"]), Said(host.epoch, [b"late"]), Exited(host.epoch, "actor-0", 0, 0, "", "")]
     assert [world.members.hear(host.token, b"id", message) for message in late] == [[], [], []]
     assert not world.members.words and world.members.news[-1].endswith("for 20 s (another may join)")
