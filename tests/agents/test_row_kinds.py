@@ -77,6 +77,7 @@ def spoilt(t):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
 def test_nan_in_rows_that_are_not_the_agents_own_changes_no_bit(name):
     agent, spec = AGENTS[name]()

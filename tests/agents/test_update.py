@@ -228,7 +228,8 @@ def test_a_core_starts_afresh_where_an_episode_does(factory):
     assert any((x != y).any() for x, y in changed)
 
 
-@pytest.mark.parametrize("shared", [None, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [None, False])
 def test_chunks_begin_with_the_core_that_acting_had_there(shared):
     """The loss of a first gradient step is that of whole trajectories, whatever the chunks; gradients end at their edges."""
     network = NetworkConfig(hidden=(16,), core="lstm", core_size=8, shared=shared)

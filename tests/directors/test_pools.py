@@ -84,6 +84,7 @@ def test_pfsp_assigns_by_the_rates_in_its_payoff():
     assert set(first) == {(0, 1), (1, 0)} and abs(first[0, 1] - 2_000) < 140  # 4.4 standard deviations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("director", [PFSP(freeze_env_steps=1_500, pool_size=4), DeltaUniform(freeze_env_steps=1_500)])
 def test_a_thousand_results_replay_to_the_same_freezes(director):
     state, journal = check_replay(director, 1_000, beaten(0.5))
