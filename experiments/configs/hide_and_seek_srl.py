@@ -22,10 +22,10 @@ NETWORK = NetworkConfig(  # the value function also sees what is hidden from the
 
 
 def config() -> Experiment:
-    """Return the paper's settings that do not depend on scale, for an empty room on a small machine."""
+    """Return the paper's settings where they suit a small machine and an empty room in which seekers shall come near."""
     agent = PPOConfig(
         learning_rate=3e-4,
-        gamma=0.998,
+        gamma=0.97,  # the paper's 0.998 has the value function learn little but how many steps are left
         entropy_coef=0.01,
         max_grad_norm=5.0,
         num_epochs=4,
@@ -43,7 +43,7 @@ def config() -> Experiment:
             kwargs={
                 "n_hiders": 1,
                 "n_seekers": 1,
-                "reward_range": 4.0,
+                "reward_range": 6.0,
                 "reward_falls": True,
                 "relative": True,
                 "seekers_wait": True,
