@@ -103,7 +103,13 @@ TASKS = {
         hidden=(64, 64),
     ),
     "td3-pendulum": Task(
-        "TD3", "Pendulum-v1", PENDULUM | {"learning_rate": 3e-4, "policy_delay": 2}, 10_000, 1_000, noise=0.1
+        "TD3",
+        "Pendulum-v1",
+        PENDULUM | {"learning_rate": 3e-4, "policy_delay": 2},
+        10_000,
+        1_000,
+        noise=0.1,
+        note="targets move at every update, not at every second; the policy learns from the smaller critic",
     ),
     "ddpg-pendulum": Task("DDPG", "Pendulum-v1", PENDULUM | {"learning_rate": 3e-4}, 10_000, 1_000, noise=0.1),
 }
