@@ -93,9 +93,8 @@ class Arena:
     """An environment in which trained players meet: the evaluation environment of the first player.
 
     Args:
-      players: `RUN@TAG`, `RUN@POLICY/TAG`, or loaded ones. num_envs: environments stepped together. seed: of the
-      environments and of
-        sampled actions.
+      players: `RUN@TAG`, `RUN@POLICY/TAG`, or loaded ones. num_envs: environments stepped together. seed: of
+        the environments and of sampled actions.
       greedy: take the most likely actions instead of sampling.
 
     Attributes:

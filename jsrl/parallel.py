@@ -37,9 +37,8 @@ def small_calls() -> dict[str, str] | None:
     """Return the compiler options of a small program that is called very often; None: no options.
 
     On CPU, XLA runs independent parts of a program (actor and critic) on its threads. Waking a thread takes longer than a
-    whole
-    call of a small network: 16 rows through two networks of 64x64 take 140 us with threads and 38 us without. Results are
-    bit-equal.
+    whole call of a small network: 16 rows through two networks of 64x64 take 140 us with threads and 38 us without.
+    Results are bit-equal.
     """
     if jax.default_backend() != "cpu":
         return None

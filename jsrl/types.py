@@ -297,9 +297,8 @@ class Trajectory(NamedTuple):
         most 1) of each column's loss in an off-policy agent.
       state: tree of [T+1, B, ...], the environment's global state, which only the learner sees; () where there is none. Row T
         carries it.
-      game: int32 [T+1, B], the number of the game that a director assigned, where the director uses scores of games; else
-      (). Row T
-        carries it.
+      game: int32 [T+1, B], the number of the game that a director assigned, where the director uses scores of games; else ().
+        Row T carries it.
     """
 
     observation: Tree

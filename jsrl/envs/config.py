@@ -76,8 +76,8 @@ class EnvConfig:
         see jsrl.types.Continuous.
       backend: `auto` takes the fastest that works; `native` uses the environment's own vector entry point, `sync` a loop over
         single environments, `envpool` EnvPool.
-      tasks: one of them is drawn for each episode, as options of its `reset`: a dict unchanged, another JSON value under
-      `task`.
+      tasks: one of them is drawn for each episode, as options of its `reset`: a dict unchanged, another JSON value
+        under `task`.
       task_weights: weights of the draw; none: equal.
       reseed_episodes: seed every reset by (seed, slot, episode) instead of only the first one (`sync` only).
       on_fault: what to do when an environment of an actor raises, returns NaN or a value outside its space, hangs, or ends its

@@ -6,12 +6,24 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from jsrl.launch.interrupts import deadline, interrupts, remembered
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_shell() -> Iterator[None]:
+    """Signals as a shell sets them, also where the tests run under nohup or in the background."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
 
 
 def test_first_asks_second_raises_third_does_nothing():

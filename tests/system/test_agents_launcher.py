@@ -107,5 +107,5 @@ def test_a_run_on_other_hosts_outlives_its_workers(tmp_path: Path, monkeypatch: 
 
 
 def test_a_launcher_that_nobody_could_reach_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"live on 10\.0\.0\.7, but Hosts\.own is empty"):
+    with pytest.raises(ConfigError, match=r"would run on 10\.0\.0\.7, but Hosts\.own is empty"):
         Hosts(of={"actor-0": "10.0.0.7"})

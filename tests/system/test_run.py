@@ -201,7 +201,7 @@ def test_update_that_is_not_finite_is_kept_and_can_be_replayed(launch) -> None:
     words = [sys.executable, *command.split()[1:]]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert "update 8, made again" in ended.stdout
+    assert "update 8, repeated" in ended.stdout
     assert "loss" in ended.stdout and "<- not finite" in ended.stdout
     assert "the batch: all values are finite" in ended.stdout
     assert "params/weights/policy: 4 of 4 values" in ended.stdout

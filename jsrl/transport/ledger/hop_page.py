@@ -1,8 +1,7 @@
 """The counts of both ends of one connection of a sample stream, in a page that outlives them.
 
 A connection joins one incarnation of a producer with one incarnation of a consumer. The consumer makes the page when it
-welcomes
-the producer: a file in the hop's folder. A producer on the same host maps it; one on another host cannot.
+welcomes the producer: a file in the hop's folder. A producer on the same host maps it; one on another host cannot.
 
 | words (int64) | written by | |
 |---|---|---|

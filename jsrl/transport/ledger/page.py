@@ -9,8 +9,7 @@
 
 Every change is one aligned store. Between the stores for one trajectory word 9 is 1, so an incarnation that is killed
 then is wrong by at most one trajectory. Each incarnation of a learner writes a new file with a higher epoch and renames
-it over
-the old one: an incarnation that only seemed dead continues to count in a file that is not read.
+it over the old one: an incarnation that only seemed dead continues to count in a file that is not read.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ class Life(NamedTuple):
 
     Attributes:
       epoch: of the learner that counted last. ledger: counts over all incarnations. carried: counts at the ledger's start
-      that are
-        in no connection's page. joined: connections. uncertain: incarnations that may be wrong by one trajectory.
+      that are in no connection's page. joined: connections. uncertain: incarnations that may be wrong by one
+        trajectory.
     """
 
     epoch: int

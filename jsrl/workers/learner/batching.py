@@ -24,8 +24,7 @@ def versions_trained_on(trajectory: Trajectory) -> np.ndarray:
     """Return the versions [rows] that chose the actions of a trajectory's trained rows; of all rows if none is trained.
 
     A row is trained on if an agent acts on it, or it is value-only, and the next row starts no episode (see jsrl.types).
-    Each seat
-    has its own versions: those of frozen players, whose rows wait, do not concern the learning policy.
+    Each seat has its own versions: those of frozen players, whose rows wait, do not concern the learning policy.
     """
     version, acts = trajectory.version[:-1], trajectory.acts[:-1] != 0
     going_on = ~trajectory.is_first[1:]
