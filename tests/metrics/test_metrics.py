@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -271,7 +272,7 @@ class FullDisk:
     def __init__(self, monkeypatch, room: int) -> None:
         self.room = room
         true_open = Path.open
-        disk = self
+        disk, lock = self, threading.Lock()  # every sink writes in a thread of its own
 
         class Raw:
             def __init__(self, file) -> None:
@@ -281,11 +282,12 @@ class FullDisk:
                 return getattr(self._file, name)
 
             def write(self, content: bytes) -> int:
-                if not disk.room:
-                    raise OSError(errno.ENOSPC, "No space left on device")
-                written = self._file.write(content[: disk.room])
-                disk.room -= written
-                return written
+                with lock:
+                    if not disk.room:
+                        raise OSError(errno.ENOSPC, "No space left on device")
+                    written = self._file.write(content[: disk.room])
+                    disk.room -= written
+                    return written
 
         def opened(path, mode="r", buffering=-1, **options):
             file = true_open(path, mode, buffering, **options)
