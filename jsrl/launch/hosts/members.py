@@ -174,7 +174,7 @@ class Members:
             self.pages.append((host.epoch, own))
         elif isinstance(message, Kept):
             if any(message.name.startswith(f"{folder}/") for folder in _kept_by(host)):
-                self.kept.append(Part(message.name, message.at, message.part, message.last))
+                self.kept.append(message.piece)
         elif isinstance(message, Said):
             self.words += message.words
         elif isinstance(message, Exited):

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from jsrl.errors import CodecError
+from jsrl.launch.hosts.kept import Part
 from jsrl.launch.hosts.pages import PAGE_BYTES
 from jsrl.runs.names import Registration
 
@@ -34,10 +35,14 @@ VARIABLES = frozenset(  # variables of a worker's environment that set devices, 
 )  # fmt: skip
 
 
-class Up(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
-    """A message of an agent."""
+class Numbered(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
+    """A message with the number of the membership that it belongs to."""
 
     epoch: int
+
+
+class Up(Numbered):
+    """A message of an agent."""
 
 
 class Hello(Up, tag="hello"):
@@ -100,6 +105,24 @@ class Beat(Up, tag="beat"):
             raise ValueError(f"player {wrong[0][:80]!r}")
 
 
+class FilePart(Numbered):
+    """A message with a part of a file, either way; see jsrl.launch.hosts.kept.Part."""
+
+    name: str
+    at: int
+    part: bytes
+    last: bool
+
+    def __post_init__(self) -> None:
+        """Refuse names that could be other paths."""
+        _check_kept(self.name)
+
+    @property
+    def piece(self) -> Part:
+        """Return the part without the message."""
+        return Part(self.name, self.at, self.part, self.last)
+
+
 class Pages(Up, tag="pages"):
     """Changed counts of the host's workers for the streams that they read: HOP/FILE -> page."""
 
@@ -112,17 +135,8 @@ class Pages(Up, tag="pages"):
             raise ValueError(f"page {wrong[0][:80]!r}")
 
 
-class Kept(Up, tag="kept"):
-    """A part of a file that a worker of this host keeps; see jsrl.launch.hosts.kept.Part."""
-
-    name: str
-    at: int
-    part: bytes
-    last: bool
-
-    def __post_init__(self) -> None:
-        """Refuse names that could be other paths."""
-        _check_kept(self.name)
+class Kept(FilePart, tag="kept"):
+    """A part of a file that a worker of this host keeps."""
 
 
 class Said(Up, tag="said"):
@@ -154,10 +168,8 @@ class Leaving(Up, tag="leaving"):
     text: str
 
 
-class Down(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
+class Down(Numbered):
     """A message of the controller."""
-
-    epoch: int
 
 
 class Welcome(Down, tag="welcome"):
@@ -213,13 +225,8 @@ class Names(Down, tag="names"):
             raise ValueError(f"stream {wrong[0][:80]!r}")
 
 
-class Player(Down, tag="player"):
-    """A part of a frozen player's file, from byte `at`; `last` is the last part. name: below the folder of players."""
-
-    name: str
-    at: int
-    part: bytes
-    last: bool
+class Player(FilePart, tag="player"):
+    """A part of a frozen player's file. name: below the folder of players."""
 
     def __post_init__(self) -> None:
         """Refuse names that could be other paths."""
@@ -227,17 +234,8 @@ class Player(Down, tag="player"):
             raise ValueError(f"player {self.name[:80]!r}")
 
 
-class KeptBefore(Down, tag="kept_before"):
-    """A part of a file that an earlier incarnation of a worker kept; see jsrl.launch.hosts.kept.Part."""
-
-    name: str
-    at: int
-    part: bytes
-    last: bool
-
-    def __post_init__(self) -> None:
-        """Refuse names that could be other paths."""
-        _check_kept(self.name)
+class KeptBefore(FilePart, tag="kept_before"):
+    """A part of a file that an earlier incarnation of a worker kept."""
 
 
 class Begin(Down, tag="begin"):
@@ -316,7 +314,7 @@ def decode(frame: Any, kinds: type[Message] | Any) -> Message:
         raise CodecError(f"not a message between an agent and its controller: {error}") from None
 
 
-def encode(message: Up | Down) -> bytes:
+def encode(message: Numbered) -> bytes:
     """Return the frame of a message."""
     return msgspec.msgpack.encode(message)
 

@@ -25,7 +25,7 @@ import zmq
 
 from jsrl.errors import AccessDenied, CodecError, ConfigError
 from jsrl.launch.hosts.archive import unpack
-from jsrl.launch.hosts.kept import KeptFiles, Part, keep_part
+from jsrl.launch.hosts.kept import KeptFiles, keep_part
 from jsrl.launch.hosts.messages import (
     BEAT_S,
     MAX_MESSAGE_BYTES,
@@ -44,13 +44,13 @@ from jsrl.launch.hosts.messages import (
     Keys,
     Leaving,
     Names,
+    Numbered,
     Pages,
     Player,
     Refused,
     Said,
     Signal,
     Tell,
-    Up,
     Usage,
     Welcome,
     decode,
@@ -261,7 +261,7 @@ class Agent:
             shm_mb=facts.shm_mb,
         )
 
-    def _say(self, message: Up) -> None:
+    def _say(self, message: Numbered) -> None:
         with contextlib.suppress(zmq.Again):  # the connection is blocked; the lease limits how long that may last
             self._socket.send_multipart(outgoing([encode(message)], self._keys), zmq.NOBLOCK)
 
@@ -307,10 +307,9 @@ class Agent:
             self._relays.follow(message.parents, self._own_address)
             FileNames(self._folder / "names").show(self._relays.shown(message.entries))
         elif isinstance(message, Player):
-            name = f"{PLAYERS_FOLDER}/{message.name}"
-            keep_part(self._folder, Part(name, message.at, message.part, message.last))
+            keep_part(self._folder / PLAYERS_FOLDER, message.piece)
         elif isinstance(message, KeptBefore):
-            if keep_part(self._folder, Part(message.name, message.at, message.part, message.last)):
+            if keep_part(self._folder, message.piece):
                 self._kept.note(message.name)
         elif isinstance(message, Begin):
             self._begin(message)
