@@ -18,7 +18,6 @@ import json
 import os
 import platform
 import secrets
-import signal
 import statistics
 import subprocess
 import sys
@@ -28,8 +27,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from benchmarks import process_tree
 from jsrl.agents.ppo import PPOConfig
@@ -145,7 +142,7 @@ def started(
             yield driver, roots
         finally:
             for pid in (driver.process.pid, *roots):
-                kill_tree(pid)
+                process_tree.end_tree(pid)
             driver.process.wait(30)
 
 
@@ -207,7 +204,7 @@ def _rllib(
         "--include-dashboard=false",
         *store,
     )
-    stack.callback(kill_tree, root)
+    stack.callback(process_tree.end_tree, root)
     time.sleep(8.0)
     net, roots = address.rpartition(".")[0], []
     for number, name in enumerate(names):
@@ -216,15 +213,6 @@ def _rllib(
     asked = WORK | {"actors": actors, "hosts": len(names), "address": head, "ip": address, "env": ENV}
     words = [str(peer / "python"), str(ROOT / "benchmarks" / "peers" / "run_rllib_hosts.py"), json.dumps(asked)]
     return Driver(words, environment, folder / "driver.txt"), [*roots, root]
-
-
-def kill_tree(pid: int) -> None:
-    """Kill a process and everything below it."""
-    with contextlib.suppress(psutil.Error):
-        root = psutil.Process(pid)
-        for process in [root, *root.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(signal.SIGKILL)
 
 
 def measure(system: str, address: str, names: list[str], given: argparse.Namespace) -> dict[str, Any]:
@@ -264,7 +252,7 @@ def measure(system: str, address: str, names: list[str], given: argparse.Namespa
 def recovery(driver: Driver, root: int, rate: float) -> float | None:
     """Kill a host; return the seconds until the rate is back, or None: it did not come back in time."""
     killed_s = time.monotonic()
-    kill_tree(root)
+    process_tree.end_tree(root)
     until = killed_s + PATIENCE_S
     while time.monotonic() < until and driver.process.poll() is None:
         time.sleep(0.5)

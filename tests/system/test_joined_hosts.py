@@ -75,6 +75,21 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("far_away_names", None)
 
 
+def agents_on(launcher: JoinedHosts, networks: list[str], folder: Path) -> dict[str, Agent]:
+    """Start an agent in each network; their logs go to a folder."""
+    return {
+        network: Agent(launcher.address, token, network, folder / f"{network}.txt", network)
+        for token, network in zip(launcher.token_files, networks, strict=True)
+    }
+
+
+def close_all(launcher: JoinedHosts, agents: dict[str, Agent]) -> None:
+    """Close a launcher, then its agents."""
+    launcher.close()
+    for agent in agents.values():
+        agent.close()
+
+
 class Trained:
     """How much the learner of the run in a folder has consumed."""
 
@@ -148,10 +163,7 @@ def test_a_run_outlives_a_server_and_a_host(hosts, tmp_path: Path) -> None:
     learner, *_ = needs_of(make_plan(experiment, str(tmp_path), tmp_path))
     own = HostFacts("here", 2, learner.memory_mb + 1, address)  # so that what can leave does
     launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", told.append, lease_s=5.0, lost_s=8.0)
-    agents = {
-        network: Agent(launcher.address, token, network, tmp_path / f"{network}.txt", network)
-        for token, network in zip(launcher.token_files, networks, strict=True)
-    }
+    agents = agents_on(launcher, networks, tmp_path)
     folder = tmp_path / "experiment" / "far"
     storm = Storm(launcher, agents, folder)
     storm.start()
@@ -165,9 +177,7 @@ def test_a_run_outlives_a_server_and_a_host(hosts, tmp_path: Path) -> None:
         assert agents[networks[1]].ends()[0] == 0 and "the run has ended" in agents[networks[1]].log.read_text()
         assert not any(agent.workers() for agent in agents.values())
     finally:
-        launcher.close()
-        for agent in agents.values():
-            agent.close()
+        close_all(launcher, agents)
     assert_balanced(json.loads((folder / "result.json").read_text()), killed_over_zeromq=True)
     metrics = read_metrics(folder / "metrics.jsonl")
     assert metrics["restarts/actor"][-1] == metrics["restarts/inference"][-1] == 2
@@ -467,19 +477,14 @@ def test_replay_and_evaluator_live_on_joined_hosts_and_keep_what_they_counted_an
     memory_mb = needs["learner"].memory_mb + needs["inference-0"].memory_mb + 1  # nothing else fits
     own = HostFacts("here", 2, memory_mb, address)
     launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", lambda line: None, keep=["inference"])
-    agents = {
-        network: Agent(launcher.address, token, network, tmp_path / f"{network}.txt", network)
-        for token, network in zip(launcher.token_files, networks, strict=True)
-    }
+    agents = agents_on(launcher, networks, tmp_path)
     folder = tmp_path / "experiment" / "far"
     moves = ReplayMoves(launcher, agents, folder)
     moves.start()
     try:
         result = run(experiment, runs_dir=tmp_path, name="far", launcher=launcher, display="log-only", hooks=[moves])
     finally:
-        launcher.close()
-        for agent in agents.values():
-            agent.close()
+        close_all(launcher, agents)
     assert moves.done and result.ended.startswith(STOPPED)
     assert set(launcher._laid.values()) - {"here"} == {launcher._laid["replay-0"], launcher._laid["actor-1"], *networks}
     assert moves.received == sorted(set(moves.received))  # each life goes on with the counts of the one before
