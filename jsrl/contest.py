@@ -13,8 +13,8 @@ import numpy as np
 from jsrl.envs.make import make_game
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.matches.match import Match, MatchScore
-from jsrl.matches.players import Contestant, SeatPolicy, find_sides, places_of_sides
+from jsrl.matches.match import Match, MatchScore, Table
+from jsrl.matches.players import Contestant, SeatPolicy, find_sides, places_of_sides, seatings, tables
 from jsrl.matches.standings import Standings
 from jsrl.policy import Policy, load_policy, policies_in
 from jsrl.runs.runs import RunFolder
@@ -161,10 +161,16 @@ class Arena:
     ) -> Standings:
         """Play a match of each pair of players (None: all pairs); return table and ratings.
 
+        In a game of more than two sides as many players as sides meet in a game, and `games` is of each such table; each pair
+        of players meets. They change sides from game to game.
+
         Raises:
-          ConfigError: no pair has the seats for a match.
+          ConfigError: no pair, or no table, has the seats for a match; pairs of a game of more than two sides.
         """
-        self._check_two_sides()
+        sides = len(places_of_sides(self.spec))
+        if sides > 2:
+            self._check_two_sides(pairs)
+            return self._of_tables(tables(len(self.names), sides), sides, games, progress)
         every = list(itertools.combinations(range(len(self.names)), 2) if pairs is None else pairs)
         possible = [pair for pair in every if self.can_play(*pair)]
         if not possible:
@@ -175,23 +181,50 @@ class Arena:
             scores.append(self.play(home, away, games, tell))
         return self.table(possible, scores)
 
+    def _of_tables(self, every: Sequence[tuple[int, ...]], sides: int, games: int, progress: Progress) -> Standings:
+        """Play at each table; those whose players cannot fill the sides are left out, but not all."""
+        possible, refusal = list[tuple[tuple[int, ...], list[tuple[int, ...]]]](), ConfigError("")
+        for players in every:
+            try:
+                possible.append((players, seatings(self.spec, self._seated(players), self._seed)))
+            except ConfigError as error:
+                refusal = error
+        if not possible:
+            raise refusal
+        standings = Standings(self.names, sides)
+        for number, (players, orders) in enumerate(possible):
+            env = make_game(self._env, min(self._num_envs, games), self._seed + number)
+            try:
+                table = Table(env, self._seated(players), orders, games)
+                while not table.advance(STEP_S):
+                    names = ", ".join(self.names[player] for player in players)
+                    _tell(progress, number, len(possible), names, len(table.finished), games)
+            finally:
+                env.close()
+            standings.add_table(players, table.finished)
+        return standings
+
+    def _seated(self, players: Sequence[int]) -> list[Contestant]:
+        return [self._contestants[player] for player in players]
+
     def table(self, pairs: Sequence[tuple[int, int]], scores: Sequence[MatchScore]) -> Standings:
         """Return table and ratings of matches that were played, by pair.
 
         Raises:
           ConfigError: the game has more than two sides, so that a loss is not the other's win.
         """
-        self._check_two_sides()
+        self._check_two_sides(pairs)
         standings = Standings(self.names)
         for (home, away), score in zip(pairs, scores, strict=True):
             standings.add(home, away, score)
         return standings
 
-    def _check_two_sides(self) -> None:
+    def _check_two_sides(self, pairs: object) -> None:
         sides = len(places_of_sides(self.spec))
-        if sides > 2:
+        if sides > 2 and pairs is not None:
             raise ConfigError(
-                f"{self.spec.name!r} has {sides} sides; tables and ratings are for two. Name one opponent: --against."
+                f"{self.spec.name!r} has {sides} sides, so that matches of pairs make no table; `standings` without pairs has "
+                f"{sides} players in a game."
             )
 
 

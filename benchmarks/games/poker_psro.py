@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--oracle-env-steps", type=int, default=100_000)
     parser.add_argument("--games-per-cell", type=int, default=1_000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     director = PSRO(
@@ -128,7 +129,7 @@ def main() -> None:
     )
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(given.seeds):
+        for seed in range(given.first_seed, given.first_seed + given.seeds):
             found.append(train(given.game, director, seed, Path(folder)))
             print(json.dumps(found[-1]), flush=True)
             if given.out:

@@ -132,7 +132,7 @@ def _tournament(options: argparse.Namespace, counting: Counting) -> dict[str, An
     standings = arena.standings(options.episodes, progress=counting.show)
     counting.close()
     print(standings)
-    _hint(any(match.repeats_itself for match in standings.scores), options)
+    _hint(standings.repeats_itself, options)
     return {"greedy": not options.sampled, **standings.facts()}
 
 

@@ -1,7 +1,7 @@
-"""A match: a fixed number of games of two players on the seats of one environment.
+"""A fixed number of games on the seats of one environment: of two players (a match), or of a player for each side (a table).
 
-Each game gives one player a side of the environment and the other player all the rest; the next game gives them the next
-sides. Every slot plays its share of the games, so that short games count no more than long ones.
+Players take other sides from game to game. Every slot plays its share of the games, so that short games count no more than
+long ones.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -66,8 +66,8 @@ class MatchScore:
         """Return numbers of games, the win rate with its 95% interval, mean returns with half widths, and by side."""
         won, drawn, lost = self.counts
         low, high = win_rate_interval(self.points, len(self.games))
-        home, home_half = _mean([game.home_return for game in self.games])
-        away, away_half = _mean([game.away_return for game in self.games])
+        home, home_half = mean_interval([game.home_return for game in self.games])
+        away, away_half = mean_interval([game.away_return for game in self.games])
         by_side = {
             self.sides[side]: {"games": len(own), "win_rate": sum(g.points for g in own) / len(own)}
             for side in sorted({game.side for game in self.games})
@@ -87,7 +87,7 @@ class MatchScore:
             "return_ci95": home_half,
             "opponent_return_mean": away,
             "opponent_return_ci95": away_half,
-            "length_mean": _mean([float(game.length) for game in self.games])[0],
+            "length_mean": mean_interval([float(game.length) for game in self.games])[0],
             "by_side": by_side,
         }
 
@@ -103,50 +103,49 @@ class MatchScore:
         )
 
 
-class Match:
-    """Games of two players, in bounded steps.
+class TableGame(NamedTuple):
+    """One finished game of a table. players: of each side, by number. returns: of each seat. totals: of each side."""
+
+    players: tuple[int, ...]
+    returns: tuple[float, ...]
+    totals: tuple[float, ...]
+    length: int
+
+
+class Table:
+    """Games of some players at the sides of one environment, in bounded steps.
 
     Args:
       game: with each seat as a group (`make_game` without groups). games: how many to play.
-      sides: that home plays; None: all that it can, while away plays the others.
-      watch: entered around each call of the environment. enter: called with "env", "act" or "other" when these begin.
+      seatings: who plays which side, by number, in one game after the other (jsrl.matches.players).
+      watch: entered around each step of the environment. enter: called with the activity that begins.
 
     Attributes:
-      score: of the games that ended so far.
-
-    Raises:
-      ConfigError: the players cannot fill the seats.
+      finished: the games that ended so far.
     """
 
     def __init__(
         self,
         game: VectorGame,
-        home: Contestant,
-        away: Contestant,
+        players: Sequence[Contestant],
+        seatings: Sequence[tuple[int, ...]],
         games: int,
         *,
-        sides: Collection[int] | None = None,
         watch: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
         enter: Callable[[str], Any] = lambda activity: None,
     ) -> None:
-        self._sides = find_sides(game.spec, home, away, sides)
         if any(len(seats) != 1 for seats in game.groups.values()):
             raise ConfigError("matches need an environment of which each seat is a group; make it without `groups`.")
-        self._game, self._players, self._watch, self._enter = game, (home, away), watch, enter
+        self._game, self._players, self._watch, self._enter = game, tuple(players), watch, enter
+        self._seatings = np.array(seatings)
         self._places = places_of_sides(game.spec)
         self._side_of = np.array(game.spec.sides)
         self._group_of = {seats[0]: group for group, seats in game.groups.items()}
         slots = game.num_envs
         self._left = np.array([games // slots + (slot < games % slots) for slot in range(slots)])
         self._number = np.cumsum(self._left) - self._left  # of the game that each slot plays
-        names = tuple(", ".join(game.spec.names[place] for place in sorted(own)) for own in self._places)
-        self.score = MatchScore(home.name, away.name, names)
         self._latest: GameStep | None = None
-
-    @property
-    def home_side(self) -> np.ndarray:
-        """Return the side that home plays in each slot, [B]."""
-        return np.array(self._sides)[self._number % len(self._sides)]
+        self.finished: list[TableGame] = []
 
     @property
     def complete(self) -> bool:
@@ -173,36 +172,78 @@ class Match:
                 break
         return self.complete
 
+    def _seated(self) -> np.ndarray:
+        """Return the player of each side in each slot, [B, S]."""
+        return self._seatings[self._number % len(self._seatings)]
+
     def _act(self, step: GameStep) -> dict[str, Array]:
-        """Return the actions of all seats, by group: home's for home's seats, else away's."""
-        home_side, names = self.home_side, self._game.spec.names
+        """Return the actions of all seats, by group, each by the player of its side."""
+        names, owner = self._game.spec.names, self._seated()[:, self._side_of]
         actions: dict[str, Array] = {}
-        for player in self._players:
+        for number, player in enumerate(self._players):
             for policy in player.policies:
                 groups = [self._group_of[names[place]] for place in policy.places]
                 action = policy.act(stack_seats([step.observation[group] for group in groups]), step.is_first)
                 for seat, (place, group) in enumerate(zip(policy.places, groups, strict=True)):
                     own = np.array(action[:, seat : seat + 1])
-                    if group in actions:  # home has chosen as well, and has priority
-                        is_home = self._side_of[place] == home_side
-                        own = np.where(spread(is_home, own), actions[group], own)
-                    actions[group] = own
+                    mine = spread(owner[:, place] == number, own)
+                    actions[group] = np.where(mine, own, actions[group]) if group in actions else own
         return actions
 
     def _count(self, episode: Episode) -> None:
-        """Count a game, unless its slot has played its share, and give the slot the next sides."""
+        """Count a game, unless its slot has played its share, and give the slot the next seating."""
         slot = episode.slot
         if not self._left[slot]:
             return
-        side, returns = int(self.home_side[slot]), np.array(episode.returns)
-        totals = [float(sum(returns[sorted(own)].tolist())) for own in self._places]
-        best = max(total for other, total in enumerate(totals) if other != side)
-        points = 0.5 if totals[side] == best else float(totals[side] > best)
-        is_home = self._side_of == side
-        means = float(returns[is_home].mean()), float(returns[~is_home].mean())
-        self.score.games.append(Game(side, points, *means, episode.length))
+        returns = np.array(episode.returns).tolist()
+        totals = tuple(float(sum(returns[place] for place in sorted(own))) for own in self._places)
+        players = tuple(self._seated()[slot].tolist())
+        self._add(TableGame(players, tuple(returns), totals, episode.length))
         self._left[slot] -= 1
         self._number[slot] += 1
+
+    def _add(self, game: TableGame) -> None:
+        self.finished.append(game)
+
+
+class Match(Table):
+    """Games of two players: home plays one side and away all others.
+
+    Args:
+      sides: that home plays; None: all that it can, while away plays the others. The rest is as for `Table`.
+
+    Attributes:
+      score: of the games that ended so far.
+
+    Raises:
+      ConfigError: the players cannot fill the seats.
+    """
+
+    def __init__(
+        self,
+        game: VectorGame,
+        home: Contestant,
+        away: Contestant,
+        games: int,
+        *,
+        sides: Collection[int] | None = None,
+        watch: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        enter: Callable[[str], Any] = lambda activity: None,
+    ) -> None:
+        found = find_sides(game.spec, home, away, sides)
+        number = len(places_of_sides(game.spec))
+        seatings = [tuple(int(side != own) for side in range(number)) for own in found]
+        super().__init__(game, (home, away), seatings, games, watch=watch, enter=enter)
+        names = tuple(", ".join(game.spec.names[place] for place in sorted(own)) for own in self._places)
+        self.score = MatchScore(home.name, away.name, names)
+
+    def _add(self, game: TableGame) -> None:
+        side, returns = game.players.index(0), np.array(game.returns)
+        best = max(total for other, total in enumerate(game.totals) if other != side)
+        points = 0.5 if game.totals[side] == best else float(game.totals[side] > best)
+        is_home = self._side_of == side
+        means = float(returns[is_home].mean()), float(returns[~is_home].mean())
+        self.score.games.append(Game(side, points, *means, game.length))
 
 
 def stack_seats(observations: list[Tree]) -> Tree:
@@ -212,7 +253,7 @@ def stack_seats(observations: list[Tree]) -> Tree:
     return map_tree(lambda *seats: np.concatenate(seats, axis=1), *observations)
 
 
-def _mean(values: list[float]) -> tuple[float, float]:
+def mean_interval(values: list[float]) -> tuple[float, float]:
     """Return the mean and the half width of its 95% interval."""
     if not values:
         return 0.0, 0.0

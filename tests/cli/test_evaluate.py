@@ -53,14 +53,25 @@ class Wide(Duel):
         return {agent: np.zeros(self.size, np.float32) for agent in self.possible_agents}
 
 
+class Trio(Duel):
+    """The duel of three."""
+
+    possible_agents = ("left", "middle", "right")
+
+
+def freeze(folder):
+    """Write the frozen players that made 0, 4, 8 and 12 updates into a run's folder."""
+    players = PlayerStore(folder / PLAYERS_FOLDER)
+    for updates, name in enumerate(("initial", "frozen-1", "frozen-2", "frozen-3")):
+        players.freeze(name, 4 * updates, [np.full(1, 4.0 * updates, np.float32)])
+
+
 @pytest.fixture(name="runs", scope="module")
 def runs_fixture(tmp_path_factory):
     """Return a folder of runs: one policy with frozen players, one policy without names, two roles, another environment."""
     folder = tmp_path_factory.mktemp("runs")
     pool = run(DUEL, runs_dir=folder, name="pool", display="quiet")
-    players = PlayerStore(pool.folder / PLAYERS_FOLDER)
-    for updates, name in enumerate(("initial", "frozen-1", "frozen-2", "frozen-3")):
-        players.freeze(name, 4 * updates, [np.full(1, 4.0 * updates, np.float32)])
+    freeze(pool.folder)
     alone = dataclasses.replace(DUEL, total_env_steps=5 * 32)
     run(
         dataclasses.replace(alone, policies={}, agent=MarkedConfig(core=True)),
@@ -69,6 +80,8 @@ def runs_fixture(tmp_path_factory):
         display="quiet",
     )
     run(dataclasses.replace(alone, policies=ROLES), runs_dir=folder, name="roles", display="quiet")
+    trio = dataclasses.replace(alone, env=EnvConfig("tests.cli.test_evaluate:Trio"))
+    freeze(run(trio, runs_dir=folder, name="trio", display="quiet").folder)
     single = dataclasses.replace(alone, env=EnvConfig("probe:continuous"), policies={}, agent=MarkedConfig())
     run(single, runs_dir=folder, name="other", display="quiet")
     return folder
@@ -111,6 +124,23 @@ def test_a_tournament_of_the_frozen_players_of_a_run(runs, capsys):
     assert facts["win_rates"] == [[None, 0.0, 0.0], [1.0, None, 0.0], [1.0, 1.0, None]]
     assert facts["elo"] == sorted(facts["elo"])
     assert "3 of " in text and "--most" in text and "1  pool@latest" in text
+
+
+def test_a_tournament_of_a_game_of_three(runs, capsys):
+    """Five players, of which three meet at a table; each is paid the updates that its params made, at each step."""
+    text, facts = evaluated(runs, capsys, "--tournament", "trio")
+    made = {"trio@initial": 0, "trio@frozen-1": 4, "trio@latest": 5, "trio@frozen-2": 8, "trio@frozen-3": 12}
+    assert set(facts["players"]) == set(made) and np.array(facts["games"]).sum() == 10 * 8 * 6
+    for i, one in enumerate(facts["players"]):
+        expected = [None if one == other else float(made[one] > made[other]) for other in facts["players"]]
+        assert facts["win_rates"][i] == expected
+        assert facts["each"][i]["games"] == 6 * 8 and facts["elo_low"][i] < facts["elo"][i] < facts["elo_high"][i]
+        assert facts["each"][i]["first_share"] == [0, 0, 1 / 6, 1 / 2, 1][sorted(made.values()).index(made[one])]
+    assert [line.split()[1] for line in text.splitlines()[-5:]] == sorted(made, key=made.get, reverse=True)
+    arena = Arena(["trio@initial", "trio@frozen-1"], runs_dir=runs)
+    assert arena.standings(6).win_rates[1, 0] == 1.0
+    with pytest.raises(ConfigError, match="has 3 sides"):
+        arena.standings(6, pairs=[(0, 1)])
 
 
 def test_an_arena_in_a_program(runs):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from jsrl.errors import ConfigError
-from jsrl.matches.match import Game, Match, MatchScore
+from jsrl.matches.match import Game, Match, MatchScore, Table, TableGame
+from jsrl.matches.players import seatings, tables
 from jsrl.matches.standings import Standings
 from tests.matches.bids import Bids, bidder
 
@@ -103,3 +107,70 @@ def test_standings_are_a_table_in_the_order_of_the_ratings():
     assert facts["win_rates"][1] == [0.9, None, None] and facts["games"][0] == [0, 10, 10]
     assert facts["elo_low"][1] < facts["elo"][1] < facts["elo_high"][1] and sum(facts["elo"]) == pytest.approx(0.0)
     assert not standings.scores[0].repeats_itself
+
+
+def test_at_a_table_of_three_each_pair_has_a_result_and_each_player_every_side():
+    """Seat k adds k / 10 to a bid a step: `high` always wins, and of the equals who sits later."""
+    players = [bidder(name, bid, (0, 1, 2)) for name, bid in (("one", 1.0), ("same", 1.0), ("high", 2.0))]
+    bids = Bids(("", "", ""))
+    orders = seatings(bids.spec, players)
+    assert sorted(orders) == sorted(itertools.permutations(range(3)))
+    table = Table(bids, players, orders, 12)
+    assert table.advance()
+    assert Counter(game.players for game in table.finished) == dict.fromkeys(orders, 2)
+    assert all(len(game.returns) == 3 and game.totals == game.returns for game in table.finished)
+    standings = Standings([player.name for player in players], sides=3)
+    standings.add_table((0, 1, 2), table.finished)
+    np.testing.assert_allclose(standings.win_rates, [[np.nan, 0.5, 0.0], [0.5, np.nan, 0.0], [1.0, 1.0, np.nan]])
+    each = standings.facts()["each"]
+    assert [own["first_share"] for own in each] == [0.0, 0.0, 1.0] and [own["games"] for own in each] == [12] * 3
+    assert each[2]["return_mean"] == pytest.approx(np.mean([g.totals[g.players.index(2)] for g in table.finished]))
+    assert standings.repeats_itself
+    first = str(standings).splitlines()[2]
+    assert first.split()[:4] == ["1", "high", "-", "1.00"] and "0.76 to 1.00" in first
+
+
+def test_teams_of_two_at_three_sides_and_fewer_players_than_sides():
+    spec = Bids(("x", "y", "z", "x", "y", "z")).spec
+    teams = [bidder("a", 1.0, (0, 1, 2, 3, 4, 5)), bidder("b", 2.0, (0, 3), (1, 4))]
+    orders = seatings(spec, teams)
+    assert sorted(orders) == [(0, 1, 0), (1, 0, 0), (1, 1, 0)]  # b has not the seats of z
+    table = Table(Bids(("x", "y", "z", "x", "y", "z"), num_envs=1), teams, orders, 3)
+    table.advance()
+    totals = {game.players: game.totals for game in table.finished}[0, 1, 0]
+    np.testing.assert_allclose(totals, [9 * 2.3, 9 * 4.5, 9 * 2.7], rtol=1e-5)
+    standings = Standings(["a", "b"], sides=3)
+    standings.add_table((0, 1), table.finished)
+    assert standings.win_rates[1, 0] == 1.0  # in every pair of sides; two sides of one player have no result
+    with pytest.raises(ConfigError, match=r"cannot fill the sides of 'bids'.*b has seat_0, seat_1"):
+        seatings(spec, [bidder("b", 1.0, (0,), (1,))])
+
+
+@pytest.mark.parametrize(("players", "sides"), [(2, 2), (7, 2), (3, 5), (5, 3), (20, 3), (20, 4), (9, 6)])
+def test_each_pair_meets_at_some_table(players, sides):
+    found = tables(players, sides)
+    met = Counter(pair for table in found for pair in itertools.combinations(table, 2))
+    assert set(met) == set(itertools.combinations(range(players), 2))
+    assert all(len(set(table)) == min(players, sides) for table in found) and len(found) <= players * (players - 1) / 2
+    games = Counter(player for table in found for player in table)
+    assert max(games.values()) <= 2 * min(games.values())
+
+
+def test_with_many_sides_some_orders_are_drawn_and_turned():
+    spec = Bids(("",) * 7).spec
+    orders = seatings(spec, [bidder(str(i), 1.0, tuple(range(7))) for i in range(7)], seed=3)
+    assert len(orders) == 24 * 7
+    for side in range(7):
+        assert set(Counter(order[side] for order in orders).values()) == {24}
+
+
+def test_intervals_of_ratings_at_tables_hold_as_often_as_they_say():
+    """500 tournaments of 4 equal players that end in a random order: 95% of the first one's intervals have 0 in them."""
+    draws, inside = np.random.default_rng(0), 0
+    for _ in range(500):
+        standings = Standings(list("abcd"), sides=4)
+        orders = draws.permuted(np.tile(np.arange(4.0), (20, 1)), axis=1)
+        standings.add_table(range(4), [TableGame((0, 1, 2, 3), tuple(o), tuple(o), 1) for o in orders.tolist()])
+        ratings = standings.ratings
+        inside += ratings.low[0] <= 0.0 <= ratings.high[0]
+    assert 0.93 <= inside / 500 <= 0.98  # 0.87 if each pair's result counted as a game
