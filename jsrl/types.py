@@ -298,7 +298,7 @@ class Trajectory(NamedTuple):
       state: tree of [T+1, B, ...], the environment's global state, which only the learner sees; () where there is none. Row T
         carries it.
       game: int32 [T+1, B], the number of the game that a director assigned, where the director uses scores of games; else ().
-        Row T carries it.
+        ONLY_SCORED - number: its rows are scored, but train nothing. Row T carries it.
     """
 
     observation: Tree
@@ -316,6 +316,7 @@ class Trajectory(NamedTuple):
     game: Any = ()
 
 
+ONLY_SCORED = -2  # Trajectory.game of a game that is only scored is this less its number; -1: no game
 PER_COLUMN = ("core", "sampling")  # fields of a Trajectory whose leaves are [B, ...]
 
 

@@ -1,4 +1,5 @@
-"""Levels whose score is known: the number of the level is in the observation, and the agent scores each row by it."""
+"""Levels whose score is known: the number of the level is in the observation, and the agent scores each row by it,
+and by half more where it must not train on it."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from gymnasium import spaces
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput, row_mask
 from jsrl.agents.rows import row_scores
 from jsrl.directors.plr import PLR
+from jsrl.types import ONLY_SCORED
 
 
 class Levels(gymnasium.Env):
@@ -50,7 +52,8 @@ def scoring(config: ScoringConfig, spec) -> Agent:
         return ActOutput(jnp.zeros(rows, jnp.int32), jnp.zeros(rows)), core
 
     def update(state, trajectory, key, *, axis_name=None):
-        scores = row_scores(trajectory, -trajectory.observation[:-1, :, 0], row_mask(trajectory), None)
+        half = 0.5 * (trajectory.game[:-1] <= ONLY_SCORED)
+        scores = row_scores(trajectory, -half - trajectory.observation[:-1, :, 0], row_mask(trajectory), None)
         return state._replace(updates=state.updates + 1), UpdateOutput({"loss": jnp.zeros(())}, scores)
 
     return Agent(init, lambda batch_size: (), act, update)

@@ -58,7 +58,7 @@ class UpdateOutput(NamedTuple):
     """Metrics: flat dict of scalars, already reduced over devices. priorities: new priorities [B, ...], or None.
 
     If trajectories carry `game`, priorities are those of jsrl.agents.rows.row_scores, and the agent's config has
-    `scores_rows = True`.
+    `scores_rows = True`; rows of games that are only scored train nothing (jsrl.agents.rows.train_only).
     """
 
     metrics: dict[str, Array]

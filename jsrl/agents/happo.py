@@ -27,7 +27,7 @@ from jsrl.agents.actor_critic import Weights
 from jsrl.agents.base import Act, ActOutput, ActParams, Agent, AgentState, UpdateOutput
 from jsrl.agents.distributions import distribution
 from jsrl.agents.mappo import CENTRAL, MAPPOConfig
-from jsrl.agents.rows import RowMasks
+from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores
 from jsrl.agents.seats import as_dict, team_rows, team_size, team_vector
 from jsrl.errors import ConfigError
 from jsrl.networks.model import ActorCritic, actor_critic
@@ -42,7 +42,6 @@ class HAPPOConfig(MAPPOConfig):
     """
 
     factory: ClassVar[str] = "jsrl.agents.happo:happo"
-    scores_rows: ClassVar[bool] = False
 
     num_epochs: int = 5
     agent_ids: bool = False
@@ -120,6 +119,8 @@ def happo(config: HAPPOConfig, spec: EnvSpec) -> Agent:
         )
         # 1. The team's values, advantages and targets; the value function moves to the targets' units.
         batch, prepared_metrics = ppo.prepare(values, weights, state, team, axis_name)
+        scored = row_masks(team, row_margin(team, axis_name)).policy
+        scores = row_scores(team, batch.target - batch.old_value, scored, None)
         weights, value_moments, batch = ppo.rescale_values(values, weights, state.extra, batch, axis_name)
         # 2. One seat's policy after another, in random order.
         order_key, key = jax.random.split(key)
@@ -140,7 +141,7 @@ def happo(config: HAPPOConfig, spec: EnvSpec) -> Agent:
         metrics = {**metrics, "loss_value": of_value["loss_value"], **prepared_metrics, "learning_rate": rate}
         new_states = OptStates(policy_states, value_state)
         new = ppo.pack(values, Weights(policy, value), moments, new_states, value_moments, state.updates + 1)
-        return new, UpdateOutput(metrics)
+        return new, UpdateOutput(metrics, scores)
 
     return Agent(init, initial_core, _make_act(policies, n), update)
 

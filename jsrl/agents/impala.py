@@ -23,7 +23,7 @@ from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, value_loss
 from jsrl.agents.returns import Rows, vtrace
-from jsrl.agents.rows import RowMasks, row_margin, row_masks
+from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores, train_only
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import Array, EnvSpec, Trajectory, Tree
 
@@ -49,6 +49,7 @@ class IMPALAConfig:
     """
 
     factory: ClassVar[str] = "jsrl.agents.impala:impala"
+    scores_rows: ClassVar[bool] = True
     explorable: ClassVar[tuple[str, ...]] = (
         "learning_rate", "gamma", "vtrace_lambda", "rho_clip", "c_clip", "value_coef", "entropy_coef", "max_grad_norm",
     )  # fmt: skip
@@ -96,7 +97,8 @@ class Components(NamedTuple):
 class Batch(NamedTuple):
     """One update's rows. value moments: at the start of the update, () when values are not normalised.
 
-    observation: normalised [T+1, B, ...]. masks: [T, B] each. counts: rows of all devices in each mask.
+    observation: normalised [T+1, B, ...]. masks: [T, B] each. scored: [T, B], the policy's mask with rows that are only
+      scored. counts: rows of all devices in each mask.
     margin: from `row_margin`.
     """
 
@@ -104,6 +106,7 @@ class Batch(NamedTuple):
     observation: Tree
     value_moments: Tree
     masks: RowMasks
+    scored: Array
     counts: RowMasks
     margin: Array
 
@@ -133,10 +136,11 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
         weights = Weights(state.params.weights, state.learner_params)
         trajectory = ac.fold_agents(trajectory, spec.num_agents)
         margin = row_margin(trajectory, axis_name)
-        masks = row_masks(trajectory, margin)
+        scored = row_masks(trajectory, margin)
+        masks = train_only(scored, trajectory)
         counts = RowMasks(*(jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0) for mask in masks))
         observation = norm.normalize(state.params.moments, trajectory.observation)
-        batch = Batch(trajectory, observation, state.extra, masks, counts, margin)
+        batch = Batch(trajectory, observation, state.extra, masks, scored.policy, counts, margin)
         # 1. The gradient of the loss: each device has a share of a global mean, so the sum over devices is the mean.
         gradients, (metrics, value, target) = jax.grad(loss, argnums=1, has_aux=True)(parts, weights, batch, axis_name)
         gradients, metrics = psum((gradients, metrics), axis_name)
@@ -154,7 +158,9 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
         metrics["explained_variance"] = ac.explained_variance(target, value, masks.value, axis_name)
         metrics["grad_norm"] = optax.tree.norm(gradients)
         metrics["learning_rate"] = rate
-        return AgentState(params, weights.value, opt_state, value_moments, state.updates + 1), UpdateOutput(metrics)
+        scores = row_scores(trajectory, target - value, scored.policy, spec.num_agents)
+        new = AgentState(params, weights.value, opt_state, value_moments, state.updates + 1)
+        return new, UpdateOutput(metrics, scores)
 
     act = ac.make_act(parts.network, parts.distribution)
     return ac.for_agents(Agent(init, parts.network.initial_core, act, update), spec.num_agents)
@@ -176,8 +182,8 @@ def loss(
     )
     outputs = ac.mask_outputs(outputs, played_observation)
     chex.assert_equal_shape([value[:-1], played.reward, played.discount, played.acts, played.log_prob])
-    log_prob = jnp.where(mask > 0, chosen.log_prob(outputs, played.action), 0.0)
-    log_rho = jax.lax.stop_gradient(jnp.where(mask > 0, log_prob - played.log_prob, 0.0))
+    log_prob = jnp.where(batch.scored > 0, chosen.log_prob(outputs, played.action), 0.0)
+    log_rho = jax.lax.stop_gradient(jnp.where(batch.scored > 0, log_prob - played.log_prob, 0.0))
 
     raw = jax.lax.stop_gradient(value)
     if config.normalize_values:

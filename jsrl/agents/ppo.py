@@ -27,7 +27,7 @@ from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, clipped_surrogate, value_loss
 from jsrl.agents.minibatches import chunked, flat, plan_minibatches, take
 from jsrl.agents.returns import Rows, gae, vtrace
-from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores
+from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores, train_only
 from jsrl.errors import ConfigError, nearest_divisors
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import Array, EnvSpec, Trajectory, Tree
@@ -207,7 +207,8 @@ def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None) ->
         trajectory = ac.fold_agents(trajectory, spec.num_agents)
         # 1. Values of all rows, advantages and targets, with the moments at the start of the update.
         batch, prepared_metrics = prepare(parts, weights, state, trajectory, axis_name)
-        scores = row_scores(trajectory, batch.target - batch.old_value, batch.masks.policy, spec.num_agents)
+        scored = row_masks(trajectory, row_margin(trajectory, axis_name)).policy
+        scores = row_scores(trajectory, batch.target - batch.old_value, scored, spec.num_agents)
         # 2. The value function moves to the targets' units; its outputs in raw units stay as they are.
         weights, value_moments, batch = rescale_values(parts, weights, state.extra, batch, axis_name)
         # 3. Gradient steps over epochs and minibatches.
@@ -293,7 +294,8 @@ def prepare(
     if config.normalize_values:
         value = norm.denormalize_value(state.extra, value)
     margin = row_margin(trajectory, axis_name)
-    masks = row_masks(trajectory, margin)
+    scored = row_masks(trajectory, margin)
+    masks = train_only(scored, trajectory)
     chex.assert_equal_shape([value, trajectory.reward, trajectory.discount, trajectory.acts, trajectory.log_prob])
 
     played = jax.tree.map(lambda x: x[:-1], trajectory._replace(core=(), sampling=()))
@@ -302,7 +304,7 @@ def prepare(
         advantage, target = gae(rows, gamma=config.gamma, lambda_=config.gae_lambda, margin=margin)
     else:
         outputs = ac.mask_outputs(jax.tree.map(lambda x: x[:-1], outputs), played.observation)
-        log_rho = jnp.where(masks.policy > 0, chosen.log_prob(outputs, played.action) - played.log_prob, 0.0)
+        log_rho = jnp.where(scored.policy > 0, chosen.log_prob(outputs, played.action) - played.log_prob, 0.0)
         options: Any = {"gamma": config.gamma, "lambda_": config.gae_lambda, "margin": margin}
         advantage, target = vtrace(rows, log_rho, weight_advantage=False, **options)
 

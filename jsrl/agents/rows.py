@@ -30,7 +30,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jsrl.types import ACTING, Array, Trajectory, spread
+from jsrl.types import ACTING, ONLY_SCORED, Array, Trajectory, spread
 
 
 class RowKinds(NamedTuple):
@@ -139,13 +139,25 @@ def acting_mask(trajectory: Trajectory) -> Array:
     return kinds.acting.astype(jnp.float32)
 
 
+def train_only(masks: RowMasks, trajectory: Trajectory) -> RowMasks:
+    """Return the masks [T, B] without the rows of games that are only scored, which train nothing.
+
+    Masks may have several columns for each environment ([T, B * N] where agents exist), one after another.
+    """
+    if isinstance(trajectory.game, tuple):
+        return masks
+    trains = (trajectory.game[:-1] > ONLY_SCORED).astype(jnp.float32)
+    columns = masks.value.shape[1] // trains.shape[1]
+    return RowMasks(*(mask * jnp.repeat(trains, columns, axis=1) for mask in masks))
+
+
 def row_scores(trajectory: Trajectory, error: Array, mask: Array, num_agents: int | None) -> Array | None:
     """Return, for scores of games, (sum of |error|, number) over each row's trained agents: [B, T, 2]; None: no scores wanted.
 
     Args:
       trajectory: its `game` says whether scores are wanted.
       error: [T, B] ([T, B * N] where agents exist) of the value function's target to its value; with GAE the advantage.
-      mask: like error, 1 where the policy is trained.
+      mask: like error, from `row_masks`, 1 where the policy acted; rows that are only scored (`train_only`) included.
     """
     if isinstance(trajectory.game, tuple):
         return None

@@ -10,7 +10,6 @@ from typing import Any
 from jsrl.directors.base import wants_scores
 from jsrl.directors.messages import Assignment
 from jsrl.directors.pbt import PBT, Range
-from jsrl.directors.plr import PLR
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import agent_name
@@ -98,11 +97,9 @@ def _check_scored(experiment: Experiment, director: Any) -> None:
     for policy in experiment.policies.values() or [PolicyConfig(experiment.agent)]:
         if not getattr(type(policy.agent), "scores_rows", False):
             raise ConfigError(
-                f"{name} wants scores of games, which {agent_name(policy.agent)} does not give; ppo, mappo and ippo do (a "
-                "config of your own says so with `scores_rows = True`, see jsrl.agents.base.UpdateOutput)."
+                f"{name} wants scores of games, which {agent_name(policy.agent)} does not give; ppo, mappo, ippo, happo and "
+                "impala do (a config of your own says so with `scores_rows = True`, see jsrl.agents.base.UpdateOutput)."
             )
-    if isinstance(director, PLR) and not director.train_on_new:
-        raise ConfigError("PLR has train_on_new=False, but learners score only games that they train on; leave it out.")
 
 
 def _policies_of_sides(spec: EnvSpec | GameSpec, seats: Mapping[str, Mapping[str, int]]) -> list[set[str]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from jsrl.agents.happo import HAPPOConfig
+from jsrl.agents.bc import BCConfig
+from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
@@ -56,17 +58,25 @@ def weights_of_log(director: LoggedPLR, log: list) -> dict[int, float]:
     return dict(zip(levels, mixed.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("placement", ["serial", pytest.param("inline", marks=pytest.mark.slow)])
-def test_every_score_is_of_its_own_game_and_the_weights_follow_from_the_log(placement: str, tmp_path: Path) -> None:
-    actors = 1 if placement == "serial" else 2
-    result = run(PLAN, runs_dir=tmp_path, display="quiet", placement=placement, num_actors=actors)
-    state, director = state_of(result), PLAN.director
+@pytest.mark.parametrize(
+    ("placement", "robust"),
+    [("serial", False), ("serial", True), pytest.param("inline", False, marks=pytest.mark.slow)],
+)
+def test_every_score_is_of_its_own_game_and_the_weights_follow_from_the_log(
+    placement: str, robust: bool, tmp_path: Path
+) -> None:
+    """In robust PLR the rows of new levels are only scored, and those of known levels are trained on as well."""
+    actors, director = 1 if placement == "serial" else 2, dataclasses.replace(PLAN.director, train_on_new=not robust)
+    changes = {"placement": placement, "num_actors": actors, "director": director}
+    state = state_of(run(PLAN, runs_dir=tmp_path, display="quiet", **changes))
+    only_scored = {number for what, number, _ in state["log"] if what == "new" and robust}
     level_of = {number: level for what, number, level in state["log"] if what != "score"}
     scores = [(number, value) for what, number, value in state["log"] if what == "score"]
     assert len(scores) > 100 and len({number for number, _ in scores}) == len(scores), "each game is scored once"
-    assert all(value == level_of[number] for number, value in scores)
+    assert all(value == level_of[number] + 0.5 * (number in only_scored) for number, value in scores)
     assert state["finished"] - len(scores) <= 2 * PLAN.num_envs * actors, "but for games that ended in the last rows"
-    assert len(state["levels"]) == 30 and state["scores"] == state["levels"]
+    newest = {level_of[number]: value for number, value in scores}
+    assert len(state["levels"]) == 30 and state["scores"] == [newest[level] for level in state["levels"]]
     expected = weights_of_log(director, state["log"])
     found = dict(zip(state["levels"], director.weights(state).tolist(), strict=True))
     assert found == pytest.approx(expected)
@@ -100,8 +110,7 @@ def test_a_game_that_ends_where_a_run_stops_has_its_score_after_a_resume(tmp_pat
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"director": LoggedPLR(train_on_new=False)}, "train_on_new=False"),
-        ({"policies": {"main": PolicyConfig(HAPPOConfig())}}, "scores of games, which.*happo does not give"),
+        ({"policies": {"main": PolicyConfig(BCConfig())}}, "scores of games, which.*bc does not give"),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_start(changes: dict, expected: str, tmp_path: Path) -> None:
@@ -110,9 +119,10 @@ def test_what_cannot_work_is_refused_before_the_start(changes: dict, expected: s
     assert not any(tmp_path.iterdir())
 
 
-def test_ppo_trains_on_levels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("agent", [PPOConfig(num_minibatches=1, num_epochs=1), IMPALAConfig()], ids=["ppo", "impala"])
+def test_agents_train_on_levels(agent: Any, tmp_path: Path) -> None:
     """Every level has the score of its newest game, which the update that trained on it found."""
-    policies = {"main": PolicyConfig(PPOConfig(num_minibatches=1, num_epochs=1))}
+    policies = {"main": PolicyConfig(agent)}
     result = run(PLAN, runs_dir=tmp_path, display="quiet", policies=policies, total_env_steps=30 * 32)
     state = state_of(result)
     assert (

@@ -18,7 +18,7 @@ import numpy as np
 from jsrl.envs.base import Episode
 from jsrl.runs.control_bodies import Games, Lease, Moment, Played
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
-from jsrl.types import ACTING, WAITING, Array, EnvSpec, GameSpec, spread
+from jsrl.types import ACTING, ONLY_SCORED, WAITING, Array, EnvSpec, GameSpec, spread
 from jsrl.workers.base import Reporter
 
 TELL_S = 0.05  # between messages to the director, if no slot waits
@@ -33,7 +33,8 @@ class Cast:
 
     Attributes:
       version: int64 [B, N], that acts: a frozen one, LATEST_VERSION, or NOT_PLAYED if another policy plays.
-      learns: bool [B, N], whether the seat's rows train the policy. game: int32 [B], the number of the game.
+      learns: bool [B, N], whether the seat's rows go to the learner as rows of the policy. game: int32 [B], the number of the
+        game, as in Trajectory: in a run with scores, a game in which nobody learns is only scored.
       spares: seats that wait are not acted for; False if cores must advance with every row.
     """
 
@@ -74,6 +75,7 @@ class Assignments:
       policies: (number, places of its seats) of each policy that plays. cores: whether its agent has a core.
       reporter: sends messages to the director.
       in_order: request assignments slot by slot, with the step after which they are needed, and none in advance.
+      scored: the director chooses by scores of games.
     """
 
     def __init__(
@@ -83,7 +85,9 @@ class Assignments:
         *,
         reporter: Reporter,
         in_order: bool,
+        scored: bool = False,
     ) -> None:
+        self._scored = scored
         self._policies, self._cores, self._reporter, self._in_order = list(policies), list(cores), reporter, in_order
         self._slots: dict[int, _Slots] = {}
         self._sides: tuple[int, ...] = ()
@@ -184,12 +188,13 @@ class Assignments:
             sides = [self._sides[place] for place in places] or [0]
             own = np.array([lease.players[side][0] == number for side in sides])
             version = [lease.players[side][1] for side in sides]
-            learns = own & [lease.learns[side] for side in sides]
+            only_scored = self._scored and not any(lease.learns)
+            learns = own & [only_scored or lease.learns[side] for side in sides]
             cast.version[slot] = (
                 np.where(own, version, NOT_PLAYED) if places else (version[0] if own[0] else NOT_PLAYED)
             )
             cast.learns[slot] = learns if places else learns[0]
-            cast.game[slot] = lease.id
+            cast.game[slot] = ONLY_SCORED - lease.id if only_scored else lease.id
 
     def void(self, group: int, slots: Iterable[int] | None, why: str) -> None:
         """Return the assignments of some slots (None: all) as void: their episodes do not count."""

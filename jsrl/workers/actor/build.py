@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from jsrl.directors.base import wants_scores
 from jsrl.metrics.metrics import Recorder
 from jsrl.types import leaves
 from jsrl.workers.actor.assignments import Assignments
@@ -42,7 +43,13 @@ def _assignments(job: Job, reporter: Reporter) -> Assignments | None:
         return None
     policies = [(part.policy_number, tuple(part.seats.values())) for part in job.by_policy]
     cores = [bool(leaves(part.schemas.act.core)) for part in job.by_policy]
-    return Assignments(policies, cores, reporter=reporter, in_order=job.experiment.is_deterministic)
+    return Assignments(
+        policies,
+        cores,
+        reporter=reporter,
+        in_order=job.experiment.is_deterministic,
+        scored=wants_scores(job.experiment.director),
+    )
 
 
 def _policy(job: Job, recorder: Recorder) -> ActingPolicy:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jsrl.types import Array
+from jsrl.types import ONLY_SCORED, Array
 from jsrl.workers.base import Reporter
 
 MOST_OPEN = 10_000  # unfinished games kept: some never end, because their rows were dropped
@@ -44,13 +44,14 @@ class Scores:
         """Count the rows of a batch, and report the games that ended in it.
 
         Args:
-          game: int32 [D, T+1, B/D], the game of each row; -1: none. rows: [D, B/D, T, 2], see jsrl.agents.rows.row_scores;
+          game: int32 [D, T+1, B/D], see Trajectory. rows: [D, B/D, T, 2], see jsrl.agents.rows.row_scores;
             None: nothing was trained. batches: number of batches so far.
         """
         if rows is None:
             self._tell((), batches)
             return
         games = np.moveaxis(np.asarray(game), 1, 2)  # [D, B/D, T+1]
+        games = np.where(games <= ONLY_SCORED, ONLY_SCORED - games, games)
         own, values = games[..., :-1].ravel(), np.asarray(rows, np.float64).reshape(-1, 2)
         found, index = np.unique(own, return_inverse=True)
         sums = [np.bincount(index, values[:, i], len(found)) for i in (0, 1)]
