@@ -48,7 +48,7 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
     try:
         launcher = JoinedHosts(
             Local(), own, port, count, tokens, tell, engine=engine, join_s=options.join_s, keep=options.keep_here,
-            least=options.min_hosts,
+            learner_on=options.learner_on or "", least=options.min_hosts,
         )  # fmt: skip
     except ConfigError:
         if engine is not None:

@@ -21,8 +21,7 @@ from jsrl.launch.plan import make_schemas
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, Trajectory, Tree, leaves, map_trajectory, named_leaves
-from jsrl.workers.jobs import Schemas
-from jsrl.workers.learner.finite_check import FAILED_UPDATE
+from jsrl.workers.jobs import FAILED_UPDATE, Schemas
 
 
 class Replay(NamedTuple):

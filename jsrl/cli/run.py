@@ -192,6 +192,7 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
     """Print the plan of a run; draw it or assign it to hosts if the options say so."""
     from jsrl.graph.drawing import draw
     from jsrl.launch.hosts.facts import read_hosts
+    from jsrl.launch.hosts.launcher import placed
     from jsrl.launch.hosts.layout import lay_out, layout_text
     from jsrl.launch.hosts.needs import needs_of
     from jsrl.launch.plan import accelerators, describe, make_plan, settle
@@ -208,7 +209,8 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
             raise ConfigError(
                 "a serial run has one process on one host; choose another placement to lay workers on hosts."
             )
-        print("", layout_text(lay_out(needs_of(plan), read_hosts(options.hosts_file))), sep="\n")
+        needs = placed(needs_of(plan), options.keep_here, options.learner_on or "")
+        print("", layout_text(lay_out(needs, read_hosts(options.hosts_file))), sep="\n")
     return 0
 
 

@@ -175,6 +175,8 @@ class RunOptions:
     """Run workers on these hosts, such as a,b,me@10.0.0.7. They are reached by ssh, which must not ask for a password."""
     keep_here: tuple[str, ...] = ()
     """With other hosts: kinds of workers to keep on this host, such as inference."""
+    learner_on: str | None = None
+    """With other hosts: the name of the host that trains (default: this one, or if only others have GPUs, one of these)."""
     host_python: str | None = None
     """With --hosts or --launcher ray: the Python interpreter there that has jsrl (default: the path of this one)."""
     join_s: float = 600.0

@@ -70,7 +70,8 @@ class Need:
       answers: workers that spread request actions from workers of its kind, so these are distributed in the same proportion.
         asks: the worker that it requests first; empty: none.
       beside: the worker whose host suits it best; empty: the host with the most idle cores.
-      follows: it learns as another rank of a learner, and needs no run folder for that.
+      follows: it learns as another rank of a learner, and goes wherever devices are.
+      on: the name of the host that it must run on; empty: any.
     """
 
     worker: str
@@ -85,6 +86,7 @@ class Need:
     asks: str = ""
     beside: str = ""
     follows: bool = False
+    on: str = ""
 
 
 @dataclass(frozen=True)

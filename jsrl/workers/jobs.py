@@ -19,6 +19,8 @@ from jsrl.transport.stream import POLICY, End
 from jsrl.types import EnvSpec, Trajectory
 
 CONNECT_TIMEOUT_S = 120.0
+FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update that was not finite, and its batch
+BEGINS_WITH = "begins-with"  # folder of a run: snapshots of other runs, for learners on hosts that do not see these
 SEED_STRIDE, LIVES_PER_EPOCH = 7_919, 1_009
 
 
@@ -139,6 +141,16 @@ class Job:
     def snapshots(self) -> Path:
         """Return the folder of this policy's snapshots."""
         return Path(self.folder, "snapshots", self.policy_folder)
+
+    @property
+    def failed_update(self) -> Path:
+        """Return the folder of this policy's update that was not finite."""
+        return Path(self.folder, FAILED_UPDATE, self.policy_folder)
+
+    @property
+    def begins_with(self) -> Path:
+        """Return the folder of the snapshot of another run that this policy begins with, if its host does not see that run."""
+        return Path(self.folder, BEGINS_WITH, self.policy_folder)
 
     @property
     def snapshots_of(self) -> dict[str, Path]:

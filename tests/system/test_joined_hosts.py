@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import random
 import sys
@@ -16,7 +17,15 @@ import pytest
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, PolicyConfig, ReplayConfig, SupervisionConfig
+from jsrl.experiment import (
+    EvaluatorConfig,
+    Experiment,
+    InferenceConfig,
+    PolicyConfig,
+    ReplayConfig,
+    SnapshotConfig,
+    SupervisionConfig,
+)
 from jsrl.launch.hooks import STOP, LiveRun
 from jsrl.launch.hosts import engine as engines
 from jsrl.launch.hosts.facts import HostFacts
@@ -29,6 +38,7 @@ from jsrl.launch.result import STOPPED
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.runs.runs import read_metrics
+from jsrl.snapshots.format import version_damage
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import ledger_path, read_hop
 from jsrl.transport.ledger.page import read_page
@@ -187,7 +197,7 @@ def test_a_run_outlives_a_server_and_a_host(hosts, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_deterministic_run_is_the_same_to_the_bit_with_its_server_on_another_host(
+def test_a_deterministic_run_is_the_same_to_the_bit_with_its_server_and_its_learner_on_another_host(
     tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.syspath_prepend(str(WORLD))
@@ -202,21 +212,25 @@ def test_a_deterministic_run_is_the_same_to_the_bit_with_its_server_on_another_h
         evaluator=EvaluatorConfig(enabled=False),
     )
     alone = run(experiment, runs_dir=tmp_path, name="alone", placement="serial", graph=GRAPH, display="log-only")
-    own = HostFacts("here", 1, 8_000, "127.0.0.1")
-    launcher = JoinedHosts(Local(), own, 0, 1, tmp_path / "join", lambda line: None)
-    agent = Agent(launcher.address, launcher.token_files[0], "far", tmp_path / "far.txt")
-    try:
-        far = run(experiment, runs_dir=tmp_path, name="far", launcher=launcher, graph=GRAPH, display="log-only")
-        assert launcher._home["inference-0"] == launcher._home["watch"] == "far"
-    finally:
-        launcher.close()
-        agent.close()
-    states = [
-        SnapshotStore(result.folder / "snapshots" / "state").load("final").tree["state"] for result in (alone, far)
-    ]
-    one, other = (dict(named_leaves(state)) for state in states)
-    assert one.keys() == other.keys() and not [name for name in one if one[name].tobytes() != other[name].tobytes()]
-    assert hop_ledger(far.ledger).balanced
+    own, results = HostFacts("here", 1, 8_000, "127.0.0.1"), [alone]
+    for learner_on in ("here", "far"):
+        launcher = JoinedHosts(Local(), own, 0, 1, tmp_path / "join", lambda line: None, learner_on=learner_on)
+        agent = Agent(launcher.address, launcher.token_files[0], "far", tmp_path / "far.txt")
+        try:
+            far = run(
+                experiment, runs_dir=tmp_path, name=learner_on, launcher=launcher, graph=GRAPH, display="log-only"
+            )
+            acting = launcher._home.get("inference-0"), launcher._home.get("watch")
+            assert launcher._at["learner"] == learner_on and (learner_on == "far" or acting == ("far", "far"))
+        finally:
+            launcher.close()
+            agent.close()
+        assert hop_ledger(far.ledger).balanced
+        results.append(far)
+    stores = [SnapshotStore(result.folder / "snapshots" / "state") for result in results]
+    one, *others = (dict(named_leaves(store.load("final").tree["state"])) for store in stores)
+    for other in others:
+        assert one.keys() == other.keys() and not [name for name in one if one[name].tobytes() != other[name].tobytes()]
 
 
 @pytest.mark.parametrize(
@@ -491,3 +505,94 @@ def test_replay_and_evaluator_live_on_joined_hosts_and_keep_what_they_counted_an
     assert json.loads((folder / "replay" / "0" / "counters.json").read_text())["drawn"] > 0
     SnapshotStore(folder / "snapshots" / "params").load("best")
     assert_balanced(json.loads((folder / "result.json").read_text()), killed_over_zeromq=True)
+
+
+class LearnerMoves(threading.Thread):
+    """Kills a learner on its host, then that host's agent, each after a snapshot, and ends the run once another one trains.
+
+    Attributes:
+      snapshots: the newest version in the run folder before each kill, and at the end. hosts: of the learner.
+    """
+
+    def __init__(self, launcher: JoinedHosts, agents: dict[str, Agent], folder: Path) -> None:
+        super().__init__(daemon=True)
+        self._launcher, self._agents, self._folder = launcher, agents, folder
+        self.snapshots, self.hosts, self.done = [0], list[str](), False
+
+    def run(self) -> None:
+        trained = Trained(self._folder)
+        trained.some_more()
+        self._await_snapshot()
+        agent = self._agents[self.hosts[-1]]
+        (learner,) = [worker for worker in agent.workers() if "learner" in worker.cmdline()]
+        learner.kill()
+        trained.some_more()
+        self._await_snapshot()
+        agent.popen.kill()
+        await_that(lambda: self._launcher._at["learner"] != self.hosts[-1], 60.0)
+        trained.some_more()
+        self._await_snapshot()
+        self.done = True
+
+    def _await_snapshot(self) -> None:
+        store = SnapshotStore(self._folder / "snapshots" / "state")
+        await_that(lambda: "latest" in store.tags() and store.resolve("latest") > self.snapshots[-1], 60.0)
+        self.snapshots.append(store.resolve("latest"))
+        store.load("latest")
+        self.hosts.append(self._launcher._at["learner"])
+
+    def on_metrics(self, run: LiveRun, row: dict) -> str | None:
+        """End the run once all has come to pass; see jsrl.launch.hooks."""
+        return STOP if self.done else None
+
+
+@pytest.mark.nightly
+def test_a_learner_on_a_joined_host_goes_on_from_its_last_snapshot_wherever_it_is(hosts, tmp_path: Path) -> None:
+    address, networks = hosts
+    experiment = Experiment(
+        agent=PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1),
+        num_envs=8,
+        placement="served",
+        num_actors=4,
+        rollout_length=16,
+        total_env_steps=10**9,
+        max_minutes=5.0,
+        restart=2,
+        snapshots=SnapshotConfig(period_s=0.5),
+        evaluator=EvaluatorConfig(enabled=False),
+    )
+    own, folder = HostFacts("here", 2, 8_000, address), tmp_path / "experiment" / "far"
+    join = functools.partial(JoinedHosts, Local(), own, 0, 2, tmp_path / "join", lambda line: None)
+    launcher = join(learner_on=networks[0], lease_s=5.0, lost_s=8.0)
+    agents = agents_on(launcher, networks, tmp_path)
+    moves = LearnerMoves(launcher, agents, folder)
+    moves.start()
+    try:
+        first = run(experiment, runs_dir=tmp_path, name="far", launcher=launcher, display="log-only", hooks=[moves])
+    finally:
+        close_all(launcher, agents)
+    assert moves.done and first.ended.startswith(STOPPED)
+    assert moves.hosts[:2] == [networks[0]] * 2 and moves.hosts[2] == networks[1]
+    store = SnapshotStore(folder / "snapshots" / "state")
+    assert store.resolve("final") == store.resolve("latest") >= moves.snapshots[-1]
+    assert not [path for path in folder.rglob("*.draft")]
+    assert all(version_damage(store.folder / str(version)) is None for version in store.versions())
+    assert len(store.versions()) <= 4  # what the learner removed is gone here as well
+    assert_balanced(json.loads((folder / "result.json").read_text()), killed_over_zeromq=True)
+    launcher = join(learner_on=networks[1])
+    agents = agents_on(launcher, networks, tmp_path)
+    limited = dataclasses.replace(experiment, total_env_steps=first.env_steps + 20 * 128)
+    try:
+        second = run(limited, runs_dir=tmp_path, resume="far", launcher=launcher, display="log-only")
+    finally:
+        close_all(launcher, agents)
+    assert second.updates == first.updates + 20 and launcher._at["learner"] == networks[1]
+    assert SnapshotStore(folder / "snapshots" / "state").load("final").meta["updates"] == second.updates
+    other = dataclasses.replace(limited, total_env_steps=5 * 128)
+    launcher = join(learner_on=networks[0])
+    agents = agents_on(launcher, networks, tmp_path)
+    try:
+        third = run(other, runs_dir=tmp_path, name="b", init_from="far@final", launcher=launcher, display="log-only")
+    finally:
+        close_all(launcher, agents)
+    assert third.updates == 5 and launcher._at["learner"] == networks[0]

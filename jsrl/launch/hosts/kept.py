@@ -1,57 +1,145 @@
-"""Files that a worker keeps in the run folder, such as snapshot `best`: copied between hosts for a worker on another host.
+"""Files that a worker keeps in the run folder, such as snapshots: copied between hosts for a worker on another host.
 
 Its agent sends their changes, and the controller writes them to the run folder. Before an incarnation of the worker starts on
 another host, that host gets the files of the run folder. The parts of a file are sent in order; it appears once it is
-complete.
+complete and its digest is the sender's. Each part is confirmed: what a broken connection lost is sent again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 PART_BYTES = 1 << 20
+AHEAD_BYTES = 8 << 20  # that may be sent and not confirmed
+AGAIN_S = 5.0  # without a confirmation, after which a file is sent again
 REMOVED = -1  # instead of a byte position: the file was removed
 _DRAFT = ".draft"
 
 
 class Part(NamedTuple):
-    """A part of a file, from byte `at`; `last` is the last part. name: below the run folder."""
+    """A part of a file, from byte `at`; `last` is the last part. name: below the run folder.
+
+    digest: of the whole file, with its last part; empty: not checked.
+    """
 
     name: str
     at: int
     part: bytes
     last: bool
+    digest: str = ""
 
 
 class KeptFiles:
-    """The files in subfolders of a run folder, as far as the other side has them.
+    """Sends the files in subfolders of a run folder, as far as the other side does not have them, one after another.
 
     Args:
-      root: the run folder, or the agent's folder for it.
+      root: the run folder, or the agent's folder for it. send: sends a part; it may get lost.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._known: dict[str, tuple[int, int]] = {}
+    def __init__(self, root: Path, send: Callable[[Part], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._root, self._send, self._clock = root, send, clock
+        self._known: dict[str, tuple[int, int]] = {}  # files that the other side has -> size and time of change
+        self._waiting: dict[str, None] = {}  # names, in order
+        self._name = ""  # of the file that is being sent; empty: none
+        self._parts: Iterator[Part] = iter(())
+        self._state: tuple[int, int] | None = None  # of that file, as its first part was read; None: it was removed
+        self._sent = self._confirmed = 0  # bytes of that file
+        self._digest = ""  # of that file, once its last part was sent
+        self._heard_s = 0.0
 
-    def parts(self, folders: Iterable[str]) -> Iterator[Part]:
-        """Yield the parts of files that changed since they were sent, and removed files; they count as sent.
+    def look(self, folders: Iterable[str]) -> None:
+        """Note the changed and the removed files of some folders, to be sent.
 
-        Files that name other files come after these: manifests, then tags.
+        Files that name other files come after these: manifests, then tags; removed ones come last, in reverse order.
         """
-        found = {name: stat for folder in folders for name, stat in self._files(folder)}
-        for name in sorted(found, key=lambda name: ("/tags/" in name, name.endswith(".json"), name)):
-            if self._known.get(name) != found[name]:
-                yield from self.file(name)
-                self._known[name] = found[name]
-        for name in set(self._known) - set(found):
-            if name.startswith(tuple(f"{folder}/" for folder in folders)):
-                del self._known[name]
-                yield Part(name, REMOVED, b"", True)
+        folders = tuple(folders)
+        found = {name: state for folder in folders for name, state in self._files(folder)}
+        of_these = tuple(f"{folder}/" for folder in folders)
+        gone = [name for name in self._known if name.startswith(of_these) and name not in found]
+        changed = [name for name in found if self._known.get(name) != found[name]]
+        self.add([*sorted(changed, key=_order), *sorted(gone, key=_order, reverse=True)])
+
+    def add(self, names: Iterable[str]) -> None:
+        """Note files to be sent."""
+        self._waiting |= dict.fromkeys(name for name in names if name not in self._waiting)
+
+    def are_sent(self, folders: Iterable[str]) -> bool:
+        """Return whether the other side has all files that were noted, of some folders, or with these names."""
+        names = tuple(folders)
+        waiting = [*self._waiting, *([self._name] if self._name else [])]
+        return not any(name in names or name.startswith(tuple(f"{one}/" for one in names)) for name in waiting)
+
+    def advance(self) -> None:
+        """Send what the other side is ready for; call it often."""
+        while self._name or self._waiting:
+            if not self._name:
+                self._begin(next(iter(self._waiting)))
+                continue
+            part = next(self._parts, None) if self._sent - self._confirmed < AHEAD_BYTES else None
+            if part is not None:
+                self._sent, self._digest = part.at + len(part.part), part.digest
+                self._send(part)
+            elif self._clock() - self._heard_s > AGAIN_S:
+                self._begin(self._name)
+            else:
+                return
+
+    def _begin(self, name: str) -> None:
+        self._waiting.pop(name, None)
+        self._name, self._sent, self._confirmed, self._digest, self._heard_s = name, 0, 0, "", self._clock()
+        self._state = _state(self._root / name)
+        if self._state is not None:
+            self._parts = self._read(name)
+        elif name in self._known:
+            self._parts = iter([Part(name, REMOVED, b"", True)])
+        else:  # the other side never had it
+            self._name, self._parts = "", iter(())
+
+    def _read(self, name: str) -> Iterator[Part]:
+        """Yield the parts of a file; not all if it becomes shorter meanwhile."""
+        digest = hashlib.blake2b(digest_size=16)
+        with contextlib.suppress(FileNotFoundError), (self._root / name).open("rb") as file:
+            size, at = os.fstat(file.fileno()).st_size, 0
+            while at < size or not at:
+                part = file.read(min(PART_BYTES, size - at))
+                digest.update(part)
+                last = at + len(part) == size
+                if not (part or last):
+                    return
+                yield Part(name, at, part, last, digest.hexdigest() if last else "")
+                at += len(part)
+                if last:
+                    return
+
+    def confirm(self, name: str, size: int, digest: str) -> None:
+        """Note that the other side has a file up to a size; with its digest: all of it. See Part."""
+        if name != self._name:
+            return
+        self._heard_s, self._confirmed = self._clock(), max(size, 0)
+        if size == REMOVED and self._state is None:
+            self._name = ""
+            self._known.pop(name, None)
+        elif digest and digest == self._digest and self._state is not None:
+            self._name = ""
+            self._known[name] = self._state
+
+    def note(self, name: str) -> None:
+        """Note that a file came from the other side."""
+        state = _state(self._root / name)
+        if state is not None:
+            self._known[name] = state
+
+    def forget(self) -> None:
+        """Note that the other side has none of the files, and that nothing is to be sent."""
+        self._known.clear()
+        self._waiting.clear()
+        self._name, self._parts = "", iter(())
 
     def _files(self, folder: str) -> Iterator[tuple[str, tuple[int, int]]]:
         """Yield name and state of the files in a folder, except those being written."""
@@ -63,35 +151,27 @@ class KeptFiles:
                 path = Path(place, name)
                 if name.startswith(".") or name.endswith(_DRAFT):
                     continue
-                try:
-                    stat = path.stat()
-                except FileNotFoundError:  # just replaced
-                    continue
-                yield str(path.relative_to(self._root)), (stat.st_size, stat.st_mtime_ns)
-
-    def file(self, name: str) -> Iterator[Part]:
-        """Yield the parts of a file; none if it does not exist."""
-        with contextlib.suppress(FileNotFoundError), (self._root / name).open("rb") as file:
-            size, at = os.fstat(file.fileno()).st_size, 0
-            while True:
-                part = file.read(PART_BYTES)
-                yield Part(name, at, part, at + len(part) >= size)
-                at += len(part)
-                if at >= size or not part:
-                    return
-
-    def note(self, name: str) -> None:
-        """Note that a file came from the other side."""
-        stat = (self._root / name).stat()
-        self._known[name] = stat.st_size, stat.st_mtime_ns
-
-    def forget(self) -> None:
-        """Mark all files as not sent."""
-        self._known.clear()
+                if (state := _state(path)) is not None:  # else just replaced
+                    yield str(path.relative_to(self._root)), state
 
 
-def keep_part(root: Path, part: Part) -> bool:
-    """Write a part of a file below a folder; a part out of order is dropped. Return whether the file is complete now.
+def _order(name: str) -> tuple[bool, bool, str]:
+    return "/tags/" in name, name.endswith(".json"), name
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """Return size and time of change of a file; None: there is none."""
+    try:
+        stat = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return stat.st_size, stat.st_mtime_ns
+
+
+def keep_part(root: Path, part: Part) -> int | None:
+    """Write a part of a file below a folder; return the bytes of the file so far.
+
+    None: it was dropped, because a part before it is missing, or the digest differs.
 
     Raises:
       OSError: it cannot be written.
@@ -100,14 +180,35 @@ def keep_part(root: Path, part: Part) -> bool:
     draft = path.with_name(path.name + _DRAFT)
     if part.at == REMOVED:
         path.unlink(missing_ok=True)
-        if not any(path.parent.iterdir()):
-            path.parent.rmdir()
-        return False
+        _remove_empty(path.parent, root)
+        return REMOVED
     path.parent.mkdir(parents=True, exist_ok=True)
     if part.at and (not draft.exists() or draft.stat().st_size != part.at):
-        return False
+        return None
     with draft.open("ab" if part.at else "wb") as file:
         file.write(part.part)
     if part.last:
+        if part.digest and part.digest != _digest(draft):
+            draft.unlink()
+            return None
         draft.rename(path)
-    return part.last
+    return part.at + len(part.part)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _remove_empty(folder: Path, root: Path) -> None:
+    """Remove a folder if it is empty, and then those above it, below the root."""
+    while folder != root and folder.exists() and not any(folder.iterdir()):
+        folder.rmdir()
+        folder = folder.parent
+
+
+def remove_drafts(root: Path, folders: Iterable[str]) -> None:
+    """Remove what is left of files in some folders whose sender was lost."""
+    for folder in folders:
+        for draft in (root / folder).rglob(f"*{_DRAFT}"):
+            draft.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from jsrl.launch.launcher import Handle, Hosts, Launcher, Need, Start
 from jsrl.launch.links import KEYS, stays_here, tcp
 from jsrl.references.reference import to_json
 from jsrl.runs.names import Registration
+from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.meeting.keys import hex_of, make_host_keys
 from jsrl.transport.params.relay import ancestors
 from jsrl.transport.stream import name_at
@@ -46,6 +48,7 @@ class JoinedHosts:
         `join_s`; None: all.
       tokens: folder for the join tokens, one file for each host. tell: shows a line to the user.
       engine: starts the agents, on its hosts; None: the user starts them. keep: families of workers that stay on this host.
+      learner_on: name of the host on which learners run; empty: see lay_out.
       lease_s: time without a message of the controller after which an agent ends its workers. lost_s: time without a message
         of an agent after which its workers are replaced; longer than the lease.
 
@@ -67,6 +70,7 @@ class JoinedHosts:
         *,
         engine: Engine | None = None,
         keep: Sequence[str] = (),
+        learner_on: str = "",
         least: int | None = None,
         join_s: float = JOIN_S,
         lease_s: float = LEASE_S,
@@ -89,7 +93,7 @@ class JoinedHosts:
         self._movable: set[str] = set()
         self._known: set[int] = set()  # epochs of hosts that already have their share
         self._targets: dict[str, str] = {}  # worker -> the host to which it will move
-        self._keep = keep
+        self._keep, self._learner_on = keep, learner_on
         self._archives: dict[frozenset[str], tuple[str, bytes]] = {}
         self._sent: set[tuple[int, str]] = set()  # (host epoch, digest or KEYS)
         self._kept_at: dict[str, int] = {}  # worker -> epoch of the host that has the files that it keeps
@@ -146,7 +150,7 @@ class JoinedHosts:
             hosts = self.members.staying
             self._known = {host.epoch for host in hosts}
         facts = [self._own, *(host.facts for host in hosts)]
-        needs = kept(needs, self._keep)
+        needs = placed(needs, self._keep, self._learner_on)
         layout = lay_out(needs, facts)
         self._tell(layout_text(layout))
         self._laid, self._needs = layout.of, {need.worker: need for need in needs}
@@ -207,7 +211,8 @@ class JoinedHosts:
         with self._port.changed:
             host = self._host_for(job.name)
             if host is not None:
-                life = RemoteLife(host, job.name, job.incarnation)
+                hops = tuple(end.hop for _, end in job.ends if end.address and end.hop)
+                life = RemoteLife(host, job.name, job.incarnation, hops)
         self._at[job.name] = self._own.name if host is None else host.name
         if host is None:
             self._tell(f"{job.name} starts on this host: no other host has joined")
@@ -253,7 +258,7 @@ class JoinedHosts:
         need = self._needs[worker]
 
         def order(host: JoinedHost) -> tuple[bool, bool, float]:
-            lacks_gpu = need.device == "serves" and not host.facts.gpus
+            lacks_gpu = need.device != "cpu" and not host.facts.gpus
             return host.name != self._home[worker], lacks_gpu, host.living / host.facts.cores
 
         staying = self.members.staying
@@ -271,8 +276,8 @@ class JoinedHosts:
 
     def _begin(self, life: RemoteLife, job: Job, start: Start) -> None:
         """Send a host the files that a worker needs, and its job."""
+        host, job = life.host, with_start(job)
         assert job.keys is not None
-        host = life.host
         tree = to_json(moved(job, host.folder, host.facts.address))
         modules = frozenset(modules_named(tree))
         if modules not in self._archives:  # later incarnations get the same code, even if it was edited
@@ -288,18 +293,17 @@ class JoinedHosts:
                 part = content[at : at + CHUNK_BYTES]
                 self._port.send(host, Code(host.epoch, digest, part, at + CHUNK_BYTES >= len(content)))
         keeps = list(find_kind(job.kind).keeps_files(job))
-        if keeps and self._kept_at.get(job.name) != host.epoch:
+        lacks_files = bool(keeps) and self._kept_at.get(job.name) != host.epoch
+        if keeps:
             self._kept_at[job.name] = host.epoch
-            self._port.send_kept(host, keeps, [end.hop for _, end in job.ends if end.address and end.hop])
         variables = self._variables_on(host, job, start)
         body = json.dumps(tree).encode()
-        life.begin = Begin(host.epoch, job.kind, job.name, job.incarnation, body, variables, digest, start.forks, keeps)
-        life.asked_s = time.monotonic()
+        begin = Begin(host.epoch, job.kind, job.name, job.incarnation, body, variables, digest, start.forks, keeps)
         with self._port.changed:
             host.lives[job.name, job.incarnation] = life
             if host.lost:  # since the last check
                 host.lose(host.lost)
-        self._port.send(host, life.begin)
+        self._port.begin(life, begin, with_files=lacks_files)
 
     def _is_new(self, host: JoinedHost, what: str) -> bool:
         found = (host.epoch, what) not in self._sent
@@ -338,12 +342,17 @@ def may_move(graph: Graph, worker: str, hosts: Hosts) -> bool:
     return not any(stream.road or stays_here(graph, stream, hosts) for stream in streams)
 
 
-def kept(needs: Sequence[Need], families: Sequence[str]) -> list[Need]:
+def placed(needs: Sequence[Need], families: Sequence[str], learner_on: str = "") -> list[Need]:
     """Return the needs of workers, with those of some families (`inference`: inference-0, ...) kept on this host.
+
+    Args:
+      learner_on: the name of the host of the learners; empty: any.
 
     Raises:
       ConfigError: the run has no such family.
     """
+    if learner_on:
+        needs = [dataclasses.replace(n, on=learner_on) if n.device == "learns" and not n.follows else n for n in needs]
     there = {family: [n.worker for n in needs if f"{n.worker}-".startswith(f"{family}-")] for family in families}
     if unknown := [family for family, workers in there.items() if not workers]:
         known = ", ".join(dict.fromkeys(kind_of(need.worker) for need in needs))
@@ -363,13 +372,37 @@ def bound_at(job: Job, address: str) -> Job:
 
 def moved(job: Job, folder: str, address: str) -> Job:
     """Return a job for a host with this IP address, which keeps the run's files in `folder`; its episodes start again."""
-    job = bound_at(job, address)
+    job, start = bound_at(job, address), job.start_point
+    if start.restore is not None and (own := in_run(job, start.restore)) is not None:
+        start = dataclasses.replace(start, restore=f"{folder}/{own}")
     return dataclasses.replace(
         job,
         folder=folder,
         away=True,
         registry=f"{folder}/names",
         keys=f"{folder}/{KEYS}",
-        start_point=dataclasses.replace(job.start_point, journal_epoch=None),
+        start_point=dataclasses.replace(start, journal_epoch=None),
         others=tuple(moved(other, folder, address) for other in job.others),
     )
+
+
+def in_run(job: Job, restore: str) -> str | None:
+    """Return the snapshot that a worker begins with, see StartPoint, below its run folder; None: it lies elsewhere."""
+    path, folder = Path(restore), Path(job.folder).absolute()
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else None
+
+
+def with_start(job: Job) -> Job:
+    """Return a job that begins with a snapshot of its own run: a copy, if it was to begin with another run's.
+
+    Raises:
+      SnapshotError: there is no such snapshot. OSError: it cannot be copied.
+    """
+    restore = job.start_point.restore
+    if not find_kind(job.kind).must_finish or restore is None or in_run(job, restore) is not None:
+        return job
+    folder, _, selector = restore.rpartition("@")
+    store, own = SnapshotStore(folder), job.begins_with.absolute()
+    version = store.resolve(selector)
+    shutil.copytree(store.folder / str(version), own / str(version), dirs_exist_ok=True)
+    return dataclasses.replace(job, start_point=dataclasses.replace(job.start_point, restore=f"{own}@{version}"))

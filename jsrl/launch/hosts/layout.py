@@ -69,8 +69,8 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
     """Return the host of each worker.
 
     Args:
-      needs: of the workers of a graph. hosts: the first is the one on which the run is started; workers that write to the
-        run folder stay there, or on hosts that see it.
+      needs: of the workers of a graph. hosts: the first is the one on which the run is started; workers that need the run
+        folder stay there, or on hosts that see it. So do learners, unless only other hosts have GPUs for them.
 
     Raises:
       ConfigError: something does not fit; the message says what, and what there is.
@@ -80,7 +80,7 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
     seeing = [room for room in rooms if room.host.shares_folder or room is rooms[0]]
     of: dict[str, _Room] = {}
     for need in (need for need in needs if need.device == "learns"):
-        of[need.worker] = _for_learner(need, rooms if need.follows else seeing, rooms)
+        of[need.worker] = _for_learner(need, _for_learners(need, seeing, rooms), rooms)
     on_cpu = not any(host.gpus for host in hosts)
     shared = [need for need in needs if need.spreads or (need.answers and (on_cpu or not need.alone))]
     others = [need for need in needs if need.device != "learns" and need not in shared]
@@ -96,17 +96,34 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
     return Layout(tuple(hosts), {need.worker: of[need.worker].host.name for need in needs}, tuple(needs))
 
 
-def _for_learner(need: Need, seeing: list[_Room], rooms: list[_Room]) -> _Room:
+def _for_learners(need: Need, seeing: list[_Room], rooms: list[_Room]) -> list[_Room]:
+    """Return the hosts among which a learner's is chosen: those that see the run folder, unless only others have its GPUs."""
+    if need.follows:
+        return rooms
+    if need.on:
+        able, where = [room for room in rooms if room.host.name == need.on], f"is to run on {need.on}"
+        if not able:
+            names = ", ".join(room.host.name for room in rooms)
+            raise ConfigError(f"--learner-on is {need.on!r}, but no host is called so; there are: {names}.")
+    else:
+        able = [room for room in rooms if room.host.gpus >= max(need.gpus, 1)]
+        if not able or any(room in seeing for room in able):
+            return seeing
+        where = f"belongs where the GPUs of {max(able, key=lambda room: room.host.gpus).host.name} are"
+    if need.stays and not any(room in seeing for room in able):
+        raise ConfigError(
+            f"{need.worker} {where}, but {need.stays}, and that host does not see the run folder; start the run there and "
+            "list it first, or say shares_folder where it sees it, or give it gpus 0 to train on CPU."
+        )
+    return able
+
+
+def _for_learner(need: Need, able: list[_Room], rooms: list[_Room]) -> _Room:
     """Return the host of a learner: the most GPUs per learner, then the most cores; on CPU the most cores."""
     most = max(rooms, key=lambda room: room.host.gpus)
-    if most.host.gpus and not any(room.host.gpus for room in seeing):
-        raise ConfigError(
-            f"{need.worker} belongs where the GPUs of {most.host.name} are, but that host does not see the run folder; start "
-            "the run there and list it first, or say shares_folder where it sees it, or give it gpus 0 to train on CPU."
-        )
-    fit = [room for room in seeing if room.host.gpus >= need.gpus or not most.host.gpus]
+    fit = [room for room in able if room.host.gpus >= need.gpus or not most.host.gpus]
     if not fit:
-        best = max(seeing, key=lambda room: room.host.gpus)
+        best = max(able, key=lambda room: room.host.gpus)
         raise ConfigError(
             f"{need.worker} wants {need.gpus} GPUs on one host, but {best.host.name}, which has the most, has "
             f"{best.host.gpus}; ask for fewer (--learner.num-devices), or add a larger host."

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from jsrl.errors import ConfigError
 from jsrl.launch.hosts.facts import HostFacts
-from jsrl.launch.hosts.kept import Part
 from jsrl.launch.hosts.messages import (
     LEASE_S,
     LOST_S,
@@ -32,6 +31,7 @@ from jsrl.launch.hosts.messages import (
     Pages,
     Refused,
     Said,
+    Stored,
     Usage,
     Welcome,
 )
@@ -39,6 +39,7 @@ from jsrl.launch.hosts.tokens import CLAIM_S, Tokens
 from jsrl.launch.hosts.versions import difference
 from jsrl.launch.launcher import Exit, ResourceUsage
 from jsrl.runs.names import Registration
+from jsrl.transport.stream import epoch_at, name_at
 
 MAX_NAME_CHARS, MAX_STREAM_CHARS = 64, 200
 AGAIN_S = 10.0  # after which a worker that has not started is requested again
@@ -49,12 +50,14 @@ class RemoteLife:
     """One incarnation of a worker on a joined host.
 
     Attributes:
+      hops: whose trajectories it counts as their reader.
       begin: its start message, last sent at `asked_s`. pid: once it has started. tail: the end of its log, once it has ended.
     """
 
     host: JoinedHost
     worker: str
     incarnation: int
+    hops: tuple[str, ...] = ()
     begin: Begin | None = None
     asked_s: float = 0.0
     pid: int | None = None
@@ -124,7 +127,7 @@ class Members:
     Attributes:
       hosts: the current members, in the order in which they joined. words: messages of workers, for the control connection.
       pages: (host epoch, counts of its workers for the streams that they read), for the run folder.
-      kept: parts of files that workers keep there.
+      kept: parts of files that workers keep there. stored: confirmations of files that hosts have got.
       news: lines for the user, not shown yet.
     """
 
@@ -142,7 +145,8 @@ class Members:
         self.hosts: list[JoinedHost] = []
         self.words: list[bytes] = []
         self.pages: list[tuple[int, dict[str, bytes]]] = []
-        self.kept: list[Part] = []
+        self.kept: list[tuple[JoinedHost, Kept]] = []
+        self.stored: list[Stored] = []
         self.news: list[str] = []
         self._epoch = 0
 
@@ -169,12 +173,14 @@ class Members:
                 return [(host.identity, Farewell(host.epoch, f"this host has left the run: {host.leaves}"))]
             return [(host.identity, Alive(host.epoch, message.sent_s))]
         if isinstance(message, Pages):
-            ends = tuple(f".{life.worker}" for life in host.lives.values())
-            own = {name: page for name, page in message.pages.items() if name.partition("/")[0].endswith(ends)}
+            hops = {hop for life in host.lives.values() for hop in life.hops}
+            own = {name: page for name, page in message.pages.items() if name.partition("/")[0] in hops}
             self.pages.append((host.epoch, own))
         elif isinstance(message, Kept):
             if any(message.name.startswith(f"{folder}/") for folder in _kept_by(host)):
-                self.kept.append(message.piece)
+                self.kept.append((host, message))
+        elif isinstance(message, Stored):
+            self.stored.append(message)
         elif isinstance(message, Said):
             self.words += message.words
         elif isinstance(message, Exited):
@@ -285,10 +291,13 @@ def _is_bound_by(host: JoinedHost, address: str) -> bool:
 
 
 def _is_of(host: JoinedHost, entry: Registration) -> bool:
-    """Return whether a name is of a living worker of a host and bound with the host's key; it may register no others."""
-    if not _is_bound_by(host, entry.address) or len(entry.name) > MAX_STREAM_CHARS:
+    """Return whether a name is of a living worker of a host: of a stream bound with the host's key, or of its epoch.
+
+    The host may register no others.
+    """
+    if len(entry.name) > MAX_STREAM_CHARS:
         return False
-    return any(
-        life.exit is None and entry.incarnation == life.incarnation and entry.name.endswith(f".{life.worker}")
-        for life in host.lives.values()
-    )
+    own = [life.worker for life in host.living_lives if life.incarnation == entry.incarnation]
+    if entry.name.endswith(tuple(epoch_at("", worker) for worker in own)):
+        return entry.address.isdigit()
+    return _is_bound_by(host, entry.address) and entry.name.endswith(tuple(name_at("", worker) for worker in own))

@@ -26,7 +26,7 @@ _STREAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _WANTED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}/)?[0-9]{1,19}")
 _PLAYER = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}/)?[0-9]{1,19}-[0-9a-f]{32}\.npz")
 _PAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}/(ledger|[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\.page)")
-_KEPT = re.compile(r"([A-Za-z0-9_%@+=,-][A-Za-z0-9_%@+=,.-]{0,127}/){1,11}[A-Za-z0-9_%@+=,-][A-Za-z0-9_%@+=,.-]{0,127}")
+_KEPT = re.compile(r"([A-Za-z0-9_%@+=,-][A-Za-z0-9_%@+=,.-]{0,127}/){0,11}[A-Za-z0-9_%@+=,-][A-Za-z0-9_%@+=,.-]{0,127}")
 _GUEST = re.compile(r"[0-9a-f]{80}")
 _KIND = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?")
 VARIABLES = frozenset(  # variables of a worker's environment that set devices, threads and the compilation cache
@@ -112,6 +112,7 @@ class FilePart(Numbered):
     at: int
     part: bytes
     last: bool
+    digest: str = ""
 
     def __post_init__(self) -> None:
         """Refuse names that could be other paths."""
@@ -120,7 +121,15 @@ class FilePart(Numbered):
     @property
     def piece(self) -> Part:
         """Return the part without the message."""
-        return Part(self.name, self.at, self.part, self.last)
+        return Part(self.name, self.at, self.part, self.last, self.digest)
+
+
+class Stored(Numbered, tag="stored"):
+    """The other side has written a file up to this size, either way; with the digest of its last part: all of it."""
+
+    name: str
+    size: int
+    digest: str = ""
 
 
 class Pages(Up, tag="pages"):
@@ -136,7 +145,7 @@ class Pages(Up, tag="pages"):
 
 
 class Kept(FilePart, tag="kept"):
-    """A part of a file that a worker of this host keeps."""
+    """A part of a file that a worker of this host keeps; the controller answers with Stored."""
 
 
 class Said(Up, tag="said"):
@@ -235,7 +244,7 @@ class Player(FilePart, tag="player"):
 
 
 class KeptBefore(FilePart, tag="kept_before"):
-    """A part of a file that an earlier incarnation of a worker kept."""
+    """A part of a file that an earlier incarnation of a worker kept; the agent answers with Stored."""
 
 
 class Begin(Down, tag="begin"):
@@ -297,8 +306,23 @@ class Farewell(Down, tag="farewell"):
     text: str
 
 
-AnyUp = Hello | Beat | Pages | Kept | Said | Exited | Answer | Leaving
-AnyDown = Welcome | Refused | Alive | Keys | Code | Names | Player | KeptBefore | Begin | Signal | Ask | Tell | Farewell
+AnyUp = Hello | Beat | Pages | Kept | Stored | Said | Exited | Answer | Leaving
+AnyDown = (
+    Welcome
+    | Refused
+    | Alive
+    | Keys
+    | Code
+    | Names
+    | Player
+    | KeptBefore
+    | Stored
+    | Begin
+    | Signal
+    | Ask
+    | Tell
+    | Farewell
+)
 Message = TypeVar("Message")
 
 

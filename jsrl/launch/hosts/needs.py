@@ -50,6 +50,8 @@ def _stays(kind: Kind, job: Job, e: Experiment) -> str:
     why = kind.needs_folder(e) if callable(kind.needs_folder) else kind.needs_folder
     if why:
         return why
+    if kind.must_finish and job.keeps_initial:
+        return "it keeps its first params there"
     if kind.reads_samples and not (job.has(RANKS) or kind.keeps_files(job)):  # the agents of these send their counts
         return "it counts what it reads in the run folder"
     if any(end.stream.road and kind.port(port).binds for port, end in job.ends):

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jsrl.runs.files import write_atomic
+from jsrl.transport.ledger.hops import HOPS, SAMPLES, hop_folder, ledger_path
+from jsrl.transport.ledger.page import LEDGER
 
 PAGE_BYTES = 4096
 
@@ -16,7 +18,7 @@ class PageWatch:
     """The pages of a host, as last sent.
 
     Args:
-      folder: of the hops of a run on this host (jsrl.transport.ledger.hops).
+      folder: of a run on this host; see jsrl.transport.ledger.hops.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -25,10 +27,11 @@ class PageWatch:
     def changed(self) -> dict[str, bytes]:
         """Return HOP/FILE -> content of the changed pages; they count as sent."""
         found = {}
-        for path in self._folder.glob("*/[!.]*"):
-            with contextlib.suppress(OSError):  # just removed
+        paths = {f"{path.parent.name}/{path.name}": path for path in (self._folder / HOPS).glob("*/[!.]*")}
+        for name, path in (paths | {f"{SAMPLES}/{LEDGER}": ledger_path(self._folder, SAMPLES)}).items():
+            with contextlib.suppress(OSError):  # just removed, or there is none
                 content = path.read_bytes()
-                name, digest = f"{path.parent.name}/{path.name}", hash(content)
+                digest = hash(content)
                 if self._sent.get(name) != digest and len(content) == PAGE_BYTES:
                     self._sent[name], found[name] = digest, content
         return found
@@ -39,7 +42,7 @@ class PageWatch:
 
 
 def keep_pages(folder: Path, pages: Mapping[str, bytes], known: set[str]) -> None:
-    """Write the pages of one host to the folder of the hops of a run.
+    """Write the pages of one host to the folder of a run.
 
     Args:
       known: hops of which this host has sent pages before, or goes on with the counts of an earlier host. For other hops the
@@ -50,8 +53,10 @@ def keep_pages(folder: Path, pages: Mapping[str, bytes], known: set[str]) -> Non
     """
     for hop in {name.partition("/")[0] for name in pages}:
         if hop not in known:
-            shutil.rmtree(folder / hop, ignore_errors=True)
+            shutil.rmtree(hop_folder(folder, hop), ignore_errors=True)
             known.add(hop)
-        (folder / hop).mkdir(parents=True, exist_ok=True)
+        hop_folder(folder, hop).mkdir(parents=True, exist_ok=True)
     for name, content in pages.items():
-        write_atomic(folder / name, content, durable=False)
+        hop, _, file = name.partition("/")
+        path = ledger_path(folder, hop) if file == LEDGER else hop_folder(folder, hop) / file
+        write_atomic(path, content, durable=False)

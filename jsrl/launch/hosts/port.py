@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from socket import socketpair
 from typing import Any
@@ -16,18 +15,20 @@ from typing import Any
 import zmq
 
 from jsrl.errors import CodecError, StreamError
-from jsrl.launch.hosts.kept import KeptFiles, keep_part
-from jsrl.launch.hosts.members import JoinedHost, Members
+from jsrl.launch.hosts.kept import KeptFiles, keep_part, remove_drafts
+from jsrl.launch.hosts.members import JoinedHost, Members, RemoteLife
 from jsrl.launch.hosts.messages import (
     CHUNK_BYTES,
     MAX_MESSAGE_BYTES,
     AnyDown,
     AnyUp,
     Ask,
+    Begin,
     Farewell,
     KeptBefore,
     Names,
     Player,
+    Stored,
     Tell,
     decode,
     encode,
@@ -37,8 +38,7 @@ from jsrl.launch.hosts.tokens import Tokens
 from jsrl.runs.control import RELAY
 from jsrl.runs.names import FileNames, Registration
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
-from jsrl.transport.ledger.hops import HOPS
-from jsrl.transport.ledger.page import LEDGER
+from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.meeting.curve import bind_guarded, incoming, outgoing, shut
 
 _logger = logging.getLogger("jsrl.hosts")
@@ -80,6 +80,8 @@ class HostPort:
         self._told_s = 0.0
         self._folder = Path()  # of the run
         self._counted: dict[int, set[str]] = {}  # host epoch -> hops for which it has sent pages
+        self._kept: dict[int, KeptFiles] = {}  # host epoch -> files of the run folder for that host
+        self._begins: list[tuple[RemoteLife, Begin, list[str]]] = []  # with the files that the host needs before
         self._sent: dict[tuple[int, Path], tuple[int, float]] = {}  # (host epoch, player) -> bytes sent, and when
         self._outgoing: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._bell, self._rung = socketpair()
@@ -108,9 +110,9 @@ class HostPort:
         """Send a message to a host; it is lost if the host is."""
         self._do(lambda: self._send(host.identity, message))
 
-    def send_kept(self, host: JoinedHost, folders: Sequence[str], ledgers: Sequence[str]) -> None:
-        """Send a host the files that a worker has kept in some subfolders of the run folder, and its ledgers of some hops."""
-        self._do(lambda: self._send_kept(host, folders, ledgers))
+    def begin(self, life: RemoteLife, message: Begin, *, with_files: bool) -> None:
+        """Start a worker; with its files: once its host has what it kept in the run folder, and its counts."""
+        self._do(lambda: self._await_files(life, message, with_files=with_files))
 
     def ask(self, host: JoinedHost, worker: str, incarnation: int, what: Any, amount: float, timeout_s: float) -> str:
         """Return the reply of a host's agent (see Ask); empty: none arrived in time."""
@@ -172,6 +174,7 @@ class HostPort:
             self._hear()
         if self._control is not None and self._control in ready:
             self._pass_on(self._control)
+        self._advance()
 
     def _hear(self) -> None:
         for _ in range(_MOST_AT_ONCE):
@@ -200,11 +203,17 @@ class HostPort:
         pages, self._members.pages = self._members.pages, []
         for epoch, changed in pages:
             with contextlib.suppress(OSError):  # a full disk: the result reports missing counts
-                keep_pages(self._folder / HOPS, changed, self._counted.setdefault(epoch, set()))
+                keep_pages(self._folder, changed, self._counted.setdefault(epoch, set()))
         kept, self._members.kept = self._members.kept, []
-        for part in kept:
-            with contextlib.suppress(OSError):  # a full disk: the file's next change is written again
-                keep_part(self._folder, part)
+        for host, part in kept:
+            with contextlib.suppress(OSError):  # a full disk: it is sent again
+                size = keep_part(self._folder, part.piece)
+                if size is not None:
+                    self._send(host.identity, Stored(host.epoch, part.name, size, part.digest))
+        stored, self._members.stored = self._members.stored, []
+        for one in stored:
+            if one.epoch in self._kept:
+                self._kept[one.epoch].confirm(one.name, one.size, one.digest)
         news, self._members.news = self._members.news, []
         for line in news:
             self._tell(line)
@@ -228,6 +237,8 @@ class HostPort:
             self._members.look()
             again = self._members.unheard()
             self.changed.notify_all()
+        for epoch in set(self._kept) - {host.epoch for host in self._members.hosts}:
+            del self._kept[epoch]
         for identity, message in again:
             self._send(identity, message)
         self._flush()
@@ -236,11 +247,34 @@ class HostPort:
             for host in list(self._members.hosts):
                 self._send_player(host)
 
-    def _send_kept(self, host: JoinedHost, folders: Sequence[str], ledgers: Sequence[str]) -> None:
-        files = KeptFiles(self._folder)
-        for part in itertools.chain(files.parts(folders), *(files.file(f"{HOPS}/{hop}/{LEDGER}") for hop in ledgers)):
-            self._send(host.identity, KeptBefore(host.epoch, *part))
-        self._counted.setdefault(host.epoch, set()).update(ledgers)  # its counts continue those of earlier hosts
+    def _await_files(self, life: RemoteLife, message: Begin, *, with_files: bool) -> None:
+        host, names = life.host, list[str]()
+        if with_files:
+            files = self._kept.setdefault(
+                host.epoch,
+                KeptFiles(self._folder, lambda part: self._send(host.identity, KeptBefore(host.epoch, *part))),
+            )
+            remove_drafts(self._folder, message.keeps)
+            files.look(message.keeps)
+            ledgers = [str(ledger_path(self._folder, hop).relative_to(self._folder)) for hop in life.hops]
+            files.add(ledgers)
+            names = [*message.keeps, *ledgers]
+            self._counted.setdefault(host.epoch, set()).update(life.hops)  # its counts continue those of earlier hosts
+        self._begins.append((life, message, names))
+        self._advance()
+
+    def _advance(self) -> None:
+        """Send files on, and start the workers whose hosts have theirs."""
+        for files in self._kept.values():
+            files.advance()
+        for begin in list(self._begins):
+            life, message, names = begin
+            if life.exit is None and names and not self._kept[life.host.epoch].are_sent(names):
+                continue
+            self._begins.remove(begin)
+            if life.exit is None:
+                life.begin, life.asked_s = message, time.monotonic()
+                self._send(life.host.identity, message)
 
     def _send_player(self, host: JoinedHost) -> None:
         """Send a host parts of the first player for which it waits; if it still waits PLAYER_S later, all of it again."""

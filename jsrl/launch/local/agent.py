@@ -50,6 +50,7 @@ from jsrl.launch.hosts.messages import (
     Refused,
     Said,
     Signal,
+    Stored,
     Tell,
     Usage,
     Welcome,
@@ -66,7 +67,6 @@ from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.local.relays import HostRelays
 from jsrl.runs.names import FileNames
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
-from jsrl.transport.ledger.hops import HOPS
 from jsrl.transport.meeting.curve import Handshakes, incoming, introduce, outgoing
 from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, show_guests
 from jsrl.transport.memory.segment import is_held, make_folder, try_lock
@@ -119,8 +119,10 @@ class Agent:
         self._heard: deque[AnyDown] = deque()
         self._context = zmq.Context()
         self._road = ChildrenRoad(self._context, folder)
-        self._pages, self._kept = PageWatch(folder / HOPS), KeptFiles(folder)
+        self._pages = PageWatch(folder)
+        self._kept = KeptFiles(folder, lambda part: self._say(Kept(self._epoch, *part)))
         self._keeps: dict[str, list[str]] = {}  # worker -> folders in which it keeps files
+        self._exits: list[Exited] = []  # not said yet: files of these workers are on their way
         self._children = Children(folder, self._road.address)
         self._relays = HostRelays(memory, folder / KEYS, tell)
         self._own_address = ""
@@ -213,8 +215,13 @@ class Agent:
             self._say(Said(self._epoch, kept_words(self._road.words(beats=False), _MOST_WORDS_BYTES)))
         for exited in self._children.ended(self._epoch):
             self._tell_pages()  # first, so that all its counts and files are included
-            self._tell_kept()
-            self._say(exited)
+            self._kept.look(self._keeps.get(exited.worker, ()))
+            self._exits.append(exited)
+        self._kept.advance()
+        for exited in list(self._exits):
+            if self._kept.are_sent(self._keeps.get(exited.worker, ())):
+                self._exits.remove(exited)
+                self._say(exited)
         while not self._answers.empty():
             self._say(self._answers.get())
 
@@ -228,7 +235,7 @@ class Agent:
             self._usage_at_s = now_s() + _USAGE_S
             usage = self._children.usage()
             self._tell_pages()
-            self._tell_kept()
+            self._kept.look([folder for folders in self._keeps.values() for folder in folders])
         names = FileNames(self._folder / "names").own() if self._children.count else []
         words = kept_words(self._road.words(beats=True), _MOST_WORDS_BYTES)
         wanted, leaves = wanted_players(self._folder / PLAYERS_FOLDER), "" if self._leave_by_s is None else LEAVES
@@ -237,10 +244,6 @@ class Agent:
     def _tell_pages(self) -> None:
         if changed := self._pages.changed():
             self._say(Pages(self._epoch, changed))
-
-    def _tell_kept(self) -> None:
-        for part in self._kept.parts([folder for folders in self._keeps.values() for folder in folders]):
-            self._say(Kept(self._epoch, *part))
 
     def _hello(self) -> Hello:
         host, _, port = self._address.rpartition(":")
@@ -309,8 +312,9 @@ class Agent:
         elif isinstance(message, Player):
             keep_part(self._folder / PLAYERS_FOLDER, message.piece)
         elif isinstance(message, KeptBefore):
-            if keep_part(self._folder, message.piece):
-                self._kept.note(message.name)
+            self._keep_before(message)
+        elif isinstance(message, Stored):
+            self._kept.confirm(message.name, message.size, message.digest)
         elif isinstance(message, Begin):
             self._begin(message)
         elif isinstance(message, Tell):
@@ -326,8 +330,18 @@ class Agent:
             self._epoch, self._lease_s, self._lease_from_s = message.epoch, message.lease_s, now_s()
             self._pages.forget()
             self._kept.forget()
+            self._exits.clear()
+            for folder in [folder for folders in self._keeps.values() for folder in folders]:
+                shutil.rmtree(self._folder / folder, ignore_errors=True)  # the run folder has what counts
             self._keeps.clear()
             self._tell(f"joined the run at {self._address} as {self._name}")
+
+    def _keep_before(self, message: KeptBefore) -> None:
+        size = keep_part(self._folder, message.piece)
+        if size is not None:
+            self._say(Stored(self._epoch, message.name, size, message.digest))
+        if message.last and size is not None:
+            self._kept.note(message.name)
 
     def _begin(self, message: Begin) -> None:
         self._keeps[message.worker] = message.keeps

@@ -11,9 +11,8 @@ from jsrl.errors import NonFiniteUpdate
 from jsrl.references.reference import spawn_environment
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import Trajectory
+from jsrl.workers.jobs import FAILED_UPDATE
 from jsrl.workers.learner.updaters import OwnUpdate
-
-FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update that was not finite, and its batch
 
 
 class Refused(NamedTuple):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.workers.kinds import Headline, Kind, Port
 from jsrl.workers.memory import learner_bytes, learner_keeps
+
+if TYPE_CHECKING:
+    from jsrl.workers.jobs import Job
 
 ACTIVITIES = (
     Activity(
@@ -94,6 +98,19 @@ def check_settings(worker: Any) -> None:
         )
 
 
+def needs_folder(e: Experiment) -> str:
+    """Return what a learner does in the run folder besides writing snapshots; empty: nothing."""
+    if e.director is not None:
+        return "it freezes players there"
+    return "it reads a recording" if e.recording is not None else ""
+
+
+def kept_files(job: Job) -> tuple[str, ...]:
+    """Return the folders of a learner's files: its snapshots, an update that failed, the params that it begins with."""
+    folders = (job.snapshots / "state", job.failed_update, job.begins_with)
+    return tuple(str(folder.relative_to(job.folder)) for folder in folders)
+
+
 KIND = Kind(
     name="learner",
     plural="learners",
@@ -115,5 +132,6 @@ KIND = Kind(
     must_finish=True,
     check=check_settings,
     headline=Headline("updates_per_s", "updates/s", "queue_depth", ("publish",)),
-    needs_folder="it writes snapshots",
+    needs_folder=needs_folder,
+    keeps_files=kept_files,
 )

@@ -19,7 +19,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
-from jsrl.launch.hosts.launcher import JoinedHosts
+from jsrl.launch.hosts.launcher import JoinedHosts, moved, with_start
 from jsrl.launch.hosts.members import JoinedHost, RemoteLife
 from jsrl.launch.hosts.messages import Alive, Begin
 from jsrl.launch.hosts.needs import needs_of
@@ -35,6 +35,8 @@ from jsrl.runs.control import ControlServer, Heartbeat, Stacks, Stage
 from jsrl.runs.names import Registration
 from jsrl.transport.meeting.keys import load_client_keys, load_server_keys, make_keys
 from jsrl.transport.memory.segment import make_folder
+from jsrl.workers.jobs import StartPoint
+from jsrl.workers.kinds import find_kind
 from tests.launch.hosts.agents import Agent, await_that, lives
 
 LEASE_S, LOST_S = 4.0, 8.0  # a loaded machine must not end a lease
@@ -308,6 +310,24 @@ def test_a_worker_of_a_lost_host_goes_where_its_gpu_is_and_few_workers_live(tmp_
         assert asked == [(["0"], {"inference-0", "inference-1", "inference-2"})]
     finally:
         launcher.close()
+
+
+def test_a_learner_elsewhere_begins_with_a_snapshot_in_its_hosts_folder(tmp_path: Path) -> None:
+    e = Experiment(agent=IMPALAConfig(), env=EnvConfig("probe:action_matters"), num_envs=4, placement="served")
+    job = make_plan(e, str(tmp_path / "run"), tmp_path / "memory").job("learner")
+    own, other = tmp_path / "run" / "snapshots" / "state", tmp_path / "other" / "state"
+    (other / "7").mkdir(parents=True)
+    (other / "7" / "manifest.json").write_text("{}")
+
+    def begins(restore: str | None) -> str | None:
+        asked = dataclasses.replace(job, start_point=StartPoint(restore=restore, params_only=True))
+        return moved(with_start(asked), "/far/run", "10.0.0.9").start_point.restore
+
+    assert begins(None) is None and begins(f"{own}@7") == "/far/run/snapshots/state@7"
+    assert not (tmp_path / "run" / "begins-with").exists()
+    assert begins(f"{other}@7") == "/far/run/begins-with@7"  # a copy of another run's, which the host does not see
+    assert (tmp_path / "run" / "begins-with" / "7" / "manifest.json").exists()
+    assert find_kind("learner").keeps_files(job) == ("snapshots/state", "failed-update", "begins-with")
 
 
 def test_hosts_that_read_params_form_a_tree_under_the_learner(tmp_path: Path) -> None:

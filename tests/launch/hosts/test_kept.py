@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from jsrl.launch.hosts.kept import PART_BYTES, KeptFiles, Part, keep_part
+from jsrl.launch.hosts.kept import AGAIN_S, AHEAD_BYTES, PART_BYTES, KeptFiles, Part, keep_part, remove_drafts
 from jsrl.launch.hosts.messages import Kept
 
 FOLDERS = ["snapshots/params"]
@@ -22,10 +23,41 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
+class Ways:
+    """Two folders with a line between them that can be cut, and a clock that stands still until it is moved."""
+
+    def __init__(self, folder: Path) -> None:
+        self.there, self.here, self.now_s = folder / "there", folder / "here", 0.0
+        self.cut, self.sent, self.waiting = False, list[Part](), list[Part]()
+        self.files = KeptFiles(self.there, self._send, lambda: self.now_s)
+
+    def _send(self, part: Part) -> None:
+        self.sent.append(part)
+        if not self.cut:
+            self.waiting.append(part)
+
+    def carry(self) -> None:
+        """Let all arrive that is on its way or can be sent."""
+        self.files.advance()
+        while self.waiting:
+            parts, self.waiting = self.waiting, []
+            for part in parts:
+                size = keep_part(self.here, part)
+                if size is not None:
+                    self.files.confirm(part.name, size, part.digest)
+            self.files.advance()
+
+    def look(self) -> list[str]:
+        """Look for changes, and let them arrive; return the files that were sent."""
+        self.sent.clear()
+        self.files.look(FOLDERS)
+        self.carry()
+        return [part.name for part in self.sent if part.last]
+
+
 def test_what_changes_in_the_folders_arrives_whole_and_tags_last(tmp_path: Path) -> None:
-    there, here = tmp_path / "there", tmp_path / "here"
-    files = KeptFiles(there)
-    assert not list(files.parts(FOLDERS))
+    ways = Ways(tmp_path)
+    assert not ways.look()
     kept = {
         "snapshots/params/tags/best.json": b"7",
         "snapshots/params/7/manifest.json": b"{}",
@@ -33,36 +65,72 @@ def test_what_changes_in_the_folders_arrives_whole_and_tags_last(tmp_path: Path)
         "snapshots/params/7/arrays/empty": b"",
     }
     for name, content in kept.items():
-        put(there, name, content)
+        put(ways.there, name, content)
     for other in ("snapshots/params/.partial-1/x", "snapshots/params/.lock", "snapshots/state/1/x", "keys/client.key"):
-        put(there, other, b"not of these")
-    parts = list(files.parts(FOLDERS))
-    assert [part.name for part in parts if part.last][-2:] == list(kept)[
-        1::-1
-    ]  # what points to others comes after them
-    assert [keep_part(here, part) for part in parts].count(True) == len(kept) and contents(here) == kept
-    assert not list(files.parts(FOLDERS))
-    put(there, "snapshots/params/tags/best.json", b"8")
-    (there / "snapshots/params/7/arrays/empty").unlink()
-    for part in files.parts(FOLDERS):
-        keep_part(here, part)
-    assert contents(here) == {k: v for k, v in kept.items() if "empty" not in k} | {next(iter(kept)): b"8"}
-    back = KeptFiles(here)
-    for part in files.parts(FOLDERS):
-        assert keep_part(here, part) is False
-    back.note("snapshots/params/tags/best.json")
-    assert "snapshots/params/tags/best.json" not in {part.name for part in back.parts(FOLDERS)}
+        put(ways.there, other, b"not of these")
+    assert ways.look()[-2:] == list(kept)[1::-1]  # what points to others comes after them
+    assert contents(ways.here) == kept and ways.files.are_sent(FOLDERS) and not ways.look()
+    put(ways.there, "snapshots/params/tags/best.json", b"8")
+    shutil.rmtree(ways.there / "snapshots/params/7")
+    assert ways.look()[0] == "snapshots/params/tags/best.json"
+    assert contents(ways.here) == {"snapshots/params/tags/best.json": b"8"}
+    assert not (ways.here / "snapshots/params/7").exists()  # an empty folder would count as a version
+    put(ways.there, "snapshots/params/from_here", b"1")
+    ways.files.note("snapshots/params/from_here")
+    assert not ways.look()
+    ways.files.forget()
+    assert len(ways.look()) == 2
+
+
+def test_what_a_broken_connection_lost_is_sent_again(tmp_path: Path) -> None:
+    ways = Ways(tmp_path)
+    content = bytes(range(256)) * (AHEAD_BYTES // 128)  # twice what may be on its way
+    put(ways.there, "snapshots/params/x", content)
+    put(ways.there, "snapshots/params/y", b"y")
+    ways.cut = True
+    ways.look()
+    assert sum(len(part.part) for part in ways.sent) == AHEAD_BYTES and not ways.files.are_sent(FOLDERS)
+    ways.cut, ways.now_s = False, AGAIN_S / 2
+    ways.carry()
+    assert not ways.here.exists()  # it waits for what may still arrive
+    ways.now_s = 2 * AGAIN_S
+    ways.carry()
+    assert contents(ways.here) == {"snapshots/params/x": content, "snapshots/params/y": b"y"}
+    assert ways.files.are_sent(FOLDERS) and not ways.look()
+
+
+def test_a_file_that_changed_on_its_way_is_not_taken(tmp_path: Path) -> None:
+    ways = Ways(tmp_path)
+    put(ways.there, "snapshots/params/x", b"1234")
+    ways.files.look(FOLDERS)
+    ways.files.advance()
+    ways.waiting = [part._replace(part=b"1235") for part in ways.waiting]
+    ways.carry()
+    assert not contents(ways.here) and not ways.files.are_sent(["snapshots"])
+    put(ways.there, "snapshots/params/x", b"123456")
+    ways.now_s = 2 * AGAIN_S
+    ways.carry()
+    assert contents(ways.here) == {"snapshots/params/x": b"123456"} and not ways.look()
+
+
+def test_drafts_of_a_lost_host_are_removed(tmp_path: Path) -> None:
+    assert keep_part(tmp_path, Part("snapshots/params/7/x", 0, b"1", False)) == 1
+    assert len(contents(tmp_path)) == 1
+    remove_drafts(tmp_path, FOLDERS)
+    assert not contents(tmp_path)
 
 
 def test_a_part_that_does_not_follow_makes_no_file(tmp_path: Path) -> None:
-    assert not keep_part(tmp_path, Part("replay/0/rows", 5, b"later", True))
-    assert not keep_part(tmp_path, Part("replay/0/rows", 0, b"1234", False))
-    assert not keep_part(tmp_path, Part("replay/0/rows", 5, b"later", True))
-    assert keep_part(tmp_path, Part("replay/0/rows", 4, b"5", True))
+    assert keep_part(tmp_path, Part("replay/0/rows", 5, b"later", True)) is None
+    assert keep_part(tmp_path, Part("replay/0/rows", 0, b"1234", False)) == 4
+    assert keep_part(tmp_path, Part("replay/0/rows", 5, b"later", True)) is None
+    assert keep_part(tmp_path, Part("replay/0/rows", 4, b"5", True)) == 5
     assert contents(tmp_path) == {"replay/0/rows": b"12345"}
 
 
-@pytest.mark.parametrize("name", ["x", "../x", "a/../b", "/a/b", "a/.b", "a//b", "a/b/", "a/b\n", "a/..", "a/b\0"])
+@pytest.mark.parametrize(
+    "name", ["..", ".x", "../x", "a/../b", "/a/b", "a/.b", "a//b", "a/b/", "a/b\n", "a/..", "a/b\0"]
+)
 def test_a_name_that_could_be_a_path_to_anything_else_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="file"):
         Kept(1, name, 0, b"", True)

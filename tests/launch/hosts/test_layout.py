@@ -18,7 +18,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, LearnerConfig, ReplayConfig
 from jsrl.launch.hosts.facts import HostFacts, read_hosts
-from jsrl.launch.hosts.launcher import kept
+from jsrl.launch.hosts.launcher import placed
 from jsrl.launch.hosts.layout import evened_out, lay_out, layout_text, ranges, shares
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.launcher import Need
@@ -69,13 +69,32 @@ def test_a_host_that_joins_late_gets_its_share_by_the_fewest_moves():
     assert evened_out(needs, [host("main", memory_mb=1_000), host("a", memory_mb=900)], of, movable) == {}
 
 
-def test_a_learner_goes_to_the_gpus_of_a_host_that_sees_the_run_folder():
+def test_a_learner_goes_to_the_gpus_first_of_a_host_that_sees_the_run_folder():
     hosts = [host("login"), host("gpu", gpus=2, shares_folder=True), host("cloud", gpus=8)]
     layout = lay_out([LEARNER, SERVER, *actors(2)], hosts)
     assert layout.of["learner"] == layout.of["inference-0"] == "gpu"
-    with pytest.raises(ConfigError, match="GPUs of cloud are, but that host does not see the run folder"):
-        lay_out([LEARNER], [host("login"), host("cloud", gpus=8)])
+    assert lay_out([dataclasses.replace(LEARNER, gpus=4)], hosts).of["learner"] == "cloud"
+    layout = lay_out([LEARNER, SERVER, *actors(2)], [host("login"), host("cloud", gpus=8)])
+    assert layout.of["learner"] == layout.of["inference-0"] == "cloud"
     assert lay_out([LEARNER], [host("login"), host("cloud")]).of["learner"] == "login"
+    stays = dataclasses.replace(LEARNER, stays="it freezes players there")
+    with pytest.raises(
+        ConfigError, match="GPUs of cloud are, but it freezes players there, and that host does not see"
+    ):
+        lay_out([stays], [host("login"), host("cloud", gpus=8)])
+    assert lay_out([stays], [host("login"), host("cloud")]).of["learner"] == "login"
+
+
+def test_a_learner_runs_on_the_host_that_is_named():
+    hosts = [host("login"), host("cloud")]
+    rank = dataclasses.replace(LEARNER, worker="rank-1", follows=True)
+    layout = lay_out(placed([LEARNER, rank, *actors(2)], [], "cloud"), hosts)
+    assert (layout.of["learner"], layout.of["rank-1"]) == ("cloud", "login")
+    with pytest.raises(ConfigError, match="--learner-on is 'sky', but no host is called so; there are: login, cloud"):
+        lay_out(placed([LEARNER], [], "sky"), hosts)
+    stays = dataclasses.replace(LEARNER, stays="it reads a recording")
+    with pytest.raises(ConfigError, match="learner is to run on cloud, but it reads a recording, and that host does"):
+        lay_out(placed([stays], [], "cloud"), hosts)
 
 
 def test_learners_of_several_policies_part_the_gpus():
@@ -118,14 +137,14 @@ def test_what_writes_to_the_run_folder_stays_where_it_is_seen():
 
 
 def test_what_is_kept_here_stays():
-    needs = kept([LEARNER, *servers(2), *actors(3)], ["inference"])
+    needs = placed([LEARNER, *servers(2), *actors(3)], ["inference"])
     layout = lay_out(needs, [host("a"), host("b")])
     assert {layout.of[f"inference-{i}"] for i in range(2)} == {"a"} and layout.on("b")
     assert layout_text(layout).endswith("run folder: inference-0 to inference-1 (2) (--keep-here says so).")
     with pytest.raises(
         ConfigError, match="names 'actors', but this run has no such workers; it has: learner, inference, actor"
     ):
-        kept(needs, ["actors"])
+        placed(needs, ["actors"])
 
 
 @pytest.mark.parametrize("alone", [False, True])  # on CPU no server has a device of its own
@@ -217,7 +236,7 @@ def test_a_plan_says_what_its_workers_need():
         learner=LearnerConfig(num_devices=2), num_inference_servers=2,
     )  # fmt: skip
     needs = {need.worker: need for need in needs_of(plan_of(e))}
-    assert needs["learner"].gpus == 2 and needs["learner"].stays == "it writes snapshots"
+    assert needs["learner"].gpus == 2 and not needs["learner"].stays
     server = needs["inference-1"]
     assert [needs[f"actor-{i}"].asks for i in range(4)] == ["inference-0", "inference-1"] * 2
     assert server.device == "serves" and server.alone and server.answers and not server.stays and not server.gpus
@@ -242,7 +261,7 @@ def test_replay_workers_live_beside_the_learner_where_there_is_memory(monkeypatc
     wide, small = host("wide"), host("small", memory_mb=size_mb["learner"] + size_mb["replay-0"])
     assert lay_out(needs, [wide, host("other")]).of["replay-1"] == "wide"
     assert lay_out(needs, [small, host("other")]).of["replay-1"] == "other"
-    stays = kept(needs, ["inference"])  # which takes the room of what can go elsewhere
+    stays = placed(needs, ["inference"])  # which takes the room of what can go elsewhere
     small = host("small", memory_mb=size_mb["learner"] + size_mb["inference-0"])
     assert lay_out(stays, [small, host("other")]).on("small") == ["learner", "inference-0"]
     saved = dataclasses.replace(e, replay=dataclasses.replace(replay, save=True))
@@ -273,7 +292,7 @@ def test_the_command_prints_who_lives_where(tmp_path: Path, capsys):
     file.write_text(json.dumps(HOSTS))
     assert command.main([*WORDS, "--hosts-file", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-3].split()[:2] == ["gpu-1", "10.0.0.5"] and "learner, inference-0, actor-0" in lines[-3]
+    assert lines[-2].split()[:2] == ["gpu-1", "10.0.0.5"] and "learner, inference-0, actor-0" in lines[-2]
     assert lines[-2].endswith("actor-2 to actor-3 (2), evaluator")
     assert lines[-1] == "  Only on hosts that see the run folder: learner (it writes snapshots)."
     assert command.main([*WORDS[:-1], "--hosts-file", str(file)]) == 2

@@ -208,22 +208,25 @@ def test_a_host_speaks_for_the_streams_of_its_living_workers_alone(world: World)
     host = world.join()
     host.lives["inference-0", 0] = RemoteLife(host, "inference-0", 0)
     host.lives["inference-1", 1] = RemoteLife(host, "inference-1", 1)
-    fine = [name("inference-0"), name("inference-1", 1)]
+    epoch = Registration("samples.inference-0.epoch", "3", 0, 42, "a")  # of a worker that reads samples
+    fine = [name("inference-0"), name("inference-1", 1), epoch]
     wrong = [
         name("learner", stream="samples"),  # lives elsewhere
         name("inference-1"),  # of an earlier life
         name("inference-0", key="cd" * 32),  # bound with another key
         dataclasses.replace(fine[0], address="shm:/dev/shm/x/y"),
+        dataclasses.replace(epoch, address="tcp://10.0.0.9:7"),
+        dataclasses.replace(epoch, name="samples.learner.epoch"),
         name("inference-0", stream="x" * 300),
     ]
     beat = Beat(host.epoch, 1.0, [], [], [*fine, *wrong])
     world.members.hear(host.token, b"id", beat)
-    assert not world.members.names()  # it has no keys yet
+    assert world.members.names() == [epoch]  # it has no keys yet
     host.server_key = KEY
     world.members.hear(host.token, b"id", beat)
-    assert world.members.names() == fine
+    assert {entry.name: entry for entry in world.members.names()} == {entry.name: entry for entry in fine}
     world.members.hear(host.token, b"id", Exited(host.epoch, "inference-0", 0, -9, "killed", ""))
-    assert world.members.names() == fine[1:]
+    assert world.members.names() == fine[1:2]
     world.members.lose(host, "gone")
     assert not world.members.names()
 
@@ -278,7 +281,7 @@ def test_files_are_taken_of_folders_that_a_living_worker_of_the_host_keeps(world
     life.begin = Begin(host.epoch, "evaluator", "actor-0", 0, b"{}", {}, keeps=["snapshots/params"])
     for name in ("snapshots/params/tags/best.json", "snapshots/params-2/x", "snapshots/state/tags/latest.json"):
         world.members.hear(world.names[0], b"id", Kept(host.epoch, name, 0, b"1", True))
-    assert [part.name for part in world.members.kept] == ["snapshots/params/tags/best.json"]
+    assert [part.name for _, part in world.members.kept] == ["snapshots/params/tags/best.json"]
     world.members.hear(world.names[0], b"id", Exited(host.epoch, "actor-0", 0, 0, "", ""))
     world.members.hear(world.names[0], b"id", Kept(host.epoch, "snapshots/params/tags/best.json", 0, b"2", True))
     assert len(world.members.kept) == 1

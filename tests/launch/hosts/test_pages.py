@@ -11,8 +11,8 @@ from jsrl.launch.hosts.pages import PAGE_BYTES, PageWatch, keep_pages
 
 
 def test_only_what_changed_is_sent_and_a_new_host_begins_anew(tmp_path: Path) -> None:
-    there, here = tmp_path / "host" / "hops", tmp_path / "run" / "hops"
-    hop = there / "samples.rank-1"
+    there, here = tmp_path / "host", tmp_path / "run"
+    hop = there / "hops" / "samples.rank-1"
     hop.mkdir(parents=True)
     (hop / "ledger").write_bytes(b"a" * PAGE_BYTES)
     (hop / ".ledger.1.draft").write_bytes(b"d" * PAGE_BYTES)
@@ -22,7 +22,7 @@ def test_only_what_changed_is_sent_and_a_new_host_begins_anew(tmp_path: Path) ->
     keep_pages(here, Pages(1, first).pages, known)
     (hop / "actor-1.0.00000000000a.page").write_bytes(b"b" * PAGE_BYTES)
     keep_pages(here, Pages(1, watch.changed()).pages, known)
-    kept = here / "samples.rank-1"
+    kept = here / "hops" / "samples.rank-1"
     assert sorted(path.name for path in kept.iterdir()) == ["actor-1.0.00000000000a.page", "ledger"]
     keep_pages(here, first, set())  # another host: what the lost one counted of connections goes
     assert [path.name for path in kept.iterdir()] == ["ledger"]
@@ -30,9 +30,19 @@ def test_only_what_changed_is_sent_and_a_new_host_begins_anew(tmp_path: Path) ->
     keep_pages(here, first, {"samples.rank-1"})  # one that goes on with its counts
     assert len(list(kept.iterdir())) == 2
     keep_pages(tmp_path / "new", first, {"samples.rank-1"})  # the first host of all
-    assert (tmp_path / "new" / "samples.rank-1" / "ledger").exists()
+    assert (tmp_path / "new" / "hops" / "samples.rank-1" / "ledger").exists()
     watch.forget()
     assert len(watch.changed()) == 2
+
+
+def test_the_first_learners_counts_lie_beside_the_hops(tmp_path: Path) -> None:
+    there, here = tmp_path / "host", tmp_path / "run"
+    there.mkdir()
+    (there / "ledger").write_bytes(b"a" * PAGE_BYTES)
+    changed = PageWatch(there).changed()
+    assert list(Pages(1, changed).pages) == ["samples/ledger"]
+    keep_pages(here, changed, set())
+    assert (here / "ledger").read_bytes() == b"a" * PAGE_BYTES
 
 
 @pytest.mark.parametrize("name", ["../x/ledger", "samples/../ledger", "samples.rank-1/x", "/etc/ledger", "a/b/ledger"])
