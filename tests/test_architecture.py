@@ -357,7 +357,7 @@ NOT_KINDS = {
     "experiment/checks.py": "an experiment's field",
     "graph/policies.py": "an experiment's field",
     "directors/base.py": "a key of a state",
-    "report/standings.py": "a folder's name",
+    "runs/standings.py": "a folder's name",
     "replay/host/files.py": "a file's name",
     "transport/inference/local.py": "a thread's name",
     "launch/local/actor_host.py": "the actor host is no worker",

@@ -23,7 +23,7 @@ from jsrl.launch.news import NewsWriter
 from jsrl.launch.progress import Progress
 from jsrl.launch.result import Result, ledger_lines
 from jsrl.metrics.display import Display
-from jsrl.metrics.display_state import DisplayState, OtherPolicy, Waiting, WorkerRow
+from jsrl.metrics.display_state import DisplayState, OtherPolicy, PlayerRow, Waiting, WorkerRow
 from jsrl.metrics.metrics import MetricsHub
 from jsrl.metrics.phases import of_main_thread
 from jsrl.metrics.scores import score_name, score_of
@@ -32,6 +32,8 @@ from jsrl.runs.control import AnyMessage, Event, Report
 from jsrl.runs.control_bodies import Tell
 from jsrl.runs.files import json_ready, write_atomic
 from jsrl.runs.runs import RunFolder
+from jsrl.runs.standings import FILE as STANDINGS
+from jsrl.runs.standings import StandingsTable, read_standings
 from jsrl.runs.state import RESULT, WorkerNews
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
 from jsrl.transport.stream import POLICY
@@ -40,6 +42,7 @@ from jsrl.workers.kinds import Kind, catalogue
 
 LINE_S = 1.0
 LOOK_S = 0.02
+MOST_PLAYERS = 6  # in the display
 
 
 class Session:
@@ -106,6 +109,7 @@ class Session:
         self.whereabouts: Callable[[], dict[str, tuple[int, str]]] = dict
         self.interrupt: Callable[[], None] = lambda: self.end("interrupted")
         self._news = NewsWriter(folder.path)
+        self._players = _Players(folder.path)
         self._stopped = False  # requested by `jsrl stop`
 
     @property
@@ -379,6 +383,7 @@ class Session:
             metrics=dict(self.hub.latest),
             evaluations=self._first.curve,
             others=tuple(map(other_policy, self._others)),
+            players=self._players.rows() if self.experiment.director is not None else (),
             waiting=tuple(Waiting(n, stage, now - at) for n, (stage, at) in self._stages.items() if stage != "ready"),
         )
 
@@ -453,6 +458,33 @@ def other_policy(progress: Progress) -> OtherPolicy:
     """Return the display's facts about a policy other than the first."""
     newest = progress.curve[-1][1] if progress.curve else None
     return OtherPolicy(progress.policy.name, progress.env_steps, progress.updates, newest)
+
+
+class _Players:
+    """The rows of the players that a run's director rates, read again when it has written them anew."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._written_ns = folder, 0
+        self._rows: tuple[PlayerRow, ...] = ()
+
+    def rows(self) -> tuple[PlayerRow, ...]:
+        """Return the newest rows; () before there are any."""
+        try:
+            written_ns = (self._folder / STANDINGS).stat().st_mtime_ns
+        except OSError:
+            return ()
+        if written_ns != self._written_ns and (table := read_standings(self._folder)) is not None:
+            self._written_ns, self._rows = written_ns, player_rows(table.best(MOST_PLAYERS))
+        return self._rows
+
+
+def player_rows(table: StandingsTable) -> tuple[PlayerRow, ...]:
+    """Return the display's rows of the players of a table."""
+    every = range(len(table.players))
+    return tuple(
+        PlayerRow(table.players[i], float(table.elo[i]), float(table.half[i]), tuple(table.share(i, j) for j in every))
+        for i in every
+    )
 
 
 def row_of(kind: Kind) -> WorkerRow:

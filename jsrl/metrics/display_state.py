@@ -36,6 +36,19 @@ class OtherPolicy:
 
 
 @dataclass(frozen=True)
+class PlayerRow:
+    """A player that a director rates. elo, half: its rating with the half width of the 95% interval, in Elo points.
+
+    shares: of the points that it won against each player shown, in their order; None: they did not play.
+    """
+
+    name: str
+    elo: float
+    half: float
+    shares: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
 class Waiting:
     """A worker that is not ready. stage: its current one, such as "making environments". for_s: its duration so far."""
 
@@ -59,6 +72,7 @@ class DisplayState:
       metrics: the newest value of every metric (`MetricsHub.latest`).
       evaluations: (env_steps, return) of every evaluation so far.
       others: the policies other than the first, which all other fields are about.
+      players: the best players and those that learn, best first, if a director rates them.
       waiting: workers that are starting, restarting or at their last task; () while all work.
     """
 
@@ -76,6 +90,7 @@ class DisplayState:
     metrics: dict[str, float] = field(default_factory=dict)
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     others: tuple[OtherPolicy, ...] = ()
+    players: tuple[PlayerRow, ...] = ()
     waiting: tuple[Waiting, ...] = ()
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -41,6 +42,8 @@ def plain_line(state: DisplayState, env_steps_per_s: float | None) -> str:
         parts.append(f"{state.score_title if kind == 'eval' else 'return'} {short(value)} ({kind})")
     parts += [f"{title} {short(value)}" for title, value in _learning(state)[:2]]
     parts += map(str, state.others)
+    if (elo := state.metric("director/elo_latest")) is not None:
+        parts.append(f"Elo {elo:+.0f}")
     if (lag := state.metric("learner/policy_lag_mean")) is not None:
         parts.append(f"lag {short(lag)}")
     if (to_go_s := state.to_go_s(env_steps_per_s)) is not None:
@@ -70,6 +73,8 @@ def picture(state: DisplayState, env_steps_per_s: float | None, messages: Sequen
         parts.append(_Facts(["learning:", *learning]))
     if state.evaluations:
         parts.append(_evaluations(state))
+    if state.players:
+        parts.append(_players(state))
     parts += [_Message(level, text) for level, text in messages]
     return Group(*parts)
 
@@ -175,6 +180,18 @@ def _worker_table(state: DisplayState) -> Table:
             short(state.metric(row.queue)) if row.queue else "",
             ", ".join(f"{what} {percent(share)}" for what, share in waits if share is not None and share >= 0.005),
         )
+    return table
+
+
+def _players(state: DisplayState) -> Table:
+    """Return the ratings, and the share of points that each row won against each column."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("", "player", "Elo", *(str(place + 1) for place in range(len(state.players)))):
+        table.add_column(title, justify="left" if title == "player" else "right", no_wrap=True)
+    for place, player in enumerate(state.players):
+        spread = "" if math.isnan(player.half) else f" ± {player.half:.0f}"
+        cells = ["-" if share is None else percent(share) for share in player.shares]
+        table.add_row(str(place + 1), player.name, f"{player.elo:+.0f}{spread}", *cells)
     return table
 
 

@@ -24,8 +24,8 @@ from jsrl.recordings.video_shelf import captions
 from jsrl.references.reference import from_json
 from jsrl.report.bottleneck import Bottleneck, find_bottleneck
 from jsrl.report.evidence import RunSetup
-from jsrl.report.standings import StandingsTable, read_standings
 from jsrl.runs.runs import Run, RunFolder
+from jsrl.runs.standings import StandingsTable, read_standings
 from jsrl.runs.state import read_result, read_state
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
 from jsrl.workers.kinds import Kind, find_kind

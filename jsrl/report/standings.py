@@ -1,57 +1,22 @@
-"""Standings of a run with a director, for reports: ratings and the payoff table."""
+"""Standings of a run with a director, in reports: ratings and the payoff table."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
 import numpy as np
 
-from jsrl.runs.files import read_json
+from jsrl.runs.standings import StandingsTable
 
-FILE = Path("director") / "standings.json"
 MOST = 12  # players of the payoff table: the best ones, and those that learn
-LEARNS = "@latest"
-
-
-@dataclass(frozen=True)
-class StandingsTable:
-    """The players of a run, best first: points[i, j] that i won against j in games[i, j] games, and Elo ratings."""
-
-    players: tuple[str, ...]
-    elo: np.ndarray
-    points: np.ndarray
-    games: np.ndarray
-
-    def best(self, most: int) -> StandingsTable:
-        """Return the table of the best players and those that learn."""
-        learning = [i for i, player in enumerate(self.players) if player.endswith(LEARNS)]
-        kept = sorted({*learning, *range(len(self.players))[: max(0, most - len(learning))]})
-        inside = np.ix_(kept, kept)
-        names = tuple(self.players[i] for i in kept)
-        return StandingsTable(names, self.elo[kept], self.points[inside], self.games[inside])
-
-
-def read_standings(folder: Path) -> StandingsTable | None:
-    """Return the standings in a run's folder; None: there are none, or the file is not a director's."""
-    try:
-        values = read_json(folder / FILE)
-        players, elo = list(map(str, values["players"])), np.array(values["elo"], float)
-        points, games = np.array(values["points"], float), np.array(values["games"], float)
-        order = np.argsort(-elo, kind="stable")
-        inside = np.ix_(order, order)
-        return StandingsTable(tuple(players[i] for i in order), elo[order], points[inside], games[inside])
-    except (OSError, ValueError, TypeError, KeyError, IndexError):
-        return None
 
 
 def standings_lines(table: StandingsTable) -> list[str]:
     """Return the ratings as lines of text."""
     shown = table.best(MOST)
-    names = [f"{player} {elo:+.0f}" for player, elo in zip(shown.players, shown.elo, strict=True)]
+    names = [f"{player} {_rating(shown, i)}" for i, player in enumerate(shown.players)]
     rest = len(table.players) - len(names)
-    return [f"ratings (Elo, mean 0): {', '.join(names)}" + (f", and {rest} others" if rest else "")]
+    return [f"ratings (Elo with 95% intervals, mean 0): {', '.join(names)}" + (f", and {rest} others" if rest else "")]
 
 
 def standings_page(table: StandingsTable) -> str:
@@ -61,7 +26,7 @@ def standings_page(table: StandingsTable) -> str:
     rows = []
     for i, player in enumerate(shown.players):
         cells = "".join(_cell(shown.points[i, j], shown.games[i, j]) for j in range(len(shown.players)))
-        rows.append(f"<tr><th>{escape(player)}</th><td>{shown.elo[i]:+.0f}</td>{cells}</tr>")
+        rows.append(f"<tr><th>{escape(player)}</th><td>{_rating(shown, i)}</td>{cells}</tr>")
     note = (
         f"<p>{len(table.players)} players; recent games weigh more. Ratings cannot show cycles: look at the cells.</p>"
     )
@@ -70,6 +35,11 @@ def standings_page(table: StandingsTable) -> str:
         f"<tbody>{''.join(rows)}</tbody></table>"
     )
     return f'{note}<div class="scroll">{table_html}</div>'
+
+
+def _rating(table: StandingsTable, player: int) -> str:
+    half = table.half[player]
+    return f"{table.elo[player]:+.0f}" + ("" if np.isnan(half) else f" ± {half:.0f}")
 
 
 def _cell(points: float, games: float) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from jsrl.errors import ConfigError
 from jsrl.launch.session import row_of
 from jsrl.metrics.display import LineDisplay, LiveDisplay, make_display
-from jsrl.metrics.display_state import DisplayState, Waiting, clock, percent, short
+from jsrl.metrics.display_state import DisplayState, PlayerRow, Waiting, clock, percent, short
 from jsrl.metrics.picture import picture, plain_line
 from jsrl.metrics.sparkline import sparkline
 from jsrl.workers.kinds import own_kinds
@@ -55,6 +55,20 @@ def render(state, messages=(), width=120):
     console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, legacy_windows=False)
     console.print(picture(state, state.env_steps_per_s, list(messages)))
     return console.file.getvalue()
+
+
+def test_players_are_shown_with_their_ratings_and_who_beats_whom():
+    players = (
+        PlayerRow("main@latest", 81.6, 33.2, (None, 0.75)),
+        PlayerRow("main@frozen-1", -81.6, 33.2, (0.25, None)),
+    )
+    shown = render(make_state(players=players)).splitlines()
+    at = next(i for i, line in enumerate(shown) if "player" in line and "Elo" in line)
+    assert shown[at].split() == ["player", "Elo", "1", "2"]
+    assert shown[at + 1].split() == ["1", "main@latest", "+82", "±", "33", "-", "75%"]
+    assert shown[at + 2].split() == ["2", "main@frozen-1", "-82", "±", "33", "25%", "-"]
+    line = plain_line(make_state(metrics={"director/elo_latest": 81.6}), None)
+    assert "Elo +82" in line
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.report.standings import read_standings, standings_lines, standings_page
+from jsrl.launch.session import player_rows
+from jsrl.report.standings import standings_lines, standings_page
+from jsrl.runs.standings import read_standings
 
 
 def write(folder: Path, players: list[str]) -> None:
@@ -15,7 +17,8 @@ def write(folder: Path, players: list[str]) -> None:
     games = [[0.0 if i == j else 10.0 for j in range(n)] for i in range(n)]
     points = [[0.0 if i == j else 7.5 if i > j else 2.5 for j in range(n)] for i in range(n)]
     (folder / "director").mkdir()
-    table = {"players": players, "points": points, "games": games, "elo": [10.0 * i for i in range(n)]}
+    ratings = {"elo": [10.0 * i for i in range(n)], "elo_ci95": [30.0 + i for i in range(n)]}
+    table = {"players": players, "points": points, "games": games} | ratings
     (folder / "director" / "standings.json").write_text(json.dumps(table))
 
 
@@ -24,7 +27,8 @@ def test_players_are_ranked_and_cells_belong_to_them(tmp_path: Path) -> None:
     table = read_standings(tmp_path)
     assert table is not None and table.players == ("main@<b>", "main@latest", "main@frozen-1")
     assert table.points[0].tolist() == [0.0, 7.5, 7.5]
-    assert standings_lines(table) == ["ratings (Elo, mean 0): main@<b> +20, main@latest +10, main@frozen-1 +0"]
+    (line,) = standings_lines(table)
+    assert line.endswith("intervals, mean 0): main@<b> +20 ± 32, main@latest +10 ± 31, main@frozen-1 +0 ± 30")
     page = standings_page(table)
     assert "<b>" not in page and page.count(">75%<") == 3 and page.count(">25%<") == 3
 
@@ -35,6 +39,22 @@ def test_of_many_the_best_and_those_that_learn_are_shown(tmp_path: Path) -> None
     assert table is not None
     (line,) = standings_lines(table)
     assert "main@latest +0" in line and "main@frozen-39 +400" in line and line.endswith("and 29 others")
+    first, *_, last = player_rows(table.best(4))
+    assert (first.name, first.elo, first.half, first.shares) == (
+        "main@frozen-39",
+        400.0,
+        70.0,
+        (None, 0.75, 0.75, 0.75),
+    )
+    assert (last.name, last.shares) == ("main@latest", (0.25, 0.25, 0.25, None))
+
+
+def test_folders_of_older_runs_have_no_intervals(tmp_path: Path) -> None:
+    write(tmp_path, ["main@latest", "main@frozen-1"])
+    file = tmp_path / "director" / "standings.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "elo_ci95"}))
+    table = read_standings(tmp_path)
+    assert table is not None and standings_lines(table)[0].endswith("main@frozen-1 +10, main@latest +0")
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,21 @@ class Standings:
             return
         shown = [i for i, player in enumerate(players) if player.version == LATEST or i >= len(players) - MOST]
         players, points, games = [players[i] for i in shown], points[np.ix_(shown, shown)], games[np.ix_(shown, shown)]
-        elo = rate(points, games).elo
-        latest = [value for value, player in zip(elo, players, strict=True) if player.version == LATEST]
+        elo, low, _ = rate(points, games)
         self._metrics = {"players": float(len(players)), "elo_best": float(np.max(elo))}
-        if latest:
-            self._metrics["elo_latest"] = float(max(latest))
-        table = {"players": [str(player) for player in players], "points": points, "games": games, "elo": elo}
+        if latest := [i for i, player in enumerate(players) if player.version == LATEST]:
+            best = max(latest, key=lambda i: elo[i])
+            self._metrics |= {"elo_latest": float(elo[best]), "elo_latest_ci95": float(elo[best] - low[best])}
+            if (games[best] > 0).any():
+                rates = points[best][games[best] > 0] / games[best][games[best] > 0]
+                self._metrics |= {"win_rate_mean": float(rates.mean()), "win_rate_least": float(rates.min())}
+        table = {
+            "players": [str(player) for player in players],
+            "points": points,
+            "games": games,
+            "elo": elo,
+            "elo_ci95": elo - low,
+        }
         with contextlib.suppress(OSError):  # a full disk: the run goes on without a table
             self._folder.mkdir(parents=True, exist_ok=True)
             write_json(self._folder / FILE, table)

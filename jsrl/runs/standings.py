@@ -1,0 +1,54 @@
+"""Standings of a run with a director, as its folder keeps them: ratings and the payoff table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jsrl.runs.files import read_json
+
+FILE = Path("director") / "standings.json"
+LEARNS = "@latest"
+
+
+@dataclass(frozen=True)
+class StandingsTable:
+    """The players of a run, best first: points[i, j] that i won against j in games[i, j] games, and Elo ratings.
+
+    half: half widths of the 95% intervals of the ratings; NaN in the folders of older runs.
+    """
+
+    players: tuple[str, ...]
+    elo: np.ndarray
+    half: np.ndarray
+    points: np.ndarray
+    games: np.ndarray
+
+    def best(self, most: int) -> StandingsTable:
+        """Return the table of the best players and those that learn."""
+        learning = [i for i, player in enumerate(self.players) if player.endswith(LEARNS)]
+        return self._of(sorted({*learning, *range(len(self.players))[: max(0, most - len(learning))]}))
+
+    def share(self, home: int, away: int) -> float | None:
+        """Return the share of points that a player won against another, by their numbers; None: they did not play."""
+        games = self.games[home, away]
+        return float(self.points[home, away] / games) if games > 0 else None
+
+    def _of(self, kept: list[int]) -> StandingsTable:
+        inside = np.ix_(kept, kept)
+        names = tuple(self.players[i] for i in kept)
+        return StandingsTable(names, self.elo[kept], self.half[kept], self.points[inside], self.games[inside])
+
+
+def read_standings(folder: Path) -> StandingsTable | None:
+    """Return the standings in a run's folder; None: there are none, or the file is not a director's."""
+    try:
+        values = read_json(folder / FILE)
+        players, elo = tuple(map(str, values["players"])), np.array(values["elo"], float)
+        half = np.array(values.get("elo_ci95", [np.nan] * len(players)), float)
+        points, games = np.array(values["points"], float), np.array(values["games"], float)
+        return StandingsTable(players, elo, half, points, games)._of(np.argsort(-elo, kind="stable").tolist())
+    except (OSError, ValueError, TypeError, KeyError, IndexError):
+        return None
