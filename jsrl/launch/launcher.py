@@ -69,6 +69,8 @@ class Need:
       spreads: workers of its kind share the cores that other kinds leave, in proportion to the cores of the hosts.
       answers: workers that spread request actions from workers of its kind, so these are distributed in the same proportion.
         asks: the worker that it requests first; empty: none.
+      feeds: the rank of a learner that reads its samples; empty: none. The workers that spread over one host feed one rank,
+        where that overloads no host.
       beside: the worker whose host suits it best; empty: the host with the most idle cores.
       follows: it learns as another rank of a learner, and goes wherever devices are.
       on: the name of the host that it must run on; empty: any.
@@ -84,6 +86,7 @@ class Need:
     spreads: bool = False
     answers: bool = False
     asks: str = ""
+    feeds: str = ""
     beside: str = ""
     follows: bool = False
     on: str = ""

@@ -98,7 +98,7 @@ class Kind(NamedTuple):
       headline: its row of the live display. is_hit: `jsrl chaos` kills it by default.
       hears: names of other workers' events that it gets as commands; it may send commands to other workers.
       relays: it runs on the host of the stream that it reads, for workers on other hosts.
-      needs_folder: what it does in the run folder, such as `it writes snapshots`; it then runs on a host that sees the folder.
+      needs_folder: what it does in the run folder, such as `it writes videos`; it then runs on a host that sees the folder.
         Empty: it may run on other hosts. From (experiment) where its options decide. A worker that reads samples counts them
         in the run folder, and needs it unless it has `keeps_files`.
       keeps_files: folders below the run's, from (job), in which it keeps files of its own: they travel with it to other hosts.

@@ -183,10 +183,42 @@ def _spread_servers(needs: list[Need], rooms: list[_Room], of: dict[str, _Room])
 
 
 def _spread(needs: list[Need], able: list[_Room], weights: list[float], of: dict[str, _Room]) -> None:
-    """Distribute workers in proportion to weights, within each host's memory: beside their servers, and in order."""
+    """Distribute workers in proportion to weights, within each host's memory; those on one host feed one rank if possible."""
     if not needs:
         return
-    counts = _counts(needs, able, weights)
+    for some, rooms, counts in _by_rank(needs, able, _counts(needs, able, weights), of):
+        _settle_near(some, rooms, counts, of)
+
+
+def _by_rank(
+    needs: list[Need], able: list[_Room], counts: list[int], of: dict[str, _Room]
+) -> list[tuple[list[Need], list[_Room], list[int]]]:
+    """Return (workers, hosts, counts on each) for each rank that they feed, so that no host feeds two; all in one otherwise.
+
+    The host of a rank feeds that rank. No host gets more than half as many workers again as `counts` gives it.
+    """
+    fed: dict[str, list[Need]] = {}
+    for need in needs:
+        fed.setdefault(need.feeds, []).append(need)
+    whole, given = [(needs, able, counts)], {rank: dict[int, int]() for rank in fed}  # host -> its count, for each rank
+    if len(fed) < 2:
+        return whole
+    homes = {i: rank for i, room in enumerate(able) for rank in reversed(fed) if of.get(rank) is room}
+    for i in sorted((i for i, count in enumerate(counts) if count), key=lambda i: (i not in homes, -counts[i])):
+        lacking = max(fed, key=lambda rank: len(fed[rank]) - sum(given[rank].values()))
+        given[homes.get(i, lacking)][i] = counts[i]
+    found = []
+    for rank, some in fed.items():
+        rooms, even, size_mb = [able[i] for i in given[rank]], given[rank].values(), max(1, some[0].memory_mb)
+        most = [min(max(n + 1, n * 3 // 2), room.memory_mb // size_mb) for room, n in zip(rooms, even, strict=True)]
+        if sum(most) < len(some):
+            return whole
+        found.append((some, rooms, shares(len(some), list(map(float, even)), most)))
+    return found
+
+
+def _settle_near(needs: list[Need], able: list[_Room], counts: list[int], of: dict[str, _Room]) -> None:
+    """Give hosts their counts of some workers: beside their servers, and in order."""
     left = {need.worker: need for need in needs}
     free = list[int]()
     for room, count in zip(able, counts, strict=True):

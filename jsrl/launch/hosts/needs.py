@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from jsrl.experiment import Experiment
 from jsrl.graph.ranks import RANKS
 from jsrl.launch.launcher import Need
@@ -13,6 +15,7 @@ from jsrl.workers.kinds import Kind, Port, find_kind
 def needs_of(plan: Plan) -> tuple[Need, ...]:
     """Return the needs of the workers of a plan, in the graph's order."""
     e, found = plan.experiment, []
+    ranks = {worker.name for worker in plan.graph.workers if worker.has(RANKS)}
     for worker, job in zip(plan.graph.workers, plan.jobs, strict=True):
         kind = find_kind(worker.kind)
         serves_on_cpu = kind.device == "serves" and e.inference.device == "cpu"
@@ -30,6 +33,7 @@ def needs_of(plan: Plan) -> tuple[Need, ...]:
                 spreads=kind.forks,
                 answers=any(port.sort == "inference" and port.does == "answers" for port in kind.ports),
                 asks=next((end.peers[0].worker for port, end in job.ends if _asks(kind.port(port))), ""),
+                feeds=_rank_fed(job, kind, ranks),
                 follows=any((port.sort, port.does) == (RANKS, "asks") for port in kind.ports),
                 beside=learner if is_near and not kind.forks and worker.name != learner else "",
             )
@@ -66,3 +70,9 @@ def _sends(kind: Kind) -> bool:
 
 def _asks(port: Port) -> bool:
     return (port.sort, port.does) == ("inference", "asks")
+
+
+def _rank_fed(job: Job, kind: Kind, ranks: Collection[str]) -> str:
+    """Return the rank of a learner that reads the samples of a worker; empty: none does."""
+    ends = (end for port, end in job.ends if (kind.port(port).sort, kind.port(port).does) == ("samples", "writes"))
+    return next((peer.worker for end in ends for peer in end.peers if peer.worker in ranks), "")

@@ -169,6 +169,45 @@ def test_servers_go_to_gpus_where_there_are_some_the_learners_first():
     assert lay_out([LEARNER, *servers(1, gpus=2)], [*hosts, host("four", gpus=4)]).of["inference-0"] == "four"
 
 
+def test_actors_say_which_rank_they_feed():
+    e = Experiment(
+        agent=SMALL, env=EnvConfig("CartPole-v1"), placement="served", num_actors=4, num_envs=8,
+        learner=LearnerConfig(num_ranks=2),
+    )  # fmt: skip
+    feeds = {need.worker: need.feeds for need in needs_of(plan_of(e))}
+    assert [feeds[f"actor-{i}"] for i in range(4)] == ["learner"] * 2 + ["rank-1"] * 2
+    alone = dataclasses.replace(e, learner=LearnerConfig())
+    assert {need.feeds for need in needs_of(plan_of(alone))} == {""}
+
+
+def fed_by(layout) -> dict[str, set[str]]:
+    """Return host -> the ranks that its actors feed."""
+    feeds = {need.worker: need.feeds for need in layout.needs}
+    return {each.name: {feeds[worker] for worker in layout.on(each.name)} - {""} for each in layout.hosts}
+
+
+def test_the_samples_of_a_host_go_to_one_rank_and_first_to_its_own():
+    rank = dataclasses.replace(LEARNER, worker="rank-1", follows=True)
+
+    def spread(count: int, *hosts: HostFacts):
+        feeding = [
+            dataclasses.replace(one, feeds="learner" if i < count // 2 else "rank-1")
+            for i, one in enumerate(actors(count))
+        ]
+        return lay_out([LEARNER, rank, *feeding], hosts)
+
+    gpus = [host("main", 16, gpus=1), host("wide", 16), host("far", 16, gpus=1), host("slim", 8)]
+    layout = spread(52, *gpus)
+    assert layout.of["rank-1"] == "far"
+    assert fed_by(layout) == {"main": {"learner"}, "wide": {"learner"}, "far": {"rank-1"}, "slim": {"rank-1"}}
+    assert counts(layout) == {"main": 12, "wide": 14, "far": 17, "slim": 9}  # of 14, 16, 14 and 8 cores
+    layout = spread(16, host("main"), host("a"), host("b"))
+    assert all(len(ranks) == 1 for ranks in fed_by(layout).values())
+    assert counts(layout) == {"main": 4, "a": 4, "b": 8}
+    layout = spread(60, *[host(name, 16, gpus=2) for name in ("main", "a")], host("vast", 200))
+    assert counts(layout)["vast"] > 40 and len(fed_by(layout)["vast"]) == 2  # else most of its cores would be idle
+
+
 def test_memory_bounds_the_actors_of_a_host_and_the_rest_go_elsewhere():
     layout = lay_out(actors(20), [host("a", cores=100, memory_mb=550), host("b", cores=1)])
     assert counts(layout) == {"a": 5, "b": 15}
@@ -293,8 +332,9 @@ def test_the_command_prints_who_lives_where(tmp_path: Path, capsys):
     assert command.main([*WORDS, "--hosts-file", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].split()[:2] == ["gpu-1", "10.0.0.5"] and "learner, inference-0, actor-0" in lines[-2]
-    assert lines[-2].endswith("actor-2 to actor-3 (2), evaluator")
-    assert lines[-1] == "  Only on hosts that see the run folder: learner (it writes snapshots)."
+    assert lines[-1].endswith("actor-2 to actor-3 (2), evaluator")
+    elsewhere = [*WORDS, "--hosts-file", str(file), "--learner-on", "cpu-1"]
+    assert command.main(elsewhere) == 0 and "learner" in capsys.readouterr().out.splitlines()[-1]
     assert command.main([*WORDS[:-1], "--hosts-file", str(file)]) == 2
     assert "give it with --plan" in capsys.readouterr().err
     assert command.main([*WORDS, "--placement", "serial", "--hosts-file", str(file)]) == 2
