@@ -29,10 +29,10 @@ from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import Experiment
 from jsrl.launch.launcher import Start
-from jsrl.launch.life import Life
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import Plan, make_plan, process_environment
 from jsrl.launch.run import memory_root
+from jsrl.launch.supervised import SupervisedWorker
 from jsrl.references.reference import spawn_environment
 from jsrl.runs.control import ControlServer, Crash, Stage
 from jsrl.transport.base import Reply
@@ -127,7 +127,7 @@ def await_actors(
     begin_s = time.monotonic()
     launcher = Local()
     try:
-        lives = [Life(job, launcher.start(job, start)) for job in jobs]
+        lives = [SupervisedWorker(job, launcher.start(job, start)) for job in jobs]
         ready: dict[str, int] = {}
         while len(ready) < len(jobs):
             for message in control.poll(0.5):

@@ -130,12 +130,12 @@ def ns_per_call(folder: Path) -> dict[str, float]:
     from jsrl.runs.control import ControlClient, ControlServer
     from jsrl.transport.base import Ledger, ProducerId
     from jsrl.transport.ledger.hop_page import LOCAL, HopPage
-    from jsrl.transport.ledger.page import begin_life
+    from jsrl.transport.ledger.page import open_ledger
 
     page = HopPage.create(folder, ProducerId("actor-0", 0), 0, blocks=2, road=LOCAL)
     recorder, plain = Recorder("actor"), Ledger(dropped={})
     phases = recorder.phases
-    _, kept = begin_life(folder / "ledger", 0, None)
+    _, kept = open_ledger(folder / "ledger", 0, None)
     server = ControlServer(f"ipc://{folder}/control")
     control = ControlClient(server.address, "actor-0", 0)
     text = "actor-0: step of environment 'CartPole-v1', group 0,"

@@ -18,10 +18,10 @@ from jsrl.errors import StreamTimeout
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.experiment.building import build_agent
 from jsrl.launch.launcher import Start
-from jsrl.launch.life import Life
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import Plan, accelerators, make_plan, process_environment
 from jsrl.launch.run import own_memory_folder
+from jsrl.launch.supervised import SupervisedWorker
 from jsrl.references.reference import spawn_environment, to_json
 from jsrl.runs.control import ControlServer, Crash, Stage
 from jsrl.types import make_version
@@ -51,7 +51,7 @@ class ActingSystem:
         self.plan: Plan = make_plan(free, str(self._folder), self._memory)
         self._kinds = ("inference", "parameter-server", *(("actor",) if actors else ()))
         self._launcher = Local()
-        self._lives: list[Life] = []
+        self._lives: list[SupervisedWorker] = []
 
     def __enter__(self) -> ActingSystem:
         try:
@@ -81,7 +81,7 @@ class ActingSystem:
             if job.kind in self._kinds:
                 variables = process_environment(self.plan, job, gpus)
                 start = Start(self._folder, self._control.address, spawn, variables)
-                self._lives.append(Life(job, self._launcher.start(job, start)))
+                self._lives.append(SupervisedWorker(job, self._launcher.start(job, start)))
         until = time.monotonic() + READY_S
         while not all(p.ready for p in self._lives):
             self._hear(0.05)

@@ -109,7 +109,7 @@ class PBT(Bookkeeping):
         draws = Draws(state)
         for policy in self.policies:
             first = {name: allowed.draw(draws) for name, allowed in self.hyperparameters.items()}
-            member = {"hyperparameters": first, "noted": None, "life": 0, **_new_life()}
+            member = {"hyperparameters": first, "noted": None, "life": 0, **_new_record()}
             state["members"][policy] = member
         return state
 
@@ -191,7 +191,7 @@ class PBT(Bookkeeping):
             return
         member = state["members"][policy]
         found = self._explore(draws, state["members"][source]["hyperparameters"])
-        member.update(hyperparameters=found, life=member["life"] + 1, **_new_life())
+        member.update(hyperparameters=found, life=member["life"] + 1, **_new_record())
         yield Copy(policy, source, dict(found))
 
     def _explore(self, draws: Draws, parent: dict[str, float]) -> dict[str, float]:
@@ -204,6 +204,6 @@ class PBT(Bookkeeping):
         return found
 
 
-def _new_life() -> State:
+def _new_record() -> State:
     """Return the record of a member's games before the first one."""
     return {"env_steps": 0, "scores": [], "queue": []}

@@ -12,12 +12,12 @@ from jsrl.errors import WorkerDied
 from jsrl.graph.ranks import ranks_of
 from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.launcher import Launcher, Start
-from jsrl.launch.life import NOT_BEGUN, Life, death_notice, loss_notice
 from jsrl.launch.links import tcp
 from jsrl.launch.plan import Plan, accelerators, process_environment
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
-from jsrl.launch.supervision import Restart, Supervision, next_life
+from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker, death_notice, loss_notice
+from jsrl.launch.supervision import Restart, Supervision, replacement_job
 from jsrl.launch.usage import Usage
 from jsrl.launch.watchdog import Watchdog
 from jsrl.references.reference import spawn_environment
@@ -41,7 +41,7 @@ class Controller:
         self._folder = session.folder.path
         self._spawn = spawn_environment(source_folders)
         self._gpus = accelerators()
-        self._lives: dict[str, Life] = {}
+        self._workers: dict[str, SupervisedWorker] = {}
         self._crashes: dict[str, Crash] = {}
         self._interrupted = self._asked = False
         session.tell, session.whereabouts, session.interrupt = self._pass_on, self._whereabouts, self._interrupt
@@ -51,7 +51,9 @@ class Controller:
         self._restarts: list[Restart] = []
         self._check_s = 0.0
         self._groups = {w.name: [rank.name for rank in ranks_of(plan.graph, w)] for w in plan.graph.workers}
-        self._watchdog = Watchdog(session, self._lives, lambda life: self._tell(life.name, "stacks"), self._listen)
+        self._watchdog = Watchdog(
+            session, self._workers, lambda worker: self._tell(worker.name, "stacks"), self._listen
+        )
 
     def run(self) -> Result:
         """Run until the session has a reason to stop.
@@ -111,9 +113,9 @@ class Controller:
 
     def _clear(self, failure: BaseException | None) -> None:
         """Remove all processes, shared memory and sockets. Counters are read once all processes have ended."""
-        for life in self._lives.values():
-            if not life.replaced and (not life.left or life.alive):
-                life.handle.kill()
+        for worker in self._workers.values():
+            if not worker.replaced and (not worker.left or worker.alive):
+                worker.handle.kill()
         self._launcher.close()
         close_hops(self._folder)
         if failure is not None:
@@ -131,32 +133,32 @@ class Controller:
 
         keys = self._plan.keys if self._plan.hosts.control_over_tcp else None
         start = Start(self._folder, self._control.address, self._spawn, variables(), keys, forks, variables)
-        self._lives[job.name] = Life(job, self._launcher.start(job, start), restarts)
+        self._workers[job.name] = SupervisedWorker(job, self._launcher.start(job, start), restarts)
         self._session.stage(job.name, NOT_BEGUN)
 
     # -- watching -----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         self._listen(POLL_S)
-        for worker, why in self._launcher.moves().items():
-            self._move(self._lives[worker], why)
-        for life in self._due_checks():
+        for name, why in self._launcher.moves().items():
+            self._move(self._workers[name], why)
+        for worker in self._due_checks():
             if self._session.reason is None:  # a SIGTERM to all processes of a job ends them all; these are no failures
-                self._check(life)
+                self._check(worker)
         self._start_due()
         if self._session.line_due:
-            usage = self._usage.sample(self._lives.values()) | self._supervision.metrics()
+            usage = self._usage.sample(self._workers.values()) | self._supervision.metrics()
             self._session.hub.receive("controller", "controller", usage)
             self._watchdog.tell_standstill(self._deadlines.still_s)
         self._session.tick()
 
-    def _due_checks(self) -> list[Life]:
+    def _due_checks(self) -> list[SupervisedWorker]:
         """Return the workers to check now: all, or none if very many were checked just now."""
         now_s = time.monotonic()
         if now_s < self._check_s:
             return []
-        self._check_s = now_s + CHECK_S * len(self._lives)
-        return list(self._lives.values())
+        self._check_s = now_s + CHECK_S * len(self._workers)
+        return list(self._workers.values())
 
     def _listen(self, timeout_s: float) -> None:
         """Receive workers' messages, waiting up to `timeout_s` for the first; write a report of all workers if requested."""
@@ -168,15 +170,15 @@ class Controller:
             self._session.display.message(told)
 
     def _hear(self, message: AnyMessage) -> None:
-        life = self._lives.get(message.worker)
-        if life is None or message.incarnation != life.job.incarnation:
+        worker = self._workers.get(message.worker)
+        if worker is None or message.incarnation != worker.job.incarnation:
             return  # the last messages of a replaced incarnation
         if why := complaint(message) or self._session.implausible(message):
             self._control.refuse(message, why)
-            life.beat_s = time.monotonic()  # any message shows that it is alive
-            life.left = life.left or isinstance(message, Bye)
+            worker.beat_s = time.monotonic()  # any message shows that it is alive
+            worker.left = worker.left or isinstance(message, Bye)
             return
-        life.hear(message)
+        worker.hear(message)
         if isinstance(message, Stage):
             self._session.stage(message.worker, message.stage)
         elif isinstance(message, Report):
@@ -186,113 +188,113 @@ class Controller:
         elif isinstance(message, Crash):
             self._crashes[message.worker] = message
         elif isinstance(message, Bye):
-            life.left = True
+            worker.left = True
             self._session.facts(message.worker, message.facts)
 
-    def _check(self, life: Life) -> None:
+    def _check(self, worker: SupervisedWorker) -> None:
         """Check that a worker is alive, becomes ready in time, and sends heartbeats."""
-        if life.replaced:
+        if worker.replaced:
             return
         now, limits = time.monotonic(), self._deadlines
-        if not life.alive and not (life.left or life.moves):
+        if not worker.alive and not (worker.left or worker.moves):
             self._listen(0.1)
-            if not life.left:
-                self._died(life, f"ended unexpectedly: {life.ending}")
-        if life.moves:
-            self._follow(life)
-        elif life.left and not life.alive:
-            self._died(life, "left without being asked to (a SIGTERM from elsewhere?)")
-        elif not life.ready and now - life.started_s > limits.ready_s:
-            self._died(life, f"was not ready within {limits.ready_s:g} s; it is still {life.stage!r}")
-        elif life.ready and now - life.beat_s > self._silence_s(life):  # before that, ready_s applies
-            self._died(life, self._silent(life))
+            if not worker.left:
+                self._died(worker, f"ended unexpectedly: {worker.ending}")
+        if worker.moves:
+            self._follow(worker)
+        elif worker.left and not worker.alive:
+            self._died(worker, "left without being asked to (a SIGTERM from elsewhere?)")
+        elif not worker.ready and now - worker.started_s > limits.ready_s:
+            self._died(worker, f"was not ready within {limits.ready_s:g} s; it is still {worker.stage!r}")
+        elif worker.ready and now - worker.beat_s > self._silence_s(worker):  # before that, ready_s applies
+            self._died(worker, self._silent(worker))
 
-    def _ranks(self, life: Life) -> list[Life]:
+    def _ranks(self, worker: SupervisedWorker) -> list[SupervisedWorker]:
         """Return the lives of all ranks of a learner, the first rank first; any other worker has no others."""
-        return [self._lives[name] for name in self._groups[life.name]]
+        return [self._workers[name] for name in self._groups[worker.name]]
 
-    def _silence_s(self, life: Life) -> float:
-        limits, alone = self._deadlines, len(self._ranks(life)) == 1
+    def _silence_s(self, worker: SupervisedWorker) -> float:
+        limits, alone = self._deadlines, len(self._ranks(worker)) == 1
         return limits.silence_s if alone else min(limits.silence_s, limits.rank_s)
 
-    def _silent(self, life: Life) -> str:
-        silent_s = time.monotonic() - life.beat_s
+    def _silent(self, worker: SupervisedWorker) -> str:
+        silent_s = time.monotonic() - worker.beat_s
         return f"sent no message for {silent_s:.0f} s (stopped, or stuck in a call that holds the GIL)"
 
-    def _move(self, life: Life, why: str) -> None:
+    def _move(self, worker: SupervisedWorker, why: str) -> None:
         """Ask a worker to leave, so that it restarts on another host; a worker that is just starting is ended."""
-        if life.moves or life.replaced:
+        if worker.moves or worker.replaced:
             return
-        life.moves, life.moves_s = why, time.monotonic()
-        self._session.stage(life.name, "moving to another host")
-        if life.hears:
-            self._tell(life.name, "stop")
+        worker.moves, worker.moves_s = why, time.monotonic()
+        self._session.stage(worker.name, "moving to another host")
+        if worker.hears:
+            self._tell(worker.name, "stop")
         else:
-            life.handle.kill()
+            worker.handle.kill()
 
-    def _follow(self, life: Life) -> None:
+    def _follow(self, worker: SupervisedWorker) -> None:
         """Start the next incarnation of a moving worker, once this one has left. It costs none of its restarts."""
-        if life.alive and time.monotonic() - life.moves_s < self._leave_s(life):
+        if worker.alive and time.monotonic() - worker.moves_s < self._leave_s(worker):
             return
         self._listen(0.1)
-        late = life.alive and not life.left
-        life.handle.kill()
-        life.replaced = True
-        crash = self._crashes.pop(life.name, None)
+        late = worker.alive and not worker.left
+        worker.handle.kill()
+        worker.replaced = True
+        crash = self._crashes.pop(worker.name, None)
         what = f"{crash.error}: {crash.text}" if crash else "it did not leave in order" if late else ""
-        text = f"{life.name} moves, because {life.moves}" + (f" ({what})" if what else "")
+        text = f"{worker.name} moves, because {worker.moves}" + (f" ({what})" if what else "")
         self._session.display.message(text, "warning" if what else "info")
-        self._restarts.append(Restart(time.monotonic(), life.job, life.restarts))
+        self._restarts.append(Restart(time.monotonic(), worker.job, worker.restarts))
 
-    def _died(self, life: Life, what: str) -> None:
+    def _died(self, worker: SupervisedWorker, what: str) -> None:
         """Replace a worker while its budget allows it and the run goes on; end the run otherwise.
 
         Raises:
           WorkerDied: with the worker's own traceback if it sent one, else the end of its log.
         """
         running = self._session.reason is None  # messages received meanwhile may end it
-        seen = self._watchdog.look(life)  # before it is killed
-        life.handle.kill()
-        life, what, crash = self._cause(life, what)
+        seen = self._watchdog.look(worker)  # before it is killed
+        worker.handle.kill()
+        worker, what, crash = self._cause(worker, what)
         reason = f"{crash.error}: {crash.text}" if crash else what
-        noticed = f"{life.name} {reason}" + (f"\n\n{crash.trace}" if crash else "")
-        told = self._watchdog.write(life.name, noticed, seen)
-        kind, ended = self._kind(life), life.handle.exit
+        noticed = f"{worker.name} {reason}" + (f"\n\n{crash.trace}" if crash else "")
+        told = self._watchdog.write(worker.name, noticed, seen)
+        kind, ended = self._kind(worker), worker.handle.exit
         may_live = running and kind.may_restart(
-            life.job, ended.status if ended else None, crash.error if crash else None
+            worker.job, ended.status if ended else None, crash.error if crash else None
         )
         is_free = ended is not None and ended.with_host
-        if may_live and self._replace(life, f"{reason.splitlines()[0]} ({told})", is_free=is_free):
+        if may_live and self._replace(worker, f"{reason.splitlines()[0]} ({told})", is_free=is_free):
             return
-        what += kind.death_hint(life.job) if crash is None else ""
+        what += kind.death_hint(worker.job) if crash is None else ""
         notice, spent = (
-            death_notice(life, what, crash),
-            self._supervision.used_up(self._ranks(life)[0].job),
+            death_notice(worker, what, crash),
+            self._supervision.used_up(self._ranks(worker)[0].job),
         )
         notice = "\n".join([notice, f"({told})", *([f"({spent})"] if spent else [])])
         if not kind.loss_ends_run:
-            life.replaced = True  # no replacement: nothing waits for it
-            self._session.lose(life.name, loss_notice(life.name, notice, crash))
+            worker.replaced = True  # no replacement: nothing waits for it
+            self._session.lose(worker.name, loss_notice(worker.name, notice, crash))
             return
         raise WorkerDied(notice)
 
-    def _cause(self, life: Life, what: str) -> tuple[Life, str, Crash | None]:
+    def _cause(self, worker: SupervisedWorker, what: str) -> tuple[SupervisedWorker, str, Crash | None]:
         """Return who died first, how, and its last message: a worker whose stream broke is a symptom, not the cause."""
-        crash = self._crashes.pop(life.name, None)
-        if crash is not None and (witnessed := self._cause_among_ranks(life)) is not None:
+        crash = self._crashes.pop(worker.name, None)
+        if crash is not None and (witnessed := self._cause_among_ranks(worker)) is not None:
             return witnessed
         if crash is not None and crash.error == "StreamClosed":
-            for other in self._lives.values():
-                if other is not life and not other.left and not other.replaced and not other.alive:
+            for other in self._workers.values():
+                if other is not worker and not other.left and not other.replaced and not other.alive:
                     self._listen(0.1)
                     if not other.left:
                         ended = f"ended unexpectedly: {other.ending}"
                         return other, ended, self._crashes.pop(other.name, None)
-        return life, what, crash
+        return worker, what, crash
 
-    def _cause_among_ranks(self, life: Life) -> tuple[Life, str, Crash | None] | None:
+    def _cause_among_ranks(self, worker: SupervisedWorker) -> tuple[SupervisedWorker, str, Crash | None] | None:
         """Return another rank that ended without a message, or has long been silent: all ranks' updates failed with it."""
-        for other in (rank for rank in self._ranks(life) if rank.name != life.name):
+        for other in (rank for rank in self._ranks(worker) if rank.name != worker.name):
             self._listen(0.1)
             if not other.alive and not other.left and other.name not in self._crashes:
                 return other, f"ended unexpectedly: {other.ending}", None
@@ -300,13 +302,13 @@ class Controller:
                 return other, self._silent(other), None
         return None
 
-    def _replace(self, life: Life, notice: str, *, is_free: bool = False) -> bool:
+    def _replace(self, worker: SupervisedWorker, notice: str, *, is_free: bool = False) -> bool:
         """Plan a worker's next incarnation; return whether it may have one. `notice`: the reason, for the user.
 
         All ranks of a learner are replaced together, with equal incarnations; that counts as one restart of the learner,
         or as none if `is_free`.
         """
-        ranks = self._ranks(life)
+        ranks = self._ranks(worker)
         first = ranks[0]
         pause_s = self._supervision.take(first.job, is_free=is_free)
         if pause_s is None:
@@ -314,11 +316,11 @@ class Controller:
         text = "started again" if is_free else self._supervision.text(first.job)
         count = f"{text}, in {pause_s:.2g} s"
         with_all = f", with all {len(ranks)} ranks of {first.name}" if len(ranks) > 1 else ""
-        self._session.display.message(f"{life.name} {notice}; {count}{with_all}", "warning")
+        self._session.display.message(f"{worker.name} {notice}; {count}{with_all}", "warning")
         due_s, incarnation = time.monotonic() + pause_s, max(rank.job.incarnation for rank in ranks)
-        self._restarts = [restart for restart in self._restarts if restart.job.name not in self._groups[life.name]]
+        self._restarts = [restart for restart in self._restarts if restart.job.name not in self._groups[worker.name]]
         for rank in ranks:
-            if rank is not life:
+            if rank is not worker:
                 rank.handle.kill()
             rank.replaced = True
             self._session.stage(rank.name, "restarting")
@@ -334,18 +336,22 @@ class Controller:
                 continue  # another rank could not be started: all start once more
             self._restarts.remove(restart)
             try:
-                self._start(next_life(restart.job, self._folder), restart.count)
+                self._start(replacement_job(restart.job, self._folder), restart.count)
             except OSError as error:  # a full disk, no memory: it may be temporary
-                if not self._replace(self._lives[restart.job.name], f"could not be started again: {error}"):
+                if not self._replace(self._workers[restart.job.name], f"could not be started again: {error}"):
                     raise WorkerDied(f"{restart.job.name} could not be started again: {error}") from error
 
     def _rescue(self) -> None:
         """Let working learners write their snapshots, so that the run can be continued from here."""
-        saving = [life for life in self._lives.values() if self._kind(life).must_finish and life.hears and life.alive]
-        for life in saving:
-            self._tell(life.name, "stop")
+        saving = [
+            worker
+            for worker in self._workers.values()
+            if self._kind(worker).must_finish and worker.hears and worker.alive
+        ]
+        for worker in saving:
+            self._tell(worker.name, "stop")
         until = time.monotonic() + RESCUE_S
-        while time.monotonic() < until and any(life.alive for life in saving):
+        while time.monotonic() < until and any(worker.alive for worker in saving):
             self._listen(0.02)
 
     # -- ending -------------------------------------------------------------------------------------------------------
@@ -353,7 +359,7 @@ class Controller:
     def _end_in_order(self) -> None:
         """Stop the workers along the data flow; workers with a last task start it before the params' source stops."""
         if self._session.reason == "interrupted":
-            self._drop_unready(self._lives.keys())
+            self._drop_unready(self._workers.keys())
         finals = self._wanted_finals()
         begun = False
         for level in self._plan.graph.stop_order:
@@ -368,12 +374,12 @@ class Controller:
 
     def _drop_unready(self, names: Collection[str]) -> None:
         """End those of these workers that have nothing to save yet and would react only after compiling or connecting."""
-        for life in self._lives.values():
-            if life.name in names and not (life.ready or life.left or life.replaced):
-                life.handle.kill()
-                life.left = life.dropped = True
+        for worker in self._workers.values():
+            if worker.name in names and not (worker.ready or worker.left or worker.replaced):
+                worker.handle.kill()
+                worker.left = worker.dropped = True
                 self._session.display.message(
-                    f"{life.name} was stopped during its start ({life.stage}), because the run ends"
+                    f"{worker.name} was stopped during its start ({worker.stage}), because the run ends"
                 )
 
     def _wanted_finals(self) -> dict[str, dict[str, Any]]:
@@ -381,82 +387,82 @@ class Controller:
         reason, e = self._session.reason or "", self._plan.experiment
         if reason == "interrupted":
             return {}
-        told = {life.name: self._kind(life).final(e, reason) for life in self._lives.values()}
+        told = {worker.name: self._kind(worker).final(e, reason) for worker in self._workers.values()}
         return {name: facts for name, facts in told.items() if facts is not None and name not in self._session.finals}
 
-    def _kind(self, life: Life) -> Kind:
-        return self._plan.kinds[life.name]
+    def _kind(self, worker: SupervisedWorker) -> Kind:
+        return self._plan.kinds[worker.name]
 
     def _tell(self, worker: str, command: str, **facts: Any) -> None:
-        self._control.tell(worker, self._lives[worker].job.incarnation, command, facts)
+        self._control.tell(worker, self._workers[worker].job.incarnation, command, facts)
 
     def _whereabouts(self) -> dict[str, tuple[int, str]]:
         """Return worker -> (restarts so far, host)."""
-        return {life.name: (life.restarts, life.handle.host) for life in self._lives.values()}
+        return {worker.name: (worker.restarts, worker.handle.host) for worker in self._workers.values()}
 
     def _pass_on(self, worker: str, command: str, facts: dict[str, Any]) -> None:
         """Send a worker another worker's command; lost while it is replaced."""
-        if worker in self._lives:
-            self._control.tell(worker, self._lives[worker].job.incarnation, command, facts)
+        if worker in self._workers:
+            self._control.tell(worker, self._workers[worker].job.incarnation, command, facts)
 
     def _stop(self, names: set[str]) -> None:
         """Stop some workers, all at once; those that save something may take as long as a snapshot."""
         self._drop_unready(names)
-        found = [life for name, life in self._lives.items() if name in names]
-        leaving = [life for life in found if not (life.replaced or life.dropped)]
-        for life in leaving:
-            self._tell(life.name, "stop")
+        found = [worker for name, worker in self._workers.items() if name in names]
+        leaving = [worker for worker in found if not (worker.replaced or worker.dropped)]
+        for worker in leaving:
+            self._tell(worker.name, "stop")
         begun_s = time.monotonic()
-        for life in leaving:
-            limit_s = self._leave_s(life)
-            while time.monotonic() < begun_s + limit_s and life.alive:
+        for worker in leaving:
+            limit_s = self._leave_s(worker)
+            while time.monotonic() < begun_s + limit_s and worker.alive:
                 self._listen(0.02)
-        for life in leaving:
-            self._listen(0.1) if not life.left else None
-            if not life.left:
-                self._left_late(life, self._leave_s(life))
+        for worker in leaving:
+            self._listen(0.1) if not worker.left else None
+            if not worker.left:
+                self._left_late(worker, self._leave_s(worker))
 
-    def _leave_s(self, life: Life) -> float:
+    def _leave_s(self, worker: SupervisedWorker) -> float:
         limits = self._deadlines
-        if self._kind(life).saves:
+        if self._kind(worker).saves:
             return limits.snapshot_s
         return limits.leave_s / 10 if self._session.reason == "interrupted" else limits.leave_s
 
-    def _left_late(self, life: Life, limit_s: float) -> None:
+    def _left_late(self, worker: SupervisedWorker, limit_s: float) -> None:
         """Report a worker that did not leave cleanly; the run fails if the worker is essential."""
-        late = life.alive
-        what = f"did not leave in order within {limit_s:g} s" if late else f"ended with {life.ending}"
-        if self._kind(life).must_finish and not self._interrupted:
-            self._died(life, what)  # without its last snapshot the run is incomplete
+        late = worker.alive
+        what = f"did not leave in order within {limit_s:g} s" if late else f"ended with {worker.ending}"
+        if self._kind(worker).must_finish and not self._interrupted:
+            self._died(worker, what)  # without its last snapshot the run is incomplete
         if late and not self._interrupted:
-            what += f" ({self._watchdog.write(life.name, what, self._watchdog.look(life))})"
-        crash = self._crashes.get(life.name)
+            what += f" ({self._watchdog.write(worker.name, what, self._watchdog.look(worker))})"
+        crash = self._crashes.get(worker.name)
         what = f"{crash.error}: {crash.text}" if crash else what
-        self._session.display.message(f"{life.name} while stopping: {what}", "warning")
+        self._session.display.message(f"{worker.name} while stopping: {what}", "warning")
 
     def _begin_final(self, name: str, facts: dict[str, Any]) -> None:
         """Tell a worker to start its last task, once it receives commands: it may just be restarting."""
         self._session.stage(name, "last task is about to begin")
-        self._wait_with(name, lambda life: life.hears)
-        if self._lives[name].hears:
+        self._wait_with(name, lambda worker: worker.hears)
+        if self._workers[name].hears:
             self._tell(name, "final", **facts)
 
     def _await_final(self, name: str) -> None:
         self._session.stage(name, "last task")
         self._wait_with(name, lambda _: name in self._session.finals)
-        life = self._lives[name]
-        if not (name in self._session.finals or self._interrupted or life.replaced):
+        worker = self._workers[name]
+        if not (name in self._session.finals or self._interrupted or worker.replaced):
             waited = f"within {self._deadlines.snapshot_s:g} s (deadlines.snapshot_s)"
             self._session.display.message(f"{name}: its last task was not finished {waited}", "warning")
 
-    def _wait_with(self, name: str, reached: Callable[[Life], bool]) -> None:
+    def _wait_with(self, name: str, reached: Callable[[SupervisedWorker], bool]) -> None:
         """Wait until a worker has reached a state, and replace it if it dies meanwhile."""
         limited = self._plan.kinds[name].final_is_limited
         until = time.monotonic() + self._deadlines.snapshot_s if limited else float("inf")
-        while not (reached(self._lives[name]) or self._interrupted or time.monotonic() > until):
+        while not (reached(self._workers[name]) or self._interrupted or time.monotonic() > until):
             if name in self._session.finals:
                 return
             self._listen(POLL_S)
             self._start_due()
-            self._check(self._lives[name])
+            self._check(self._workers[name])
             self._session.tick()

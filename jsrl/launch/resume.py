@@ -94,8 +94,8 @@ def next_start_point(
         raise ConfigError(f"{folder.name} cannot be resumed: {error}") from error
     except (KeyError, TypeError, ValueError):
         raise ConfigError(f"{folder.name} cannot be resumed: its snapshot {version} is not a learner's.") from None
-    life = read_page(ledger or folder.path / LEDGER)
-    epoch = max(epoch, life.epoch if life else 0) + 1
+    content = read_page(ledger or folder.path / LEDGER)
+    epoch = max(epoch, content.epoch if content else 0) + 1
     told = [*broken, f"continuing from snapshot {version} instead, of update {updates}"] if broken else []
     return StartPoint(epoch, updates, f"{store.folder}@{version}"), told
 
@@ -156,8 +156,10 @@ def start_point_of(
     ledger = ledger_path(folder.path, hop)
     if SnapshotStore(folder.snapshots / policy.folder / "state").versions():
         return next_start_point(folder, policy.folder, ledger, updates)
-    life = read_page(ledger)
-    return StartPoint(life.epoch + 1 if life else 0), [f"policy {policy.name} has no snapshot, so that it starts over"]
+    content = read_page(ledger)
+    return StartPoint(content.epoch + 1 if content else 0), [
+        f"policy {policy.name} has no snapshot, so that it starts over"
+    ]
 
 
 def may_be_exact(experiment: Experiment) -> bool:

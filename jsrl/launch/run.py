@@ -261,7 +261,7 @@ def ready_plan(
         check_initial(plan.experiment, folder.path, [policy.folder for policy in plan.policies.values()])
     check_recording(plan.experiment, plan.schemas)
     if resumed:
-        begin_life(experiment, folder)  # not before: a refused resume leaves the run unchanged
+        begin_run_folder(experiment, folder)  # not before: a refused resume leaves the run unchanged
     for line in write_graph(folder, plan.graph, changed=plan.changed, resumed=resumed):
         tell(line)
     begin_record(plan.experiment, plan.schemas, source=folder.name)
@@ -354,7 +354,7 @@ def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: boo
     experiment = from_json(config)
     if resumed:
         return experiment, allowed_changes(from_json(folder.config), experiment)
-    begin_life(experiment, folder)
+    begin_run_folder(experiment, folder)
     return experiment, []
 
 
@@ -365,7 +365,7 @@ def placed_as_before(experiment: Experiment, folder: RunFolder) -> Experiment:
     return dataclasses.replace(experiment, **{name: before[name] for name in auto})
 
 
-def begin_life(experiment: Experiment, folder: RunFolder) -> None:
+def begin_run_folder(experiment: Experiment, folder: RunFolder) -> None:
     """Write the experiment to its run folder; remove result, requests and trace parts of an earlier start."""
     folder.write_config(to_json(experiment))
     for name in (RESULT, STOP):

@@ -10,10 +10,10 @@ from typing import Any
 
 from jsrl.launch.compilation import keep_compiled_here
 from jsrl.launch.interrupts import interrupts, requests
-from jsrl.launch.life import loss_notice
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
+from jsrl.launch.supervised import loss_notice
 from jsrl.launch.watchdog import Watchdog
 from jsrl.runs.control import Command, Crash, Event, Report
 from jsrl.workers.kinds import build_worker

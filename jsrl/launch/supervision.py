@@ -112,7 +112,7 @@ class Restart:
     count: int
 
 
-def next_life(job: Job, folder: Path) -> Job:
+def replacement_job(job: Job, folder: Path) -> Job:
     """Return the job that replaces a dead worker: a higher incarnation; its state is the last committed snapshot."""
     job = dataclasses.replace(job, incarnation=job.incarnation + 1)
     if find_kind(job.kind).state == "snapshot":
@@ -133,8 +133,8 @@ def last_committed(start_point: StartPoint, snapshots: Path, ledger: Path) -> St
     Args:
       start_point: of the run. snapshots: folder of the learner's states. ledger: the page of its counts.
     """
-    life = read_page(ledger)
-    epoch = max(start_point.epoch, life.epoch if life is not None else 0) + 1
+    content = read_page(ledger)
+    epoch = max(start_point.epoch, content.epoch if content is not None else 0) + 1
     store = SnapshotStore(snapshots)
     try:
         version, _ = newest_good(store)

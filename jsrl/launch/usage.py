@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from jsrl.launch.launcher import Handle
-from jsrl.launch.life import Life
+from jsrl.launch.supervised import SupervisedWorker
 from jsrl.workers.kinds import find_kind
 
 
@@ -25,7 +25,7 @@ class Usage:
         self._ask_busy_s = busy_s
         self._busy_s = busy_s()
 
-    def sample(self, lives: Iterable[Life]) -> dict[str, float]:
+    def sample(self, workers: Iterable[SupervisedWorker]) -> dict[str, float]:
         """Return `system/KIND_rss_mb` and `system/KIND_cpu_share` (in cores) since the last sample.
 
         `system/others_cpu_share` is the CPU time of neither workers nor this process; absent if it is unknown.
@@ -34,16 +34,16 @@ class Usage:
         passed_s, self._sampled_s = max(now - self._sampled_s, 1e-6), now
         metrics: dict[str, float] = {}
         cpu_s: dict[Handle, float] = {}
-        for life in lives:
-            used = life.handle.usage()
+        for worker in workers:
+            used = worker.handle.usage()
             if used is None:
-                if life.handle in self._cpu_s:
-                    cpu_s[life.handle] = self._cpu_s[life.handle]
+                if worker.handle in self._cpu_s:
+                    cpu_s[worker.handle] = self._cpu_s[worker.handle]
                 continue
-            kind = f"system/{find_kind(life.job.kind).prefix}"
-            cpu_s[life.handle] = used.cpu_s
+            kind = f"system/{find_kind(worker.job.kind).prefix}"
+            cpu_s[worker.handle] = used.cpu_s
             share = (
-                max(0.0, used.cpu_s - self._cpu_s.get(life.handle, 0.0)) / passed_s
+                max(0.0, used.cpu_s - self._cpu_s.get(worker.handle, 0.0)) / passed_s
             )  # a new one started after the last sample
             metrics[f"{kind}_rss_mb"] = metrics.get(f"{kind}_rss_mb", 0.0) + used.resident_bytes / 1e6
             metrics[f"{kind}_cpu_share"] = metrics.get(f"{kind}_cpu_share", 0.0) + share

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from jsrl.launch.launcher import STOPPED
-from jsrl.launch.life import NOT_BEGUN, Life
 from jsrl.launch.session import Session
+from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker
 from jsrl.runs.stacks import all_stacks
 
 FOLDER = "watchdog"  # of a run
@@ -36,7 +36,7 @@ class Watchdog:
     """Collects the state of a run's workers, and writes reports.
 
     Args:
-      session: the run's. lives: name -> worker, as the controller knows them; read at each report.
+      session: the run's. workers: name -> worker, as the controller knows them; read at each report.
       ask: asks a worker for its stacks over the control connection. listen: receives workers' messages, for at most that many
         seconds.
     """
@@ -44,43 +44,45 @@ class Watchdog:
     def __init__(
         self,
         session: Session,
-        lives: Mapping[str, Life],
-        ask: Callable[[Life], None],
+        workers: Mapping[str, SupervisedWorker],
+        ask: Callable[[SupervisedWorker], None],
         listen: Callable[[float], None],
     ) -> None:
-        self._session, self._lives, self._ask, self._listen = session, lives, ask, listen
+        self._session, self._workers, self._ask, self._listen = session, workers, ask, listen
         self._run = session.folder.path
         self._asked_s: dict[str, float] = {}
         self._counted: dict[str, list[object]] = {}
         self._moved_s, self._patience = time.monotonic(), 1
 
-    def look(self, subject: Life | None = None) -> str:
+    def look(self, subject: SupervisedWorker | None = None) -> str:
         """Return the state of every worker, `subject` first; takes less than a second."""
         now_s = time.monotonic()
-        everybody = sorted(self._lives.values(), key=lambda life: (life is not subject, life.job.index))
+        everybody = sorted(self._workers.values(), key=lambda worker: (worker is not subject, worker.job.index))
         workers, rest = everybody[:MOST_LOOKED_AT], len(everybody) - MOST_LOOKED_AT
-        asked = [life for life in workers if can_answer(life) and self._is_due(life, subject, now_s)]
-        for life in asked:
-            self._asked_s[life.name] = now_s
-            self._ask(life)
-        while silent := [life for life in asked if life.stacks_s < now_s and life.alive]:
+        asked = [worker for worker in workers if can_answer(worker) and self._is_due(worker, subject, now_s)]
+        for worker in asked:
+            self._asked_s[worker.name] = now_s
+            self._ask(worker)
+        while silent := [worker for worker in asked if worker.stacks_s < now_s and worker.alive]:
             if time.monotonic() - now_s > ANSWER_S:
                 self._insist(silent)
                 break
             self._listen(LOOK_S)
         others = [f"({rest} other workers were not looked at.)\n"] if rest > 0 else []
-        return "\n".join([*(section(life) for life in workers), *others])
+        return "\n".join([*(section(worker) for worker in workers), *others])
 
-    def _is_due(self, life: Life, subject: Life | None, now_s: float) -> bool:
+    def _is_due(self, worker: SupervisedWorker, subject: SupervisedWorker | None, now_s: float) -> bool:
         """Return whether a worker is asked now: the waits for many hanging workers must not add up."""
-        return life is subject or now_s - self._asked_s.get(life.name, -FRESH_S) >= FRESH_S
+        return worker is subject or now_s - self._asked_s.get(worker.name, -FRESH_S) >= FRESH_S
 
-    def _insist(self, silent: list[Life]) -> None:
+    def _insist(self, silent: list[SupervisedWorker]) -> None:
         """Get the stacks of workers that do not answer, of all at once."""
         with ThreadPoolExecutor(len(silent)) as pool:
-            for life, text in zip(silent, pool.map(lambda life: life.handle.stacks(INSIST_S), silent), strict=True):
+            for worker, text in zip(
+                silent, pool.map(lambda worker: worker.handle.stacks(INSIST_S), silent), strict=True
+            ):
                 if text:
-                    life.stacks, life.stacks_s = text, time.monotonic()
+                    worker.stacks, worker.stacks_s = text, time.monotonic()
 
     def write(self, name: str, noticed: str, seen: str) -> str:
         """Write a report; return a text with its path.
@@ -106,9 +108,9 @@ class Watchdog:
 
         After the first report only a standstill twice as long is reported: a slow run is not broken.
         """
-        now_s, workers = time.monotonic(), self._lives.values()
-        counted = {life.name: [life.known.get(name) for name in COUNTERS] for life in workers}
-        if counted != self._counted or not all(life.ready or life.replaced for life in workers):
+        now_s, workers = time.monotonic(), self._workers.values()
+        counted = {worker.name: [worker.known.get(name) for name in COUNTERS] for worker in workers}
+        if counted != self._counted or not all(worker.ready or worker.replaced for worker in workers):
             self._counted, self._moved_s = counted, now_s
         elif now_s - self._moved_s > self._patience * limit_s:
             noticed = f"nothing was stepped, answered or trained for {now_s - self._moved_s:.0f} s"
@@ -141,52 +143,52 @@ class Watchdog:
 # -- the state of a worker --------------------------------------------------------------------------------------------
 
 
-def can_answer(life: Life) -> bool:
+def can_answer(worker: SupervisedWorker) -> bool:
     """Return whether a worker can answer: it runs, has become ready, and is not stopped."""
-    return life.stage != NOT_BEGUN and not life.left and life.alive and state(life)[0] != STOPPED
+    return worker.stage != NOT_BEGUN and not worker.left and worker.alive and state(worker)[0] != STOPPED
 
 
-def state(life: Life) -> tuple[str, str]:
+def state(worker: SupervisedWorker) -> tuple[str, str]:
     """Return (state such as running, sleeping, stopped or how it ended; what it uses) of a worker."""
-    used = life.handle.usage()
+    used = worker.handle.usage()
     if used is None:
-        return life.ending, ""
+        return worker.ending, ""
     return used.state, f"{used.cpu_s:.1f} s of CPU time, {used.resident_bytes / 1e6:,.0f} MB, {used.threads} threads"
 
 
 # -- a worker as text -------------------------------------------------------------------------------------------------
 
 
-def section(life: Life) -> str:
+def section(worker: SupervisedWorker) -> str:
     """Return the part of a report that is about one worker."""
-    now_s, job = time.monotonic(), life.job
-    found, uses = state(life)
+    now_s, job = time.monotonic(), worker.job
+    found, uses = state(worker)
     lines = [
-        f"== {life.name}: {job.kind} {job.index}, incarnation {job.incarnation}, {life.handle.where}, {found}",
-        f"  {life.stage!r} since {now_s - life.stage_s:.1f} s, last message {now_s - life.beat_s:.1f} s ago"
+        f"== {worker.name}: {job.kind} {job.index}, incarnation {job.incarnation}, {worker.handle.where}, {found}",
+        f"  {worker.stage!r} since {now_s - worker.stage_s:.1f} s, last message {now_s - worker.beat_s:.1f} s ago"
         + (f", {uses}" if uses else ""),
     ]
-    if life.activity:
-        lines.append(f"  at its last heartbeat inside of: {life.activity}")
-    lines += [f"  {line}" for line in known_lines(life.known)]
-    if life.stacks:
-        lines.append(f"  stacks, {now_s - life.stacks_s:.1f} s ago:\n{indented(life.stacks)}")
+    if worker.activity:
+        lines.append(f"  at its last heartbeat inside of: {worker.activity}")
+    lines += [f"  {line}" for line in known_lines(worker.known)]
+    if worker.stacks:
+        lines.append(f"  stacks, {now_s - worker.stacks_s:.1f} s ago:\n{indented(worker.stacks)}")
     else:
-        lines.append(f"  no stacks: {why_silent(life, found)}")
-    tail = [line[:MOST_CHARS] for line in life.handle.tail(TAIL_LINES).splitlines()]
-    lines.append(f"  log ({life.handle.log}) ends with:\n{indented(chr(10).join(tail) or '(nothing)')}")
+        lines.append(f"  no stacks: {why_silent(worker, found)}")
+    tail = [line[:MOST_CHARS] for line in worker.handle.tail(TAIL_LINES).splitlines()]
+    lines.append(f"  log ({worker.handle.log}) ends with:\n{indented(chr(10).join(tail) or '(nothing)')}")
     return "\n".join(lines) + "\n"
 
 
-def why_silent(life: Life, found: str) -> str:
+def why_silent(worker: SupervisedWorker, found: str) -> str:
     """Return why the stacks of a worker's threads are unknown."""
-    if not life.alive:
+    if not worker.alive:
         return "the process has ended"
     if found == STOPPED:
         return "a stopped process answers nothing until it is continued (SIGCONT)"
-    if life.stage == NOT_BEGUN:
+    if worker.stage == NOT_BEGUN:
         return "it has not come to work yet"
-    return "it is leaving" if life.left else "it answered neither on the control connection nor to SIGUSR1"
+    return "it is leaving" if worker.left else "it answered neither on the control connection nor to SIGUSR1"
 
 
 def known_lines(known: Mapping[str, object]) -> list[str]:

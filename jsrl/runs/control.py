@@ -179,7 +179,7 @@ class ControlClient:
         context = zmq.Context()
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 1000)
-        socket.setsockopt(zmq.IDENTITY, life_of(self.worker, self.incarnation))
+        socket.setsockopt(zmq.IDENTITY, identity_of(self.worker, self.incarnation))
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         introduce(socket, self._address, self._keys)
         handshakes = Handshakes(socket, self._address, self._keys)
@@ -288,7 +288,7 @@ class ControlClient:
             self.commands.put(command)
 
 
-def life_of(worker: str, incarnation: int) -> bytes:
+def identity_of(worker: str, incarnation: int) -> bytes:
     """Return the identity of one incarnation of a worker on the control connection."""
     return f"{worker}/{incarnation}".encode()
 
@@ -361,7 +361,7 @@ class ControlServer:
                 for word in words:
                     messages.append(msgspec.msgpack.decode(word, type=AnyMessage))
                     if sender.startswith(RELAY):
-                        self._relays[life_of(messages[-1].worker, messages[-1].incarnation)] = sender
+                        self._relays[identity_of(messages[-1].worker, messages[-1].incarnation)] = sender
             except (CodecError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 if not self.refused:
                     _logger.warning(
@@ -385,9 +385,9 @@ class ControlServer:
 
     def tell(self, worker: str, incarnation: int, name: str, facts: Mapping[str, Any] | None = None) -> None:
         """Send a command; lost when the worker is gone."""
-        life, frame = life_of(worker, incarnation), msgspec.msgpack.encode(Command(name, dict(facts or {})))
-        relay = self._relays.get(life)
-        self._socket.send_multipart([life, frame] if relay is None else [relay, life, frame])
+        identity, frame = identity_of(worker, incarnation), msgspec.msgpack.encode(Command(name, dict(facts or {})))
+        relay = self._relays.get(identity)
+        self._socket.send_multipart([identity, frame] if relay is None else [relay, identity, frame])
 
     def close(self) -> None:
         """Close the socket."""

@@ -81,14 +81,14 @@ class Lease(msgspec.Struct, forbid_unknown_fields=True):
     """An assignment for an actor.
 
     Attributes:
-      id: of the assignment. life: incarnation of the director that gave it. players: of each side, (number of the policy,
+      id: of the assignment. session: incarnation of the director that gave it. players: of each side, (number of the policy,
       version).
       learns: whether each side's rows are trained on. task, seed: for the environment's reset.
       before: the assignment that its slot had before this one; -1: none, or not known.
     """
 
     id: Count
-    life: Count
+    session: Count = msgspec.field(name="life")  # the name in snapshots of directors
     players: list[tuple[int, int]]
     learns: list[bool]
     seed: int = 0
@@ -100,7 +100,7 @@ class Played(msgspec.Struct, forbid_unknown_fields=True):
     """The end of an assignment's episode: its length and the returns of the sides, or why it does not count."""
 
     id: Count
-    life: Count
+    session: Count
     length: Count = 0
     returns: list[float] = []
     void: str = ""
@@ -125,7 +125,7 @@ class Games(msgspec.Struct, forbid_unknown_fields=True):
     """An actor's finished games, and how many assignments it needs.
 
     Attributes:
-      want: number that it needs. held: number that it has and does not play yet. received: so far, from this `life` of
+      want: number that it needs. held: number that it has and does not play yet. received: so far, from this `session` of
       the director.
       moments: instead of all this, in deterministic runs.
     """
@@ -134,7 +134,7 @@ class Games(msgspec.Struct, forbid_unknown_fields=True):
     want: Count
     held: Count
     received: Count
-    life: int
+    session: int
     moments: list[Moment] = []
 
 

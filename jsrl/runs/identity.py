@@ -41,7 +41,7 @@ class ProcessIdentity:
         return (self.boot, self.namespace) == _here()
 
     @property
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Return whether the process is alive; False if it is not near."""
         return self.is_near and process_alive(self.pid) and start_ticks(self.pid) == self.started
 

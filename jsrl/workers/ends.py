@@ -15,7 +15,7 @@ from jsrl.transport.base import (
 )
 from jsrl.transport.inference.roads import bind_inference
 from jsrl.transport.ledger.hops import hop_folder, ledger_path
-from jsrl.transport.ledger.page import begin_life
+from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.meeting.admission import JoinRules
 from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.params.roads import bind_params, connect_params
@@ -51,7 +51,7 @@ def begin_counting(job: Job, port: str, reporter: Reporter) -> Ledger:
     """Return the ledger of a worker's input port over all incarnations: earlier counts are kept."""
     path = ledger_path(Path(job.folder), job.end(port).hop)
     try:
-        return begin_life(path, 0, None, hop=path.parent, rolls_back=False)[1]
+        return open_ledger(path, 0, None, hop=path.parent, rolls_back=False)[1]
     except OSError as error:
         text = f"the ledger cannot be kept in {path.parent} ({error}); this process counts in memory only"
         reporter.event("warning", text)

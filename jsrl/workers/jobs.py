@@ -21,7 +21,7 @@ from jsrl.types import EnvSpec, Trajectory
 CONNECT_TIMEOUT_S = 120.0
 FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update that was not finite, and its batch
 BEGINS_WITH = "begins-with"  # folder of a run: snapshots of other runs, for learners on hosts that do not see these
-SEED_STRIDE, LIVES_PER_EPOCH = 7_919, 1_009
+SEED_STRIDE, SESSIONS_PER_EPOCH = 7_919, 1_009
 
 
 @dataclass(frozen=True)
@@ -180,14 +180,14 @@ class Job:
         return ProducerId(self.name, self.incarnation)
 
     @property
-    def life_seed(self) -> int:
+    def incarnation_seed(self) -> int:
         """Return the seed of this worker's episodes and draws: the run's at first, another one after each restart.
 
         A restarted actor or resumed run must not play its predecessor's episodes again, unless it continues them
         exactly.
         """
         epoch = self.start_point.epoch if self.start_point.journal_epoch is None else self.start_point.journal_epoch
-        return self.experiment.seed + SEED_STRIDE * (self.incarnation + LIVES_PER_EPOCH * epoch)
+        return self.experiment.seed + SEED_STRIDE * (self.incarnation + SESSIONS_PER_EPOCH * epoch)
 
     @property
     def names(self) -> FileNames:

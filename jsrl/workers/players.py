@@ -47,7 +47,7 @@ def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> Inli
         job.schemas.env,
         num_slots=slots,
         sizes=[*group_sizes.values()],
-        seed=job.life_seed,
+        seed=job.incarnation_seed,
         policy=job.policy_number,
         policy_name=job.policy,
         frozen=frozen_players(job, background=False),

@@ -18,10 +18,10 @@ from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import Experiment
 from jsrl.launch.launcher import Start
-from jsrl.launch.life import Life
 from jsrl.launch.local import actor_host
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import Plan, make_plan, process_environment
+from jsrl.launch.supervised import SupervisedWorker
 from jsrl.references.reference import spawn_environment
 from jsrl.runs.control import ControlServer
 from jsrl.transport.memory.segment import make_folder
@@ -38,7 +38,7 @@ class Hosted:
         variables = process_environment(plan, jobs[0], [])
         start = Start(folder, control.address, spawn_environment(), variables, forks=True)
         self.launcher = Local()
-        self.actors = [Life(job, self.launcher.start(job, start)) for job in jobs]
+        self.actors = [SupervisedWorker(job, self.launcher.start(job, start)) for job in jobs]
         assert self.launcher.host is not None
         self.host = self.launcher.host
 

@@ -9,9 +9,9 @@ import pytest
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
-from jsrl.launch.supervision import Budget, Supervision, last_committed, next_life
+from jsrl.launch.supervision import Budget, Supervision, last_committed, replacement_job
 from jsrl.snapshots.store import SnapshotStore
-from jsrl.transport.ledger.page import LEDGER, begin_life
+from jsrl.transport.ledger.page import LEDGER, open_ledger
 from jsrl.workers.jobs import Job, StartPoint
 
 
@@ -74,7 +74,7 @@ def test_budgets_that_cannot_be_are_refused(changes: dict, message: str) -> None
 
 def test_the_next_life_of_a_worker_has_a_higher_incarnation(tmp_path: Path) -> None:
     job = Job("actor", "actor-0", 0, None, None, None, "", registry=None, incarnation=4)  # type: ignore[arg-type]
-    assert next_life(job, tmp_path) == dataclasses.replace(job, incarnation=5)
+    assert replacement_job(job, tmp_path) == dataclasses.replace(job, incarnation=5)
 
 
 def test_a_learner_begins_after_the_last_committed_snapshot_in_a_new_epoch(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_learner_begins_after_the_last_committed_snapshot_in_a_new_epoch(tmp_p
     assert last_committed(begun, tmp_path / "snapshots" / "state", tmp_path / LEDGER) == dataclasses.replace(
         begun, epoch=4
     )
-    begin_life(tmp_path / LEDGER, 5, None)
+    open_ledger(tmp_path / LEDGER, 5, None)
     assert last_committed(begun, tmp_path / "snapshots" / "state", tmp_path / LEDGER).epoch == 6
     store = SnapshotStore(tmp_path / "snapshots" / "state")
     store.save(12, {"state": [0]}, meta={"updates": 12, "epoch": 5}, tags=("latest",), wait=True)

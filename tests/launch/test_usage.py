@@ -13,10 +13,10 @@ import pytest
 
 from jsrl.experiment import Experiment
 from jsrl.launch.launcher import ResourceUsage
-from jsrl.launch.life import Life
 from jsrl.launch.local import launcher
 from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.session import Session
+from jsrl.launch.supervised import SupervisedWorker
 from jsrl.launch.usage import Usage
 from jsrl.metrics.display import make_display
 from jsrl.runs.runs import RunFolder
@@ -24,10 +24,10 @@ from jsrl.runs.runs import RunFolder
 BUSY = "import time; until = time.process_time() + 0.3\nwhile time.process_time() < until: pass\ninput()"
 
 
-def start(kind: str, folder: Path) -> Life:
+def start(kind: str, folder: Path) -> SupervisedWorker:
     popen = subprocess.Popen([sys.executable, "-c", BUSY], stdin=subprocess.PIPE)
     job = SimpleNamespace(kind=kind, name=kind)
-    return Life(job, LocalHandle(popen, folder / "log", kind))  # type: ignore[arg-type]
+    return SupervisedWorker(job, LocalHandle(popen, folder / "log", kind))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -17,9 +17,9 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
 from jsrl.launch.launcher import STOPPED, Exit
-from jsrl.launch.life import Life
 from jsrl.launch.local.processes import LocalHandle, catches, crash_lines
 from jsrl.launch.resume import allowed_changes
+from jsrl.launch.supervised import SupervisedWorker
 from jsrl.launch.supervision import Supervision
 from jsrl.launch.watchdog import KEPT, Watchdog
 from jsrl.runs.control import Crash, Report, Stacks
@@ -60,7 +60,7 @@ def sleeper(tmp_path: Path):
     """Start a process that answers nothing but, where it `catches` it, SIGUSR1."""
     begun: list[subprocess.Popen[bytes]] = []
 
-    def start(how: str, name: str = "actor-0") -> Life:
+    def start(how: str, name: str = "actor-0") -> SupervisedWorker:
         (tmp_path / "logs").mkdir(exist_ok=True)
         log = tmp_path / "logs" / f"{name}.log"
         log.write_text("first line\nlast line\n")
@@ -71,7 +71,7 @@ def sleeper(tmp_path: Path):
         )
         begun.append(popen)
         assert popen.stdout is not None and popen.stdout.readline() == b"up\n"
-        return Life(job(name), LocalHandle(popen, log, name), stage="ready")
+        return SupervisedWorker(job(name), LocalHandle(popen, log, name), stage="ready")
 
     yield start
     for popen in begun:
@@ -136,8 +136,10 @@ def test_of_very_many_workers_the_first_of_each_kind_are_looked_at(tmp_path: Pat
     handle = SimpleNamespace(
         alive=False, exit=Exit(-9, "killed"), where="", log="", tail=lambda _: "", usage=lambda: None
     )
-    lives = {f"actor-{n}": Life(dataclasses.replace(job(f"actor-{n}"), index=n), handle) for n in range(999)}
-    lives["learner"] = Life(job("learner", "learner"), handle)
+    lives = {
+        f"actor-{n}": SupervisedWorker(dataclasses.replace(job(f"actor-{n}"), index=n), handle) for n in range(999)
+    }
+    lives["learner"] = SupervisedWorker(job("learner", "learner"), handle)
     seen = Watchdog(session_in(tmp_path), lives, lambda _: None, lambda _: None).look(lives["actor-700"])
     assert seen.startswith("== actor-700:") and "== learner:" in seen and "== actor-0:" in seen
     assert "== actor-99:" not in seen and "(950 other workers were not looked at.)" in seen
@@ -241,7 +243,7 @@ def test_a_standstill_is_told_once_and_then_only_a_longer_one(tmp_path: Path, mo
         "alive": False,
     }
     gone = SimpleNamespace(**facts)
-    workers = {name: Life(job(name), gone, stage="ready") for name in ("actor-0", "actor-1")}  # type: ignore[arg-type]
+    workers = {name: SupervisedWorker(job(name), gone, stage="ready") for name in ("actor-0", "actor-1")}  # type: ignore[arg-type]
     session = session_in(tmp_path)
     watchdog = Watchdog(session, workers, lambda _: None, lambda _: None)
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import AgentReference, Experiment
 from jsrl.launch.controller import Controller
-from jsrl.launch.life import Life
 from jsrl.launch.session import Session
+from jsrl.launch.supervised import SupervisedWorker
 from jsrl.metrics.display import make_display
 from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Heartbeat, Report, Stacks, Stage
 from jsrl.runs.control_bodies import MOST, complaint
@@ -83,11 +83,11 @@ class Rig:
         self.controller = Controller.__new__(Controller)
         self.control = ControlServer(f"ipc://{folder}/control")
         self.controller._session, self.controller._control, self.controller._crashes = self.session, self.control, {}
-        self.controller._lives = {name: self._life(name) for name in WORKERS}
+        self.controller._workers = {name: self._life(name) for name in WORKERS}
 
-    def _life(self, name: str) -> Life:
+    def _life(self, name: str) -> SupervisedWorker:
         job: Any = type("job", (), {"name": name, "incarnation": 0, "kind": WORKERS[name]})
-        return Life(job, handle=None)  # type: ignore[arg-type]
+        return SupervisedWorker(job, handle=None)  # type: ignore[arg-type]
 
     def hear(self, message: AnyMessage) -> None:
         """Hear a message as it comes from the socket."""
@@ -121,11 +121,11 @@ def test_what_cannot_be_right_is_named_counted_and_logged_once(rig, caplog, mess
     assert re.search(why, text), text
     assert message.worker in text and (rig.session.updates, rig.session.env_steps) == (0, 0)
     assert rig.session.reason is None
-    assert rig.controller._lives[message.worker].left == isinstance(message, Bye)
+    assert rig.controller._workers[message.worker].left == isinstance(message, Bye)
 
 
 def test_a_refused_message_still_shows_that_its_worker_lives(rig) -> None:
-    process = rig.controller._lives["learner"]
+    process = rig.controller._workers["learner"]
     process.beat_s = 0.0
     rig.hear(Report("learner", 0, {}, {"updates": "x"}))
     assert process.beat_s > 0 and process.known == {}

@@ -30,7 +30,7 @@ from jsrl.launch.hooks import STOP, LiveRun
 from jsrl.launch.hosts import engine as engines
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.launcher import JoinedHosts
-from jsrl.launch.hosts.members import RemoteLife
+from jsrl.launch.hosts.members import RemoteWorker
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import make_plan
@@ -142,7 +142,7 @@ class Storm(threading.Thread):
         await_that(lambda: not any(lives(worker) for worker in workers))
         (host,) = [host for host in self._launcher.members.hosts if host.name == self._kept]
         await_that(lambda: len(host.names) == 2, 90.0)  # of its own server, and of that of the lost host
-        self.moved = {life.worker for life in list(host.lives.values()) if life.incarnation and life.exit is None}
+        self.moved = {life.worker for life in list(host.workers.values()) if life.incarnation and life.exit is None}
         self._trained.some_more()
         self.done = True
 
@@ -289,8 +289,8 @@ class Moves(threading.Thread):
         self._join("second", 1)
         await_that(lambda: len(self._launcher.members.hosts) == 2)
         second = self._launcher.members.hosts[1]
-        await_that(lambda: second.living == 2 and all(life.pid for life in second.living_lives))
-        self.moved = {life.worker for life in second.living_lives}
+        await_that(lambda: second.num_living == 2 and all(life.pid for life in second.living_workers))
+        self.moved = {life.worker for life in second.living_workers}
         trained.some_more()
         first.popen.terminate()
         self.left = first.ends()
@@ -375,9 +375,9 @@ class Kills(threading.Thread):
         self._trained.some_more()
         self.done = True
 
-    def _lives(self) -> list[RemoteLife]:
+    def _lives(self) -> list[RemoteWorker]:
         hosts = list(self._launcher.members.hosts)
-        return [life for host in hosts for life in host.living_lives if life.pid is not None]
+        return [life for host in hosts for life in host.living_workers if life.pid is not None]
 
     def _works(self, name: str) -> bool:
         return any(life.host.name == name for life in self._lives())
@@ -391,7 +391,7 @@ class Kills(threading.Thread):
         await_that(lambda: all(self._is_replaced(life) for life in lost), 120.0)
         self.replaced_s.append(time.monotonic() - killed_s)
 
-    def _is_replaced(self, lost: RemoteLife) -> bool:
+    def _is_replaced(self, lost: RemoteWorker) -> bool:
         if self._launcher._at[lost.worker] == "here":  # no host was there at this moment
             return True
         return any(life.worker == lost.worker and life.incarnation > lost.incarnation for life in self._lives())

@@ -11,7 +11,7 @@ import pytest
 
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import read_hop
-from jsrl.transport.ledger.page import LEDGER, Life, read_page
+from jsrl.transport.ledger.page import LEDGER, PageContent, read_page
 from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import version_epoch
 from tests.system.launched import FOREVER, Launched
@@ -36,7 +36,7 @@ def kill_everything(run: Launched) -> None:
         time.sleep(0.02)
 
 
-def life_of(run: Launched) -> Life:
+def life_of(run: Launched) -> PageContent:
     """What the page of a run that has ended tells."""
     life = read_page(run.folder / LEDGER)
     found = read_hop(run.folder)
@@ -45,10 +45,10 @@ def life_of(run: Launched) -> Life:
     return life
 
 
-def await_life(run: Launched, after: int) -> Life:
+def await_incarnation(run: Launched, after: int) -> PageContent:
     """Wait until the learner of a later epoch counts."""
 
-    def begun() -> Life | None:
+    def begun() -> PageContent | None:
         life = read_page(run.folder / LEDGER)
         return life if life is not None and life.epoch > after else None
 
@@ -97,7 +97,7 @@ def test_the_ledger_goes_on_over_three_lives(launch, kill, road: str) -> None:
         last = number == 1
         target = str((saved["updates"] + 40) * 32) if last else FOREVER[1]
         run = resume(launch, run, "--total-env-steps", target, *SNAPSHOTS)
-        begun = await_life(run, epoch).ledger
+        begun = await_incarnation(run, epoch).ledger
         consumed = begun.consumed
         assert begun.consumed >= saved["ledger"]["trained"]
         gone = (begun.dropped or {})["rolled_back"] - dropped.get("rolled_back", 0)
@@ -120,7 +120,7 @@ def test_the_epoch_rises_where_a_life_left_no_snapshot(launch) -> None:
     run.expect(0, 60.0)
     for expected in (1, 2):
         again = resume(launch, run, *FOREVER, "--snapshots.period-s", "600")
-        life = await_life(again, expected - 1)
+        life = await_incarnation(again, expected - 1)
         assert life.epoch == expected
         await_batch(again, life.ledger.consumed)
         kill_everything(again)

@@ -148,13 +148,13 @@ def test_lives_only_rise_and_one_that_left_may_come_again() -> None:
     admission.admit(second)
     admission.leave(first)  # it left late, and stays replaced
     with pytest.raises(StreamClosed, match="incarnation 3, was replaced by incarnation 4"):
-        admission.check_life(first)
+        admission.check_incarnation(first)
     admission.leave(second)
     admission.fence(second)
     admission.fence(first)
     with pytest.raises(StreamClosed, match="incarnation 4, has joined before"):
         admission.admit(second)
-    admission.check_life(ProducerId("actor-0", 5))
+    admission.check_incarnation(ProducerId("actor-0", 5))
 
 
 @pytest.mark.parametrize("given", [None, "ab", 3, [[1]], [[1, 2, 3]], [["a", 1]], [[True, 1]], [[0, 1], [0, 2]], [5]])

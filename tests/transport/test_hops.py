@@ -17,7 +17,7 @@ import pytest
 from jsrl.transport.base import ProducerId, SampleConsumer
 from jsrl.transport.ledger.hop_page import HopPage, pages_in
 from jsrl.transport.ledger.hops import SAMPLES, close_hops, hop_folder, ledger_path, read_hop, read_hops
-from jsrl.transport.ledger.page import PersistedLedger, begin_life
+from jsrl.transport.ledger.page import PersistedLedger, open_ledger
 from jsrl.transport.ledger.reconcile import HopLedger
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from tests.contracts.sample_producer import fill, make_schema
@@ -49,13 +49,13 @@ _CONSUMER = """
 import json, sys, time
 from pathlib import Path
 from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
-from jsrl.transport.ledger.page import begin_life
+from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.samples.roads import bind_samples
 from tests.contracts.sample_producer import make_schema
 options = json.loads(sys.argv[1])
 run = Path(options["run"])
 hop = hop_folder(run, SAMPLES)
-_, ledger = begin_life(ledger_path(run, SAMPLES), 0, None, hop=hop, rolls_back=False)
+_, ledger = open_ledger(ledger_path(run, SAMPLES), 0, None, hop=hop, rolls_back=False)
 consumer = bind_samples(options["address"], make_schema(), ledger=ledger, hop=hop, blocks_per_producer=8)
 print(consumer.address, flush=True)
 for number in range(options["count"]):
@@ -135,7 +135,7 @@ def address_of(road: str, run: Path) -> str:
 def bind(run: Path, address: str) -> SampleConsumer:
     """Bind the next life of a run's consumer, whose outcomes stand."""
     hop = hop_folder(run, SAMPLES)
-    _, ledger = begin_life(ledger_path(run, SAMPLES), 0, None, hop=hop, rolls_back=False)
+    _, ledger = open_ledger(ledger_path(run, SAMPLES), 0, None, hop=hop, rolls_back=False)
     return bind_samples(address, SCHEMA, ledger=ledger, hop=hop, blocks_per_producer=8)
 
 
@@ -332,7 +332,7 @@ def test_a_ledger_that_begins_without_its_page_carries_the_snapshots_counts(tmp_
     play(run, "local")
     ledger_path(run, SAMPLES).unlink()
     saved = {"consumed": 3, "dropped": {"stale": 1}, "trained": 2, "epoch": 0}
-    begin_life(ledger_path(run, SAMPLES), 0, saved, hop=hop_folder(run, SAMPLES))
+    open_ledger(ledger_path(run, SAMPLES), 0, saved, hop=hop_folder(run, SAMPLES))
     assert ledger_of(run) == HopLedger(4, 2, {"stale": 1, "rolled_back": 1}) and ledger_of(run).balanced
     assert not list(pages_in(hop_folder(run, SAMPLES)))
 

@@ -13,13 +13,13 @@ import pytest
 
 from jsrl.errors import SnapshotError
 from jsrl.transport.base import Ledger
-from jsrl.transport.ledger.page import Life, begin_life, continued, read_page
+from jsrl.transport.ledger.page import PageContent, continued, open_ledger, read_page
 
 _COUNTING = """
 import sys
 from pathlib import Path
-from jsrl.transport.ledger.page import begin_life
-_, ledger = begin_life(Path(sys.argv[1]), 0, None)
+from jsrl.transport.ledger.page import open_ledger
+_, ledger = open_ledger(Path(sys.argv[1]), 0, None)
 print("counting", flush=True)
 reasons = ["consumed", "stale", "consumed", "rolled_back", "core_lost"]
 number = held = 0
@@ -55,7 +55,7 @@ def saved(received: int, consumed: int, trained: int, epoch: int = 0, **dropped:
     return counts | {"trained": trained, "epoch": epoch}
 
 
-def unaccounted(life: Life) -> int:
+def unaccounted(life: PageContent) -> int:
     ledger = life.ledger
     return ledger.received - ledger.consumed - sum((ledger.dropped or {}).values()) - ledger.in_flight
 
@@ -63,7 +63,7 @@ def unaccounted(life: Life) -> int:
 def test_what_is_counted_is_read_back_at_once(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     assert read_page(path) is None
-    epoch, ledger = begin_life(path, 0, None)
+    epoch, ledger = open_ledger(path, 0, None)
     for _ in range(5):
         ledger.arrive()
     ledger.settle("consumed")
@@ -79,15 +79,15 @@ def test_what_is_counted_is_read_back_at_once(tmp_path: Path) -> None:
 
 def test_the_epoch_rises_with_every_life_even_without_a_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    epochs = [begin_life(path, least, None)[0] for least in (0, 0, 0, 7, 2)]
+    epochs = [open_ledger(path, least, None)[0] for least in (0, 0, 0, 7, 2)]
     assert epochs == [0, 1, 2, 7, 8]
 
 
 def test_a_life_that_only_seemed_dead_counts_in_nobodys_file(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    _, older = begin_life(path, 0, None)
+    _, older = open_ledger(path, 0, None)
     older.arrive()
-    epoch, newer = begin_life(path, 0, None)
+    epoch, newer = open_ledger(path, 0, None)
     older.arrive()
     older.settle("consumed")
     newer.arrive()
@@ -123,7 +123,7 @@ def test_a_life_that_only_seemed_dead_counts_in_nobodys_file(tmp_path: Path) -> 
     ],
 )  # fmt: skip
 def test_what_a_next_life_begins_with(epoch: int, last: Ledger | None, snapshot: dict | None, expected: Ledger) -> None:
-    begun = continued(None if last is None else Life(epoch, last), snapshot)
+    begun = continued(None if last is None else PageContent(epoch, last), snapshot)
     assert begun == expected
     assert begun.balanced
 
@@ -133,7 +133,7 @@ def test_many_lives_balance_and_lose_no_trajectory(tmp_path: Path) -> None:
     snapshot = None
     produced = 0
     for life in range(12):
-        epoch, ledger = begin_life(path, 0, snapshot)
+        epoch, ledger = open_ledger(path, 0, snapshot)
         trained = snapshot["trained"] if snapshot else 0
         for step in range(5 + 7 * life % 11):
             ledger.arrive()
@@ -169,7 +169,7 @@ def test_a_page_is_off_by_at_most_one_whenever_its_writer_is_killed(tmp_path: Pa
     process.stdout.close()
     life = read_page(path)
     assert life is not None and life.ledger.received > 0 and abs(unaccounted(life)) <= life.uncertain <= 1
-    _, ledger = begin_life(path, 0, saved(2, 1, 1))
+    _, ledger = open_ledger(path, 0, saved(2, 1, 1))
     assert ledger.balanced and ledger.consumed == 1 and ledger.dropped is not None
     assert ledger.received == life.ledger.received - unaccounted(life)
     assert ledger.dropped["lost"] == life.ledger.in_flight

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from jsrl.transport.base import ProducerId
 from jsrl.transport.ledger.hops import SAMPLES, hop_folder, read_hop
-from jsrl.transport.ledger.page import LEDGER, begin_life, read_page
+from jsrl.transport.ledger.page import LEDGER, open_ledger, read_page
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, zeros
 from jsrl.workers.learner.batching import Batch, Batcher, BatchPlan
@@ -62,7 +62,7 @@ class Admission(RuleBasedStateMachine):
 
     def live(self) -> None:
         """Start a life of the learner from the snapshot; actors join it with what they are in the middle of."""
-        self.epoch, ledger = begin_life(self.folder / LEDGER, 0, self.snapshot["ledger"], hop=self.hop)
+        self.epoch, ledger = open_ledger(self.folder / LEDGER, 0, self.snapshot["ledger"], hop=self.hop)
         self.updates = self.snapshot["updates"]
         self.trained = self.snapshot["ledger"]["trained"] if self.snapshot["ledger"] else 0
         name = f"local:admission-{next(_numbers)}"

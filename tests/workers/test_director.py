@@ -55,7 +55,7 @@ class Fleet:
         self.wire = Wire()
         states = StateFile(self.folder / "director", None, pytest.fail)
         self.worker = DirectorWorker(
-            "director", self.plan, 7, {"main": self.store}, states, self.wire, Recorder("director"), life=self.lives,
+            "director", self.plan, 7, {"main": self.store}, states, self.wire, Recorder("director"), session=self.lives,
             poll_s=0.0,
         )  # fmt: skip
         self.lives += 1
@@ -92,7 +92,7 @@ class Fleet:
             else:
                 body = facts["facts"]
                 leases = [Lease(**{**one, "players": [tuple(p) for p in one["players"]]}) for one in body["leases"]]
-                self.actors[facts["worker"]][0].take(leases, body["life"], body["sent"])
+                self.actors[facts["worker"]][0].take(leases, body["session"], body["sent"])
 
     def _learn(self, command: str, facts: dict) -> None:
         self.updates += 1
@@ -109,7 +109,7 @@ class Fleet:
         for slot in over:
             lease = assignments._slots[0].leases[slot]
             assert lease is not None
-            self.played.append((lease.life, lease.id))
+            self.played.append((lease.session, lease.id))
             wins = rng.random() < 0.5
             returns = (1.0, -1.0) if wins else (-1.0, 1.0)
             length = 10 if returns[0] > 0 else 100
@@ -300,7 +300,7 @@ def test_slots_go_on_with_what_they_played_before_a_resume() -> None:
     assert [entry[:2] for entry in leases.kept()] == [[0, 1], [0, 2]]
     assert later.restore(json.loads(json.dumps(leases.kept()))) == {5, 6}
     found = [later.returning(0, slot) for slot in (1, 2)]
-    assert [(lease.id, lease.life) for lease in found if lease is not None] == [(6, 9), (5, 9)]
+    assert [(lease.id, lease.session) for lease in found if lease is not None] == [(6, 9), (5, 9)]
     assert later.returning(0, 1) is None
 
 

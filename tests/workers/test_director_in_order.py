@@ -54,7 +54,7 @@ class Hasty:
         order = OrderSettings(groups=GROUPS, learners=int(self.scored), rows=ROWS, begun=0, updates=1)
         states = StateFile(folder / "director", None, pytest.fail)
         self.worker = DirectorInOrder(
-            "director", director, 7, {"main": self.store}, states, self.wire, Recorder("director"), life=0, poll_s=0.0,
+            "director", director, 7, {"main": self.store}, states, self.wire, Recorder("director"), session=0, poll_s=0.0,
             order=order,
         )  # fmt: skip
         self.worker.setup()
@@ -123,7 +123,7 @@ class Hasty:
                 continue
             leases = [Lease(**{**one, "players": [tuple(p) for p in one["players"]]}) for one in body["leases"]]
             group = int(facts["worker"].removeprefix("actor-"))
-            self.actors[group].take(leases, body["life"], body["sent"], [tuple(slot) for slot in body["slots"]])
+            self.actors[group].take(leases, body["session"], body["sent"], [tuple(slot) for slot in body["slots"]])
 
     def run(self, updates: int) -> dict[str, dict]:
         """Return what was written beside snapshots."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jsrl.launch.hosts.members import RemoteLife
+from jsrl.launch.hosts.members import RemoteWorker
 from jsrl.launch.hosts.messages import Signal
 from jsrl.launch.hosts.port import HostPort
 from jsrl.launch.launcher import Exit, ResourceUsage
@@ -16,34 +16,34 @@ ANSWER_S = 2.0
 class HostHandle:
     """A worker under an agent; see jsrl.launch.launcher.Handle."""
 
-    def __init__(self, port: HostPort, life: RemoteLife) -> None:
-        self._port, self.life = port, life
+    def __init__(self, port: HostPort, remote: RemoteWorker) -> None:
+        self._port, self.remote = port, remote
 
     @property
     def where(self) -> str:
         """Return where it runs, as text."""
-        pid = "not started yet" if self.life.pid is None else f"pid {self.life.pid}"
+        pid = "not started yet" if self.remote.pid is None else f"pid {self.remote.pid}"
         return f"{pid} of host {self.host}"
 
     @property
     def host(self) -> str:
         """Return the name of its host."""
-        return self.life.host.name
+        return self.remote.host.name
 
     @property
     def log(self) -> str:
         """Return the place of its output, as text."""
-        return f"{self.life.host.name}:{self.life.host.folder}/logs/{self.life.worker}.log"
+        return f"{self.remote.host.name}:{self.remote.host.folder}/logs/{self.remote.worker}.log"
 
     @property
     def alive(self) -> bool:
         """Return whether it has not ended."""
-        return self.life.exit is None
+        return self.remote.exit is None
 
     @property
     def exit(self) -> Exit | None:
         """Return how it ended; None while it is alive."""
-        return self.life.exit
+        return self.remote.exit
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for its end; return whether it has ended."""
@@ -68,23 +68,23 @@ class HostHandle:
 
     def _signal(self, what: Any) -> None:
         if self.alive:
-            host = self.life.host
-            self._port.send(host, Signal(host.epoch, self.life.worker, self.life.incarnation, what))
+            host = self.remote.host
+            self._port.send(host, Signal(host.epoch, self.remote.worker, self.remote.incarnation, what))
 
     def tail(self, lines: int) -> str:
         """Return the end of its log; after a crash in C code, the log's stack of the crashed thread."""
         if not self.alive:
-            return "\n".join(self.life.tail.splitlines()[-lines:])
+            return "\n".join(self.remote.tail.splitlines()[-lines:])
         return self._ask("tail", lines, ANSWER_S)
 
     def usage(self) -> ResourceUsage | None:
         """Return the agent's last measurement of its resources; None: it has ended, or nothing is known yet."""
-        return self.life.usage if self.alive else None
+        return self.remote.usage if self.alive else None
 
     def stacks(self, timeout_s: float) -> str:
         """Return the stacks of its threads; empty: neither it nor its agent answered in time."""
         return self._ask("stacks", timeout_s, timeout_s + ANSWER_S) if self.alive else ""
 
     def _ask(self, what: Any, amount: float, timeout_s: float) -> str:
-        life = self.life
-        return self._port.ask(life.host, life.worker, life.incarnation, what, amount, timeout_s)
+        remote = self.remote
+        return self._port.ask(remote.host, remote.worker, remote.incarnation, what, amount, timeout_s)

@@ -16,7 +16,7 @@ from jsrl.launch.hosts.engine import Engine, Keeper
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
 from jsrl.launch.hosts.layout import evened_out, lay_out, layout_text
-from jsrl.launch.hosts.members import JoinedHost, Members, RemoteLife
+from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
 from jsrl.launch.hosts.messages import CHUNK_BYTES, LEASE_S, LOST_S, VARIABLES, Begin, Code, Keys
 from jsrl.launch.hosts.port import HostPort
 from jsrl.launch.hosts.tokens import Tokens
@@ -182,7 +182,7 @@ class JoinedHosts:
         """Return worker -> reason for its move: its host leaves, or a new host takes a share."""
         with self._port.changed:
             leaving = [host for host in self.members.hosts if host.leaves]
-            found = {life.worker: f"host {host.name} leaves" for host in leaving for life in host.living_lives}
+            found = {remote.worker: f"host {host.name} leaves" for host in leaving for remote in host.living_workers}
             self._share_with_new()
             return found | {worker: f"host {host} has room for it" for worker, host in self._targets.items()}
 
@@ -212,13 +212,13 @@ class JoinedHosts:
             host = self._host_for(job.name)
             if host is not None:
                 hops = tuple(end.hop for _, end in job.ends if end.address and end.hop)
-                life = RemoteLife(host, job.name, job.incarnation, hops)
+                remote = RemoteWorker(host, job.name, job.incarnation, hops)
         self._at[job.name] = self._own.name if host is None else host.name
         if host is None:
             self._tell(f"{job.name} starts on this host: no other host has joined")
             return self._start_here(bound_at(job, self._own.address), start)
-        self._begin(life, job, start)
-        return HostHandle(self._port, life)
+        self._begin(remote, job, start)
+        return HostHandle(self._port, remote)
 
     def _take_target(self, job: Job) -> None:
         """Assign a worker to the host to which it moves. In a deterministic run workers do not move to balance the load."""
@@ -237,7 +237,7 @@ class JoinedHosts:
             if name not in names or not names[name].address.startswith("tcp://"):
                 continue
             with self._port.changed:
-                hosts = [h for h in self.members.hosts if any(life.worker in readers for life in h.living_lives)]
+                hosts = [h for h in self.members.hosts if any(remote.worker in readers for remote in h.living_workers)]
             for place, host in enumerate(hosts):
                 above = [hosts[at].relays[name] for at in ancestors(place) if name in hosts[at].relays]
                 found.setdefault(host.epoch, {})[name] = [*above, names[name].address]
@@ -259,7 +259,7 @@ class JoinedHosts:
 
         def order(host: JoinedHost) -> tuple[bool, bool, float]:
             lacks_gpu = need.device != "cpu" and not host.facts.gpus
-            return host.name != self._home[worker], lacks_gpu, host.living / host.facts.cores
+            return host.name != self._home[worker], lacks_gpu, host.num_living / host.facts.cores
 
         staying = self.members.staying
         on_cpu = need.device == "learns" and not any(host.facts.gpus for host in staying)  # its devices are the CPU's
@@ -270,13 +270,13 @@ class JoinedHosts:
         variables = start.variables
         if start.variables_on is not None:
             laid = {worker for worker, name in self._laid.items() if name == host.name}
-            there = laid | {job.name} | {worker for worker, _ in host.lives}
+            there = laid | {job.name} | {worker for worker, _ in host.workers}
             variables = start.variables_on([str(number) for number in range(host.facts.gpus)], there)
         return {name: value for name, value in variables.items() if name in VARIABLES}
 
-    def _begin(self, life: RemoteLife, job: Job, start: Start) -> None:
+    def _begin(self, remote: RemoteWorker, job: Job, start: Start) -> None:
         """Send a host the files that a worker needs, and its job."""
-        host, job = life.host, with_start(job)
+        host, job = remote.host, with_start(job)
         assert job.keys is not None
         tree = to_json(moved(job, host.folder, host.facts.address))
         modules = frozenset(modules_named(tree))
@@ -300,10 +300,10 @@ class JoinedHosts:
         body = json.dumps(tree).encode()
         begin = Begin(host.epoch, job.kind, job.name, job.incarnation, body, variables, digest, start.forks, keeps)
         with self._port.changed:
-            host.lives[job.name, job.incarnation] = life
+            host.workers[job.name, job.incarnation] = remote
             if host.lost:  # since the last check
                 host.lose(host.lost)
-        self._port.begin(life, begin, with_files=lacks_files)
+        self._port.begin(remote, begin, with_files=lacks_files)
 
     def _is_new(self, host: JoinedHost, what: str) -> bool:
         found = (host.epoch, what) not in self._sent

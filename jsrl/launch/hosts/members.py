@@ -46,7 +46,7 @@ AGAIN_S = 10.0  # after which a worker that has not started is requested again
 
 
 @dataclass
-class RemoteLife:
+class RemoteWorker:
     """One incarnation of a worker on a joined host.
 
     Attributes:
@@ -74,7 +74,7 @@ class JoinedHost:
       facts: its resources. epoch: the number of this membership. token, session, boot, folder: see Hello.
       identity: of its connection. joined_s, heard_s: times of its admission and of its last message. lost: why its
         membership ended; empty: it has not.
-      lives: of workers, by (worker, incarnation). answers: to questions, by their numbers.
+      workers: of workers, by (worker, incarnation). answers: to questions, by their numbers.
       wanted: frozen players for which its workers wait; see Beat. leaves: why it gets no new workers; empty: it does.
       server_key: public key of the streams that its workers bind, 64 hexadecimal digits. names: of these streams.
       relays: params stream -> address at which the host relays it.
@@ -89,7 +89,7 @@ class JoinedHost:
     identity: bytes
     heard_s: float
     lost: str = ""
-    lives: dict[tuple[str, int], RemoteLife] = field(default_factory=dict)
+    workers: dict[tuple[str, int], RemoteWorker] = field(default_factory=dict)
     answers: dict[int, str] = field(default_factory=dict)
     server_key: str = ""
     names: list[Registration] = field(default_factory=list)
@@ -104,21 +104,21 @@ class JoinedHost:
         return self.facts.name
 
     @property
-    def living_lives(self) -> list[RemoteLife]:
+    def living_workers(self) -> list[RemoteWorker]:
         """Return the incarnations of workers that have not ended."""
-        return [life for life in self.lives.values() if life.exit is None]
+        return [remote for remote in self.workers.values() if remote.exit is None]
 
     @property
-    def living(self) -> int:
+    def num_living(self) -> int:
         """Return the number of workers on this host."""
-        return len(self.living_lives)
+        return len(self.living_workers)
 
     def lose(self, why: str) -> None:
         """End its membership: its workers have ended, or end when its lease expires."""
         self.lost = why
-        for life in self.lives.values():
-            if life.exit is None:
-                life.exit = Exit(None, f"lost with its host {self.name}: {why}", with_host=True)
+        for remote in self.workers.values():
+            if remote.exit is None:
+                remote.exit = Exit(None, f"lost with its host {self.name}: {why}", with_host=True)
 
 
 class Members:
@@ -167,13 +167,13 @@ class Members:
                 self._note_usage(host, usage)
             if message.leaves and not host.leaves:
                 host.leaves = message.leaves[:200]
-                self.news.append(f"host {host.name} leaves ({host.leaves}): its {host.living} worker(s) move")
-            if host.leaves and not host.living:
+                self.news.append(f"host {host.name} leaves ({host.leaves}): its {host.num_living} worker(s) move")
+            if host.leaves and not host.num_living:
                 self.lose(host, host.leaves)
                 return [(host.identity, Farewell(host.epoch, f"this host has left the run: {host.leaves}"))]
             return [(host.identity, Alive(host.epoch, message.sent_s))]
         if isinstance(message, Pages):
-            hops = {hop for life in host.lives.values() for hop in life.hops}
+            hops = {hop for remote in host.workers.values() for hop in remote.hops}
             own = {name: page for name, page in message.pages.items() if name.partition("/")[0] in hops}
             self.pages.append((host.epoch, own))
         elif isinstance(message, Kept):
@@ -231,16 +231,16 @@ class Members:
         return difference(hello.name, hello.versions, hello.code) or self._tokens.use(token, hello.session)
 
     def _note_usage(self, host: JoinedHost, usage: Usage) -> None:
-        life = host.lives.get((usage.worker, usage.incarnation))
-        if life is not None and life.exit is None:
-            life.pid = usage.pid
-            life.usage = ResourceUsage(usage.state, usage.cpu_s, usage.resident_bytes, usage.threads)
+        remote = host.workers.get((usage.worker, usage.incarnation))
+        if remote is not None and remote.exit is None:
+            remote.pid = usage.pid
+            remote.usage = ResourceUsage(usage.state, usage.cpu_s, usage.resident_bytes, usage.threads)
 
     def _note_exit(self, host: JoinedHost, message: Exited) -> None:
-        life = host.lives.get((message.worker, message.incarnation))
-        if life is not None and life.exit is None:
-            life.tail, life.usage = message.tail, None
-            life.exit = Exit(message.status, message.text)
+        remote = host.workers.get((message.worker, message.incarnation))
+        if remote is not None and remote.exit is None:
+            remote.tail, remote.usage = message.tail, None
+            remote.exit = Exit(message.status, message.text)
             host.names = [entry for entry in host.names if _is_of(host, entry)]
 
     def names(self) -> list[Registration]:
@@ -252,12 +252,12 @@ class Members:
         """Return (identity, Begin) pairs to send again, for workers that did not start: the message may have been lost."""
         now_s, found = self._clock(), list[tuple[bytes, AnyDown]]()
         for host in self.hosts:
-            for life in host.lives.values():
-                if life.begin is None or life.pid is not None or life.exit is not None:
+            for remote in host.workers.values():
+                if remote.begin is None or remote.pid is not None or remote.exit is not None:
                     continue
-                if now_s - life.asked_s > AGAIN_S:
-                    life.asked_s = now_s
-                    found.append((host.identity, life.begin))
+                if now_s - remote.asked_s > AGAIN_S:
+                    remote.asked_s = now_s
+                    found.append((host.identity, remote.begin))
         return found
 
     def look(self) -> None:
@@ -282,7 +282,7 @@ class Members:
 
 def _kept_by(host: JoinedHost) -> list[str]:
     """Return the folders in which living workers of a host keep files."""
-    return [folder for life in host.living_lives if life.begin is not None for folder in life.begin.keeps]
+    return [folder for remote in host.living_workers if remote.begin is not None for folder in remote.begin.keeps]
 
 
 def _is_bound_by(host: JoinedHost, address: str) -> bool:
@@ -297,7 +297,7 @@ def _is_of(host: JoinedHost, entry: Registration) -> bool:
     """
     if len(entry.name) > MAX_STREAM_CHARS:
         return False
-    own = [life.worker for life in host.living_lives if life.incarnation == entry.incarnation]
+    own = [remote.worker for remote in host.living_workers if remote.incarnation == entry.incarnation]
     if entry.name.endswith(tuple(epoch_at("", worker) for worker in own)):
         return entry.address.isdigit()
     return _is_bound_by(host, entry.address) and entry.name.endswith(tuple(name_at("", worker) for worker in own))

@@ -16,7 +16,7 @@ import zmq
 
 from jsrl.errors import CodecError, StreamError
 from jsrl.launch.hosts.kept import KeptFiles, keep_part, remove_drafts
-from jsrl.launch.hosts.members import JoinedHost, Members, RemoteLife
+from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
     CHUNK_BYTES,
     MAX_MESSAGE_BYTES,
@@ -81,7 +81,7 @@ class HostPort:
         self._folder = Path()  # of the run
         self._counted: dict[int, set[str]] = {}  # host epoch -> hops for which it has sent pages
         self._kept: dict[int, KeptFiles] = {}  # host epoch -> files of the run folder for that host
-        self._begins: list[tuple[RemoteLife, Begin, list[str]]] = []  # with the files that the host needs before
+        self._begins: list[tuple[RemoteWorker, Begin, list[str]]] = []  # with the files that the host needs before
         self._sent: dict[tuple[int, Path], tuple[int, float]] = {}  # (host epoch, player) -> bytes sent, and when
         self._outgoing: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._bell, self._rung = socketpair()
@@ -110,9 +110,9 @@ class HostPort:
         """Send a message to a host; it is lost if the host is."""
         self._do(lambda: self._send(host.identity, message))
 
-    def begin(self, life: RemoteLife, message: Begin, *, with_files: bool) -> None:
+    def begin(self, identity: RemoteWorker, message: Begin, *, with_files: bool) -> None:
         """Start a worker; with its files: once its host has what it kept in the run folder, and its counts."""
-        self._do(lambda: self._await_files(life, message, with_files=with_files))
+        self._do(lambda: self._await_files(identity, message, with_files=with_files))
 
     def ask(self, host: JoinedHost, worker: str, incarnation: int, what: Any, amount: float, timeout_s: float) -> str:
         """Return the reply of a host's agent (see Ask); empty: none arrived in time."""
@@ -225,11 +225,11 @@ class HostPort:
     def _pass_on(self, control: zmq.Socket) -> None:
         """Forward the commands of the control connection to the hosts of their workers."""
         while control.poll(0):
-            life, frame = control.recv_multipart()
-            worker, _, number = life.decode().rpartition("/")
+            identity, frame = control.recv_multipart()
+            worker, _, number = identity.decode().rpartition("/")
             key = (worker, int(number))
             for host in list(self._members.hosts):
-                if key in host.lives:
+                if key in host.workers:
                     self._send(host.identity, Tell(host.epoch, *key, frame))
 
     def _look(self) -> None:
@@ -247,8 +247,8 @@ class HostPort:
             for host in list(self._members.hosts):
                 self._send_player(host)
 
-    def _await_files(self, life: RemoteLife, message: Begin, *, with_files: bool) -> None:
-        host, names = life.host, list[str]()
+    def _await_files(self, identity: RemoteWorker, message: Begin, *, with_files: bool) -> None:
+        host, names = identity.host, list[str]()
         if with_files:
             files = self._kept.setdefault(
                 host.epoch,
@@ -256,11 +256,11 @@ class HostPort:
             )
             remove_drafts(self._folder, message.keeps)
             files.look(message.keeps)
-            ledgers = [str(ledger_path(self._folder, hop).relative_to(self._folder)) for hop in life.hops]
+            ledgers = [str(ledger_path(self._folder, hop).relative_to(self._folder)) for hop in identity.hops]
             files.add(ledgers)
             names = [*message.keeps, *ledgers]
-            self._counted.setdefault(host.epoch, set()).update(life.hops)  # its counts continue those of earlier hosts
-        self._begins.append((life, message, names))
+            self._counted.setdefault(host.epoch, set()).update(identity.hops)  # its counts continue those of earlier hosts
+        self._begins.append((identity, message, names))
         self._advance()
 
     def _advance(self) -> None:
@@ -268,13 +268,13 @@ class HostPort:
         for files in self._kept.values():
             files.advance()
         for begin in list(self._begins):
-            life, message, names = begin
-            if life.exit is None and names and not self._kept[life.host.epoch].are_sent(names):
+            identity, message, names = begin
+            if identity.exit is None and names and not self._kept[identity.host.epoch].are_sent(names):
                 continue
             self._begins.remove(begin)
-            if life.exit is None:
-                life.begin, life.asked_s = message, time.monotonic()
-                self._send(life.host.identity, message)
+            if identity.exit is None:
+                identity.begin, identity.asked_s = message, time.monotonic()
+                self._send(identity.host.identity, message)
 
     def _send_player(self, host: JoinedHost) -> None:
         """Send a host parts of the first player for which it waits; if it still waits PLAYER_S later, all of it again."""

@@ -17,7 +17,7 @@ from jsrl.launch.local.launcher import Local, write_job
 from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.plan import accelerators
 from jsrl.references.importing import SpawnEnvironment, own_paths
-from jsrl.runs.control import MAX_MESSAGE_BYTES, AnyMessage, Heartbeat, Report, life_of
+from jsrl.runs.control import MAX_MESSAGE_BYTES, AnyMessage, Heartbeat, Report, identity_of
 from jsrl.transport.meeting.sockets import bind
 
 TAIL_LINES = 200
@@ -72,23 +72,23 @@ class Children:
 
     def ended(self, epoch: int) -> list[Exited]:
         """Return reports of ended workers, at the second call: their last messages have arrived by then."""
-        gone = {life for life, handle in self._handles.items() if not handle.alive}
+        gone = {key for key, handle in self._handles.items() if not handle.alive}
         known, self._ending = gone & self._ending, gone - self._ending
-        return [self._exited(life, epoch) for life in sorted(known)]
+        return [self._exited(key, epoch) for key in sorted(known)]
 
-    def _exited(self, life: tuple[str, int], epoch: int) -> Exited:
-        handle = self._handles.pop(life)
+    def _exited(self, key: tuple[str, int], epoch: int) -> Exited:
+        handle = self._handles.pop(key)
         ended = handle.exit
         status, text = (ended.status, ended.text) if ended is not None else (None, "ended")
-        return Exited(epoch, *life, status, text, handle.tail(TAIL_LINES)[-MAX_TAIL_CHARS:])
+        return Exited(epoch, *key, status, text, handle.tail(TAIL_LINES)[-MAX_TAIL_CHARS:])
 
     def usage(self) -> list[Usage]:
         """Return the resources that all running workers use on this host."""
         found = []
-        for life, handle in self._handles.items():
+        for key, handle in self._handles.items():
             used = handle.usage()
             if handle.pid is not None:
-                found.append(Usage(*life, handle.pid, **(dataclasses.asdict(used) if used is not None else {})))
+                found.append(Usage(*key, handle.pid, **(dataclasses.asdict(used) if used is not None else {})))
         return found
 
     def kill_all(self) -> int:
@@ -145,7 +145,7 @@ class ChildrenRoad:
 
     def tell(self, worker: str, incarnation: int, frame: bytes) -> None:
         """Pass a command on to a worker; lost if the worker is gone."""
-        self.socket.send_multipart([life_of(worker, incarnation), frame])
+        self.socket.send_multipart([identity_of(worker, incarnation), frame])
 
 
 def own_gpus(counted: str) -> str:

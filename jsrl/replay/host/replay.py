@@ -65,15 +65,15 @@ class HostReplay:
 
     # -- inserting (one thread) ---------------------------------------------------------------------------------------
 
-    def insert(self, lane_number: int, life: tuple[int, int], trajectory: Trajectory) -> None:
+    def insert(self, lane_number: int, origin: tuple[int, int], trajectory: Trajectory) -> None:
         """Insert a trajectory [T+1, B_g, ...].
 
         Args:
-          lane_number: of the group. life: (incarnation, sequence); a trajectory that does not follow the last one leaves
+          lane_number: of the group. origin: (incarnation, sequence); a trajectory that does not follow the last one leaves
           a gap, at which the last bootstrap row is kept.
         """
         shape, lane = self.shape, self.lanes[lane_number]
-        joined = lane.last is not None and life == (lane.last[0], lane.last[1] + 1)
+        joined = lane.last is not None and origin == (lane.last[0], lane.last[1] + 1)
         gap = lane.last is not None and not joined
         at = lane.written + gap
         end = at + shape.num_rows
@@ -88,7 +88,7 @@ class HostReplay:
                 lane.segment = at
             if shape.with_core:
                 self._pending[lane_number].append(at)
-            lane.written, lane.last = end, life
+            lane.written, lane.last = end, origin
             self._open(lane_number)
             self.inserted += shape.num_rows * shape.group_size
 

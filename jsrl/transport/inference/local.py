@@ -85,7 +85,7 @@ class LocalInferenceServer(ServerEnd):
         with self._lock:
             if self._closed:
                 raise StreamClosed(f"the inference server {self.address} is closed.")
-            self._admission.check_life(client.identity)
+            self._admission.check_incarnation(client.identity)
             self._admit(asker)
         return asker
 

@@ -179,7 +179,7 @@ class SharedInferenceServer(ServerEnd):
                 connection.close()
                 return
             client, group_sizes, _ = self._greeter.read(decode([message], self._greeter.limits))
-            self._admission.check_life(client)
+            self._admission.check_incarnation(client)
             self._let_in(client, group_sizes, connection)
         except JsrlError as error:
             if isinstance(error, SpecMismatch):

@@ -202,7 +202,7 @@ class ZmqInferenceServer(ServerEnd):
         present: Any = self._askers.get(client.name)
         if present is not None and not present.tell([_PING]):
             self._drop(present, "its connection broke")
-        self._admission.check_life(client)
+        self._admission.check_incarnation(client)
         layout = AreaLayout(self.spec, group_sizes)
         if layout.size_bytes > MAX_MESSAGE_BYTES:
             raise ConfigError(

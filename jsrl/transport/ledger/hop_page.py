@@ -32,7 +32,7 @@ from jsrl.transport.base import ProducerId
 
 LOCAL, SHARED, ZEROMQ = 0, 1, 2  # roads
 _MAGIC, _FORMAT, _PAGE_BYTES, _PATH_AT = 0x4A53524C484F5053, 1, 4096, 256
-_LIFE, _BLOCKS, _ROAD = 2, 3, 4
+_SESSION, _BLOCKS, _ROAD = 2, 3, 4
 _ATTACHED, _BEGUN, _COMMITTED, _LEFT = 8, 9, 10, 11
 _RECEIVED, _TOLD, _PARTED = 16, 17, 18
 _SUFFIX = ".page"
@@ -62,29 +62,36 @@ class HopPage:
     """One end's view of a connection's page; the consumer calls `create`, the producer `attach`.
 
     Attributes:
-      life: number of the consumer's incarnation. kept: in a file that both ends map.
+      session: number of the consumer's incarnation. kept: in a file that both ends map.
     """
 
     def __init__(self, page: mmap.mmap, *, kept: bool = True) -> None:
         self.kept = kept
         self._words = memoryview(page)[:_PATH_AT].cast("q")
-        self.life = self._words[_LIFE]
+        self.session = self._words[_SESSION]
 
     @classmethod
     def create(
-        cls, folder: Path | None, producer: ProducerId, life: int, *, blocks: int, road: int, ring: Path | None = None
+        cls,
+        folder: Path | None,
+        producer: ProducerId,
+        session: int,
+        *,
+        blocks: int,
+        road: int,
+        ring: Path | None = None,
     ) -> HopPage:
         """Make the page in a hop's folder; in memory only if there is no folder, or it cannot be written."""
         content = bytearray(_PAGE_BYTES)
         words = memoryview(content)[:_PATH_AT].cast("q")
-        words[0], words[1], words[_LIFE], words[_BLOCKS], words[_ROAD] = _MAGIC, _FORMAT, life, blocks, road
+        words[0], words[1], words[_SESSION], words[_BLOCKS], words[_ROAD] = _MAGIC, _FORMAT, session, blocks, road
         words[_LEFT] = words[_TOLD] = -1
         name = os.fsencode(ring or "")
         if len(name) <= _PAGE_BYTES - _PATH_AT:
             content[_PATH_AT : _PATH_AT + len(name)] = name
         try:
             if folder is not None:
-                return cls(_new_file(page_path(folder, producer, life), bytes(content)))
+                return cls(_new_file(page_path(folder, producer, session), bytes(content)))
         except OSError:
             pass  # the ledger counts connections, so a missing page is noticed
         page = mmap.mmap(-1, _PAGE_BYTES)
@@ -92,11 +99,11 @@ class HopPage:
         return cls(page, kept=False)
 
     @classmethod
-    def attach(cls, folder: Path | None, producer: ProducerId, life: int) -> HopPage:
+    def attach(cls, folder: Path | None, producer: ProducerId, session: int) -> HopPage:
         """Map the consumer's page; on another host, count in memory only."""
         try:
             if folder is not None:
-                found = cls(_map(_open(page_path(folder, producer, life))))
+                found = cls(_map(_open(page_path(folder, producer, session))))
                 found.mark_attached()
                 return found
         except (OSError, ValueError):
@@ -144,17 +151,17 @@ class HopPage:
         return bool(self._words[_PARTED])
 
 
-def new_life() -> int:
+def new_session() -> int:
     """Return a unique number for one incarnation of a consumer."""
     return secrets.randbits(48)
 
 
-def page_path(folder: Path, producer: ProducerId, life: int) -> Path:
+def page_path(folder: Path, producer: ProducerId, session: int) -> Path:
     """Return the path of a connection's page."""
-    return folder / f"{producer.name}.{producer.incarnation}.{life:012x}{_SUFFIX}"
+    return folder / f"{producer.name}.{producer.incarnation}.{session:012x}{_SUFFIX}"
 
 
-def read_life(value: object) -> int:
+def read_session(value: object) -> int:
     """Return the consumer's incarnation number from its welcome.
 
     Raises:
@@ -213,14 +220,14 @@ def _read(path: Path) -> Connection:
         received=words[_RECEIVED],
         told=words[_TOLD],
         parted=bool(words[_PARTED]),
-        ring=_commits_in(Path(ring), words[_LIFE]) if ring else -1,
+        ring=_commits_in(Path(ring), words[_SESSION]) if ring else -1,
     )
 
 
-def _commits_in(path: Path, life: int) -> int:
+def _commits_in(path: Path, session: int) -> int:
     from jsrl.transport.samples.pages import read_commits
 
-    return read_commits(path, life)
+    return read_commits(path, session)
 
 
 def _new_file(path: Path, content: bytes) -> mmap.mmap:

@@ -12,7 +12,7 @@ from typing import Any
 
 from jsrl.errors import SnapshotError, StreamError
 from jsrl.transport.ledger.hop_page import look_into_rings, read_connections
-from jsrl.transport.ledger.page import LEDGER, Life, read_page
+from jsrl.transport.ledger.page import LEDGER, PageContent, read_page
 from jsrl.transport.ledger.reconcile import HopLedger, reconcile
 
 HOPS = "hops"  # in a run folder
@@ -45,14 +45,14 @@ def read_hop(run: Path, hop: str = SAMPLES) -> HopLedger | None:
             reading, before = _read(run, hop), reading
     except (SnapshotError, StreamError, OSError) as error:
         return HopLedger(faults=(str(error),))
-    life, connections = reading
-    if life is None:
+    content, connections = reading
+    if content is None:
         return None
-    counts = {"carried": life.carried, "joined": life.joined, "uncertain": life.uncertain}
-    return reconcile(life.ledger, connections, **counts)
+    counts = {"carried": content.carried, "joined": content.joined, "uncertain": content.uncertain}
+    return reconcile(content.ledger, connections, **counts)
 
 
-def _read(run: Path, hop: str) -> tuple[Life | None, list[Any]]:
+def _read(run: Path, hop: str) -> tuple[PageContent | None, list[Any]]:
     return read_page(ledger_path(run, hop)), read_connections(hop_folder(run, hop))
 
 

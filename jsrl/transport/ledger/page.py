@@ -33,7 +33,7 @@ _MAX_REASONS = (_PAGE_BYTES - _REASONS_AT) // _REASON_BYTES
 _EPOCH, _RECEIVED, _CONSUMED, _REASONS, _CARRIED, _JOINED, _HELD, _CHANGING, _UNCERTAIN = range(2, 11)
 
 
-class Life(NamedTuple):
+class PageContent(NamedTuple):
     """Content of a page.
 
     Attributes:
@@ -50,7 +50,7 @@ class Life(NamedTuple):
 
 
 class PersistedLedger(Ledger):
-    """A ledger that writes every change to its page at once; made by `begin_life`."""
+    """A ledger that writes every change to its page at once; made by `open_ledger`."""
 
     def __init__(self, before: Ledger, page: Any) -> None:
         super().__init__(before.received, before.consumed, dict(before.dropped or {}), before.in_flight)
@@ -93,7 +93,7 @@ class PersistedLedger(Ledger):
         self._words[_count_word(self._places[reason])] = self.dropped[reason]
 
 
-def begin_life(
+def open_ledger(
     path: Path, least_epoch: int, saved: dict[str, Any] | None, *, hop: Path | None = None, rolls_back: bool = True
 ) -> tuple[int, PersistedLedger]:
     """Return (the epoch of a consumer that starts now, its ledger), both written to disk.
@@ -113,7 +113,7 @@ def begin_life(
     if last is None or _knows_more(saved, last):
         for page_path in pages_in(hop) if hop is not None else ():
             page_path.unlink(missing_ok=True)
-        last = Life(epoch, ledger, carried=ledger.received)
+        last = PageContent(epoch, ledger, carried=ledger.received)
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     draft.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -132,7 +132,7 @@ def begin_life(
     return epoch, PersistedLedger(ledger, page)
 
 
-def continued(last: Life | None, saved: dict[str, Any] | None, *, rolls_back: bool = True) -> Ledger:
+def continued(last: PageContent | None, saved: dict[str, Any] | None, *, rolls_back: bool = True) -> Ledger:
     """Return the ledger at the start of an incarnation.
 
     What was consumed after the snapshot is `rolled_back`: no params contain it any more. What was in the queue of the dead
@@ -161,7 +161,7 @@ def continued(last: Life | None, saved: dict[str, Any] | None, *, rolls_back: bo
     return begun
 
 
-def _knows_more(saved: dict[str, Any] | None, last: Life) -> bool:
+def _knows_more(saved: dict[str, Any] | None, last: PageContent) -> bool:
     """Return whether a snapshot has counts that are missing in the page."""
     if saved is None or saved["epoch"] < last.epoch:
         return False
@@ -171,7 +171,7 @@ def _knows_more(saved: dict[str, Any] | None, last: Life) -> bool:
     return saved["epoch"] > last.epoch or there.consumed > page.consumed or more
 
 
-def read_page(path: Path) -> Life | None:
+def read_page(path: Path) -> PageContent | None:
     """Return the content of a page, None if there is none. Exact once its consumer has ended, even if it was killed.
 
     Raises:
@@ -195,14 +195,14 @@ def read_page(path: Path) -> Life | None:
         reason = page[start : start + _NAME_BYTES].rstrip(b"\0").decode(errors="replace")
         ledger.drop(reason, int(words[_count_word(place)]))
     uncertain = int(words[_UNCERTAIN] + words[_CHANGING])
-    return Life(int(words[_EPOCH]), ledger, int(words[_CARRIED]), int(words[_JOINED]), uncertain)
+    return PageContent(int(words[_EPOCH]), ledger, int(words[_CARRIED]), int(words[_JOINED]), uncertain)
 
 
-def _page_of(life: Life) -> bytes:
-    page, ledger = bytearray(_PAGE_BYTES), life.ledger
+def _page_of(content: PageContent) -> bytes:
+    page, ledger = bytearray(_PAGE_BYTES), content.ledger
     words = np.frombuffer(page, np.int64)
-    words[:6] = _MAGIC, _FORMAT, life.epoch, ledger.received, ledger.consumed, len(ledger.dropped or {})
-    words[_CARRIED], words[_JOINED], words[_UNCERTAIN] = life.carried, life.joined, life.uncertain
+    words[:6] = _MAGIC, _FORMAT, content.epoch, ledger.received, ledger.consumed, len(ledger.dropped or {})
+    words[_CARRIED], words[_JOINED], words[_UNCERTAIN] = content.carried, content.joined, content.uncertain
     for place, (reason, count) in enumerate((ledger.dropped or {}).items()):
         _name_reason(page, place, reason)
         words[_count_word(place)] = count

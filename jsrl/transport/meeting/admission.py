@@ -85,7 +85,7 @@ class Admission:
         self.rules.check(guest, self._lowest)
         self.rules.check_groups(guest, groups)
 
-    def check_life(self, guest: ProducerId) -> None:
+    def check_incarnation(self, guest: ProducerId) -> None:
         """Check that this incarnation is new.
 
         Raises:
@@ -102,9 +102,9 @@ class Admission:
         """Admit a new incarnation; earlier ones may not join any more.
 
         Raises:
-          StreamClosed: see `check_life`.
+          StreamClosed: see `check_incarnation`.
         """
-        self.check_life(guest)
+        self.check_incarnation(guest)
         self._lowest[guest.name] = guest.incarnation + 1
 
     def leave(self, guest: ProducerId) -> None:

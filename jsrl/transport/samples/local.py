@@ -10,7 +10,7 @@ import numpy as np
 
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
-from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_life
+from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_session
 from jsrl.transport.meeting.address import check_name
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.handshake import Greeter, hello_of_producer
@@ -123,7 +123,7 @@ class LocalSampleConsumer:
         self.leaves = flatten_schema(schema)
         self.layout: Layout = make_layout(self.leaves)
         self.queue = SampleQueue(self.address, ledger)
-        self._hop, self._life = hop, new_life()
+        self._hop, self._session = hop, new_session()
         self._blocks_per_producer = check_blocks(blocks_per_producer)
         self._greeter = Greeter("the consumer", self.leaves, guests)
         self._producers: dict[ProducerId, LocalSampleProducer] = {}
@@ -154,7 +154,7 @@ class LocalSampleConsumer:
             self._producers[producer.producer] = producer
             blocks = choose_blocks(self._blocks_per_producer, producer.num_groups)
             self.queue.ledger.join()
-            return blocks, HopPage.create(self._hop, producer.producer, self._life, blocks=blocks, road=LOCAL)
+            return blocks, HopPage.create(self._hop, producer.producer, self._session, blocks=blocks, road=LOCAL)
 
     def leave(self, producer: LocalSampleProducer) -> None:
         """Forget a producer (called by the producer)."""

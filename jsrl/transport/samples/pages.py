@@ -27,7 +27,7 @@ from jsrl.transport.wire.schema import Layout, align
 from jsrl.types import Trajectory, Tree
 
 _HEADER_WORDS = 24
-_NUM_BLOCKS, _STRIDE, _INCARNATION, _LIFE = 0, 1, 2, 3
+_NUM_BLOCKS, _STRIDE, _INCARNATION, _SESSION = 0, 1, 2, 3
 _RELEASED, _ENDED = 8, 9
 _PRODUCED, _ATTACHED, _LEFT, _WAITING = 16, 17, 18, 19
 _NAME_WORDS = 8
@@ -78,13 +78,18 @@ class ProducerPages:
 
     @classmethod
     def create(
-        cls, path: Path, layout: Layout, schema: Tree, num_blocks: int, incarnation: int, life: int = 0
+        cls, path: Path, layout: Layout, schema: Tree, num_blocks: int, incarnation: int, session: int = 0
     ) -> ProducerPages:
         """Make the segment with all its blocks granted (the consumer's end)."""
         stride = align(layout.size_bytes)
         segment = Segment.create(path, max(_data_offset(num_blocks) + num_blocks * stride, _PAGE_BYTES))
         words = segment.words(0, _HEADER_WORDS)
-        words[_NUM_BLOCKS], words[_STRIDE], words[_INCARNATION], words[_LIFE] = num_blocks, stride, incarnation, life
+        words[_NUM_BLOCKS], words[_STRIDE], words[_INCARNATION], words[_SESSION] = (
+            num_blocks,
+            stride,
+            incarnation,
+            session,
+        )
         pages = cls(segment, layout, schema, writeable=False)
         for number in range(num_blocks):
             pages.grant(number)
@@ -203,7 +208,7 @@ def _read_origin(line: memoryview) -> Origin:
     return check_origin(name.decode("ascii", "replace"), line[4], line[5])
 
 
-def read_commits(path: Path, life: int) -> int:
+def read_commits(path: Path, session: int) -> int:
     """Return the number of commits in a ring; -1: it is gone, or belongs to another incarnation of the consumer."""
     try:
         with path.open("rb") as file:
@@ -211,7 +216,7 @@ def read_commits(path: Path, life: int) -> int:
     except OSError:
         return -1
     words = memoryview(header).cast("q") if len(header) == 8 * _HEADER_WORDS else [-1] * _HEADER_WORDS
-    return words[_PRODUCED] if words[_LIFE] == life else -1
+    return words[_PRODUCED] if words[_SESSION] == session else -1
 
 
 def _data_offset(num_blocks: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 from jsrl.errors import SpecMismatch, StreamError
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
-from jsrl.transport.ledger.hop_page import SHARED, HopPage, look_into_rings, new_life
+from jsrl.transport.ledger.hop_page import SHARED, HopPage, look_into_rings, new_session
 from jsrl.transport.meeting.address import check_ipc_path, check_name
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.handshake import WELCOME, Greeter, HelloResponder, remaining
@@ -72,7 +72,7 @@ class SharedSampleConsumer:
         self._layout = make_layout(self.leaves)
         self._blocks_per_producer = check_blocks(blocks_per_producer)
         self._queue = SampleQueue(self.address, ledger)
-        self._hop, self._life = hop, new_life()
+        self._hop, self._session = hop, new_session()
         self._greeter = Greeter("the consumer", self.leaves, guests)
         self._peers: dict[ProducerId, _Peer] = {}
         self._lock = threading.RLock()  # the greeter's thread adds peers
@@ -171,15 +171,15 @@ class SharedSampleConsumer:
             for peer in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
                 self._part(peer, FENCED)
             path = self._folder / f"{stem}.pages"
-            life = self._life
-            pages = ProducerPages.create(path, self._layout, self.schema, num_blocks, producer.incarnation, life)
+            session = self._session
+            pages = ProducerPages.create(path, self._layout, self.schema, num_blocks, producer.incarnation, session)
             bell = Doorbell.create(self._folder / f"{stem}.bell")
-            page = HopPage.create(self._hop, producer, life, blocks=num_blocks, road=SHARED, ring=path)
+            page = HopPage.create(self._hop, producer, session, blocks=num_blocks, road=SHARED, ring=path)
             self._queue.ledger.join()
             peer = _Peer(producer, pages, bell, num_groups, page, with_producer=set(range(num_blocks)))
             self._peers[producer] = peer
         self._bell.ring()  # commits of an earlier incarnation may have been received here
-        return encode(WELCOME, {"blocks": num_blocks, "life": self._life})
+        return encode(WELCOME, {"blocks": num_blocks, "session": self._session})
 
     # -- checks and disconnections
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsrl.errors import StreamClosed
 from jsrl.transport.base import Entry, Origin, ProducerId
-from jsrl.transport.ledger.hop_page import HopPage, read_life
+from jsrl.transport.ledger.hop_page import HopPage, read_session
 from jsrl.transport.meeting.handshake import hello_of_producer, meet_at, remaining
 from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.segment import is_locked
@@ -41,7 +41,7 @@ class SharedSampleProducer(ProducerEnd):
         prefix = f"{name}.samples"
         hello = hello_of_producer(producer, num_groups, self.leaves)
         welcome = meet_at(f"ipc://{folder / prefix}.hello", hello, timeout_s)
-        self._page = HopPage.attach(hop, producer, read_life(welcome.fields.get("life")))
+        self._page = HopPage.attach(hop, producer, read_session(welcome.fields.get("session")))
         stem = file_stem(name, producer)
         self._owner_fd = open_owner(folder / f"{prefix}.owner")
         self._pages = ProducerPages.attach(folder / f"{stem}.pages", make_layout(self.leaves), schema)

@@ -30,7 +30,7 @@ import zmq
 
 from jsrl.errors import CodecError, JsrlError, StreamClosed, StreamError
 from jsrl.transport.base import Entry, Origin, ProducerId
-from jsrl.transport.ledger.hop_page import HopPage, read_life
+from jsrl.transport.ledger.hop_page import HopPage, read_session
 from jsrl.transport.meeting.curve import Handshakes, introduce, keys_to_connect, outgoing
 from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, Check, hello_of_producer, meet, remaining
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
@@ -93,9 +93,9 @@ class ZmqSampleProducer(ProducerEnd):
         self._stop = threading.Event()
         handshakes = Handshakes(self._socket, endpoint, own_keys)
         try:
-            num_blocks, life, packing = self._join(endpoint, num_groups, timeout_s, handshakes, check)
+            num_blocks, session, packing = self._join(endpoint, num_groups, timeout_s, handshakes, check)
             self._packer = Packer(schema, packing) if packing else None
-            self._page = HopPage.attach(hop, producer, life)
+            self._page = HopPage.attach(hop, producer, session)
             handshakes.close()
         except BaseException:
             self._context.destroy(linger=0)
@@ -122,7 +122,7 @@ class ZmqSampleProducer(ProducerEnd):
         num_blocks = welcome.fields.get("blocks")
         if not isinstance(num_blocks, int) or not 1 <= num_blocks <= 1 << 20:
             raise StreamError(f"{endpoint} welcomed {self.producer.name} with {num_blocks!r} blocks.")
-        return num_blocks, read_life(welcome.fields.get("life")), read_packing(welcome.fields.get("packing"))
+        return num_blocks, read_session(welcome.fields.get("session")), read_packing(welcome.fields.get("packing"))
 
     def reserve(self, timeout_s: float) -> OpenBlock:
         """Return memory for a trajectory (see jsrl.transport.base.SampleProducer)."""

@@ -13,7 +13,7 @@ import zmq
 
 from jsrl.errors import CodecError, JsrlError, SpecMismatch, StreamClosed, StreamError
 from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
-from jsrl.transport.ledger.hop_page import ZEROMQ, HopPage, new_life
+from jsrl.transport.ledger.hop_page import ZEROMQ, HopPage, new_session
 from jsrl.transport.meeting.address import check_origin
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.curve import bind_guarded, incoming, keys_to_bind, shut
@@ -92,7 +92,7 @@ class ZmqSampleConsumer:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.address, self._gate = bind_guarded(self._socket, endpoint, own_keys)
         self._queue = SampleQueue(self.address, ledger)
-        self._hop, self._life = hop, new_life()
+        self._hop, self._session = hop, new_session()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._attend, name="sample-attendant", daemon=True)
         self._thread.start()
@@ -251,14 +251,14 @@ class ZmqSampleConsumer:
         self._greeter.admission.admit(producer)
         for old in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
             self._part(old, f"replaced by incarnation {producer.incarnation}.")
-        page = HopPage.create(self._hop, producer, self._life, blocks=num_blocks, road=ZEROMQ)
+        page = HopPage.create(self._hop, producer, self._session, blocks=num_blocks, road=ZEROMQ)
         self._queue.ledger.join()
         self._peers[route] = _Peer(producer, route, num_groups, num_blocks, page)
         self._owe(route, self._welcome_frames(num_blocks))
 
     def _welcome_frames(self, num_blocks: int) -> list[Any]:
         packing = {"packing": self._packing.fields} if self._packing else {}
-        return encode(WELCOME, {"blocks": num_blocks, "life": self._life, **packing})
+        return encode(WELCOME, {"blocks": num_blocks, "session": self._session, **packing})
 
     def _take_sample(self, peer: _Peer, message: Message) -> None:
         index = read_number(message, "index")

@@ -98,7 +98,7 @@ class Assignments:
         self._moments: list[Moment] = []  # that were not sent yet
         self._unanswered: list[Moment] = []
         self._numbers = itertools.count()
-        self._received, self._life = 0, -1  # assignments, of this incarnation of the director
+        self._received, self._session = 0, -1  # assignments, of this incarnation of the director
         # State at the last message: time, assignments received, and slots waiting; games that ended since, and per second.
         self._told_s, self._told_received, self._asked = 0.0, -1, 0
         self._games, self._per_s = 0, 0.0
@@ -115,15 +115,15 @@ class Assignments:
         self._note(group, step, range(num_envs))
         return slots.casts
 
-    def take(self, leases: Iterable[Lease], life: int, sent: int, slots: Sequence[tuple[int, int]] = ()) -> None:
+    def take(self, leases: Iterable[Lease], session: int, sent: int, slots: Sequence[tuple[int, int]] = ()) -> None:
         """Receive assignments of the director.
 
         Args:
           sent: number of assignments sent by this incarnation of the director, including these. slots: (group, slot) of each.
         """
         found = list(leases)
-        if life != self._life:
-            self._life, self._received = life, sent - len(found)
+        if session != self._session:
+            self._session, self._received = session, sent - len(found)
             self._ahead.clear()  # of an earlier incarnation, whose outcomes would not count
         self._received += len(found)
         if self._in_order:
@@ -213,7 +213,7 @@ class Assignments:
         self._deal()
 
     def _report(self, lease: Lease, **facts: Any) -> None:
-        self._played.append(Played(lease.id, lease.life, **facts))
+        self._played.append(Played(lease.id, lease.session, **facts))
 
     def _need(self, group: int, slots: Iterable[int]) -> None:
         for slot in slots:
@@ -253,7 +253,7 @@ class Assignments:
             told = self._unanswered
         if told:
             self._told_s = time.monotonic()
-            body = Games([], 0, 0, self._received, self._life, told)
+            body = Games([], 0, 0, self._received, self._session, told)
             self._reporter.event("games", "", **msgspec.to_builtins(body))
 
     def tell(self) -> None:
@@ -271,7 +271,7 @@ class Assignments:
         self._per_s += 0.5 * (min(self._games / pause_s, MOST_AHEAD) - self._per_s)
         self._games, self._told_s, self._told_received, self._asked = 0, now_s, self._received, waiting
         played, self._played = self._played, []
-        body = Games(played, waiting + ahead, len(self._ahead), self._received, self._life)
+        body = Games(played, waiting + ahead, len(self._ahead), self._received, self._session)
         self._reporter.event("games", "", **msgspec.to_builtins(body))
 
     @property

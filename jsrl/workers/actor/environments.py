@@ -18,5 +18,5 @@ def make_group(job: Job, group: int, reporter: Reporter, recorder: Recorder) -> 
         recorder.count("env_faults")
         reporter.event("warning", f"group {group}: {text}")
 
-    env = make(e.env, e.group_size, job.life_seed, group=group, groups=job.seat_groups or None, tell=tell)
+    env = make(e.env, e.group_size, job.incarnation_seed, group=group, groups=job.seat_groups or None, tell=tell)
     return journaled(job, group, env, reporter)

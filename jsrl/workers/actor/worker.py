@@ -410,7 +410,7 @@ class Actor:
             facts = command.facts
             leases = msgspec.convert(facts["leases"], list[Lease])
             slots = [(group, slot) for group, slot in facts["slots"]]
-            self._assignments.take(leases, facts["life"], facts["sent"], slots)
+            self._assignments.take(leases, facts["session"], facts["sent"], slots)
 
     def close(self) -> dict[str, Any]:
         """Discard open trajectories, close the streams and the environments."""

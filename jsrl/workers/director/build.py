@@ -11,7 +11,7 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.director.in_order import DirectorInOrder, OrderSettings
 from jsrl.workers.director.state_file import FOLDER, StateFile
 from jsrl.workers.director.worker import DirectorWorker
-from jsrl.workers.jobs import LIVES_PER_EPOCH, Job
+from jsrl.workers.jobs import SESSIONS_PER_EPOCH, Job
 from jsrl.workers.kinds import make_recorder
 
 
@@ -35,7 +35,7 @@ def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
         states,
         reporter,
         make_recorder(job),
-        life=job.incarnation + LIVES_PER_EPOCH * start.epoch,
+        session=job.incarnation + SESSIONS_PER_EPOCH * start.epoch,
         exact=resumes and start.journal_epoch is not None,
         poll_s=job.poll_s,
     )

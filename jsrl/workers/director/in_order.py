@@ -87,7 +87,9 @@ class DirectorInOrder(DirectorWorker):
         self._begun = order.begun
         self._stops_in = -1  # trajectory in which it ended the run
         self._savings: list[int] = []  # versions whose state was not written yet
-        self._seen: dict[tuple[str, int, int], int] = {}  # (actor, its life, group) -> number of its newest message
+        self._seen: dict[
+            tuple[str, int, int], int
+        ] = {}  # (actor, its incarnation, group) -> number of its newest message
 
     def _hear(self) -> int:
         heard = len(self._inbox)

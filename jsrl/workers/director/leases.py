@@ -29,11 +29,11 @@ class Leases:
     """The open assignments of all actors.
 
     Args:
-      life: incarnation of the director, which assignments carry; an outcome of an earlier one does not count.
+      session: incarnation of the director, which assignments carry; an outcome of an earlier one does not count.
     """
 
-    def __init__(self, life: int) -> None:
-        self.life = life
+    def __init__(self, session: int) -> None:
+        self.session = session
         self._holders: dict[str, Holder] = {}
         self._returning: dict[tuple[int, int], Lease] = {}  # (group, slot) -> what it played before a resume
         self._ended: dict[tuple[int, int], int] = {}  # (group, slot) -> what ended there last
@@ -48,7 +48,7 @@ class Leases:
         if incarnation < holder.incarnation:
             return found  # from an incarnation that was replaced
         for played in ended:
-            lease = holder.open.pop(played.id, None) if played.life == self.life else None
+            lease = holder.open.pop(played.id, None) if played.session == self.session else None
             slot = holder.slot_of.pop(played.id, None)
             if lease is not None:
                 found.append(outcome_of(played, len(lease.players)))
@@ -59,7 +59,7 @@ class Leases:
     def short(self, worker: str, body: Games) -> int:
         """Return how many assignments an actor still lacks; those on their way count as received."""
         holder = self._holders[worker]
-        held, received = (body.held, body.received) if body.life == self.life else (0, 0)
+        held, received = (body.held, body.received) if body.session == self.session else (0, 0)
         return max(0, body.want - held - (holder.sent - received))
 
     def returning(self, group: int, slot: int) -> Lease | None:
@@ -96,7 +96,7 @@ class Leases:
         """Let slots continue their assignments of before a resume; return the ids of these."""
         for group, slot, values in kept:
             lease = msgspec.convert(values, Lease)
-            lease.life = self.life
+            lease.session = self.session
             self._returning[group, slot] = lease
         return {lease.id for lease in self._returning.values()}
 
@@ -121,7 +121,7 @@ def result_of(returns: Sequence[float]) -> tuple[float, ...] | None:
 
 
 def leases_of(
-    assignments: Sequence[Assignment], life: int, numbers: dict[str, int], version_of: Any
+    assignments: Sequence[Assignment], session: int, numbers: dict[str, int], version_of: Any
 ) -> Iterator[Lease]:
     """Yield assignments in the format for actors: the players of each side by number and version.
 
@@ -133,4 +133,4 @@ def leases_of(
         learns = [False] * len(one.sides)
         for player, trains, side in zip(one.players, one.learns, one.sides, strict=True):
             players[side], learns[side] = (numbers[player.policy], version_of(player)), trains
-        yield Lease(one.id, life, players, learns, one.seed, one.task)
+        yield Lease(one.id, session, players, learns, one.seed, one.task)

@@ -50,7 +50,7 @@ class DirectorWorker:
       director: decides. seed: of its draws. players: policy -> its frozen players; in the order of their numbers.
       states: of the director, written with snapshots.
       exact: environments and assignments continue exactly from that state.
-      life: incarnation of this worker; higher than any before. poll_s: how long a step may wait.
+      session: incarnation of this worker; higher than any before. poll_s: how long a step may wait.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DirectorWorker:
         reporter: Reporter,
         recorder: Recorder,
         *,
-        life: int,
+        session: int,
         exact: bool = False,
         poll_s: float = 0.1,
     ) -> None:
@@ -71,11 +71,11 @@ class DirectorWorker:
         self._numbers = {policy: number for number, policy in enumerate(players)}
         self._states, self._reporter, self.recorder, self._recorder = states, reporter, recorder, recorder
         self._phases, self._poll_s, self._exact = recorder.phases, poll_s, exact
-        self._leases = Leases(life)
+        self._leases = Leases(session)
         self._inbox: deque[Command] = deque()
         self._asking: dict[str, Games] = {}  # each actor's newest unanswered message
         self._orders: deque[Order] = deque()  # the first one is being executed
-        self._ticket, self._given_s = life << 20, 0.0  # of the first one: its number, and when it was given last
+        self._ticket, self._given_s = session << 20, 0.0  # of the first one: its number, and when it was given last
         self._handed: int | None = None  # version of the state that the first order's source has handed over
         self._versions: dict[Player, int] = {}
         self._standings = Standings(states.folder)
@@ -238,14 +238,14 @@ class DirectorWorker:
         found: list[Assignment] = []
         if new := sum(lease is None for lease in kept):
             self._state, found = self._director.propose(self._state, new)
-        leases = leases_of(found, self._leases.life, self._numbers, self._version_of)
+        leases = leases_of(found, self._leases.session, self._numbers, self._version_of)
         return [next(leases) if lease is None else lease for lease in kept]
 
     def _tell_actor(
         self, worker: str, leases: Sequence[Lease], sent: int, slots: Sequence[tuple[int, int]] = ()
     ) -> None:
         told = [msgspec.to_builtins(lease) for lease in leases]
-        body = {"leases": told, "life": self._leases.life, "sent": sent, "slots": list(slots)}
+        body = {"leases": told, "session": self._leases.session, "sent": sent, "slots": list(slots)}
         self._reporter.event("tell", worker=worker, command="games", facts=body)
 
     # -- reports and end ----------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def _serve(job: Job, settings: InferenceSettings, refusals: Refusals, recorder: 
         job.schemas.env,
         num_slots=2 * everybody,
         sizes=batch_sizes(e.group_size, most) if settings.merge else [e.group_size],
-        seed=job.life_seed,
+        seed=job.incarnation_seed,
         number=job.index,
         policy=job.policy_number,
         policy_name=job.policy,

@@ -19,7 +19,7 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_publisher
 from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.kinds import make_recorder
-from jsrl.workers.learner.build_source import Life, begin_counting, make_source
+from jsrl.workers.learner.build_source import LearnerStart, begin_counting, make_source
 from jsrl.workers.learner.build_updater import make_updater
 from jsrl.workers.learner.copies import Copies
 from jsrl.workers.learner.directed import ByDirector
@@ -35,8 +35,8 @@ STATE_STORE = "state"
 
 def build_learner(job: Job, reporter: Reporter) -> Learner:
     """Return the learner of a job."""
-    e, life = job.experiment, begin_counting(job, reporter)
-    ranks = lead(job, life) if job.has(RANKS) else None  # before anything else uses jax
+    e, start = job.experiment, begin_counting(job, reporter)
+    ranks = lead(job, start) if job.has(RANKS) else None  # before anything else uses jax
     agent = trained_agent(e.agent, job.schemas.env, job.hyperparameters)
     updater, check, devices = make_updater(agent, job)
     recorder = make_recorder(job)
@@ -49,7 +49,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         return updater.make(key) if ranks is None else updater.place(jax.device_get(jax.jit(fresh)()))
 
     def connect() -> tuple[Source, ParamsPublisher]:
-        source = make_source(job, devices, life, recorder, reporter)
+        source = make_source(job, devices, start, recorder, reporter)
         return source if ranks is None else Agreed(source, ranks), bind_publisher(job, "params")
 
     warn = functools.partial(reporter.event, "warning", once="snapshots")
@@ -59,9 +59,9 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     settings = LearnerSettings(
         seed=e.seed,
         total_env_steps=e.total_env_steps,
-        epoch=life.epoch,
+        epoch=start.epoch,
         start_updates=job.start_point.updates,
-        start_trained=life.trained,
+        start_trained=start.trained,
         updates_per_call=e.updates_per_call,
         calls_per_batch=e.learner.reuse,
         snapshot_period_s=e.snapshots.period_s,
@@ -72,7 +72,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     )
     scores = None
     if wants_scores(e.director):
-        scores = Scores(reporter, job.policy_number, always=e.is_deterministic, known=life.open_games)
+        scores = Scores(reporter, job.policy_number, always=e.is_deterministic, known=start.open_games)
     copies = Copies(job.snapshots_of, job.policy, updater, functools.partial(updater.fresh, key))
 
     def again(values: list[Any], updates: int) -> Any:
@@ -88,14 +88,14 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         reporter,
         freezes=e.director is not None or (job.keeps_initial and not job.start_point.updates),
         on_policy=e.replay is None,
-        told=life.told,
+        told=start.told,
     )
     return Learner(updater, begin, connect, check, store, settings, reporter, recorder, directed, ranks)
 
 
-def lead(job: Job, life: Life) -> Leader:
+def lead(job: Job, start: LearnerStart) -> Leader:
     """Return the connection to the other ranks of a learner, once all processes have joined."""
-    begins = Begin(0, 0, "", life.epoch, job.start_point.updates, life.trained, life.saved_epoch)
+    begins = Begin(0, 0, "", start.epoch, job.start_point.updates, start.trained, start.saved_epoch)
     leader = Leader(job, begins)
     leader.gather(own_devices(job.experiment))
     return leader

@@ -13,7 +13,7 @@ from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.kinds import make_recorder
-from jsrl.workers.learner.build_source import Life, count_on, make_source
+from jsrl.workers.learner.build_source import LearnerStart, count_on, make_source
 from jsrl.workers.learner.build_updater import make_updater
 from jsrl.workers.learner.finite_check import no_check
 from jsrl.workers.learner.rank import Rank
@@ -31,7 +31,7 @@ def build_rank(job: Job, reporter: Reporter) -> Rank:
     job = dataclasses.replace(job, start_point=StartPoint(begins.epoch, begins.updates))
     agent = trained_agent(e.agent, job.schemas.env, job.hyperparameters)
     updater, _, devices = make_updater(agent, job)
-    life, recorder = begin_counting(job, begins, reporter), make_recorder(job)
+    start, recorder = begin_counting(job, begins, reporter), make_recorder(job)
     fresh = functools.partial(updater.fresh, stream_key(e.seed, INIT_STREAM))
 
     def begin() -> Any:
@@ -39,14 +39,14 @@ def build_rank(job: Job, reporter: Reporter) -> Rank:
         return updater.place(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes))
 
     def connect() -> tuple[Source, Any]:
-        return Agreed(make_source(job, devices, life, recorder, reporter), ranks), nothing
+        return Agreed(make_source(job, devices, start, recorder, reporter), ranks), nothing
 
     settings = LearnerSettings(
         seed=e.seed,
         total_env_steps=e.total_env_steps,
-        epoch=life.epoch,
+        epoch=start.epoch,
         start_updates=begins.updates,
-        start_trained=life.trained,
+        start_trained=start.trained,
         updates_per_call=e.updates_per_call,
         calls_per_batch=e.learner.reuse,
         poll_s=job.poll_s,
@@ -56,11 +56,11 @@ def build_rank(job: Job, reporter: Reporter) -> Rank:
     return Rank(updater, begin, connect, no_check, nothing, settings, reporter, recorder, ranks=ranks)
 
 
-def begin_counting(job: Job, begins: Begin, reporter: Reporter) -> Life:
+def begin_counting(job: Job, begins: Begin, reporter: Reporter) -> LearnerStart:
     """Return the counters that a rank starts from: as many trajectories as the learner, from its own share."""
     saved = None
     if begins.saved_epoch is not None:
         trained = begins.trained
         saved = {"epoch": begins.saved_epoch, "consumed": trained, "dropped": {}, "trained": trained}
     _, ledger = count_on(job, saved, reporter)
-    return Life(begins.epoch, begins.trained, ledger)
+    return LearnerStart(begins.epoch, begins.trained, ledger)

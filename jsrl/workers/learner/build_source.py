@@ -11,7 +11,7 @@ from jsrl.metrics.metrics import Recorder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Ledger, SampleConsumer
 from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
-from jsrl.transport.ledger.page import begin_life, continued
+from jsrl.transport.ledger.page import continued, open_ledger
 from jsrl.transport.samples.replay_batch import replay_batch_spec
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree
@@ -27,7 +27,7 @@ from jsrl.workers.refusals import Refusals
 Join = Callable[[SampleConsumer, Trajectory, BatchPlan], Batcher]
 
 
-class Life(NamedTuple):
+class LearnerStart(NamedTuple):
     """The starting point of this learner process.
 
     Attributes:
@@ -44,7 +44,7 @@ class Life(NamedTuple):
     open_games: Sequence[Sequence[float]] = ()
 
 
-def make_source(job: Job, devices: int, life: Life, recorder: Recorder, reporter: Reporter) -> Source:
+def make_source(job: Job, devices: int, start: LearnerStart, recorder: Recorder, reporter: Reporter) -> Source:
     """Return the source of a job, bound; `devices`: number of devices that share a batch."""
     prefetch = job.experiment.learner.prefetch and not job.in_process
     phases = recorder.thread("prefetch") if prefetch else recorder.phases
@@ -53,11 +53,11 @@ def make_source(job: Job, devices: int, life: Life, recorder: Recorder, reporter
     def join(consumer: SampleConsumer, spec: Trajectory, plan: BatchPlan) -> Batcher:
         return Batcher(consumer, spec, plan, phases, refusals)
 
-    source = source_of(job)(job, batch_plan(job, devices, life.epoch), life, join)
+    source = source_of(job)(job, batch_plan(job, devices, start.epoch), start, join)
     return Prefetched(source, phases) if prefetch else source
 
 
-def source_of(job: Job) -> Callable[[Job, BatchPlan, Life, Join], Source]:
+def source_of(job: Job) -> Callable[[Job, BatchPlan, LearnerStart, Join], Source]:
     """Return the function that makes the source of a job."""
     if job.experiment.recording is not None:
         return from_recording
@@ -89,49 +89,49 @@ def of_own_policy(job: Job) -> bool:
     return not job.has("samples") or job.end("samples").stream.policy == job.policy
 
 
-def from_actors(job: Job, plan: BatchPlan, life: Life, join: Join) -> Source:
+def from_actors(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
     """Return the source of the actors' trajectories."""
     spec = job.schemas.trajectory
-    consumer = bind(job, spec, life)
+    consumer = bind(job, spec, start)
     return FromStream(join(consumer, spec, plan), consumer, job.experiment.rows_per_update, plan.reuse)
 
 
-def into_ring(job: Job, plan: BatchPlan, life: Life, join: Join) -> Source:
+def into_ring(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
     """Return the source of the actors' trajectories, for a ring on the devices."""
     e, spec = job.experiment, job.schemas.trajectory
     assert e.replay is not None
-    consumer, windows = bind(job, spec, life), e.replay.batch_size * e.updates_per_call
+    consumer, windows = bind(job, spec, start), e.replay.batch_size * e.updates_per_call
     return IntoRing(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse, windows)
 
 
-def from_replay(job: Job, plan: BatchPlan, life: Life, join: Join) -> Source:
+def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
     """Return the source of the windows that replay workers draw: one batch for each compiled call."""
     e, spec = job.experiment, batch_of_windows(job)
     assert e.replay is not None
     size, windows = e.replay.batch_size, e.replay.batch_size * e.updates_per_call
     plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.replay.window)
-    consumer = replay_consumer(bind(job, replay_batch_spec(spec), life), job)
+    consumer = replay_consumer(bind(job, replay_batch_spec(spec), start), job)
     return FromReplay(join(consumer, spec, plan), consumer, windows)
 
 
-def from_recording(job: Job, plan: BatchPlan, life: Life, join: Join) -> Source:
+def from_recording(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
     """Return the source of the windows of a recording."""
     e = job.experiment
     spec = recorded_batch(job.schemas.trajectory, plan.columns)
     plan = dataclasses.replace(plan, judge=of_another_policy, order="fifo", groups=(0,), group_size=plan.columns)
     hop = hop_folder(Path(job.folder), SAMPLES)
-    consumer = recorded_consumer(str(e.recording), spec, seed=e.seed, start=life.trained, ledger=life.ledger, hop=hop)
+    consumer = recorded_consumer(str(e.recording), spec, seed=e.seed, start=start.trained, ledger=start.ledger, hop=hop)
     return FromStream(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse)
 
 
-def bind(job: Job, schema: Tree, life: Life) -> SampleConsumer:
+def bind(job: Job, schema: Tree, start: LearnerStart) -> SampleConsumer:
     """Return the reading end of the learner's samples; first announces the epoch to those that wait for its params."""
     if of_own_policy(job):
-        job.announce(epoch_at(job.end("samples").stream.name, job.name), str(life.epoch))
-    return bind_reader(job, "samples", schema, life.ledger)
+        job.announce(epoch_at(job.end("samples").stream.name, job.name), str(start.epoch))
+    return bind_reader(job, "samples", schema, start.ledger)
 
 
-def begin_counting(job: Job, reporter: Reporter) -> Life:
+def begin_counting(job: Job, reporter: Reporter) -> LearnerStart:
     """Return the starting point of a learner.
 
     The epoch on disk rises at each start, even if no snapshot was written since the last one, so that no two incarnations
@@ -145,19 +145,19 @@ def begin_counting(job: Job, reporter: Reporter) -> Life:
         saved = meta["ledger"] | {"epoch": meta["epoch"]} if "ledger" in meta else None
     trained, saved_epoch = (int(saved["trained"]), int(saved["epoch"])) if saved else (0, None)
     epoch, ledger = count_on(job, saved, reporter)
-    return Life(epoch, trained, ledger, told, saved_epoch, open_games)
+    return LearnerStart(epoch, trained, ledger, told, saved_epoch, open_games)
 
 
 def count_on(job: Job, saved: dict[str, Any] | None, reporter: Reporter) -> tuple[int, Ledger]:
     """Return (new epoch, ledger of the worker's input); in memory only if the disk write fails.
 
     Args:
-      saved: ledger of the restored snapshot, see begin_life.
+      saved: ledger of the restored snapshot, see open_ledger.
     """
     try:
         run = Path(job.folder)
         hop = job.end("samples").hop if job.has("samples") else SAMPLES
-        return begin_life(ledger_path(run, hop), job.start_point.epoch, saved, hop=hop_folder(run, hop))
+        return open_ledger(ledger_path(run, hop), job.start_point.epoch, saved, hop=hop_folder(run, hop))
     except OSError as error:
         text = f"the ledger cannot be kept in {job.folder} ({error}); this process counts in memory only"
         reporter.event("warning", text)

@@ -237,7 +237,7 @@ class Follower:
         end, e = job.end(RANKS), job.experiment
         self.limit, self._deadlines = TurnLimit(e.deadlines), e.deadlines
         self._leader = end.peers[0].worker
-        found = await_life(job, name_at(end.stream.name, self._leader))
+        found = await_incarnation(job, name_at(end.stream.name, self._leader))
         self._stream = connect_ranks(found.address, keys=job.keys)
         self.close = self._stream.close
         self._worker, self._incarnation, self._number = job.name, job.incarnation, 0
@@ -331,7 +331,7 @@ class Follower:
         self.close()
 
 
-def await_life(job: Job, name: str) -> Registration:
+def await_incarnation(job: Job, name: str) -> Registration:
     """Return the registration of the worker behind a name, of the same incarnation as this one.
 
     Raises:

@@ -14,7 +14,7 @@ import numpy as np
 from jsrl.errors import RecordingError, SpecMismatch
 from jsrl.recordings.recordings import Chunk, Recording, open_recording, read_chunk
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
-from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_life
+from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_session
 from jsrl.types import ArraySpec, Trajectory, map_trajectory, named_leaves, zeros
 
 POOL_BYTES = 256 * 2**20
@@ -54,7 +54,7 @@ class RecordedConsumer:
         self.windows = sum(chunk.count for chunk in recording.chunks) * self._windows_each
         self._ledger, self._number = ledger or Ledger(), start
         self._lent: set[Entry] = set()
-        self._page = HopPage.create(hop, PRODUCER, new_life(), blocks=1, road=LOCAL)
+        self._page = HopPage.create(hop, PRODUCER, new_session(), blocks=1, road=LOCAL)
         self._page.mark_attached()
         self._ledger.join()
         self._loaded: tuple[Chunk, ...] = ()

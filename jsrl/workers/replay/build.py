@@ -41,7 +41,7 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
         prioritised=config.prioritised,
         alpha=config.alpha,
         epsilon=config.epsilon,
-        seed=job.life_seed,
+        seed=job.incarnation_seed,
         replay=number,
     )
     share = mine / every

@@ -141,8 +141,8 @@ class ReplayWorker:
                 break
             self._phases.enter("insert")
             entry = lease.entry
-            life = (entry.origin.producer.incarnation, entry.origin.sequence)
-            self._replay.insert(self._lanes[entry.group], life, lease.trajectory)
+            origin = (entry.origin.producer.incarnation, entry.origin.sequence)
+            self._replay.insert(self._lanes[entry.group], origin, lease.trajectory)
             self._roads.rows.release(lease)
             with self._lock:
                 self._limiter.inserted += env_steps

@@ -20,7 +20,7 @@ from jsrl.experiment import Experiment
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
 from jsrl.launch.hosts.launcher import JoinedHosts, moved, with_start
-from jsrl.launch.hosts.members import JoinedHost, RemoteLife
+from jsrl.launch.hosts.members import JoinedHost, RemoteWorker
 from jsrl.launch.hosts.messages import Alive, Begin
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.hosts.tokens import Tokens
@@ -90,11 +90,11 @@ class World:
 
     def await_workers(self, *handles: HostHandle) -> None:
         """Wait until workers look for their streams, and their process ids are known."""
-        names = {handle.life.worker for handle in handles}
+        names = {handle.remote.worker for handle in handles}
         await_that(
             lambda: self.listen() and all("connecting to streams" in self.stages.get(name, ()) for name in names)
         )
-        await_that(lambda: all(handle.life.pid is not None for handle in handles))
+        await_that(lambda: all(handle.remote.pid is not None for handle in handles))
 
     def close(self) -> None:
         self.launcher.close()
@@ -125,7 +125,7 @@ def test_workers_under_an_agent(tmp_path: Path) -> None:
         (agent,) = world.agents
         handle = world.start("actor-0")
         world.await_workers(handle)
-        assert handle.alive and handle.where == f"pid {handle.life.pid} of host a" and handle.exit is None
+        assert handle.alive and handle.where == f"pid {handle.remote.pid} of host a" and handle.exit is None
         await_that(lambda: handle.usage() is not None)
         assert handle.usage().resident_bytes > 1e6 and world.launcher.busy_s() is None
         world.control.tell("actor-0", 0, "stacks")  # a command of the control road comes back through the agent
@@ -135,8 +135,8 @@ def test_workers_under_an_agent(tmp_path: Path) -> None:
         assert_nothing_secret(world, [agent.process, worker])
         assert "jaxlib" not in Path(f"/proc/{agent.process.pid}/maps").read_text()  # it loads no jax
         assert worker.environ()["OMP_NUM_THREADS"] == "1" and worker.environ()["PATH"] != "/nowhere"
-        again = Begin(handle.life.host.epoch, "actor", "actor-0", 0, b"{}", {})
-        world.launcher._port.send(handle.life.host, again)
+        again = Begin(handle.remote.host.epoch, "actor", "actor-0", 0, b"{}", {})
+        world.launcher._port.send(handle.remote.host, again)
         time.sleep(0.3)
         assert agent.workers() == [worker]  # the same life is started once
         handle.pause()
@@ -179,7 +179,7 @@ def test_a_killed_agent_takes_its_workers_along_and_they_begin_again_elsewhere(t
         assert first.exit.text == f"lost with its host a: it sent no message for {LOST_S:g} s"
         assert second.alive
         again = world.start(mine)
-        assert again.life.host.name == "b"
+        assert again.remote.host.name == "b"
         world.await_workers(again)
         token = next(line.rpartition(" ")[2].rstrip(")") for line in world.told if "host a is gone" in line)
         world.agents.append(world.join(Path(token), "a"))  # a new agent of the same host, with the new token
@@ -191,7 +191,7 @@ def test_an_agent_that_stood_still_ends_its_workers_before_it_hears_anything(tmp
     with world_of(tmp_path, 1) as world:
         handle = world.start("actor-0")
         world.await_workers(handle)
-        (agent,), epoch = world.agents, handle.life.host.epoch
+        (agent,), epoch = world.agents, handle.remote.host.epoch
         (worker,) = agent.workers()
         agent.popen.send_signal(signal.SIGSTOP)
         assert handle.wait(LOST_S + 30.0) and lives(worker)  # nobody can reach it
@@ -231,7 +231,7 @@ def test_an_agent_whose_starter_is_gone_ends_its_workers_and_leaves(tmp_path: Pa
         assert handle.wait(LOST_S - 1.0) and "its agent was told to end" in handle.exit.text
         status, text = agent.ends()
         assert status == 0 and text.endswith("this host has left the run: its agent was told to end\n")
-        assert not Path(handle.life.host.folder).exists()
+        assert not Path(handle.remote.host.folder).exists()
 
 
 @pytest.mark.slow
@@ -244,7 +244,7 @@ def test_an_agent_that_is_told_to_end_leaves_once_its_workers_have_moved(tmp_pat
         agent.popen.terminate()
         await_that(lambda: world.launcher.moves() == {mine: "host a leaves"})
         again = world.start(mine, 1)  # although this life has not left yet
-        assert again.life.host.name == "b" and handle.alive and agent.popen.poll() is None
+        assert again.remote.host.name == "b" and handle.alive and agent.popen.poll() is None
         handle.kill()
         assert agent.ends()[0] == 0 and [host.name for host in world.launcher.members.hosts] == ["b"]
         assert world.launcher.moves() == {} and any("host a is gone" in line for line in world.told)
@@ -260,7 +260,7 @@ def test_a_host_that_joins_late_gets_its_share_of_the_actors(tmp_path: Path) -> 
         moves = world.launcher.moves()
         worker = next(worker for worker, why in moves.items() if why == "host b has room for it")
         assert len(moves) < len(handles)
-        assert world.start(worker, 1).life.host.name == "b" and worker not in world.launcher.moves()
+        assert world.start(worker, 1).remote.host.name == "b" and worker not in world.launcher.moves()
         assert all(handle.alive for handle in handles)
 
 
@@ -289,7 +289,7 @@ def test_a_worker_of_a_lost_host_goes_where_its_gpu_is_and_few_workers_live(tmp_
         facts = [HostFacts("b", 4, 100), HostFacts("c", 4, 100, gpus=1), HostFacts("d", 8, 100)]
         hosts = [JoinedHost(f, i, "", "", "", "", b"", 0.0) for i, f in enumerate(facts)]
         launcher.members.hosts += hosts
-        hosts[0].lives["actor-9", 0] = RemoteLife(hosts[0], "actor-9", 0)
+        hosts[0].workers["actor-9", 0] = RemoteWorker(hosts[0], "actor-9", 0)
         needs = [Need("inference-0", "serves", gpus=0), Need("actor-0"), Need("inference-1", "serves", gpus=2)]
         launcher._needs = {need.worker: need for need in needs}
         launcher._home = dict.fromkeys(launcher._needs, "a")
@@ -336,7 +336,7 @@ def test_hosts_that_read_params_form_a_tree_under_the_learner(tmp_path: Path) ->
         for i in range(6):
             host = JoinedHost(HostFacts(f"h{i}", 4, 100), i, "", "", "", "", b"", 0.0)
             worker = "actor-x" if i == 1 else f"inference-{i}"
-            host.lives[worker, 0] = RemoteLife(host, worker, 0)
+            host.workers[worker, 0] = RemoteWorker(host, worker, 0)
             host.relays = {"params.learner": f"relay {i}"} if i != 2 else {}
             launcher.members.hosts.append(host)
         launcher._params = {"params.learner": {f"inference-{i}" for i in range(6)}, "params.other": set()}

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jsrl.launch.hosts.members import Members, RemoteLife
+from jsrl.launch.hosts.members import Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
     Alive,
     Answer,
@@ -59,7 +59,7 @@ class World:
         (*_, welcome) = self.hello(token, **changes)
         assert isinstance(welcome, Welcome)
         host = self.members.hosts[-1]
-        host.lives["actor-0", 0] = RemoteLife(host, "actor-0", 0)
+        host.workers["actor-0", 0] = RemoteWorker(host, "actor-0", 0)
         return host
 
 
@@ -103,7 +103,7 @@ def test_beats_are_answered_with_the_agents_own_clock(world: World):
     host = world.join()
     beat = Beat(host.epoch, 7.25, [b"x"], [Usage("actor-0", 0, 42, "running", 1.5, 10, 3), Usage("ghost", 0, 1)])
     assert world.members.hear(host.token, b"id", beat) == [(b"id", Alive(host.epoch, 7.25))]
-    life = host.lives["actor-0", 0]
+    life = host.workers["actor-0", 0]
     assert world.members.words == [b"x"] and life.pid == 42 and life.usage.cpu_s == 1.5
 
 
@@ -111,15 +111,15 @@ def test_an_exit_is_noted_once(world: World):
     host = world.join()
     world.members.hear(host.token, b"id", Exited(host.epoch, "actor-0", 0, -9, "killed", "the end"))
     world.members.hear(host.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "again", ""))
-    life = host.lives["actor-0", 0]
+    life = host.workers["actor-0", 0]
     assert (life.exit.status, life.exit.text, life.tail) == (-9, "killed", "the end")
     world.members.hear(host.token, b"id", Answer(host.epoch, 3, "text"))
-    assert host.answers == {3: "text"} and host.living == 0
+    assert host.answers == {3: "text"} and host.num_living == 0
 
 
 def test_a_worker_that_does_not_start_is_asked_for_again(world: World):
     host = world.join()
-    life = host.lives["actor-0", 0]
+    life = host.workers["actor-0", 0]
     life.begin, life.asked_s = Begin(host.epoch, "actor", "actor-0", 0, b"{}", {}), world.now_s
     assert world.members.unheard() == []
     world.now_s += 11.0
@@ -136,7 +136,7 @@ def test_a_silent_host_is_lost_and_what_it_says_later_counts_no_more(world: Worl
     assert world.members.hosts == [host]
     world.now_s += 0.1
     world.members.look()
-    exited = host.lives["actor-0", 0].exit
+    exited = host.workers["actor-0", 0].exit
     assert not world.members.hosts and exited.status is None
     assert exited.text == "lost with its host a: it sent no message for 20 s"
     late = [Beat(host.epoch, 1.0, [b"late"]), Said(host.epoch, [b"late"]), Exited(host.epoch, "actor-0", 0, 0, "", "")]
@@ -148,7 +148,7 @@ def test_an_agent_that_comes_back_has_a_new_epoch_and_no_workers(world: World):
     host = world.join()
     (answer,) = world.hello()  # the same process, after its lease had ended
     assert isinstance(answer, Welcome) and answer.epoch > host.epoch
-    assert host.lost and "joined again without workers" in host.lives["actor-0", 0].exit.text
+    assert host.lost and "joined again without workers" in host.workers["actor-0", 0].exit.text
     assert [h.epoch for h in world.members.hosts] == [answer.epoch]
 
 
@@ -156,7 +156,7 @@ def test_a_new_agent_of_the_same_host_ends_the_old_lease_at_once(world: World):
     host = world.join()
     refused, welcome = world.hello(1, session="s2")
     assert isinstance(refused, Refused) and "taken the place" in refused.text and isinstance(welcome, Welcome)
-    assert host.lives["actor-0", 0].exit is not None
+    assert host.workers["actor-0", 0].exit is not None
     (answer,) = world.hello(0)  # the old one has lost its place, and its token
     assert isinstance(answer, Refused)
     (answer,) = world.hello(2, session="s3", boot="b2")
@@ -166,7 +166,7 @@ def test_a_new_agent_of_the_same_host_ends_the_old_lease_at_once(world: World):
 def test_a_host_that_leaves_is_lost_at_once(world: World):
     host = world.join()
     world.members.hear(host.token, b"id", Leaving(host.epoch, "its agent was told to end"))
-    assert not world.members.hosts and "told to end" in host.lives["actor-0", 0].exit.text
+    assert not world.members.hosts and "told to end" in host.workers["actor-0", 0].exit.text
 
 
 def test_a_host_that_wants_to_leave_stays_until_its_workers_have_moved(world: World):
@@ -178,14 +178,14 @@ def test_a_host_that_wants_to_leave_stays_until_its_workers_have_moved(world: Wo
     world.members.hear(host.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "left", ""))
     ((_, farewell),) = world.members.hear(host.token, b"id", beat)
     assert isinstance(farewell, Farewell) and "its agent was told to end" in farewell.text
-    assert not world.members.hosts and host.lives["actor-0", 0].exit.status == 0
+    assert not world.members.hosts and host.workers["actor-0", 0].exit.status == 0
 
 
 def test_another_hosts_token_says_nothing_for_this_one(world: World):
     host = world.join()
     other = world.join(1, session="s2", name="b")
     world.members.hear(other.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "", ""))
-    assert host.lives["actor-0", 0].exit is None
+    assert host.workers["actor-0", 0].exit is None
     assert msgspec.structs.replace(host.facts, name="b") == other.facts
 
 
@@ -206,8 +206,8 @@ def name(worker: str, incarnation: int = 0, key: str = KEY, stream: str = "infer
 
 def test_a_host_speaks_for_the_streams_of_its_living_workers_alone(world: World):
     host = world.join()
-    host.lives["inference-0", 0] = RemoteLife(host, "inference-0", 0)
-    host.lives["inference-1", 1] = RemoteLife(host, "inference-1", 1)
+    host.workers["inference-0", 0] = RemoteWorker(host, "inference-0", 0)
+    host.workers["inference-1", 1] = RemoteWorker(host, "inference-1", 1)
     epoch = Registration("samples.inference-0.epoch", "3", 0, 42, "a")  # of a worker that reads samples
     fine = [name("inference-0"), name("inference-1", 1), epoch]
     wrong = [
@@ -247,7 +247,7 @@ def test_of_two_hosts_that_name_a_stream_the_later_life_counts(world: World):
     for number in range(2):
         host = world.join(number, session=f"s{number}", name=f"h{number}", boot=f"b{number}")
         host.server_key = KEY
-        host.lives["inference-0", 1 - number] = RemoteLife(host, "inference-0", 1 - number)
+        host.workers["inference-0", 1 - number] = RemoteWorker(host, "inference-0", 1 - number)
         world.members.hear(host.token, b"id", Beat(host.epoch, 1.0, [], [], [name("inference-0", 1 - number)]))
     assert world.members.names() == [name("inference-0", 1)]
 
@@ -277,7 +277,7 @@ def test_a_token_whose_agent_ended_before_its_hello_is_replaced(world: World):
 
 def test_files_are_taken_of_folders_that_a_living_worker_of_the_host_keeps(world: World):
     host = world.join()
-    life = host.lives["actor-0", 0]
+    life = host.workers["actor-0", 0]
     life.begin = Begin(host.epoch, "evaluator", "actor-0", 0, b"{}", {}, keeps=["snapshots/params"])
     for name in ("snapshots/params/tags/best.json", "snapshots/params-2/x", "snapshots/state/tags/latest.json"):
         world.members.hear(world.names[0], b"id", Kept(host.epoch, name, 0, b"1", True))

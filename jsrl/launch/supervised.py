@@ -16,7 +16,7 @@ LOG_LINES = 15
 
 
 @dataclass
-class Life:
+class SupervisedWorker:
     """A worker's handle and state. Times are of the monotonic clock.
 
     Attributes:
@@ -84,12 +84,12 @@ class Life:
             self.stacks, self.stacks_s = message.text, self.beat_s
 
 
-def death_notice(life: Life, what: str, crash: Crash | None) -> str:
+def death_notice(worker: SupervisedWorker, what: str, crash: Crash | None) -> str:
     """Return which worker died, why, and its last message."""
-    title, log = f"{life.name} {what}.", life.handle.log
+    title, log = f"{worker.name} {what}.", worker.handle.log
     if crash is not None:
-        return f"{life.name}: {crash.error}: {crash.text}\n\n{crash.trace.rstrip()}\n\n(log: {log})"
-    tail = life.handle.tail(LOG_LINES)
+        return f"{worker.name}: {crash.error}: {crash.text}\n\n{crash.trace.rstrip()}\n\n(log: {log})"
+    tail = worker.handle.tail(LOG_LINES)
     return f"{title} It sent no traceback; its log ends with:\n{tail or '(nothing)'}\n\n(log: {log})"
 
 
