@@ -34,7 +34,7 @@ from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_sp
 from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.base import NullReporter
-from jsrl.workers.replay.worker import ReplaySettings, ReplayWorker, Roads
+from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker
 
 T, B, M = 20, 8, 64
 KINDS = {
@@ -88,7 +88,7 @@ def replay(kind: str, folder: str, mode: str, seconds: float) -> None:
         f"shm:{folder}/batches", replay_batch_spec(batch_spec(kind)), ProducerId("replay", 0), 1, 30.0
     )
     settings = ReplaySettings(0, (0,), M, 1, 0.4, 0.4, 1 << 40, folder, period_s=1e9)
-    worker = ReplayWorker("replay", settings, kept, limiter, lambda: Roads(rows, out, back), NullReporter())
+    worker = ReplayWorker("replay", settings, kept, limiter, lambda: ReplayStreams(rows, out, back), NullReporter())
     worker.setup()
     while kept.inserted < CAPACITY:  # full, and every page touched
         worker.step()

@@ -52,7 +52,7 @@ def small_calls() -> dict[str, str] | None:
 def join_processes(coordinator: str, number: int, count: int, local_devices: int) -> None:
     """Join this process, number `number` of `count`, to the others for joint updates; call it before using jax.
 
-    A process that exits without `part_processes` ends at once and skips jax's barrier, which would wait for hung processes.
+    A process that exits without `leave_processes` ends at once and skips jax's barrier, which would wait for hung processes.
 
     Args:
       coordinator: HOST:PORT where process 0 listens, on that address alone. There is no authentication: any peer may join.
@@ -79,7 +79,7 @@ def join_processes(coordinator: str, number: int, count: int, local_devices: int
     atexit.register(_end_at_once)
 
 
-def part_processes() -> None:
+def leave_processes() -> None:
     """Leave the group of processes cleanly, once all of them call this."""
     jax.distributed.shutdown()
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsrl.parallel import data_parallel, join_processes, part_processes, replicas, split_devices
+from jsrl.parallel import data_parallel, join_processes, leave_processes, replicas, split_devices
 from tests import parallel_cases
 
 COUNT, DEVICES = 2, 2
@@ -54,7 +54,7 @@ def leave() -> None:
     state = parallel.place(parallel_cases.init())
     os.kill(os.getpid(), signal.SIGTERM)
     assert heard == [signal.SIGTERM]
-    part_processes()
+    leave_processes()
     assert parallel.fetch(state).updates == 0
 
 

@@ -10,11 +10,11 @@ import optax
 
 from jsrl.agents.actor_critic import mask_outputs
 from jsrl.agents.base import ActParams, AgentState
-from jsrl.agents.off_policy import Published
+from jsrl.agents.off_policy import ActingWeights
 from jsrl.types import Array, Tree
 
 
-class Learned(NamedTuple):
+class LearnerWeights(NamedTuple):
     """Learner-only params: weights of the target network."""
 
     target: Tree
@@ -23,8 +23,8 @@ class Learned(NamedTuple):
 def fresh_state(weights: Tree, optimizer: optax.GradientTransformation, moments: Tree) -> AgentState:
     """Return the state before any update; the target network starts with the same weights."""
     updates = jnp.zeros((), jnp.int32)
-    params = ActParams(Published(weights, updates), moments)
-    return AgentState(params, Learned(weights), optimizer.init(weights), (), updates)
+    params = ActParams(ActingWeights(weights, updates), moments)
+    return AgentState(params, LearnerWeights(weights), optimizer.init(weights), (), updates)
 
 
 # -- exploration ------------------------------------------------------------------------------------------------------

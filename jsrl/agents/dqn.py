@@ -23,7 +23,7 @@ from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import Act, ActOutput, ActParams, Agent, AgentState, UpdateOutput
 from jsrl.agents.losses import ValueLoss, value_loss
-from jsrl.agents.off_policy import Published, Transition
+from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValueNetwork, value_network
@@ -146,8 +146,8 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
         weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, config.learning_rate)
         # 3. The target network follows.
         when: Any = {"tau": config.tau, "period": config.target_period, "updates": state.updates}
-        learned = av.Learned(off.move_targets(target, weights, **when))
-        params = ActParams(Published(weights, state.updates + 1), moments)
+        learned = av.LearnerWeights(off.move_targets(target, weights, **when))
+        params = ActParams(ActingWeights(weights, state.updates + 1), moments)
         priorities = off.priorities(error, batch.mask, spec.num_agents)
         metrics["epsilon"] = epsilon_now(config, state.updates)
         return AgentState(params, learned, opt_state, (), state.updates + 1), UpdateOutput(metrics, priorities)
@@ -161,7 +161,9 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
         weights = params.weights
         if config.exploration == "linear":  # epsilon starts over, for actors too
             weights = weights._replace(updates=state.params.weights.updates)
-        return state._replace(params=params._replace(weights=weights), learner_params=av.Learned(weights.network))
+        return state._replace(
+            params=params._replace(weights=weights), learner_params=av.LearnerWeights(weights.network)
+        )
 
     check_schedule(config)
     agent = Agent(init, initial_core, make_act(parts), update, adopt=adopt, store_core=False)

@@ -24,7 +24,7 @@ from jsrl.agents import dqn, r2d2
 from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput, psum
-from jsrl.agents.off_policy import Published, Transition
+from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.agents.rows import row_masks
 from jsrl.agents.seats import numbered, numbered_spec, team_rows, team_size, team_vector
 from jsrl.errors import ConfigError
@@ -52,7 +52,7 @@ class Factored(NamedTuple):
     mixer: Tree
 
 
-class Learned(NamedTuple):
+class LearnerWeights(NamedTuple):
     """Learner-only params: the mixer, and the weights that compute targets."""
 
     mixer: Tree
@@ -204,7 +204,7 @@ def r2d2_loss(
     weights: Factored,
     target: Factored,
     sequences: r2d2.Sequences,
-    team: tuple[dict[str, Array], r2d2.Trained],
+    team: tuple[dict[str, Array], r2d2.TrainedRows],
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Return R2D2's loss of Q_tot: see jsrl.agents.r2d2.loss.
 
@@ -242,8 +242,8 @@ def step(team: Team, state: AgentState, gradients: Factored, moments: tuple[Tree
     online, opt_state = ac.apply_gradients(team.optimizer, gradients, state.opt_state, online, config.learning_rate)
     when: Any = {"tau": config.tau, "period": config.target_period, "updates": state.updates}
     target = off.move_targets(state.learner_params.target, online, **when)
-    params = ActParams(Published(online.network, state.updates + 1), moments[0])
-    return AgentState(params, Learned(online.mixer, target), opt_state, moments[1], state.updates + 1)
+    params = ActParams(ActingWeights(online.network, state.updates + 1), moments[0])
+    return AgentState(params, LearnerWeights(online.mixer, target), opt_state, moments[1], state.updates + 1)
 
 
 def as_agent(team: Team, update: Any) -> Agent:
@@ -255,7 +255,7 @@ def as_agent(team: Team, update: Any) -> Agent:
         online = Factored(fresh.params.weights.network, team.mixing.init(jax.random.fold_in(key, 1)))
         moments = norm.init_moments(ArraySpec((team.mixer_size,), "float32")) if config.normalize_observations else ()
         return fresh._replace(
-            learner_params=Learned(online.mixer, online), opt_state=team.optimizer.init(online), extra=moments
+            learner_params=LearnerWeights(online.mixer, online), opt_state=team.optimizer.init(online), extra=moments
         )
 
     def act(

@@ -47,7 +47,7 @@ def non_finite_metrics(metrics: Mapping[str, Any]) -> list[str]:
     return sorted((name for name, value in metrics.items() if not np.isfinite(value)), key=lambda name: name == STATE)
 
 
-def what_is_bad(bad: list[str], metrics: Mapping[str, Any]) -> str:
+def describe_non_finite(bad: list[str], metrics: Mapping[str, Any]) -> str:
     """Return a message that says what in an update is not finite."""
     if bad[0] == STATE:
         return "a state with NaN or infinity in it, although its metrics are finite"

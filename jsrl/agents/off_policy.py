@@ -26,7 +26,7 @@ MOST_TOO_SHORT = 0.1  # largest share of windows that may end before the agent's
 CHUNK = 512  # columns whose intermediate values (256 units wide) stay in a core's cache
 
 
-class Published(NamedTuple):
+class ActingWeights(NamedTuple):
     """The weights of ActParams. network: the acting network's. updates: int32 scalar, the learner's updates so far."""
 
     network: Tree
@@ -275,7 +275,7 @@ def action_box(spec: EnvSpec) -> ActionBox:
 class Choose(Protocol):
     """How an algorithm without a core acts."""
 
-    def __call__(self, weights: Published, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
+    def __call__(self, weights: ActingWeights, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
         """Return the actions for normalised observations (action masks are not normalised)."""
         ...
 
@@ -301,7 +301,7 @@ def gaussian_around(network: Network, box: ActionBox, *, noise: float, random_st
       noise: standard deviation, as a share of half the action's range.
     """
 
-    def choose(weights: Published, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
+    def choose(weights: ActingWeights, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
         unit = network.apply(weights.network, observation)
         log_prob = jnp.zeros(unit.shape[:-1])
         if greedy:
@@ -314,7 +314,9 @@ def gaussian_around(network: Network, box: ActionBox, *, noise: float, random_st
     return choose
 
 
-def random_first(weights: Published, key: Array, box: ActionBox, action: Array, log_prob: Array) -> tuple[Array, Array]:
+def random_first(
+    weights: ActingWeights, key: Array, box: ActionBox, action: Array, log_prob: Array
+) -> tuple[Array, Array]:
     """Return uniformly random actions and their log-probability before the first update, else the given ones."""
     learned = weights.updates > 0
     key = jax.random.fold_in(key, 1)  # `key` itself has drawn the action

@@ -22,7 +22,7 @@ from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import Act, ActOutput, ActParams, Agent, AgentState, UpdateOutput, psum
-from jsrl.agents.off_policy import Published
+from jsrl.agents.off_policy import ActingWeights
 from jsrl.agents.returns import Rows, n_step_returns
 from jsrl.agents.rows import row_margin, row_masks
 from jsrl.errors import ConfigError
@@ -106,7 +106,7 @@ class Components(NamedTuple):
     network: ValueNetwork
 
 
-class Trained(NamedTuple):
+class TrainedRows(NamedTuple):
     """Rows [T+1, B] after burn-in. mask: [T, B], of the value function. weight: mask times the window's importance weight.
 
     count: trained rows of all devices. margin: from `row_margin`. `trajectory` has no observation.
@@ -125,7 +125,7 @@ class Sequences(NamedTuple):
     observation: Tree
     online: Tree
     target: Tree
-    rows: Trained
+    rows: TrainedRows
 
 
 def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
@@ -162,16 +162,16 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
         weights, opt_state = ac.apply_gradients(optimizer, gradients, state.opt_state, weights, config.learning_rate)
         # 4. The target network follows.
         when: Any = {"tau": config.tau, "period": config.target_period, "updates": state.updates}
-        learned = av.Learned(off.move_targets(target, weights, **when))
+        learned = av.LearnerWeights(off.move_targets(target, weights, **when))
         raw = jax.tree.map(lambda x: x[:-1], trajectory.observation)
         seen = row_masks(trajectory, sequences.rows.margin).value
         moments = norm.merge_moments(state.params.moments, raw, seen, axis_name)
-        params = ActParams(Published(weights, state.updates + 1), moments)
+        params = ActParams(ActingWeights(weights, state.updates + 1), moments)
         priorities = window_priorities(error, sequences.rows.mask, config.priority_max_share, spec.num_agents)
         return AgentState(params, learned, opt_state, (), state.updates + 1), UpdateOutput(metrics, priorities)
 
     def adopt(state: AgentState, params: ActParams) -> AgentState:
-        return state._replace(params=params, learner_params=av.Learned(params.weights.network))
+        return state._replace(params=params, learner_params=av.LearnerWeights(params.weights.network))
 
     return ac.for_agents(Agent(init, initial_core, make_act(parts), update, adopt=adopt), spec.num_agents)
 
@@ -222,14 +222,14 @@ def burn_in(
     return Sequences(late, online, fixed, trained_rows(parts.config, trajectory, axis_name))
 
 
-def trained_rows(config: R2D2Config, trajectory: Trajectory, axis_name: str | None) -> Trained:
+def trained_rows(config: R2D2Config, trajectory: Trajectory, axis_name: str | None) -> TrainedRows:
     """Return the rows after burn-in, and which of them are trained on."""
     margin = row_margin(trajectory, axis_name)
     mask = row_masks(trajectory, margin).value[config.burn_in :]
     weighted = mask if isinstance(trajectory.sampling, tuple) else mask * trajectory.sampling
     count = jnp.maximum(psum(jnp.sum(mask), axis_name), 1.0)
     late = jax.tree.map(lambda x: x[config.burn_in :], trajectory._replace(core=(), sampling=(), observation=()))
-    return Trained(late, mask, weighted, count, margin)
+    return TrainedRows(late, mask, weighted, count, margin)
 
 
 def loss(
@@ -261,7 +261,7 @@ def values_of(
 
 
 def n_step_loss(
-    config: R2D2Config, value: Array, bootstrap: Array, rows: Trained
+    config: R2D2Config, value: Array, bootstrap: Array, rows: TrainedRows
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Return the results of `loss` for values [T, B] and bootstrap values [T+1, B], both rescaled if the config says so."""
     if config.rescale_values:

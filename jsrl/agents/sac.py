@@ -24,7 +24,7 @@ from jsrl.agents import off_policy as off
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, Split, UpdateOutput
 from jsrl.agents.distributions import categorical, named, squashed_gaussian
 from jsrl.agents.losses import entropy_excess
-from jsrl.agents.off_policy import Published, Transition
+from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.agents.rows import RowMasks
 from jsrl.agents.split import make_split
 from jsrl.networks.model import NetworkConfig
@@ -144,7 +144,7 @@ def sac(config: SACConfig, spec: EnvSpec) -> Agent:
         log_temperature = jnp.asarray(math.log(config.temperature), jnp.float32)
         updates = jnp.zeros((), jnp.int32)
         opt_state = OptStates(*map(optimizer.init, (policy, critics, log_temperature)))
-        params = ActParams(Published(policy, updates), moments)
+        params = ActParams(ActingWeights(policy, updates), moments)
         reported = {name: jnp.zeros(()) for name in ("loss_policy", "entropy", "temperature")}
         extra = Extra(log_temperature, reported)
         return AgentState(params, Critics(critics, critics), opt_state, extra, updates)
@@ -159,10 +159,10 @@ def sac(config: SACConfig, spec: EnvSpec) -> Agent:
         state, metrics, error = critic_step(parts, state, batch, counts.value, critic_key, axis_name)
 
         # 2. Policy and temperature, with the new critics.
-        def now_and_then(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
+        def delayed_update(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
             return policy_step(parts, state, batch, counts.policy, policy_key, axis_name)
 
-        state, reported = off.every(config.policy_delay, state.updates, now_and_then, state, state.extra.reported)
+        state, reported = off.every(config.policy_delay, state.updates, delayed_update, state, state.extra.reported)
         # 3. Targets follow the critics.
         state = move_targets(parts, state)
         updates = state.updates + 1
@@ -284,11 +284,11 @@ def split_sac(parts: Components, num_agents: int | None) -> Split:
         return move_targets(parts, state), metrics, error
 
     def policy(state: AgentState, batch: Transition, counts: RowMasks, key: Array, axis_name: str | None) -> Any:
-        def now_and_then(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
+        def delayed_update(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
             return policy_step(parts, state, batch, counts.policy, jax.random.split(key)[1], axis_name)
 
         delay = parts.config.policy_delay
-        state, reported = off.every(delay, state.updates, now_and_then, state, state.extra.reported)
+        state, reported = off.every(delay, state.updates, delayed_update, state, state.extra.reported)
         return state._replace(extra=state.extra._replace(reported=reported)), reported
 
     return make_split(critics, policy, gamma=parts.config.gamma, num_agents=num_agents)
@@ -314,7 +314,7 @@ def continuous_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.
         value = critics.apply(critic_weights, observation, jnp.tanh(raw))
         return jnp.min(value, axis=0), chosen.log_prob(outputs, raw)
 
-    def choose(weights: Published, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
+    def choose(weights: ActingWeights, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
         outputs = policy.apply(weights.network, observation)
         raw = chosen.mode(outputs) if greedy else chosen.sample(key, outputs)
         action, log_prob = box.from_raw(raw), chosen.log_prob(outputs, raw)
@@ -344,7 +344,7 @@ def discrete_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.Ch
         value = jnp.min(critics.apply(critic_weights, observation), axis=0)
         return jnp.sum(p * value, axis=-1), jnp.sum(p * log_p, axis=-1)
 
-    def choose(weights: Published, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
+    def choose(weights: ActingWeights, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
         logits = policy.apply(weights.network, observation)
         if not greedy and config.random_start:
             logits = jnp.where(weights.updates > 0, logits, 0.0)

@@ -39,7 +39,7 @@ class PolicyStep(Protocol):
 def make_split(critic_step: CriticStep, policy_step: PolicyStep, *, gamma: float, num_agents: int | None) -> Split:
     """Return an agent's `split` from its two steps.
 
-    The agent's state: params.weights is Published; the first field of learner_params are the online critics; the field
+    The agent's state: params.weights is ActingWeights; the first field of learner_params are the online critics; the field
     `critics` of opt_state is their optimizer state.
     """
     options: Any = {"gamma": gamma, "num_agents": num_agents}

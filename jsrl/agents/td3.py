@@ -20,7 +20,7 @@ from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import ActParams, Agent, AgentState, Split, UpdateOutput
-from jsrl.agents.off_policy import Published, Transition
+from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.agents.rows import RowMasks
 from jsrl.agents.split import make_split
 from jsrl.networks.model import NetworkConfig
@@ -121,7 +121,7 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
         policy_key, critic_key = jax.random.split(key)
         policy, critics = policy_net.init(policy_key), critic_net.init(critic_key)
         moments = norm.init_moments(agent_spec.observation) if config.normalize_observations else ()
-        params = ActParams(Published(policy, jnp.zeros((), jnp.int32)), moments)
+        params = ActParams(ActingWeights(policy, jnp.zeros((), jnp.int32)), moments)
         opt_state = OptStates(optimizer.init(policy), optimizer.init(critics))
         reported = {"loss_policy": jnp.zeros(())}
         learner_params = LearnerParams(critics, critics, policy)
@@ -136,11 +136,11 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
         state, metrics, error = critic_step(parts, state, batch, counts.value, key, axis_name)
 
         # 2. and 3. Every `policy_delay` updates: the policy, with the new critics, and all targets.
-        def now_and_then(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
+        def delayed_update(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
             state, metrics = policy_step(parts, state, batch, counts.policy, axis_name)
             return move_targets(parts, state), metrics
 
-        state, reported = off.every(config.policy_delay, state.updates, now_and_then, state, state.extra)
+        state, reported = off.every(config.policy_delay, state.updates, delayed_update, state, state.extra)
         updates = state.updates + 1
         params = ActParams(state.params.weights._replace(updates=updates), moments)
         priorities = off.priorities(error, batch.mask, spec.num_agents)
@@ -254,10 +254,10 @@ def split_td3(parts: Components, num_agents: int | None) -> Split:
     ) -> tuple[AgentState, dict[str, Array]]:
         del key
 
-        def now_and_then(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
+        def delayed_update(state: AgentState) -> tuple[AgentState, dict[str, Array]]:
             return policy_step(parts, state, batch, counts.policy, axis_name)
 
-        state, reported = off.every(config.policy_delay, state.updates, now_and_then, state, state.extra)
+        state, reported = off.every(config.policy_delay, state.updates, delayed_update, state, state.extra)
         return state._replace(extra=reported), reported
 
     return make_split(critics, policy, gamma=config.gamma, num_agents=num_agents)

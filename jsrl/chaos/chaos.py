@@ -121,7 +121,7 @@ class Storm:
         while time.monotonic() < until and self._popen.poll() is None:
             self._rest(min(self._rng.expovariate(1.0 / self._settings.every_s), until - time.monotonic()))
             if time.monotonic() < until:
-                self._strike()
+                self._inject_fault()
         self.card.storm_per_s = (self._produced() - before) / (time.monotonic() - begun_s)
 
     def _rate_of_rest(self, duration_s: float) -> float:
@@ -157,8 +157,8 @@ class Storm:
             said = popen.communicate(timeout=STRANGER_LEAVES_S)[0]
             if popen.returncode == -signal.SIGTERM and not said:
                 return  # it was not even ready for the signal
-            told = json.loads(said.splitlines()[-1])["sent"]
-            flood.sent = {name: flood.sent.get(name, 0) + told.get(name, 0) for name in {**flood.sent, **told}}
+            reply = json.loads(said.splitlines()[-1])["sent"]
+            flood.sent = {name: flood.sent.get(name, 0) + reply.get(name, 0) for name in {**flood.sent, **reply}}
         except (subprocess.TimeoutExpired, ValueError, IndexError, KeyError) as error:
             popen.kill()
             popen.wait()
@@ -170,7 +170,7 @@ class Storm:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(max(0.0, duration_s))
 
-    def _strike(self) -> None:
+    def _inject_fault(self) -> None:
         """Hit one worker, and wait until it has been replaced and trajectories arrive again."""
         workers = {name: worker for name, worker in self._seen.workers().items() if self._is_hit(name)}
         if not workers:

@@ -20,7 +20,7 @@ from jsrl.envs.make import make
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.launch.result import score
 from jsrl.policy import act_together, load_players
-from jsrl.workers.play import Tally
+from jsrl.workers.play import EpisodeCounts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,7 +84,7 @@ def _one(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
     first, slots = policies[0], min(options.num_envs, options.episodes)
     groups = {policy.view.group: policy.seats for policy in policies if policy.view is not None}
     env = make(first.experiment.evaluation_env, slots, options.seed, group=0, groups=groups or None)
-    tally, step = Tally(first.version, options.episodes, slots, first.view), env.reset()
+    tally, step = EpisodeCounts(first.version, options.episodes, slots, first.view), env.reset()
     while not tally.complete:
         step = env.step(act_together(policies, step, greedy=not options.sampled))
         tally.count(step.episodes)

@@ -77,13 +77,13 @@ def record_policy(
     e = dataclasses.replace(e, **changes, learner=type(e.learner)(), replay=None, recording=None, record=str(folder))
     schemas = make_schemas(e, played[0].spec)
     begin_record(e, schemas, source=f"{run}@{tag}")
-    recorder, told = Recorder(ACTOR.prefix), list[str]()
+    recorder, warnings = Recorder(ACTOR.prefix), list[str]()
     writer = RecordingWriter(
         Path(folder),
         NAME,
         schemas.trajectory,
         recorder=recorder,
-        warn=told.append,
+        warn=warnings.append,
         limit_bytes=limit_mb * 2**20,
         wait=True,
     )
@@ -102,7 +102,7 @@ def record_policy(
     finally:
         counts = actor.close()
     env_steps = writer.recorded * rollout_length * num_envs
-    return Recorded(counts["episodes"], env_steps, return_mean, "; ".join([writer.summary, *told]))
+    return Recorded(counts["episodes"], env_steps, return_mean, "; ".join([writer.summary, *warnings]))
 
 
 def _acting(policy: Policy, number: int, e: Experiment, seed: int, facts: dict[str, Any]) -> ActingPolicy:
@@ -161,12 +161,12 @@ class DiscardingProducer:
     def __init__(self, spec: Trajectory) -> None:
         self._spec, self._trajectory, self._sequence = spec, zeros(spec), 0
 
-    def reserve(self, timeout_s: float) -> NoBlock:
+    def reserve(self, timeout_s: float) -> DiscardedBlock:
         """Return the buffer, zero-filled."""
         for leaf in leaves(self._trajectory):
             leaf[...] = 0
         self._sequence += 1
-        return NoBlock(self._trajectory, self._sequence - 1)
+        return DiscardedBlock(self._trajectory, self._sequence - 1)
 
     def put(self, trajectory: Trajectory, group: int, timeout_s: float) -> Entry:
         """Count a trajectory."""
@@ -179,7 +179,7 @@ class DiscardingProducer:
         """Close."""
 
 
-class NoBlock:
+class DiscardedBlock:
     """Memory for one trajectory that is discarded."""
 
     def __init__(self, trajectory: Trajectory, sequence: int) -> None:

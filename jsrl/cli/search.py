@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class ParsedSearch:
     """A parsed search: the experiment's name, its value, the varied options, the other options, and the folder."""
 
     name: str
@@ -128,7 +128,7 @@ def tell(line: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
 
-def begun(words: list[str]) -> Asked:
+def begun(words: list[str]) -> ParsedSearch:
     """Return the search for the words; its folder is created last, when nothing is wrong.
 
     Raises:
@@ -145,13 +145,13 @@ def begun(words: list[str]) -> Asked:
     ranges = checked_space(asked)
     cli.spelled(asked.experiment, load(name))
     folder = make_folder(Path(options.searches_dir), asked.experiment.name, options.search_name)
-    told = {r.option: range_text(r) for r in ranges}
-    stored = options.told() | {"vary": told, "space": None}
+    varied = {r.option: range_text(r) for r in ranges}
+    stored = options.options_json() | {"vary": varied, "space": None}
     write_json(folder / FILE, {"name": name, "words": cli.spelled(asked.experiment, load(name)), "options": stored})
-    return Asked(name, asked.experiment, ranges, options, folder)
+    return ParsedSearch(name, asked.experiment, ranges, options, folder)
 
 
-def resumed(words: list[str]) -> Asked | None:
+def resumed(words: list[str]) -> ParsedSearch | None:
     """Return the search that --resume names; None: there is no --resume.
 
     Raises:
@@ -175,7 +175,7 @@ def resumed(words: list[str]) -> Asked | None:
     now = {name: getattr(asked.run, name) for name in asked.given & ON_RESUME}
     options = SearchOptions(**stored["options"] | now)
     experiment = cli.parse(stored["words"], default).experiment
-    return Asked(stored["name"], experiment, parse_space(options.vary, None), options, folder)
+    return ParsedSearch(stored["name"], experiment, parse_space(options.vary, None), options, folder)
 
 
 def vary_words(words: Sequence[str]) -> list[str]:

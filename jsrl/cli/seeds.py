@@ -157,7 +157,7 @@ class Seeds:
             except KeyboardInterrupt:  # the second one
                 self._interrupted = True
                 for child in self._running.values():
-                    child.insist()
+                    child.end_now()
                 self._leave()
             finally:
                 for child in self._running.values():

@@ -94,15 +94,15 @@ def submitted(path: Path, script: str, commands: Sequence[Sequence[str]]) -> lis
       ConfigError: a command was refused; if it was the first, the script is deleted.
     """
     path.write_text(script)
-    told: list[str] = []
+    outputs: list[str] = []
     for command in commands:
         ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SUBMIT_S)
         if ended.returncode:
-            if not told:
+            if not outputs:
                 path.unlink()
             raise ConfigError(f"{' '.join(command)} was refused: {ended.stderr.strip()}")
-        told.append(ended.stdout.strip())
-    return told
+        outputs.append(ended.stdout.strip())
+    return outputs
 
 
 def submit_seeds(name: str, words: Sequence[str], asked: CommandLine) -> int:

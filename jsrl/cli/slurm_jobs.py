@@ -24,9 +24,9 @@ def state_of(job: str) -> str:
 
     squeue knows a job until a few minutes after its end; sacct, if the cluster keeps accounts, also later.
     """
-    told = ask("squeue", "-h", "-j", job, "-o", "%T|%N|%r")
-    if told:
-        state, nodes, reason = told.splitlines()[0].split("|", maxsplit=2)
+    output = ask("squeue", "-h", "-j", job, "-o", "%T|%N|%r")
+    if output:
+        state, nodes, reason = output.splitlines()[0].split("|", maxsplit=2)
         return f"{state} on {nodes}" if nodes else f"{state} ({reason})"
-    told = ask("sacct", "-n", "-X", "-P", "-j", job, "-o", "State")
-    return told.splitlines()[0] if told else ""
+    output = ask("sacct", "-n", "-X", "-P", "-j", job, "-o", "State")
+    return output.splitlines()[0] if output else ""

@@ -14,8 +14,8 @@ from typing import Any
 from jsrl.cli.main import program
 from jsrl.cli.slurm_jobs import state_of
 from jsrl.errors import ConfigError, JsrlError
-from jsrl.launch.news import moment_of
 from jsrl.launch.result import INTENDED, is_intended, missing, score
+from jsrl.launch.status_writer import moment_of
 from jsrl.metrics.display_state import DisplayState, clock, percent, short
 from jsrl.report.comparison import text_table
 from jsrl.report.live import age, last_values, row_of
@@ -23,7 +23,7 @@ from jsrl.report.run_report import RUNS
 from jsrl.runs.files import json_ready
 from jsrl.runs.groups import Group, find_group, read_group
 from jsrl.runs.runs import RunFolder
-from jsrl.runs.state import RunState, WorkerNews, has_snapshot, is_whole, read_state
+from jsrl.runs.state import RunState, WorkerSummary, has_snapshot, is_whole, read_state
 
 MOST_RUNS = 20  # in the table of a folder
 
@@ -193,9 +193,9 @@ def scores(state: RunState, seen: DisplayState | None) -> list[str]:
     return found
 
 
-def workers_text(workers: Iterable[WorkerNews], own_host: str) -> str:
+def workers_text(workers: Iterable[WorkerSummary], own_host: str) -> str:
     """Return the workers by kind: number, hosts, restarts, and workers that are not ready."""
-    kinds: dict[str, list[WorkerNews]] = {}
+    kinds: dict[str, list[WorkerSummary]] = {}
     for worker in workers:
         kinds.setdefault(worker.kind, []).append(worker)
     parts = []
@@ -208,11 +208,11 @@ def workers_text(workers: Iterable[WorkerNews], own_host: str) -> str:
         waiting = [
             f"{worker.name} {worker.stage} for {clock(worker.stage_s)}" for worker in own if worker.stage != "ready"
         ]
-        told = [
+        counts = [
             f"{kind} {len(own)}{where}",
             *([f"{restarts} restart{'s' if restarts > 1 else ''}"] if restarts else []),
         ]
-        parts.append(", ".join([*told, *waiting[:3], *([f"{len(waiting) - 3} more"] if len(waiting) > 3 else [])]))
+        parts.append(", ".join([*counts, *waiting[:3], *([f"{len(waiting) - 3} more"] if len(waiting) > 3 else [])]))
     return "; ".join(parts) or "none yet"
 
 

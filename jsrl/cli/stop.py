@@ -74,10 +74,10 @@ def stop(folder: Path) -> str:
             return f"told process {process} to end in order"
     except PermissionError:
         raise ConfigError(f"process {process} is another user's, who can stop it.") from None
-    told = f"process {process} is asked to end by a request in the run folder"
+    text = f"process {process} is asked to end by a request in the run folder"
     if process.job and ask("scancel", "--signal=USR1", "--batch", process.job) is not None:
-        told += f", and Slurm job {process.job} by a signal"
-    return told
+        text += f", and Slurm job {process.job} by a signal"
+    return text
 
 
 def cancel(job: str, run: str) -> str:

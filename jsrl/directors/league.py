@@ -132,7 +132,7 @@ class League(Bookkeeping):
         if exploiters and min(rate(home, player) for player in exploiters) < 0.3:
             return self._by_rates(state, draws, home, exploiters, "squared")
         past = self.frozen(state, (target.policy,))
-        past = without_falling_end(past, lambda player: rate(home, player))
+        past = without_falling_tail(past, lambda player: rate(home, player))
         if past and min(rate(home, player) for player in past) < 0.7:
             return self._by_rates(state, draws, home, past, "squared")
         return None
@@ -187,7 +187,7 @@ class League(Bookkeeping):
             yield Reset(policy)
 
 
-def without_falling_end(players: list[Player], rate: Callable[[Player], float]) -> list[Player]:
+def without_falling_tail(players: list[Player], rate: Callable[[Player], float]) -> list[Player]:
     """Return the players, oldest first, without those at the end whose rates only fall; [] if all do.
 
     Newer versions are expected to be harder. An older version that is harder than a newer one was forgotten.

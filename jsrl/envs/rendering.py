@@ -250,9 +250,9 @@ class _TwoConsoles:
         self.screen = np.zeros((*SCREEN, 3), np.uint8)
 
     def reset(self, *, seed: Any) -> tuple[Any, dict[str, Any]]:
-        frames, told = self._played.reset(seed=seed)
+        frames, info = self._played.reset(seed=seed)
         self.screen = self._shown.reset(seed=seed)[0][0, -1].copy()
-        return frames, told
+        return frames, info
 
     def step(self, action: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         stepped = self._played.step(action)

@@ -141,8 +141,8 @@ class GymVectorEnv:
     def _start(self, tree: Tree, first: np.ndarray, ended: np.ndarray) -> None:
         """Reset the slots `first` and write their first observations; the others must not change."""
         kept = [leaf.copy() for leaf in self._arrays]
-        observation, told = self._env.reset(options={"reset_mask": first.copy()})
-        self._take(observation, told)
+        observation, info = self._env.reset(options={"reset_mask": first.copy()})
+        self._take(observation, info)
         running = ~first & ~ended  # an episode that ended in this step has its last observation only here
         for leaf, old in zip(self._arrays, kept, strict=True):
             if not np.array_equal(leaf[running], old[running]):

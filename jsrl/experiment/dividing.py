@@ -27,8 +27,8 @@ def divided(experiment: Experiment, spec: EnvSpec | GameSpec) -> tuple[Experimen
     if len(groups) < 2:
         return experiment, None
     policies = {name: PolicyConfig(experiment.agent, seats=seats) for name, seats in groups.items()}
-    told = "; ".join(f"{name} plays {', '.join(seats)}" for name, seats in groups.items())
-    line = f"the seats of {spec.name!r} differ, so there are {len(groups)} policies with the same options: {told}"
+    listing = "; ".join(f"{name} plays {', '.join(seats)}" for name, seats in groups.items())
+    line = f"the seats of {spec.name!r} differ, so there are {len(groups)} policies with the same options: {listing}"
     return dataclasses.replace(experiment, agent=None, policies=policies), line
 
 

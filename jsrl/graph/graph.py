@@ -233,7 +233,7 @@ class Graph:
             ):
                 if not learned_from[sink.name] & {source.name, *self._publishers_before(source)}:
                     pairs.append((source.name, sink.name))
-        hearing = [worker.name for worker in self.workers if find_kind(worker.kind).hears]
+        hearing = [worker.name for worker in self.workers if find_kind(worker.kind).receives]
         others = [worker.name for worker in self.workers if worker.name not in hearing]
         return pairs + [(other, name) for name in hearing for other in others]
 

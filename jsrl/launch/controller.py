@@ -75,8 +75,8 @@ class Controller:
                 self._session.end("interrupted")
             except BaseException as error:
                 if not isinstance(error, WorkerDied):  # it has a report already
-                    told = self._watchdog.write("controller", repr(error), self._watchdog.look())
-                    self._session.display.message(told)
+                    report = self._watchdog.write("controller", repr(error), self._watchdog.look())
+                    self._session.display.message(report)
                 failure = error
                 raise
             finally:
@@ -98,7 +98,7 @@ class Controller:
             while self._session.reason is None:
                 self._watch()
         except WorkerDied as error:
-            self._rescue()
+            self._save_learners()
             if (self._session.folder.snapshots / "state" / "tags" / "latest.json").exists():
                 raise WorkerDied(f"{error}\n(to go on: --resume {self._session.folder.name})") from None
             raise
@@ -166,8 +166,8 @@ class Controller:
             self._hear(message)
         if self._asked:
             self._asked = False
-            told = self._watchdog.write("request", "SIGUSR1 asked for it", self._watchdog.look())
-            self._session.display.message(told)
+            report = self._watchdog.write("request", "SIGUSR1 asked for it", self._watchdog.look())
+            self._session.display.message(report)
 
     def _hear(self, message: AnyMessage) -> None:
         worker = self._workers.get(message.worker)
@@ -227,7 +227,7 @@ class Controller:
             return
         worker.moves, worker.moves_s = why, time.monotonic()
         self._session.stage(worker.name, "moving to another host")
-        if worker.hears:
+        if worker.is_reachable:
             self._tell(worker.name, "stop")
         else:
             worker.handle.kill()
@@ -258,20 +258,20 @@ class Controller:
         worker, what, crash = self._cause(worker, what)
         reason = f"{crash.error}: {crash.text}" if crash else what
         noticed = f"{worker.name} {reason}" + (f"\n\n{crash.trace}" if crash else "")
-        told = self._watchdog.write(worker.name, noticed, seen)
+        report = self._watchdog.write(worker.name, noticed, seen)
         kind, ended = self._kind(worker), worker.handle.exit
         may_live = running and kind.may_restart(
             worker.job, ended.status if ended else None, crash.error if crash else None
         )
         is_free = ended is not None and ended.with_host
-        if may_live and self._replace(worker, f"{reason.splitlines()[0]} ({told})", is_free=is_free):
+        if may_live and self._replace(worker, f"{reason.splitlines()[0]} ({report})", is_free=is_free):
             return
         what += kind.death_hint(worker.job) if crash is None else ""
         notice, spent = (
             death_notice(worker, what, crash),
             self._supervision.used_up(self._ranks(worker)[0].job),
         )
-        notice = "\n".join([notice, f"({told})", *([f"({spent})"] if spent else [])])
+        notice = "\n".join([notice, f"({report})", *([f"({spent})"] if spent else [])])
         if not kind.loss_ends_run:
             worker.replaced = True  # no replacement: nothing waits for it
             self._session.lose(worker.name, loss_notice(worker.name, notice, crash))
@@ -341,12 +341,12 @@ class Controller:
                 if not self._replace(self._workers[restart.job.name], f"could not be started again: {error}"):
                     raise WorkerDied(f"{restart.job.name} could not be started again: {error}") from error
 
-    def _rescue(self) -> None:
+    def _save_learners(self) -> None:
         """Let working learners write their snapshots, so that the run can be continued from here."""
         saving = [
             worker
             for worker in self._workers.values()
-            if self._kind(worker).must_finish and worker.hears and worker.alive
+            if self._kind(worker).must_finish and worker.is_reachable and worker.alive
         ]
         for worker in saving:
             self._tell(worker.name, "stop")
@@ -387,8 +387,8 @@ class Controller:
         reason, e = self._session.reason or "", self._plan.experiment
         if reason == "interrupted":
             return {}
-        told = {worker.name: self._kind(worker).final(e, reason) for worker in self._workers.values()}
-        return {name: facts for name, facts in told.items() if facts is not None and name not in self._session.finals}
+        finals = {worker.name: self._kind(worker).final(e, reason) for worker in self._workers.values()}
+        return {name: facts for name, facts in finals.items() if facts is not None and name not in self._session.finals}
 
     def _kind(self, worker: SupervisedWorker) -> Kind:
         return self._plan.kinds[worker.name]
@@ -443,8 +443,8 @@ class Controller:
     def _begin_final(self, name: str, facts: dict[str, Any]) -> None:
         """Tell a worker to start its last task, once it receives commands: it may just be restarting."""
         self._session.stage(name, "last task is about to begin")
-        self._wait_with(name, lambda worker: worker.hears)
-        if self._workers[name].hears:
+        self._wait_with(name, lambda worker: worker.is_reachable)
+        if self._workers[name].is_reachable:
             self._tell(name, "final", **facts)
 
     def _await_final(self, name: str) -> None:

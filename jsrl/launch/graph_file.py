@@ -86,12 +86,12 @@ def kept_graph(folder: RunFolder) -> Graph | None:
 
 def write_graph(folder: RunFolder, graph: Graph, *, changed: bool, resumed: bool) -> list[str]:
     """Write a run's graph, and whether it differs from its experiment's own; return a resume's changes."""
-    saved, told = _saved(folder.path) if resumed else None, list[str]()
+    saved, lines = _saved(folder.path) if resumed else None, list[str]()
     if saved is not None and (changed or saved["changed"]):  # else the changed options say it all
-        told = differences(Graph.from_json(saved["graph"]), graph)
+        lines = differences(Graph.from_json(saved["graph"]), graph)
     tree = {"changed": changed, "graph": graph.to_json()}
     write_atomic(folder.path / FILE, f"{json.dumps(tree, indent=2)}\n".encode())
-    return told
+    return lines
 
 
 def _saved(folder: Path) -> dict | None:
@@ -119,13 +119,13 @@ def differences(old: Graph, new: Graph) -> list[str]:
 
 def _fields(old: WorkerNode | Stream, new: WorkerNode | Stream) -> str:
     """Return the fields in which two workers, or two streams, differ; with short values."""
-    told = []
+    lines = []
     for field in dataclasses.fields(old):
         was, now = getattr(old, field.name), getattr(new, field.name)
         values = f" ({was!r} -> {now!r})"
         if was != now:
-            told.append(field.name + (values if len(values) < 60 else ""))
-    return ", ".join(told)
+            lines.append(field.name + (values if len(values) < 60 else ""))
+    return ", ".join(lines)
 
 
 def graph_of(folder: Path) -> Graph | None:

@@ -84,7 +84,7 @@ class _Hook:
     calls: int = 0
     busy_s: float = 0.0
     off: bool = False
-    told_slow: bool = False
+    is_reported_slow: bool = False
 
 
 class Hooks:
@@ -140,8 +140,8 @@ class Hooks:
     def messages(self) -> list[tuple[str, str]]:
         """Return new messages for the user, as (text, level)."""
         present = self._present
-        if present is not None and time.monotonic() - present[2] > SLOW_S and not present[0].told_slow:
-            present[0].told_slow = True
+        if present is not None and time.monotonic() - present[2] > SLOW_S and not present[0].is_reported_slow:
+            present[0].is_reported_slow = True
             text = f"hook {present[0].name}: {present[1]} has not returned for {SLOW_S:g} s"
             self._messages.append((f"{text}; the run goes on, and further calls wait behind it", "warning"))
         if self._thread.dropped and not self._told_dropped:

@@ -260,7 +260,7 @@ def make_plan(
     experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
     if experiment.recorder.enabled:
         check_filming(experiment)
-    seats, schemas = _what_they_see(experiment, policies)
+    seats, schemas = _seats_and_schemas(experiment, policies)
     _check_same_rows(resolved, schemas)
     alone = Plan(experiment, resolved, policies, schemas, (), memory_folder, changed=changed)
     alone = _with_jobs(alone, seats, folder)
@@ -320,7 +320,7 @@ def counts_within(kinds: Iterable[str]) -> list[int]:
     return found
 
 
-def _what_they_see(
+def _seats_and_schemas(
     experiment: Experiment, policies: Mapping[str, PolicyPart]
 ) -> tuple[dict[str, dict[str, int]], dict[str, Schemas]]:
     """Return policy -> its seats (see find_seats), and policy -> the schemas of its streams.

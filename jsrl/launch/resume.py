@@ -96,8 +96,8 @@ def next_start_point(
         raise ConfigError(f"{folder.name} cannot be resumed: its snapshot {version} is not a learner's.") from None
     content = read_page(ledger or folder.path / LEDGER)
     epoch = max(epoch, content.epoch if content else 0) + 1
-    told = [*broken, f"continuing from snapshot {version} instead, of update {updates}"] if broken else []
-    return StartPoint(epoch, updates, f"{store.folder}@{version}"), told
+    messages = [*broken, f"continuing from snapshot {version} instead, of update {updates}"] if broken else []
+    return StartPoint(epoch, updates, f"{store.folder}@{version}"), messages
 
 
 def common_updates(folder: RunFolder, policies: Sequence[str]) -> int | None:

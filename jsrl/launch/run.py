@@ -109,11 +109,11 @@ def run(
         claimed(folder),
         own_memory_folder(folder.path) as memory,
     ):
-        starts, told = where_to_begin(folder if resumed else None, init_from, runs_dir)
+        starts, messages = find_start_points(folder if resumed else None, init_from, runs_dir)
         experiment, chosen = settle(placed_as_before(experiment, folder) if resumed else experiment)
         experiment, changed = stored_experiment(experiment, folder, resumed=resumed)
         screen = make_display(display, log=RunLog(folder.logs / LOG))
-        with closed_on_error(screen, list(filter(None, (*told, chosen, *changed)))):
+        with closed_on_error(screen, list(filter(None, (*messages, chosen, *changed)))):
             plan = ready_plan(experiment, folder, memory, starts, graph, launcher, resumed=resumed, tell=screen.message)
         begun.set()
         session = make_session(plan, folder, screen, sinks, Hooks(hooks, RunLog(folder.logs / LOG)))
@@ -135,7 +135,7 @@ def train(plan: Plan, session: Session, launcher: Launcher) -> Result:
         session.finish()
 
 
-def where_to_begin(
+def find_start_points(
     resumed: RunFolder | None, init_from: str | None, runs_dir: str | os.PathLike[str]
 ) -> tuple[dict[str, StartPoint], list[str]]:
     """Return the start points of policies ("" is the first one), and messages.
@@ -148,8 +148,8 @@ def where_to_begin(
             "--resume continues with a run's own params; leave out --init-from, or begin a new run with it."
         )
     if resumed is not None:
-        start, told = next_start_point(resumed)
-        return {"": start}, told
+        start, messages = next_start_point(resumed)
+        return {"": start}, messages
     return {} if init_from is None else init_points(init_from, runs_dir), []
 
 
@@ -294,19 +294,19 @@ def begin_policies(
     if updates is not None and updates != starts[""].updates:
         starts = {**starts, "": next_start_point(folder, updates=updates)[0]}
     for policy in plan.policies.values():
-        is_first, told = policy.name == first, list[str]()
+        is_first, messages = policy.name == first, list[str]()
         start_point = starts.get("" if is_first else policy.name, StartPoint())
         if resumed and not is_first:
-            start_point, told = start_point_of(folder, policy, learner_hop(plan.graph, policy.learner), updates)
+            start_point, messages = start_point_of(folder, policy, learner_hop(plan.graph, policy.learner), updates)
         if resumed and start_point.restore is not None and (updates is not None or not together):
             start_point, line = continue_exactly(policy.experiment, folder, start_point, policy.groups)
-            told += [line] if line else []
+            messages += [line] if line else []
         if starts and not resumed and start_point.restore is None:
             option = "RUN@TAG" if is_first else f"{policy.name}=RUN@TAG"
-            told.append(
+            messages.append(
                 f"{'the first policy has ' if is_first else ''}new params; with --init-from {option} it takes a run's"
             )
-        for line in told:
+        for line in messages:
             tell(line if is_first else f"policy {policy.name}: {line}")
         start_points[policy.name] = start_point
     return start_points

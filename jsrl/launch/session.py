@@ -19,7 +19,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.options import options_of
 from jsrl.graph.policies import PolicyPart
 from jsrl.launch.hooks import Hooks, LiveRun, SavedSnapshot
-from jsrl.launch.news import NewsWriter
+from jsrl.launch.status_writer import StatusWriter
 from jsrl.launch.progress import Progress
 from jsrl.launch.result import Result, ledger_lines
 from jsrl.metrics.display import Display
@@ -34,7 +34,7 @@ from jsrl.runs.files import json_ready, write_atomic
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.standings import FILE as STANDINGS
 from jsrl.runs.standings import StandingsTable, read_standings
-from jsrl.runs.state import RESULT, WorkerNews
+from jsrl.runs.state import RESULT, WorkerSummary
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
 from jsrl.transport.stream import POLICY
 from jsrl.types import version_updates
@@ -108,7 +108,7 @@ class Session:
         self.tell: Callable[[str, str, dict[str, Any]], None] = lambda worker, command, facts: None
         self.whereabouts: Callable[[], dict[str, tuple[int, str]]] = dict
         self.interrupt: Callable[[], None] = lambda: self.end("interrupted")
-        self._news = NewsWriter(folder.path)
+        self._news = StatusWriter(folder.path)
         self._players = _Players(folder.path)
         self._stopped = False  # requested by `jsrl stop`
 
@@ -195,17 +195,17 @@ class Session:
     def _pass_on(self, message: Event) -> None:
         """Pass an event on to workers that listen to it, and execute their commands to others."""
         for worker, kind in self._kinds.items():
-            if message.name in kind.hears:
+            if message.name in kind.receives:
                 who = {"worker": message.worker, "incarnation": message.incarnation}
                 self.tell(worker, message.name, message.facts | who)
-        if message.worker not in self._kinds or not self._kinds[message.worker].hears:
+        if message.worker not in self._kinds or not self._kinds[message.worker].receives:
             return
         if message.name == "tell":
-            told = msgspec.convert(message.facts, Tell)
-            progress = self.policies.get(told.policy)
-            worker = progress.policy.learner if progress is not None else told.worker
+            command = msgspec.convert(message.facts, Tell)
+            progress = self.policies.get(command.policy)
+            worker = progress.policy.learner if progress is not None else command.worker
             if worker in self._kinds:
-                self.tell(worker, told.command, told.facts)
+                self.tell(worker, command.command, command.facts)
         elif message.name == "stop":
             self.end(f"{message.worker}: {message.facts.get('why') or 'stop'}")
 
@@ -329,10 +329,10 @@ class Session:
         self.display.update(state)
         self._news.update(state, self._worker_news, self.reason or "", now=now)
 
-    def _worker_news(self) -> list[WorkerNews]:
+    def _worker_news(self) -> list[WorkerSummary]:
         known, now = self.whereabouts(), self.now()
         return [
-            WorkerNews(name, self._kinds[name].name, stage, round(now - since_s, 1), *known.get(name, (0, "")))
+            WorkerSummary(name, self._kinds[name].name, stage, round(now - since_s, 1), *known.get(name, (0, "")))
             for name, (stage, since_s) in self._stages.items()
         ]
 

@@ -56,7 +56,7 @@ class SupervisedWorker:
         return self.stage == "ready"
 
     @property
-    def hears(self) -> bool:
+    def is_reachable(self) -> bool:
         """Return whether commands reach it."""
         return self.ready and not self.replaced
 

@@ -65,7 +65,7 @@ class Watchdog:
             self._ask(worker)
         while silent := [worker for worker in asked if worker.stacks_s < now_s and worker.alive]:
             if time.monotonic() - now_s > ANSWER_S:
-                self._insist(silent)
+                self._signal_for_stacks(silent)
                 break
             self._listen(LOOK_S)
         others = [f"({rest} other workers were not looked at.)\n"] if rest > 0 else []
@@ -75,7 +75,7 @@ class Watchdog:
         """Return whether a worker is asked now: the waits for many hanging workers must not add up."""
         return worker is subject or now_s - self._asked_s.get(worker.name, -FRESH_S) >= FRESH_S
 
-    def _insist(self, silent: list[SupervisedWorker]) -> None:
+    def _signal_for_stacks(self, silent: list[SupervisedWorker]) -> None:
         """Get the stacks of workers that do not answer, of all at once."""
         with ThreadPoolExecutor(len(silent)) as pool:
             for worker, text in zip(
@@ -115,8 +115,8 @@ class Watchdog:
         elif now_s - self._moved_s > self._patience * limit_s:
             noticed = f"nothing was stepped, answered or trained for {now_s - self._moved_s:.0f} s"
             self._patience *= 2
-            told = self.write("standstill", noticed, self.look())
-            self._session.display.message(f"{noticed}; the run goes on ({told})", "warning")
+            report = self.write("standstill", noticed, self.look())
+            self._session.display.message(f"{noticed}; the run goes on ({report})", "warning")
 
     def _head(self, noticed: str) -> str:
         """Return the reason of the report, and the progress of the run."""

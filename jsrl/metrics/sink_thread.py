@@ -78,7 +78,7 @@ class SinkThread:
         if self._off:
             return
         try:
-            told = call(value)
+            answer = call(value)
         except (Exception, SystemExit) as error:
             why = failure(error)
             if method == "start":
@@ -92,8 +92,8 @@ class SinkThread:
                 what = "a video could not be handed to" if method == "video" else "the end could not be written to"
                 self._complain(method, f"{what} {self.name} ({why}).")
         else:
-            if isinstance(told, str):
-                self._messages.append((told, "info"))
+            if isinstance(answer, str):
+                self._messages.append((answer, "info"))
 
     def _complain(self, key: str, text: str) -> None:
         if key not in self._complained:

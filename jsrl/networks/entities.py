@@ -155,7 +155,7 @@ def make_entity_torso(
       ConfigError: no set of entities is among the leaves, one has another shape, or sizes do not fit.
     """
     shapes = {leaf.path: leaf.shape for leaf in leaves}
-    told = ", ".join(f"{path} {shape}" for path, shape in shapes.items())
+    shapes_text = ", ".join(f"{path} {shape}" for path, shape in shapes.items())
     entries = [
         EntitySet(*entry.partition(":")[::2]) for entry in (config.value_leaves if value else ()) or config.leaves
     ]
@@ -163,12 +163,13 @@ def make_entity_torso(
     if not sets:
         raise ConfigError(
             f"torso='entities' needs sets of entities, and entities.leaves names {', '.join(config.leaves) or 'none'}; the "
-            f"observation has {told}. Name its leaves [k, F], with their masks: LEAF:MASK"
+            f"observation has {shapes_text}. Name its leaves [k, F], with their masks: LEAF:MASK"
         )
     for leaf, mask in sets:
         if len(shapes[leaf]) != 2 or (mask and shapes.get(mask) != shapes[leaf][:1]):
             raise ConfigError(
-                f"entities.leaves has {leaf}:{mask}; expected a leaf [k, F] and a mask [k], and the observation has {told}"
+                f"entities.leaves has {leaf}:{mask}; expected a leaf [k, F] and a mask [k], and the observation has "
+                f"{shapes_text}"
             )
     if not hidden or hidden[0] % config.heads:
         raise ConfigError(f"torso='entities' needs hidden[0], here {hidden}, in {config.heads} heads; give a multiple")
@@ -179,6 +180,6 @@ def make_entity_torso(
     if any(leaf.is_image for leaf in own) or not (own or rays):
         raise ConfigError(
             "torso='entities' reads sets of entities and vectors, at least one of each and no images; the observation has "
-            f"{told}"
+            f"{shapes_text}"
         )
     return EntityAttention(sets, rays, own, hidden, config.heads, activation, precision)

@@ -143,10 +143,10 @@ def bands(title: str, x_label: str, x: np.ndarray, shares: Mapping[str, np.ndarr
 
 def _figure(title: str, legend: str, parts: Sequence[str], size: tuple[int, int], hint: str = "") -> str:
     label = f'role="img" aria-label="{escape(title, quote=True)}"'
-    told = f' title="{escape(hint, quote=True)}"' if hint else ""
+    tooltip = f' title="{escape(hint, quote=True)}"' if hint else ""
     keys = f' <span class="legend">{legend}</span>' if legend else ""
     return (
-        f"<figure{told}><figcaption><span>{escape(title)}</span>{keys}</figcaption>"
+        f"<figure{tooltip}><figcaption><span>{escape(title)}</span>{keys}</figcaption>"
         f'<svg viewBox="0 0 {size[0]} {size[1]}" {label}>{"".join(parts)}</svg></figure>'
     )
 

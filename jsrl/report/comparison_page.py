@@ -9,7 +9,7 @@ import numpy as np
 
 from jsrl.report.charts import SMALL, WIDE, Series, chart, keys_of
 from jsrl.report.comparison import band, differing_options, grouped, summaries
-from jsrl.report.curves import STEPS, said, title_of
+from jsrl.report.curves import STEPS, algorithm_metrics, title_of
 from jsrl.report.html import section, shell
 from jsrl.report.run_report import flat_options, how_it_ended
 from jsrl.report.text import number
@@ -55,7 +55,7 @@ def _curves(env: str, groups: Mapping[str, Sequence[Run]]) -> str:
     where = f": {env}" if env else ""
     runs = [run for own in groups.values() for run in own]
     large = "".join(_chart(name, metric, groups, WIDE) for name, metric in CURVES)
-    names = dict.fromkeys(name for run in runs for name in said(run.metrics, LEARNER.prefix, MEASURED))
+    names = dict.fromkeys(name for run in runs for name in algorithm_metrics(run.metrics, LEARNER.prefix, MEASURED))
     small = "".join(_chart(title_of(name), name, groups, SMALL) for name in names)
     none = np.zeros(0)
     keys = keys_of({name: Series(name, none, none, index=index).css for index, name in enumerate(groups)})

@@ -50,7 +50,7 @@ def algorithm(report: RunReport) -> str:
     """Return a small chart for every metric that the updates, or the episodes of a user's environments, report."""
     columns = [of_policy(report.columns, policy) for policy in report.policies]
     kinds = ((LEARNER.prefix, MEASURED), (ACTOR.prefix, ACTOR.metrics))
-    names = dict.fromkeys(name for kind in kinds for own in columns for name in said(own, *kind))
+    names = dict.fromkeys(name for kind in kinds for own in columns for name in algorithm_metrics(own, *kind))
     drawn = []
     for name in names:
         series = _curves(report, {policy or FIRST: _named(policy, name) for policy in report.policies})
@@ -60,7 +60,7 @@ def algorithm(report: RunReport) -> str:
     return f'<div class="grid3">{charts}</div>' if charts else ""
 
 
-def said(names: Iterable[str], prefix: str, measured: Iterable[Metric]) -> list[str]:
+def algorithm_metrics(names: Iterable[str], prefix: str, measured: Iterable[Metric]) -> list[str]:
     """Return the metrics of a kind of worker that come from its algorithm, not from the worker or its time accounting."""
     own = {f"{prefix}/{metric.name}" for metric in measured}
     return [name for name in names if name.startswith(f"{prefix}/") and name not in own and not name.endswith("_share")]

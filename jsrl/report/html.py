@@ -66,7 +66,7 @@ def section(title: str, content: str, kind: str = "") -> str:
 
 
 def _header(report: RunReport) -> str:
-    mood = mood_of(report.ended)
+    mood = badge_class_of(report.ended)
     lines = outcome_lines(report)
     badge = f'<span class="badge {mood}">{escape(report.ended)}</span>'
     error = _error(report.error) if report.error else ""
@@ -74,7 +74,7 @@ def _header(report: RunReport) -> str:
     return f"<header><h1>{escape(report.name)} {badge}</h1>{error}{rest}</header>"
 
 
-def mood_of(ended: str) -> str:
+def badge_class_of(ended: str) -> str:
     """Return the class of a badge that says how a run ended."""
     if is_intended(ended):
         return "good"

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from jsrl.metrics.display_state import clock, short
 from jsrl.metrics.scores import score_of
 from jsrl.plain_files import open_plain
-from jsrl.report.html import body, mood_of
+from jsrl.report.html import badge_class_of, body
 from jsrl.report.run_report import RUNS, how_it_ended, make_report
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import held_by, read_result
@@ -218,16 +218,16 @@ def _line(name: str, row: RunRow) -> str:
         steps += f" / {short(row.total_env_steps)} ({100 * row.env_steps / row.total_env_steps:.0f}%)"
     address = f"run/{quote(name)}/"
     cells = (steps, short(row.rate), row.score or "-", age(row.updated_s))
-    badge = f'<span class="badge {mood(row.state)}" title="{escape(row.hint, quote=True)}">{escape(row.state)}</span>'
+    badge = f'<span class="badge {badge_class(row.state)}" title="{escape(row.hint, quote=True)}">{escape(row.state)}</span>'
     return (
         f'<tr><th><a href="{address}">{escape(name)}</a></th>'
         f'<td class="text">{badge}</td>' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
     )
 
 
-def mood(state: str) -> str:
+def badge_class(state: str) -> str:
     """Return the CSS class of a state's badge."""
-    return "bad" if state == UNREADABLE else mood_of(state)
+    return "bad" if state == UNREADABLE else badge_class_of(state)
 
 
 def age(updated_s: float) -> str:

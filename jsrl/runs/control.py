@@ -277,9 +277,9 @@ class ControlClient:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             _logger.warning("a command of the controller cannot be read (%s); it was dropped", error)
             return
-        self._obey(command)
+        self._execute(command)
 
-    def _obey(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         if command.name == "stop":
             self.stop.set()
         elif command.name == "stacks":
@@ -316,7 +316,7 @@ class ControlServer:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         old = os.umask(0o177)
         try:
-            self.address, self._gate = bind_guarded(self._socket, address, self._keys)
+            self.address, self._authenticator = bind_guarded(self._socket, address, self._keys)
         finally:
             os.umask(old)
 
@@ -330,15 +330,17 @@ class ControlServer:
         if before <= self._baseline_bytes + self._margin_bytes:
             return []
         messages = self._take()
-        shut(self._context, self._socket, self._gate, 0)
+        shut(self._context, self._socket, self._authenticator, 0)
         self._open(self.address)
         give_freed_memory_back()
         now = resident_bytes()
         if before - now < self._margin_bytes // 2:  # the memory belongs to another part of this process
             self._baseline_bytes = now
         else:
-            told = "%s held %d MiB of messages that never end; its connections were recreated: look who else connects"
-            _logger.warning(told, self.address, (before - now) // MIB)
+            warning = (
+                "%s held %d MiB of messages that never end; its connections were recreated: look who else connects"
+            )
+            _logger.warning(warning, self.address, (before - now) // MIB)
         return messages
 
     def poll(self, timeout_s: float) -> list[AnyMessage]:
@@ -392,4 +394,4 @@ class ControlServer:
     def close(self) -> None:
         """Close the socket."""
         if not self._socket.closed:
-            shut(self._context, self._socket, self._gate, 0)
+            shut(self._context, self._socket, self._authenticator, 0)

@@ -106,7 +106,7 @@ class Played(msgspec.Struct, forbid_unknown_fields=True):
     void: str = ""
 
 
-class Moment(msgspec.Struct, forbid_unknown_fields=True):
+class GroupStep(msgspec.Struct, forbid_unknown_fields=True):
     """Results of one step of a group of environments.
 
     Attributes:
@@ -135,7 +135,7 @@ class Games(msgspec.Struct, forbid_unknown_fields=True):
     held: Count
     received: Count
     session: int
-    moments: list[Moment] = []
+    moments: list[GroupStep] = []
 
 
 class Tell(msgspec.Struct):
@@ -147,7 +147,7 @@ class Tell(msgspec.Struct):
     policy: str = ""
 
 
-class Directed(msgspec.Struct):
+class CommandDone(msgspec.Struct):
     """A learner executed the director's command of this ticket; `error`: or why it could not."""
 
     ticket: int
@@ -190,7 +190,7 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
     "note": Notice,
     "games": Games,
     "tell": Tell,
-    "done": Directed,
+    "done": CommandDone,
     "scores": Scores,
     "saving": Saving,
     "stop": Stopped,

@@ -25,7 +25,7 @@ Word = Literal["starting", "running", "ending", "silent", "killed", "ended"]
 
 
 @dataclass(frozen=True)
-class WorkerNews:
+class WorkerSummary:
     """A worker's state in its controller. stage: `ready`, or the stage of its start. host: empty for the controller's."""
 
     name: str
@@ -37,7 +37,7 @@ class WorkerNews:
 
 
 @dataclass(frozen=True)
-class News:
+class ControllerStatus:
     """A controller's latest status of its run.
 
     Attributes:
@@ -50,7 +50,7 @@ class News:
     begun_s: float
     reason: str = ""
     env_steps_per_s: float | None = None
-    workers: tuple[WorkerNews, ...] = ()
+    workers: tuple[WorkerSummary, ...] = ()
     moment: dict[str, Any] = field(default_factory=dict)
 
 
@@ -67,7 +67,7 @@ class RunState:
 
     word: Word
     process: ProcessIdentity | None = None
-    news: News | None = None
+    news: ControllerStatus | None = None
     age_s: float | None = None
     result: dict[str, Any] = field(default_factory=dict)
 
@@ -92,7 +92,7 @@ def read_identity(folder: Path) -> ProcessIdentity | None:
     return _read(folder / RUNNING, ProcessIdentity)
 
 
-def write_news(folder: Path, news: News) -> None:
+def write_status(folder: Path, news: ControllerStatus) -> None:
     """Replace a run's status.json.
 
     Raises:
@@ -103,7 +103,7 @@ def write_news(folder: Path, news: News) -> None:
 
 def read_state(folder: Path) -> RunState:
     """Return the state of the run in a folder."""
-    result, process, news = read_result(folder), read_identity(folder), _read(folder / STATUS, News)
+    result, process, news = read_result(folder), read_identity(folder), _read(folder / STATUS, ControllerStatus)
     if news is not None and process is not None and news.process != process:
         news = None  # of an earlier start
     age_s = _age_s(folder / (RUNNING if news is None else STATUS))

@@ -90,7 +90,7 @@ class Child:
             self._process.send_signal(signal.SIGTERM)  # SIGINT is ignored in background jobs
         self.stopping = True
 
-    def insist(self) -> None:
+    def end_now(self) -> None:
         """End it at once, without a snapshot, with a second signal."""
         self.stop()
         if not self.ended:

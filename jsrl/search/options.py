@@ -37,6 +37,6 @@ class SearchOptions:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
 
-    def told(self) -> dict[str, object]:
+    def options_json(self) -> dict[str, object]:
         """Return every option and its value, JSON-like."""
         return dataclasses.asdict(self)

@@ -100,9 +100,9 @@ def page(title: str, outcome: Outcome, notes: Sequence[str] = ()) -> str:
         (str(lag_quantile(outcome.lags, 0.95)), "policy lag, updates (p95)"),
     ]
     figures = "".join(f'<div class="card"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in cards)
-    told = "".join(f"<p>{escape(note)}</p>" for note in notes)
+    paragraphs = "".join(f"<p>{escape(note)}</p>" for note in notes)
     parts = [
-        f"<header><h1>{escape(title)}</h1><p>Simulated, not measured.</p>{told}</header>",
+        f"<header><h1>{escape(title)}</h1><p>Simulated, not measured.</p>{paragraphs}</header>",
         f'<section class="cards">{figures}</section>',
         f'<section class="verdict"><h2>What limits it</h2><p>{escape(verdict(outcome))}</p></section>',
         section("How busy everything is", _bars(outcome)),

@@ -79,7 +79,7 @@ class _Host:
             ready, _, _ = select.select([self._connection, self._alarm], [], [])
             if self._alarm in ready:
                 self._alarm.recv(4096)
-                self._bury()
+                self._report_ended()
             if self._connection in ready:
                 message = self._connection.recv(MAX_ORDER_BYTES)
                 if not message:
@@ -97,7 +97,7 @@ class _Host:
             stream.flush()  # else an actor would write it once more
         pid = self._spawn(order) if self._unfit else os.fork()
         if pid == 0:
-            self._become(order)
+            self._run_as_actor(order)
             return True
         self._actors[pid] = order.number
         self._tell(number=order.number, pid=pid)
@@ -121,7 +121,7 @@ class _Host:
         gc.collect()
         gc.freeze()  # a collection in an actor must not write to shared pages
 
-    def _become(self, order: Order) -> None:
+    def _run_as_actor(self, order: Order) -> None:
         """Turn this forked process into an actor; it keeps only the host's modules."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -141,10 +141,10 @@ class _Host:
         command += ["--parent", str(self.pid), *(["--keys", self._keys] if self._keys is not None else [])]
         with open(order.log, "ab") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
-        process.returncode = 0  # _bury reaps it like all others, not subprocess
+        process.returncode = 0  # _report_ended reaps it like all others, not subprocess
         return process.pid
 
-    def _bury(self) -> None:
+    def _report_ended(self) -> None:
         """Report actors that ended, after ending the processes they started."""
         for pid, number in list(self._actors.items()):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

@@ -96,7 +96,7 @@ class Kind(NamedTuple):
       when_due: in serial mode it works after updates, until it is no longer `due`.
       death_hint: text added to the message of a death without an error, from (job).
       headline: its row of the live display. is_hit: `jsrl chaos` kills it by default.
-      hears: names of other workers' events that it gets as commands; it may send commands to other workers.
+      receives: names of other workers' events that it gets as commands; it may send commands to other workers.
       relays: it runs on the host of the stream that it reads, for workers on other hosts.
       needs_folder: what it does in the run folder, such as `it writes videos`; it then runs on a host that sees the folder.
         Empty: it may run on other hosts. From (experiment) where its options decide. A worker that reads samples counts them
@@ -129,7 +129,7 @@ class Kind(NamedTuple):
     death_hint: Callable[[Job], str] = lambda job: ""
     headline: Headline = Headline()
     is_hit: bool = True
-    hears: tuple[str, ...] = ()
+    receives: tuple[str, ...] = ()
     relays: bool = False
     needs_folder: str | Callable[[Experiment], str] = "its kind does not say that it may leave the run folder"
     keeps_files: Callable[[Job], tuple[str, ...]] = lambda job: ()

@@ -67,7 +67,7 @@ class Score:
         }
 
 
-class Tally:
+class EpisodeCounts:
     """Counts the episodes of one snapshot: the same number per slot, so that short episodes count no more than long ones.
 
     Of environments with seats it counts the mean return of the seats in `view`.
@@ -137,13 +137,13 @@ class Play:
             camera(self._latest)
         self._step = 0
         first = policies[0]
-        self._tally = Tally(first.engine.version, episodes, env.num_envs, first.view)
-        self.score = self._tally.score
+        self._counts = EpisodeCounts(first.engine.version, episodes, env.num_envs, first.view)
+        self.score = self._counts.score
 
     def advance(self, budget_s: float) -> bool:
         """Step until every slot played its episodes (True) or the time budget is used (False)."""
         until = time.perf_counter() + budget_s
-        while not self._tally.complete:
+        while not self._counts.complete:
             self._phases.enter("act")
             action = self._act()
             self._step += 1
@@ -153,10 +153,10 @@ class Play:
             if self._camera is not None:
                 self._camera(self._latest)
             self._phases.enter("other")
-            self._tally.count(self._latest.episodes)
+            self._counts.count(self._latest.episodes)
             if time.perf_counter() >= until:
                 break
-        return self._tally.complete
+        return self._counts.complete
 
     def _act(self) -> Any:
         """Return the actions of all policies: [B, ...], or by group of seats."""

@@ -74,7 +74,7 @@ def played_policies(job: Job) -> list[PlayedPolicy]:
     ]
 
 
-def what_players_share(job: Job) -> dict[str, Any]:
+def common_player_settings(job: Job) -> dict[str, Any]:
     """Return the common fields of PlayerSettings for evaluator and recorder."""
     e = job.experiment
     return {

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from jsrl.cli import logs, main
-from jsrl.launch.news import NewsWriter
 from jsrl.launch.resume import claimed
+from jsrl.launch.status_writer import StatusWriter
 from jsrl.metrics.display_state import DisplayState
 from jsrl.runs.runs import RunFolder
-from jsrl.runs.state import WorkerNews
+from jsrl.runs.state import WorkerSummary
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def test_the_end_of_a_log(folder: RunFolder, capsys):
 
 def test_names_that_there_are_not(folder: RunFolder, capsys):
     with claimed(folder):
-        workers = (WorkerNews("actor-1", "actor", "ready", host="far"),)
-        NewsWriter(folder.path).update(DisplayState("ppo/x"), lambda: workers, "")
+        workers = (WorkerSummary("actor-1", "actor", "ready", host="far"),)
+        StatusWriter(folder.path).update(DisplayState("ppo/x"), lambda: workers, "")
         for worker, sentence in (
             ("actor-1", "actor-1 runs on host far, where its log stays; here are: controller, actor-0."),
             ("critic", "ppo/x has no log of 'critic'; it has: controller, actor-0."),

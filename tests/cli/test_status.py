@@ -11,16 +11,16 @@ import msgspec
 import pytest
 
 from jsrl.cli import main, status
-from jsrl.launch.news import NewsWriter
 from jsrl.launch.resume import claimed
+from jsrl.launch.status_writer import StatusWriter
 from jsrl.metrics.display_state import DisplayState
 from jsrl.runs.runs import RunFolder
-from jsrl.runs.state import RUNNING, WorkerNews
+from jsrl.runs.state import RUNNING, WorkerSummary
 
 WORKERS = (
-    WorkerNews("learner", "learner", "ready"),
-    WorkerNews("actor-0", "actor", "ready", host="b"),
-    WorkerNews("actor-1", "actor", "restarting", 65.0, 2, "c"),
+    WorkerSummary("learner", "learner", "ready"),
+    WorkerSummary("actor-0", "actor", "ready", host="b"),
+    WorkerSummary("actor-1", "actor", "restarting", 65.0, 2, "c"),
 )
 MOMENT = DisplayState(
     run="ppo/x", env_steps=5000, updates=40, total_env_steps=20_000, metrics={"learner/loss": float("nan")},
@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 
 def tell(folder: RunFolder, reason: str = "") -> None:
-    NewsWriter(folder.path).update(MOMENT, lambda: WORKERS, reason)
+    StatusWriter(folder.path).update(MOMENT, lambda: WORKERS, reason)
 
 
 def said(*words: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -18,7 +18,7 @@ from jsrl.cli import main
 from jsrl.launch.resume import claimed
 from jsrl.runs.identity import ProcessIdentity, start_ticks
 from jsrl.runs.runs import RunFolder
-from jsrl.runs.state import RUNNING, STOP, News, is_asked_to_stop, write_news
+from jsrl.runs.state import RUNNING, STOP, ControllerStatus, is_asked_to_stop, write_status
 
 OWN = ProcessIdentity.own()
 ELSEWHERE = dataclasses.replace(OWN, host="far", boot="another")
@@ -75,7 +75,7 @@ def test_a_run_that_is_over_cannot_be_stopped(folder: RunFolder, capsys):
 
 def leave_elsewhere(folder: RunFolder, process: ProcessIdentity) -> None:
     (folder.path / RUNNING).write_bytes(msgspec.json.encode(process))
-    write_news(folder.path, News(process, time.time()))
+    write_status(folder.path, ControllerStatus(process, time.time()))
 
 
 def test_a_run_of_another_host_finds_a_request(folder: RunFolder, capsys):

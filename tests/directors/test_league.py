@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from jsrl.directors.league import League, without_falling_end
+from jsrl.directors.league import League, without_falling_tail
 from jsrl.directors.messages import Freeze, Outcome, Player, Reset
 from jsrl.errors import ConfigError
 from tests.directors.scripted import beaten, check_replay, commands_of
@@ -97,8 +97,8 @@ def test_the_falling_end_is_left_out():
         ((0.9, 0.2, 0.6, 0.6, 0.5), 3),
     ):
         table = dict(zip(players, rates, strict=True))
-        assert without_falling_end(players, table.__getitem__) == players[:kept]
-    assert without_falling_end([], lambda player: 0.5) == []
+        assert without_falling_tail(players, table.__getitem__) == players[:kept]
+    assert without_falling_tail([], lambda player: 0.5) == []
 
 
 def test_two_main_players_meet_and_a_stronger_one_is_met_in_its_past():

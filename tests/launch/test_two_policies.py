@@ -22,7 +22,7 @@ from jsrl.launch import resume
 from jsrl.launch.progress import Progress
 from jsrl.launch.result import Result
 from jsrl.launch.resume import init_points
-from jsrl.launch.run import begin_policies, run, where_to_begin
+from jsrl.launch.run import begin_policies, find_start_points, run
 from jsrl.launch.session import Session
 from jsrl.metrics.display import LineDisplay, make_display
 from jsrl.networks.model import NetworkConfig
@@ -158,7 +158,7 @@ def test_params_for_policies_are_named_and_each_policy_is_one_of_the_run(monkeyp
     with pytest.raises(ConfigError, match=r"names the policy 'c'; .* other policies are: b\."):
         begin_policies(plan, None, init_points("c=old@best", "runs"), resumed=False, tell=print)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="leave out --init-from"):
-        where_to_begin(RunFolder(Path("some")), "old@best", "runs")
+        find_start_points(RunFolder(Path("some")), "old@best", "runs")
 
 
 @pytest.fixture

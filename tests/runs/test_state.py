@@ -14,7 +14,7 @@ import pytest
 from jsrl.launch.resume import claimed
 from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder
-from jsrl.runs.state import RESULT, RUNNING, SILENT_S, STATUS, News, held_by, read_state, write_news
+from jsrl.runs.state import RESULT, RUNNING, SILENT_S, STATUS, ControllerStatus, held_by, read_state, write_status
 
 OWN = ProcessIdentity.own()
 ELSEWHERE = dataclasses.replace(OWN, host="far", boot="another")
@@ -29,7 +29,7 @@ def leave(folder: RunFolder, process: ProcessIdentity, *, news: bool = True, age
     """Leave what a process wrote that holds no lock which this host sees."""
     (folder.path / RUNNING).write_bytes(msgspec.json.encode(process))
     if news:
-        write_news(folder.path, News(process, time.time()))
+        write_status(folder.path, ControllerStatus(process, time.time()))
     for name in (RUNNING, STATUS):
         if (folder.path / name).exists():
             os.utime(folder.path / name, (time.time() - age_s,) * 2)
@@ -43,12 +43,12 @@ def test_a_process_is_itself_and_no_other_with_its_id():
 
 
 def test_a_run_that_this_host_runs(folder: RunFolder):
-    write_news(folder.path, News(ELSEWHERE, 0.0))  # of an earlier life
+    write_status(folder.path, ControllerStatus(ELSEWHERE, 0.0))  # of an earlier life
     with claimed(folder):
         assert read_state(folder.path).word == "starting" and read_state(folder.path).news is None
-        write_news(folder.path, News(OWN, time.time()))
+        write_status(folder.path, ControllerStatus(OWN, time.time()))
         assert read_state(folder.path).word == "running"
-        write_news(folder.path, News(OWN, time.time(), reason="interrupted"))
+        write_status(folder.path, ControllerStatus(OWN, time.time(), reason="interrupted"))
         state = read_state(folder.path)
         assert state.word == "ending" and state.goes_on and state.process == OWN
         assert held_by(folder.path) == f"{os.getpid()} on {OWN.host}"

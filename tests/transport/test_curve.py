@@ -344,7 +344,7 @@ def test_a_client_that_only_knows_the_servers_key_delivers_nothing(world: Path, 
         stranger.send_multipart(hello_of_producer(ProducerId("stranger", 0), 1, consumer.leaves).frames())
         strangers.append(stranger)
     deadline = time.monotonic() + TIMEOUT_S
-    while consumer._gate.refused < 9:
+    while consumer._authenticator.refused < 9:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert [stranger.poll(20) for stranger in strangers] == [0] * 9

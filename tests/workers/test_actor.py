@@ -196,7 +196,7 @@ def test_the_number_of_a_trajectory_that_was_given_up_is_left_out():
     rig.turn(2 * T + 1)
 
     class Streams:
-        epoch, new_consumer, with_whom = 0, False, ""
+        epoch, new_consumer, server_text = 0, False, ""
         check_home = staticmethod(lambda: None)
 
         look = staticmethod(lambda timeout_s: True)

@@ -105,7 +105,7 @@ class Admission(RuleBasedStateMachine):
 
     @rule()
     def learn(self) -> None:
-        batch = self.batcher.pump(0.0)
+        batch = self.batcher.fill(0.0)
         if batch is not None:
             self.train(batch)
 

@@ -63,7 +63,7 @@ class Stream:
     def pump(self, tries: int = 8):
         """Pump until there is a batch, or nothing more comes."""
         for _ in range(tries):
-            batch = self.batcher.pump(0.0)
+            batch = self.batcher.fill(0.0)
             if batch is not None:
                 return batch
         return None
@@ -92,7 +92,7 @@ def same(a: Trajectory, b: Trajectory) -> None:
 def test_by_group_puts_every_group_in_its_columns_whatever_comes_first():
     stream = Stream(groups=3)
     third, first, second = stream.put(2, 1), stream.put(0, 2), stream.put(1, 3)
-    batch = stream.pump()
+    batch = stream.fill()
     same(batch.trajectory, joined([first, second, third]))
     assert batch.lags == [0, 0, 0]
     assert stream.ledger.consumed == 3
@@ -102,7 +102,7 @@ def test_by_group_puts_every_group_in_its_columns_whatever_comes_first():
 def test_every_leaf_is_there_and_the_bootstrap_row_too():
     stream = Stream(groups=1)
     given = stream.put(0, 5)
-    batch = stream.pump()
+    batch = stream.fill()
     assert batch.trajectory.observation["image"].shape == (1, T + 1, SIZE, 2, 3)
     assert batch.trajectory.core[0].shape == (1, SIZE, 5)
     np.testing.assert_array_equal(batch.trajectory.observation["line"][0, T], given.observation["line"][T])
@@ -115,7 +115,7 @@ def test_devices_get_the_columns_that_split_devices_gives_them(groups, devices):
     """Groups of 4 columns: whole ones, parts of one, and groups that span devices."""
     stream = Stream(groups=groups, devices=devices)
     given = [stream.put(group, group) for group in range(groups)]
-    batch = stream.pump()
+    batch = stream.fill()
     assert batch.trajectory.is_first.shape[:3] == (devices, T + 1, groups * SIZE // devices)
     same(batch.trajectory, joined(given, devices))
     same(map_tree(np.zeros_like, batch.trajectory), stream.batcher.example())
@@ -126,10 +126,10 @@ def test_a_second_trajectory_of_a_group_waits_for_the_next_batch():
     stream = Stream(groups=2, max_lag=None)
     ahead = [stream.put(0, seed) for seed in (1, 2, 3)]
     behind = [stream.put(1, 11)]
-    first = stream.pump()
+    first = stream.fill()
     same(first.trajectory, joined([ahead[0], behind[0]]))
     behind += [stream.put(1, 12), stream.put(1, 13)]
-    second, third = stream.pump(), stream.pump()
+    second, third = stream.fill(), stream.fill()
     same(second.trajectory, joined([ahead[1], behind[1]]))
     same(third.trajectory, joined([ahead[2], behind[2]]))
     assert stream.ledger.consumed == 6
@@ -138,22 +138,22 @@ def test_a_second_trajectory_of_a_group_waits_for_the_next_batch():
 def test_fifo_takes_what_comes_first():
     stream = Stream(groups=4, columns=2 * SIZE, order="fifo", max_lag=None)
     given = [stream.put(group, seed) for seed, group in enumerate((2, 2, 0, 3))]
-    same(stream.pump().trajectory, joined(given[:2]))
-    same(stream.pump().trajectory, joined(given[2:]))
-    assert stream.pump() is None
+    same(stream.fill().trajectory, joined(given[:2]))
+    same(stream.fill().trajectory, joined(given[2:]))
+    assert stream.fill() is None
 
 
 def test_freshest_takes_the_newest_and_lets_go_of_what_is_two_batches_old():
     stream = Stream(groups=4, columns=2 * SIZE, order="freshest", max_lag=None)
     given = [stream.put(0, seed) for seed in range(7)]
-    same(stream.pump().trajectory, joined([given[6], given[5]]))
+    same(stream.fill().trajectory, joined([given[6], given[5]]))
     assert stream.ledger.dropped == {"stale": 3}
-    same(stream.pump().trajectory, joined([given[4], given[3]]))
-    assert stream.pump() is None
+    same(stream.fill().trajectory, joined([given[4], given[3]]))
+    assert stream.fill() is None
     newer = [stream.put(1, 20)]
-    assert stream.pump() is None  # half a batch
+    assert stream.fill() is None  # half a batch
     newer.append(stream.put(1, 21))
-    same(stream.pump().trajectory, joined([newer[1], newer[0]]))
+    same(stream.fill().trajectory, joined([newer[1], newer[0]]))
     assert (stream.ledger.consumed, stream.ledger.received) == (6, 9)
 
 
@@ -164,10 +164,10 @@ def test_lag_is_that_of_the_oldest_row_as_the_update_starts():
     mixed.version[1, 2] = make_version(0, 7)  # one row of one environment
     stream.producers[0].put(mixed, 0, 1.0)
     stream.put(1, 2, make_version(0, 10))
-    assert stream.pump().lags == [3, 0]
+    assert stream.fill().lags == [3, 0]
     stream.put(0, 3, make_version(0, 10))
     stream.put(1, 4, make_version(0, 11))
-    assert stream.pump().lags == [1, 0]  # the second batch is used when 11 updates are made
+    assert stream.fill().lags == [1, 0]  # the second batch is used when 11 updates are made
 
 
 def test_lag_stale_and_rolled_back_look_at_trained_rows_only():
@@ -180,7 +180,7 @@ def test_lag_stale_and_rolled_back_look_at_trained_rows_only():
     assert set(versions.tolist()) == {make_version(1, 5)} and versions.size == T * SIZE - 2
     stream = Stream(groups=1, max_lag=0, start_updates=5, epoch=1)
     stream.producers[0].put(rows, 0, 1.0)
-    assert stream.pump().lags == [0]
+    assert stream.fill().lags == [0]
     frozen = np.full_like(rows.version, make_version(0, 1))  # of another player, whose rows wait
     acts = np.stack([rows.acts, np.zeros_like(rows.acts)], axis=-1)
     seats = rows._replace(acts=acts, version=np.stack([rows.version, frozen], axis=-1))
@@ -193,10 +193,10 @@ def test_what_is_too_old_is_dropped_as_stale_and_its_columns_stay_free():
     stream = Stream(groups=2, max_lag=1, start_updates=5)
     stream.put(0, 1, make_version(0, 3))  # lag 2
     stream.put(1, 2, make_version(0, 5))
-    assert stream.pump() is None
+    assert stream.fill() is None
     assert stream.ledger.dropped == {"stale": 1}
     kept = stream.put(0, 3, make_version(0, 4))
-    batch = stream.pump()
+    batch = stream.fill()
     assert batch.lags == [0, 1]
     np.testing.assert_array_equal(batch.trajectory.reward[0, :, :SIZE], kept.reward)
 
@@ -204,12 +204,12 @@ def test_what_is_too_old_is_dropped_as_stale_and_its_columns_stay_free():
 def test_with_reuse_the_last_use_of_a_batch_must_be_within_the_lag():
     stream = Stream(groups=1, max_lag=2, reuse=3, order="fifo")
     stream.put(0, 1, 0)  # used by updates 0, 1, 2: at most 2 behind
-    assert stream.pump().lags == [0]
+    assert stream.fill().lags == [0]
     stream.put(0, 2, make_version(0, 2))  # updates 3, 4, 5: would be 3 behind
-    assert stream.pump() is None
+    assert stream.fill() is None
     assert stream.ledger.dropped == {"stale": 1}
     stream.put(0, 3, make_version(0, 3))
-    assert stream.pump().lags == [0]
+    assert stream.fill().lags == [0]
 
 
 def test_rows_of_an_earlier_life_past_the_snapshot_are_rolled_back():
@@ -219,23 +219,23 @@ def test_rows_of_an_earlier_life_past_the_snapshot_are_rolled_back():
     mixed = filled(2, make_version(1, 5))
     mixed.version[0, 0] = make_version(0, 6)  # a single row
     stream.producers[0].put(mixed, 1, 1.0)
-    assert stream.pump() is None
+    assert stream.fill() is None
     assert stream.ledger.dropped == {"rolled_back": 2}
     stream.put(0, 3, make_version(0, 5))
     stream.put(1, 4, make_version(1, 5))
-    assert stream.pump().lags == [0, 0]
+    assert stream.fill().lags == [0, 0]
 
 
 def test_without_a_free_buffer_nothing_is_taken_from_the_stream():
     """Back-pressure: with all buffers lent the blocks stay committed, and fill again when one comes back."""
     stream = Stream(groups=1, buffers=2, max_lag=None)
     given = [stream.put(0, seed) for seed in range(3)]
-    batches = [stream.pump(), stream.pump()]
-    assert stream.pump() is None
+    batches = [stream.fill(), stream.fill()]
+    assert stream.fill() is None
     assert stream.consumer.pending() == 1
     same(batches[0].trajectory, joined([given[0]]))  # untouched by what came later
     stream.batcher.recycle(batches[0])
-    third = stream.pump()
+    third = stream.fill()
     assert third.trajectory is batches[0].trajectory
     same(third.trajectory, joined([given[2]]))
     same(batches[1].trajectory, joined([given[1]]))
@@ -246,7 +246,7 @@ def test_blocks_come_back_as_soon_as_they_are_copied():
     stream = Stream(groups=4, blocks=2, columns=16, max_lag=None)
     for group in range(4):
         stream.put(group, group)
-        stream.batcher.pump(0.0)
+        stream.batcher.fill(0.0)
     assert stream.ledger.consumed == 4
 
 
@@ -254,7 +254,7 @@ def test_what_no_batch_took_is_dropped_as_closed_and_the_ledger_balances():
     stream = Stream(groups=2, max_lag=None)
     for seed in range(4):
         stream.put(0, seed)
-    assert stream.pump() is None
+    assert stream.fill() is None
     assert stream.ledger.in_flight == 3  # one was copied, three wait for the other group
     stream.batcher.close()
     stream.consumer.close()

@@ -230,7 +230,7 @@ def test_a_block_is_released_only_after_its_copy_was_made(road, order, tmp_path)
         producer.put(constant(number + 1), group, 1.0)
     batches = []
     for _ in range(8):
-        batch = batcher.pump(0.0)
+        batch = batcher.fill(0.0)
         if batch is not None:
             batches.append(batch)
     found = sorted(float(x) for batch in batches for x in np.unique(batch.trajectory.observation))

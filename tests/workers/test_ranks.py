@@ -16,9 +16,9 @@ from jsrl.experiment.settings import DeadlineConfig
 from jsrl.runs.names import FileNames
 from jsrl.transport.stream import End, Peer, Stream
 from jsrl.workers.learner import ranks
-from jsrl.workers.learner.ranks import Begin, Follower, Leader, TurnLimit, free_port
+from jsrl.workers.learner.ranks import Follower, Leader, RankStart, TurnLimit, free_port
 
-BEGIN = Begin(0, 0, "", epoch=3, updates=40, trained=80, saved_epoch=2)
+BEGIN = RankStart(0, 0, "", epoch=3, updates=40, trained=80, saved_epoch=2)
 
 
 def make_job(folder: Path, name: str, *peers: str, incarnation: int = 1, **limits: float) -> Any:
@@ -42,7 +42,7 @@ def joined(monkeypatch) -> list[tuple[str, int, int, int]]:
     """Calls of jax.distributed, which is not there; parting is noted as a number."""
     calls: list[Any] = []
     monkeypatch.setattr(ranks, "join_processes", lambda *call: calls.append(call))
-    monkeypatch.setattr(ranks, "part_processes", lambda: calls.append("parted"))
+    monkeypatch.setattr(ranks, "leave_processes", lambda: calls.append("parted"))
     return calls
 
 
@@ -53,7 +53,7 @@ def group(joined, tmp_path: Path) -> Iterator[tuple[Leader, Follower]]:
 
     def follow() -> None:
         found.append(Follower(make_job(tmp_path, "rank-1", "learner")))
-        assert found[0].join(2) == Begin(1, 2, joined[0][0] if joined else leader._begins.coordinator, 3, 40, 80, 2)
+        assert found[0].join(2) == RankStart(1, 2, joined[0][0] if joined else leader._begins.coordinator, 3, 40, 80, 2)
 
     with Beside(follow):
         leader.gather(2)
@@ -112,8 +112,8 @@ def test_a_rank_that_is_promised_an_update_makes_it_before_it_leaves(group, join
         assert follower.halt()
         assert not follower.halt()
     assert not joined  # the learner writes its snapshot first
-    with Beside(follower.part):
-        leader.part()
+    with Beside(follower.leave):
+        leader.leave()
     assert joined == ["parted", "parted"]
 
 
@@ -121,7 +121,7 @@ def test_a_learner_that_leaves_begins_no_update(group, joined) -> None:
     leader, follower = group
     assert not leader.halt()
     assert not follower.agree(True, 0.2) and not follower.agree(True, 0.2) and not joined
-    with Beside(leader.part):
+    with Beside(leader.leave):
         assert not follower.agree(True, 5.0)
     assert joined == ["parted", "parted"]
 
@@ -152,7 +152,7 @@ def test_a_rank_waits_for_the_learner_of_its_own_life(joined, tmp_path: Path) ->
     with Beside(lambda: found.append(Follower(make_job(tmp_path, "rank-1", "learner")))):
         leader = Leader(make_job(tmp_path, "learner", "rank-1"), BEGIN)
     assert leader._stream.address == f"ipc://{tmp_path}/ranks.learner"
-    leader._take(b"stranger", ranks.Said("rank-1", 1, 0, "joins"))
+    leader._take(b"stranger", ranks.RankMessage("rank-1", 1, 0, "joins"))
     close(leader, *found)
 
 

@@ -82,13 +82,13 @@ def test_a_hello_with_another_schema_leaves_batches_as_they_are(road: str, tmp_p
     thread = threading.Thread(target=stranger)
     thread.start()
     while thread.is_alive():
-        assert batcher.pump(0.05) is None
-    assert batcher.pump(0.2) is None and refusals.count == 1
+        assert batcher.fill(0.05) is None
+    assert batcher.fill(0.2) is None and refusals.count == 1
     good = connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 1, 20.0)
     good.put(zeros(SCHEMA), 0, 20.0)
     batch = None
     while batch is None:
-        batch = batcher.pump(1.0)
+        batch = batcher.fill(1.0)
     assert np.array_equal(batch.trajectory.reward[0], zeros(SCHEMA).reward)
     good.close()
     consumer.close()

@@ -18,7 +18,7 @@ from jsrl.transport.samples.roads import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_tree
 from jsrl.workers.learner.batching import Batcher, BatchPlan, of_any_age
 from jsrl.workers.learner.replay_link import ReplayConsumer
-from jsrl.workers.replay.worker import ReplaySettings, ReplayWorker, Roads
+from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker
 
 T, B, M = 4, 3, 8
 SPEC = make_trajectory_spec(EnvSpec(ArraySpec((2,), "float32"), Discrete(2)), (), (), num_rows=T, num_envs=B)
@@ -60,7 +60,7 @@ class World:
                 index=index, groups=(index,), batch_size=M, threads=threads, beta=0.4, beta_end=0.4,
                 total_env_steps=10_000, folder=str(folder / str(index)), poll_s=0.0, save_rows=save_rows,
             )  # fmt: skip
-            roads = Roads(rows, out, back)
+            roads = ReplayStreams(rows, out, back)
             worker = ReplayWorker(f"replay-{index}", settings, replay, limiter, lambda r=roads: r, Quiet())
             worker.setup()
             self.workers.append(worker)
@@ -106,8 +106,8 @@ def test_batches_begin_at_min_size_and_priorities_return_to_their_worker_and_win
     assert w.learner.pending() == 2  # a batch of each, once 24 env steps were in
     plan = BatchPlan(order="fifo", groups=(0,), group_size=M, columns=2 * M, num_rows=1, max_lag=None, judge=of_any_age)
     batcher = Batcher(w.learner, WINDOWS, plan)
-    assert batcher.pump(0.0) is None
-    batch = batcher.pump(0.0)
+    assert batcher.fill(0.0) is None
+    batch = batcher.fill(0.0)
     assert batch is not None
     np.testing.assert_array_equal(batch.trajectory.observation[0, 0, :, 0], [0.0] * M + [1.0] * M)
     np.testing.assert_array_equal(batch.trajectory.sampling, np.ones((1, 2 * M)))

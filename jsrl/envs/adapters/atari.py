@@ -115,8 +115,8 @@ class AtariVector:
     def reset(self) -> EnvStep:
         """Reset every game; the first time with its slot's seed."""
         seeds, self._pending_seeds = self._pending_seeds, None
-        frames, told = self._env.reset(seed=seeds)
-        self._lives[:] = told["lives"]
+        frames, info = self._env.reset(seed=seeds)
+        self._lives[:] = info["lives"]
         self._return[:], self._length[:] = 0.0, 0
         self._game_over[:] = self._life_lost[:] = False
         for slot in range(self.num_envs):
@@ -136,17 +136,17 @@ class AtariVector:
         action[revived] = self._life_action
         action[started] = 0
         self._check(action)
-        frames, score, terminated, truncated, told = self._env.step(action)
+        frames, score, terminated, truncated, info = self._env.step(action)
         first, over = started | revived, terminated | truncated
         raw = score.astype(np.float32)
         self._return += raw
         self._length += ~first
-        lives = told["lives"]
+        lives = info["lives"]
         # if it is lost while FIRE was pressed for the agent, nothing ends: the agent has not acted in that life yet
         lost = (lives < self._lives) & ~over & ~first if self._episodic else np.zeros_like(over)
         self._lives[:] = lives
         if self._metrics.entries:
-            self._metrics.add_all(told, skip=first)
+            self._metrics.add_all(info, skip=first)
         discount = np.where((terminated & ~first) | lost, np.float32(0.0), np.float32(1.0))
         episodes = self._close(over, terminated) if over.any() else []
         self._game_over, self._life_lost = over, lost

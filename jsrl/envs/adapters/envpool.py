@@ -77,13 +77,13 @@ class _Pool(gymnasium.vector.VectorEnv):
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Reset every slot; seeds were given at construction."""
-        observation, told = self._pool.reset()
-        return self._seen(observation), told
+        observation, info = self._pool.reset()
+        return self._seen(observation), info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step every slot."""
-        observation, reward, terminated, truncated, told = self._pool.step(actions)
-        return self._seen(observation), reward, terminated, truncated, told
+        observation, reward, terminated, truncated, info = self._pool.step(actions)
+        return self._seen(observation), reward, terminated, truncated, info
 
     def _seen(self, observation: Any) -> Any:
         if not self._is_picture:

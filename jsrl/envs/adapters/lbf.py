@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.loop import SyncVectorGame
-from jsrl.envs.games.played import Moment, SeatSpaces
+from jsrl.envs.games.played import EnvState, SeatSpaces
 from jsrl.errors import ConfigError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.references.importing import nearest
@@ -77,16 +77,16 @@ class Foraging:
         self.seats = tuple(SeatSpaces(f"agent_{i}", seen, acted, "team") for i, (seen, acted) in pairs)
         self._names = tuple(seat.name for seat in self.seats)
 
-    def reset(self, seed: int | None) -> Moment:
+    def reset(self, seed: int | None) -> EnvState:
         """Begin an episode."""
         observed, _ = self._env.reset(seed=seed)
-        return Moment(dict(zip(self._names, observed, strict=True)), self._names)
+        return EnvState(dict(zip(self._names, observed, strict=True)), self._names)
 
-    def step(self, action: Mapping[str, Any]) -> Moment:
+    def step(self, action: Mapping[str, Any]) -> EnvState:
         """Step with the actions of all agents."""
         observed, reward, over, cut, _ = self._env.step([action[name] for name in self._names])
         late = bool(cut) or (bool(over) and bool(self._env.field.any()))
-        return Moment(
+        return EnvState(
             dict(zip(self._names, observed, strict=True)),
             self._names,
             dict(zip(self._names, map(float, reward), strict=True)),

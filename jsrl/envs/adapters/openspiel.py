@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.loop import SyncVectorGame
-from jsrl.envs.games.played import Moment, SeatSpaces
+from jsrl.envs.games.played import EnvState, SeatSpaces
 from jsrl.envs.spaces import MASK_KEY
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.extras import install_command
@@ -97,7 +97,7 @@ class SpielGame:
         self.seats = tuple(SeatSpaces(name, seen, action, side) for name in self._names)
         self._rng = np.random.default_rng()
 
-    def reset(self, seed: int | None) -> Moment:
+    def reset(self, seed: int | None) -> EnvState:
         """Begin a game."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
@@ -106,7 +106,7 @@ class SpielGame:
         self._returns = np.zeros(len(self._names))
         return self._moment(self._legal())
 
-    def step(self, action: Mapping[str, Any]) -> Moment:
+    def step(self, action: Mapping[str, Any]) -> EnvState:
         """Make the moves of all players in turn, and draw chance until a player must move.
 
         Raises:
@@ -144,7 +144,7 @@ class SpielGame:
         moves = {player: self._state.legal_actions(player) for player in range(len(self._names))}
         return {player: allowed for player, allowed in moves.items() if allowed}
 
-    def _moment(self, legal: Mapping[int, list[int]]) -> Moment:
+    def _moment(self, legal: Mapping[int, list[int]]) -> EnvState:
         look = self._state.information_state_tensor if self._information else self._state.observation_tensor
         seen = {}
         for player, name in enumerate(self._names):
@@ -152,7 +152,7 @@ class SpielGame:
             if player in legal:
                 mask[legal[player]] = 1
             seen[name] = {"observation": np.array(look(player), np.float32), MASK_KEY: mask}
-        return Moment(seen, [self._names[player] for player in legal])
+        return EnvState(seen, [self._names[player] for player in legal])
 
     def close(self) -> None:
         """Do nothing: it holds no resources."""

@@ -26,7 +26,7 @@ from gymnasium import spaces
 
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.loop import SyncVectorGame
-from jsrl.envs.games.played import Moment, SeatSpaces
+from jsrl.envs.games.played import EnvState, SeatSpaces
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.extras import install_command
 from jsrl.references.importing import import_target, nearest
@@ -207,19 +207,19 @@ class _Wrapped:
 class ParallelGame(_Wrapped):
     """A ParallelEnv: all living agents act in every step."""
 
-    def reset(self, seed: int | None, *options: dict[str, Any]) -> Moment:
+    def reset(self, seed: int | None, *options: dict[str, Any]) -> EnvState:
         """Begin an episode."""
         observed, info = self.env.reset(seed=seed, **({"options": options[0]} if options else {}))
         self._enter()
         here = self._here()
-        return Moment(
+        return EnvState(
             {str(agent): seen for agent, seen in observed.items() if str(agent) in here},
             here,
             state=self._state(),
             info=_named(info),
         )
 
-    def step(self, action: Mapping[str, Any]) -> Moment:
+    def step(self, action: Mapping[str, Any]) -> EnvState:
         """Step; reports about agents that lived before the step count, even if they are gone now."""
         lived = set(action)
         observed, reward, terminated, truncated, info = self.env.step(
@@ -228,7 +228,7 @@ class ParallelGame(_Wrapped):
         dead, cut = ({str(a) for a, flag in flags.items() if flag} & lived for flags in (terminated, truncated))
         revived = self._ended(lived, dead, cut)
         left = (lived - dead - cut) or lived
-        return Moment(
+        return EnvState(
             {name: seen for name, seen in _named(observed).items() if name in lived},
             left,
             {name: float(value) for name, value in _named(reward).items() if name in lived},
@@ -243,13 +243,13 @@ class ParallelGame(_Wrapped):
 class TurnGame(_Wrapped):
     """An AECEnv: one agent moves in each step, the others wait."""
 
-    def reset(self, seed: int | None, *options: dict[str, Any]) -> Moment:
+    def reset(self, seed: int | None, *options: dict[str, Any]) -> EnvState:
         """Begin an episode."""
         self.env.reset(seed=seed, **({"options": options[0]} if options else {}))
         self._enter()
         return self._moment(self._here())
 
-    def step(self, action: Mapping[str, Any]) -> Moment:
+    def step(self, action: Mapping[str, Any]) -> EnvState:
         """Let the agent in turn move, then step the dead agents."""
         lived = self._here()
         (chosen,) = action.values()
@@ -271,9 +271,9 @@ class TurnGame(_Wrapped):
     def _is_out(self, agent: Any) -> bool:
         return bool(self.env.terminations[agent] or self.env.truncations[agent])
 
-    def _moment(self, seen: set[str]) -> Moment:
+    def _moment(self, seen: set[str]) -> EnvState:
         observed = {name: self.env.observe(self._agents[name]) for name in self.names if name in seen}
-        return Moment(observed, {str(self.env.agent_selection)}, state=self._state(), info=_named(self.env.infos))
+        return EnvState(observed, {str(self.env.agent_selection)}, state=self._state(), info=_named(self.env.infos))
 
 
 def _side(name: str, sides: Mapping[str, str]) -> str:

@@ -42,18 +42,18 @@ class GreyScreens(gymnasium.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; its first screen fills the stack."""
-        seen, told = self.env.reset(seed=seed, options=options)
+        seen, info = self.env.reset(seed=seed, options=options)
         self._stack[:] = self._small(seen["screen"])[:, :, None]
-        return self._shown(seen), told
+        return self._shown(seen), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step and append the new screen."""
-        seen, reward, terminated, truncated, told = self.env.step(action)
+        seen, reward, terminated, truncated, info = self.env.step(action)
         if terminated or truncated:
-            return self._last, reward, terminated and not truncated, truncated, told
+            return self._last, reward, terminated and not truncated, truncated, info
         self._stack[:, :, :-1] = self._stack[:, :, 1:]
         self._stack[:, :, -1] = self._small(seen["screen"])
-        return self._shown(seen), reward, False, False, told
+        return self._shown(seen), reward, False, False, info
 
     def _shown(self, seen: Any) -> dict[str, np.ndarray]:
         self._last = {"screen": self._stack.copy()}

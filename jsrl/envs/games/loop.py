@@ -12,7 +12,7 @@ from jsrl.envs.base import GameStep, options_of_task
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import describe
 from jsrl.envs.games.groups import SeatGroups
-from jsrl.envs.games.played import Moment, PlayedGame, SeatSpaces
+from jsrl.envs.games.played import EnvState, PlayedGame, SeatSpaces
 from jsrl.envs.games.rows import GameRows
 from jsrl.envs.repair import SlotRepairs
 from jsrl.envs.rows import slot_seeds
@@ -135,8 +135,8 @@ class SyncVectorGame(SlotRepairs):
         env, config = self._envs[0], self._config
         # only a reset shows whether `info` has masks; slot 0's first one is made now and kept
         opening = env.reset(slot_seeds((self._seeds[0], 0), 0, 1)[0] if self._reseeds else self._seeds[0])
-        self._opening: Moment | None = opening
-        masked = any(MASK_KEY in told for told in opening.info.values())
+        self._opening: EnvState | None = opening
+        masked = any(MASK_KEY in seat_info for seat_info in opening.info.values())
         self._readers = [SeatReader(seat, config, masked) for seat in env.seats]
         self._order = {seat.name: i for i, seat in enumerate(env.seats)}
         self._state_layout: ObservationLayout | None = None
@@ -272,7 +272,7 @@ class SyncVectorGame(SlotRepairs):
         if self._rows.metrics.entries:
             self._rows.metrics.add(slot, _mean_info(moment.info, self._rows.metrics.keys))
 
-    def _take(self, slot: int, moment: Moment, seen: Collection[str]) -> None:
+    def _take(self, slot: int, moment: EnvState, seen: Collection[str]) -> None:
         """Write the observations of a moment, zeros for the seats that are not `seen`."""
         self._turns[slot] = [name in moment.acting for name in self._order]
         try:
@@ -287,7 +287,7 @@ class SyncVectorGame(SlotRepairs):
         except BadValue as error:
             raise self._rows.fault(slot, f"(seat {name!r}) {error}", ADVICE_SPACE) from None
 
-    def _called(self, slot: int, where: str, call: Callable[[], Moment]) -> Moment:
+    def _called(self, slot: int, where: str, call: Callable[[], EnvState]) -> EnvState:
         try:
             return call()
         except EnvironmentFault as error:
@@ -327,5 +327,5 @@ def _has_mask(seat: SeatSpaces) -> bool:
 
 def _mean_info(info: Mapping[str, Mapping[str, Any]], keys: set[str]) -> dict[str, float]:
     """Return the mean over the seats that report a key."""
-    found = {key: [float(told[key]) for told in info.values() if key in told] for key in keys}
+    found = {key: [float(seat_info[key]) for seat_info in info.values() if key in seat_info] for key in keys}
     return {key: sum(values) / len(values) for key, values in found.items() if values}

@@ -19,7 +19,7 @@ class SeatSpaces(NamedTuple):
 
 
 @dataclass
-class Moment:
+class EnvState:
     """The state of an environment after a reset or a step.
 
     Attributes:
@@ -52,14 +52,14 @@ class PlayedGame(Protocol):
     state_space: spaces.Space | None
     symmetric: bool
 
-    def reset(self, seed: int | None) -> Moment:
+    def reset(self, seed: int | None) -> EnvState:
         """Begin an episode; None: with its current random state.
 
         If its `takes_options` is true, a task's options are a second argument, when there are some.
         """
         ...
 
-    def step(self, action: Mapping[str, Any]) -> Moment:
+    def step(self, action: Mapping[str, Any]) -> EnvState:
         """Take one action of each seat in the last moment's `acting`."""
         ...
 

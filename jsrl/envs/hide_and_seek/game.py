@@ -153,7 +153,7 @@ class HideAndSeek:
         apart = rules.distances(settings, centres)
         caught = rules.anyone_seen(settings, self.sight.seen, apart)
         out = rules.outside(settings, centres) & self.worlds.present
-        reward = rules.rewards(settings, rules.worth(settings, self.sight.seen, apart), out, nothing)
+        reward = rules.rewards(settings, rules.visibility(settings, self.sight.seen, apart), out, nothing)
         self._statistics.add(reward, caught, apart.min(axis=(1, 2)), out[:, : settings.n_agents], self.clock)
         return reward
 

@@ -27,7 +27,7 @@ def anyone_seen(settings: Settings, seen: np.ndarray, apart: np.ndarray) -> np.n
     return np.asarray(counted.any(axis=(1, 2)))
 
 
-def worth(settings: Settings, seen: np.ndarray, apart: np.ndarray) -> np.ndarray:
+def visibility(settings: Settings, seen: np.ndarray, apart: np.ndarray) -> np.ndarray:
     """Return how well seekers see a hider, [B], 0 to 1; see `reward_falls`. Arguments as for `anyone_seen`."""
     if not settings.reward_falls or settings.reward_range is None:
         return anyone_seen(settings, seen, apart).astype(float)
@@ -49,7 +49,7 @@ def rewards(settings: Settings, sight: np.ndarray, out: np.ndarray, preparing: n
     """Return the rewards [B, n].
 
     Args:
-      sight: [B], 1: a hider is seen, 0: none; values between if distance counts (see `worth`).
+      sight: [B], 1: a hider is seen, 0: none; values between if distance counts (see `visibility`).
       out: bool [B, M]: bodies outside the rectangle; False for padding.
       preparing: bool [B]: the step is of the preparation phase.
     """

@@ -44,7 +44,7 @@ class Engine(Protocol):
         ...
 
 
-class Keeper:
+class AgentStarter:
     """A thread that starts the agents of an engine, and starts them again when they end.
 
     Args:

@@ -12,12 +12,12 @@ from pathlib import Path
 from jsrl.errors import ConfigError
 from jsrl.graph.graph import Graph
 from jsrl.launch.hosts.archive import archive, modules_named
-from jsrl.launch.hosts.engine import Engine, Keeper
+from jsrl.launch.hosts.engine import AgentStarter, Engine
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
 from jsrl.launch.hosts.layout import evened_out, lay_out, layout_text
 from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
-from jsrl.launch.hosts.messages import CHUNK_BYTES, LEASE_S, LOST_S, VARIABLES, Begin, Code, Keys
+from jsrl.launch.hosts.messages import CHUNK_BYTES, LEASE_S, LOST_S, VARIABLES, Begin, CodePart, Keys
 from jsrl.launch.hosts.port import HostPort
 from jsrl.launch.hosts.tokens import Tokens
 from jsrl.launch.launcher import Handle, Hosts, Launcher, Need, Start
@@ -100,14 +100,16 @@ class JoinedHosts:
         self._guests: dict[int, Path] = {}  # host epoch -> the file that admits its keys to the streams
         self._params: dict[str, set[str]] = {}  # name of a params stream -> its readers
         self._serves = self._closed = False
-        self._keeper: Keeper | None = None
+        self._keeper: AgentStarter | None = None
         self.token_files: list[Path] = []
         try:
             if engine is None:
                 self.token_files = [self._tokens.make() for _ in range(count)]
                 self._tokens.publish(self.address)
             else:
-                self._keeper = Keeper(engine, self.address, self._tokens.make, self._tokens.discard, self._lose, tell)
+                self._keeper = AgentStarter(
+                    engine, self.address, self._tokens.make, self._tokens.discard, self._lose, tell
+                )
         except ConfigError:
             self.close()
             raise
@@ -291,7 +293,7 @@ class JoinedHosts:
         if digest and self._is_new(host, digest):
             for at in range(0, len(content), CHUNK_BYTES):
                 part = content[at : at + CHUNK_BYTES]
-                self._port.send(host, Code(host.epoch, digest, part, at + CHUNK_BYTES >= len(content)))
+                self._port.send(host, CodePart(host.epoch, digest, part, at + CHUNK_BYTES >= len(content)))
         keeps = list(find_kind(job.kind).keeps_files(job))
         lacks_files = bool(keeps) and self._kept_at.get(job.name) != host.epoch
         if keeps:

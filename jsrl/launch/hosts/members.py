@@ -17,20 +17,20 @@ from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.messages import (
     LEASE_S,
     LOST_S,
-    Alive,
-    Answer,
-    AnyDown,
-    AnyUp,
+    BeatReceived,
+    TextReply,
+    AnyControllerMessage,
+    AnyAgentMessage,
     Beat,
     Begin,
     Exited,
     Farewell,
     Hello,
-    Kept,
+    KeptFile,
     Leaving,
     Pages,
     Refused,
-    Said,
+    WorkerMessages,
     Stored,
     Usage,
     Welcome,
@@ -145,12 +145,12 @@ class Members:
         self.hosts: list[JoinedHost] = []
         self.words: list[bytes] = []
         self.pages: list[tuple[int, dict[str, bytes]]] = []
-        self.kept: list[tuple[JoinedHost, Kept]] = []
+        self.kept: list[tuple[JoinedHost, KeptFile]] = []
         self.stored: list[Stored] = []
         self.news: list[str] = []
         self._epoch = 0
 
-    def hear(self, token: str, identity: bytes, message: AnyUp) -> list[tuple[bytes, AnyDown]]:
+    def hear(self, token: str, identity: bytes, message: AnyAgentMessage) -> list[tuple[bytes, AnyControllerMessage]]:
         """Process a message sent with a token; return (identity, message) pairs to send."""
         if isinstance(message, Hello):
             return self._admit(token, identity, message)
@@ -171,21 +171,21 @@ class Members:
             if host.leaves and not host.num_living:
                 self.lose(host, host.leaves)
                 return [(host.identity, Farewell(host.epoch, f"this host has left the run: {host.leaves}"))]
-            return [(host.identity, Alive(host.epoch, message.sent_s))]
+            return [(host.identity, BeatReceived(host.epoch, message.sent_s))]
         if isinstance(message, Pages):
             hops = {hop for remote in host.workers.values() for hop in remote.hops}
             own = {name: page for name, page in message.pages.items() if name.partition("/")[0] in hops}
             self.pages.append((host.epoch, own))
-        elif isinstance(message, Kept):
+        elif isinstance(message, KeptFile):
             if any(message.name.startswith(f"{folder}/") for folder in _kept_by(host)):
                 self.kept.append((host, message))
         elif isinstance(message, Stored):
             self.stored.append(message)
-        elif isinstance(message, Said):
+        elif isinstance(message, WorkerMessages):
             self.words += message.words
         elif isinstance(message, Exited):
             self._note_exit(host, message)
-        elif isinstance(message, Answer):
+        elif isinstance(message, TextReply):
             host.answers[message.number] = message.text
         elif isinstance(message, Leaving):
             self.lose(host, message.text[:200])
@@ -199,9 +199,9 @@ class Members:
     def _member(self, token: str, epoch: int) -> JoinedHost | None:
         return next((host for host in self.hosts if (host.token, host.epoch) == (token, epoch)), None)
 
-    def _admit(self, token: str, identity: bytes, hello: Hello) -> list[tuple[bytes, AnyDown]]:
+    def _admit(self, token: str, identity: bytes, hello: Hello) -> list[tuple[bytes, AnyControllerMessage]]:
         """Admit a host, or refuse it with a reason. A previous agent of the same host has no workers any more."""
-        why, answers = self._objection(token, hello), list[tuple[bytes, AnyDown]]()
+        why, answers = self._objection(token, hello), list[tuple[bytes, AnyControllerMessage]]()
         if why:
             self.news.append(f"a host could not join: {why}")
             return [(identity, Refused(0, why))]
@@ -248,9 +248,9 @@ class Members:
         entries = [entry for host in self.hosts for entry in host.names]
         return list({entry.name: entry for entry in sorted(entries, key=lambda entry: entry.incarnation)}.values())
 
-    def unheard(self) -> list[tuple[bytes, AnyDown]]:
+    def unanswered_starts(self) -> list[tuple[bytes, AnyControllerMessage]]:
         """Return (identity, Begin) pairs to send again, for workers that did not start: the message may have been lost."""
-        now_s, found = self._clock(), list[tuple[bytes, AnyDown]]()
+        now_s, found = self._clock(), list[tuple[bytes, AnyControllerMessage]]()
         for host in self.hosts:
             for remote in host.workers.values():
                 if remote.begin is None or remote.pid is not None or remote.exit is not None:

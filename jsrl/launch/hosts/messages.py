@@ -41,11 +41,11 @@ class Numbered(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
     epoch: int
 
 
-class Up(Numbered):
+class AgentMessage(Numbered):
     """A message of an agent."""
 
 
-class Hello(Up, tag="hello"):
+class Hello(AgentMessage, tag="hello"):
     """An agent asks to join; it has no workers.
 
     Attributes:
@@ -79,7 +79,7 @@ class Usage(msgspec.Struct, forbid_unknown_fields=True):
     threads: int = 0
 
 
-class Beat(Up, tag="beat"):
+class Beat(AgentMessage, tag="beat"):
     """Sent every BEAT_S: the newest heartbeat of each worker, all their reports unchanged, and sometimes their usage.
 
     Attributes:
@@ -132,7 +132,7 @@ class Stored(Numbered, tag="stored"):
     digest: str = ""
 
 
-class Pages(Up, tag="pages"):
+class Pages(AgentMessage, tag="pages"):
     """Changed counts of the host's workers for the streams that they read: HOP/FILE -> page."""
 
     pages: dict[str, bytes]
@@ -144,17 +144,17 @@ class Pages(Up, tag="pages"):
             raise ValueError(f"page {wrong[0][:80]!r}")
 
 
-class Kept(FilePart, tag="kept"):
+class KeptFile(FilePart, tag="kept"):
     """A part of a file that a worker of this host keeps; the controller answers with Stored."""
 
 
-class Said(Up, tag="said"):
+class WorkerMessages(AgentMessage, tag="said"):
     """Urgent messages of workers, unchanged."""
 
     words: list[bytes]
 
 
-class Exited(Up, tag="exited"):
+class Exited(AgentMessage, tag="exited"):
     """A worker has ended: its exit status, the same as text, the end of its log."""
 
     worker: str
@@ -164,49 +164,49 @@ class Exited(Up, tag="exited"):
     tail: str
 
 
-class Answer(Up, tag="answer"):
-    """The reply to Ask."""
+class TextReply(AgentMessage, tag="answer"):
+    """The reply to TextRequest."""
 
     number: int
     text: str
 
 
-class Leaving(Up, tag="leaving"):
+class Leaving(AgentMessage, tag="leaving"):
     """The agent was told to end; it has no workers any more."""
 
     text: str
 
 
-class Down(Numbered):
+class ControllerMessage(Numbered):
     """A message of the controller."""
 
 
-class Welcome(Down, tag="welcome"):
+class Welcome(ControllerMessage, tag="welcome"):
     """The host is a member of the run; if no message arrives for `lease_s` seconds, it ends its workers."""
 
     lease_s: float
 
 
-class Refused(Down, tag="refused"):
+class Refused(ControllerMessage, tag="refused"):
     """The agent cannot join, or lost its membership: it ends its workers and itself."""
 
     text: str
 
 
-class Alive(Down, tag="alive"):
+class BeatReceived(ControllerMessage, tag="alive"):
     """The controller has received the beat sent at `sent_s` of the agent's clock."""
 
     sent_s: float
 
 
-class Keys(Down, tag="keys"):
+class Keys(ControllerMessage, tag="keys"):
     """The host's own keys for the run's streams: contents of the files `client.key` and `server.key`."""
 
     client: bytes
     server: bytes
 
 
-class Code(Down, tag="code"):
+class CodePart(ControllerMessage, tag="code"):
     """A part of the archive of the user's modules with this digest; `last` is the last part."""
 
     digest: str
@@ -214,7 +214,7 @@ class Code(Down, tag="code"):
     last: bool
 
 
-class Names(Down, tag="names"):
+class RunNames(ControllerMessage, tag="names"):
     """All names of the run, and the file names of the host keys that streams admit (see show_guests).
 
     parents: params stream -> addresses from which this host fetches it for its workers, the nearest first.
@@ -243,11 +243,11 @@ class Player(FilePart, tag="player"):
             raise ValueError(f"player {self.name[:80]!r}")
 
 
-class KeptBefore(FilePart, tag="kept_before"):
+class EarlierFile(FilePart, tag="kept_before"):
     """A part of a file that an earlier incarnation of a worker kept; the agent answers with Stored."""
 
 
-class Begin(Down, tag="begin"):
+class Begin(ControllerMessage, tag="begin"):
     """Start an incarnation of a worker, once: its job as JSON, and the archive of the user's modules.
 
     keeps: subfolders of the run folder in which it keeps files; the agent sends their changes.
@@ -274,7 +274,7 @@ class Begin(Down, tag="begin"):
             _check_kept(folder)
 
 
-class Signal(Down, tag="signal"):
+class Signal(ControllerMessage, tag="signal"):
     """Send a signal to a worker."""
 
     worker: str
@@ -282,7 +282,7 @@ class Signal(Down, tag="signal"):
     what: Literal["stop", "kill", "pause", "resume"]
 
 
-class Ask(Down, tag="ask"):
+class TextRequest(ControllerMessage, tag="ask"):
     """Ask for the last `amount` lines of a worker's log, or for the stacks of its threads, within `amount` seconds."""
 
     number: int
@@ -292,7 +292,7 @@ class Ask(Down, tag="ask"):
     amount: float
 
 
-class Tell(Down, tag="tell"):
+class WorkerCommand(ControllerMessage, tag="tell"):
     """Forward a command of the control connection to a worker."""
 
     worker: str
@@ -300,27 +300,27 @@ class Tell(Down, tag="tell"):
     frame: bytes
 
 
-class Farewell(Down, tag="farewell"):
+class Farewell(ControllerMessage, tag="farewell"):
     """The run has ended; the agent ends its workers and itself."""
 
     text: str
 
 
-AnyUp = Hello | Beat | Pages | Kept | Stored | Said | Exited | Answer | Leaving
-AnyDown = (
+AnyAgentMessage = Hello | Beat | Pages | KeptFile | Stored | WorkerMessages | Exited | TextReply | Leaving
+AnyControllerMessage = (
     Welcome
     | Refused
-    | Alive
+    | BeatReceived
     | Keys
-    | Code
-    | Names
+    | CodePart
+    | RunNames
     | Player
-    | KeptBefore
+    | EarlierFile
     | Stored
     | Begin
     | Signal
-    | Ask
-    | Tell
+    | TextRequest
+    | WorkerCommand
     | Farewell
 )
 Message = TypeVar("Message")

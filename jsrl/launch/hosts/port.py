@@ -20,16 +20,16 @@ from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
     CHUNK_BYTES,
     MAX_MESSAGE_BYTES,
-    AnyDown,
-    AnyUp,
-    Ask,
+    AnyControllerMessage,
+    AnyAgentMessage,
+    TextRequest,
     Begin,
     Farewell,
-    KeptBefore,
-    Names,
+    EarlierFile,
+    RunNames,
     Player,
     Stored,
-    Tell,
+    WorkerCommand,
     decode,
     encode,
 )
@@ -71,13 +71,13 @@ class HostPort:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent's new connection replaces a broken one
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, CONNECTION_MS[0])
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_MS[1])
-        self.address, self._gate = bind_guarded(self._socket, address, tokens.server, tokens.admits)
+        self.address, self._authenticator = bind_guarded(self._socket, address, tokens.server, tokens.admits)
         self._control: zmq.Socket | None = None  # to the control connection, as the relay of all hosts
         self._registry: FileNames | None = None
         self._guests: Callable[[], list[str]] = list
         self._parents: Parents = lambda names: {}
-        self._shown: dict[int, Names] = {}  # host epoch -> names that it was sent
-        self._told_s = 0.0
+        self._shown: dict[int, RunNames] = {}  # host epoch -> names that it was sent
+        self._sent_s = 0.0
         self._folder = Path()  # of the run
         self._counted: dict[int, set[str]] = {}  # host epoch -> hops for which it has sent pages
         self._kept: dict[int, KeptFiles] = {}  # host epoch -> files of the run folder for that host
@@ -106,7 +106,7 @@ class HostPort:
         """Send the hosts the changes of names and guests at once."""
         self._do(self._share_names)
 
-    def send(self, host: JoinedHost, message: AnyDown) -> None:
+    def send(self, host: JoinedHost, message: AnyControllerMessage) -> None:
         """Send a message to a host; it is lost if the host is."""
         self._do(lambda: self._send(host.identity, message))
 
@@ -115,11 +115,11 @@ class HostPort:
         self._do(lambda: self._await_files(identity, message, with_files=with_files))
 
     def ask(self, host: JoinedHost, worker: str, incarnation: int, what: Any, amount: float, timeout_s: float) -> str:
-        """Return the reply of a host's agent (see Ask); empty: none arrived in time."""
+        """Return the reply of a host's agent (see TextRequest); empty: none arrived in time."""
         with self.changed:
             self._asked += 1
             number = self._asked
-        self.send(host, Ask(host.epoch, number, worker, incarnation, what, amount))
+        self.send(host, TextRequest(host.epoch, number, worker, incarnation, what, amount))
         self.wait(lambda: number in host.answers or bool(host.lost), timeout_s)
         with self.changed:
             return host.answers.pop(number, "")
@@ -158,7 +158,7 @@ class HostPort:
         finally:
             if self._control is not None:
                 self._control.close(linger=500)
-            shut(self._context, self._socket, self._gate, 500)
+            shut(self._context, self._socket, self._authenticator, 500)
 
     def _turn(self) -> None:
         """Process pending work: messages of agents, commands for workers, requests of the launcher."""
@@ -184,7 +184,7 @@ class HostPort:
             identity, token = bytes(frames[0].buffer), str(frames[-1].get("User-Id"))
             try:
                 (body,) = incoming([frame.buffer for frame in frames[1:]], self._tokens.server, MAX_MESSAGE_BYTES)
-                message: AnyUp = decode(body, AnyUp)
+                message: AnyAgentMessage = decode(body, AnyAgentMessage)
             except (CodecError, ValueError) as error:
                 _logger.warning("a message of %s was dropped: %s", token, error)
                 continue
@@ -218,7 +218,7 @@ class HostPort:
         for line in news:
             self._tell(line)
 
-    def _send(self, identity: bytes, message: AnyDown) -> None:
+    def _send(self, identity: bytes, message: AnyControllerMessage) -> None:
         with contextlib.suppress(zmq.ZMQError):  # no connection has this identity now, or its queue is full
             self._socket.send_multipart([identity, *outgoing([encode(message)], self._tokens.server)], zmq.NOBLOCK)
 
@@ -230,12 +230,12 @@ class HostPort:
             key = (worker, int(number))
             for host in list(self._members.hosts):
                 if key in host.workers:
-                    self._send(host.identity, Tell(host.epoch, *key, frame))
+                    self._send(host.identity, WorkerCommand(host.epoch, *key, frame))
 
     def _look(self) -> None:
         with self.changed:
             self._members.look()
-            again = self._members.unheard()
+            again = self._members.unanswered_starts()
             self.changed.notify_all()
         for epoch in set(self._kept) - {host.epoch for host in self._members.hosts}:
             del self._kept[epoch]
@@ -252,14 +252,16 @@ class HostPort:
         if with_files:
             files = self._kept.setdefault(
                 host.epoch,
-                KeptFiles(self._folder, lambda part: self._send(host.identity, KeptBefore(host.epoch, *part))),
+                KeptFiles(self._folder, lambda part: self._send(host.identity, EarlierFile(host.epoch, *part))),
             )
             remove_drafts(self._folder, message.keeps)
             files.look(message.keeps)
             ledgers = [str(ledger_path(self._folder, hop).relative_to(self._folder)) for hop in identity.hops]
             files.add(ledgers)
             names = [*message.keeps, *ledgers]
-            self._counted.setdefault(host.epoch, set()).update(identity.hops)  # its counts continue those of earlier hosts
+            self._counted.setdefault(host.epoch, set()).update(
+                identity.hops
+            )  # its counts continue those of earlier hosts
         self._begins.append((identity, message, names))
         self._advance()
 
@@ -306,14 +308,14 @@ class HostPort:
         """Copy the names of all hosts to the registry, and send the hosts what is new there."""
         if self._registry is None:
             return
-        if time.monotonic() - self._told_s > NAMES_S:
-            self._told_s, self._shown = time.monotonic(), {}
+        if time.monotonic() - self._sent_s > NAMES_S:
+            self._sent_s, self._shown = time.monotonic(), {}
         with contextlib.suppress(OSError, StreamError):  # being written, or removed: the next check reads it
             self._registry.show(self._members.names())
             known, guests = self._registry.names(), sorted(self._guests())
             parents = self._parents(known)
             for host in list(self._members.hosts):
-                names = Names(host.epoch, list(known.values()), guests, parents.get(host.epoch, {}))
+                names = RunNames(host.epoch, list(known.values()), guests, parents.get(host.epoch, {}))
                 if self._shown.get(host.epoch) != names:
                     self._shown[host.epoch] = names
                     self._send(host.identity, names)

@@ -29,29 +29,29 @@ from jsrl.launch.hosts.kept import KeptFiles, keep_part
 from jsrl.launch.hosts.messages import (
     BEAT_S,
     MAX_MESSAGE_BYTES,
-    Alive,
-    Answer,
-    AnyDown,
-    Ask,
+    BeatReceived,
+    TextReply,
+    AnyControllerMessage,
+    TextRequest,
     Beat,
     Begin,
-    Code,
+    CodePart,
     Exited,
     Farewell,
     Hello,
-    Kept,
-    KeptBefore,
+    KeptFile,
+    EarlierFile,
     Keys,
     Leaving,
-    Names,
+    RunNames,
     Numbered,
     Pages,
     Player,
     Refused,
-    Said,
+    WorkerMessages,
     Signal,
     Stored,
-    Tell,
+    WorkerCommand,
     Usage,
     Welcome,
     decode,
@@ -114,13 +114,13 @@ class Agent:
         self._beat_at_s = self._usage_at_s = 0.0
         self._end: tuple[int, str] | None = None  # exit status and reason
         self._leave_by_s: float | None = None  # once it must end
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[TextReply] = queue.SimpleQueue()
         self._parts: dict[str, bytearray] = {}
-        self._heard: deque[AnyDown] = deque()
+        self._heard: deque[AnyControllerMessage] = deque()
         self._context = zmq.Context()
         self._road = ChildrenRoad(self._context, folder)
         self._pages = PageWatch(folder)
-        self._kept = KeptFiles(folder, lambda part: self._say(Kept(self._epoch, *part)))
+        self._kept = KeptFiles(folder, lambda part: self._say(KeptFile(self._epoch, *part)))
         self._keeps: dict[str, list[str]] = {}  # worker -> folders in which it keeps files
         self._exits: list[Exited] = []  # not said yet: files of these workers are on their way
         self._children = Children(folder, self._road.address)
@@ -212,7 +212,7 @@ class Agent:
     def _report(self) -> None:
         """Send urgent messages at once: last messages, ends of workers, answers."""
         if self._road.urgent:
-            self._say(Said(self._epoch, kept_words(self._road.words(beats=False), _MOST_WORDS_BYTES)))
+            self._say(WorkerMessages(self._epoch, kept_words(self._road.words(beats=False), _MOST_WORDS_BYTES)))
         for exited in self._children.ended(self._epoch):
             self._tell_pages()  # first, so that all its counts and files are included
             self._kept.look(self._keeps.get(exited.worker, ()))
@@ -278,46 +278,46 @@ class Agent:
         while self._end is None and self._socket.poll(0):
             try:
                 (body,) = incoming(self._socket.recv_multipart(), self._keys, MAX_MESSAGE_BYTES)
-                message: AnyDown = decode(body, AnyDown)
+                message: AnyControllerMessage = decode(body, AnyControllerMessage)
             except (CodecError, ValueError) as error:
                 self._tell(f"a message of the controller was dropped: {error}")
                 continue
-            if isinstance(message, Alive):
-                self._obey(message)
+            if isinstance(message, BeatReceived):
+                self._execute(message)
             else:
                 self._heard.append(message)
         until_s = now_s() + _OBEY_S
         while self._heard and self._end is None:
-            self._obey(self._heard.popleft())
+            self._execute(self._heard.popleft())
             if now_s() >= until_s:
                 return
 
-    def _obey(self, message: AnyDown) -> None:
+    def _execute(self, message: AnyControllerMessage) -> None:
         if isinstance(message, Welcome):
             self._join(message)
         elif isinstance(message, Refused):
             self._end = (1, f"the controller at {self._address} refused this host: {message.text}")
         elif message.epoch != self._epoch or not self._epoch:
             return  # of an earlier membership
-        elif isinstance(message, Alive):
+        elif isinstance(message, BeatReceived):
             self._lease_from_s = max(self._lease_from_s, min(message.sent_s, now_s()))
         elif isinstance(message, Keys):
             self._keep_keys(message)
-        elif isinstance(message, Code):
+        elif isinstance(message, CodePart):
             self._keep_code(message)
-        elif isinstance(message, Names):
+        elif isinstance(message, RunNames):
             show_guests(make_folder(self._folder / KEYS), message.guests)
             self._relays.follow(message.parents, self._own_address)
             FileNames(self._folder / "names").show(self._relays.shown(message.entries))
         elif isinstance(message, Player):
             keep_part(self._folder / PLAYERS_FOLDER, message.piece)
-        elif isinstance(message, KeptBefore):
+        elif isinstance(message, EarlierFile):
             self._keep_before(message)
         elif isinstance(message, Stored):
             self._kept.confirm(message.name, message.size, message.digest)
         elif isinstance(message, Begin):
             self._begin(message)
-        elif isinstance(message, Tell):
+        elif isinstance(message, WorkerCommand):
             self._road.tell(message.worker, message.incarnation, message.frame)
         elif isinstance(message, Farewell):
             self._end = (0, message.text)
@@ -336,7 +336,7 @@ class Agent:
             self._keeps.clear()
             self._tell(f"joined the run at {self._address} as {self._name}")
 
-    def _keep_before(self, message: KeptBefore) -> None:
+    def _keep_before(self, message: EarlierFile) -> None:
         size = keep_part(self._folder, message.piece)
         if size is not None:
             self._say(Stored(self._epoch, message.name, size, message.digest))
@@ -351,20 +351,20 @@ class Agent:
             text = f"could not be started on {self._name}: {error}"
             self._say(Exited(self._epoch, message.worker, message.incarnation, None, text, ""))
 
-    def _serve_worker(self, message: Signal | Ask) -> None:
+    def _serve_worker(self, message: Signal | TextRequest) -> None:
         handle = self._children.find(message.worker, message.incarnation)
         if isinstance(message, Signal):
             if handle is not None:
                 getattr(handle, message.what)()
         elif handle is None:
-            self._answers.put(Answer(self._epoch, message.number, ""))
+            self._answers.put(TextReply(self._epoch, message.number, ""))
         elif message.what == "tail":
-            self._answers.put(Answer(self._epoch, message.number, handle.tail(int(message.amount))))
+            self._answers.put(TextReply(self._epoch, message.number, handle.tail(int(message.amount))))
         else:
             threading.Thread(target=self._look_at_stacks, args=(handle, message), daemon=True).start()
 
-    def _look_at_stacks(self, handle: LocalHandle, message: Ask) -> None:
-        self._answers.put(Answer(message.epoch, message.number, handle.stacks(message.amount)))
+    def _look_at_stacks(self, handle: LocalHandle, message: TextRequest) -> None:
+        self._answers.put(TextReply(message.epoch, message.number, handle.stacks(message.amount)))
 
     def _keep_keys(self, keys: Keys) -> None:
         folder = make_folder(self._folder / KEYS)
@@ -373,7 +373,7 @@ class Agent:
             with open(descriptor, "wb") as file:
                 file.write(content)
 
-    def _keep_code(self, message: Code) -> None:
+    def _keep_code(self, message: CodePart) -> None:
         content = self._parts.setdefault(message.digest, bytearray())
         content += message.part
         if message.last:

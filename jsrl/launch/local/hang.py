@@ -26,7 +26,7 @@ class HungProcess:
         self._held = True
         self._ask(_INTERRUPT)
 
-    def bury(self) -> bool:
+    def has_died(self) -> bool:
         """Return whether the process has died; its parent learns it only after its debugger."""
         with contextlib.suppress(ChildProcessError):
             pid, status = os.waitpid(self._pid, os.WNOHANG | _ALL_THREADS)
@@ -35,7 +35,7 @@ class HungProcess:
 
     def release(self) -> None:
         """Continue the thread; nothing if the process has died."""
-        while self._held and not self.bury():
+        while self._held and not self.has_died():
             with contextlib.suppress(OSError):  # ptrace answers only once the thread has stopped
                 self._ask(_DETACH)
                 self._held = False

@@ -26,7 +26,7 @@ class ObservedWorker:
     def alive(self) -> bool:
         """Return whether it has not ended."""
         if self._hung is not None:
-            self._hung.bury()  # the process that traces it learns of its death first
+            self._hung.has_died()  # the process that traces it learns of its death first
         with contextlib.suppress(psutil.Error):
             return bool(self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE)
         return False

@@ -189,7 +189,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Serving:
+class HostActor:
     """An actor of a host. there: answers once it is on its node. again: restarts it, if allowed."""
 
     host: str
@@ -212,7 +212,7 @@ class Driver:
 
         self._ray: Any = ray
         self._request, self._heard, self._say = request, heard, say
-        self._serving: dict[Any, Serving] = {}  # by the result of `serve`
+        self._serving: dict[Any, HostActor] = {}  # by the result of `serve`
         self._cpus = 0
         self._group: Any = None
 
@@ -256,7 +256,7 @@ class Driver:
         return True
 
     def _nodes(self) -> list[Any]:
-        return [node_of(entry) for entry in self._ray.nodes() if entry["Alive"]]
+        return [node_of(entry) for entry in self._ray.nodes() if entry["BeatReceived"]]
 
     def _place(self, is_local: bool) -> None:
         """Reserve the nodes; report early what is missing, because a cluster may grow meanwhile."""
@@ -298,7 +298,7 @@ class Driver:
         made = actor.remote()
         there = made.__ray_ready__.remote()
         again = functools.partial(self._begin, host, address, token, tries + 1) if tries < TRIES else None
-        self._serving[made.serve.remote(words, token, request.python, variables)] = Serving(host, made, there, again)
+        self._serving[made.serve.remote(words, token, request.python, variables)] = HostActor(host, made, there, again)
 
     def _look(self) -> None:
         """Report ended agents to the engine; start those again that did not reach their node.
@@ -319,7 +319,7 @@ class Driver:
                 why = "the connection to its node broke" if broke else f"Ray lost it: {last_line(error)}"
             self._say({"ended": serving.host, "why": why})
 
-    def _has_begun(self, serving: Serving) -> bool:
+    def _has_begun(self, serving: HostActor) -> bool:
         try:
             self._ray.get(serving.there, timeout=0)
         except self._ray.exceptions.RayError:  # also a timeout

@@ -88,7 +88,7 @@ def find_gaps(gaps: Gaps, rows: Array, env: Array) -> FirstGap:
     return FirstGap(hits.any(axis=(0, 1)), first, slot * gaps.row.shape[1] + env)
 
 
-def mend(gaps: Gaps, found: FirstGap, windows: Trajectory) -> Trajectory:
+def end_at_gaps(gaps: Gaps, found: FirstGap, windows: Trajectory) -> Trajectory:
     """Return windows [W+1, M, ...] that end at their first gap: its original row bootstraps, and no later row acts.
 
     `put_kept` restores the observation of that row.

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
-from jsrl.replay.device.gaps import FirstGap, Gaps, find_gaps, is_kept, keep, mend, no_gaps, put_kept
+from jsrl.replay.device.gaps import FirstGap, Gaps, end_at_gaps, find_gaps, is_kept, keep, no_gaps, put_kept
 from jsrl.replay.device.tree import FAN_OUT, SumTree, find, init_tree, set_weights
 from jsrl.types import Array, Trajectory, Tree, leaves, map_trajectory, spread
 
@@ -262,7 +262,7 @@ def read(shape: RingShape, ring: Ring, ids: Array) -> Trajectory:
     stored = ring.rows._replace(observation=())
 
     drawn = map_trajectory(lambda leaf: leaf[here], lambda leaf: leaf[ids], stored)  # a core: ids count trajectories
-    drawn = mend(ring.gaps, gap, drawn)
+    drawn = end_at_gaps(ring.gaps, gap, drawn)
     drawn = drawn._replace(state=put_kept(ring.gaps.seen[1], gap, drawn.state))
     if shape.frames is None:
         observation: Tree = jax.tree.map(lambda leaf: leaf[here], ring.rows.observation)

@@ -16,7 +16,7 @@ from jsrl.types import ArraySpec, Tree, leaves, map_tree, unflatten
 MAX_ROWS_PER_GROUP = 1 << 20
 
 
-class Question(NamedTuple):
+class RequestArrays(NamedTuple):
     """Arrays of a request."""
 
     observation: Tree
@@ -25,7 +25,7 @@ class Question(NamedTuple):
     version: Any
 
 
-class Answer(NamedTuple):
+class ReplyArrays(NamedTuple):
     """Arrays of every reply (the core is separate)."""
 
     action: Tree
@@ -38,9 +38,9 @@ class Answer(NamedTuple):
 POLICY, VERSION = ArraySpec((), "int32"), ArraySpec((), "int64")  # of one row
 
 
-def question_schema(spec: InferenceSpec, num_rows: int) -> Question:
+def question_schema(spec: InferenceSpec, num_rows: int) -> RequestArrays:
     """Return the schema of a request of `num_rows` rows."""
-    rows = Question(spec.observation, ArraySpec((), "bool"), POLICY, version_schema(spec))
+    rows = RequestArrays(spec.observation, ArraySpec((), "bool"), POLICY, version_schema(spec))
     return map_tree(lambda leaf: leaf.batched(num_rows), rows)
 
 
@@ -50,9 +50,9 @@ def version_schema(spec: InferenceSpec) -> ArraySpec:
     return ArraySpec(shape, VERSION.dtype)
 
 
-def answer_schema(spec: InferenceSpec, num_rows: int) -> Answer:
+def answer_schema(spec: InferenceSpec, num_rows: int) -> ReplyArrays:
     """Return the schema of a reply of `num_rows` rows, without the core."""
-    rows = Answer(spec.action, spec.log_prob, spec.extras, VERSION, POLICY)
+    rows = ReplyArrays(spec.action, spec.log_prob, spec.extras, VERSION, POLICY)
     return map_tree(lambda leaf: leaf.batched(num_rows), rows)
 
 
@@ -211,7 +211,7 @@ class AreaLayout:
         return question, answer, core
 
 
-class AskingArea:
+class ClientArea:
     """A group's area as the client sees it: writes requests, reads replies."""
 
     __slots__ = ("_core", "_is_first", "_observation", "_policy", "_reply", "_version", "core", "in_flight", "rows")
@@ -228,7 +228,7 @@ class AskingArea:
         version[...] = LATEST_VERSION
         self._version = NumberWriter(schema.version, version, "version", LATEST_VERSION)
         answer_views = answer.views(buffer, at_answer, writeable=False)
-        self._reply: Answer = unflatten(answer_schema(layout.spec, self.rows), answer_views)
+        self._reply: ReplyArrays = unflatten(answer_schema(layout.spec, self.rows), answer_views)
         self._core: Tree = unflatten(layout.spec.core, core.views(buffer, at_core, writeable=False))
         self.in_flight = False
 
@@ -245,7 +245,7 @@ class AskingArea:
         return Reply(action, log_prob, extras, version, self._core if has_core else (), policy)
 
 
-class AnsweringArea:
+class ServerArea:
     """A group's area as the server sees it: reads requests, writes replies."""
 
     __slots__ = (
@@ -271,10 +271,10 @@ class AnsweringArea:
         at_question, at_answer, at_core = layout.offsets[group]
         question, answer, core = layout.parts(rows)
         schema = question_schema(layout.spec, rows)
-        asked: Question = unflatten(schema, question.views(buffer, at_question, writeable=False))
+        asked: RequestArrays = unflatten(schema, question.views(buffer, at_question, writeable=False))
         self._observation, self._is_first, self._policy, self._version = asked
         wanted = answer_schema(layout.spec, rows)
-        views: Answer = unflatten(wanted, answer.views(buffer, at_answer))
+        views: ReplyArrays = unflatten(wanted, answer.views(buffer, at_answer))
         self._action = TreeWriter(wanted.action, leaves(views.action), "action")
         self._log_prob = TreeWriter(wanted.log_prob, leaves(views.log_prob), "log_prob")
         self._extras = TreeWriter(wanted.extras, leaves(views.extras), "extras")

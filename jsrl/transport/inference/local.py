@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, Request
-from jsrl.transport.inference.area import AnsweringArea, AreaLayout, AskingArea
+from jsrl.transport.inference.area import AreaLayout, ClientArea, ServerArea
 from jsrl.transport.inference.ends import (
     PolicyNotServed,
     ServerEnd,
@@ -20,7 +20,7 @@ from jsrl.transport.inference.ends import (
     unknown_policy,
 )
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.handshake import Greeter, Hello
+from jsrl.transport.meeting.handshake import Hello, HelloChecker
 from jsrl.transport.wire.schema import flatten_schema
 
 _servers: dict[str, LocalInferenceServer] = {}
@@ -34,7 +34,7 @@ class _Reply(NamedTuple):
 
 
 class _LocalClient:
-    def __init__(self, client: LocalInferenceClient, areas: dict[int, AnsweringArea]):
+    def __init__(self, client: LocalInferenceClient, areas: dict[int, ServerArea]):
         self.client = client.identity
         self.areas = areas
         self._end = client
@@ -63,8 +63,8 @@ class LocalInferenceServer(ServerEnd):
     """The server end of `local:NAME`."""
 
     def __init__(self, spec: InferenceSpec, name: str = "", guests: JoinRules = ANYBODY):
-        self.greeter = Greeter("the inference server", flatten_schema(spec), guests)
-        super().__init__(self.greeter.admission)
+        self.hello_checker = HelloChecker("the inference server", flatten_schema(spec), guests)
+        super().__init__(self.hello_checker.admission)
         self.spec = spec
         self.name = name or f"inference-{next(_numbers)}"
         self.address = f"local:{self.name}"
@@ -75,7 +75,7 @@ class LocalInferenceServer(ServerEnd):
                 raise ConfigError(f"{self.address} is bound already in this process; close it or choose another name.")
             _servers[self.name] = self
 
-    def admit(self, client: LocalInferenceClient, areas: dict[int, AnsweringArea]) -> _LocalClient:
+    def admit(self, client: LocalInferenceClient, areas: dict[int, ServerArea]) -> _LocalClient:
         """Admit a client of this process.
 
         Raises:
@@ -138,7 +138,7 @@ class LocalInferenceClient:
         self, server: LocalInferenceServer, spec: InferenceSpec, client: ProducerId, group_sizes: dict[int, int]
     ):
         try:
-            server.greeter.check(Hello(client, group_sizes, flatten_schema(spec)))
+            server.hello_checker.check(Hello(client, group_sizes, flatten_schema(spec)))
         except SpecMismatch as error:
             server.complain(error)
             raise
@@ -146,10 +146,10 @@ class LocalInferenceClient:
         self.inbox: queue.SimpleQueue[_Reply | PolicyNotServed | str] = queue.SimpleQueue()
         layout = AreaLayout(spec, group_sizes)
         buffer = bytearray(layout.size_bytes)
-        self._areas = {group: AskingArea(layout, group, buffer) for group in layout.group_sizes}
+        self._areas = {group: ClientArea(layout, group, buffer) for group in layout.group_sizes}
         self._server = server
         self._closed_because: str | None = None
-        answering = {group: AnsweringArea(layout, client, group, buffer) for group in layout.group_sizes}
+        answering = {group: ServerArea(layout, client, group, buffer) for group in layout.group_sizes}
         self._asker = server.admit(self, answering)
 
     def send(self, group: int, request: Request) -> None:

@@ -22,10 +22,10 @@ import msgspec
 
 from jsrl.errors import ConfigError, JsrlError, SpecMismatch, StreamClosed
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
-from jsrl.transport.inference.area import AnsweringArea, AreaLayout
+from jsrl.transport.inference.area import AreaLayout, ServerArea
 from jsrl.transport.inference.ends import UNSERVED, PolicyNotServed, ServerEnd
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.handshake import WELCOME, Greeter, refusal_frames
+from jsrl.transport.meeting.handshake import WELCOME, HelloChecker, refusal_frames
 from jsrl.transport.meeting.unix_socket import listen_socket
 from jsrl.transport.memory.segment import Segment, make_folder
 from jsrl.transport.wire.codec import decode, encode
@@ -48,7 +48,7 @@ class _SharedClient:
         self.client = client
         self.connection = connection
         self.segment = segment
-        self.areas = {g: AnsweringArea(layout, client, g, segment.buffer) for g in layout.group_sizes}
+        self.areas = {g: ServerArea(layout, client, g, segment.buffer) for g in layout.group_sizes}
 
     def answer(self, request: ClientRequest, reply: Reply) -> bool:
         wants_core = request.request.wants_core
@@ -82,8 +82,8 @@ class SharedInferenceServer(ServerEnd):
     """The server end of `shm:FOLDER/NAME`."""
 
     def __init__(self, spec: InferenceSpec, path: str | Path, guests: JoinRules = ANYBODY):
-        self._greeter = Greeter("the inference server", flatten_schema(spec), guests)
-        super().__init__(self._greeter.admission)
+        self._hello_checker = HelloChecker("the inference server", flatten_schema(spec), guests)
+        super().__init__(self._hello_checker.admission)
         self.spec = spec
         self._path = Path(path)
         self.address = f"shm:{self._path}"
@@ -102,7 +102,7 @@ class SharedInferenceServer(ServerEnd):
             if asker is not None:
                 self._read(fd, asker)
         if len(connected) < len(events) or any(fd not in connected for fd, _ in events):
-            self._serve_strangers([fd for fd, _ in events if fd not in connected])
+            self._serve_connections([fd for fd, _ in events if fd not in connected])
 
     def _read(self, fd: int, asker: _SharedClient) -> None:
         """Process a client's messages except its end, so that the end is handled before the client's next hello."""
@@ -136,7 +136,7 @@ class SharedInferenceServer(ServerEnd):
             self._epoll.unregister(fd)
         super()._drop(asker, reason)
 
-    def _serve_strangers(self, fds: list[int]) -> None:
+    def _serve_connections(self, fds: list[int]) -> None:
         for fd in fds:
             if fd == self._listener.fileno():
                 self._accept()
@@ -178,7 +178,7 @@ class SharedInferenceServer(ServerEnd):
             if not message:
                 connection.close()
                 return
-            client, group_sizes, _ = self._greeter.read(decode([message], self._greeter.limits))
+            client, group_sizes, _ = self._hello_checker.read(decode([message], self._hello_checker.limits))
             self._admission.check_incarnation(client)
             self._let_in(client, group_sizes, connection)
         except JsrlError as error:

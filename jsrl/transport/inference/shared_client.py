@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsrl.errors import CodecError, ConfigError, JsrlError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
-from jsrl.transport.inference.area import AreaLayout, AskingArea
+from jsrl.transport.inference.area import AreaLayout, ClientArea
 from jsrl.transport.inference.ends import (
     PolicyNotServed,
     check_request,
@@ -42,7 +42,7 @@ class SharedInferenceClient:
             self._connection.close()
             raise
         buffer = self._segment.buffer
-        self._areas = {group: AskingArea(self._layout, group, buffer) for group in self._layout.group_sizes}
+        self._areas = {group: ClientArea(self._layout, group, buffer) for group in self._layout.group_sizes}
         self._timeout_s: float | None = None
         self._closed_because: str | None = None
 

@@ -24,11 +24,11 @@ import zmq
 
 from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
-from jsrl.transport.inference.area import AnsweringArea, AreaLayout
+from jsrl.transport.inference.area import AreaLayout, ServerArea
 from jsrl.transport.inference.ends import UNSERVED, PolicyNotServed, ServerEnd, read_fields
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.curve import bind_guarded, incoming, keys_to_bind, outgoing, shut
-from jsrl.transport.meeting.handshake import HELLO, PING, WELCOME, Greeter, refusal_frames
+from jsrl.transport.meeting.handshake import HELLO, PING, WELCOME, HelloChecker, refusal_frames
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
@@ -40,7 +40,7 @@ LINGER_MS = 500
 _DRAIN = 4096
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _QueuedRequest(msgspec.Struct, frozen=True):
     incarnation: int
     group: int
     min_updates: int
@@ -86,7 +86,7 @@ class _ZmqClient:
         self.route = route
         self.heard_s = time.monotonic()
         self.buffer = ClientBuffer(layout)
-        self.areas = {g: AnsweringArea(layout, client, g, self.buffer.memory) for g in layout.group_sizes}
+        self.areas = {g: ServerArea(layout, client, g, self.buffer.memory) for g in layout.group_sizes}
         self._socket, self._keys = socket, keys
 
     def answer(self, request: ClientRequest, reply: Reply) -> bool:
@@ -122,11 +122,11 @@ class ZmqInferenceServer(ServerEnd):
     """The server end of `tcp://HOST:PORT` and `ipc://PATH`."""
 
     def __init__(self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath = None, guests: JoinRules = ANYBODY):
-        self._greeter = Greeter("the inference server", flatten_schema(spec), guests)
-        super().__init__(self._greeter.admission)
+        self._hello_checker = HelloChecker("the inference server", flatten_schema(spec), guests)
+        super().__init__(self._hello_checker.admission)
         self._keys = own_keys = keys_to_bind(endpoint, keys)
         self.spec = spec
-        header_bytes = self._greeter.limits.header_bytes
+        header_bytes = self._hello_checker.limits.header_bytes
         request_bytes = AreaLayout(spec, {0: guests.rows}).question_bytes(0)
         most_bytes = min(MAX_MESSAGE_BYTES, header_bytes + request_bytes)
         self._limits = Limits(header_bytes, frames=2, message_bytes=most_bytes)
@@ -137,7 +137,7 @@ class ZmqInferenceServer(ServerEnd):
         configure(self._socket, most_bytes)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.address, self._gate = bind_guarded(self._socket, endpoint, own_keys)
+        self.address, self._authenticator = bind_guarded(self._socket, endpoint, own_keys)
 
     def _gather(self, max_wait_s: float) -> None:
         if max_wait_s > 0 and not self._socket.poll(math.ceil(min(max_wait_s, _PING_S) * 1000)):
@@ -186,7 +186,7 @@ class ZmqInferenceServer(ServerEnd):
                 self._drop(asker, str(error))
 
     def _take(self, asker: _ZmqClient, message: Message) -> None:
-        asked: _Asked = read_fields(message, _Asked)
+        asked: _QueuedRequest = read_fields(message, _QueuedRequest)
         area = asker.areas.get(asked.group)
         if asked.incarnation != asker.client.incarnation or area is None or area.open:
             raise CodecError(
@@ -198,7 +198,7 @@ class ZmqInferenceServer(ServerEnd):
         self._ready.append(area.read(asked.min_updates, asked.step, asked.wants_core))
 
     def _greet(self, route: bytes, message: Message) -> None:
-        client, group_sizes, _ = self._greeter.read(message)
+        client, group_sizes, _ = self._hello_checker.read(message)
         present: Any = self._askers.get(client.name)
         if present is not None and not present.tell([_PING]):
             self._drop(present, "its connection broke")
@@ -220,4 +220,4 @@ class ZmqInferenceServer(ServerEnd):
 
     def _shut(self) -> None:
         self._routes.clear()
-        shut(self._context, self._socket, self._gate, LINGER_MS)
+        shut(self._context, self._socket, self._authenticator, LINGER_MS)

@@ -10,7 +10,7 @@ import zmq
 
 from jsrl.errors import AccessDenied, CodecError, StreamClosed, StreamTimeout
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
-from jsrl.transport.inference.area import AreaLayout, AskingArea
+from jsrl.transport.inference.area import AreaLayout, ClientArea
 from jsrl.transport.inference.ends import (
     UNSERVED,
     PolicyNotServed,
@@ -56,7 +56,7 @@ class ZmqInferenceClient:
         self.identity = client
         self._layout = AreaLayout(spec, group_sizes)
         self._buffer = ClientBuffer(self._layout)
-        self._areas = {group: AskingArea(self._layout, group, self._buffer.memory) for group in group_sizes}
+        self._areas = {group: ClientArea(self._layout, group, self._buffer.memory) for group in group_sizes}
         self._limits = Limits(HELLO_LIMITS.header_bytes, frames=2, message_bytes=MAX_MESSAGE_BYTES)
         self._closed_because: str | None = None
         self._context = zmq.Context()

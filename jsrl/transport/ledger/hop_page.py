@@ -8,7 +8,7 @@ welcomes the producer: a file in the hop's folder. A producer on the same host m
 | 0 magic, 1 format, 2 incarnation of the consumer, 3 blocks, 4 road | consumer, once | |
 | 8 attached, 9 begun, 10 committed | producer | commits started, and commits finished |
 | 11 left | producer, or the process that removes the ring | commits that no consumer will ever take; -1: not counted |
-| 16 received, 17 told, 18 parted | consumer | received; commits by the producer's last message (-1: none); reads no more |
+| 16 received, 17 counted, 18 has_left | consumer | received; commits by the producer's last message (-1: none); has ended |
 | from byte 256: path | consumer, once | of the ring in shared memory |
 
 Every change is one 8-byte store. A producer killed between `begun` and `committed` leaves one trajectory that may or may
@@ -34,7 +34,7 @@ LOCAL, SHARED, ZEROMQ = 0, 1, 2  # roads
 _MAGIC, _FORMAT, _PAGE_BYTES, _PATH_AT = 0x4A53524C484F5053, 1, 4096, 256
 _SESSION, _BLOCKS, _ROAD = 2, 3, 4
 _ATTACHED, _BEGUN, _COMMITTED, _LEFT = 8, 9, 10, 11
-_RECEIVED, _TOLD, _PARTED = 16, 17, 18
+_RECEIVED, _COUNTED, _HAS_LEFT = 16, 17, 18
 _SUFFIX = ".page"
 
 
@@ -53,8 +53,8 @@ class Connection(NamedTuple):
     committed: int = 0
     left: int = -1
     received: int = 0
-    told: int = -1
-    parted: bool = True
+    counted: int = -1
+    has_left: bool = True
     ring: int = -1
 
 
@@ -85,7 +85,7 @@ class HopPage:
         content = bytearray(_PAGE_BYTES)
         words = memoryview(content)[:_PATH_AT].cast("q")
         words[0], words[1], words[_SESSION], words[_BLOCKS], words[_ROAD] = _MAGIC, _FORMAT, session, blocks, road
-        words[_LEFT] = words[_TOLD] = -1
+        words[_LEFT] = words[_COUNTED] = -1
         name = os.fsencode(ring or "")
         if len(name) <= _PAGE_BYTES - _PATH_AT:
             content[_PATH_AT : _PATH_AT + len(name)] = name
@@ -139,16 +139,16 @@ class HopPage:
 
     def tell(self, committed: int) -> None:
         """Record the number of commits in the producer's message, for producers that cannot reach this page."""
-        self._words[_TOLD] = committed
+        self._words[_COUNTED] = committed
 
-    def part(self) -> None:
+    def stop_reading(self) -> None:
         """Record that nothing more will be read."""
-        self._words[_PARTED] = 1
+        self._words[_HAS_LEFT] = 1
 
     @property
-    def parted(self) -> bool:
+    def has_left(self) -> bool:
         """Return whether the consumer reads no more."""
-        return bool(self._words[_PARTED])
+        return bool(self._words[_HAS_LEFT])
 
 
 def new_session() -> int:
@@ -184,7 +184,7 @@ def pages_in(folder: Path) -> Iterator[Path]:
     return folder.glob(f"*{_SUFFIX}")
 
 
-def look_into_rings(folder: Path) -> None:
+def count_rings(folder: Path) -> None:
     """Record how many commits are left in rings that are about to be removed, because no reader will take them.
 
     A producer that is alive counts once more when it closes. Unreadable pages are left to `read_connections`.
@@ -192,7 +192,7 @@ def look_into_rings(folder: Path) -> None:
     for path in pages_in(folder):
         with contextlib.suppress(OSError, StreamError):
             connection = _read(path)
-            if connection.ring >= 0 and connection.left < 0 and not connection.parted:
+            if connection.ring >= 0 and connection.left < 0 and not connection.has_left:
                 HopPage(_map(_open(path))).leave(connection.ring)
 
 
@@ -218,8 +218,8 @@ def _read(path: Path) -> Connection:
         committed=words[_COMMITTED],
         left=words[_LEFT],
         received=words[_RECEIVED],
-        told=words[_TOLD],
-        parted=bool(words[_PARTED]),
+        counted=words[_COUNTED],
+        has_left=bool(words[_HAS_LEFT]),
         ring=_commits_in(Path(ring), words[_SESSION]) if ring else -1,
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.errors import SnapshotError, StreamError
-from jsrl.transport.ledger.hop_page import look_into_rings, read_connections
+from jsrl.transport.ledger.hop_page import count_rings, read_connections
 from jsrl.transport.ledger.page import LEDGER, PageContent, read_page
 from jsrl.transport.ledger.reconcile import HopLedger, reconcile
 
@@ -66,4 +66,4 @@ def read_hops(run: Path) -> dict[str, HopLedger]:
 def close_hops(run: Path) -> None:
     """Count what is left in rings, before the run's shared memory is removed; all its processes have ended."""
     for folder in (run / HOPS).glob("*"):
-        look_into_rings(folder)
+        count_rings(folder)

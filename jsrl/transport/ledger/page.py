@@ -110,7 +110,7 @@ def open_ledger(
     last = read_page(path)
     epoch = least_epoch if last is None else max(least_epoch, last.epoch + 1)
     ledger = continued(last, saved, rolls_back=rolls_back)
-    if last is None or _knows_more(saved, last):
+    if last is None or _has_more_counts(saved, last):
         for page_path in pages_in(hop) if hop is not None else ():
             page_path.unlink(missing_ok=True)
         last = PageContent(epoch, ledger, carried=ledger.received)
@@ -161,7 +161,7 @@ def continued(last: PageContent | None, saved: dict[str, Any] | None, *, rolls_b
     return begun
 
 
-def _knows_more(saved: dict[str, Any] | None, last: PageContent) -> bool:
+def _has_more_counts(saved: dict[str, Any] | None, last: PageContent) -> bool:
     """Return whether a snapshot has counts that are missing in the page."""
     if saved is None or saved["epoch"] < last.epoch:
         return False

@@ -10,7 +10,7 @@ from typing import Any
 import zmq
 
 
-class Answering:
+class AnswerThread:
     """Answers messages one by one until it is closed.
 
     Args:

@@ -1,6 +1,6 @@
 """Encrypted streams (CURVE): which keys a listening socket accepts, and why a connection got no answer.
 
-With CURVE alone a server accepts every client that knows its public key; the gate also requires the run's client key.
+With CURVE alone a server accepts every client that knows its public key; the authenticator also requires the run's client key.
 ZeroMQ sends and delivers nothing before the handshake has succeeded.
 """
 
@@ -17,7 +17,7 @@ from zmq.utils import z85
 
 from jsrl.errors import AccessDenied, StreamTimeout
 from jsrl.transport.meeting.address import check_reach
-from jsrl.transport.meeting.answering import Answering
+from jsrl.transport.meeting.answering import AnswerThread
 from jsrl.transport.meeting.keys import (
     ClientKeys,
     KeyPath,
@@ -81,8 +81,8 @@ def bind_guarded(
     endpoint: str,
     keys: ServerKeys | None,
     admits: Admits | None = None,
-) -> tuple[str, Gate | None]:
-    """Bind a socket, encrypted and behind a gate if there are keys; return its endpoint, and the gate.
+) -> tuple[str, Authenticator | None]:
+    """Bind a socket, encrypted and with an authenticator if there are keys; return its endpoint, and the authenticator.
 
     `admits` decides who may connect, and may change its mind; without it, the keys decide. Call this after the socket's other
     options are set, and close both with `shut`.
@@ -91,20 +91,20 @@ def bind_guarded(
       ConfigError: the endpoint is taken or impossible; both are closed then.
     """
     _prepare(socket, endpoint, keys)
-    gate = None
+    authenticator = None
     if keys is not None:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
-        gate = Gate(socket.context, admits or keys.admits)
+        authenticator = Authenticator(socket.context, admits or keys.admits)
     try:
         bound = bind(socket, endpoint)
     except BaseException:
-        _close(socket.context, socket, gate, 0)
+        _close(socket.context, socket, authenticator, 0)
         raise
-    if gate is not None:
-        gate.endpoint = bound
-    return bound, gate
+    if authenticator is not None:
+        authenticator.endpoint = bound
+    return bound, authenticator
 
 
 def outgoing(frames: list[Any], keys: object | None) -> list[Any]:
@@ -121,16 +121,16 @@ def incoming(frames: Sequence[Any], keys: object | None, most_bytes: int) -> Seq
     return frames if keys is None else join(frames, most_bytes)
 
 
-def shut(context: zmq.Context, socket: zmq.Socket, gate: Gate | None, linger_ms: int) -> None:
-    """Close a socket from `bind_guarded`, then its gate, then their context; removes an ipc path."""
+def shut(context: zmq.Context, socket: zmq.Socket, authenticator: Authenticator | None, linger_ms: int) -> None:
+    """Close a socket from `bind_guarded`, then its authenticator, then their context; removes an ipc path."""
     remove_path(socket)
-    _close(context, socket, gate, linger_ms)
+    _close(context, socket, authenticator, linger_ms)
 
 
-def _close(context: zmq.Context, socket: zmq.Socket, gate: Gate | None, linger_ms: int) -> None:
-    socket.close(linger=linger_ms)  # first: without its gate it would accept every client
-    if gate is not None:
-        gate.close()
+def _close(context: zmq.Context, socket: zmq.Socket, authenticator: Authenticator | None, linger_ms: int) -> None:
+    socket.close(linger=linger_ms)  # first: without its authenticator it would accept every client
+    if authenticator is not None:
+        authenticator.close()
     context.destroy(linger=linger_ms)
 
 
@@ -142,7 +142,7 @@ def _prepare(socket: zmq.Socket, endpoint: str, keys: Any) -> None:
         socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
 
 
-class Gate:
+class Authenticator:
     """A thread that ZeroMQ asks about every connection; accepts clients whose key is admitted (ZeroMQ's RFC 27, ZAP).
 
     Attributes:
@@ -155,7 +155,7 @@ class Gate:
         socket = context.socket(zmq.REP)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(_ZAP)  # here, so that it exists before the guarded socket is bound
-        self._answering = Answering(socket, self._answer, "stream-gate")
+        self._answering = AnswerThread(socket, self._answer, "stream-keys")
 
     def _answer(self, frames: list[bytes]) -> list[bytes]:
         """Return the answer to ZeroMQ's query (version, id, domain, address, identity, mechanism, credentials)."""

@@ -18,7 +18,7 @@ import zmq
 from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError
 from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.admission import Admission, JoinRules, read_pairs
-from jsrl.transport.meeting.answering import Answering
+from jsrl.transport.meeting.answering import AnswerThread
 from jsrl.transport.meeting.curve import Handshakes, outgoing
 from jsrl.transport.meeting.sockets import bind, configure
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
@@ -64,7 +64,7 @@ def hello_of_producer(producer: ProducerId, num_groups: int, schema: tuple[Leaf,
     return Hello(producer, dict.fromkeys(range(num_groups), 1), schema)
 
 
-class Greeter:
+class HelloChecker:
     """Checks hellos for a binding end: first the identity and groups, then the schema.
 
     Args:
@@ -204,7 +204,7 @@ class HelloResponder:
         configure(socket, limits.message_bytes)
         socket.setsockopt(zmq.LINGER, 200)
         bind(socket, endpoint)
-        self._answering = Answering(socket, self._answer_hello, "sample-greeter")
+        self._answering = AnswerThread(socket, self._answer_hello, "sample-hellos")
 
     def _answer_hello(self, frames: list[bytes]) -> list[Any]:
         sender, *hello = frames

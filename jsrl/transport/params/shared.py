@@ -254,7 +254,7 @@ class SharedParamsSubscriber:
         if version is not None and version_updates(version) >= min_updates:
             return
         deadline = time.monotonic() + timeout_s
-        bell = self._hang_bell()
+        bell = self._own_doorbell()
         while True:
             version = self._version(policy)
             if version is not None and version_updates(version) >= min_updates:
@@ -270,7 +270,7 @@ class SharedParamsSubscriber:
             source = self._follow(policy)
         return None if source is None else source.bank.latest_version()
 
-    def _hang_bell(self) -> Doorbell:
+    def _own_doorbell(self) -> Doorbell:
         if self._bell is None:
             make_folder(self._path.parent)
             bells = make_folder(_bells_path(self._path))

@@ -157,7 +157,7 @@ class ZmqParamsPublisher:
         configure(socket, 1 << 16)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.address, self._gate = bind_guarded(socket, endpoint, own_keys)
+        self.address, self._authenticator = bind_guarded(socket, endpoint, own_keys)
         self._thread = _PublisherThread(socket, self._store, own_keys)
         self._thread.start()
 
@@ -179,7 +179,7 @@ class ZmqParamsPublisher:
         if not self._closed:
             self._closed = True
             self._thread.stop()
-            shut(self._context, self._socket, self._gate, 0)
+            shut(self._context, self._socket, self._authenticator, 0)
 
 
 class _SubscriberThread(_Thread):

@@ -29,7 +29,7 @@ class ZmqFirstRank:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         configure(self._socket, _MESSAGE_BYTES)
-        self.address, self._gate = bind_guarded(self._socket, endpoint, self._keys)
+        self.address, self._authenticator = bind_guarded(self._socket, endpoint, self._keys)
 
     def hear(self, timeout_s: float) -> list[tuple[bytes, bytes]]:
         """Return (sender, message) pairs; wait up to `timeout_s` for the first."""
@@ -51,7 +51,7 @@ class ZmqFirstRank:
     def close(self) -> None:
         """Close the stream."""
         if not self._socket.closed:
-            shut(self._context, self._socket, self._gate, 100)
+            shut(self._context, self._socket, self._authenticator, 100)
 
 
 class ZmqOtherRank:

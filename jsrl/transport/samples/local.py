@@ -13,7 +13,7 @@ from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_session
 from jsrl.transport.meeting.address import check_name
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.handshake import Greeter, hello_of_producer
+from jsrl.transport.meeting.handshake import HelloChecker, hello_of_producer
 from jsrl.transport.samples.ends import (
     OpenBlock,
     ProducerEnd,
@@ -125,7 +125,7 @@ class LocalSampleConsumer:
         self.queue = SampleQueue(self.address, ledger)
         self._hop, self._session = hop, new_session()
         self._blocks_per_producer = check_blocks(blocks_per_producer)
-        self._greeter = Greeter("the consumer", self.leaves, guests)
+        self._hello_checker = HelloChecker("the consumer", self.leaves, guests)
         self._producers: dict[ProducerId, LocalSampleProducer] = {}
         with _arrival:
             if name in _bound:
@@ -144,11 +144,11 @@ class LocalSampleConsumer:
             if self.queue.closed:
                 raise StreamClosed(f"{self.address} is closed.")
             try:
-                self._greeter.check(hello_of_producer(producer.producer, producer.num_groups, producer.leaves))
+                self._hello_checker.check(hello_of_producer(producer.producer, producer.num_groups, producer.leaves))
             except SpecMismatch as error:
                 self.queue.complain(SpecMismatch(str(error)))
                 raise
-            self._greeter.admission.admit(producer.producer)
+            self._hello_checker.admission.admit(producer.producer)
             for old in [known for known in self._producers if known.name == producer.producer.name]:
                 self._disconnect(old, "replaced by a later incarnation")
             self._producers[producer.producer] = producer
@@ -160,7 +160,7 @@ class LocalSampleConsumer:
         """Forget a producer (called by the producer)."""
         with self.queue.changed:
             self._producers.pop(producer.producer, None)
-            producer.page.part()
+            producer.page.stop_reading()
 
     def get(self, timeout_s: float) -> Lease:
         """Return the next committed trajectory, in order per (producer, group).
@@ -188,7 +188,7 @@ class LocalSampleConsumer:
     def fence(self, producer: ProducerId) -> None:
         """Reject this incarnation from now on; its earlier commits are still delivered."""
         with self.queue.changed:
-            self._greeter.admission.fence(producer)
+            self._hello_checker.admission.fence(producer)
             self._disconnect(producer, "fenced by the consumer")
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class LocalSampleConsumer:
         end = self._producers.pop(producer, None)
         if end is not None:
             end.disconnect(reason)
-            end.page.part()
+            end.page.stop_reading()
 
 
 def connect_local(

@@ -17,10 +17,10 @@ from typing import Any
 
 from jsrl.errors import SpecMismatch, StreamError
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
-from jsrl.transport.ledger.hop_page import SHARED, HopPage, look_into_rings, new_session
+from jsrl.transport.ledger.hop_page import SHARED, HopPage, count_rings, new_session
 from jsrl.transport.meeting.address import check_ipc_path, check_name
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.handshake import WELCOME, Greeter, HelloResponder, remaining
+from jsrl.transport.meeting.handshake import WELCOME, HelloChecker, HelloResponder, remaining
 from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.segment import make_folder
 from jsrl.transport.samples.ends import SampleQueue, check_blocks, choose_blocks
@@ -73,21 +73,23 @@ class SharedSampleConsumer:
         self._blocks_per_producer = check_blocks(blocks_per_producer)
         self._queue = SampleQueue(self.address, ledger)
         self._hop, self._session = hop, new_session()
-        self._greeter = Greeter("the consumer", self.leaves, guests)
+        self._hello_checker = HelloChecker("the consumer", self.leaves, guests)
         self._peers: dict[ProducerId, _Peer] = {}
-        self._lock = threading.RLock()  # the greeter's thread adds peers
+        self._lock = threading.RLock()  # the hello checker's thread adds peers
         self._next_look_s = 0.0
         prefix = f"{name}.samples"
         check_ipc_path(f"{self._folder / prefix}.hello")
         self._owner_path = self._folder / f"{prefix}.owner"
         self._owner_fd = claim_owner(self._owner_path, self.address)
         if hop is not None:
-            look_into_rings(hop)  # of a consumer that was killed
+            count_rings(hop)  # of a consumer that was killed
         for stale in self._folder.glob(f"{prefix}.*"):
             if stale != self._owner_path:
                 stale.unlink(missing_ok=True)
         self._bell = Doorbell.create(self._folder / f"{prefix}.bell")
-        self._responder = HelloResponder(f"ipc://{self._folder / prefix}.hello", self._welcome, self._greeter.limits)
+        self._responder = HelloResponder(
+            f"ipc://{self._folder / prefix}.hello", self._welcome, self._hello_checker.limits
+        )
 
     @property
     def ledger(self) -> Ledger:
@@ -135,7 +137,7 @@ class SharedSampleConsumer:
     def fence(self, producer: ProducerId) -> None:
         """Reject this incarnation from now on; its earlier commits are still delivered."""
         with self._lock:
-            self._greeter.admission.fence(producer)
+            self._hello_checker.admission.fence(producer)
             peer = self._peers.get(producer)
             if peer is not None:
                 self._part(peer, FENCED)
@@ -154,11 +156,11 @@ class SharedSampleConsumer:
             path.unlink(missing_ok=True)
         os.close(self._owner_fd)
 
-    # -- joining (the greeter's thread)
+    # -- joining (the hello checker's thread)
 
     def _welcome(self, message: Message) -> list[Any]:
         try:
-            hello = self._greeter.read(message)
+            hello = self._hello_checker.read(message)
         except SpecMismatch as error:
             self._queue.complain(SpecMismatch(str(error)))
             self._bell.ring()
@@ -167,7 +169,7 @@ class SharedSampleConsumer:
         num_blocks = choose_blocks(self._blocks_per_producer, num_groups)
         stem = file_stem(self._name, producer)
         with self._lock:
-            self._greeter.admission.admit(producer)
+            self._hello_checker.admission.admit(producer)
             for peer in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
                 self._part(peer, FENCED)
             path = self._folder / f"{stem}.pages"
@@ -236,10 +238,10 @@ class SharedSampleConsumer:
 
     def _forget(self, peer: _Peer, why: int) -> None:
         peer.ended = True
-        self._greeter.admission.fence(peer.producer)
+        self._hello_checker.admission.fence(peer.producer)
         self._peers.pop(peer.producer, None)
         peer.pages.end(why)
-        peer.page.part()
+        peer.page.stop_reading()
         peer.bell.ring()
         peer.bell.unlink()
         peer.bell.close()

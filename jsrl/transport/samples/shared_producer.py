@@ -19,7 +19,7 @@ from jsrl.transport.wire.schema import make_layout
 from jsrl.types import Tree
 
 _LOOK_S = 0.25  # how often a waiting end checks that the other one is alive
-_PARTING_S = 0.5  # longest wait for a consumer that is just ending this connection
+_LEAVING_S = 0.5  # longest wait for a consumer that is just ending this connection
 
 
 class SharedSampleProducer(ProducerEnd):
@@ -104,17 +104,17 @@ class SharedSampleProducer(ProducerEnd):
         self._closed = True
         self._pages.leave()
         self._consumer_bell.ring()
-        self._look_back()
+        self._count_unread()
         self._pages.close()
         self._consumer_bell.close()
         self._bell.close()
         os.close(self._owner_fd)
 
-    def _look_back(self) -> None:
+    def _count_unread(self) -> None:
         """Count what is left in the ring, if the consumer reads no more: it ended this connection, or is dead."""
         if self._page.kept and self._pages.ending():
-            wait_until(lambda: self._page.parted, time.sleep, _PARTING_S, 0.001)
-        if self._page.parted or not is_locked(self._owner_fd):
+            wait_until(lambda: self._page.has_left, time.sleep, _LEAVING_S, 0.001)
+        if self._page.has_left or not is_locked(self._owner_fd):
             self._page.leave(self._pages.committed)
 
     def _check_open(self) -> None:

@@ -195,7 +195,7 @@ class ZmqSampleProducer(ProducerEnd):
                 self._tell("bye")
                 self._hear(_SYNC_S)
             self._closed = self._closed or "closed by this producer"
-            if self._lost or self._page.parted:  # the counts are final
+            if self._lost or self._page.has_left:  # the counts are final
                 self._page.leave(self._sent)
             self._context.destroy(linger=0)
 

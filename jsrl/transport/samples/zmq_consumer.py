@@ -17,7 +17,7 @@ from jsrl.transport.ledger.hop_page import ZEROMQ, HopPage, new_session
 from jsrl.transport.meeting.address import check_origin
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.curve import bind_guarded, incoming, keys_to_bind, shut
-from jsrl.transport.meeting.handshake import HELLO, WELCOME, Greeter, refusal_frames, remaining
+from jsrl.transport.meeting.handshake import HELLO, WELCOME, HelloChecker, refusal_frames, remaining
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.memory.allocator import reuse_freed_memory
@@ -45,7 +45,7 @@ class _Peer:
     page: HopPage
     received: int = 0
     released: int = 0
-    told: int = 0  # the part of `released` that the producer knows
+    acknowledged: int = 0  # the part of `released` that the producer knows
     asked: int = -1  # the index requested again last
     sequences: dict[int, int] = field(default_factory=dict)
 
@@ -76,12 +76,12 @@ class ZmqSampleConsumer:
         self.leaves = flatten_schema(schema)
         self._layout = make_layout(self.leaves)
         self._blocks_per_producer = check_blocks(blocks_per_producer)
-        self._greeter = Greeter("the consumer", self.leaves, guests)
-        header_bytes = self._greeter.limits.header_bytes
+        self._hello_checker = HelloChecker("the consumer", self.leaves, guests)
+        header_bytes = self._hello_checker.limits.header_bytes
         self._limits = Limits(header_bytes, frames=2, message_bytes=header_bytes + self._layout.size_bytes)
         self._peers: dict[bytes, _Peer] = {}
         self._owing: list[list[Any]] = []  # messages that the thread must send
-        self._untold: dict[bytes, _Peer] = {}  # producers that do not know of everything that was released
+        self._unacknowledged: dict[bytes, _Peer] = {}  # producers that do not know of everything that was released
         if self._layout.size_bytes >= _LARGE_BYTES:
             reuse_freed_memory()
         self._lock = threading.RLock()
@@ -90,7 +90,7 @@ class ZmqSampleConsumer:
         self._socket = self._context.socket(zmq.ROUTER)
         configure(self._socket, max(self._layout.size_bytes, header_bytes), buffer_bytes=BUFFER_BYTES)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self.address, self._gate = bind_guarded(self._socket, endpoint, own_keys)
+        self.address, self._authenticator = bind_guarded(self._socket, endpoint, own_keys)
         self._queue = SampleQueue(self.address, ledger)
         self._hop, self._session = hop, new_session()
         self._stop = threading.Event()
@@ -136,8 +136,8 @@ class ZmqSampleConsumer:
         with self._lock:
             peer.released += 1
             if peer.route in self._peers:
-                self._untold[peer.route] = peer
-        if 2 * (peer.released - peer.told) >= peer.num_blocks:
+                self._unacknowledged[peer.route] = peer
+        if 2 * (peer.released - peer.acknowledged) >= peer.num_blocks:
             self._serve()
 
     def pending(self) -> int:
@@ -148,7 +148,7 @@ class ZmqSampleConsumer:
     def fence(self, producer: ProducerId) -> None:
         """Reject this incarnation from now on; what arrived before is still delivered."""
         with self._lock:
-            self._greeter.admission.fence(producer)
+            self._hello_checker.admission.fence(producer)
             for peer in [peer for peer in self._peers.values() if peer.producer == producer]:
                 self._part(peer, "this incarnation was fenced by the consumer.")
         self._serve()
@@ -164,14 +164,14 @@ class ZmqSampleConsumer:
                 self._part(peer, "the consumer is closed.")
         with self._socket_lock:
             self._receive_and_send()
-            shut(self._context, self._socket, self._gate, _LINGER_MS)
+            shut(self._context, self._socket, self._authenticator, _LINGER_MS)
 
     def _part(self, peer: _Peer, reason: str) -> None:
         self._peers.pop(peer.route, None)
-        peer.page.part()
-        self._owe(peer.route, refusal_frames(StreamClosed(reason)))
+        peer.page.stop_reading()
+        self._queue_send(peer.route, refusal_frames(StreamClosed(reason)))
 
-    def _owe(self, route: bytes, frames: list[Any]) -> None:
+    def _queue_send(self, route: bytes, frames: list[Any]) -> None:
         self._owing.append([route, *frames])
 
     # -- the socket, with its lock held
@@ -194,10 +194,10 @@ class ZmqSampleConsumer:
         heard = self._receive()
         with self._lock:
             owing, self._owing = self._owing, []
-            for peer in self._untold.values():
-                if peer.route in self._peers and peer.told < peer.released:
+            for peer in self._unacknowledged.values():
+                if peer.route in self._peers and peer.acknowledged < peer.released:
                     owing.append([peer.route, *_credit(peer)])
-            self._untold.clear()
+            self._unacknowledged.clear()
         for frames in owing:
             self._socket.send_multipart(frames)
         return heard
@@ -228,33 +228,33 @@ class ZmqSampleConsumer:
             self._take_sample(peer, message)
         elif message.kind == "sync":
             peer.asked = -1
-            self._owe(route, _credit(peer, resend=peer.received < read_number(message, "sent")))
+            self._queue_send(route, _credit(peer, resend=peer.received < read_number(message, "sent")))
         elif message.kind == "bye":
             if peer.received < read_number(message, "sent"):
-                self._owe(route, _credit(peer, resend=True))
+                self._queue_send(route, _credit(peer, resend=True))
             else:
                 self._peers.pop(route)
                 peer.page.tell(read_number(message, "sent"))
-                peer.page.part()
-                self._owe(route, encode("farewell"))
+                peer.page.stop_reading()
+                self._queue_send(route, encode("farewell"))
         else:
             raise CodecError(f"unknown message {message.kind[:40]!r}.")
 
     def _welcome(self, route: bytes, message: Message) -> None:
-        hello = self._greeter.read(message)
+        hello = self._hello_checker.read(message)
         producer, num_groups = hello.guest, len(hello.groups)
         known = self._peers.get(route)
         if known is not None and known.producer == producer:  # repeated: the welcome was late, or lost
-            self._owe(route, self._welcome_frames(known.num_blocks))
+            self._queue_send(route, self._welcome_frames(known.num_blocks))
             return
         num_blocks = choose_blocks(self._blocks_per_producer, num_groups)
-        self._greeter.admission.admit(producer)
+        self._hello_checker.admission.admit(producer)
         for old in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
             self._part(old, f"replaced by incarnation {producer.incarnation}.")
         page = HopPage.create(self._hop, producer, self._session, blocks=num_blocks, road=ZEROMQ)
         self._queue.ledger.join()
         self._peers[route] = _Peer(producer, route, num_groups, num_blocks, page)
-        self._owe(route, self._welcome_frames(num_blocks))
+        self._queue_send(route, self._welcome_frames(num_blocks))
 
     def _welcome_frames(self, num_blocks: int) -> list[Any]:
         packing = {"packing": self._packing.fields} if self._packing else {}
@@ -267,7 +267,7 @@ class ZmqSampleConsumer:
         if index > peer.received:
             if peer.asked != peer.received:
                 peer.asked = peer.received
-                self._owe(peer.route, _credit(peer, resend=True))
+                self._queue_send(peer.route, _credit(peer, resend=True))
             return
         group, sequence = read_number(message, "group"), read_number(message, "sequence")
         expected = peer.sequences.get(group, 0)
@@ -293,10 +293,10 @@ class ZmqSampleConsumer:
             self._queue.complain(SpecMismatch(str(error)))
         elif peer is not None:  # a welcomed producer violates the protocol
             self._queue.complain(StreamError(str(error)))
-            self._greeter.admission.fence(peer.producer)
+            self._hello_checker.admission.fence(peer.producer)
             self._peers.pop(route, None)
-            peer.page.part()
-        self._owe(route, refusal_frames(error))
+            peer.page.stop_reading()
+        self._queue_send(route, refusal_frames(error))
 
 
 def _read_origin(message: Message) -> Origin | None:
@@ -309,5 +309,5 @@ def _read_origin(message: Message) -> Origin | None:
 
 
 def _credit(peer: _Peer, *, resend: bool = False) -> list[Any]:
-    peer.told = peer.released
+    peer.acknowledged = peer.released
     return encode("credit", {"received": peer.received, "released": peer.released, "resend": resend})

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from jsrl.envs.base import Episode
-from jsrl.runs.control_bodies import Games, Lease, Moment, Played
+from jsrl.runs.control_bodies import Games, Lease, GroupStep, Played
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ACTING, ONLY_SCORED, WAITING, Array, EnvSpec, GameSpec, spread
 from jsrl.workers.base import Reporter
@@ -28,7 +28,7 @@ MOST_AHEAD = 4096  # assignments that an actor keeps in addition to one for each
 
 
 @dataclass
-class Cast:
+class SeatPlayers:
     """The players of the seats of one policy in one group of environments.
 
     Attributes:
@@ -61,11 +61,11 @@ class Cast:
 
 @dataclass
 class _Slots:
-    """A group's slots: the current and next assignment of each, and the casts of its policies."""
+    """A group's slots: the current and next assignment of each, and the players of its policies."""
 
     leases: list[Lease | None]
     next: list[Lease | None]
-    casts: list[Cast] = field(default_factory=list)
+    seat_players: list[SeatPlayers] = field(default_factory=list)
 
 
 class Assignments:
@@ -95,25 +95,25 @@ class Assignments:
         self._needs: list[tuple[int, int]] = []  # (group, slot), in order of request
         self._short: Counter[int] = Counter()  # group -> slots without an assignment
         self._played: list[Played] = []
-        self._moments: list[Moment] = []  # that were not sent yet
-        self._unanswered: list[Moment] = []
+        self._moments: list[GroupStep] = []  # that were not sent yet
+        self._unanswered: list[GroupStep] = []
         self._numbers = itertools.count()
         self._received, self._session = 0, -1  # assignments, of this incarnation of the director
         # State at the last message: time, assignments received, and slots waiting; games that ended since, and per second.
-        self._told_s, self._told_received, self._asked = 0.0, -1, 0
+        self._sent_s, self._sent_received, self._asked = 0.0, -1, 0
         self._games, self._per_s = 0, 0.0
 
-    def join(self, group: int, spec: EnvSpec | GameSpec, num_envs: int, step: int = 0) -> list[Cast]:
-        """Add a group, whose slots all need an assignment after this step of it; return the cast of each policy."""
+    def join(self, group: int, spec: EnvSpec | GameSpec, num_envs: int, step: int = 0) -> list[SeatPlayers]:
+        """Add a group, whose slots all need an assignment after this step of it; return the SeatPlayers of each policy."""
         self._sides = spec.sides if isinstance(spec, GameSpec) else (0,)
         slots = self._slots[group] = _Slots([None] * num_envs, [None] * num_envs)
         for (_, places), has_core in zip(self._policies, self._cores, strict=True):
             shape = (num_envs, len(places)) if places else (num_envs,)
             version, learns = np.full(shape, LATEST_VERSION, np.int64), np.ones(shape, bool)
-            slots.casts.append(Cast(version, learns, np.full(num_envs, -1, np.int32), not has_core))
+            slots.seat_players.append(SeatPlayers(version, learns, np.full(num_envs, -1, np.int32), not has_core))
         self._need(group, range(num_envs))
         self._note(group, step, range(num_envs))
-        return slots.casts
+        return slots.seat_players
 
     def take(self, leases: Iterable[Lease], session: int, sent: int, slots: Sequence[tuple[int, int]] = ()) -> None:
         """Receive assignments of the director.
@@ -172,29 +172,29 @@ class Assignments:
             lease, all_slots.next[slot] = all_slots.next[slot], None
             if lease is not None:
                 all_slots.leases[slot] = lease
-                self._cast(all_slots.casts, slot, lease)
+                self._assign_players(all_slots.seat_players, slot, lease)
 
     def show_ended(self, group: int, slots: Iterable[int]) -> None:
         """Let the last rows of games that ended before a resume carry their numbers; their slots wait to be opened."""
         for slot in slots:
             upcoming = self._slots[group].next[slot]
             if upcoming is not None:
-                for cast in self._slots[group].casts:
-                    cast.game[slot] = upcoming.before
+                for players in self._slots[group].seat_players:
+                    players.game[slot] = upcoming.before
 
-    def _cast(self, casts: Sequence[Cast], slot: int, lease: Lease) -> None:
-        """Write the players of a slot into the casts of all policies."""
-        for (number, places), cast in zip(self._policies, casts, strict=True):
+    def _assign_players(self, seat_players: Sequence[SeatPlayers], slot: int, lease: Lease) -> None:
+        """Write the players of a slot into the players of all policies."""
+        for (number, places), players in zip(self._policies, seat_players, strict=True):
             sides = [self._sides[place] for place in places] or [0]
             own = np.array([lease.players[side][0] == number for side in sides])
             version = [lease.players[side][1] for side in sides]
             only_scored = self._scored and not any(lease.learns)
             learns = own & [only_scored or lease.learns[side] for side in sides]
-            cast.version[slot] = (
+            players.version[slot] = (
                 np.where(own, version, NOT_PLAYED) if places else (version[0] if own[0] else NOT_PLAYED)
             )
-            cast.learns[slot] = learns if places else learns[0]
-            cast.game[slot] = ONLY_SCORED - lease.id if only_scored else lease.id
+            players.learns[slot] = learns if places else learns[0]
+            players.game[slot] = ONLY_SCORED - lease.id if only_scored else lease.id
 
     def void(self, group: int, slots: Iterable[int] | None, why: str) -> None:
         """Return the assignments of some slots (None: all) as void: their episodes do not count."""
@@ -241,19 +241,19 @@ class Assignments:
         """Note the results of a step, which the director processes in order."""
         if self._in_order:
             played, self._played = self._played, []
-            self._moments.append(Moment(group, step, next(self._numbers), played, list(slots)))
+            self._moments.append(GroupStep(group, step, next(self._numbers), played, list(slots)))
 
     def _tell_in_order(self) -> None:
         """Send the director the results of steps; repeat requests that were not answered for a while."""
-        told, self._moments = self._moments, []
-        self._unanswered += [moment for moment in told if moment.slots]
-        if not told and self._needs and time.monotonic() - self._told_s >= URGE_S:
+        moments, self._moments = self._moments, []
+        self._unanswered += [moment for moment in moments if moment.slots]
+        if not moments and self._needs and time.monotonic() - self._sent_s >= URGE_S:
             needs = set(self._needs)
             self._unanswered = [m for m in self._unanswered if any((m.group, slot) in needs for slot in m.slots)]
-            told = self._unanswered
-        if told:
-            self._told_s = time.monotonic()
-            body = Games([], 0, 0, self._received, self._session, told)
+            moments = self._unanswered
+        if moments:
+            self._sent_s = time.monotonic()
+            body = Games([], 0, 0, self._received, self._session, moments)
             self._reporter.event("games", "", **msgspec.to_builtins(body))
 
     def tell(self) -> None:
@@ -263,13 +263,13 @@ class Assignments:
             return
         now_s, waiting = time.monotonic(), len(self._needs)
         ahead = sum(len(s.leases) for s in self._slots.values()) + int(AHEAD_S * self._per_s)
-        runs_low = len(self._ahead) <= ahead // 2 and self._received != self._told_received
+        runs_low = len(self._ahead) <= ahead // 2 and self._received != self._sent_received
         due = bool(self._played) or waiting > self._asked or runs_low
-        pause_s = now_s - self._told_s
+        pause_s = now_s - self._sent_s
         if not (due and pause_s >= TELL_S) and not (waiting and pause_s >= URGE_S):
             return
         self._per_s += 0.5 * (min(self._games / pause_s, MOST_AHEAD) - self._per_s)
-        self._games, self._told_s, self._told_received, self._asked = 0, now_s, self._received, waiting
+        self._games, self._sent_s, self._sent_received, self._asked = 0, now_s, self._received, waiting
         played, self._played = self._played, []
         body = Games(played, waiting + ahead, len(self._ahead), self._received, self._session)
         self._reporter.event("games", "", **msgspec.to_builtins(body))

@@ -78,9 +78,9 @@ class Group:
             return actions_of(chosen)
         actions: dict[str, Array] = {}
         for (view, action), rows in zip(chosen, self.rows, strict=True):
-            assert rows.cast is not None
+            assert rows.seat_players is not None
             group = seat_group(view)
-            actions[group] = rows.cast.laid_over(actions.get(group), action)
+            actions[group] = rows.seat_players.laid_over(actions.get(group), action)
         return actions.get(NO_SEATS, actions)
 
     def restart(self, latest: EnvStep | GameStep) -> None:

@@ -13,7 +13,7 @@ from jsrl.envs.seats import SeatView, part_of
 from jsrl.errors import StreamTimeout
 from jsrl.transport.base import LATEST_VERSION, Block, InferenceClient, Reply, Request, SampleProducer
 from jsrl.types import Array, leaves, spread, version_epoch, version_updates
-from jsrl.workers.actor.assignments import Cast
+from jsrl.workers.actor.assignments import SeatPlayers
 from jsrl.workers.actor.streams import ActorStreams
 
 
@@ -103,7 +103,7 @@ class PolicyRows:
       made: trajectories committed to the current consumer. sequence: number of the open trajectory, counted by this
         process. block: memory of the open trajectory. observation, extras, state: its leaves.
       reply: the actions of the next row, once they have arrived.
-      cast: which player plays each seat, if a director assigns them.
+      seat_players: which player plays each seat, if a director assigns them.
     """
 
     policy: ActingPolicy
@@ -118,7 +118,7 @@ class PolicyRows:
     state: list[Array] = field(default_factory=list)
     game: list[Array] = field(default_factory=list)
     reply: Reply | None = None
-    cast: Cast | None = None
+    seat_players: SeatPlayers | None = None
 
     def ask(self, row: int, num_rows: int) -> None:
         """Request the actions of a row of the trajectory."""
@@ -131,7 +131,7 @@ class PolicyRows:
             step=number * num_rows + row,  # of the row in the whole run, resumes included: the row's key depends on it
             wants_core=row == 0,
             policy=settings.number,
-            version=LATEST_VERSION if self.cast is None else self.cast.asked(self.latest.acts),
+            version=LATEST_VERSION if self.seat_players is None else self.seat_players.asked(self.latest.acts),
         )
         self.policy.client.send(self.group, request)
 
@@ -190,9 +190,9 @@ class PolicyRows:
             target[row] = source
         self.block.trajectory.is_first[row] = self.latest.is_first
         acts = self.latest.acts
-        self.block.trajectory.acts[row] = acts if self.cast is None else self.cast.trained(acts)
-        if self.cast is not None and self.game:
-            self.game[0][row] = self.cast.game
+        self.block.trajectory.acts[row] = acts if self.seat_players is None else self.seat_players.trained(acts)
+        if self.seat_players is not None and self.game:
+            self.game[0][row] = self.seat_players.game
 
     def committed(self) -> None:
         """Count a trajectory that was committed."""

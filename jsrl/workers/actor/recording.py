@@ -59,7 +59,7 @@ class RecordingWriter:
         self._buffers = max(MIN_BUFFERS, 2 * self.chunk_length)
         self._free: queue.SimpleQueue[Trajectory] = queue.SimpleQueue()
         self._filled: queue.SimpleQueue[tuple[int, int, Trajectory] | None] = queue.SimpleQueue()
-        self._stopped, self._told = "", set[str]()
+        self._stopped, self._reported = "", set[str]()
         self._written_bytes = self._written_files = 0
         self._lost = self._lost_counted = 0  # copies that the disk refused; only the thread writes the first
         self.recorded = self.dropped = 0
@@ -103,8 +103,8 @@ class RecordingWriter:
                     return None
 
     def _say(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             self._warn(f"recording to {self._folder}: {text} (actor/recording_dropped counts them)")
 
     def _run(self) -> None:

@@ -56,7 +56,7 @@ class ActorStreams:
         self._present: list[Registration] = []
 
     @property
-    def with_whom(self) -> str:
+    def server_text(self) -> str:
         """Return text that names which of several servers acts for this actor."""
         return f" with {self._server.known.name.partition('.')[2]}" if self._server is not None else ""
 

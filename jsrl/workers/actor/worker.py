@@ -105,9 +105,9 @@ class Actor:
         """Let a director assign the players of a group."""
         if self._assignments is not None:
             step = group.step(self._settings.num_rows)
-            casts = self._assignments.join(group.number, group.env.spec, group.env.num_envs, step)
-            for rows, cast in zip(group.rows, casts, strict=True):
-                rows.cast = cast
+            seat_players = self._assignments.join(group.number, group.env.spec, group.env.num_envs, step)
+            for rows, players in zip(group.rows, seat_players, strict=True):
+                rows.seat_players = players
             groups = {seat_group(policy.settings.view) for policy in self._policies}
             group.shared = len(groups) < len(self._policies)
 
@@ -192,7 +192,7 @@ class Actor:
         for policy in self._policies:
             assert policy.streams is not None
             policy.streams.new_consumer = False
-            self._reporter.event("note", f"reconnected its streams{policy.streams.with_whom}, with new episodes")
+            self._reporter.event("note", f"reconnected its streams{policy.streams.server_text}, with new episodes")
         return 0
 
     def _renew(self, lost: StreamClosed) -> bool:
@@ -222,9 +222,9 @@ class Actor:
             elif group.held and self._assignments.is_ready(group.number):
                 group.held = False
                 self._complete(group)
-        return any(self._knows_its_players(group) for group in self._groups.values())
+        return any(self._has_players(group) for group in self._groups.values())
 
-    def _knows_its_players(self, group: Group) -> bool:
+    def _has_players(self, group: Group) -> bool:
         """Return whether a group can be stepped: every slot whose episode is over has its next players."""
         if self._assignments is None:
             return True
@@ -238,7 +238,7 @@ class Actor:
             return 0
         stalled = sorted((g for g in self._groups.values() if not g.missing), key=lambda g: g.made)
         for group in stalled:
-            if self._knows_its_players(group) and self._make_room(
+            if self._has_players(group) and self._make_room(
                 group, 0.0 if len(stalled) < len(self._groups) else self._settings.poll_s
             ):
                 return self._advance(group)
@@ -249,7 +249,7 @@ class Actor:
         answered = self._receive()
         if answered is None:
             return 0
-        ready = not answered.missing and self._knows_its_players(answered)
+        ready = not answered.missing and self._has_players(answered)
         return self._advance(answered) if ready and self._make_room(answered, 0.0) else 0
 
     def _receive(self) -> Group | None:
@@ -376,7 +376,7 @@ class Actor:
         maker = ProducerId(self.name, self._settings.incarnation)
         for rows in group.rows:
             assert rows.block is not None
-            if rows.cast is not None:
+            if rows.seat_players is not None:
                 self._recorder.mean("trained_rows_share", float(np.mean(rows.block.trajectory.acts[:-1] == ACTING)))
             copied = None if self._writer is None else self._writer.copy(rows.block.trajectory)
             entry = rows.block.commit(group.number, Origin(maker, rows.sequence))

@@ -16,7 +16,7 @@ import msgspec
 
 from jsrl.directors.messages import Outcome, Score, Stop
 from jsrl.runs.control import Command
-from jsrl.runs.control_bodies import Directed, Games, Moment, Scores
+from jsrl.runs.control_bodies import CommandDone, Games, GroupStep, Scores
 from jsrl.types import version_updates
 from jsrl.workers.director.worker import DirectorWorker
 
@@ -80,7 +80,7 @@ class DirectorInOrder(DirectorWorker):
     def __init__(self, *args: Any, order: OrderSettings, **options: Any) -> None:
         super().__init__(*args, **options)
         self._order, self._merge = order, Merge(order)
-        self._moment: tuple[str, int, Moment] | None = None  # whose slots are to be given assignments next
+        self._moment: tuple[str, int, GroupStep] | None = None  # whose slots are to be given assignments next
         self._between: dict[
             int, dict[str, Any]
         ] = {}  # trajectories of each group -> the state between them and the next ones
@@ -101,7 +101,7 @@ class DirectorInOrder(DirectorWorker):
                 for moment in msgspec.convert(facts, Games).moments:
                     self._hear_moment(worker, incarnation, moment)
             elif command.name == "done":
-                self._confirmed(msgspec.convert(facts, Directed))
+                self._confirmed(msgspec.convert(facts, CommandDone))
             elif command.name == "scores":
                 body = msgspec.convert(facts, Scores)
                 self._merge.add(self._order.groups + body.policy, body.batches * self._order.rows, body)
@@ -110,7 +110,7 @@ class DirectorInOrder(DirectorWorker):
         self._go_on()
         return heard
 
-    def _hear_moment(self, worker: str, incarnation: int, moment: Moment) -> None:
+    def _hear_moment(self, worker: str, incarnation: int, moment: GroupStep) -> None:
         """Process a message, unless it is a repetition."""
         who = worker, incarnation, moment.group
         if moment.group < self._order.groups and moment.number > self._seen.get(who, -1):
@@ -152,7 +152,7 @@ class DirectorInOrder(DirectorWorker):
             self._moment = message if moment.slots and self._leases.is_of(worker, incarnation) else None
         self._carry_out()
 
-    def _answer(self, worker: str, incarnation: int, moment: Moment) -> None:
+    def _answer(self, worker: str, incarnation: int, moment: GroupStep) -> None:
         """Give the slots of a group their assignments; what they played before a resume is theirs again."""
         slots = [(moment.group, slot) for slot in moment.slots]
         kept = [self._leases.returning(*slot) for slot in slots]

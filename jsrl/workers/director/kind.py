@@ -43,7 +43,7 @@ KIND = Kind(
     activities=ACTIVITIES,
     metrics=METRICS,
     loads_jax=lambda worker: False,
-    hears=("games", "done", "scores", "saving"),
+    receives=("games", "done", "scores", "saving"),
     headline=Headline("games_per_s", "games/s"),
     needs_folder="it keeps its players and results there",
 )

@@ -16,7 +16,7 @@ LEFT_OPEN = "the run went on from a snapshot"
 
 
 @dataclass
-class Holder:
+class ActorAssignments:
     """An actor that plays: its incarnation, the number of assignments sent to it, and those that are still open."""
 
     incarnation: int
@@ -34,7 +34,7 @@ class Leases:
 
     def __init__(self, session: int) -> None:
         self.session = session
-        self._holders: dict[str, Holder] = {}
+        self._holders: dict[str, ActorAssignments] = {}
         self._returning: dict[tuple[int, int], Lease] = {}  # (group, slot) -> what it played before a resume
         self._ended: dict[tuple[int, int], int] = {}  # (group, slot) -> what ended there last
 
@@ -44,7 +44,7 @@ class Leases:
         holder = self._holders.get(worker)
         if holder is None or holder.incarnation < incarnation:
             found += [Outcome(game, void=GONE) for game in holder.open] if holder is not None else []
-            holder = self._holders[worker] = Holder(incarnation)
+            holder = self._holders[worker] = ActorAssignments(incarnation)
         if incarnation < holder.incarnation:
             return found  # from an incarnation that was replaced
         for played in ended:

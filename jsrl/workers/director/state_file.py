@@ -23,7 +23,7 @@ KEPT = 8  # files of versions
 PERIOD_S = 1.0
 
 
-class Found(NamedTuple):
+class LoadedState(NamedTuple):
     """A director's state, the games of the slots, and the unconfirmed commands.
 
     stops: with this state it ended the run; a resumed run must not end at the same place again.
@@ -47,7 +47,7 @@ class StateFile:
         self.folder, self._updates, self._on_warning = Path(folder), updates, on_warning
         self._due_s = time.monotonic() + PERIOD_S
 
-    def read(self) -> Found | None:
+    def read(self) -> LoadedState | None:
         """Return the first state; None: there is none, so that the director starts from scratch.
 
         Raises:
@@ -58,7 +58,7 @@ class StateFile:
             return None
         try:
             values = read_json(path)
-            return Found(values["state"], values["leases"], values["orders"], values.get("stops", False))
+            return LoadedState(values["state"], values["leases"], values["orders"], values.get("stops", False))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise SnapshotError(
                 f"the director's state {path} cannot be read ({error}); put it back, or start a new run."
@@ -93,7 +93,7 @@ class StateFile:
             with contextlib.suppress(OSError):
                 self._of(old).unlink()
 
-    def write_now_and_then(self, values: Callable[[], dict[str, Any]], *, now: bool = False) -> None:
+    def write_periodically(self, values: Callable[[], dict[str, Any]], *, now: bool = False) -> None:
         """Write the newest state, if a second has passed."""
         if now or time.monotonic() >= self._due_s:
             self._write(self.folder / "newest.json", values(), durable=now)

@@ -29,7 +29,7 @@ from jsrl.directors.messages import Command as Order
 from jsrl.errors import SnapshotError
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
-from jsrl.runs.control_bodies import Directed, Games, Lease, Scores
+from jsrl.runs.control_bodies import CommandDone, Games, Lease, Scores
 from jsrl.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION
 from jsrl.workers.base import Reporter
@@ -105,7 +105,7 @@ class DirectorWorker:
             done += given
             if self._poll_s == 0.0:
                 self._hear()
-        self._states.write_now_and_then(self._kept)
+        self._states.write_periodically(self._kept)
         if not done and self._poll_s:
             self._phases.enter("wait_learner" if self._orders else "wait")
             time.sleep(WAIT_S)
@@ -129,7 +129,7 @@ class DirectorWorker:
             if command.name == "games":
                 reports += self._hear_actor(worker, incarnation, msgspec.convert(facts, Games))
             elif command.name == "done":
-                self._confirmed(msgspec.convert(facts, Directed))
+                self._confirmed(msgspec.convert(facts, CommandDone))
             elif command.name == "scores":
                 reports += [Score(game, value) for game, value in msgspec.convert(facts, Scores).scores]
             elif command.name == "saving":
@@ -185,7 +185,7 @@ class DirectorWorker:
     def _tell_learner(self, policy: str, command: str, **facts: Any) -> None:
         self._reporter.event("tell", policy=policy, command=command, facts=facts | {"ticket": self._ticket})
 
-    def _confirmed(self, done: Directed) -> None:
+    def _confirmed(self, done: CommandDone) -> None:
         if done.ticket != self._ticket or not self._orders:
             return  # a confirmation of a repeated command
         order = self._orders[0]
@@ -244,8 +244,8 @@ class DirectorWorker:
     def _tell_actor(
         self, worker: str, leases: Sequence[Lease], sent: int, slots: Sequence[tuple[int, int]] = ()
     ) -> None:
-        told = [msgspec.to_builtins(lease) for lease in leases]
-        body = {"leases": told, "session": self._leases.session, "sent": sent, "slots": list(slots)}
+        bodies = [msgspec.to_builtins(lease) for lease in leases]
+        body = {"leases": bodies, "session": self._leases.session, "sent": sent, "slots": list(slots)}
         self._reporter.event("tell", worker=worker, command="games", facts=body)
 
     # -- reports and end ----------------------------------------------------------------------------------------------
@@ -269,6 +269,6 @@ class DirectorWorker:
     def close(self) -> dict[str, Any]:
         """Write the state a last time; open assignments stay open, and are void in a resumed run."""
         self._hear()
-        self._states.write_now_and_then(self._kept, now=True)
+        self._states.write_periodically(self._kept, now=True)
         self._standings.write(self._director, self._state)
         return {"games": self._state["finished"]}

@@ -13,7 +13,7 @@ from jsrl.workers.evaluator.opponents import FrozenOpponent, FrozenPolicy, Loade
 from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_recorder
-from jsrl.workers.players import make_agent, params_store, played_policies, what_players_share
+from jsrl.workers.players import common_player_settings, make_agent, params_store, played_policies
 
 
 def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
@@ -26,7 +26,7 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
         num_envs=e.evaluator.num_envs,
         goal=e.stop_at_return,
         period_updates=e.evaluation_period,
-        **what_players_share(job),
+        **common_player_settings(job),
     )
 
     def make_env(num_envs: int, seed: int) -> VectorEnv | VectorGame:

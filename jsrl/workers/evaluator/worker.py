@@ -129,8 +129,8 @@ class Evaluator(Player[VectorEnv | VectorGame]):
             self._reporter.event("confirmed", updates=updates, **facts)
             return
         if not greedy:
-            told = ("return", "win_rate")
-            self._metrics |= {f"evaluator/sampled_{k}": v for k, v in facts.items() if k.startswith(told)}
+            prefixes = ("return", "win_rate")
+            self._metrics |= {f"evaluator/sampled_{k}": v for k, v in facts.items() if k.startswith(prefixes)}
             return
         self._metrics |= {f"{name}/{key}": value for key, value in facts.items()}
         if isinstance(score, ScoreOfMatches):

@@ -28,7 +28,7 @@ def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
 
 def _serve(job: Job, settings: InferenceSettings, refusals: Refusals, recorder: Recorder) -> ServedPolicy:
     """Return the server of a job's policy."""
-    e, everybody = job.experiment, _everybody(job)
+    e, everybody = job.experiment, _all_rows(job)
     most = min(everybody, max(e.inference.max_rows, e.group_size))
     engine = Engine(
         make_agent(job),
@@ -48,7 +48,7 @@ def _connect(job: Job) -> tuple[InferenceServer, ParamsSubscriber]:
     return bind_server(job, "inference"), subscribe(job)
 
 
-def _everybody(job: Job) -> int:
+def _all_rows(job: Job) -> int:
     """Return the rows of all environments for which a server may act: it may replace other servers."""
     end = job.end("inference")
     groups = end.stream.groups if end.stream.failover else end.groups
@@ -56,7 +56,7 @@ def _everybody(job: Job) -> int:
 
 
 def _merges(job: Job) -> bool:
-    return not job.experiment.is_deterministic and _everybody(job) > job.experiment.group_size
+    return not job.experiment.is_deterministic and _all_rows(job) > job.experiment.group_size
 
 
 def batch_sizes(group_size: int, most: int) -> list[int]:

@@ -106,7 +106,7 @@ class _Staging:
 
 
 class Batcher:
-    """Fills batches from a consumer's leases. `pump` is called from one thread at a time."""
+    """Fills batches from a consumer's leases. `fill` is called from one thread at a time."""
 
     def __init__(
         self,
@@ -154,22 +154,22 @@ class Batcher:
         """Give a batch's buffer back, once every update that reads it is ready."""
         self._free.put(batch.trajectory)
 
-    def pump(self, timeout_s: float) -> Batch | None:
+    def fill(self, timeout_s: float) -> Batch | None:
         """Take trajectories from the stream; return a batch when one is full, None when nothing came within `timeout_s`."""
         self.phases.enter("wait_batch")
-        batch = self._pump(timeout_s)
+        batch = self._fill(timeout_s)
         self.phases.rest()
         return batch
 
-    def _pump(self, timeout_s: float) -> Batch | None:
+    def _fill(self, timeout_s: float) -> Batch | None:
         if self._staging is None:
             try:
                 self._staging = _Staging(self._free.get(timeout=timeout_s) if timeout_s else self._free.get_nowait())
             except queue.Empty:
                 return None
         if self._plan.order == "freshest":
-            return self._pump_freshest(timeout_s)
-        if self._waiting and self._pump_waiting():
+            return self._fill_freshest(timeout_s)
+        if self._waiting and self._fill_waiting():
             return self._finish()
         if timeout_s == 0 and not self._consumer.pending():
             return None  # an exception per row, in serial mode, would cost more than this check
@@ -181,13 +181,13 @@ class Batcher:
         self._place(lease)
         return self._finish() if self._full() else None
 
-    def _pump_waiting(self) -> bool:
+    def _fill_waiting(self) -> bool:
         """Place trajectories that had to wait for free columns; return whether the batch is full."""
         for _ in range(len(self._waiting)):
             self._place(self._waiting.popleft())
         return self._full()
 
-    def _pump_freshest(self, timeout_s: float) -> Batch | None:
+    def _fill_freshest(self, timeout_s: float) -> Batch | None:
         """Keep what arrives; when a batch is complete, take the newest and drop what is older than two batches."""
         assert self._staging is not None
         needed = self._plan.columns // self._plan.group_size

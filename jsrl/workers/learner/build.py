@@ -22,10 +22,10 @@ from jsrl.workers.kinds import make_recorder
 from jsrl.workers.learner.build_source import LearnerStart, begin_counting, make_source
 from jsrl.workers.learner.build_updater import make_updater
 from jsrl.workers.learner.copies import Copies
-from jsrl.workers.learner.directed import ByDirector
-from jsrl.workers.learner.ranks import RANKS, Begin, Leader, own_devices
+from jsrl.workers.learner.directed import DirectorCommands
+from jsrl.workers.learner.ranks import RANKS, Leader, RankStart, own_devices
 from jsrl.workers.learner.scores import Scores
-from jsrl.workers.learner.sources import Agreed, Source
+from jsrl.workers.learner.sources import Source, SynchronizedSource
 from jsrl.workers.learner.trained import trained_agent
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.players import tell_saved
@@ -50,7 +50,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
 
     def connect() -> tuple[Source, ParamsPublisher]:
         source = make_source(job, devices, start, recorder, reporter)
-        return source if ranks is None else Agreed(source, ranks), bind_publisher(job, "params")
+        return source if ranks is None else SynchronizedSource(source, ranks), bind_publisher(job, "params")
 
     warn = functools.partial(reporter.event, "warning", once="snapshots")
     saved = functools.partial(tell_saved, reporter, STATE_STORE)
@@ -79,7 +79,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         state = jax.device_get(jax.jit(functools.partial(updater.fresh, jax.random.fold_in(key, updates)))())
         return updater.place(adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), values)))
 
-    directed = ByDirector(
+    directed = DirectorCommands(
         updater,
         job.players,
         again,
@@ -88,14 +88,14 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         reporter,
         freezes=e.director is not None or (job.keeps_initial and not job.start_point.updates),
         on_policy=e.replay is None,
-        told=start.told,
+        pending=start.pending,
     )
     return Learner(updater, begin, connect, check, store, settings, reporter, recorder, directed, ranks)
 
 
 def lead(job: Job, start: LearnerStart) -> Leader:
     """Return the connection to the other ranks of a learner, once all processes have joined."""
-    begins = Begin(0, 0, "", start.epoch, job.start_point.updates, start.trained, start.saved_epoch)
+    begins = RankStart(0, 0, "", start.epoch, job.start_point.updates, start.trained, start.saved_epoch)
     leader = Leader(job, begins)
     leader.gather(own_devices(job.experiment))
     return leader

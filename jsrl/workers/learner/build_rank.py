@@ -17,8 +17,8 @@ from jsrl.workers.learner.build_source import LearnerStart, count_on, make_sourc
 from jsrl.workers.learner.build_updater import make_updater
 from jsrl.workers.learner.finite_check import no_check
 from jsrl.workers.learner.rank import Rank
-from jsrl.workers.learner.ranks import Begin, Follower, own_devices
-from jsrl.workers.learner.sources import Agreed, Source
+from jsrl.workers.learner.ranks import Follower, RankStart, own_devices
+from jsrl.workers.learner.sources import Source, SynchronizedSource
 from jsrl.workers.learner.trained import trained_agent
 from jsrl.workers.learner.worker import LearnerSettings
 
@@ -39,7 +39,7 @@ def build_rank(job: Job, reporter: Reporter) -> Rank:
         return updater.place(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes))
 
     def connect() -> tuple[Source, Any]:
-        return Agreed(make_source(job, devices, start, recorder, reporter), ranks), nothing
+        return SynchronizedSource(make_source(job, devices, start, recorder, reporter), ranks), nothing
 
     settings = LearnerSettings(
         seed=e.seed,
@@ -56,7 +56,7 @@ def build_rank(job: Job, reporter: Reporter) -> Rank:
     return Rank(updater, begin, connect, no_check, nothing, settings, reporter, recorder, ranks=ranks)
 
 
-def begin_counting(job: Job, begins: Begin, reporter: Reporter) -> LearnerStart:
+def begin_counting(job: Job, begins: RankStart, reporter: Reporter) -> LearnerStart:
     """Return the counters that a rank starts from: as many trajectories as the learner, from its own share."""
     saved = None
     if begins.saved_epoch is not None:

@@ -32,14 +32,14 @@ class LearnerStart(NamedTuple):
 
     Attributes:
       epoch: of this process. trained: trajectories that the restored state was trained on. ledger: over all incarnations.
-      told, open_games: a director's pending reset or copy, and scores of unfinished games, see Directed.
+      pending, open_games: a director's pending reset or copy, and scores of unfinished games, see DirectorLink.
       saved_epoch: of the restored snapshot.
     """
 
     epoch: int
     trained: int
     ledger: Ledger
-    told: dict[str, Any] | None = None
+    pending: dict[str, Any] | None = None
     saved_epoch: int | None = None
     open_games: Sequence[Sequence[float]] = ()
 
@@ -137,15 +137,15 @@ def begin_counting(job: Job, reporter: Reporter) -> LearnerStart:
     The epoch on disk rises at each start, even if no snapshot was written since the last one, so that no two incarnations
     of the learner publish under the same version.
     """
-    saved, told, open_games = None, None, []
+    saved, pending, open_games = None, None, []
     if job.start_point.restore and not job.start_point.params_only:
         folder, _, selector = job.start_point.restore.rpartition("@")
         meta = SnapshotStore(folder).meta(selector)
-        told, open_games = meta.get("told"), meta.get("open_games", [])
+        pending, open_games = meta.get("told"), meta.get("open_games", [])
         saved = meta["ledger"] | {"epoch": meta["epoch"]} if "ledger" in meta else None
     trained, saved_epoch = (int(saved["trained"]), int(saved["epoch"])) if saved else (0, None)
     epoch, ledger = count_on(job, saved, reporter)
-    return LearnerStart(epoch, trained, ledger, told, saved_epoch, open_games)
+    return LearnerStart(epoch, trained, ledger, pending, saved_epoch, open_games)
 
 
 def count_on(job: Job, saved: dict[str, Any] | None, reporter: Reporter) -> tuple[int, Ledger]:

@@ -23,7 +23,7 @@ from jsrl.workers.learner.scores import Scores
 from jsrl.workers.learner.updaters import Updater
 
 
-class Now(NamedTuple):
+class LearnerState(NamedTuple):
     """The state of a learner between two updates."""
 
     version: int
@@ -31,10 +31,10 @@ class Now(NamedTuple):
     state: Any
 
 
-class Directed:
+class DirectorLink:
     """The learner's interface to its director; this class is for a learner without one."""
 
-    def begin(self, now: Now) -> None:
+    def begin(self, now: LearnerState) -> None:
         """Note the state at the start of this process."""
 
     def next_state(self, updates: int) -> Any:
@@ -52,14 +52,14 @@ class Directed:
         """Return metadata that a snapshot must keep for a restart."""
         return {}
 
-    def obey(self, name: str, facts: dict[str, Any], now: Now, save: Callable[[], None]) -> None:
+    def execute(self, name: str, facts: dict[str, Any], now: LearnerState, save: Callable[[], None]) -> None:
         """Execute a command of a director, if it is one; `save` writes a snapshot."""
 
 
-UNDIRECTED = Directed()
+NO_DIRECTOR = DirectorLink()
 
 
-class ByDirector(Directed):
+class DirectorCommands(DirectorLink):
     """The interface of a learner that has a director.
 
     Args:
@@ -67,7 +67,7 @@ class ByDirector(Directed):
       copies: states from and for the learners of other policies. scores: of the games in its batches; None: not wanted.
       freezes: its first params are frozen as `initial`. on_policy: rows of params from before a reset or copy are not
       trained on
-        (replay keeps them). told: a director's reset or copy that was pending at the restart.
+        (replay keeps them). pending: a director's reset or copy that was pending at the restart.
     """
 
     def __init__(
@@ -81,26 +81,26 @@ class ByDirector(Directed):
         *,
         freezes: bool,
         on_policy: bool,
-        told: dict[str, Any] | None,
+        pending: dict[str, Any] | None,
     ) -> None:
         self._updater, self._players, self._again, self._copies = updater, players, again, copies
         self._scores, self._reporter, self._freezes, self._on_policy = scores, reporter, freezes, on_policy
-        self._told = told  # the command that replaces the next update, and its state
+        self._pending = pending  # the command that replaces the next update, and its state
         self._next: Any = None
         self._reset_at = -1  # updates at the director's last reset or copy
         self._done: dict[str, Any] = {}  # the director's last command
 
-    def begin(self, now: Now) -> None:
+    def begin(self, now: LearnerState) -> None:
         """Load the state of a pending command, and freeze the first params."""
-        self._next = None if self._told is None else self._state_told(self._told)
+        self._next = None if self._pending is None else self._pending_state(self._pending)
         if self._freezes and INITIAL not in self._players.names():
             self._freeze(INITIAL, now)
 
     def next_state(self, updates: int) -> Any:
-        """Return the state of a pending command, once; see Directed."""
+        """Return the state of a pending command, once; see DirectorLink."""
         found = self._next
         if found is not None:
-            self._next, self._told, self._reset_at = None, None, updates
+            self._next, self._pending, self._reset_at = None, None, updates
         return found
 
     def trains(self, batch: Batch) -> bool:
@@ -118,10 +118,10 @@ class ByDirector(Directed):
 
     def meta(self) -> dict[str, Any]:
         """Return the pending command, and the scores of unfinished games."""
-        told = {} if self._told is None else {"told": self._told}
-        return told if self._scores is None else told | {"open_games": self._scores.open_games}
+        pending = {} if self._pending is None else {"told": self._pending}
+        return pending if self._scores is None else pending | {"open_games": self._scores.open_games}
 
-    def obey(self, name: str, facts: dict[str, Any], now: Now, save: Callable[[], None]) -> None:
+    def execute(self, name: str, facts: dict[str, Any], now: LearnerState, save: Callable[[], None]) -> None:
         """Execute a command once, and report the result."""
         if name not in ("freeze", "reset", "hand_over", "copy"):
             return
@@ -135,24 +135,24 @@ class ByDirector(Directed):
             elif name == "hand_over":
                 self._copies.hand_over(facts["to"], now.version, now.state if self._next is None else self._next)
             else:
-                told = facts | {"updates": now.updates}
-                self._next, self._told = self._state_told(told), told
+                pending = facts | {"updates": now.updates}
+                self._next, self._pending = self._pending_state(pending), pending
                 save()  # so that a restart knows of it
         except SnapshotError as error:
             done["error"] = str(error)
         self._done = done
         self._reporter.event("done", **done)
 
-    def _freeze(self, name: str, now: Now) -> None:
+    def _freeze(self, name: str, now: LearnerState) -> None:
         params = self._updater.fetch(now.state.params)
         self._players.freeze(name, now.version, jax.tree.leaves(params))
 
-    def _state_told(self, told: dict[str, Any]) -> Any:
+    def _pending_state(self, pending: dict[str, Any]) -> Any:
         """Return the state of a reset or copy, on its devices.
 
         Raises:
           SnapshotError: it cannot be read.
         """
-        if "hyperparameters" in told:
-            return self._copies.load(told["version"], told["hyperparameters"])
-        return self._again(self._players.load(told["version"]), told["updates"])
+        if "hyperparameters" in pending:
+            return self._copies.load(pending["version"], pending["hyperparameters"])
+        return self._again(self._players.load(pending["version"]), pending["updates"])

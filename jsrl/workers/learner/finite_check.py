@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from jsrl.agents.finite import non_finite_metrics, what_is_bad
+from jsrl.agents.finite import describe_non_finite, non_finite_metrics
 from jsrl.errors import NonFiniteUpdate
 from jsrl.references.reference import spawn_environment
 from jsrl.snapshots.store import SnapshotStore
@@ -44,8 +44,8 @@ def only_finite(updates: int, before: Any, after: Any, batch: Trajectory, metric
     return Refused(
         before,
         NonFiniteUpdate(
-            f"update {updates + 1} made {what_is_bad(bad, metrics)}; nothing of it was published. Its batch was spread over "
-            "several ranks and is not kept: with learner.num_ranks 1 it would be."
+            f"update {updates + 1} made {describe_non_finite(bad, metrics)}; nothing of it was published. Its batch was "
+            "spread over several ranks and is not kept: with learner.num_ranks 1 it would be."
         ),
     )
 
@@ -73,7 +73,7 @@ class FiniteCheck:
         meta["python_path"] = spawn_environment().variables["PYTHONPATH"].split(os.pathsep)
         SnapshotStore(self._folder).save(updates, failed.tree, meta=meta, wait=True)
         error = NonFiniteUpdate(
-            f"update {updates + 1} made {what_is_bad(bad, metrics)}; nothing of it was published. The state "
+            f"update {updates + 1} made {describe_non_finite(bad, metrics)}; nothing of it was published. The state "
             f"before it and its batch lie in {self._folder}. Replay it with: {self._command}"
         )
         return Refused(failed.state, error)

@@ -6,7 +6,7 @@ from typing import Any
 
 from jsrl.runs.control import Command
 from jsrl.workers.learner.ranks import Follower
-from jsrl.workers.learner.sources import Agreed
+from jsrl.workers.learner.sources import SynchronizedSource
 from jsrl.workers.learner.worker import Learner
 
 
@@ -14,7 +14,7 @@ class Rank(Learner):
     """Trains like the learner; only the learner publishes params, writes snapshots and reports the updates' metrics."""
 
     _counts_rows = False  # the learner counts the rows of all ranks
-    _source: Agreed
+    _source: SynchronizedSource
     _ranks: Follower
 
     def _publish(self, params: Any) -> None:
@@ -42,7 +42,7 @@ class Rank(Learner):
         """Leave the learner, after the update that may be running."""
         while (batch := self._source.last()) is not None:
             self._train_on(batch)
-        self._ranks.part()
+        self._ranks.leave()
         self._updater.close()
         self._open.close()
         return {}

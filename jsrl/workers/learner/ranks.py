@@ -19,7 +19,7 @@ import msgspec
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import Experiment
 from jsrl.experiment.settings import DeadlineConfig
-from jsrl.parallel import join_processes, part_processes
+from jsrl.parallel import join_processes, leave_processes
 from jsrl.runs.names import Registration
 from jsrl.transport.ranks.roads import bind_ranks, connect_ranks
 from jsrl.transport.stream import name_at
@@ -30,7 +30,7 @@ SAY_S, LEAVE_S = 0.5, 5.0
 _MEASURED, _TIMES = 5, 10  # updates before their median counts, and the limit in medians
 
 
-class Said(msgspec.Struct, forbid_unknown_fields=True):
+class RankMessage(msgspec.Struct, forbid_unknown_fields=True):
     """A rank's message: it joins, waits for the batch of this number or has it, or leaves."""
 
     worker: str
@@ -39,7 +39,7 @@ class Said(msgspec.Struct, forbid_unknown_fields=True):
     what: Literal["joins", "waits", "has", "leaves"]
 
 
-class Begin(msgspec.Struct, forbid_unknown_fields=True, tag=True):
+class RankStart(msgspec.Struct, forbid_unknown_fields=True, tag=True):
     """The answer to a joining rank: its number, how many there are, where processes meet, and where the learner starts."""
 
     rank: int
@@ -51,7 +51,7 @@ class Begin(msgspec.Struct, forbid_unknown_fields=True, tag=True):
     saved_epoch: int | None
 
 
-class Answer(msgspec.Struct, forbid_unknown_fields=True, tag=True):
+class RankReply(msgspec.Struct, forbid_unknown_fields=True, tag=True):
     """Make the update with the batch of this number (`go`), wait (`wait`), make no more (`stop`), leave now (`end`)."""
 
     number: int
@@ -99,7 +99,7 @@ class Group(Protocol):
         """Stop making updates; return whether the update with this rank's current batch must still be made."""
         ...
 
-    def part(self) -> None:
+    def leave(self) -> None:
         """Leave the group, after `halt` and after the learner's snapshot."""
         ...
 
@@ -111,14 +111,14 @@ class Leader:
       job: of the learner. begins: the message for the others; their numbers, and where processes meet, are filled in.
     """
 
-    def __init__(self, job: Job, begins: Begin) -> None:
+    def __init__(self, job: Job, begins: RankStart) -> None:
         end, e = job.end(RANKS), job.experiment
         self._numbers = {peer.worker: number for number, peer in enumerate(end.peers, 1)}
         self.count, self.limit = len(self._numbers) + 1, TurnLimit(e.deadlines)
         self._silence_s, self._ready_s = 2 * e.deadlines.rank_s, e.deadlines.ready_s
         self._incarnation = job.incarnation
         self._senders: dict[str, bytes] = {}
-        self._said: dict[str, Said] = {}
+        self._newest: dict[str, RankMessage] = {}
         self._heard_s: dict[str, float] = {}
         self._number, self._stopped_s = 0, 0.0
         self._stream = bind_ranks(end.address, keys=job.keys)
@@ -134,7 +134,7 @@ class Leader:
           StreamTimeout: a rank did not join in time.
         """
         until_s = time.monotonic() + self._ready_s
-        while missing := self._numbers.keys() - self._said.keys():
+        while missing := self._numbers.keys() - self._newest.keys():
             if time.monotonic() > until_s:
                 raise StreamTimeout(
                     f"{', '.join(sorted(missing))} did not join this learner within {self._ready_s:g} s (deadlines.ready_s); "
@@ -161,8 +161,8 @@ class Leader:
         return True
 
     def _has(self, worker: str) -> bool:
-        said = self._said[worker]
-        return said.what == "has" and said.number == self._number
+        message = self._newest[worker]
+        return message.what == "has" and message.number == self._number
 
     def _rest(self) -> None:
         """Reset the silence timers: while all make their updates, no messages are expected."""
@@ -170,7 +170,7 @@ class Leader:
 
     def _check_silence(self) -> None:
         if self._stopped_s and time.monotonic() > self._stopped_s + LEAVE_S:
-            gone = ", ".join(worker for worker in self._numbers if self._said[worker].what == "leaves")
+            gone = ", ".join(worker for worker in self._numbers if self._newest[worker].what == "leaves")
             raise StreamTimeout(f"{gone} left while the run goes on (a SIGTERM from elsewhere?).")
         worker, heard_s = min(self._heard_s.items(), key=lambda item: item[1])
         silent_s = time.monotonic() - heard_s
@@ -182,23 +182,23 @@ class Leader:
 
     def _hear(self, timeout_s: float) -> None:
         """Receive messages of the other ranks; wait up to `timeout_s` for the first."""
-        for sender, message in self._stream.hear(timeout_s):
+        for sender, frame in self._stream.hear(timeout_s):
             try:
-                said = msgspec.msgpack.decode(message, type=Said)
+                message = msgspec.msgpack.decode(frame, type=RankMessage)
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 continue
-            if said.worker in self._numbers and said.incarnation == self._incarnation:
-                self._take(sender, said)
+            if message.worker in self._numbers and message.incarnation == self._incarnation:
+                self._take(sender, message)
 
-    def _take(self, sender: bytes, said: Said) -> None:
-        worker = said.worker
-        self._senders[worker], self._said[worker], self._heard_s[worker] = sender, said, time.monotonic()
-        if said.what == "joins":
+    def _take(self, sender: bytes, message: RankMessage) -> None:
+        worker = message.worker
+        self._senders[worker], self._newest[worker], self._heard_s[worker] = sender, message, time.monotonic()
+        if message.what == "joins":
             self._tell(worker, msgspec.structs.replace(self._begins, rank=self._numbers[worker]))
-        elif said.what == "leaves":
+        elif message.what == "leaves":
             self.halt()
         else:
-            self._tell(worker, Answer(self._number, "stop" if self._stopped_s else "wait"))
+            self._tell(worker, RankReply(self._number, "stop" if self._stopped_s else "wait"))
 
     def halt(self) -> bool:
         """Stop making updates; see Group."""
@@ -208,21 +208,21 @@ class Leader:
 
     def _tell_all(self, what: Literal["go", "stop", "end"]) -> None:
         for worker in self._senders:
-            self._tell(worker, Answer(self._number, what))
+            self._tell(worker, RankReply(self._number, what))
 
-    def _tell(self, worker: str, message: Begin | Answer) -> None:
+    def _tell(self, worker: str, message: RankStart | RankReply) -> None:
         self._stream.tell(self._senders[worker], msgspec.msgpack.encode(message))
 
-    def part(self) -> None:
+    def leave(self) -> None:
         """Leave with the others, if they answer in time."""
         self._tell_all("end")
         until_s = time.monotonic() + LEAVE_S
-        while stay := [worker for worker in self._numbers if self._said[worker].what != "leaves"]:
+        while stay := [worker for worker in self._numbers if self._newest[worker].what != "leaves"]:
             if time.monotonic() > until_s:
                 break
             self._hear(0.1)
         if not stay:
-            part_processes()
+            leave_processes()
         self.close()
 
 
@@ -244,7 +244,7 @@ class Follower:
         self._last: tuple[str, float] = ("", 0.0)
         self._heard_s, self._stopped, self._parted = time.monotonic(), False, False
 
-    def join(self, local_devices: int) -> Begin:
+    def join(self, local_devices: int) -> RankStart:
         """Join the learner and the group of all processes; return where this start begins.
 
         Raises:
@@ -252,7 +252,7 @@ class Follower:
         """
         until_s = time.monotonic() + self._deadlines.ready_s
         begins = None
-        while not isinstance(begins, Begin):
+        while not isinstance(begins, RankStart):
             if time.monotonic() > until_s:
                 raise self._stream.no_answer(self._deadlines.ready_s)
             self._stream.look()
@@ -270,15 +270,15 @@ class Follower:
         while True:
             if not self._stopped:
                 self._say("has" if has_batch else "waits")
-            if self._obey(self._hear(max(0.0, min(SAY_S, until_s - time.monotonic())))):
+            if self._execute(self._hear(max(0.0, min(SAY_S, until_s - time.monotonic())))):
                 return True
             if time.monotonic() >= until_s:
                 self._check_silence()
                 return False
 
-    def _obey(self, answer: Begin | Answer | None) -> bool:
+    def _execute(self, answer: RankStart | RankReply | None) -> bool:
         """Execute the learner's answer; return whether all ranks make the next update."""
-        if not isinstance(answer, Answer):
+        if not isinstance(answer, RankReply):
             return False
         if answer.what == "go" and answer.number == self._number:
             self._number += 1
@@ -287,7 +287,7 @@ class Follower:
         if answer.what == "end" and not self._parted:
             self._parted = True
             self._say("leaves")
-            part_processes()
+            leave_processes()
         return False
 
     def _check_silence(self) -> None:
@@ -302,15 +302,15 @@ class Follower:
         if self._last[0] == word and now_s < self._last[1] + SAY_S:
             return
         self._last = word, now_s
-        said = Said(self._worker, self._incarnation, self._number, what)
-        self._stream.say(msgspec.msgpack.encode(said))
+        message = RankMessage(self._worker, self._incarnation, self._number, what)
+        self._stream.say(msgspec.msgpack.encode(message))
 
-    def _hear(self, timeout_s: float) -> Begin | Answer | None:
+    def _hear(self, timeout_s: float) -> RankStart | RankReply | None:
         message = self._stream.hear(timeout_s)
         if message is None:
             return None
         self._heard_s = time.monotonic()
-        found: Begin | Answer = msgspec.msgpack.decode(message, type=Begin | Answer)
+        found: RankStart | RankReply = msgspec.msgpack.decode(message, type=RankStart | RankReply)
         return found
 
     def halt(self) -> bool:
@@ -318,16 +318,16 @@ class Follower:
         until_s = time.monotonic() + LEAVE_S
         while not self._stopped and time.monotonic() < until_s:
             self._say("leaves")
-            if self._obey(self._hear(SAY_S)):
+            if self._execute(self._hear(SAY_S)):
                 return True
         return False
 
-    def part(self) -> None:
+    def leave(self) -> None:
         """Leave, once the learner has reported its snapshot."""
         until_s = time.monotonic() + self._deadlines.snapshot_s
         while not self._parted and time.monotonic() < until_s:
             self._say("leaves")
-            self._obey(self._hear(SAY_S))
+            self._execute(self._hear(SAY_S))
         self.close()
 
 

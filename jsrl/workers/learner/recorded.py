@@ -179,7 +179,7 @@ class RecordedConsumer:
             self._ledger.settle("closed", len(self._lent))
         self._lent.clear()
         self._ledger.hold(0)
-        self._page.part()
+        self._page.stop_reading()
         self._pool, self._loaded = [], ()
 
 

@@ -85,7 +85,7 @@ class FromStream:
 
     def next(self, timeout_s: float) -> Batch | None:
         """Return the next batch, or None if none is full within `timeout_s`."""
-        return self._batcher.pump(timeout_s)
+        return self._batcher.fill(timeout_s)
 
     def used(self, batch: Batch, output: UpdateOutput) -> int:
         """Take a batch back; return its rows."""
@@ -213,7 +213,7 @@ class Prefetched:
         self._source.close()
 
 
-class Agreed:
+class SynchronizedSource:
     """The batches of one rank of a learner, each lent once all ranks have one.
 
     Args:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import Agent, AgentState, Split, Update, UpdateOutput
-from jsrl.agents.finite import STATE, non_finite_metrics, what_is_bad
+from jsrl.agents.finite import STATE, describe_non_finite, non_finite_metrics
 from jsrl.errors import NonFiniteUpdate
 from jsrl.replay.device.agent import ReplayExtra
 from jsrl.types import Array, Trajectory, Tree
@@ -228,7 +228,7 @@ class SplitUpdate:
         bad = non_finite_metrics(values) if self._check_finite else []
         if bad:
             raise NonFiniteUpdate(
-                f"call {side.made + 1} of the {side.name}'s side gave {what_is_bad(bad, values)}; nothing of it was "
+                f"call {side.made + 1} of the {side.name}'s side gave {describe_non_finite(bad, values)}; nothing of it was "
                 "published. Continue from the last snapshot (--resume); without learner.split the failed update is kept."
             )
         values.pop(STATE, None)

@@ -22,7 +22,7 @@ from jsrl.types import make_version
 from jsrl.workers.acting import UPDATE_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.learner.batching import Batch
-from jsrl.workers.learner.directed import UNDIRECTED, Directed, Now
+from jsrl.workers.learner.directed import NO_DIRECTOR, DirectorLink, LearnerState
 from jsrl.workers.learner.finite_check import Check
 from jsrl.workers.learner.ranks import Group
 from jsrl.workers.learner.sources import Source
@@ -78,7 +78,7 @@ class Learner:
         settings: LearnerSettings,
         reporter: Reporter,
         recorder: Recorder | None = None,
-        directed: Directed = UNDIRECTED,
+        directed: DirectorLink = NO_DIRECTOR,
         ranks: Group | None = None,
     ) -> None:
         self.name = settings.name
@@ -100,8 +100,8 @@ class Learner:
         """Return the version of the current params."""
         return make_version(self._settings.epoch, self.updates)
 
-    def _now(self) -> Now:
-        return Now(self.version, self.updates, self._state)
+    def _now(self) -> LearnerState:
+        return LearnerState(self.version, self.updates, self._state)
 
     @property
     def settled(self) -> bool:
@@ -174,9 +174,9 @@ class Learner:
 
     def _update(self, batch: Batch) -> UpdateOutput:
         """Make the next update: learn, take a director's state, or skip rows from before it."""
-        told = self._directed.next_state(self.updates)
-        if told is not None:
-            self._state = told
+        replaced = self._directed.next_state(self.updates)
+        if replaced is not None:
+            self._state = replaced
             return self._skip()
         return self._learn(batch) if self._directed.trains(batch) else self._skip()
 
@@ -291,7 +291,7 @@ class Learner:
             self.save(wait=True)
             self._reporter.event("snapshotted", updates=self.updates)
         else:
-            self._directed.obey(command.name, command.facts, self._now(), functools.partial(self.save, wait=True))
+            self._directed.execute(command.name, command.facts, self._now(), functools.partial(self.save, wait=True))
 
     def drop_pending(self) -> None:
         """Count waiting trajectories as dropped and read no more; used when a step failed."""
@@ -305,7 +305,7 @@ class Learner:
             self._ranks.halt()
         self.save(wait=True, tags=("latest", "final"))
         if self._ranks is not None:
-            self._ranks.part()  # not earlier: jax's processes write snapshots while they form a group
+            self._ranks.leave()  # not earlier: jax's processes write snapshots while they form a group
         self._updater.close()
         self._open.close()
         facts = self._facts()

@@ -9,7 +9,7 @@ from jsrl.recordings.video_shelf import FOLDER, VideoShelf
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_recorder
-from jsrl.workers.players import played_policies, what_players_share
+from jsrl.workers.players import common_player_settings, played_policies
 from jsrl.workers.recorder.worker import RecorderSettings, VideoRecorder
 
 FILMED = 1  # added to the seed: films show other episodes than evaluations
@@ -24,7 +24,7 @@ def build_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
         max_seconds=e.recorder.max_seconds,
         niceness=None if job.in_process else e.recorder.niceness,
         period_updates=e.filming_period,
-        **what_players_share(job),
+        **common_player_settings(job),
     )
 
     def make_env(num_envs: int, seed: int) -> RenderedEnv:

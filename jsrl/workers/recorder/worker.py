@@ -35,7 +35,7 @@ class RecorderSettings(PlayerSettings):
     niceness: int | None = None
 
 
-class Film:
+class OpenVideo:
     """One video in the making: receives every step of an environment, until the video has its full length.
 
     Args:
@@ -98,7 +98,7 @@ class VideoRecorder(Player[RenderedEnv]):
     ) -> None:
         super().__init__(settings.name or "recorder", policies, settings, make_env, reporter, recorder)
         self._settings, self._open_shelf = settings, open_shelf
-        self._film: Film | None = None
+        self._film: OpenVideo | None = None
         self._path = Path()
         self._filmed_version: int | None = None
         self._final = False
@@ -127,7 +127,7 @@ class VideoRecorder(Player[RenderedEnv]):
         version = f"{self._whose(updates)}   {env_steps:,} env steps"
         most = max(1, round(settings.max_seconds * writer.fps))
         returns = Returns(env.spec, [(player.policy.name, player.policy.view) for player in self._players])
-        self._film = Film(env, writer, version, settings.episodes, most, self._phases, returns)
+        self._film = OpenVideo(env, writer, version, settings.episodes, most, self._phases, returns)
         self._play = Play(self._seated(True, 1), env, settings.episodes, self._watched, self._phases, self._film.see)
 
     def _whose(self, updates: int) -> str:

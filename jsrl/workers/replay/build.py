@@ -18,7 +18,7 @@ from jsrl.workers.ends import begin_counting, bind_reader, connect_writer, find_
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
 from jsrl.workers.kinds import make_recorder
 from jsrl.workers.peers import meet_present
-from jsrl.workers.replay.worker import FOLDER, ReplaySettings, ReplayWorker, Roads
+from jsrl.workers.replay.worker import FOLDER, ReplaySettings, ReplayStreams, ReplayWorker
 
 
 def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
@@ -70,11 +70,11 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
     return ReplayWorker(job.name, settings, replay, limiter, _connect(job, reporter), reporter, make_recorder(job))
 
 
-def _connect(job: Job, reporter: Reporter) -> Callable[[], Roads]:
+def _connect(job: Job, reporter: Reporter) -> Callable[[], ReplayStreams]:
     config = job.experiment.replay
     assert config is not None
 
-    def connect() -> Roads:
+    def connect() -> ReplayStreams:
         size = config.batch_size
         rows = bind_reader(job, "samples", job.schemas.trajectory, begin_counting(job, "samples", reporter))
         priorities = bind_reader(job, "priorities", priorities_spec(size))
@@ -86,6 +86,6 @@ def _connect(job: Job, reporter: Reporter) -> Callable[[], Roads]:
 
         (learner,) = find_readers(job, "batches")
         batches = meet_present(learner, CONNECT_TIMEOUT_S, connect_batches)
-        return Roads(rows, batches, priorities, learner, connect_batches)
+        return ReplayStreams(rows, batches, priorities, learner, connect_batches)
 
     return connect

@@ -56,7 +56,7 @@ class ReplaySettings:
 
 
 @dataclass
-class Roads:
+class ReplayStreams:
     """The ends of a replay worker's streams: rows from actors, batches to the learner, priorities back.
 
     learner, connect_batches: the reader of the batches, and (where, timeout) -> stream to its new incarnation; None if the
@@ -79,7 +79,7 @@ class ReplayWorker:
         settings: ReplaySettings,
         replay: HostReplay,
         limiter: Limiter,
-        connect: Callable[[], Roads],
+        connect: Callable[[], ReplayStreams],
         reporter: Reporter,
         recorder: Recorder | None = None,
     ) -> None:

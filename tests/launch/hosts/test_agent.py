@@ -21,7 +21,7 @@ from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
 from jsrl.launch.hosts.launcher import JoinedHosts, moved, with_start
 from jsrl.launch.hosts.members import JoinedHost, RemoteWorker
-from jsrl.launch.hosts.messages import Alive, Begin
+from jsrl.launch.hosts.messages import BeatReceived, Begin
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.hosts.tokens import Tokens
 from jsrl.launch.launcher import Need, Start
@@ -375,7 +375,7 @@ def test_an_agent_hears_answers_to_beats_while_it_starts_many_workers(monkeypatc
     """Each start takes a second here, and a lease 15: with 100 of them in one turn a healthy host would end its workers."""
     clock, obeyed = [0.0], list[object]()
     begins = [Begin(1, "actor", f"actor-{number}", 0, b"", {}) for number in range(100)]
-    come: deque[object] = deque([*begins, Alive(1, 7.0)])
+    come: deque[object] = deque([*begins, BeatReceived(1, 7.0)])
     monkeypatch.setattr(local_agent, "now_s", lambda: clock[0])
     monkeypatch.setattr(local_agent, "incoming", lambda frames, *_: frames)
     monkeypatch.setattr(local_agent, "decode", lambda body, _: body)
@@ -385,9 +385,9 @@ def test_an_agent_hears_answers_to_beats_while_it_starts_many_workers(monkeypatc
         clock[0] += isinstance(message, Begin)
 
     road = SimpleNamespace(poll=lambda _: bool(come), recv_multipart=lambda: [come.popleft()])
-    agent = SimpleNamespace(_end=None, _socket=road, _keys=None, _heard=deque(), _obey=obey)
+    agent = SimpleNamespace(_end=None, _socket=road, _keys=None, _heard=deque(), _execute=obey)
     local_agent.Agent._hear(agent)  # type: ignore[arg-type]
-    assert obeyed == [Alive(1, 7.0), begins[0]]
+    assert obeyed == [BeatReceived(1, 7.0), begins[0]]
     for _ in range(99):
         local_agent.Agent._hear(agent)  # type: ignore[arg-type]
     assert obeyed[1:] == begins and not agent._heard

@@ -14,7 +14,7 @@ import pytest
 
 from jsrl.errors import ConfigError
 from jsrl.launch.hosts import engine as engines
-from jsrl.launch.hosts.engine import LIVED_S, STARTS, Keeper
+from jsrl.launch.hosts.engine import LIVED_S, STARTS, AgentStarter
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.local.facts import own_facts
 from jsrl.launch.local.launcher import Local
@@ -61,7 +61,7 @@ def test_an_agent_that_ends_is_started_again_with_a_new_token_until_it_is_too_of
     monkeypatch.setattr(engines, "LOOK_S", 0.01)
     engine, lost, told, lived_s = Scripted(), list[tuple[str, str]](), list[str](), {"a": 0.0, "b": LIVED_S - 1}
     numbers, back = iter(range(100)), list[str]()
-    keeper = Keeper(
+    keeper = AgentStarter(
         engine,
         "x:1",
         lambda: Path(f"t{next(numbers)}"),

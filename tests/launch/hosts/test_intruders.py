@@ -23,7 +23,17 @@ import zmq
 
 from jsrl.errors import CodecError, ConfigError
 from jsrl.launch.hosts.launcher import JoinedHosts
-from jsrl.launch.hosts.messages import MAX_MESSAGE_BYTES, AnyDown, Beat, Begin, Hello, Refused, Welcome, decode, encode
+from jsrl.launch.hosts.messages import (
+    MAX_MESSAGE_BYTES,
+    AnyControllerMessage,
+    Beat,
+    Begin,
+    Hello,
+    Refused,
+    Welcome,
+    decode,
+    encode,
+)
 from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.launch.launcher import Start
 from jsrl.launch.local import launcher as local
@@ -71,7 +81,7 @@ class Client:
         assert poller.poll(30_000), "neither an answer nor an end within 30 s"
         if self.socket.poll(0):
             (body,) = incoming(self.socket.recv_multipart(), self.keys, MAX_MESSAGE_BYTES)
-            return decode(body, AnyDown)
+            return decode(body, AnyControllerMessage)
         return None
 
     def close(self) -> None:
@@ -220,7 +230,7 @@ def test_garbage_in_place_of_a_start_runs_nothing_but_workers(count: int, tmp_pa
     rng = random.Random(0)
     for _ in range(count):
         try:
-            message = decode(altered(rng), AnyDown)
+            message = decode(altered(rng), AnyControllerMessage)
         except CodecError:
             continue
         if isinstance(message, Begin):

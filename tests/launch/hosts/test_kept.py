@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jsrl.launch.hosts.kept import AGAIN_S, AHEAD_BYTES, PART_BYTES, KeptFiles, Part, keep_part, remove_drafts
-from jsrl.launch.hosts.messages import Kept
+from jsrl.launch.hosts.messages import KeptFile
 
 FOLDERS = ["snapshots/params"]
 
@@ -133,4 +133,4 @@ def test_a_part_that_does_not_follow_makes_no_file(tmp_path: Path) -> None:
 )
 def test_a_name_that_could_be_a_path_to_anything_else_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="file"):
-        Kept(1, name, 0, b"", True)
+        KeptFile(1, name, 0, b"", True)

@@ -10,18 +10,18 @@ import pytest
 
 from jsrl.launch.hosts.members import Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
-    Alive,
-    Answer,
+    BeatReceived,
+    TextReply,
     Beat,
     Begin,
     Exited,
     Farewell,
     Hello,
-    Kept,
+    KeptFile,
     Leaving,
-    Names,
+    RunNames,
     Refused,
-    Said,
+    WorkerMessages,
     Usage,
     Welcome,
 )
@@ -102,7 +102,7 @@ def test_a_host_that_cannot_work_is_refused_and_may_use_its_token_later(world: W
 def test_beats_are_answered_with_the_agents_own_clock(world: World):
     host = world.join()
     beat = Beat(host.epoch, 7.25, [b"x"], [Usage("actor-0", 0, 42, "running", 1.5, 10, 3), Usage("ghost", 0, 1)])
-    assert world.members.hear(host.token, b"id", beat) == [(b"id", Alive(host.epoch, 7.25))]
+    assert world.members.hear(host.token, b"id", beat) == [(b"id", BeatReceived(host.epoch, 7.25))]
     life = host.workers["actor-0", 0]
     assert world.members.words == [b"x"] and life.pid == 42 and life.usage.cpu_s == 1.5
 
@@ -113,7 +113,7 @@ def test_an_exit_is_noted_once(world: World):
     world.members.hear(host.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "again", ""))
     life = host.workers["actor-0", 0]
     assert (life.exit.status, life.exit.text, life.tail) == (-9, "killed", "the end")
-    world.members.hear(host.token, b"id", Answer(host.epoch, 3, "text"))
+    world.members.hear(host.token, b"id", TextReply(host.epoch, 3, "text"))
     assert host.answers == {3: "text"} and host.num_living == 0
 
 
@@ -121,12 +121,12 @@ def test_a_worker_that_does_not_start_is_asked_for_again(world: World):
     host = world.join()
     life = host.workers["actor-0", 0]
     life.begin, life.asked_s = Begin(host.epoch, "actor", "actor-0", 0, b"{}", {}), world.now_s
-    assert world.members.unheard() == []
+    assert world.members.unanswered_starts() == []
     world.now_s += 11.0
-    assert world.members.unheard() == [(b"id", life.begin)] and world.members.unheard() == []
+    assert world.members.unanswered_starts() == [(b"id", life.begin)] and world.members.unanswered_starts() == []
     world.members.hear(host.token, b"id", Beat(host.epoch, 1.0, [], [Usage("actor-0", 0, 42)]))
     world.now_s += 11.0
-    assert world.members.unheard() == []
+    assert world.members.unanswered_starts() == []
 
 
 def test_a_silent_host_is_lost_and_what_it_says_later_counts_no_more(world: World):
@@ -139,7 +139,11 @@ def test_a_silent_host_is_lost_and_what_it_says_later_counts_no_more(world: Worl
     exited = host.workers["actor-0", 0].exit
     assert not world.members.hosts and exited.status is None
     assert exited.text == "lost with its host a: it sent no message for 20 s"
-    late = [Beat(host.epoch, 1.0, [b"late"]), Said(host.epoch, [b"late"]), Exited(host.epoch, "actor-0", 0, 0, "", "")]
+    late = [
+        Beat(host.epoch, 1.0, [b"late"]),
+        WorkerMessages(host.epoch, [b"late"]),
+        Exited(host.epoch, "actor-0", 0, 0, "", ""),
+    ]
     assert [world.members.hear(host.token, b"id", message) for message in late] == [[], [], []]
     assert not world.members.words and world.members.news[-1].endswith("for 20 s (another may join)")
 
@@ -172,7 +176,7 @@ def test_a_host_that_leaves_is_lost_at_once(world: World):
 def test_a_host_that_wants_to_leave_stays_until_its_workers_have_moved(world: World):
     host = world.join()
     beat = Beat(host.epoch, 1.0, [], leaves="its agent was told to end")
-    assert world.members.hear(host.token, b"id", beat) == [(b"id", Alive(host.epoch, 1.0))]
+    assert world.members.hear(host.token, b"id", beat) == [(b"id", BeatReceived(host.epoch, 1.0))]
     assert world.members.hosts == [host] and world.members.staying == []
     assert world.members.news[-1] == "host a leaves (its agent was told to end): its 1 worker(s) move"
     world.members.hear(host.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "left", ""))
@@ -240,7 +244,7 @@ def test_a_host_passes_params_on_with_its_own_key_alone(world: World):
     assert host.relays == {"params.learner": own}
     for wrong in ("../x", "a/b", "a..b"):
         with pytest.raises(ValueError, match="stream"):
-            Names(1, [], [], {wrong: ["tcp://10.0.0.1:7"]})
+            RunNames(1, [], [], {wrong: ["tcp://10.0.0.1:7"]})
 
 
 def test_of_two_hosts_that_name_a_stream_the_later_life_counts(world: World):
@@ -280,8 +284,8 @@ def test_files_are_taken_of_folders_that_a_living_worker_of_the_host_keeps(world
     life = host.workers["actor-0", 0]
     life.begin = Begin(host.epoch, "evaluator", "actor-0", 0, b"{}", {}, keeps=["snapshots/params"])
     for name in ("snapshots/params/tags/best.json", "snapshots/params-2/x", "snapshots/state/tags/latest.json"):
-        world.members.hear(world.names[0], b"id", Kept(host.epoch, name, 0, b"1", True))
+        world.members.hear(world.names[0], b"id", KeptFile(host.epoch, name, 0, b"1", True))
     assert [part.name for _, part in world.members.kept] == ["snapshots/params/tags/best.json"]
     world.members.hear(world.names[0], b"id", Exited(host.epoch, "actor-0", 0, 0, "", ""))
-    world.members.hear(world.names[0], b"id", Kept(host.epoch, "snapshots/params/tags/best.json", 0, b"2", True))
+    world.members.hear(world.names[0], b"id", KeptFile(host.epoch, "snapshots/params/tags/best.json", 0, b"2", True))
     assert len(world.members.kept) == 1

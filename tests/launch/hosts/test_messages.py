@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jsrl.errors import CodecError
-from jsrl.launch.hosts.messages import AnyDown, AnyUp, Begin, decode, encode
+from jsrl.launch.hosts.messages import AnyAgentMessage, AnyControllerMessage, Begin, decode, encode
 
 FINE = {
     "kind": "begin", "epoch": 1, "worker_kind": "actor", "worker": "actor-0", "incarnation": 0, "job": b"{}",
@@ -17,12 +17,12 @@ FINE = {
 
 
 def begin(**changes):
-    return decode(msgspec.msgpack.encode(FINE | changes), AnyDown)
+    return decode(msgspec.msgpack.encode(FINE | changes), AnyControllerMessage)
 
 
 def test_a_message_travels():
     message = begin(worker_kind="my_workers:AUGMENT", code="a" * 64)
-    assert isinstance(message, Begin) and decode(encode(message), AnyDown) == message
+    assert isinstance(message, Begin) and decode(encode(message), AnyControllerMessage) == message
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_what_is_no_worker_of_jsrl_is_refused(changes):
 @pytest.mark.parametrize("guest", ["../x", "a" * 79, "/etc/x", "A" * 80, ""])
 def test_a_guest_that_could_be_a_path_is_refused(guest):
     with pytest.raises(CodecError):
-        decode(encode_names([guest]), AnyDown)
-    assert decode(encode_names(["0a" * 40]), AnyDown).guests == ["0a" * 40]
+        decode(encode_names([guest]), AnyControllerMessage)
+    assert decode(encode_names(["0a" * 40]), AnyControllerMessage).guests == ["0a" * 40]
 
 
 NAME = "5-" + "0a" * 16 + ".npz"
@@ -63,12 +63,17 @@ NAME = "5-" + "0a" * 16 + ".npz"
 def test_a_player_that_could_be_another_file_is_refused(name):
     fine = {"kind": "player", "epoch": 1, "at": 0, "part": b"", "last": True}
     with pytest.raises(CodecError):
-        decode(msgspec.msgpack.encode(fine | {"name": name}), AnyDown)
-    assert decode(msgspec.msgpack.encode(fine | {"name": f"rover/{NAME}"}), AnyDown).name == f"rover/{NAME}"
+        decode(msgspec.msgpack.encode(fine | {"name": name}), AnyControllerMessage)
+    assert (
+        decode(msgspec.msgpack.encode(fine | {"name": f"rover/{NAME}"}), AnyControllerMessage).name == f"rover/{NAME}"
+    )
     beat = {"kind": "beat", "epoch": 1, "sent_s": 0.0, "words": [], "wanted": ["5", "rover/7", "../8"]}
     with pytest.raises(CodecError):
-        decode(msgspec.msgpack.encode(beat), AnyUp)
-    assert decode(msgspec.msgpack.encode(beat | {"wanted": ["5", "rover/7"]}), AnyUp).wanted == ["5", "rover/7"]
+        decode(msgspec.msgpack.encode(beat), AnyAgentMessage)
+    assert decode(msgspec.msgpack.encode(beat | {"wanted": ["5", "rover/7"]}), AnyAgentMessage).wanted == [
+        "5",
+        "rover/7",
+    ]
 
 
 def encode_names(guests):
@@ -92,7 +97,7 @@ values = st.one_of(
     )
 )
 def test_garbage_is_refused_with_one_kind_of_error(frame):
-    for kinds in (AnyDown, AnyUp):
+    for kinds in (AnyControllerMessage, AnyAgentMessage):
         try:
             decode(frame, kinds)
         except CodecError:

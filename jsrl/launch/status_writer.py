@@ -15,13 +15,13 @@ import msgspec
 from jsrl.metrics.display import Rate
 from jsrl.metrics.display_state import DisplayState
 from jsrl.runs.identity import ProcessIdentity
-from jsrl.runs.state import News, WorkerNews, is_asked_to_stop, write_news
+from jsrl.runs.state import ControllerStatus, WorkerSummary, is_asked_to_stop, write_status
 
 NEWS_S = 2.0
 MOST_EVALUATIONS = 200  # the newest
 
 
-def moment_of(news: News) -> DisplayState:
+def moment_of(news: ControllerStatus) -> DisplayState:
     """Return the display at the time of the status; values that were not numbers are left out.
 
     Raises:
@@ -32,7 +32,7 @@ def moment_of(news: News) -> DisplayState:
     return msgspec.convert(news.moment | {"metrics": metrics, "evaluations": scores}, DisplayState)
 
 
-class NewsWriter:
+class StatusWriter:
     """Writes the status of the run in `folder`, whose controller is this process.
 
     Attributes:
@@ -46,7 +46,7 @@ class NewsWriter:
         self.stop_asked = False
 
     def update(
-        self, state: DisplayState, workers: Callable[[], Sequence[WorkerNews]], reason: str, *, now: bool = False
+        self, state: DisplayState, workers: Callable[[], Sequence[WorkerSummary]], reason: str, *, now: bool = False
     ) -> None:
         """Write the status if the last one is old enough, or `now`.
 
@@ -59,8 +59,8 @@ class NewsWriter:
         self._due_s = now_s + NEWS_S
         self.stop_asked = self.stop_asked or is_asked_to_stop(self._folder, self._process)
         moment = dataclasses.asdict(dataclasses.replace(state, evaluations=state.evaluations[-MOST_EVALUATIONS:]))
-        news = News(self._process, self._begun_s, reason, self._rate(state), tuple(workers()), moment)
+        news = ControllerStatus(self._process, self._begun_s, reason, self._rate(state), tuple(workers()), moment)
         try:
-            write_news(self._folder, news)
+            write_status(self._folder, news)
         except (OSError, TypeError):  # a full disk, or a metric that is not a number: the run goes on
             return

@@ -48,7 +48,7 @@ def test_a_full_disk_ends_no_run(session: Session, monkeypatch: pytest.MonkeyPat
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(news, "write_news", full)
+    monkeypatch.setattr(news, "write_status", full)
     session.tick()
     assert session.reason is None and not (session.folder.path / STATUS).exists()
 
