@@ -42,11 +42,11 @@ from jsrl.errors import CodecError, JsrlError, StreamTimeout  # noqa: E402
 from jsrl.runs.control import ControlServer  # noqa: E402
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply  # noqa: E402
 from jsrl.transport.inference.area import AreaLayout  # noqa: E402
-from jsrl.transport.inference.roads import bind_inference, connect_inference  # noqa: E402
+from jsrl.transport.inference.transports import bind_inference, connect_inference  # noqa: E402
 from jsrl.transport.meeting.admission import JoinRules  # noqa: E402
 from jsrl.transport.meeting.handshake import Hello, hello_of_producer  # noqa: E402
-from jsrl.transport.params.roads import bind_params, connect_params  # noqa: E402
-from jsrl.transport.samples.roads import bind_samples, connect_samples  # noqa: E402
+from jsrl.transport.params.transports import bind_params, connect_params  # noqa: E402
+from jsrl.transport.samples.transports import bind_samples, connect_samples  # noqa: E402
 from jsrl.transport.wire.codec import PROTOCOL_VERSION, Limits, decode, encode  # noqa: E402
 from jsrl.transport.wire.schema import flatten_schema, make_layout  # noqa: E402
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec  # noqa: E402
@@ -373,7 +373,7 @@ def answered(frames: list[bytes]) -> str:
 
 
 def make_live(target: str, folder: Path) -> Live:
-    """Return a bound end of a stream or of the control road."""
+    """Return a bound end of a stream or of the control connection."""
     if target == "samples":
         return live_samples(f"ipc://{folder}/samples")
     if target == "segment":
@@ -463,7 +463,7 @@ def live_params(folder: Path) -> Live:
 
 
 def live_control(folder: Path) -> Live:
-    """Return the controller's end of the control road."""
+    """Return the controller's end of the control connection."""
     server = ControlServer(f"ipc://{folder}/control")
 
     def works() -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
-from jsrl.transport.inference.roads import bind_inference, connect_inference
-from jsrl.transport.params.roads import bind_params, connect_params
+from jsrl.transport.inference.transports import bind_inference, connect_inference
+from jsrl.transport.params.transports import bind_params, connect_params
 from jsrl.types import ArraySpec
 
 ROWS = 16
@@ -86,7 +86,7 @@ def describe(times_us: list[np.ndarray]) -> str:
 
 
 def measure_inference(folder: Path, rounds: int) -> None:
-    """Print the round trips of each road."""
+    """Print the round trips of each transport."""
     addresses = {"shm": f"shm:{folder}/bench", "ipc": f"ipc://{folder}/bench-ipc"}
     clients, children = {}, []
     for name, address in addresses.items():

@@ -151,7 +151,7 @@ def measure_runs(given: argparse.Namespace, record: Record, folder: Path) -> lis
         experiments = system.switch(base, "learner.prefetch", True, False, ("on", "off"))
     else:
         base = chosen(given, "ppo_pong")
-        experiments = system.switch(base, "road", "shared-memory", "zeromq", ("shared memory", "sockets"))
+        experiments = system.switch(base, "transport", "shared-memory", "zeromq", ("shared memory", "sockets"))
     record.notes += notes
     arms = [system.whole_run(name, e, given.seconds or 4.0) for name, e in experiments.items()]
     alternate(record, arms, given.rounds or 2)

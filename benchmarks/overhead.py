@@ -3,7 +3,7 @@
   on, off                      whole runs with heartbeats, deadlines, phases, metrics and the ledger's page, and without all
                                of them (benchmarks/without leaves them out of every process)
   journals on, journals off    deterministic whole runs that keep, or do not, the actions of each group for an exact resume
-  parts                        of each of them: calls per row in a real run x nanoseconds per call, and CPU of the control road
+  parts                        of each of them: calls per row in a real run x nanoseconds per call, and CPU of control
 
 Arms alternate (A B, B A, ...) in fresh process trees, watched from outside after a warm-up. The figure is CPU microseconds of
 all processes per trained row: it survives a busy machine better than the clock does. Ratios are medians over rounds with a
@@ -132,7 +132,7 @@ def ns_per_call(folder: Path) -> dict[str, float]:
     from jsrl.transport.ledger.hop_page import LOCAL, HopPage
     from jsrl.transport.ledger.page import open_ledger
 
-    page = HopPage.create(folder, ProducerId("actor-0", 0), 0, blocks=2, road=LOCAL)
+    page = HopPage.create(folder, ProducerId("actor-0", 0), 0, blocks=2, transport=LOCAL)
     recorder, plain = Recorder("actor"), Ledger(dropped={})
     phases = recorder.phases
     _, kept = open_ledger(folder / "ledger", 0, None)
@@ -172,7 +172,7 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def control_share(folder: Path) -> float:
-    """Return the CPU share (of one core) of one idle worker's control road, the controller's end of it included."""
+    """Return the CPU share (of one core) of one idle worker's control connection, the controller's end of it included."""
     from jsrl.runs.control import ControlClient, ControlServer
 
     server = ControlServer(f"ipc://{folder}/control-idle")
@@ -208,7 +208,7 @@ def measure_parts(given: argparse.Namespace, record: Record) -> list[str]:
         "control_road_us_per_row": control_us,
         "share": (total_us + control_us) / row_us,
     }
-    lines.append(f"  control road: {control:.4f} cores a worker, with {workers} workers {control_us:.3f} us/row")
+    lines.append(f"  control connection: {control:.4f} cores a worker, with {workers} workers {control_us:.3f} us/row")
     share = (total_us + control_us) / row_us
     return [*lines, f"  parts together: {total_us + control_us:.3f} of {row_us:.2f} us CPU per row ({share:.2%})"]
 
@@ -238,7 +238,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=7, help="runs of each arm")
     made.add_argument("--seconds", type=float, default=15.0, help="of each window")
     made.add_argument("--warm-up-s", type=float, default=4.0, help="after the first update, before the window")
-    made.add_argument("--workers", type=int, default=3, help="of the run, for the control road's share")
+    made.add_argument("--workers", type=int, default=3, help="of the run, for the control connection's share")
     made.add_argument("--journals", action=argparse.BooleanOptionalAction, default=True, help="measure these as well")
     made.add_argument("--json", type=Path, help="file (default: benchmarks/results/overhead-NAME-PLACEMENT.json)")
     return made

@@ -3,7 +3,7 @@
 Run: python benchmarks/replay.py [flow|tree|device] [--seconds S] [--output FILE]
 
 `flow`: three processes over shared memory. One writes trajectories, one is the replay worker (insertion and one drawing
-thread), one copies batches to a staging buffer, as a learner does. Each road is measured alone (rows in without draws,
+thread), one copies batches to a staging buffer, as a learner does. Each transport is measured alone (rows in without draws,
 batches out of a full replay) and both at once. Beside bytes per second of wall clock stand bytes per CPU second of the
 replay worker, which a loaded machine changes less. `image`: uint8 [84, 84] kept as it is; `stack`: [84, 84, 4] of which
 each frame is kept once (bytes out are those of whole stacks); `vector`: 376 numbers. `tree`: microseconds for drawing and
@@ -31,7 +31,7 @@ from jsrl.replay.host.rows import rows_shape, windows_spec
 from jsrl.replay.host.tree import HostTree
 from jsrl.transport.base import ProducerId
 from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_spec
-from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.base import NullReporter
 from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker

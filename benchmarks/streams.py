@@ -1,4 +1,4 @@
-"""Compare the roads of the sample stream between two processes, against TCP with pickle and against plain memcpy.
+"""Compare the transports of the sample stream between two processes, against TCP with pickle and against plain memcpy.
 
 Run: python benchmarks/streams.py [--rounds N] [--output FILE]
 
@@ -7,7 +7,7 @@ a staging buffer, as a learner does. Each arm has two processes of its own, so t
 is not the others' gain; all stay alive and take turns in every round, and medians over the rounds are shown, of the rate
 and of the CPU seconds of both processes (which a loaded machine changes less). Yardsticks, all TCP with pickle:
 `pickle`, sockets tuned by hand; `stdlib`, multiprocessing.connection; `kept`, as `pickle` but with an allocator that
-keeps freed memory, as the ZeroMQ road sets it. Pickle is used in this file only. `tcp` is encrypted, as always.
+keeps freed memory, as the ZeroMQ transport sets it. Pickle is used in this file only. `tcp` is encrypted, as always.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import numpy as np
 from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.memory.allocator import reuse_freed_memory
-from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, zeros
 
 TIMEOUT_S = 30.0
@@ -148,7 +148,7 @@ def stdlib_writer(address: str, source: Trajectory) -> Callable[[int], object]:
 
 
 class Reader:
-    """The reading end of one road, its writing process, and the function that takes a trajectory to the staging arrays."""
+    """The reading end of one transport, its writing process, and what takes a trajectory to the staging arrays."""
 
     def __init__(self, name: str, size: str, folder: Path):
         schema = make_schema(size)

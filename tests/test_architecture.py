@@ -423,8 +423,8 @@ def test_the_rule_of_processes_sees_what_it_forbids():
 
 def test_addresses_are_read_in_the_table_of_roads_alone():
     readers = {relative(path) for path in SOURCES if "parse_address" in calls_and_names(parsed(path))}
-    assert readers == {"transport/roads.py"}
-    ends = [PACKAGE / "transport" / sort / "roads.py" for sort in ("samples", "inference", "params")]
+    assert readers == {"transport/transports.py"}
+    ends = [PACKAGE / "transport" / sort / "transports.py" for sort in ("samples", "inference", "params")]
     assert not [relative(path) for path in ends if calls_and_names(parsed(path)) & {"partition", "startswith", "split"}]
 
 
@@ -439,7 +439,7 @@ HEAVY = "{m for m in sys.modules if m.split('.')[0] in ('jax', 'jaxlib', 'flax',
 LIGHT = (
     "import jsrl.workers.actor.worker, jsrl.workers.__main__",
     "import jsrl.envs.make; jsrl.envs.make.make_spec(jsrl.envs.make.EnvConfig('CartPole-v1'))",
-    "import jsrl.transport.samples.roads, jsrl.transport.inference.roads, jsrl.transport.params.roads",
+    "import jsrl.transport.samples.transports, jsrl.transport.inference.transports, jsrl.transport.params.transports",
     "import jsrl.runs.control, jsrl.metrics.metrics, jsrl.runs.names, jsrl.runs.runs",
     "import jsrl.experiment, jsrl.references.reference, jsrl.references.capture",
     "import jsrl.workers.replay.worker",
@@ -461,8 +461,8 @@ from jsrl.envs.make import make_spec
 from jsrl.experiment import Experiment
 from jsrl.references.reference import from_json, to_json
 from jsrl.transport.base import InferenceSpec, Reply
-from jsrl.transport.inference.roads import bind_inference
-from jsrl.transport.samples.roads import bind_samples
+from jsrl.transport.inference.transports import bind_inference
+from jsrl.transport.samples.transports import bind_samples
 from jsrl.transport.stream import End, Peer, Stream
 from jsrl.types import ArraySpec, make_trajectory_spec
 from jsrl.workers.jobs import Job, Schemas

@@ -125,7 +125,7 @@ def experiment(work: str, actors: int = 4, placement: Any = "served", **fields: 
 
 def experiment_of(layout: Layout) -> Experiment:
     """Return the experiment of a layout."""
-    fields: dict[str, Any] = {"road": "zeromq", "encrypt": True} if layout.keys else {}
+    fields: dict[str, Any] = {"transport": "zeromq", "encrypt": True} if layout.keys else {}
     return experiment(
         layout.work,
         layout.actors,

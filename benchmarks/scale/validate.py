@@ -6,7 +6,7 @@
 
 `calibrate` and `measure` need a machine on which nothing else runs, and go on where they stopped. A layout whose runs differ
 by more than 10% is named and left out. Two rivals are compared: linear extrapolation of the largest calibrating run of the
-same placement and road by the number of environments, and, for the bottleneck, `always cores`.
+same placement and transport by the number of environments, and, for the bottleneck, `always cores`.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def predict(data: Data, layout: Layout) -> Outcome:
 
 
 def linear(data: Data, layout: Layout) -> float:
-    """Return the largest calibrating run of the same placement and road, times the number of environments."""
+    """Return the largest calibrating run of the same placement and transport, times the number of environments."""
     far = layout.keys or bool(layout.far)
     runs = [run for run in calibration_of(data, layout.work) if (run.placement, run.far) == (layout.placement, far)]
     largest = max(runs, key=lambda run: run.actors)

@@ -36,7 +36,7 @@ class ActingSystem:
     """The acting half of an experiment, in processes of its own; a context manager.
 
     Args:
-      experiment: whose placement, actors, groups and road count; it acts by its first params forever.
+      experiment: whose placement, actors, groups and transport count; it acts by its first params forever.
       folder: for logs. actors: start the experiment's actors (False: whoever uses this asks the servers itself).
     """
 
@@ -166,5 +166,5 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
         "ring": e.ring,
         "slots_per_group": e.group_size,
         "rollout_length": e.rollout_length,
-        "road": e.road,
+        "transport": e.transport,
     }

@@ -27,7 +27,7 @@ SAMPLE = 4000  # latencies that a client hands back at most, evenly spaced
 def client(name: str, jobs: list[str]) -> None:
     """Be a client of several servers: for each line `SERVER SECONDS` of standard input ask, then print what was seen."""
     from jsrl.references.reference import from_json
-    from jsrl.transport.inference.roads import connect_inference
+    from jsrl.transport.inference.transports import connect_inference
     from jsrl.workers.ends import names_of_peers
 
     ends = []

@@ -114,7 +114,7 @@ def placement_row(
         number(raw["group_size"][placement] if math.isnan(rows) else rows, 1),
         idle,
         number(bytes_per_row(raw["traffic"], placement)),
-        str(copies(placement, raw["road"])),
+        str(copies(placement, raw["transport"])),
         number(of(runs, "pss_mb").median),
         first,
     ]

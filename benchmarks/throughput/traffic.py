@@ -14,10 +14,10 @@ ON_REQUEST = ("environment into the request", "request into the batch of act")
 IN_KERNEL = 2
 
 
-def copies(placement: str, road: str) -> int:
+def copies(placement: str, transport: str) -> int:
     """Return how often one observation is copied between its environment and the update that learns from it."""
     asked = placement in SERVED
-    sockets = road == "zeromq" and placement != "serial"
+    sockets = transport == "zeromq" and placement != "serial"
     streams = 1 + asked
     return len(ALWAYS) + asked * len(ON_REQUEST) + sockets * streams * IN_KERNEL
 

@@ -16,7 +16,7 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 def without_heartbeats() -> None:
-    """Have workers send no sign of life (the control road stays: it carries reports and commands)."""
+    """Have workers send no sign of life (the control connection stays: it carries reports and commands)."""
     from jsrl.runs import control
 
     control.HEARTBEAT_S = NEVER_S

@@ -82,10 +82,10 @@ def shared_memory() -> Iterator[Finding]:
     """/dev/shm, which carries the streams of one host."""
     path = Path("/dev/shm")
     if not os.access(path, os.W_OK):
-        yield Finding("bad", "/dev/shm cannot be written", "give every run --road zeromq, or mount /dev/shm")
+        yield Finding("bad", "/dev/shm cannot be written", "give every run --transport zeromq, or mount /dev/shm")
         return
     free_mb = shutil.disk_usage(path).free >> 20
-    cure = "give the container more (docker run --shm-size 1g), or every run --road zeromq"
+    cure = "give the container more (docker run --shm-size 1g), or every run --transport zeromq"
     state: Literal["good", "note"] = "good" if free_mb >= LEAST_SHM_MB else "note"
     yield Finding(state, f"/dev/shm has {free_mb:,} MiB free", "" if state == "good" else cure)
     owner = path / f"jsrl-{os.getuid()}"

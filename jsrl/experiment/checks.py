@@ -128,10 +128,11 @@ def leaves_host(e: Experiment) -> bool:
 
 
 def _check_bind(e: Experiment) -> None:
-    if leaves_host(e) and e.road != "zeromq":
+    if leaves_host(e) and e.transport != "zeromq":
         given = "encrypt" if e.encrypt else f"bind {e.bind}"
         raise ConfigError(
-            f"{given} is for streams over ZeroMQ, but the road is {e.road}, which never leaves this host; add --road zeromq."
+            f"{given} is for streams over ZeroMQ, but the transport is {e.transport}, which never leaves this host; "
+            f"add --transport zeromq."
         )
 
 

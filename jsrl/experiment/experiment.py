@@ -88,13 +88,13 @@ class Experiment:
     of actors; give it to get the same bits with any number of actors."""
     num_inference_servers: int = 1
     """Number of inference servers; the actors are divided among them."""
-    road: Literal["shared-memory", "zeromq"] = "shared-memory"
+    transport: Literal["shared-memory", "zeromq"] = "shared-memory"
     """Transport of the streams between processes; zeromq works between hosts and without shared memory."""
     bind: str = "127.0.0.1"
-    """IP address of this host that streams listen on, with road zeromq: ADDRESS or ADDRESS:FIRST_PORT (else free ports).
+    """IP address of this host that streams listen on, with transport zeromq: ADDRESS or ADDRESS:FIRST_PORT (else free ports).
     Streams over TCP are encrypted and accept only holders of the run's keys; 127.0.0.1 without a port uses no TCP."""
     encrypt: bool = False
-    """With road zeromq: encrypted streams over TCP, even on loopback, instead of Unix sockets."""
+    """With transport zeromq: encrypted streams over TCP, even on loopback, instead of Unix sockets."""
     compress: bool = False
     """Compress trajectories that go over TCP (to other hosts) with LZ4, for links that are slower than the cores."""
     deterministic: bool = False
@@ -245,7 +245,7 @@ class Experiment:
     @property
     def uses_zeromq(self) -> bool:
         """Return whether streams between processes use ZeroMQ; else they use shared memory."""
-        return self.road == "zeromq" and self.where.has_processes
+        return self.transport == "zeromq" and self.where.has_processes
 
     @property
     def encrypted(self) -> bool:

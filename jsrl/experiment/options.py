@@ -206,7 +206,7 @@ COMMON = (
         ("agent.learning-rate", "agent.gamma", "agent.num-epochs", "agent.num-minibatches", "agent.entropy-coef",
          "agent.network.torso", "agent.network.hidden", "agent.network.core"),
     ),
-    ("where", ("placement", "num-actors", "num-inference-servers", "road", "learner.num-devices", "deterministic",
+    ("where", ("placement", "num-actors", "num-inference-servers", "transport", "learner.num-devices", "deterministic",
                "restart", "tune")),
     ("the run", ("runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "detach", "plan")),
 )  # fmt: skip

@@ -194,8 +194,8 @@ class SupervisionConfig:
     max_backoff_s: float = 30.0
     """Most seconds before a restart."""
     memory_margin_mb: int = 1024
-    """With road zeromq: MiB that a worker which others connect to may use beyond its memory after start-up and the declared
-    size of its streams and state. A worker above that is replaced, since a connection may be filling its memory."""
+    """With transport zeromq: MiB that a worker which others connect to may use beyond its memory after start-up and the
+    declared size of its streams and state. A worker above that is replaced, since a connection may be filling its memory."""
     actor: int | None = None
     """Restarts of each actor; None: `restart`."""
     inference: int | None = None

@@ -9,8 +9,8 @@ from jsrl.errors import ConfigError
 from jsrl.graph.graph import Graph, Link, WorkerNode
 from jsrl.graph.policies import learners_of, policy_of
 from jsrl.transport.meeting.address import check_name
-from jsrl.transport.roads import find_road
 from jsrl.transport.stream import Stream
+from jsrl.transport.transports import find_transport
 from jsrl.workers.kinds import Port
 
 
@@ -30,8 +30,8 @@ def check(graph: Graph) -> None:
         _check_ports(graph, worker)
     for stream in graph.streams:
         _check_ends(graph, stream)
-        if stream.road and not find_road(stream.road).carries(stream.sort):
-            raise ConfigError(f"the road {stream.road} carries no {stream.sort}; give {stream.name} another.")
+        if stream.transport and not find_transport(stream.transport).carries(stream.sort):
+            raise ConfigError(f"the transport {stream.transport} carries no {stream.sort}; give {stream.name} another.")
     _check_policies(graph)
     _ = graph.stop_order
 

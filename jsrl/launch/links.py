@@ -13,8 +13,8 @@ from jsrl.launch.launcher import ALONE, Hosts
 from jsrl.transport.ledger.hops import SAMPLES
 from jsrl.transport.meeting.address import check_ipc_path
 from jsrl.transport.meeting.keys import CLIENT_FILE, check_encryption, make_keys
-from jsrl.transport.roads import own_address
 from jsrl.transport.stream import End, Peer, Stream, name_at
+from jsrl.transport.transports import own_address
 
 KEYS = "keys"  # in the run folder
 _MAX_PORT = 65535
@@ -25,8 +25,8 @@ def bind_addresses(
 ) -> dict[tuple[str, str], str]:
     """Return (stream, worker) -> the address at which the worker binds the stream, for every binding end.
 
-    A stream with its own road uses that; another one between hosts uses TCP, and one that stays on this host
-    uses the experiment's road.
+    A stream with its own transport uses that; another one between hosts uses TCP, and one that stays on this host
+    uses the experiment's transport.
 
     Raises:
       ConfigError: there are not enough ports, or a socket's path is too long.
@@ -38,8 +38,8 @@ def bind_addresses(
                 name = name_at(stream.name, worker.name)
                 if not experiment.where.has_processes:
                     address = f"local:{memory_folder.name}-{name}"
-                elif stream.road:
-                    address = own_address(stream.road, f"{memory_folder}/{name}")
+                elif stream.transport:
+                    address = own_address(stream.transport, f"{memory_folder}/{name}")
                 elif not stays_here(graph, stream, hosts):
                     address = tcp(hosts.address(worker.name))
                 elif stream.sort == "ranks":

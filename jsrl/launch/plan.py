@@ -514,7 +514,7 @@ def describe(plan: Plan, gpus: list[str]) -> str:
     e, schemas = plan.experiment, plan.schemas
     agents = dict.fromkeys(type(policy.experiment.agent).__name__ for policy in plan.policies.values())
     lines = [
-        f"{e.name}: {', '.join(agents)} on {e.env.id}, placement {e.placement}, road {_road(e)}",
+        f"{e.name}: {', '.join(agents)} on {e.env.id}, placement {e.placement}, transport {_transport(e)}",
         f"  {e.num_envs} environments = {e.actors} actor(s) x {e.ring} group(s) of {e.group_size}; "
         f"batch {e.batch_columns} x {e.rollout_length} rows; {e.total_updates} updates; order {e.order}; "
         f"max policy lag {e.max_policy_lag}",
@@ -551,17 +551,17 @@ def _policy_line(policy: PolicyPart) -> str:
     )
 
 
-def _road(e: Experiment) -> str:
+def _transport(e: Experiment) -> str:
     if e.uses_zeromq:
         return f"zeromq ({'tcp, encrypted' if e.encrypted else 'ipc'})"
-    return e.road if e.where.has_processes else "in-process"
+    return e.transport if e.where.has_processes else "in-process"
 
 
 def memory_mb(plan: Plan, job: Job) -> int:
     """Return the estimated memory of a worker: interpreter, libraries, its kind's data, and blocks in flight."""
     kind = find_kind(job.kind)
     found = kind.keeps(job)
-    if _road(plan.experiment).startswith("zeromq"):  # each end has its own
+    if _transport(plan.experiment).startswith("zeromq"):  # each end has its own
         block = sum(leaf.size_bytes for leaf in leaves(plan.schemas.trajectory))
         ends = [end for _, end in job.ends if end.stream.sort == "samples" and end.stream.schema == "trajectory"]
         found += block * sum(len(end.groups) * end.stream.blocks for end in ends)
@@ -594,13 +594,13 @@ def _streams(plan: Plan) -> list[str]:
 
 
 def _stream(plan: Plan, stream: Stream) -> str:
-    """Return a stream as a line: its workers, its content, and its road."""
+    """Return a stream as a line: its workers, its content, and its transport."""
     graph, schemas, e = plan.graph, plan.schemas, plan.experiment
     left, right = _families(graph.sources(stream.name)), _families(graph.sinks(stream.name))
-    arrow, road = ("<->" if stream.sort in ("inference", "ranks") else "->"), stream.road or _road(e)
+    arrow, transport = ("<->" if stream.sort in ("inference", "ranks") else "->"), stream.transport or _transport(e)
     if stream.sort == "inference":
         row = sum(leaf.size_bytes for leaf in leaves(schemas.act.observation))
-        what = f"{road}: {row} B per observation, groups of {e.group_size}"
+        what = f"{transport}: {row} B per observation, groups of {e.group_size}"
     elif stream.sort == "params":
         what = "latest wins"
     elif stream.sort == "ranks":
@@ -608,11 +608,12 @@ def _stream(plan: Plan, stream: Stream) -> str:
     elif stream.schema == "trajectory":
         block = sum(leaf.size_bytes for leaf in leaves(schemas.trajectory))
         several = ", every reader gets all" if stream.routing == "broadcast" else ""
-        what = f"{road}: blocks of {block / 2**10:.0f} KiB, {stream.blocks} per group, {len(stream.groups)} groups{several}"
+        what = f"{transport}: blocks of {block / 2**10:.0f} KiB, {stream.blocks} per group, "
+        what += f"{len(stream.groups)} groups{several}"
     elif stream.schema == "batches":
-        what = f"{road}: batches of about {batch_bytes(e, schemas) / 2**10:,.0f} KiB"
+        what = f"{transport}: batches of about {batch_bytes(e, schemas) / 2**10:,.0f} KiB"
     else:
-        what = road
+        what = transport
     return f"{left} {arrow} {right}".ljust(22) + f" {stream.name:<10} {what}"
 
 

@@ -25,7 +25,7 @@ from jsrl.workers.actor.journaled import exact_obstacle
 from jsrl.workers.jobs import StartPoint
 
 MAY_CHANGE = (
-    "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "road",
+    "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "transport",
     "bind", "encrypt", "restart", "trace", "record", "actor.", "inference.", "evaluator.", "recorder.", "snapshots.",
     "deadlines.", "supervision.", "learner.num-devices", "learner.split", "learner.threads", "learner.prefetch",
     "learner.memory-share", "learner.check-finite", "env.on-fault", "env.fault-",

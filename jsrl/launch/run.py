@@ -431,7 +431,7 @@ def check_shared_memory(plan: Plan) -> None:
     """Refuse a run whose streams do not fit into shared memory, before anything starts.
 
     Raises:
-      ConfigError: with the bytes needed, the bytes free, and a road that needs none.
+      ConfigError: with the bytes needed, the bytes free, and a transport that needs none.
     """
     if not plan.experiment.where.has_processes:
         return
@@ -440,6 +440,6 @@ def check_shared_memory(plan: Plan) -> None:
     if needed > free:
         raise ConfigError(
             f"this run needs {needed / 2**20:.0f} MiB of shared memory, but {plan.memory_folder.parent} has "
-            f"{free / 2**20:.0f} MiB free. Use --road zeromq, fewer environments or a shorter rollout, or enlarge it "
+            f"{free / 2**20:.0f} MiB free. Use --transport zeromq, fewer environments or a shorter rollout, or enlarge it "
             "(in a container: --shm-size)."
         )

@@ -185,7 +185,7 @@ def _transport_text(e: Evidence) -> str:
         f"requests; {cores_text(e)}. "
     )
     if e.facts.zeromq:
-        return text + "--road shared-memory is faster on one machine."
+        return text + "--transport shared-memory is faster on one machine."
     if e.room:
         return text + f"{actors_advice(e)[0].upper()}{actors_advice(e)[1:]}."
     return text + "Larger groups (fewer --num-groups) move more rows at once."

@@ -86,8 +86,8 @@ class Variant:
     def text(self) -> str:
         """Return it as text."""
         e = self.experiment
-        road = "TCP with keys" if self.far else "shared memory"
-        return f"{self.placement}, {e.actors} actor(s), {e.num_envs} environments, {road}"
+        transport = "TCP with keys" if self.far else "shared memory"
+        return f"{self.placement}, {e.actors} actor(s), {e.num_envs} environments, {transport}"
 
 
 def acting_sizes(experiment: Experiment) -> list[int]:
@@ -95,17 +95,17 @@ def acting_sizes(experiment: Experiment) -> list[int]:
     return [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if size <= max(4, 4 * experiment.num_envs)]
 
 
-def variants(experiment: Experiment, placements: Sequence[PlacementKind], roads: Sequence[bool]) -> list[Variant]:
-    """Return the runs of a calibration: for each placement and road one with 1 actor and one with up to 4.
+def variants(experiment: Experiment, placements: Sequence[PlacementKind], transports: Sequence[bool]) -> list[Variant]:
+    """Return the runs of a calibration: for each placement and transport one with 1 actor and one with up to 4.
 
     The first of both has a quarter of the environments, if they can be divided so, in one group: then sizes of groups and
     batches differ, and costs per call and per row can be separated.
     """
     found = []
     for placement in placements:
-        for far in roads:
+        for far in transports:
             own = dataclasses.replace(
-                experiment, placement=placement, road="zeromq" if far else "shared-memory", encrypt=far
+                experiment, placement=placement, transport="zeromq" if far else "shared-memory", encrypt=far
             )
             found += [Variant(placement, far, e) for e in (_small(own), _large(own)) if e is not None]
     return found
@@ -151,7 +151,7 @@ def _replaced(experiment: Experiment, **fields: Any) -> Experiment | None:
 def calibrate(
     experiment: Experiment,
     placements: Sequence[PlacementKind] = (INLINE, SERVED),
-    roads: Sequence[bool] = (False, True),
+    transports: Sequence[bool] = (False, True),
     *,
     seconds: float = 6.0,
     tell: Callable[[str], None] = lambda line: None,
@@ -159,13 +159,13 @@ def calibrate(
     """Return the service times of an experiment on this machine, which must be idle otherwise.
 
     Args:
-      experiment: to simulate. placements: of the runs. roads: False: shared memory; True: TCP with keys.
+      experiment: to simulate. placements: of the runs. transports: False: shared memory; True: TCP with keys.
       seconds: measured per run. tell: shows a line about each.
 
     Raises:
       ConfigError: no run can be made of it, or one failed; the message says why.
     """
-    runs = variants(experiment, placements, roads)
+    runs = variants(experiment, placements, transports)
     if not runs:
         raise ConfigError(
             f"{experiment.name} cannot run with 1 to {MOST_ACTORS} actors; choose --num-envs and --batch-envs that divide."
@@ -224,7 +224,7 @@ def measured(run: Variant, speed: Speed) -> Measured:
 def from_run(run: str, runs_dir: str) -> ServiceTimes:
     """Return the service times from a run's metrics, from the second half of its lines.
 
-    One run cannot separate costs per call from costs per row, nor show another placement or road than its own.
+    One run cannot separate costs per call from costs per row, nor show another placement or transport than its own.
 
     Raises:
       ConfigError: it is serial, or too short.

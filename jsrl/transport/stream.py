@@ -23,8 +23,8 @@ class Stream:
       blocks: of samples: trajectories of one group that may be in flight at once.
       routing: of samples with several readers: `by-group` (each group has one reader), or `broadcast` (every reader gets all).
       failover: of inference: whether clients may use another server while their own is away.
-      road: a user's own, `module:NAME` of a jsrl.transport.roads.Road; empty: chosen by the experiment and the hosts of
-      its ends.
+      transport: a user's own, `module:NAME` of a jsrl.transport.transports.Transport; empty: chosen by the experiment and
+        the hosts of its ends.
       feedback: flows against the data (priorities); it does not decide which worker stops first.
     """
 
@@ -37,7 +37,7 @@ class Stream:
     routing: Literal["by-group", "broadcast"] = "by-group"
     failover: bool = True
     feedback: bool = False
-    road: str = ""
+    transport: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jsrl.runs.memory import MIB, MemoryWatch
-from jsrl.transport.roads import road_of
+from jsrl.transport.transports import transport_of
 from jsrl.types import leaves, map_trajectory
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _BATCHES = 5  # of trajectories: staging buffers, on the device, lent
 def make_watch(job: Job, declared_bytes: int | None) -> MemoryWatch | None:
     """Return the memory watch of a worker that binds streams whose messages wait in its memory; None for other workers."""
     bound = [end.address for part in job.by_policy for _, end in part.ends if end.address]
-    if declared_bytes is None or job.in_process or not any(road_of(address).queues for address in bound):
+    if declared_bytes is None or job.in_process or not any(transport_of(address).queues for address in bound):
         return None
     return MemoryWatch(declared_bytes, job.experiment.supervision.memory_margin_mb * MIB)
 

@@ -164,7 +164,7 @@ class FollowingParams:
 
     def __init__(self, peer: Peer, connect: Callable[[str], ParamsSubscriber]) -> None:
         self._peer, self._connect = peer, connect
-        self._road = connect(peer.known.address)
+        self._end = connect(peer.known.address)
         self._look_at_s = time.monotonic() + LOOK_S
 
     def _follow(self) -> ParamsSubscriber:
@@ -173,10 +173,10 @@ class FollowingParams:
             self._look_at_s = now_s + LOOK_S
             found = self._peer.find(0.0)
             if found is not None and found.address != self._peer.known.address:  # else the subscriber reconnects itself
-                road = self._connect(found.address)
-                self._road.close()
-                self._peer.known, self._road = found, road
-        return self._road
+                end = self._connect(found.address)
+                self._end.close()
+                self._peer.known, self._end = found, end
+        return self._end
 
     def poll(self, policy: int = 0) -> tuple[int, list[Any]] | None:
         """Return (version, leaves, freshly copied) if there is a newer version than at the last poll, else None."""
@@ -188,4 +188,4 @@ class FollowingParams:
 
     def close(self) -> None:
         """Close."""
-        self._road.close()
+        self._end.close()

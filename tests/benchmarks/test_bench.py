@@ -89,7 +89,7 @@ def raw_numbers():
     return {
         "format": tables.FORMAT,
         "name": "ppo_cartpole", "options": [], "seconds": 8.0, "warm_up_s": 2.0, "repetitions": 1, "cores": 2,
-        "load": [0.1, 0.1, 0.1], "road": "shared-memory", "group_size": {"serial": 16}, "frames_per_step": 4,
+        "load": [0.1, 0.1, 0.1], "transport": "shared-memory", "group_size": {"serial": 16}, "frames_per_step": 4,
         "backend": "cpu", "parameters": 1,
         "facts": {
             "commit": "0123456789abcdef", "uncommitted_changes": False, "python": "3.11", "packages": {"jax": "1"},

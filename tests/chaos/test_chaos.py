@@ -91,17 +91,17 @@ def test_a_short_storm_over_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("road", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
-def test_strangers_at_every_socket_end_no_worker(tmp_path: Path, road: str) -> None:
+@pytest.mark.parametrize("transport", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
+def test_strangers_at_every_socket_end_no_worker(tmp_path: Path, transport: str) -> None:
     """No restarts are allowed: whoever a message ended would end the run."""
-    options = ["counting", *FOREVER, "--restart", "0", "--deadlines.silence-s", "20", "--road", road]
+    options = ["counting", *FOREVER, "--restart", "0", "--deadlines.silence-s", "20", "--transport", transport]
     settings = StormSettings(storm_s=0.5, calm_s=0.5, flood_s=3.0, every_s=100.0)
     card = Storm(over_drive(options, tmp_path, "flood"), tmp_path, "flood", settings, STRANGER).run()
     assert card.flood is not None and card.flood.passed, card.text()
     assert card.accounted and card.left == [] and not card.ended, card.text()
     expected = {
         "control",
-        "samples.learner.samples.hello" if road == "shared-memory" else "samples.learner",
+        "samples.learner.samples.hello" if transport == "shared-memory" else "samples.learner",
         "inference.inference-0",
     }
     assert expected <= {name for name, number in card.flood.sent.items() if number > 20}, card.text()

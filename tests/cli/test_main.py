@@ -109,7 +109,7 @@ def test_the_doctor_names_what_is_missing_and_the_command_that_mends_it(monkeypa
     assert main.main(["doctor"]) == 1
     text = capsys.readouterr().out
     assert "no things of nothing (no_such_module not installed)" in text and install_command("nothing") in text
-    assert "BAD  /dev/shm cannot be written\n       -> give every run --road zeromq" in text
+    assert "BAD  /dev/shm cannot be written\n       -> give every run --transport zeromq" in text
 
 
 def test_the_doctor_sees_another_projects_jsrl(monkeypatch, tmp_path):

@@ -1,5 +1,5 @@
-"""What every road of the inference stream must do. `Road` says how to bind and connect; import the tests from a module
-that provides a `road` fixture."""
+"""What every transport of the inference stream must do. `Transport` says how to bind and connect; import the tests from a
+module that provides a `transport` fixture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError, StreamTimeout, UnknownPolicy
 from jsrl.transport.base import InferenceClient, InferenceServer, InferenceSpec, ProducerId, Reply, Request
-from jsrl.transport.inference.roads import bind_inference, connect_inference
+from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.types import ArraySpec, leaves, map_tree
 
 TIMEOUT_S = 20.0
@@ -26,8 +26,8 @@ SPEC = InferenceSpec(
 )
 
 
-class Road(NamedTuple):
-    """One road: `new_address()` gives an address to bind that nobody used yet."""
+class Transport(NamedTuple):
+    """One transport: `new_address()` gives an address to bind that nobody used yet."""
 
     new_address: Callable[[], str]
 
@@ -106,8 +106,8 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 @pytest.fixture
-def serving(road: Road):
-    serving = Serving(bind_inference(road.new_address(), SPEC))
+def serving(transport: Transport):
+    serving = Serving(bind_inference(transport.new_address(), SPEC))
     yield serving
     serving.close()
 
@@ -168,8 +168,8 @@ def test_replies_belong_to_requests(serving: Serving) -> None:
     client.close()
 
 
-def test_fields_travel(road: Road) -> None:
-    server = bind_inference(road.new_address(), SPEC)
+def test_fields_travel(transport: Transport) -> None:
+    server = bind_inference(transport.new_address(), SPEC)
     client = connect_while(server, groups={2: 3})
     sent = make_request(3, 0, min_updates=41, step=1 << 33, wants_core=True, policy=5)
     client.send(2, sent)
@@ -188,9 +188,9 @@ def test_fields_travel(road: Road) -> None:
     server.close()
 
 
-def test_policy_and_version_travel_for_each_row(road: Road) -> None:
+def test_policy_and_version_travel_for_each_row(transport: Transport) -> None:
     """Also after requests and replies that had one number for all rows, and before such."""
-    server = bind_inference(road.new_address(), SPEC)
+    server = bind_inference(transport.new_address(), SPEC)
     client = connect_while(server, groups={2: 3})
     cases = [(0, 7), ([4, 0, 9], [1, (5 << 40) | 2, 3]), (0, 7), (4, [8, 8, 9]), (4, 7), ([0, 0, 0], 0)]
     for step, (policy, version) in enumerate(cases):
@@ -212,8 +212,8 @@ def test_policy_and_version_travel_for_each_row(road: Road) -> None:
     server.close()
 
 
-def test_a_policy_that_is_not_served_is_refused_by_name_and_the_stream_goes_on(road: Road) -> None:
-    server = bind_inference(road.new_address(), SPEC)
+def test_a_policy_that_is_not_served_is_refused_by_name_and_the_stream_goes_on(transport: Transport) -> None:
+    server = bind_inference(transport.new_address(), SPEC)
     client = connect_while(server, groups={2: 3, 4: 3})
     client.send(2, make_request(3, 0, policy=5))
     (found,) = collect_some(server, 1)
@@ -233,9 +233,9 @@ def test_a_policy_that_is_not_served_is_refused_by_name_and_the_stream_goes_on(r
     server.close()
 
 
-def test_the_versions_that_are_asked_for_arrive_and_a_problem_is_told(road: Road) -> None:
+def test_the_versions_that_are_asked_for_arrive_and_a_problem_is_told(transport: Transport) -> None:
     spec = SPEC._replace(log_prob=ArraySpec((2,), "float32"))
-    server = bind_inference(road.new_address(), spec)
+    server = bind_inference(transport.new_address(), spec)
     client = connect_while(server, groups={2: 3}, spec=spec)
     rows = np.arange(6, dtype=np.int64).reshape(3, 2) + (7 << 40)
     for version in (-1, rows, -1, 5, -2, rows):
@@ -251,8 +251,8 @@ def test_the_versions_that_are_asked_for_arrive_and_a_problem_is_told(road: Road
     server.close()
 
 
-def test_request_arrays_may_be_reused_at_once(road: Road) -> None:
-    server = bind_inference(road.new_address(), SPEC)
+def test_request_arrays_may_be_reused_at_once(transport: Transport) -> None:
+    server = bind_inference(transport.new_address(), SPEC)
     client = connect_while(server)
     request = make_request(5, 0)
     kept = map_tree(np.copy, request.observation)
@@ -266,8 +266,8 @@ def test_request_arrays_may_be_reused_at_once(road: Road) -> None:
     server.close()
 
 
-def test_reply_arrays_are_copied_out(road: Road) -> None:
-    server = bind_inference(road.new_address(), SPEC)
+def test_reply_arrays_are_copied_out(transport: Transport) -> None:
+    server = bind_inference(transport.new_address(), SPEC)
     client = connect_while(server)
     request = make_request(5, 0)
     client.send(0, request)
@@ -281,8 +281,8 @@ def test_reply_arrays_are_copied_out(road: Road) -> None:
     server.close()
 
 
-def test_collect_takes_whole_groups_up_to_max_rows(road: Road) -> None:
-    server = bind_inference(road.new_address(), SPEC)
+def test_collect_takes_whole_groups_up_to_max_rows(transport: Transport) -> None:
+    server = bind_inference(transport.new_address(), SPEC)
     client = connect_while(server, groups={0: 4, 1: 4, 2: 4})
     for group in range(3):
         client.send(group, make_request(4, group))
@@ -295,8 +295,8 @@ def test_collect_takes_whole_groups_up_to_max_rows(road: Road) -> None:
     server.close()
 
 
-def test_collect_gives_one_group_larger_than_max_rows(road: Road) -> None:
-    server = bind_inference(road.new_address(), SPEC)
+def test_collect_gives_one_group_larger_than_max_rows(transport: Transport) -> None:
+    server = bind_inference(transport.new_address(), SPEC)
     client = connect_while(server, groups={0: 6})
     client.send(0, make_request(6, 0))
     (found,) = collect_some(server, 1, max_rows=2)
@@ -305,8 +305,8 @@ def test_collect_gives_one_group_larger_than_max_rows(road: Road) -> None:
     server.close()
 
 
-def test_collect_waits_no_longer_than_told(road: Road) -> None:
-    server = bind_inference(road.new_address(), SPEC)
+def test_collect_waits_no_longer_than_told(transport: Transport) -> None:
+    server = bind_inference(transport.new_address(), SPEC)
     waited = []
     for _ in range(3):  # a busy machine may be late once
         started = time.monotonic()
@@ -317,8 +317,8 @@ def test_collect_waits_no_longer_than_told(road: Road) -> None:
     server.close()
 
 
-def test_receive_times_out(road: Road) -> None:
-    server = bind_inference(road.new_address(), SPEC)
+def test_receive_times_out(transport: Transport) -> None:
+    server = bind_inference(transport.new_address(), SPEC)
     client = connect_while(server)
     client.send(0, make_request(5, 0))
     with pytest.raises(StreamTimeout, match=r"0\.05 s"):
@@ -367,8 +367,8 @@ def test_wrong_request_names_the_leaf(serving: Serving, change, leaf: str) -> No
     client.close()
 
 
-def test_wrong_reply_names_the_leaf(road: Road) -> None:
-    server = bind_inference(road.new_address(), SPEC)
+def test_wrong_reply_names_the_leaf(transport: Transport) -> None:
+    server = bind_inference(transport.new_address(), SPEC)
     client = connect_while(server)
     client.send(0, make_request(5, 0, wants_core=True))
     (found,) = collect_some(server, 1)
@@ -399,8 +399,8 @@ def test_other_schema_is_refused_on_both_sides(serving: Serving) -> None:
     client.close()
 
 
-def test_connect_without_a_server_times_out(road: Road) -> None:
-    server = bind_inference(road.new_address(), SPEC)
+def test_connect_without_a_server_times_out(transport: Transport) -> None:
+    server = bind_inference(transport.new_address(), SPEC)
     address = server.address
     server.close()
     started = time.monotonic()
@@ -409,8 +409,8 @@ def test_connect_without_a_server_times_out(road: Road) -> None:
     assert time.monotonic() - started < 5
 
 
-def test_server_close_reaches_waiting_clients(road: Road) -> None:
-    server = bind_inference(road.new_address(), SPEC)
+def test_server_close_reaches_waiting_clients(transport: Transport) -> None:
+    server = bind_inference(transport.new_address(), SPEC)
     client = connect_while(server)
     client.send(0, make_request(5, 0))
     collect_some(server, 1)
@@ -442,8 +442,8 @@ def test_leaving_clients_are_reported_once(serving: Serving) -> None:
     assert len(serving.gone) == 2
 
 
-def test_higher_incarnation_fences_the_older(road: Road) -> None:
-    server = bind_inference(road.new_address(), SPEC)
+def test_higher_incarnation_fences_the_older(transport: Transport) -> None:
+    server = bind_inference(transport.new_address(), SPEC)
     older = connect_while(server, "actor-0", 0, {0: 5})
     older.send(0, make_request(5, 0))
     (stale,) = collect_some(server, 1)
@@ -465,8 +465,8 @@ def test_higher_incarnation_fences_the_older(road: Road) -> None:
     server.close()
 
 
-def test_uncollected_requests_of_a_replaced_client_are_forgotten(road: Road) -> None:
-    server = bind_inference(road.new_address(), SPEC)
+def test_uncollected_requests_of_a_replaced_client_are_forgotten(transport: Transport) -> None:
+    server = bind_inference(transport.new_address(), SPEC)
     older = connect_while(server, "actor-0", 0, {0: 5})
     bystander = connect_while(server, "actor-1", 0, {0: 5, 1: 5})
     bystander.send(0, make_request(5, 7))
@@ -491,8 +491,8 @@ def test_uncollected_requests_of_a_replaced_client_are_forgotten(road: Road) -> 
     server.close()
 
 
-def test_restarted_server_at_the_same_address(road: Road) -> None:
-    server = bind_inference(road.new_address(), SPEC)
+def test_restarted_server_at_the_same_address(transport: Transport) -> None:
+    server = bind_inference(transport.new_address(), SPEC)
     client = connect_while(server)
     address = server.address
     server.close()
@@ -513,8 +513,8 @@ def test_address_taken(serving: Serving) -> None:
         bind_inference(serving.address, SPEC)
 
 
-def test_many_clients_are_drained_together(road: Road) -> None:
-    server = bind_inference(road.new_address(), SPEC)
+def test_many_clients_are_drained_together(transport: Transport) -> None:
+    server = bind_inference(transport.new_address(), SPEC)
     clients = [connect_while(server, f"actor-{n}", 0, {0: 2, 1: 2}) for n in range(6)]
     for n, client in enumerate(clients):
         client.send(0, make_request(2, n))

@@ -1,4 +1,4 @@
-"""What every road of params must do; import the tests from a module that provides a `road` fixture."""
+"""What every transport of params must do; import the tests from a module that provides a `transport` fixture."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 from jsrl.errors import SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport.base import ParamsSubscriber
-from jsrl.transport.params.roads import bind_params, connect_params
+from jsrl.transport.params.transports import bind_params, connect_params
 from jsrl.types import make_version
 
 TIMEOUT_S = 20.0
 
 
-class Road(NamedTuple):
-    """One road: `new_address()` gives an address that nobody used yet."""
+class Transport(NamedTuple):
+    """One transport: `new_address()` gives an address that nobody used yet."""
 
     new_address: Callable[[], str]
 
@@ -53,8 +53,8 @@ def poll_until(subscriber: ParamsSubscriber, version: int, policy: int = 0) -> l
     raise AssertionError(f"version {version} never came")
 
 
-def test_published_params_arrive(road: Road) -> None:
-    publisher = bind_params(road.new_address())
+def test_published_params_arrive(transport: Transport) -> None:
+    publisher = bind_params(transport.new_address())
     subscriber = connect_params(publisher.address)
     assert subscriber.poll() is None
     for updates in range(1, 6):
@@ -68,8 +68,8 @@ def test_published_params_arrive(road: Road) -> None:
     publisher.close()
 
 
-def test_values_are_copied_both_ways(road: Road) -> None:
-    publisher = bind_params(road.new_address())
+def test_values_are_copied_both_ways(transport: Transport) -> None:
+    publisher = bind_params(transport.new_address())
     first, second = connect_params(publisher.address), connect_params(publisher.address)
     values = make_values(3)
     publisher.publish(0, 3, values)
@@ -91,8 +91,8 @@ def test_values_are_copied_both_ways(road: Road) -> None:
         end.close()
 
 
-def test_latest_wins(road: Road) -> None:
-    publisher = bind_params(road.new_address())
+def test_latest_wins(transport: Transport) -> None:
+    publisher = bind_params(transport.new_address())
     subscriber = connect_params(publisher.address)
     for updates in range(1, 101):
         publisher.publish(0, updates, make_values(updates))
@@ -105,8 +105,8 @@ def test_latest_wins(road: Road) -> None:
     publisher.close()
 
 
-def test_subscriber_may_come_late(road: Road) -> None:
-    publisher = bind_params(road.new_address())
+def test_subscriber_may_come_late(transport: Transport) -> None:
+    publisher = bind_params(transport.new_address())
     publisher.publish(0, 9, make_values(9))
     subscriber = connect_params(publisher.address)
     subscriber.wait(0, 9, TIMEOUT_S)
@@ -117,8 +117,8 @@ def test_subscriber_may_come_late(road: Road) -> None:
     publisher.close()
 
 
-def test_policies_are_apart(road: Road) -> None:
-    publisher = bind_params(road.new_address())
+def test_policies_are_apart(transport: Transport) -> None:
+    publisher = bind_params(transport.new_address())
     subscriber = connect_params(publisher.address)
     publisher.publish(0, 1, make_values(1))
     publisher.publish(4, 2, [np.full((2,), 2.0)])
@@ -133,8 +133,8 @@ def test_policies_are_apart(road: Road) -> None:
     publisher.close()
 
 
-def test_wait_times_out_and_says_what_it_has(road: Road) -> None:
-    publisher = bind_params(road.new_address())
+def test_wait_times_out_and_says_what_it_has(transport: Transport) -> None:
+    publisher = bind_params(transport.new_address())
     subscriber = connect_params(publisher.address)
     with pytest.raises(StreamTimeout, match="none was published"):
         subscriber.wait(0, 1, 0.05)
@@ -149,8 +149,8 @@ def test_wait_times_out_and_says_what_it_has(road: Road) -> None:
     publisher.close()
 
 
-def test_wait_wakes_at_a_publish(road: Road) -> None:
-    publisher = bind_params(road.new_address())
+def test_wait_wakes_at_a_publish(transport: Transport) -> None:
+    publisher = bind_params(transport.new_address())
     subscriber = connect_params(publisher.address)
     publisher.publish(0, 1, make_values(1))
     subscriber.wait(0, 1, TIMEOUT_S)
@@ -175,8 +175,8 @@ def test_wait_wakes_at_a_publish(road: Road) -> None:
     publisher.close()
 
 
-def test_a_new_life_of_the_publisher_is_followed(road: Road) -> None:
-    publisher = bind_params(road.new_address())
+def test_a_new_life_of_the_publisher_is_followed(transport: Transport) -> None:
+    publisher = bind_params(transport.new_address())
     address = publisher.address
     subscriber = connect_params(address)
     publisher.publish(0, make_version(1, 50), make_values(50))
@@ -193,8 +193,8 @@ def test_a_new_life_of_the_publisher_is_followed(road: Road) -> None:
     newer.close()
 
 
-def test_other_leaves_are_refused(road: Road) -> None:
-    publisher = bind_params(road.new_address())
+def test_other_leaves_are_refused(transport: Transport) -> None:
+    publisher = bind_params(transport.new_address())
     publisher.publish(0, 1, make_values(1))
     with pytest.raises(SpecMismatch, match="leaf 1"):
         publisher.publish(0, 2, [make_values(2)[0], np.zeros((6,), np.int64), *make_values(2)[2:]])
@@ -209,8 +209,8 @@ def test_other_leaves_are_refused(road: Road) -> None:
     publisher.close()
 
 
-def test_closed_ends_say_so(road: Road) -> None:
-    publisher = bind_params(road.new_address())
+def test_closed_ends_say_so(transport: Transport) -> None:
+    publisher = bind_params(transport.new_address())
     subscriber = connect_params(publisher.address)
     publisher.publish(0, 1, make_values(1))
     check_values(poll_until(subscriber, 1), 1)
@@ -225,8 +225,8 @@ def test_closed_ends_say_so(road: Road) -> None:
         subscriber.wait(0, 1, 1.0)
 
 
-def test_publish_does_not_wait_for_readers(road: Road) -> None:
-    publisher = bind_params(road.new_address())
+def test_publish_does_not_wait_for_readers(transport: Transport) -> None:
+    publisher = bind_params(transport.new_address())
     subscribers = [connect_params(publisher.address) for _ in range(3)]  # none of them ever polls
     large = [np.zeros(1 << 20, np.float32)]
     started = time.monotonic()

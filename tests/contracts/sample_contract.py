@@ -1,6 +1,6 @@
-"""What every road of the sample stream must do; import the tests from a module that provides a `road` fixture.
+"""What every transport of the sample stream must do; import the tests from a module that provides a `transport` fixture.
 
-Producers of the roads between processes are processes of their own; those of the in-process road are threads.
+Producers of the transports between processes are processes of their own; those of the in-process transport are threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Entry, Origin, ProducerId, SampleConsumer, SampleProducer
 from jsrl.transport.samples.broadcast import reserve_all
-from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, leaves, named_leaves, zeros
 from tests.contracts.sample_producer import checksum, fill, make_schema, produce
 
@@ -30,8 +30,8 @@ SCHEMA = make_schema()
 ACTOR = ProducerId("actor-0", 0)
 
 
-class Road(NamedTuple):
-    """One road: `new_address()` gives an address to bind that nobody used yet; `keys` are those of its producers."""
+class Transport(NamedTuple):
+    """One transport: `new_address()` gives an address to bind that nobody used yet; `keys` are those of its producers."""
 
     new_address: Callable[[], str]
     between_processes: bool
@@ -81,9 +81,11 @@ class RunningProducer:
 
 
 @contextmanager
-def producing(road: Road, address: str, **options: Any) -> Iterator[RunningProducer]:
+def producing(transport: Transport, address: str, **options: Any) -> Iterator[RunningProducer]:
     defaults = {"name": "actor-0", "incarnation": 0, "groups": 2, "count": 5}
-    running = RunningProducer(road.between_processes, {"address": address, "keys": road.keys, **defaults, **options})
+    running = RunningProducer(
+        transport.between_processes, {"address": address, "keys": transport.keys, **defaults, **options}
+    )
     try:
         yield running
     finally:
@@ -91,8 +93,8 @@ def producing(road: Road, address: str, **options: Any) -> Iterator[RunningProdu
 
 
 @pytest.fixture
-def consumer(road: Road) -> Iterator[SampleConsumer]:
-    bound = bind_samples(road.new_address(), SCHEMA)
+def consumer(transport: Transport) -> Iterator[SampleConsumer]:
+    bound = bind_samples(transport.new_address(), SCHEMA)
     yield bound
     bound.close()
 
@@ -241,8 +243,8 @@ def test_room_made_while_a_producer_waits_wakes_it(consumer: SampleConsumer) -> 
     timer.join()
 
 
-def test_the_consumer_chooses_the_number_of_blocks(road: Road) -> None:
-    consumer = bind_samples(road.new_address(), SCHEMA, blocks_per_producer=1)
+def test_the_consumer_chooses_the_number_of_blocks(transport: Transport) -> None:
+    consumer = bind_samples(transport.new_address(), SCHEMA, blocks_per_producer=1)
     producer = connect(consumer, groups=8)
     for number in range(5):
         producer.put(zeros(SCHEMA), number, TIMEOUT_S)
@@ -251,29 +253,29 @@ def test_the_consumer_chooses_the_number_of_blocks(road: Road) -> None:
         drain(consumer, 1, check=False)
     consumer.close()
     with pytest.raises(ConfigError, match="blocks_per_producer"):
-        bind_samples(road.new_address(), SCHEMA, blocks_per_producer=-1)
+        bind_samples(transport.new_address(), SCHEMA, blocks_per_producer=-1)
 
 
-def test_waits_end(road: Road, consumer: SampleConsumer) -> None:
+def test_waits_end(transport: Transport, consumer: SampleConsumer) -> None:
     started = time.monotonic()
     with pytest.raises(StreamTimeout):
         consumer.get(0.2)
     with pytest.raises(StreamTimeout):
         consumer.get(0.0)
-    nobody = "tcp://127.0.0.1:9" if consumer.address.startswith("tcp") else road.new_address()
+    nobody = "tcp://127.0.0.1:9" if consumer.address.startswith("tcp") else transport.new_address()
     with pytest.raises(StreamTimeout):
         connect_samples(nobody, SCHEMA, ACTOR, 1, 0.2)
     assert time.monotonic() - started < 5
     assert consumer.pending() == 0
 
 
-def test_producers_may_come_first(road: Road) -> None:
-    address = road.new_address()
+def test_producers_may_come_first(transport: Transport) -> None:
+    address = transport.new_address()
     if address.startswith("tcp"):
         bound = bind_samples(address, SCHEMA)
         address = bound.address
         bound.close()
-    with producing(road, address, count=1) as running:
+    with producing(transport, address, count=1) as running:
         time.sleep(0.3)
         consumer = bind_samples(address, SCHEMA)
         drain(consumer, 2)
@@ -293,8 +295,8 @@ def test_leaving_loses_nothing_that_was_committed(consumer: SampleConsumer) -> N
     connect(consumer, ProducerId("actor-0", 1)).close()
 
 
-def test_closing_drops_what_is_in_flight(road: Road) -> None:
-    consumer = bind_samples(road.new_address(), SCHEMA)
+def test_closing_drops_what_is_in_flight(transport: Transport) -> None:
+    consumer = bind_samples(transport.new_address(), SCHEMA)
     producer = connect(consumer)
     open_block = producer.reserve(TIMEOUT_S)
     for _ in range(3):
@@ -325,9 +327,9 @@ def test_closing_drops_what_is_in_flight(road: Road) -> None:
     producer.close()
 
 
-def test_a_waiting_producer_hears_of_the_close(road: Road) -> None:
-    consumer = bind_samples(road.new_address(), SCHEMA)
-    with producing(road, consumer.address, count=1000) as running:
+def test_a_waiting_producer_hears_of_the_close(transport: Transport) -> None:
+    consumer = bind_samples(transport.new_address(), SCHEMA)
+    with producing(transport, consumer.address, count=1000) as running:
         wait_for(lambda: consumer.pending() == 4)
         consumer.close()
         started = time.monotonic()
@@ -427,8 +429,10 @@ def test_an_address_has_one_consumer(consumer: SampleConsumer) -> None:
         bind_samples(consumer.address, SCHEMA)
 
 
-def test_a_trajectory_for_several_readers_goes_to_each_that_is_left(road: Road, consumer: SampleConsumer) -> None:
-    other = bind_samples(road.new_address(), SCHEMA)
+def test_a_trajectory_for_several_readers_goes_to_each_that_is_left(
+    transport: Transport, consumer: SampleConsumer
+) -> None:
+    other = bind_samples(transport.new_address(), SCHEMA)
     ends = [connect(consumer), connect(other)]
     for number in range(3):
         fill((block := reserve_all(ends, TIMEOUT_S)).trajectory, number)
@@ -459,10 +463,10 @@ def test_a_trajectory_for_several_readers_goes_to_each_that_is_left(road: Road, 
     assert consumer.ledger.received == consumer.ledger.consumed == 5 and other.ledger.received == 4
 
 
-def stream_from_two(road: Road, consumer: SampleConsumer, groups: int, count: int) -> None:
+def stream_from_two(transport: Transport, consumer: SampleConsumer, groups: int, count: int) -> None:
     with (
-        producing(road, consumer.address, name="a", groups=groups, count=count) as a,
-        producing(road, consumer.address, name="b", groups=groups, count=count) as b,
+        producing(transport, consumer.address, name="a", groups=groups, count=count) as a,
+        producing(transport, consumer.address, name="b", groups=groups, count=count) as b,
     ):
         entries = drain(consumer, 2 * groups * count)
         reports = [a.report(), b.report()]
@@ -471,29 +475,29 @@ def stream_from_two(road: Road, consumer: SampleConsumer, groups: int, count: in
     assert_in_order(entries, counts)
     assert consumer.ledger.received == consumer.ledger.consumed == 2 * groups * count
     assert consumer.ledger.balanced and consumer.pending() == 0
-    if road.between_processes:
+    if transport.between_processes:
         assert "jax" not in reports[0]["modules"]
 
 
-def test_two_producers_arrive_once_and_in_order(road: Road, consumer: SampleConsumer) -> None:
-    stream_from_two(road, consumer, groups=3, count=60)
+def test_two_producers_arrive_once_and_in_order(transport: Transport, consumer: SampleConsumer) -> None:
+    stream_from_two(transport, consumer, groups=3, count=60)
 
 
 @pytest.mark.slow
-def test_two_producers_of_many_trajectories(road: Road, consumer: SampleConsumer) -> None:
-    stream_from_two(road, consumer, groups=3, count=2000)
+def test_two_producers_of_many_trajectories(transport: Transport, consumer: SampleConsumer) -> None:
+    stream_from_two(transport, consumer, groups=3, count=2000)
 
 
-def test_a_killed_producer_leaves_nothing_half_read(road: Road, consumer: SampleConsumer) -> None:
-    if not road.between_processes:
+def test_a_killed_producer_leaves_nothing_half_read(transport: Transport, consumer: SampleConsumer) -> None:
+    if not transport.between_processes:
         pytest.skip("threads of one process die together")
-    with producing(road, consumer.address, count=3, then="hang") as running:
+    with producing(transport, consumer.address, count=3, then="hang") as running:
         entries = drain(consumer, 4)
         assert running.report()["committed"] == 6
         wait_for(lambda: consumer.ledger.received == 6)  # a commit over ZeroMQ is on its way until it has arrived
         running.kill()
         consumer.fence(ACTOR)
-    with producing(road, consumer.address, incarnation=1, count=4) as running:
+    with producing(transport, consumer.address, incarnation=1, count=4) as running:
         entries += drain(consumer, 2 + 8)
         assert running.report()["committed"] == 8
     again = ProducerId("actor-0", 1)
@@ -503,12 +507,12 @@ def test_a_killed_producer_leaves_nothing_half_read(road: Road, consumer: Sample
     assert consumer.ledger.received == consumer.ledger.consumed == 14
 
 
-def test_a_producer_killed_while_it_streams(road: Road, consumer: SampleConsumer) -> None:
-    if not road.between_processes:
+def test_a_producer_killed_while_it_streams(transport: Transport, consumer: SampleConsumer) -> None:
+    if not transport.between_processes:
         pytest.skip("threads of one process die together")
     entries: list[Entry] = []
     for life in range(2):
-        with producing(road, consumer.address, incarnation=life, count=100_000) as running:
+        with producing(transport, consumer.address, incarnation=life, count=100_000) as running:
             entries += drain(consumer, 150)
             running.kill()
         consumer.fence(ProducerId("actor-0", life))

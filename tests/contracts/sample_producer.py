@@ -1,4 +1,4 @@
-"""A producer for the contract of sample streams: a process of its own, or a thread for the in-process road."""
+"""A producer for the contract of sample streams: a process of its own, or a thread for the in-process transport."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 
 from jsrl.transport.base import ProducerId, SampleProducer
-from jsrl.transport.samples.roads import connect_samples
+from jsrl.transport.samples.transports import connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec
 
 TIMEOUT_S = 30.0

@@ -44,10 +44,10 @@ def experiment(**values) -> Experiment:
         ({"num_envs": 16, "batch_envs": 32, "max_policy_lag": 1}, r"batch_envs=32 .* the nearest that works is 16\."),
         ({"learner": LearnerConfig(num_devices=3)}, r"batch of 16 environments .*num_devices=3; use 2 or 4 devices"),
         ({"learner": LearnerConfig(num_devices=0)}, r"num_devices=0; use 1 device"),
-        ({"bind": "0.0.0.0"}, r"bind 0\.0\.0\.0 is for streams over ZeroMQ, but the road is shared-memory"),
-        ({"bind": "127.0.0.1:7000"}, r"add --road zeromq"),
+        ({"bind": "0.0.0.0"}, r"bind 0\.0\.0\.0 is for streams over ZeroMQ, but the transport is shared-memory"),
+        ({"bind": "127.0.0.1:7000"}, r"add --transport zeromq"),
         ({"encrypt": True}, r"encrypt is for streams over ZeroMQ"),
-        *(({"bind": bind, "road": "zeromq"}, r"bind is .*; expected an IP address of this host, such as 10\.0\.0\.5")
+        *(({"bind": bind, "transport": "zeromq"}, r"bind is .*; expected an IP address of this host, such as 10\.0\.0\.5")
           for bind in ("", "eth0", "10.0.0", "10.0.0.5:", "10.0.0.5:0", "10.0.0.5:70000", "fd00::5:7000:", "[fd00::5]7",
                        "tcp://10.0.0.5", "10.0.0.5:7000:1", "*")),
         ({"max_policy_lag": -1}, r"max_policy_lag is -1; use 0 \(synchronous\), a positive number, or None"),
@@ -157,7 +157,7 @@ def test_what_is_no_agent_is_refused():
     ],
 )
 def test_streams_over_tcp_are_encrypted(bind: str, address: str, port: int | None, encrypted: bool) -> None:
-    e = experiment(bind=bind, road="zeromq")
+    e = experiment(bind=bind, transport="zeromq")
     assert (e.bind_to, e.encrypted) == ((address, port), encrypted)
-    assert experiment(bind=bind, road="zeromq", encrypt=True).encrypted
-    assert not experiment(bind=bind, road="zeromq", placement="serial").encrypted  # there are no sockets
+    assert experiment(bind=bind, transport="zeromq", encrypt=True).encrypted
+    assert not experiment(bind=bind, transport="zeromq", placement="serial").encrypted  # there are no sockets

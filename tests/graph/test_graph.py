@@ -50,9 +50,9 @@ def graph_of(**values) -> Graph:
 
 
 ALL = [
-    {"placement": placement, "road": road} | more
+    {"placement": placement, "transport": transport} | more
     for placement in ("serial", "inline", "served", "apart")
-    for road in ("shared-memory", "zeromq")
+    for transport in ("shared-memory", "zeromq")
     for more in (
         {},
         {"num_inference_servers": 2},
@@ -158,20 +158,22 @@ def test_inline_and_served_actors_in_one_graph() -> None:
     )
 
 
-@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
+@pytest.mark.parametrize("transport", ["shared-memory", "zeromq"])
 @pytest.mark.parametrize("placement", ["inline", "served", "apart"])
-def test_each_architecture_is_made_of_any_other(placement: str, road: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_architecture_is_made_of_any_other(
+    placement: str, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "experiments"))
     edits = {place: resolved(name) for place, name in ARCHITECTURES.items()}
-    graph = graph_of(placement=placement, road=road, num_inference_servers=2)
-    assert graph.params == ("relayed" if road == "zeromq" else "params")
+    graph = graph_of(placement=placement, transport=transport, num_inference_servers=2)
+    assert graph.params == ("relayed" if transport == "zeromq" else "params")
     mixed = resolved("mixed:half_inline")(graph)
     check(mixed)
     assert [actor.has("inference") for actor in mixed.family("actor")] == [True, False, True, False]
     for place, edit in edits.items():
         changed = edit(graph)
         check(changed)
-        expected = graph_of(placement=place, road=road, num_inference_servers=2 if place == "apart" else 1)
+        expected = graph_of(placement=place, transport=transport, num_inference_servers=2 if place == "apart" else 1)
         assert {w.name: (w.own_device, {(link.port, link.stream) for link in w.links}) for w in changed.workers} == {
             w.name: (w.own_device, {(link.port, link.stream) for link in w.links}) for w in expected.workers
         }
@@ -262,7 +264,7 @@ def texts(picture: str) -> list[str]:
 
 
 def test_a_picture_has_every_family_and_stream_and_what_was_measured() -> None:
-    graph = graph_of(road="zeromq", replay=REPLAY, max_policy_lag=None)
+    graph = graph_of(transport="zeromq", replay=REPLAY, max_policy_lag=None)
     measured = {"actor": Note(("works 88%", "waits 12%: actions"), 0.88, busiest=True)}
     picture = draw(graph, measured, {("samples", "replay"): "3.5/s"}, "a note")
     assert {
@@ -284,7 +286,7 @@ def test_a_picture_shows_workers_that_use_other_streams_apart() -> None:
 
 
 def test_no_text_of_a_picture_covers_another_or_leaves_its_box() -> None:
-    graph = graph_of(road="zeromq", replay=REPLAY, max_policy_lag=None).add(
+    graph = graph_of(transport="zeromq", replay=REPLAY, max_policy_lag=None).add(
         node("watch", f"{HERE}:WATCH", params="relayed")
     )
     root = ElementTree.fromstring(draw(graph))

@@ -34,9 +34,9 @@ def divided(values: dict | None = None, **settings) -> Graph:
 
 
 ALL = [
-    {"placement": placement, "road": road} | more
+    {"placement": placement, "transport": transport} | more
     for placement in ("serial", "inline", "served", "apart")
-    for road in ("shared-memory", "zeromq")
+    for transport in ("shared-memory", "zeromq")
     for more in ({}, {"num_inference_servers": 2})
 ]
 ALL += [{"placement": "inline", "replay": REPLAY, "max_policy_lag": None}]

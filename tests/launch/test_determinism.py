@@ -76,7 +76,7 @@ def test_inline_with_two_actors_equals_serial(final_state):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"placement": "inline", "num_actors": 2, "road": "zeromq"},
+        {"placement": "inline", "num_actors": 2, "transport": "zeromq"},
         {"placement": "served", "num_actors": 2, "num_inference_servers": 2},
         {"placement": "apart", "num_actors": 2},
         *(

@@ -63,7 +63,7 @@ def agent_with(act=None, core=()):
         ({"placement": "served"}, {"learner": 1, "inference": 1, "actor": 1, "evaluator": 1}),
         ({"placement": "apart", "num_actors": 4, "num_inference_servers": 2},
          {"learner": 1, "inference": 2, "actor": 4, "evaluator": 1}),
-        ({"placement": "served", "road": "zeromq"},
+        ({"placement": "served", "transport": "zeromq"},
          {"learner": 1, "parameter-server": 1, "inference": 1, "actor": 1, "evaluator": 1}),
     ],
 )  # fmt: skip
@@ -121,7 +121,7 @@ def test_shared_memory_grows_with_what_streams_hold():
     small, large = plan_of(), plan_of(rollout_length=40)
     assert 8 * small.stream_bytes < large.stream_bytes < 11 * small.stream_bytes
     assert small.shared_memory_bytes > small.stream_bytes
-    assert plan_of(road="zeromq").shared_memory_bytes < small.shared_memory_bytes
+    assert plan_of(transport="zeromq").shared_memory_bytes < small.shared_memory_bytes
 
 
 @pytest.mark.parametrize(
@@ -308,15 +308,15 @@ NAMES = ("samples.learner", "inference.inference-0", "inference.inference-1", "r
 
 
 def test_streams_within_a_host_are_unix_sockets_in_the_runs_own_folder() -> None:
-    plan = plan_of(road="zeromq", num_inference_servers=2, num_actors=2)
+    plan = plan_of(transport="zeromq", num_inference_servers=2, num_actors=2)
     assert addresses_of(plan) == {name: f"ipc://{plan.memory_folder}/{name}" for name in NAMES}
     assert plan.keys is None
     assert plan.job("learner").end("params").address == f"shm:{plan.memory_folder}/params.learner"
-    assert "road zeromq (ipc)" in describe(plan, [])
+    assert "transport zeromq (ipc)" in describe(plan, [])
 
 
 def test_a_folder_too_deep_for_sockets_is_told_with_the_way_out() -> None:
-    e = experiment(road="zeromq")
+    e = experiment(transport="zeromq")
     with pytest.raises(ConfigError, match=r"has 1[56]\d bytes, at most 107 .* export TMPDIR=/tmp"):
         bind_addresses(make_graph(e), e, Path("/" + "d" * 150))
 
@@ -324,10 +324,12 @@ def test_a_folder_too_deep_for_sockets_is_told_with_the_way_out() -> None:
 def test_the_memory_of_who_binds_streams_of_messages_is_watched() -> None:
     """The addresses say it: an end in shared memory holds nothing that others send, also in a run over ZeroMQ."""
     bound = {
-        road: {job.name: job for job in plan_of(road=road, num_actors=2).jobs} for road in ("shared-memory", "zeromq")
+        transport: {job.name: job for job in plan_of(transport=transport, num_actors=2).jobs}
+        for transport in ("shared-memory", "zeromq")
     }
     watched = {
-        road: [name for name, job in jobs.items() if make_watch(job, 1) is not None] for road, jobs in bound.items()
+        transport: [name for name, job in jobs.items() if make_watch(job, 1) is not None]
+        for transport, jobs in bound.items()
     }
     assert watched == {"shared-memory": [], "zeromq": ["learner", "parameter-server", "inference-0"]}
     learner = bound["zeromq"]["learner"]
@@ -355,7 +357,7 @@ def test_the_hosts_of_a_streams_ends_choose_its_road() -> None:
 
 
 def test_encrypt_means_tcp_with_keys() -> None:
-    plan = plan_of(road="zeromq", encrypt=True)
+    plan = plan_of(transport="zeromq", encrypt=True)
     assert set(addresses_of(plan).values()) == {"tcp://127.0.0.1:0"} and plan.keys == "runs/x/keys"
 
 
@@ -368,17 +370,17 @@ def test_encrypt_means_tcp_with_keys() -> None:
     ],
 )
 def test_what_others_can_reach_gets_the_runs_keys(bind: str, expected: list[str]) -> None:
-    plan = plan_of(road="zeromq", bind=bind, num_inference_servers=2, num_actors=2)
+    plan = plan_of(transport="zeromq", bind=bind, num_inference_servers=2, num_actors=2)
     assert [addresses_of(plan)[name] for name in NAMES] == expected
     assert plan.keys == "runs/x/keys" and {job.keys for job in plan.jobs} == {plan.keys}
     assert not Path("runs/x/keys").exists()  # only a start makes them
     text = describe(plan, [])
-    assert "road zeromq (tcp, encrypted)" in text and "samples    zeromq (tcp, encrypted)" in text
+    assert "transport zeromq (tcp, encrypted)" in text and "samples    zeromq (tcp, encrypted)" in text
 
 
 def test_each_stream_of_replay_workers_has_a_port_of_its_own() -> None:
     plan = plan_of(
-        road="zeromq", bind="127.0.0.1:7000", replay=REPLAY, placement="inline", num_actors=2, max_policy_lag=None
+        transport="zeromq", bind="127.0.0.1:7000", replay=REPLAY, placement="inline", num_actors=2, max_policy_lag=None
     )
     assert sorted(addresses_of(plan).values()) == [f"tcp://127.0.0.1:{port}" for port in range(7000, 7006)]
 
@@ -387,18 +389,18 @@ def test_ports_that_run_out() -> None:
     with pytest.raises(
         ConfigError, match=r"--bind 127\.0\.0\.1:65534 leaves 2 ports for its streams, too few for relayed"
     ):
-        plan_of(road="zeromq", bind="127.0.0.1:65534")
+        plan_of(transport="zeromq", bind="127.0.0.1:65534")
 
 
 def test_a_zeromq_without_encryption_is_told_before_anything_starts(monkeypatch) -> None:
     monkeypatch.setattr(keys.zmq, "has", lambda what: False)
-    plan_of(road="zeromq")
+    plan_of(transport="zeromq")
     with pytest.raises(ConfigError, match="built without CURVE"):
-        plan_of(road="zeromq", bind="0.0.0.0")
+        plan_of(transport="zeromq", bind="0.0.0.0")
 
 
 def test_a_start_makes_keys_where_streams_are_encrypted_and_refuses_those_that_others_can_read(tmp_path: Path) -> None:
-    e = experiment(road="zeromq", bind="10.0.0.5")
+    e = experiment(transport="zeromq", bind="10.0.0.5")
     told: list[str] = []
     begin_encryption(experiment(), None, tell=told.append)
     assert told == []

@@ -1,4 +1,4 @@
-"""A user's own kind of worker, road and launcher, all defined here; nothing in jsrl knows them."""
+"""A user's own kind of worker, transport and launcher, all defined here; nothing in jsrl knows them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jsrl.launch.launcher import Handle, Hosts, Need, Start
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.transport.roads import Road, find_road, place_in, road_of
+from jsrl.transport.transports import Transport, find_transport, place_in, transport_of
 from jsrl.types import version_updates
 from jsrl.workers.between import ACTIVITIES, PORTS, Between
 from jsrl.workers.jobs import Job
@@ -42,7 +42,7 @@ class Mark(Between):
 MARK = Kind("mark", "markers", f"{HERE}:Mark", ports=PORTS, activities=ACTIVITIES, loads_jax=lambda worker: False)
 
 
-class Files(Road):
+class Files(Transport):
     """Carries params in files of a folder."""
 
     def bind_params(self, address: str, **options: Any) -> FilePublisher:
@@ -127,7 +127,7 @@ class Noting:
 def edited(graph: Graph) -> Graph:
     """Return the graph with a worker of MARK between actors and learner, and params in files."""
     marked = graph.insert(f"{HERE}:MARK", stream="samples", settings={"by": 0.5})
-    return marked.with_stream("params", road=f"{HERE}:FILES")
+    return marked.with_stream("params", transport=f"{HERE}:FILES")
 
 
 def small(**values) -> Experiment:
@@ -145,7 +145,7 @@ def test_a_kind_a_road_and_a_launcher_of_a_users_own(tmp_path: Path) -> None:
         small(placement="inline"), runs_dir=tmp_path, name="own", graph=edited, launcher=launcher, display="log-only"
     )
     assert result.ended == "total_env_steps" and result.updates == 6
-    assert launcher.bound["learner.params"].startswith(f"road:{HERE}:FILES:/")
+    assert launcher.bound["learner.params"].startswith(f"transport:{HERE}:FILES:/")
     assert len(launcher.handles) == 3 and not any(handle.alive for handle in launcher.handles)
     assert len(result.hops) == 1
     assert_balanced({"ledger": result.ledger, "hops": result.hops})
@@ -153,10 +153,10 @@ def test_a_kind_a_road_and_a_launcher_of_a_users_own(tmp_path: Path) -> None:
 
 def test_a_road_is_refused_where_it_cannot_be() -> None:
     with pytest.raises(ConfigError, match="FILES carries no samples"):
-        check(make_graph(small()).with_stream("samples", road=f"{HERE}:FILES"))
-    with pytest.raises(ConfigError, match=r"is Kind; a road is a value of"):
-        find_road(f"{HERE}:MARK")
-    with pytest.raises(ConfigError, match=r"'nowhere:ROAD' cannot be imported .*No module named 'nowhere'"):
-        road_of("road:nowhere:ROAD:/somewhere")
+        check(make_graph(small()).with_stream("samples", transport=f"{HERE}:FILES"))
+    with pytest.raises(ConfigError, match=r"is Kind; a transport is a value of"):
+        find_transport(f"{HERE}:MARK")
+    with pytest.raises(ConfigError, match=r"'nowhere:TRANSPORT' cannot be imported .*No module named 'nowhere'"):
+        transport_of("transport:nowhere:TRANSPORT:/somewhere")
     with pytest.raises(ConfigError, match="carries no inference"):
-        FILES.connect_inference("road:x:y:z", None, None, {}, 1.0, keys=None)  # type: ignore[arg-type]
+        FILES.connect_inference("transport:x:y:z", None, None, {}, 1.0, keys=None)  # type: ignore[arg-type]

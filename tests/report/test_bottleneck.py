@@ -202,7 +202,7 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
         "transport",
         measured({"actor": 2.0}, actor={"transport": 0.8}, learner=STARVED),
         dataclasses.replace(EIGHT, zeromq=True),
-        ("Moving rows", "80%", "--road shared-memory"),
+        ("Moving rows", "80%", "--transport shared-memory"),
     ),
     ("transport", measured({"actor": 2.0}, actor={"transport": 0.8}, learner=STARVED), EIGHT, ("--num-actors to 4",)),
     (

@@ -1,4 +1,4 @@
-"""The control road between heartbeats: its thread sleeps, and is woken by whoever has something to say."""
+"""The control connection between heartbeats: its thread sleeps, and is woken by whoever has something to say."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ DEADLINE_S = 10.0
 
 
 @pytest.fixture
-def road(tmp_path, monkeypatch):
+def transport(tmp_path, monkeypatch):
     monkeypatch.setattr(control, "HEARTBEAT_S", 3600.0)
     before = open_files()
     server = ControlServer(f"ipc://{tmp_path}/control")
@@ -46,23 +46,23 @@ def heard(server, kind):
     raise AssertionError(f"no {kind.__name__} within {DEADLINE_S:g} s")
 
 
-def test_what_a_worker_says_does_not_wait_for_the_next_heartbeat(road):
-    server, client = road
+def test_what_a_worker_says_does_not_wait_for_the_next_heartbeat(transport):
+    server, client = transport
     for number in range(3):
         client.send(Event, name="note", text=str(number))
         assert heard(server, Event).text == str(number)
 
 
-def test_what_the_controller_says_is_heard_in_between(road):
-    server, client = road
+def test_what_the_controller_says_is_heard_in_between(transport):
+    server, client = transport
     server.tell("actor-0", 0, "evaluate", {"number": 7})
     assert client.commands.get(timeout=DEADLINE_S).facts == {"number": 7}
     server.tell("actor-0", 0, "stop")
     assert client.stop.wait(DEADLINE_S)
 
 
-def test_the_end_sends_what_is_queued_and_does_not_wait(road):
-    server, client = road
+def test_the_end_sends_what_is_queued_and_does_not_wait(transport):
+    server, client = transport
     client.send(Bye, facts={"rows": 3})
     began_s = time.monotonic()
     client.close(DEADLINE_S)

@@ -21,7 +21,7 @@ _WATCHED = """
 import sys, time
 from jsrl.runs.control import ControlClient
 from jsrl.runs.memory import MIB, MemoryWatch
-from jsrl.transport.params.roads import bind_params
+from jsrl.transport.params.transports import bind_params
 address, stream = sys.argv[1:]
 publisher = bind_params(stream)
 control = ControlClient(address, "parameter-server", 0)

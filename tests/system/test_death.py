@@ -15,7 +15,7 @@ KINDS = {
     "inference-0": (),
     "learner": (),
     "evaluator": ("--evaluator.enabled",),
-    "parameter-server": ("--road", "zeromq"),
+    "parameter-server": ("--transport", "zeromq"),
 }
 pytestmark = pytest.mark.slow
 

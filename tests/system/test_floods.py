@@ -43,7 +43,7 @@ class Peak:
 @pytest.mark.slow
 def test_endless_messages_bound_the_memory_of_every_end(launch) -> None:
     margin = ("--supervision.memory-margin-mb", str(MARGIN_MB))
-    run = counting(launch, "--road", "zeromq", "--placement", "served", "--restart", "3", *margin)
+    run = counting(launch, "--transport", "zeromq", "--placement", "served", "--restart", "3", *margin)
     (memory,) = run.memory_folders()
     for worker in ("inference-0", "parameter-server", "learner"):
         process = run.workers()[worker]

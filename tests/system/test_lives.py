@@ -79,10 +79,10 @@ FURTHER = [(kill_learner, "shared-memory"), (kill_learner, "zeromq"), (kill_ever
 
 
 @pytest.mark.parametrize(
-    ("kill", "road"), [*CASES, *(pytest.param(*case, marks=pytest.mark.nightly) for case in FURTHER)]
+    ("kill", "transport"), [*CASES, *(pytest.param(*case, marks=pytest.mark.nightly) for case in FURTHER)]
 )
-def test_the_ledger_goes_on_over_three_lives(launch, kill, road: str) -> None:
-    run = launch(*FOREVER, *SNAPSHOTS, "--road", road)
+def test_the_ledger_goes_on_over_three_lives(launch, kill, transport: str) -> None:
+    run = launch(*FOREVER, *SNAPSHOTS, "--transport", transport)
     run.await_updates()
     produced = epoch = consumed = 0
     for number in range(2):
@@ -106,7 +106,7 @@ def test_the_ledger_goes_on_over_three_lives(launch, kill, road: str) -> None:
     result = run.result()["ledger"]
     assert "rolled_back" in text and "balanced" in text and "NOT BALANCED" not in text
     found = hop_ledger(result)
-    assert found.holds and (found.balanced or road == "zeromq"), found
+    assert found.holds and (found.balanced or transport == "zeromq"), found
     assert found.produced > produced and found.in_flight == 0
     final = snapshot_of(run.folder)
     assert 0 <= result["consumed"] - final["ledger"]["trained"] <= 8  # what was joined to batches that nobody needed

@@ -16,7 +16,7 @@ from jsrl.workers.kinds import find_kind
 from tests.system.launched import FOREVER, Launched
 
 slow = pytest.mark.slow
-ZEROMQ = ("--road", "zeromq")  # which has the one worker more
+ZEROMQ = ("--transport", "zeromq")  # which has the one worker more
 PATIENCE_S = 180.0  # on a machine that does much else
 
 
@@ -94,13 +94,13 @@ def test_a_served_run_over_zeromq_leaves_a_trace_of_all_workers_on_one_axis(laun
 
 @slow
 @pytest.mark.nightly  # the run above accounts for its time every day
-@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
-def test_every_worker_of_every_road_accounts_for_its_time(launch, road: str) -> None:
-    run = launch(*FOREVER, "--evaluator.enabled", "--road", road)
+@pytest.mark.parametrize("transport", ["shared-memory", "zeromq"])
+def test_every_worker_of_every_road_accounts_for_its_time(launch, transport: str) -> None:
+    run = launch(*FOREVER, "--evaluator.enabled", "--transport", transport)
     run.until(lambda: reports(run) >= 3, "lines of a learner", PATIENCE_S)
     run.popen.send_signal(signal.SIGINT)
     run.expect(130, 40.0)
-    kinds = ("actor", "inference", "learner", "evaluator") + (("parameter-server",) if road == "zeromq" else ())
+    kinds = ("actor", "inference", "learner", "evaluator") + (("parameter-server",) if transport == "zeromq" else ())
     assert_shares_add_up(run, kinds)
     assert not (run.folder / "trace.json").exists() and not (run.folder / "trace").exists()
 

@@ -145,7 +145,7 @@ RESTARTS = {
     "asynchronous": ("--max-policy-lag", "none", "--num-actors", "2"),
     "lag of one": ("--max-policy-lag", "1"),
     "inline": ("--placement", "inline"),
-    "zeromq": ("--road", "zeromq"),
+    "zeromq": ("--transport", "zeromq"),
     "hosted": ("--num-actors", "4", "--num-groups", "4"),
 }
 

@@ -18,10 +18,10 @@ import pytest
 from jsrl.errors import AccessDenied, ConfigError
 from jsrl.runs.names import FileNames
 from jsrl.transport.base import ProducerId
-from jsrl.transport.inference.roads import bind_inference, connect_inference
+from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.params.roads import bind_params, connect_params
-from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.params.transports import bind_params, connect_params
+from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec
 from tests.contracts.inference_contract import SPEC
 from tests.system.launched import FOREVER, WORLD, Launched
@@ -64,15 +64,22 @@ def test_the_spy_sees_what_it_is_for(spied: Path, tmp_path: Path) -> None:
 
 
 @slow
-@pytest.mark.parametrize("road", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
-def test_a_run_and_its_resume_unpickle_and_evaluate_nothing(launch, spied: Path, road: str) -> None:
+@pytest.mark.parametrize("transport", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
+def test_a_run_and_its_resume_unpickle_and_evaluate_nothing(launch, spied: Path, transport: str) -> None:
     evaluated = ("--evaluator.enabled", "true", "--snapshots.period-s", "0.3")
-    run = launch("--placement", "served", "--road", road, *evaluated, "--total-env-steps", "960")
+    run = launch("--placement", "served", "--transport", transport, *evaluated, "--total-env-steps", "960")
     run.expect(0, 90.0)
     again = launch("--resume", str(run.folder), "--total-env-steps", "1600", experiment="", runs_dir=run.runs_dir)
     again.expect(0, 90.0)
     processes, calls = seen(spied)
-    kinds = ["learner", "inference-0", "actor-0", "evaluator", "drive.py", *(["parameter-server"] * (road == "zeromq"))]
+    kinds = [
+        "learner",
+        "inference-0",
+        "actor-0",
+        "evaluator",
+        "drive.py",
+        *(["parameter-server"] * (transport == "zeromq")),
+    ]
     for kind in kinds:
         assert processes.count(kind) >= 2, f"{kind} was not spied on:\n{processes}"
     assert calls == []
@@ -87,9 +94,9 @@ def loose(path: Path) -> bool:
 
 
 @slow
-@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
-def test_what_a_run_makes_is_its_owners_alone_and_it_listens_on_no_port(launch, road: str) -> None:
-    run = launch(*FOREVER, "--road", road, "--placement", "served")
+@pytest.mark.parametrize("transport", ["shared-memory", "zeromq"])
+def test_what_a_run_makes_is_its_owners_alone_and_it_listens_on_no_port(launch, transport: str) -> None:
+    run = launch(*FOREVER, "--transport", transport, "--placement", "served")
     run.await_updates()
     memory = run.memory_folders()
     assert len(memory) == 1 and stat.S_IMODE(memory[0].stat().st_mode) == 0o700
@@ -108,18 +115,18 @@ def test_what_a_run_makes_is_its_owners_alone_and_it_listens_on_no_port(launch, 
     run.expect(130, 20.0)
 
 
-ROADS = {
+TRANSPORTS = {
     "samples": lambda address: bind_samples(address, {"x": ArraySpec((2, 2), "float32")}),
     "inference": lambda address: bind_inference(address, SPEC),
     "params": bind_params,
 }
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("host", ["0.0.0.0", "*", "[::]", socket.gethostname(), "10.1.2.3", "127.0.0.1"])
-def test_tcp_without_keys_is_refused(road: str, host: str) -> None:
+def test_tcp_without_keys_is_refused(transport: str, host: str) -> None:
     with pytest.raises(ConfigError, match="other users and hosts"):
-        ROADS[road](f"tcp://{host}:0").close()
+        TRANSPORTS[transport](f"tcp://{host}:0").close()
 
 
 # -- streams that other hosts can reach
@@ -161,7 +168,18 @@ def knock(addresses: dict[str, str], keys: Path | None) -> None:
 @slow
 def test_a_run_that_others_can_reach_takes_only_who_has_its_keys(launch, tmp_path: Path) -> None:
     bind = reachable()
-    encrypted = ("--road", "zeromq", "--placement", "served", "--bind", bind, "--num-actors", "4", "--num-groups", "4")
+    encrypted = (
+        "--transport",
+        "zeromq",
+        "--placement",
+        "served",
+        "--bind",
+        bind,
+        "--num-actors",
+        "4",
+        "--num-groups",
+        "4",
+    )
     run = launch(*FOREVER, *encrypted, "--snapshots.period-s", "0.3")
     run.await_updates()
     keys = run.folder / "keys"
@@ -202,7 +220,7 @@ def test_a_run_that_others_can_reach_takes_only_who_has_its_keys(launch, tmp_pat
 def test_workers_are_replaced_at_the_same_encrypted_addresses(launch) -> None:
     """With fixed ports whoever is connected meets the next life of a dead peer at the old address."""
     port = 20_000 + os.getpid() % 10_000  # below those that the kernel gives to others
-    run = counting(launch, "--road", "zeromq", "--encrypt", "--bind", f"127.0.0.1:{port}")
+    run = counting(launch, "--transport", "zeromq", "--encrypt", "--bind", f"127.0.0.1:{port}")
     for worker in ("inference-0", "learner"):
         process = run.workers()[worker]
         since_s = time.monotonic()
@@ -216,7 +234,7 @@ def test_workers_are_replaced_at_the_same_encrypted_addresses(launch) -> None:
 @slow
 def test_a_run_with_replay_workers_encrypts_all_of_its_streams(launch) -> None:
     words = (
-        "--road",
+        "--transport",
         "zeromq",
         "--encrypt",
         "--placement",
@@ -236,4 +254,4 @@ def test_a_run_with_replay_workers_encrypts_all_of_its_streams(launch) -> None:
 @slow
 def test_a_run_without_the_road_to_other_hosts_is_refused_before_it_starts(launch) -> None:
     run = launch(*FOREVER, "--bind", "0.0.0.0")
-    assert "add --road zeromq" in run.expect_status(2, 30.0)
+    assert "add --transport zeromq" in run.expect_status(2, 30.0)

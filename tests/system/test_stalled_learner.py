@@ -52,11 +52,11 @@ def consumed(run: Launched) -> int:
     return 0 if life is None else life.ledger.consumed
 
 
-@pytest.mark.parametrize("road", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
+@pytest.mark.parametrize("transport", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
 def test_while_the_learner_stands_still_every_process_stays_within_its_stated_bytes(
-    launch, road: str, tmp_path: Path
+    launch, transport: str, tmp_path: Path
 ) -> None:
-    options = (*OPTIONS, "--road", road)
+    options = (*OPTIONS, "--transport", transport)
     memory_mb, memory_shared_mb = stated(launch, *options)
     run = launch(*FOREVER, *options)
     run.await_updates(12)
@@ -84,7 +84,7 @@ def test_while_the_learner_stands_still_every_process_stays_within_its_stated_by
     for name, samples in seen.items():
         kind = name.rstrip("-0123456789")
         largest = max(each.rss_mb for each in samples)
-        print(f"{road} {name}: {largest:.0f} MB resident, {memory_mb[kind]:.0f} stated")  # noqa: T201
+        print(f"{transport} {name}: {largest:.0f} MB resident, {memory_mb[kind]:.0f} stated")  # noqa: T201
         working_mb = BATCH_COPIES_MB if kind == "learner" else 0.0
         assert largest <= memory_mb[kind] + memory_shared_mb + SLACK_MB + working_mb, name
         assert largest <= before[name].rss_mb + SLACK_MB, name

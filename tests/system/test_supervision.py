@@ -55,13 +55,13 @@ def await_training(run: Launched, since_s: float, worker: str, old_pid: int) -> 
         assert time.monotonic() - since_s < RECOVERED_S, f"{worker}: no training after its replacement\n{run.text}"
 
 
-def end(run: Launched, road: str = "shared-memory") -> dict:
+def end(run: Launched, transport: str = "shared-memory") -> dict:
     """Stop the run in order; return its result, whose ledgers must reconcile."""
     run.popen.terminate()
     text = run.expect(130, 20.0)
     assert "NOT BALANCED" not in text and "not finite" not in text, text
     result = run.result()
-    assert_balanced(result, killed_over_zeromq=road == "zeromq")
+    assert_balanced(result, killed_over_zeromq=transport == "zeromq")
     return result
 
 
@@ -69,7 +69,7 @@ def end(run: Launched, road: str = "shared-memory") -> dict:
     ("workers", "arguments"),
     [
         (("actor-0", "inference-0", "learner"), ("--num-actors", "2")),
-        (("learner", "parameter-server", "inference-0", "actor-0"), ("--road", "zeromq")),
+        (("learner", "parameter-server", "inference-0", "actor-0"), ("--transport", "zeromq")),
     ],
     ids=["shared-memory", "zeromq"],
 )
@@ -99,15 +99,17 @@ def test_killed_workers_are_replaced_and_no_two_lives_are_mixed(launch, workers,
     assert {name for name in line if name.startswith("restarts/")} == {f"restarts/{kind}" for kind in kinds}
 
 
-@pytest.mark.parametrize("road", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
-def test_producers_and_consumers_are_killed_and_the_ledger_reconciles(launch, road: str) -> None:
-    run = counting(launch, "--num-actors", "2", "--placement", "inline", "--max-policy-lag", "none", "--road", road)
+@pytest.mark.parametrize("transport", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
+def test_producers_and_consumers_are_killed_and_the_ledger_reconciles(launch, transport: str) -> None:
+    run = counting(
+        launch, "--num-actors", "2", "--placement", "inline", "--max-policy-lag", "none", "--transport", transport
+    )
     await_snapshot(run)
     for worker in ("actor-0", "learner", "actor-1", "learner"):
         victim, since_s = run.workers()[worker], time.monotonic()
         victim.kill()
         await_training(run, since_s, worker, victim.pid)
-    result = end(run, road)
+    result = end(run, transport)
     connections = read_connections(hop_folder(run.folder, SAMPLES))
     assert len(connections) >= 2 + 4
     produced = sum(c.committed for c in connections)
@@ -137,10 +139,19 @@ def test_the_actor_of_a_killed_server_goes_to_another_and_comes_back(launch) -> 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("road", ["shared-memory", "zeromq"])
-def test_the_actor_of_a_hung_server_goes_to_another_once_the_server_is_given_up(launch, road: str) -> None:
+@pytest.mark.parametrize("transport", ["shared-memory", "zeromq"])
+def test_the_actor_of_a_hung_server_goes_to_another_once_the_server_is_given_up(launch, transport: str) -> None:
     silence_s, noticed_s = 4.0, 4.0
-    servers = ("--num-inference-servers", "2", "--num-actors", "2", "--road", road, "--max-policy-lag", "none")
+    servers = (
+        "--num-inference-servers",
+        "2",
+        "--num-actors",
+        "2",
+        "--transport",
+        transport,
+        "--max-policy-lag",
+        "none",
+    )
     run = counting(launch, *servers, "--deadlines.silence-s", f"{silence_s}", "--supervision.backoff-s", "10")
     hung = run.workers()["inference-0"]
     hung.suspend()
@@ -150,7 +161,7 @@ def test_the_actor_of_a_hung_server_goes_to_another_once_the_server_is_given_up(
     run.until(lambda: consumed(run)[1] > before + 20, "trajectories of both", 8.0)
     run.await_another("inference-0", hung.pid, RECOVERED_S)
     run.until(lambda: "reconnected its streams with inference-0" in run.text, "actor-0 to come back")
-    end(run, road)
+    end(run, transport)
 
 
 def start_point_of(job: dict) -> dict:

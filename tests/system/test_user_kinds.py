@@ -12,11 +12,18 @@ from tests.system.test_supervision import await_snapshot, await_training, counti
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("road", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
-def test_augmenters_and_watchers_outlive_kills_of_themselves_and_both_neighbours(launch, road: str) -> None:
+@pytest.mark.parametrize("transport", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
+def test_augmenters_and_watchers_outlive_kills_of_themselves_and_both_neighbours(launch, transport: str) -> None:
     """The update fails where rows or cores of two lives are mixed."""
     run = counting(
-        launch, "--graph", "my_workers:passed_on_and_watched", "--restart", "5", "--road", road, "--evaluator.enabled"
+        launch,
+        "--graph",
+        "my_workers:passed_on_and_watched",
+        "--restart",
+        "5",
+        "--transport",
+        transport,
+        "--evaluator.enabled",
     )
     await_snapshot(run)
     for worker in ("augment", "actor-0", "learner", "watch", "augment"):
@@ -26,14 +33,14 @@ def test_augmenters_and_watchers_outlive_kills_of_themselves_and_both_neighbours
     run.popen.terminate()
     run.expect(130, 40.0)
     result = run.result()
-    assert_balanced(result, killed_over_zeromq=road == "zeromq")
+    assert_balanced(result, killed_over_zeromq=transport == "zeromq")
     assert result["hops"]["samples.augment"]["produced"] > 0
     assert {"augment/wait_rows_share", "watch/wait_share"} <= {name for line in run.lines() for name in line}
 
 
-@pytest.mark.parametrize("road", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
-def test_a_broadcast_outlives_kills_of_its_writer_and_of_each_reader(launch, road: str) -> None:
-    run = counting(launch, "--graph", "my_workers:counted", "--restart", "5", "--road", road)
+@pytest.mark.parametrize("transport", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
+def test_a_broadcast_outlives_kills_of_its_writer_and_of_each_reader(launch, transport: str) -> None:
+    run = counting(launch, "--graph", "my_workers:counted", "--restart", "5", "--transport", transport)
     await_snapshot(run)
     for worker in ("count", "learner", "actor-0", "count"):
         process = run.await_worker(worker)
@@ -42,5 +49,5 @@ def test_a_broadcast_outlives_kills_of_its_writer_and_of_each_reader(launch, roa
     run.popen.terminate()
     run.expect(130, 40.0)
     result = run.result()
-    assert_balanced(result, killed_over_zeromq=road == "zeromq")
+    assert_balanced(result, killed_over_zeromq=transport == "zeromq")
     assert result["hops"]["samples.count"]["consumed"] > 0

@@ -19,8 +19,8 @@ from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.launch import run as launch_run
 from jsrl.launch.run import run
 from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.params.roads import bind_params
-from jsrl.transport.samples.roads import bind_samples
+from jsrl.transport.params.transports import bind_params
+from jsrl.transport.samples.transports import bind_samples
 from jsrl.types import ArraySpec
 from tests.system.launched import FOREVER, WORLD
 
@@ -74,7 +74,7 @@ def test_vector_environment_of_the_users_own_that_raises(world, tmp_path: Path) 
         assert part in str(caught.value)
 
 
-IN_A_PROCESS = ("CallsSysExit",)  # the road of the message is one; serial mode has every message
+IN_A_PROCESS = ("CallsSysExit",)  # the transport of the message is one; serial mode has every message
 
 
 @slow
@@ -159,7 +159,9 @@ def test_agent_that_raises_is_shown_with_its_traceback(launch) -> None:
 def test_shared_memory_too_small(world, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = launch_run.shutil.disk_usage("/dev/shm")
     monkeypatch.setattr(launch_run.shutil, "disk_usage", lambda _: usage._replace(free=3 << 20))
-    with pytest.raises(ConfigError, match=r"needs \d+ MiB of shared memory, but .* has 3 MiB free. Use --road zeromq"):
+    with pytest.raises(
+        ConfigError, match=r"needs \d+ MiB of shared memory, but .* has 3 MiB free. Use --transport zeromq"
+    ):
         run(tiny("probe:action_matters", rollout_length=100_000), runs_dir=tmp_path, display="quiet")
     assert not list(Path(f"/dev/shm/jsrl-{os.getuid()}").glob(f"{os.getpid()}-*"))
 

@@ -20,12 +20,12 @@ import zmq
 from jsrl.errors import AccessDenied, ConfigError, StreamError, StreamTimeout
 from jsrl.runs.control import ControlClient, ControlServer, Event
 from jsrl.transport.base import ProducerId
-from jsrl.transport.inference.roads import bind_inference, connect_inference
+from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.meeting import curve
 from jsrl.transport.meeting.handshake import hello_of_producer
 from jsrl.transport.meeting.keys import load_client_keys, make_host_keys, make_keys, named_by_key, show_guests
-from jsrl.transport.params.roads import bind_params, connect_params
-from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.params.transports import bind_params, connect_params
+from jsrl.transport.samples.transports import bind_samples, connect_samples
 from tests.contracts.inference_contract import SPEC, Serving, check_answer, make_request
 from tests.contracts.params_contract import check_values, make_values, poll_until
 from tests.contracts.sample_contract import SCHEMA, drain
@@ -68,7 +68,7 @@ def stranger_keys(world: Path, stranger: str) -> Path | None:
     return None if name is None else world / name
 
 
-# -- the roads, each as: bind, connect and use as the run would, connect and use with keys of any kind
+# -- the transports, each as: bind, connect and use as the run would, connect and use with keys of any kind
 
 
 class Samples:
@@ -116,7 +116,7 @@ class Inference:
 
 
 class Params:
-    """A params road with something published."""
+    """A params transport with something published."""
 
     def __init__(self, address: str, keys: Path | None) -> None:
         self.end = bind_params(address, keys=keys)
@@ -140,12 +140,12 @@ class Params:
         self.end.close()
 
 
-ROADS = {"samples": Samples, "inference": Inference, "params": Params}
+TRANSPORTS = {"samples": Samples, "inference": Inference, "params": Params}
 
 
 @contextlib.contextmanager
-def opened(road: str, keys: Path | None, address: str = LOOPBACK) -> Iterator[Any]:
-    end = ROADS[road](address, keys)
+def opened(transport: str, keys: Path | None, address: str = LOOPBACK) -> Iterator[Any]:
+    end = TRANSPORTS[transport](address, keys)
     try:
         yield end
     finally:
@@ -160,35 +160,35 @@ def own_address() -> str | None:
     return None
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_the_runs_keys_open_every_road(world: Path, road: str) -> None:
-    with opened(road, world / "run") as end:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_runs_keys_open_every_road(world: Path, transport: str) -> None:
+    with opened(transport, world / "run") as end:
         end.use("actor-0", world / "run")
         end.use("actor-1", world / "run" / "client.key")  # as copied to another host
         assert end.accepted() == 2
 
 
 @slow
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:0", "tcp://[::1]:0", "ipc", "own"])
-def test_every_kind_of_address(world: Path, tmp_path: Path, road: str, address: str) -> None:
+def test_every_kind_of_address(world: Path, tmp_path: Path, transport: str, address: str) -> None:
     own = own_address()
     if address == "own" and own is None:
         pytest.skip("this machine has loopback only")
     if address == "tcp://[::1]:0" and not os.path.exists("/proc/net/if_inet6"):
         pytest.skip("this machine has no IPv6")
     place = {"ipc": f"ipc://{tmp_path}/s", "own": f"tcp://{own}:0"}.get(address, address)
-    with opened(road, world / "run", place) as end:
+    with opened(transport, world / "run", place) as end:
         end.use("actor-0", world / "run")
         with pytest.raises(AccessDenied, match="no keys"):
             end.use("stranger", None)
         assert end.accepted() == 1
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("stranger", [*QUICKLY, *(pytest.param(x, marks=slow) for x in STRANGERS if x not in QUICKLY)])
-def test_strangers_get_nowhere_are_told_why_and_disturb_nobody(world: Path, road: str, stranger: str) -> None:
-    with opened(road, world / "run") as end:
+def test_strangers_get_nowhere_are_told_why_and_disturb_nobody(world: Path, transport: str, stranger: str) -> None:
+    with opened(transport, world / "run") as end:
         end.use("actor-0", world / "run")
         started = time.monotonic()
         with pytest.raises(AccessDenied, match=STRANGERS[stranger][1]) as caught:
@@ -200,11 +200,11 @@ def test_strangers_get_nowhere_are_told_why_and_disturb_nobody(world: Path, road
         assert end.accepted() == 2
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_a_short_deadline_names_the_reason_too(world: Path, road: str) -> None:
-    with opened(road, world / "run") as end, pytest.raises(StreamError) as caught:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_short_deadline_names_the_reason_too(world: Path, transport: str) -> None:
+    with opened(transport, world / "run") as end, pytest.raises(StreamError) as caught:
         end.use("stranger", world / "wrong-server", 0.6)
-    if road != "params":  # whose ends may come and go, so that its waits say what they waited for
+    if transport != "params":  # whose ends may come and go, so that its waits say what they waited for
         assert isinstance(caught.value, StreamTimeout | AccessDenied)
         assert "server key is not the one" in str(caught.value)
 
@@ -227,20 +227,20 @@ def test_an_end_without_keys_is_told_so_where_its_connections_are_just_closed(mo
     closing.join()
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_keys_are_of_no_use_where_nothing_is_encrypted(world: Path, tmp_path: Path, road: str) -> None:
-    with opened(road, None, f"ipc://{tmp_path}/s") as end:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_keys_are_of_no_use_where_nothing_is_encrypted(world: Path, tmp_path: Path, transport: str) -> None:
+    with opened(transport, None, f"ipc://{tmp_path}/s") as end:
         with pytest.raises(AccessDenied, match="not encrypted"):
             end.use("stranger", world / "run")
         end.use("actor-0", None)
         assert end.accepted() == 1
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("host", ["0.0.0.0", "*", "[::]", "10.1.2.3", "[fd00::2]", "127.0.0.1", "[::1]", "localhost"])
-def test_tcp_needs_keys(road: str, host: str) -> None:
+def test_tcp_needs_keys(transport: str, host: str) -> None:
     with pytest.raises(ConfigError, match=r"reached by other users and hosts.*no keys.*--bind ADDRESS"):
-        ROADS[road](f"tcp://{host}:0", None)
+        TRANSPORTS[transport](f"tcp://{host}:0", None)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
@@ -281,10 +281,10 @@ def test_the_control_road_with_keys(world: Path) -> None:
 
 
 @slow
-@pytest.mark.parametrize("road", ROADS)
-def test_a_guest_is_let_in_until_its_key_is_taken_back(world: Path, tmp_path: Path, road: str) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_guest_is_let_in_until_its_key_is_taken_back(world: Path, tmp_path: Path, transport: str) -> None:
     guest, own = host_with_keys(world / "run", tmp_path / "own")
-    with opened(road, world / "run") as end:
+    with opened(transport, world / "run") as end:
         end.use("actor-0", own)
         guest.unlink()
         with pytest.raises(AccessDenied, match="refused this end's key"):
@@ -303,12 +303,12 @@ def host_with_keys(run: Path, folder: Path) -> tuple[Path, Path]:
 
 
 @slow
-@pytest.mark.parametrize("road", ROADS)
-def test_a_host_binds_with_a_key_of_its_own_which_addresses_name(world: Path, tmp_path: Path, road: str) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_host_binds_with_a_key_of_its_own_which_addresses_name(world: Path, tmp_path: Path, transport: str) -> None:
     own, first = host_with_keys(world / "run", tmp_path / "first")
     show_guests(first, [own.name])
     guest, second = host_with_keys(world / "run", tmp_path / "second")
-    with opened(road, first) as end:
+    with opened(transport, first) as end:
         plain = end.address
         end.address = named_by_key(plain, first)
         assert end.address.startswith("tcp://") and end.address.partition("@")[2] == plain.removeprefix("tcp://")
@@ -439,8 +439,8 @@ def test_nothing_is_left_behind(world: Path) -> None:
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
     def once() -> None:
-        for road in ROADS:
-            with opened(road, world / "run") as end:
+        for transport in TRANSPORTS:
+            with opened(transport, world / "run") as end:
                 end.use("actor-0", world / "run")
 
     once()
@@ -456,23 +456,23 @@ def test_nothing_is_left_behind(world: Path) -> None:
 def test_a_taken_port_is_told_and_leaves_no_gate(world: Path) -> None:
     with opened("params", world / "run") as end:
         threads = set(threading.enumerate())
-        for road in ROADS.values():
+        for transport in TRANSPORTS.values():
             with pytest.raises(ConfigError, match="cannot bind"):
-                road(end.address, world / "run")
+                transport(end.address, world / "run")
         assert set(threading.enumerate()) <= threads
 
 
 def test_a_missing_key_is_told_before_anything_is_opened(world: Path, tmp_path: Path) -> None:
-    for road in ROADS.values():
+    for transport in TRANSPORTS.values():
         with pytest.raises(ConfigError, match="no keys at"):
-            road("tcp://0.0.0.0:0", tmp_path / "nowhere")
+            transport("tcp://0.0.0.0:0", tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="no keys at"):
         connect_params(LOOPBACK, keys=tmp_path)
 
 
 def test_other_roads_take_keys_and_need_none(world: Path) -> None:
-    for road in ROADS:
-        with opened(road, world / "run", f"local:encrypted-{road}") as end:
+    for transport in TRANSPORTS:
+        with opened(transport, world / "run", f"local:encrypted-{transport}") as end:
             end.use("actor-0", world / "run")
 
 
@@ -508,10 +508,10 @@ def speak_noise(address: str) -> None:
             stranger.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + rng.bytes(size))
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("speak", [speak_http, speak_noise])
-def test_garbage_before_the_handshake(world: Path, road: str, speak: Strange) -> None:
-    with opened(road, world / "run") as end:
+def test_garbage_before_the_handshake(world: Path, transport: str, speak: Strange) -> None:
+    with opened(transport, world / "run") as end:
         for _ in range(5):
             speak(end.address)
         end.use("actor-0", world / "run")

@@ -11,7 +11,7 @@ import pytest
 
 from jsrl.transport.base import ProducerId
 from jsrl.transport.samples import zmq as samples_zmq
-from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.transport.samples.zmq import ZmqSampleProducer
 from jsrl.transport.samples.zmq_consumer import ZmqSampleConsumer
 from tests.contracts.fault_proxy import FaultProxy, Faults

@@ -16,12 +16,12 @@ from jsrl.errors import CodecError, ConfigError, JsrlError, StreamClosed
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import shared as inference_shared
 from jsrl.transport.inference import zmq as inference_zmq
-from jsrl.transport.inference.roads import bind_inference, connect_inference
+from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.meeting import handshake
 from jsrl.transport.meeting.admission import MOST_NAMES, Admission, JoinRules, read_pairs
 from jsrl.transport.meeting.handshake import HELLO, hello_of_producer
 from jsrl.transport.samples import shared as samples_shared
-from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.transport.wire.codec import decode, encode
 from jsrl.transport.wire.schema import flatten_schema, schema_to_fields
 from jsrl.types import zeros
@@ -50,8 +50,8 @@ def connecting(server: Any, connect: Callable[[], Any]) -> Any:
     return found[0]
 
 
-def address(road: str, folder: Path) -> str:
-    return {"local": f"local:{folder.name}", "shm": f"shm:{folder}/run/s", "ipc": f"ipc://{folder}/s"}[road]
+def address(transport: str, folder: Path) -> str:
+    return {"local": f"local:{folder.name}", "shm": f"shm:{folder}/run/s", "ipc": f"ipc://{folder}/s"}[transport]
 
 
 def refuse_work(patch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def refuse_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(samples_shared.ProducerPages, "create", work)
 
 
-@pytest.mark.parametrize("road", ["local", "shm", "ipc"])
+@pytest.mark.parametrize("transport", ["local", "shm", "ipc"])
 @pytest.mark.parametrize(
     ("producer", "groups", "expected"),
     [
@@ -78,15 +78,19 @@ def refuse_work(patch: pytest.MonkeyPatch) -> None:
         (ProducerId("actor-0", HUGE + 1), {0: 1}, f"incarnation {HUGE + 1}, expected an integer from 0 to {HUGE}"),
     ],
 )
-def test_inference(road: str, producer, groups, expected: str, tmp_path: Path, monkeypatch) -> None:
-    server = bind_inference(address(road, tmp_path), SPEC, guests=ACTORS)
+def test_inference(transport: str, producer, groups, expected: str, tmp_path: Path, monkeypatch) -> None:
+    server = bind_inference(address(transport, tmp_path), SPEC, guests=ACTORS)
     refuse_work(monkeypatch)
     if producer.incarnation > HUGE:  # the asking end refuses that too
-        monkeypatch.setattr("jsrl.transport.inference.roads.check_producer", lambda _: None)
+        monkeypatch.setattr("jsrl.transport.inference.transports.check_producer", lambda _: None)
     where = (server.address, SPEC, producer, groups, TIMEOUT_S)
     error = connecting(server, lambda: connect_inference(*where))
     refused = (
-        StreamClosed if "cannot join" in expected else ConfigError if road == "local" or len(groups) < 5 else CodecError
+        StreamClosed
+        if "cannot join" in expected
+        else ConfigError
+        if transport == "local" or len(groups) < 5
+        else CodecError
     )
     assert type(error) is refused and re.search(expected, str(error)), error
     monkeypatch.undo()
@@ -95,7 +99,7 @@ def test_inference(road: str, producer, groups, expected: str, tmp_path: Path, m
     server.close()
 
 
-@pytest.mark.parametrize("road", ["local", "shm", "ipc"])
+@pytest.mark.parametrize("transport", ["local", "shm", "ipc"])
 @pytest.mark.parametrize(
     ("producer", "groups", "expected"),
     [
@@ -103,8 +107,8 @@ def test_inference(road: str, producer, groups, expected: str, tmp_path: Path, m
         (ProducerId("actor-2", 0), 1, "actor-2 cannot join: this stream is for actor-0, actor-1"),
     ],
 )
-def test_samples(road: str, producer, groups, expected: str, tmp_path: Path, monkeypatch) -> None:
-    consumer = bind_samples(address(road, tmp_path), SCHEMA, guests=ACTORS)
+def test_samples(transport: str, producer, groups, expected: str, tmp_path: Path, monkeypatch) -> None:
+    consumer = bind_samples(address(transport, tmp_path), SCHEMA, guests=ACTORS)
     refuse_work(monkeypatch)
     with pytest.raises(JsrlError, match=expected):
         connect_samples(consumer.address, SCHEMA, producer, groups, TIMEOUT_S)
@@ -116,10 +120,10 @@ def test_samples(road: str, producer, groups, expected: str, tmp_path: Path, mon
     consumer.close()
 
 
-@pytest.mark.parametrize("road", ["shm", "ipc"])
-def test_a_hello_longer_than_any_of_this_stream_is_not_even_read(road: str, tmp_path: Path) -> None:
-    consumer = bind_samples(address(road, tmp_path), SCHEMA, guests=ACTORS)
-    place = consumer.address if road == "ipc" else f"ipc://{tmp_path}/run/s.samples.hello"
+@pytest.mark.parametrize("transport", ["shm", "ipc"])
+def test_a_hello_longer_than_any_of_this_stream_is_not_even_read(transport: str, tmp_path: Path) -> None:
+    consumer = bind_samples(address(transport, tmp_path), SCHEMA, guests=ACTORS)
+    place = consumer.address if transport == "ipc" else f"ipc://{tmp_path}/run/s.samples.hello"
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.setsockopt(zmq.LINGER, 0)
         stranger.connect(place)

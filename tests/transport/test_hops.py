@@ -19,18 +19,18 @@ from jsrl.transport.ledger.hop_page import HopPage, pages_in
 from jsrl.transport.ledger.hops import SAMPLES, close_hops, hop_folder, ledger_path, read_hop, read_hops
 from jsrl.transport.ledger.page import PersistedLedger, open_ledger
 from jsrl.transport.ledger.reconcile import HopLedger
-from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.samples.transports import bind_samples, connect_samples
 from tests.contracts.sample_producer import fill, make_schema
 
 SCHEMA, TIMEOUT_S = make_schema(), 20.0
-ROADS = ["local", "shm", "ipc"]
+TRANSPORTS = ["local", "shm", "ipc"]
 ACROSS = ["shm", "ipc"]
 
 _PRODUCER = """
 import json, sys, time
 from pathlib import Path
 from jsrl.transport.base import ProducerId
-from jsrl.transport.samples.roads import connect_samples
+from jsrl.transport.samples.transports import connect_samples
 from tests.contracts.sample_producer import fill, make_schema
 options = json.loads(sys.argv[1])
 hop = Path(options["hop"]) if options["hop"] else None
@@ -50,7 +50,7 @@ import json, sys, time
 from pathlib import Path
 from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
 from jsrl.transport.ledger.page import open_ledger
-from jsrl.transport.samples.roads import bind_samples
+from jsrl.transport.samples.transports import bind_samples
 from tests.contracts.sample_producer import make_schema
 options = json.loads(sys.argv[1])
 run = Path(options["run"])
@@ -70,7 +70,7 @@ _BUSY_PRODUCER = """
 import json, sys
 from pathlib import Path
 from jsrl.transport.base import ProducerId
-from jsrl.transport.samples.roads import connect_samples
+from jsrl.transport.samples.transports import connect_samples
 from tests.contracts.sample_producer import make_schema
 options = json.loads(sys.argv[1])
 who = ProducerId("actor-0", options["incarnation"])
@@ -126,9 +126,9 @@ def others() -> Iterator[list[Other]]:
         other.close()
 
 
-def address_of(road: str, run: Path) -> str:
+def address_of(transport: str, run: Path) -> str:
     return {"local": f"local:{run.parent.name}", "shm": f"shm:{run.parent}/memory/s", "ipc": f"ipc://{run.parent}/s"}[
-        road
+        transport
     ]
 
 
@@ -157,9 +157,9 @@ def ledger_of(run: Path) -> HopLedger:
     return found
 
 
-def play(run: Path, road: str) -> tuple[HopLedger, HopLedger]:
+def play(run: Path, transport: str) -> tuple[HopLedger, HopLedger]:
     """Have a producer write seven trajectories, of which the consumer takes four; return the ledger then and at the end."""
-    consumer = bind(run, address_of(road, run))
+    consumer = bind(run, address_of(transport, run))
     hop = hop_folder(run, SAMPLES)
     producer = connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S, hop=hop)
     put(producer, 7)
@@ -174,18 +174,18 @@ def play(run: Path, road: str) -> tuple[HopLedger, HopLedger]:
     return midway, ledger_of(run)
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_a_stream_whose_ends_leave_in_order_balances(road: str, tmp_path: Path) -> None:
-    midway, found = play(tmp_path / "run", road)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_stream_whose_ends_leave_in_order_balances(transport: str, tmp_path: Path) -> None:
+    midway, found = play(tmp_path / "run", transport)
     assert midway == HopLedger(7, 3, {"stale": 1}, in_flight=3)
     assert found == HopLedger(7, 3, {"stale": 1, "closed": 3}) and found.balanced
     assert read_hops(tmp_path / "run") == {SAMPLES: found}
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("side", ["commit", "receive", "settle"])
 def test_a_miscount_of_either_side_is_seen_on_every_road(
-    road: str, side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    transport: str, side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind: Any = PersistedLedger if side == "settle" else HopPage
     right, calls = getattr(kind, side), []
@@ -197,15 +197,15 @@ def test_a_miscount_of_either_side_is_seen_on_every_road(
             right(self, *arguments)
 
     monkeypatch.setattr(kind, side, wrong)
-    midway, found = play(tmp_path / "run", road)
+    midway, found = play(tmp_path / "run", transport)
     assert not midway.balanced  # over ZeroMQ, it may still be on its way
     assert not found.holds and not found.balanced and "NOT BALANCED" in str(found)
 
 
-@pytest.mark.parametrize("road", ACROSS)
-def test_a_killed_producer_is_accounted_for_by_its_page(road: str, tmp_path: Path, others: list[Other]) -> None:
+@pytest.mark.parametrize("transport", ACROSS)
+def test_a_killed_producer_is_accounted_for_by_its_page(transport: str, tmp_path: Path, others: list[Other]) -> None:
     run = tmp_path / "run"
-    consumer = bind(run, address_of(road, run))
+    consumer = bind(run, address_of(transport, run))
     producer = Other(_PRODUCER, address=consumer.address, hop=str(hop_folder(run, SAMPLES)), count=5)
     others.append(producer)
     assert producer.line() == "committed"
@@ -221,14 +221,14 @@ def test_a_killed_producer_is_accounted_for_by_its_page(road: str, tmp_path: Pat
     assert found == HopLedger(5, 3, {"closed": 2}) and found.balanced
 
 
-@pytest.mark.parametrize("road", ACROSS)
+@pytest.mark.parametrize("transport", ACROSS)
 @pytest.mark.parametrize("producer_lives", [True, False])
 def test_a_killed_consumer_leaves_nothing_unaccounted_for(
-    road: str, producer_lives: bool, tmp_path: Path, others: list[Other]
+    transport: str, producer_lives: bool, tmp_path: Path, others: list[Other]
 ) -> None:
     run = tmp_path / "run"
     hop = hop_folder(run, SAMPLES)
-    consumer = Other(_CONSUMER, run=str(run), address=address_of(road, run), count=4, released=3)
+    consumer = Other(_CONSUMER, run=str(run), address=address_of(transport, run), count=4, released=3)
     others.append(consumer)
     address = consumer.line()
     producer = connect_samples(address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S, hop=hop)
@@ -241,11 +241,11 @@ def test_a_killed_consumer_leaves_nothing_unaccounted_for(
         producer.close()
     close_hops(run)
     found = ledger_of(run)
-    known = producer_lives or road == "shm"
+    known = producer_lives or transport == "shm"
     assert found.holds and found.balanced == known
     lost = {"lost": 2} if known else {}
     assert found == HopLedger(6, 3, lost, in_flight=1, unknown=0 if known else 2)
-    again = bind(run, address_of(road, run))  # what the dead one's queue held is lost as well
+    again = bind(run, address_of(transport, run))  # what the dead one's queue held is lost as well
     after = ledger_of(run)
     assert (after.in_flight, after.dropped["lost"], after.produced) == (0, lost.get("lost", 0) + 1, 6)
     again.close()
@@ -273,12 +273,12 @@ def test_the_next_consumer_looks_into_rings_before_it_removes_them(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("road", ACROSS)
-def test_kills_at_any_moment_mislead_nobody(road: str, tmp_path: Path, others: list[Other]) -> None:
+@pytest.mark.parametrize("transport", ACROSS)
+def test_kills_at_any_moment_mislead_nobody(transport: str, tmp_path: Path, others: list[Other]) -> None:
     run, rng = tmp_path / "run", random.Random(7)
     produced = 0
     for life in range(16):
-        consumer = Other(_BUSY_CONSUMER, run=str(run), address=address_of(road, run), count=0, released=0)
+        consumer = Other(_BUSY_CONSUMER, run=str(run), address=address_of(transport, run), count=0, released=0)
         others.append(consumer)
         address = consumer.line()
         assert consumer.line() == "taken"
@@ -292,7 +292,7 @@ def test_kills_at_any_moment_mislead_nobody(road: str, tmp_path: Path, others: l
         close_hops(run)
         found = ledger_of(run)
         assert found.holds and found.produced > produced, str(found)
-        assert found.balanced or road == "ipc", str(found)
+        assert found.balanced or transport == "ipc", str(found)
         produced = found.produced
 
 

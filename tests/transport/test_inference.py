@@ -11,17 +11,17 @@ import pytest
 
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.transport.base import ProducerId
-from jsrl.transport.inference.roads import bind_inference, connect_inference
+from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.meeting.keys import make_keys
 from tests.contracts import inference_contract
 from tests.contracts.inference_contract import *  # noqa: F403
-from tests.contracts.inference_contract import SPEC, Road, connect_while
+from tests.contracts.inference_contract import SPEC, Transport, connect_while
 
 _numbers = itertools.count()
 
 
 @pytest.fixture(params=["local", "shm", "ipc", pytest.param("tcp", marks=pytest.mark.slow)])
-def road(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.MonkeyPatch) -> Road:
+def transport(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.MonkeyPatch) -> Transport:
     scheme = request.param
     folder = tmp_path / "run"
     if scheme == "tcp":
@@ -38,7 +38,7 @@ def road(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.MonkeyPat
             "ipc": f"ipc://{tmp_path}/{name}",
         }[scheme]
 
-    return Road(new_address)
+    return Transport(new_address)
 
 
 def test_unknown_scheme() -> None:

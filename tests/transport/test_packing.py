@@ -14,7 +14,7 @@ from jsrl.errors import CodecError
 from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.samples.packing import LZ4, PLAIN, THIN, Packer, Packing, read_packing
-from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.transport.wire.codec import Message
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec
@@ -119,14 +119,14 @@ def test_what_is_still_being_sent_is_not_sent_again(tmp_path: Path, monkeypatch:
     consumer.close()
 
 
-@pytest.mark.parametrize("road", ["tcp", "ipc"])
-def test_a_stream_between_hosts_is_packed(road: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+def test_a_stream_between_hosts_is_packed(transport: str, tmp_path: Path) -> None:
     schema = schema_of(4)
-    address = "tcp://127.0.0.1:0" if road == "tcp" else f"ipc://{tmp_path}/samples"
-    keys = make_keys(tmp_path / "keys") if road == "tcp" else None
+    address = "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{tmp_path}/samples"
+    keys = make_keys(tmp_path / "keys") if transport == "tcp" else None
     consumer = bind_samples(address, schema, keys=keys, packing=Packing(4))
     producer = connect_samples(consumer.address, schema, ProducerId("actor-0", 0), 1, 10.0, keys=keys)
-    assert (producer._packer is not None) == (road == "tcp")  # type: ignore[attr-defined]
+    assert (producer._packer is not None) == (transport == "tcp")  # type: ignore[attr-defined]
     for seed in range(6):
         raw = filled(schema, seed)
         block = producer.reserve(10.0)

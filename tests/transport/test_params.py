@@ -7,16 +7,16 @@ import pytest
 
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.params.roads import bind_params, connect_params
+from jsrl.transport.params.transports import bind_params, connect_params
 from tests.contracts import params_contract
 from tests.contracts.params_contract import *  # noqa: F403
-from tests.contracts.params_contract import Road
+from tests.contracts.params_contract import Transport
 
 _numbers = itertools.count()
 
 
 @pytest.fixture(params=["local", "shm", "ipc", pytest.param("tcp", marks=pytest.mark.slow)])
-def road(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.MonkeyPatch) -> Road:
+def transport(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.MonkeyPatch) -> Transport:
     scheme = request.param
     if scheme == "tcp":
         keys = make_keys(tmp_path / "keys")
@@ -32,7 +32,7 @@ def road(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.MonkeyPat
             "ipc": f"ipc://{tmp_path}/{name}",
         }[scheme]
 
-    return Road(new_address)
+    return Transport(new_address)
 
 
 def test_unknown_scheme() -> None:

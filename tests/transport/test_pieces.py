@@ -14,10 +14,10 @@ import pytest
 from jsrl.errors import CodecError
 from jsrl.runs.control import ControlClient, ControlServer, Event
 from jsrl.transport.base import ProducerId
-from jsrl.transport.inference.roads import bind_inference, connect_inference
+from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.params.roads import bind_params, connect_params
-from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.params.transports import bind_params, connect_params
+from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.transport.wire.pieces import PIECE_BYTES, cut, join
 from tests.contracts.inference_contract import SPEC, Serving, check_answer
 from tests.contracts.sample_contract import drain

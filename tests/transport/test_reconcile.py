@@ -8,29 +8,29 @@ from jsrl.transport.base import Ledger
 from jsrl.transport.ledger.hop_page import LOCAL, SHARED, ZEROMQ, Connection
 from jsrl.transport.ledger.reconcile import HopLedger, hop_ledger, reconcile
 
-ROADS = [LOCAL, SHARED, ZEROMQ]
+TRANSPORTS = [LOCAL, SHARED, ZEROMQ]
 
 
-def connection(road: int = SHARED, committed: int = 7, received: int = 7, **others: int) -> Connection:
+def connection(transport: int = SHARED, committed: int = 7, received: int = 7, **others: int) -> Connection:
     """A connection over which both ends left in order."""
-    counts = {"blocks": 4, "begun": committed, "left": 0 if road == ZEROMQ else -1, **others}
-    return Connection("actor-0.0", road, committed=committed, received=received, **counts)
+    counts = {"blocks": 4, "begun": committed, "left": 0 if transport == ZEROMQ else -1, **others}
+    return Connection("actor-0.0", transport, committed=committed, received=received, **counts)
 
 
 def accounted(count: int = 7, in_flight: int = 0) -> Ledger:
     return Ledger(count, count - in_flight - 1, {"stale": 1}, in_flight)
 
 
-@pytest.mark.parametrize("road", ROADS)
-def test_counts_that_agree_balance(road: int) -> None:
-    found = reconcile(accounted(14, in_flight=2), [connection(road), connection(road)], joined=2)
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_counts_that_agree_balance(transport: int) -> None:
+    found = reconcile(accounted(14, in_flight=2), [connection(transport), connection(transport)], joined=2)
     assert found == HopLedger(14, 11, {"stale": 1}, in_flight=2)
     assert found.balanced and found.verdict == "balanced"
     assert str(found) == "produced 14 = consumed 11 + dropped (stale 1) + in flight 2: balanced"
     assert hop_ledger(found.counts) == found
 
 
-@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     ("committed", "received", "outcomes"),
     [
@@ -43,8 +43,8 @@ def test_counts_that_agree_balance(road: int) -> None:
         (3, 100, 100),
     ],
 )
-def test_a_miscount_on_either_side_never_balances(road: int, committed: int, received: int, outcomes: int) -> None:
-    found = reconcile(accounted(outcomes), [connection(road, committed, received)])
+def test_a_miscount_on_either_side_never_balances(transport: int, committed: int, received: int, outcomes: int) -> None:
+    found = reconcile(accounted(outcomes), [connection(transport, committed, received)])
     assert not found.balanced and not found.holds and found.faults
     assert "NOT BALANCED; " in str(found)
 

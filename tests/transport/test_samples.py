@@ -1,4 +1,4 @@
-"""The sample streams: one contract on every road, and what is special to each."""
+"""The sample streams: one contract on every transport, and what is special to each."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Origin, ProducerId
 from jsrl.transport.meeting import sockets
 from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.types import zeros
 from tests.contracts import sample_contract
 from tests.contracts.sample_contract import *  # noqa: F403
-from tests.contracts.sample_contract import ACTOR, SCHEMA, TIMEOUT_S, Road, connect, drain, producing, wait_for
+from tests.contracts.sample_contract import ACTOR, SCHEMA, TIMEOUT_S, Transport, connect, drain, producing, wait_for
 
 _numbers = itertools.count()
 _CONSUMER = """
 import sys, time
-from jsrl.transport.samples.roads import bind_samples
+from jsrl.transport.samples.transports import bind_samples
 sys.path.insert(0, sys.argv[2])
 from tests.contracts.sample_producer import make_schema
 consumer = bind_samples(sys.argv[1], make_schema())
@@ -42,16 +42,16 @@ time.sleep(600)
 
 
 @pytest.fixture(params=["local", "shm", "ipc", pytest.param("tcp", marks=pytest.mark.slow)])
-def road(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Road:
+def transport(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Transport:
     if request.param != "tcp":
-        return make_road(request.param, tmp_path)
+        return make_transport(request.param, tmp_path)
     keys = str(make_keys(tmp_path / "keys"))
     monkeypatch.setattr(sample_contract, "bind_samples", functools.partial(bind_samples, keys=keys))
     monkeypatch.setattr(sample_contract, "connect_samples", functools.partial(connect_samples, keys=keys))
-    return make_road("tcp", tmp_path)._replace(keys=keys)
+    return make_transport("tcp", tmp_path)._replace(keys=keys)
 
 
-def make_road(scheme: str, tmp_path: Path) -> Road:
+def make_transport(scheme: str, tmp_path: Path) -> Transport:
     def new_address() -> str:
         name = f"s{next(_numbers)}"
         return {
@@ -61,7 +61,7 @@ def make_road(scheme: str, tmp_path: Path) -> Road:
             "ipc": f"ipc://{tmp_path}/{name}",
         }[scheme]
 
-    return Road(new_address, scheme != "local")
+    return Transport(new_address, scheme != "local")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_tcp_needs_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", ["shm", "ipc"])
 def test_a_dead_consumer_is_noticed_and_replaced(scheme: str, tmp_path: Path) -> None:
     root = str(Path(__file__).parents[2])
-    command = [sys.executable, "-c", _CONSUMER, make_road(scheme, tmp_path).new_address(), root]
+    command = [sys.executable, "-c", _CONSUMER, make_transport(scheme, tmp_path).new_address(), root]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     address = process.stdout.readline().strip()
     producer = connect_samples(address, SCHEMA, ACTOR, 1, TIMEOUT_S)
@@ -138,9 +138,9 @@ def test_shared_files_are_private_and_go(tmp_path: Path) -> None:
 
 
 def test_a_dead_producer_is_found_without_being_told(tmp_path: Path) -> None:
-    road = make_road("shm", tmp_path)
-    consumer = bind_samples(road.new_address(), SCHEMA)
-    with producing(road, consumer.address, count=2, then="hang") as running:
+    transport = make_transport("shm", tmp_path)
+    consumer = bind_samples(transport.new_address(), SCHEMA)
+    with producing(transport, consumer.address, count=2, then="hang") as running:
         drain(consumer, 3)
         running.report()
         wait_for(lambda: consumer.pending() == 1)
@@ -153,14 +153,14 @@ def test_a_dead_producer_is_found_without_being_told(tmp_path: Path) -> None:
 
 
 def test_a_hung_producer_that_wakes_after_its_fence_writes_to_an_orphan(tmp_path: Path) -> None:
-    road = make_road("shm", tmp_path)
-    consumer = bind_samples(road.new_address(), SCHEMA)
-    with producing(road, consumer.address, count=10**6) as running:
+    transport = make_transport("shm", tmp_path)
+    consumer = bind_samples(transport.new_address(), SCHEMA)
+    with producing(transport, consumer.address, count=10**6) as running:
         drain(consumer, 5)
         os.kill(running._process.pid, signal.SIGSTOP)
         consumer.fence(ACTOR)
         produced = consumer.ledger.received
-        with producing(road, consumer.address, incarnation=1, count=5) as second:
+        with producing(transport, consumer.address, incarnation=1, count=5) as second:
             os.kill(running._process.pid, signal.SIGCONT)
             entries = drain(consumer, produced - 5 + 10)
             assert second.report()["committed"] == 10
@@ -259,10 +259,10 @@ class CuttingProxy:
 
 
 def test_broken_connections_lose_and_repeat_nothing(tmp_path: Path) -> None:
-    road = make_road("tcp", tmp_path)._replace(keys=str(make_keys(tmp_path / "keys")))
-    consumer = bind_samples(road.new_address(), SCHEMA, keys=road.keys)
+    transport = make_transport("tcp", tmp_path)._replace(keys=str(make_keys(tmp_path / "keys")))
+    consumer = bind_samples(transport.new_address(), SCHEMA, keys=transport.keys)
     proxy = CuttingProxy(consumer.address, cut_bytes=150_000)
-    with producing(road, proxy.address, groups=2, count=40) as running:
+    with producing(transport, proxy.address, groups=2, count=40) as running:
         entries = drain(consumer, 80)
         assert running.report().get("committed") == 80
     assert proxy.cuts >= 3
@@ -293,10 +293,10 @@ class StallingProxy(CuttingProxy):
 def test_a_partition_longer_than_the_silence_allowed_loses_and_repeats_nothing(tmp_path: Path, monkeypatch) -> None:
     """The consumer gives the connection up; what was on its way is sent again on the next one."""
     monkeypatch.setattr(sockets, "_SILENCE_MS", 3000)  # after a heartbeat that may be 1 s away
-    road = make_road("tcp", tmp_path)._replace(keys=str(make_keys(tmp_path / "keys")))
-    consumer = bind_samples(road.new_address(), SCHEMA, keys=road.keys)
+    transport = make_transport("tcp", tmp_path)._replace(keys=str(make_keys(tmp_path / "keys")))
+    consumer = bind_samples(transport.new_address(), SCHEMA, keys=transport.keys)
     proxy = StallingProxy(consumer.address)
-    with producing(road, proxy.address, groups=2, count=400) as running:
+    with producing(transport, proxy.address, groups=2, count=400) as running:
         entries = drain(consumer, 20)
         proxy.flowing.clear()
         begin_s = time.monotonic()

@@ -8,7 +8,7 @@ import pytest
 from jsrl.errors import StreamError
 from jsrl.transport.base import ProducerId
 from jsrl.transport.samples.copying import CopyingProducer
-from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.types import leaves
 from tests.contracts.sample_producer import checksum, fill, make_schema
 

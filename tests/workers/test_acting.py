@@ -171,7 +171,7 @@ def test_the_version_is_that_of_the_params_that_chose(engine):
 
 
 class Params:
-    """A params road where versions appear when the test says so."""
+    """A params transport where versions appear when the test says so."""
 
     def __init__(self) -> None:
         self.newest: tuple[int, list[np.ndarray]] | None = None

@@ -1,4 +1,4 @@
-"""The actor writes exactly the row table, against a scripted server over in-process roads."""
+"""The actor writes exactly the row table, against a scripted server over in-process transports."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply
-from jsrl.transport.inference.roads import bind_inference, connect_inference
-from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.inference.transports import bind_inference, connect_inference
+from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_version, map_tree
 from jsrl.workers.actor.policies import ActingPolicy, PolicySettings, write_version
 from jsrl.workers.actor.worker import Actor, ActorSettings

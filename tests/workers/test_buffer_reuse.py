@@ -24,7 +24,7 @@ from jsrl.parallel import data_parallel
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ProducerId, Request
 from jsrl.transport.samples.local import aligned_zeros
-from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree
 from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.base import NullReporter
@@ -97,8 +97,8 @@ class AlignedBatcher(Batcher):
 class Feed:
     """A stream whose n-th trajectory holds the number n only; a thread puts them as fast as there is room."""
 
-    def __init__(self, road: str, folder) -> None:
-        address = f"local:reuse-{next(numbers)}" if road == "local" else f"shm:{folder}/samples"
+    def __init__(self, transport: str, folder) -> None:
+        address = f"local:reuse-{next(numbers)}" if transport == "local" else f"shm:{folder}/samples"
         self.consumer = bind_samples(address, SPEC, blocks_per_producer=2)
         self._producer = connect_samples(self.consumer.address, SPEC, ProducerId("actor-0", 0), 1, 5.0)
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -125,7 +125,7 @@ class Feed:
 
 
 class Published:
-    """A params road that remembers everything."""
+    """A params transport that remembers everything."""
 
     address = "nowhere"
 
@@ -219,10 +219,10 @@ class WatchedConsumer:
 
 
 @pytest.mark.parametrize("order", ["by_group", "fifo", "freshest"])
-@pytest.mark.parametrize("road", ["local", "shared-memory"])
-def test_a_block_is_released_only_after_its_copy_was_made(road, order, tmp_path):
+@pytest.mark.parametrize("transport", ["local", "shared-memory"])
+def test_a_block_is_released_only_after_its_copy_was_made(transport, order, tmp_path):
     """Every released block is spoilt at once; no batch shows it, nor a trajectory that waits for the next batch."""
-    address = f"local:reuse-{next(numbers)}" if road == "local" else f"shm:{tmp_path}/samples"
+    address = f"local:reuse-{next(numbers)}" if transport == "local" else f"shm:{tmp_path}/samples"
     consumer = WatchedConsumer(bind_samples(address, SPEC, blocks_per_producer=8))
     producer = connect_samples(consumer.address, SPEC, ProducerId("actor-0", 0), 2, 5.0)
     batcher = Batcher(consumer, SPEC, BatchPlan(order, (0, 1), B, 2 * B, T, max_lag=None, buffers=4))

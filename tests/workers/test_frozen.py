@@ -15,7 +15,7 @@ from jsrl.errors import SnapshotError, StreamTimeout, UnknownPolicy
 from jsrl.networks.model import NetworkConfig
 from jsrl.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED, InferenceSpec, ProducerId, Request
-from jsrl.transport.inference.roads import bind_inference, connect_inference
+from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.types import ArraySpec, Discrete, EnvSpec, leaves, make_version
 from jsrl.workers.acting import Engine
 from jsrl.workers.frozen import FrozenParams
@@ -224,17 +224,19 @@ def test_a_player_that_cannot_be_loaded_is_told_to_who_asked_for_it_and_no_other
     frozen.close()
 
 
-@pytest.mark.parametrize("road", ["local", "shm", "ipc"])
+@pytest.mark.parametrize("transport", ["local", "shm", "ipc"])
 @pytest.mark.parametrize("merge", [False, True])
 def test_a_server_plays_frozen_players_from_files_and_refuses_those_that_are_not_there(
-    road: str, merge: bool, tmp_path: Path
+    transport: str, merge: bool, tmp_path: Path
 ) -> None:
     kind = ("none", 2)
     agent, env = AGENTS[kind]
     store = PlayerStore(tmp_path / "players")
     for version in VERSIONS:
         store.freeze(f"frozen-{version}", version, params_of(agent, version))
-    address = {"local": f"local:{tmp_path.name}", "shm": f"shm:{tmp_path}/run/i", "ipc": f"ipc://{tmp_path}/i"}[road]
+    address = {"local": f"local:{tmp_path.name}", "shm": f"shm:{tmp_path}/run/i", "ipc": f"ipc://{tmp_path}/i"}[
+        transport
+    ]
     act = InferenceSpec(env.observation, ArraySpec((2,), "int32"), ArraySpec((2,), "float32"), {}, ())
     server = bind_inference(address, act)
     engine = Engine(

@@ -17,7 +17,7 @@ from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.errors import StreamError, StreamTimeout, UnknownPolicy
 from jsrl.networks.model import NetworkConfig
 from jsrl.transport.base import InferenceClient, InferenceSpec, ProducerId, Reply, Request
-from jsrl.transport.inference.roads import bind_inference, connect_inference
+from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
 from jsrl.workers.acting import Engine
 from jsrl.workers.inference.served import InferenceSettings
@@ -42,7 +42,7 @@ def engine(num_slots: int) -> Engine:
 
 
 class Serving:
-    """An inference worker on a road of its own, stepped by hand."""
+    """An inference worker on a transport of its own, stepped by hand."""
 
     def __init__(self, address: str, num_slots: int) -> None:
         self.server = bind_inference(address, ACT)
@@ -122,9 +122,11 @@ def test_all_that_a_client_said_is_heard_before_it_says_hello_again(serving: Ser
         again.result().close()
 
 
-@pytest.mark.parametrize("road", ["local", "shm", "ipc"])
-def test_only_the_policy_that_is_served_is_answered(road: str, tmp_path: Path) -> None:
-    address = {"local": f"local:{tmp_path.name}", "shm": f"shm:{tmp_path}/run/i", "ipc": f"ipc://{tmp_path}/i"}[road]
+@pytest.mark.parametrize("transport", ["local", "shm", "ipc"])
+def test_only_the_policy_that_is_served_is_answered(transport: str, tmp_path: Path) -> None:
+    address = {"local": f"local:{tmp_path.name}", "shm": f"shm:{tmp_path}/run/i", "ipc": f"ipc://{tmp_path}/i"}[
+        transport
+    ]
     serving = Serving(address, 2 * SIZE)
     client = serving.connect(0)
     one_row = np.zeros(SIZE, np.int32)
@@ -157,8 +159,8 @@ class NeverAwaited(Params):
     def close(self) -> None: ...
 
 
-@pytest.mark.parametrize("road", ["shm", "ipc"])
-def test_one_server_answers_for_several_policies_as_soon_as_any_is_asked(road: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["shm", "ipc"])
+def test_one_server_answers_for_several_policies_as_soon_as_any_is_asked(transport: str, tmp_path: Path) -> None:
     """Two policies of unlike environments; a request for params that have not come holds up nobody else."""
     other = EnvSpec(ArraySpec((7,), "float32"), Discrete(2))
     agents = ppo(PPOConfig(network=NetworkConfig(hidden=(8,))), ENV), ppo(PPOConfig(), other)
@@ -166,7 +168,7 @@ def test_one_server_answers_for_several_policies_as_soon_as_any_is_asked(road: s
     servers, policies, acts = [], [], []
     for number, (agent, spec) in enumerate(zip(agents, (ENV, other), strict=True)):
         acts.append(InferenceSpec(spec.observation, spec.action.array, ArraySpec((), "float32"), {}, ()))
-        path = f"shm:{tmp_path}/run/{number}" if road == "shm" else f"ipc://{tmp_path}/{number}"
+        path = f"shm:{tmp_path}/run/{number}" if transport == "shm" else f"ipc://{tmp_path}/{number}"
         servers.append(bind_inference(path, acts[-1]))
         made = Engine(agent, spec, num_slots=4, sizes=[SIZE, 4], seed=0, policy=number, policy_name=f"p{number}")
         made.set_params(make_version(0, number), [np.array(x) for x in jax.tree.leaves(agent.init(KEY).params)])

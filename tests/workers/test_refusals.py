@@ -9,7 +9,7 @@ import pytest
 
 from jsrl.errors import JsrlError, SpecMismatch, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import ProducerId
-from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, zeros
 from jsrl.workers.learner.batching import Batcher, BatchPlan
 from jsrl.workers.refusals import Refusals
@@ -66,9 +66,9 @@ def test_one_who_never_stops_complaining_keeps_nobody() -> None:
     assert refusals.count > 0
 
 
-@pytest.mark.parametrize("road", ["shm", "ipc"])
-def test_a_hello_with_another_schema_leaves_batches_as_they_are(road: str, tmp_path) -> None:
-    consumer = bind_samples(f"ipc://{tmp_path}/s" if road == "ipc" else f"shm:{tmp_path}/run/samples", SCHEMA)
+@pytest.mark.parametrize("transport", ["shm", "ipc"])
+def test_a_hello_with_another_schema_leaves_batches_as_they_are(transport: str, tmp_path) -> None:
+    consumer = bind_samples(f"ipc://{tmp_path}/s" if transport == "ipc" else f"shm:{tmp_path}/run/samples", SCHEMA)
     rows, columns = SCHEMA.reward.shape
     plan = BatchPlan("fifo", (0,), columns, columns, rows - 1, max_lag=None)
     refusals = Refusals("learner")

@@ -14,7 +14,7 @@ from jsrl.replay.host.replay import HostReplay
 from jsrl.replay.host.rows import read_ids, rows_shape, windows_spec
 from jsrl.transport.base import ProducerId
 from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_spec
-from jsrl.transport.samples.roads import bind_samples, connect_samples
+from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_tree
 from jsrl.workers.learner.batching import Batcher, BatchPlan, of_any_age
 from jsrl.workers.learner.replay_link import ReplayConsumer
@@ -60,16 +60,16 @@ class World:
                 index=index, groups=(index,), batch_size=M, threads=threads, beta=0.4, beta_end=0.4,
                 total_env_steps=10_000, folder=str(folder / str(index)), poll_s=0.0, save_rows=save_rows,
             )  # fmt: skip
-            roads = ReplayStreams(rows, out, back)
-            worker = ReplayWorker(f"replay-{index}", settings, replay, limiter, lambda r=roads: r, Quiet())
+            transports = ReplayStreams(rows, out, back)
+            worker = ReplayWorker(f"replay-{index}", settings, replay, limiter, lambda r=transports: r, Quiet())
             worker.setup()
             self.workers.append(worker)
             self.actors.append(connect_samples(rows.address, SPEC, ProducerId(f"actor-{index}", 0), 2, 1.0))
 
-        def back_road(index: int):
+        def back_transport(index: int):
             return connect_samples(f"local:{name}-back-{index}", priorities_spec(M), ProducerId("learner", 0), 1, 1.0)
 
-        self.learner = ReplayConsumer(batches, back_road, M, wait=wait)
+        self.learner = ReplayConsumer(batches, back_transport, M, wait=wait)
 
     def put(self, index: int, value: float) -> None:
         trajectory = map_tree(lambda leaf: leaf.zeros(), SPEC)

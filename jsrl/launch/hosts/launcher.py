@@ -341,7 +341,7 @@ def readers_of_params(graph: Graph) -> dict[str, set[str]]:
 def may_move(graph: Graph, worker: str, hosts: Hosts) -> bool:
     """Return whether a worker can reach its streams from any host."""
     streams = [graph.stream(link.stream) for link in graph.worker(worker).links]
-    return not any(stream.road or stays_here(graph, stream, hosts) for stream in streams)
+    return not any(stream.transport or stays_here(graph, stream, hosts) for stream in streams)
 
 
 def placed(needs: Sequence[Need], families: Sequence[str], learner_on: str = "") -> list[Need]:

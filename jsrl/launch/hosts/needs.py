@@ -58,8 +58,8 @@ def _stays(kind: Kind, job: Job, e: Experiment) -> str:
         return "it keeps its first params there"
     if kind.reads_samples and not (job.has(RANKS) or kind.keeps_files(job)):  # the agents of these send their counts
         return "it counts what it reads in the run folder"
-    if any(end.stream.road and kind.port(port).binds for port, end in job.ends):
-        return "it binds a stream with a road of its own"
+    if any(end.stream.transport and kind.port(port).binds for port, end in job.ends):
+        return "it binds a stream with a transport of its own"
     return ""
 
 

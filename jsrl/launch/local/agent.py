@@ -61,7 +61,7 @@ from jsrl.launch.hosts.pages import PageWatch
 from jsrl.launch.hosts.port import CONNECTION_MS
 from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.launch.links import KEYS
-from jsrl.launch.local.children import Children, ChildrenRoad, kept_words
+from jsrl.launch.local.children import Children, ChildrenControl, kept_words
 from jsrl.launch.local.facts import address_towards, boot_id, own_facts
 from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.local.relays import HostRelays
@@ -118,12 +118,12 @@ class Agent:
         self._parts: dict[str, bytearray] = {}
         self._heard: deque[AnyControllerMessage] = deque()
         self._context = zmq.Context()
-        self._road = ChildrenRoad(self._context, folder)
+        self._control = ChildrenControl(self._context, folder)
         self._pages = PageWatch(folder)
         self._kept = KeptFiles(folder, lambda part: self._say(KeptFile(self._epoch, *part)))
         self._keeps: dict[str, list[str]] = {}  # worker -> folders in which it keeps files
         self._exits: list[Exited] = []  # not said yet: files of these workers are on their way
-        self._children = Children(folder, self._road.address)
+        self._children = Children(folder, self._control.address)
         self._relays = HostRelays(memory, folder / KEYS, tell)
         self._own_address = ""
         self._connect()
@@ -166,7 +166,7 @@ class Agent:
     def _turn(self) -> None:
         """Do pending work, briefly; an expired lease is handled first, even after this process was stopped."""
         poller = zmq.Poller()
-        for waited in (self._socket, self._road.socket):
+        for waited in (self._socket, self._control.socket):
             poller.register(waited, zmq.POLLIN)
         poller.poll(0 if self._heard else _TURN_MS)
         self._check_lease()
@@ -183,7 +183,7 @@ class Agent:
         except OSError as error:  # a full disk
             self._leave(1, f"this host cannot keep the run's files ({error})")
             return
-        self._road.listen()
+        self._control.listen()
         if self._epoch:
             self._report()
         if now_s() >= self._beat_at_s:
@@ -211,8 +211,8 @@ class Agent:
 
     def _report(self) -> None:
         """Send urgent messages at once: last messages, ends of workers, answers."""
-        if self._road.urgent:
-            self._say(WorkerMessages(self._epoch, kept_words(self._road.words(beats=False), _MOST_WORDS_BYTES)))
+        if self._control.urgent:
+            self._say(WorkerMessages(self._epoch, kept_words(self._control.words(beats=False), _MOST_WORDS_BYTES)))
         for exited in self._children.ended(self._epoch):
             self._tell_pages()  # first, so that all its counts and files are included
             self._kept.look(self._keeps.get(exited.worker, ()))
@@ -237,7 +237,7 @@ class Agent:
             self._tell_pages()
             self._kept.look([folder for folders in self._keeps.values() for folder in folders])
         names = FileNames(self._folder / "names").own() if self._children.count else []
-        words = kept_words(self._road.words(beats=True), _MOST_WORDS_BYTES)
+        words = kept_words(self._control.words(beats=True), _MOST_WORDS_BYTES)
         wanted, leaves = wanted_players(self._folder / PLAYERS_FOLDER), "" if self._leave_by_s is None else LEAVES
         self._say(Beat(self._epoch, now_s(), words, usage, names, wanted, leaves, self._relays.addresses))
 
@@ -318,7 +318,7 @@ class Agent:
         elif isinstance(message, Begin):
             self._begin(message)
         elif isinstance(message, WorkerCommand):
-            self._road.tell(message.worker, message.incarnation, message.frame)
+            self._control.tell(message.worker, message.incarnation, message.frame)
         elif isinstance(message, Farewell):
             self._end = (0, message.text)
         else:

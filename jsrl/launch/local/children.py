@@ -99,7 +99,7 @@ class Children:
         return count
 
 
-class ChildrenRoad:
+class ChildrenControl:
     """The agent's end of its workers' control connections: their messages are kept until they are sent on.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The part of an inference stream's ends that all roads share: connected clients, waiting requests, departures."""
+"""The part of an inference stream's ends that all transports share: connected clients, waiting requests, departures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read_fields(message: Message, kind: Any) -> Any:
 
 
 class ConnectedClient(Protocol):
-    """A client connected to an inference server; each road has its own class."""
+    """A client connected to an inference server; each transport has its own class."""
 
     client: ProducerId
 
@@ -60,9 +60,9 @@ class ConnectedClient(Protocol):
 
 
 class ServerEnd:
-    """The part of an InferenceServer that all roads share: admission, fencing, queueing, departures.
+    """The part of an InferenceServer that all transports share: admission, fencing, queueing, departures.
 
-    A road implements `_gather` (process arrivals: `_admit`, `_enqueue`, `_drop`) and `_shut`, and sets `waitable`.
+    A transport implements `_gather` (process arrivals: `_admit`, `_enqueue`, `_drop`) and `_shut`, and sets `waitable`.
     """
 
     address: str
@@ -81,7 +81,7 @@ class ServerEnd:
         raise NotImplementedError
 
     def _shut(self) -> None:
-        """Free the road's resources, after every client was disconnected."""
+        """Free the transport's resources, after every client was disconnected."""
         raise NotImplementedError
 
     def collect(self, max_rows: int, max_wait_s: float) -> list[ClientRequest]:

@@ -5,7 +5,7 @@ welcomes the producer: a file in the hop's folder. A producer on the same host m
 
 | words (int64) | written by | |
 |---|---|---|
-| 0 magic, 1 format, 2 incarnation of the consumer, 3 blocks, 4 road | consumer, once | |
+| 0 magic, 1 format, 2 incarnation of the consumer, 3 blocks, 4 transport | consumer, once | |
 | 8 attached, 9 begun, 10 committed | producer | commits started, and commits finished |
 | 11 left | producer, or the process that removes the ring | commits that no consumer will ever take; -1: not counted |
 | 16 received, 17 counted, 18 has_left | consumer | received; commits by the producer's last message (-1: none); has ended |
@@ -30,9 +30,9 @@ from jsrl.errors import StreamError
 from jsrl.plain_files import read_plain
 from jsrl.transport.base import ProducerId
 
-LOCAL, SHARED, ZEROMQ = 0, 1, 2  # roads
+LOCAL, SHARED, ZEROMQ = 0, 1, 2  # transports
 _MAGIC, _FORMAT, _PAGE_BYTES, _PATH_AT = 0x4A53524C484F5053, 1, 4096, 256
-_SESSION, _BLOCKS, _ROAD = 2, 3, 4
+_SESSION, _BLOCKS, _TRANSPORT = 2, 3, 4
 _ATTACHED, _BEGUN, _COMMITTED, _LEFT = 8, 9, 10, 11
 _RECEIVED, _COUNTED, _HAS_LEFT = 16, 17, 18
 _SUFFIX = ".page"
@@ -46,7 +46,7 @@ class Connection(NamedTuple):
     """
 
     name: str
-    road: int
+    transport: int
     blocks: int
     attached: bool = True
     begun: int = 0
@@ -78,13 +78,19 @@ class HopPage:
         session: int,
         *,
         blocks: int,
-        road: int,
+        transport: int,
         ring: Path | None = None,
     ) -> HopPage:
         """Make the page in a hop's folder; in memory only if there is no folder, or it cannot be written."""
         content = bytearray(_PAGE_BYTES)
         words = memoryview(content)[:_PATH_AT].cast("q")
-        words[0], words[1], words[_SESSION], words[_BLOCKS], words[_ROAD] = _MAGIC, _FORMAT, session, blocks, road
+        words[0], words[1], words[_SESSION], words[_BLOCKS], words[_TRANSPORT] = (
+            _MAGIC,
+            _FORMAT,
+            session,
+            blocks,
+            transport,
+        )
         words[_LEFT] = words[_COUNTED] = -1
         name = os.fsencode(ring or "")
         if len(name) <= _PAGE_BYTES - _PATH_AT:
@@ -211,7 +217,7 @@ def _read(path: Path) -> Connection:
     ring = os.fsdecode(page[_PATH_AT:].rstrip(b"\0"))
     return Connection(
         name=re.sub(r"\.[0-9a-f]{12}$", "", name),
-        road=words[_ROAD],
+        transport=words[_TRANSPORT],
         blocks=words[_BLOCKS],
         attached=bool(words[_ATTACHED]),
         begun=words[_BEGUN],

@@ -142,7 +142,7 @@ class _Compared(NamedTuple):
 
 def _compare(c: Connection) -> _Compared:
     """Compare the counts of the two ends of a connection."""
-    if not c.attached and c.counted < 0 and c.road == ZEROMQ:
+    if not c.attached and c.counted < 0 and c.transport == ZEROMQ:
         return _Compared(c.received, c.received, uncounted=c.blocks)  # the counts of another host cannot be read
     low, high = (c.committed, c.begun) if c.attached else (max(c.counted, 0), max(c.counted, 0))
     high = max(low, min(high, low + 1))
@@ -151,7 +151,7 @@ def _compare(c: Connection) -> _Compared:
         lost = c.left
     elif not c.has_left and c.ring >= 0:
         in_ring = max(0, c.ring - c.received)
-    elif c.road != LOCAL and (not c.has_left or c.road == ZEROMQ):  # killed: its last messages may be lost
+    elif c.transport != LOCAL and (not c.has_left or c.transport == ZEROMQ):  # killed: its last messages may be lost
         unknown = max(0, min(_nearest(c.received, low, high) - c.received, c.blocks))
     accounted = c.received + lost + in_ring + unknown
     produced, fault = _nearest(accounted, low, high), ""

@@ -26,12 +26,12 @@ class Address:
     """A parsed address.
 
     Attributes:
-      road: `local`, `shm` or `zmq`.
+      transport: `local`, `shm` or `zmq`.
       name: the stream's name (local, shm). folder: the run folder (shm). endpoint: for ZeroMQ (zmq).
       server: public key of the listening end, 32 bytes; empty: the run's.
     """
 
-    road: str
+    transport: str
     name: str = ""
     folder: Path = Path()
     endpoint: str = ""
@@ -125,5 +125,5 @@ def check_reach(endpoint: str, *, encrypted: bool) -> None:
         raise ConfigError(
             f"{endpoint} can be reached by other users and hosts, and there are no keys to encrypt it with: bind ipc:///PATH "
             "in a folder of yours, or give keys=FOLDER, as jsrl.transport.meeting.keys.make_keys(FOLDER) makes them (a run "
-            "with --road zeromq --bind ADDRESS makes its own)."
+            "with --transport zeromq --bind ADDRESS makes its own)."
         )

@@ -1,7 +1,7 @@
-"""How the two ends of a stream connect, on every road: one sends its identity and schema, the other answers.
+"""How the two ends of a stream connect, on every transport: one sends its identity and schema, the other answers.
 
     hello(name, incarnation, groups, schema)    ->
-                                                <-    welcome(what else the road needs), or refused(error, text)
+                                                <-    welcome(what else the transport needs), or refused(error, text)
 
 A refusal names the error that the connecting end raises.
 """

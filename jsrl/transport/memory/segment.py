@@ -81,7 +81,7 @@ class Segment:
             path.unlink(missing_ok=True)
             room = os.statvfs(path.parent)
             free_bytes = room.f_bavail * room.f_frsize
-            advice = "use fewer blocks or shorter trajectories, enlarge /dev/shm, or choose the ZeroMQ road"
+            advice = "use fewer blocks or shorter trajectories, enlarge /dev/shm, or choose the ZeroMQ transport"
             if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                 advice = str(error.strerror)
             raise ConfigError(

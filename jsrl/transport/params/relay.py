@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from jsrl.errors import JsrlError
 from jsrl.transport.meeting.keys import KeyPath
-from jsrl.transport.params.roads import bind_params, connect_params
+from jsrl.transport.params.transports import bind_params, connect_params
 from jsrl.transport.params.zmq import ZmqParamsSubscriber
 
 FAN_OUT = 3

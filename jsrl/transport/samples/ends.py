@@ -67,7 +67,7 @@ class OpenBlock:
 
 
 class ProducerEnd:
-    """The part of a producer that all roads share: `put`, and the numbers of trajectories per group."""
+    """The part of a producer that all transports share: `put`, and the numbers of trajectories per group."""
 
     def __init__(self, schema: Tree, producer: ProducerId, num_groups: int):
         self.producer = check_producer(producer)

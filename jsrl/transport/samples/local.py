@@ -154,7 +154,7 @@ class LocalSampleConsumer:
             self._producers[producer.producer] = producer
             blocks = choose_blocks(self._blocks_per_producer, producer.num_groups)
             self.queue.ledger.join()
-            return blocks, HopPage.create(self._hop, producer.producer, self._session, blocks=blocks, road=LOCAL)
+            return blocks, HopPage.create(self._hop, producer.producer, self._session, blocks=blocks, transport=LOCAL)
 
     def leave(self, producer: LocalSampleProducer) -> None:
         """Forget a producer (called by the producer)."""

@@ -176,7 +176,7 @@ class SharedSampleConsumer:
             session = self._session
             pages = ProducerPages.create(path, self._layout, self.schema, num_blocks, producer.incarnation, session)
             bell = Doorbell.create(self._folder / f"{stem}.bell")
-            page = HopPage.create(self._hop, producer, session, blocks=num_blocks, road=SHARED, ring=path)
+            page = HopPage.create(self._hop, producer, session, blocks=num_blocks, transport=SHARED, ring=path)
             self._queue.ledger.join()
             peer = _Peer(producer, pages, bell, num_groups, page, with_producer=set(range(num_blocks)))
             self._peers[producer] = peer

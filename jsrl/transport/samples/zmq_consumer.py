@@ -251,7 +251,7 @@ class ZmqSampleConsumer:
         self._hello_checker.admission.admit(producer)
         for old in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
             self._part(old, f"replaced by incarnation {producer.incarnation}.")
-        page = HopPage.create(self._hop, producer, self._session, blocks=num_blocks, road=ZEROMQ)
+        page = HopPage.create(self._hop, producer, self._session, blocks=num_blocks, transport=ZEROMQ)
         self._queue.ledger.join()
         self._peers[route] = _Peer(producer, route, num_groups, num_blocks, page)
         self._queue_send(route, self._welcome_frames(num_blocks))

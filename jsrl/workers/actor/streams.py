@@ -9,7 +9,7 @@ from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.names import Registration
 from jsrl.transport.base import InferenceClient, SampleProducer
-from jsrl.transport.inference.roads import connect_inference
+from jsrl.transport.inference.transports import connect_inference
 from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.samples.copying import CopyingProducer
 from jsrl.workers.ends import names_of_peers

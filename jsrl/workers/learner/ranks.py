@@ -21,7 +21,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.settings import DeadlineConfig
 from jsrl.parallel import join_processes, leave_processes
 from jsrl.runs.names import Registration
-from jsrl.transport.ranks.roads import bind_ranks, connect_ranks
+from jsrl.transport.ranks.transports import bind_ranks, connect_ranks
 from jsrl.transport.stream import name_at
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
 

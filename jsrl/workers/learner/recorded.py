@@ -54,7 +54,7 @@ class RecordedConsumer:
         self.windows = sum(chunk.count for chunk in recording.chunks) * self._windows_each
         self._ledger, self._number = ledger or Ledger(), start
         self._lent: set[Entry] = set()
-        self._page = HopPage.create(hop, PRODUCER, new_session(), blocks=1, road=LOCAL)
+        self._page = HopPage.create(hop, PRODUCER, new_session(), blocks=1, transport=LOCAL)
         self._page.mark_attached()
         self._ledger.join()
         self._loaded: tuple[Chunk, ...] = ()

@@ -41,7 +41,7 @@ class ReplayConsumer:
     ) -> None:
         self._batches, self._connect, self._batch_size = batches, priorities, batch_size
         self._timeout_s = FEEDBACK_TIMEOUT_S if wait else 0.0
-        self._roads: dict[int, SampleProducer] = {}
+        self._producers: dict[int, SampleProducer] = {}
         self._inserted: dict[int, int] = {}
         self._lives: dict[int, ProducerId] = {}
         self._renewed: set[int] = set()  # replay workers whose restart the reading thread has seen
@@ -92,9 +92,9 @@ class ReplayConsumer:
             self._renewed.discard(number)
             self._leave(number)
         try:
-            if number not in self._roads:
-                self._roads[number] = self._connect(number)
-            block: Any = self._roads[number].reserve(self._timeout_s)
+            if number not in self._producers:
+                self._producers[number] = self._connect(number)
+            block: Any = self._producers[number].reserve(self._timeout_s)
         except StreamTimeout:
             self.lost_feedback += len(ids)
             return
@@ -109,10 +109,10 @@ class ReplayConsumer:
 
     def _leave(self, number: int) -> None:
         """Close the stream to a dead replay worker; the stream to its successor opens with its first batch."""
-        road = self._roads.pop(number, None)
-        if road is not None:
-            road.lose("its replay worker was replaced")
-            road.close()
+        producer = self._producers.pop(number, None)
+        if producer is not None:
+            producer.lose("its replay worker was replaced")
+            producer.close()
 
     def fence(self, producer: ProducerId) -> None:
         """Accept nothing more from a dead replay worker."""
@@ -120,8 +120,8 @@ class ReplayConsumer:
 
     def close(self) -> None:
         """Close all streams."""
-        for road in self._roads.values():
-            road.close()
+        for producer in self._producers.values():
+            producer.close()
         self._batches.close()
 
 

@@ -88,7 +88,7 @@ class ReplayWorker:
         self.recorder = self._recorder = recorder or Recorder("replay")
         self._phases = self.recorder.phases
         self._threads: list[threading.Thread] = []
-        self._roads: Any = None
+        self._streams: Any = None
         self._stop = threading.Event()
         self._lock = threading.Lock()  # guards the limiter, the learner's stream and the counts
         self._lanes = {group: lane for lane, group in enumerate(settings.groups)}
@@ -102,7 +102,7 @@ class ReplayWorker:
     def setup(self) -> None:
         """Bind and connect the streams, and start to draw."""
         self._reporter.stage("connecting to streams")
-        self._roads = self._connect()
+        self._streams = self._connect()
         for number in range(self._settings.threads):
             phases = self.recorder.thread("draw") if number == 0 else Phases()
             thread = threading.Thread(target=self._draw_on, args=(phases,), name=f"draw-{number}", daemon=True)
@@ -136,14 +136,16 @@ class ReplayWorker:
                 break
             self._phases.enter("wait_rows")
             try:
-                lease = self._refusals.take(self._roads.rows.get, 0.0 if inserted else min(self._settings.poll_s, 0.01))
+                lease = self._refusals.take(
+                    self._streams.rows.get, 0.0 if inserted else min(self._settings.poll_s, 0.01)
+                )
             except StreamTimeout:
                 break
             self._phases.enter("insert")
             entry = lease.entry
             origin = (entry.origin.producer.incarnation, entry.origin.sequence)
             self._replay.insert(self._lanes[entry.group], origin, lease.trajectory)
-            self._roads.rows.release(lease)
+            self._streams.rows.release(lease)
             with self._lock:
                 self._limiter.inserted += env_steps
             self._recorder.rate("inserts", env_steps)
@@ -158,14 +160,14 @@ class ReplayWorker:
 
     def _take_priorities(self) -> int:
         taken = 0
-        while self._roads.priorities.pending():
+        while self._streams.priorities.pending():
             self._phases.enter("insert")
             try:
-                lease: Any = self._refusals.take(self._roads.priorities.get, 0.0)
+                lease: Any = self._refusals.take(self._streams.priorities.get, 0.0)
             except StreamTimeout:
                 break
             self._replay.feedback(lease.trajectory.ids, lease.trajectory.priorities)
-            self._roads.priorities.release(lease)
+            self._streams.priorities.release(lease)
             taken += 1
         return taken
 
@@ -173,30 +175,30 @@ class ReplayWorker:
 
     def _follow_learner(self) -> None:
         """Connect to the learner's new incarnation, once there is one; until then rows are inserted and nothing is drawn."""
-        roads = self._roads
-        if roads.learner is None or roads.connect_batches is None or not self._settings.threads:
+        streams = self._streams
+        if streams.learner is None or streams.connect_batches is None or not self._settings.threads:
             return
         try:
-            roads.learner.check()
+            streams.learner.check()
         except StreamClosed as error:
             self._lose(error)
         if self._lost is None or self._drawing:
             return
-        found = roads.learner.find(0.0)
+        found = streams.learner.find(0.0)
         if found is None:
             return
-        if roads.learner.is_known(found):
+        if streams.learner.is_known(found):
             if time.monotonic() - self._lost_s > REFUSED_S:
                 raise self._lost  # the learner is alive, but refuses this worker's batches
             return
         with self._lock:  # a last batch may just be committed
-            roads.batches.lose("the learner was replaced")
-            roads.batches.close()
+            streams.batches.lose("the learner was replaced")
+            streams.batches.close()
             try:
-                roads.batches = roads.connect_batches(found, CONNECT_S)
+                streams.batches = streams.connect_batches(found, CONNECT_S)
             except StreamTimeout:
                 return
-            roads.learner.known, self._lost = found, None
+            streams.learner.known, self._lost = found, None
         self._reporter.event("note", "reconnected to the restarted learner")
 
     def _draw_on(self, phases: Phases) -> None:
@@ -219,7 +221,7 @@ class ReplayWorker:
         try:
             return self._draw_once(phases)
         except StreamClosed as error:
-            if self._roads.learner is None:
+            if self._streams.learner is None:
                 raise
             self._lose(error)
             return 0
@@ -233,7 +235,7 @@ class ReplayWorker:
                 return 0
             phases.enter("wait_learner")
             try:
-                block: Any = self._roads.batches.reserve(0.0)
+                block: Any = self._streams.batches.reserve(0.0)
             except StreamTimeout:
                 return 0
             self._drawing += 1
@@ -268,7 +270,7 @@ class ReplayWorker:
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return the stored rows, rates, the ratio, and the ledger of the actors' rows."""
-        replay, limiter, ledger = self._replay, self._limiter, self._roads.rows.ledger
+        replay, limiter, ledger = self._replay, self._limiter, self._streams.rows.ledger
         last = {
             "size": replay.size,
             "inserted": limiter.inserted,
@@ -294,8 +296,8 @@ class ReplayWorker:
 
     def drop_pending(self) -> None:
         """Count waiting trajectories as dropped and read no more; used when a step failed."""
-        if self._roads is not None:
-            self._roads.rows.close()
+        if self._streams is not None:
+            self._streams.rows.close()
 
     def close(self) -> dict[str, Any]:
         """Stop drawing, write the counters, close the streams."""
@@ -304,8 +306,8 @@ class ReplayWorker:
             thread.join(5.0)
         self.save()
         if self._lost is not None:
-            self._roads.batches.lose(str(self._lost))
-        self._roads.batches.close()
-        self._roads.rows.close()
-        self._roads.priorities.close()
+            self._streams.batches.lose(str(self._lost))
+        self._streams.batches.close()
+        self._streams.rows.close()
+        self._streams.priorities.close()
         return {}

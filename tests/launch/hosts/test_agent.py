@@ -43,7 +43,7 @@ LEASE_S, LOST_S = 4.0, 8.0  # a loaded machine must not end a lease
 
 
 class World:
-    """A launcher, agents, and the control road; actors wait for streams that nobody serves."""
+    """A launcher, agents, and the control connection; actors wait for streams that nobody serves."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder, self.told = folder, list[str]()
@@ -128,7 +128,7 @@ def test_workers_under_an_agent(tmp_path: Path) -> None:
         assert handle.alive and handle.where == f"pid {handle.remote.pid} of host a" and handle.exit is None
         await_that(lambda: handle.usage() is not None)
         assert handle.usage().resident_bytes > 1e6 and world.launcher.busy_s() is None
-        world.control.tell("actor-0", 0, "stacks")  # a command of the control road comes back through the agent
+        world.control.tell("actor-0", 0, "stacks")  # a command of the control connection comes back through the agent
         await_that(lambda: world.listen() and "Thread" in world.stacks and world.beats)
         assert "Thread" in handle.stacks(5.0)
         (worker,) = agent.workers()
@@ -384,8 +384,8 @@ def test_an_agent_hears_answers_to_beats_while_it_starts_many_workers(monkeypatc
         obeyed.append(message)
         clock[0] += isinstance(message, Begin)
 
-    road = SimpleNamespace(poll=lambda _: bool(come), recv_multipart=lambda: [come.popleft()])
-    agent = SimpleNamespace(_end=None, _socket=road, _keys=None, _heard=deque(), _execute=obey)
+    transport = SimpleNamespace(poll=lambda _: bool(come), recv_multipart=lambda: [come.popleft()])
+    agent = SimpleNamespace(_end=None, _socket=transport, _keys=None, _heard=deque(), _execute=obey)
     local_agent.Agent._hear(agent)  # type: ignore[arg-type]
     assert obeyed == [BeatReceived(1, 7.0), begins[0]]
     for _ in range(99):

@@ -121,7 +121,7 @@ def test_on_cpu_the_learner_leaves_half_of_its_host_to_actors():
 def test_what_writes_to_the_run_folder_stays_where_it_is_seen():
     keeper = Need("replay-0", memory_mb=10, stays="it keeps its rows there")
     watcher = Need("watch", memory_mb=10)
-    held = servers(2, stays="it has a road of its own")
+    held = servers(2, stays="it has a transport of its own")
     hosts = [host("a", cores=2), host("b", cores=64)]
     layout = lay_out([LEARNER, keeper, watcher, *held, *actors(4)], hosts)
     assert layout.on("a") == ["learner", "replay-0", "inference-0", "inference-1"]
@@ -129,7 +129,7 @@ def test_what_writes_to_the_run_folder_stays_where_it_is_seen():
     last = layout_text(layout).splitlines()[-1]
     assert last == (
         "  Only on hosts that see the run folder: replay-0 (it keeps its rows there), inference-0 to inference-1 (2) (it has "
-        "a road of its own)."
+        "a transport of its own)."
     )
     assert "Only on hosts" not in layout_text(lay_out([LEARNER, keeper], hosts[:1]))
     shared = [hosts[0], host("b", cores=64, shares_folder=True)]
@@ -271,7 +271,7 @@ def plan_of(e: Experiment, graph: str | None = None) -> Plan:
 
 def test_a_plan_says_what_its_workers_need():
     e = Experiment(
-        agent=SMALL, env=EnvConfig("CartPole-v1"), placement="apart", num_actors=4, num_envs=8, road="zeromq",
+        agent=SMALL, env=EnvConfig("CartPole-v1"), placement="apart", num_actors=4, num_envs=8, transport="zeromq",
         learner=LearnerConfig(num_devices=2), num_inference_servers=2,
     )  # fmt: skip
     needs = {need.worker: need for need in needs_of(plan_of(e))}

@@ -1,11 +1,11 @@
-"""Roads: the transports of streams. The scheme of an address selects its road; only this table reads it.
+"""What carries streams: the scheme of an address selects its transport; only this table reads it.
 
-| address | road |
+| address | transport |
 |---|---|
 | `local:NAME` | in process |
 | `shm:/FOLDER/NAME` | shared memory |
 | `ipc:///PATH`, `tcp://HOST:PORT` | ZeroMQ |
-| `road:MODULE:NAME:PLACE` | a user's own: the value NAME of a module, which gets the whole address |
+| `transport:MODULE:NAME:PLACE` | a user's own: the value NAME of a module, which gets the whole address |
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from jsrl.transport.meeting.keys import KeyPath, keys_for
 from jsrl.transport.ranks.base import FirstRank, OtherRank
 from jsrl.types import Tree
 
-OWN = "road"  # the scheme of a user's road
+OWN = "transport"  # the scheme of a user's transport
 _EXAMPLES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
 
 
-class Road:
-    """A road makes the ends of the sorts of streams that it carries; a subclass overrides these methods.
+class Transport:
+    """A transport makes the ends of the sorts of streams that it carries; a subclass overrides these methods.
 
-    For arguments and guarantees of each end see jsrl.transport.samples.roads, .inference.roads and .params.roads.
-    `connect_...` must accept the `address` of an end that the same road has bound.
+    For arguments and guarantees of each end see jsrl.transport.samples.transports, .inference.transports and
+    .params.transports. `connect_...` must accept the `address` of an end that the same transport has bound.
 
     Attributes:
       queues: whether messages wait in the memory of the binding process until they are read: the process's memory is then
@@ -90,18 +90,20 @@ class Road:
         raise self._carries_no("ranks", address)
 
     def carries(self, sort: str) -> bool:
-        """Return whether this road has ends of a sort of stream: samples, inference, params or ranks."""
-        return getattr(type(self), f"bind_{sort}") is not getattr(Road, f"bind_{sort}")
+        """Return whether this transport has ends of a sort of stream: samples, inference, params or ranks."""
+        return getattr(type(self), f"bind_{sort}") is not getattr(Transport, f"bind_{sort}")
 
     def _carries_no(self, what: str, address: str) -> ConfigError:
-        return ConfigError(f"the road of {address} ({type(self).__name__}) carries no {what}; give it another stream.")
+        return ConfigError(
+            f"the transport of {address} ({type(self).__name__}) carries no {what}; give it another stream."
+        )
 
 
-class InProcess(Road):
+class InProcess(Transport):
     """Arrays passed from thread to thread."""
 
     def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.samples.local import LocalSampleConsumer
 
         options.pop("packing", None)
@@ -110,13 +112,13 @@ class InProcess(Road):
     def connect_samples(
         self, address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, **options: Any
     ) -> SampleProducer:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.samples.local import connect_local
 
         return connect_local(parse_address(address).name, schema, producer, num_groups, timeout_s)
 
     def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: JoinRules) -> InferenceServer:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.inference.local import LocalInferenceServer
 
         return LocalInferenceServer(spec, place_in(address), guests)
@@ -130,29 +132,29 @@ class InProcess(Road):
         timeout_s: float,
         **options: Any,
     ) -> InferenceClient:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.inference.local import connect_local
 
         return connect_local(place_in(address), spec, client, group_sizes, timeout_s)
 
     def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.params.local import LocalParamsPublisher
 
         return LocalParamsPublisher(place_in(address), **options)
 
     def connect_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsSubscriber:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.params.local import LocalParamsSubscriber
 
         return LocalParamsSubscriber(place_in(address), **options)
 
 
-class SharedMemory(Road):
+class SharedMemory(Transport):
     """Files that both ends map, in a folder of this host."""
 
     def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.samples.shared import SharedSampleConsumer
 
         parsed = parse_address(address)
@@ -162,7 +164,7 @@ class SharedMemory(Road):
     def connect_samples(
         self, address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, **options: Any
     ) -> SampleProducer:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.samples.shared_producer import SharedSampleProducer
 
         parsed, hop = parse_address(address), options["hop"]
@@ -171,7 +173,7 @@ class SharedMemory(Road):
         )
 
     def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: JoinRules) -> InferenceServer:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.inference.shared import SharedInferenceServer
 
         return SharedInferenceServer(spec, place_in(address), guests)
@@ -185,31 +187,31 @@ class SharedMemory(Road):
         timeout_s: float,
         **options: Any,
     ) -> InferenceClient:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.inference.shared_client import SharedInferenceClient
 
         return SharedInferenceClient(place_in(address), spec, client, group_sizes, timeout_s)
 
     def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.params.shared import SharedParamsPublisher
 
         return SharedParamsPublisher(place_in(address), **options)
 
     def connect_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsSubscriber:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.params.shared import SharedParamsSubscriber
 
         return SharedParamsSubscriber(place_in(address), **options)
 
 
-class ZeroMQ(Road):
+class ZeroMQ(Transport):
     """A header and raw frames, over Unix sockets or, with keys, over TCP."""
 
     queues = True
 
     def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.samples.zmq_consumer import ZmqSampleConsumer
 
         return ZmqSampleConsumer(parse_address(address).endpoint, schema, keys=keys, **options)
@@ -217,7 +219,7 @@ class ZeroMQ(Road):
     def connect_samples(
         self, address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, **options: Any
     ) -> SampleProducer:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.samples.zmq import ZmqSampleProducer
 
         parsed = parse_address(address)
@@ -225,7 +227,7 @@ class ZeroMQ(Road):
         return ZmqSampleProducer(parsed.endpoint, schema, producer, num_groups, timeout_s=timeout_s, **options)
 
     def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: JoinRules) -> InferenceServer:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.inference.zmq import ZmqInferenceServer
 
         return ZmqInferenceServer(spec, address, keys=keys, guests=guests)
@@ -239,7 +241,7 @@ class ZeroMQ(Road):
         timeout_s: float,
         **options: Any,
     ) -> InferenceClient:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.inference.zmq_client import ZmqInferenceClient
 
         parsed = parse_address(address)
@@ -247,26 +249,26 @@ class ZeroMQ(Road):
         return ZmqInferenceClient(parsed.endpoint, spec, client, group_sizes, timeout_s, **options)
 
     def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.params.zmq import ZmqParamsPublisher
 
         return ZmqParamsPublisher(address, keys=keys, **options)
 
     def connect_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsSubscriber:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.params.zmq import ZmqParamsSubscriber
 
         parsed = parse_address(address)
         return ZmqParamsSubscriber(parsed.endpoint, keys=keys_for(parsed.server, keys), **options)
 
     def bind_ranks(self, address: str, *, keys: KeyPath) -> FirstRank:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.ranks.zmq import ZmqFirstRank
 
         return ZmqFirstRank(parse_address(address).endpoint, keys if address.startswith("tcp://") else None)
 
     def connect_ranks(self, address: str, *, keys: KeyPath) -> OtherRank:
-        """See Road."""
+        """See Transport."""
         from jsrl.transport.ranks.zmq import ZmqOtherRank
 
         parsed = parse_address(address)
@@ -276,26 +278,26 @@ class ZeroMQ(Road):
 
 
 _ZEROMQ = ZeroMQ()
-ROADS: dict[str, Road] = {"local": InProcess(), "shm": SharedMemory(), "ipc": _ZEROMQ, "tcp": _ZEROMQ}
+TRANSPORTS: dict[str, Transport] = {"local": InProcess(), "shm": SharedMemory(), "ipc": _ZEROMQ, "tcp": _ZEROMQ}
 
 
-def road_of(address: str) -> Road:
-    """Return the road of an address.
+def transport_of(address: str) -> Transport:
+    """Return the transport of an address.
 
     Raises:
-      ConfigError: its scheme is unknown, or a user's road cannot be imported.
+      ConfigError: its scheme is unknown, or a user's transport cannot be imported.
     """
     scheme = address.partition(":")[0]
-    if scheme in ROADS:
-        return ROADS[scheme]
+    if scheme in TRANSPORTS:
+        return TRANSPORTS[scheme]
     parts = address.split(":", 3)
     if scheme != OWN or len(parts) < 4:
         raise ConfigError(f"unknown address {address!r}: its scheme is no known one; expected {_EXAMPLES}.")
-    return find_road(f"{parts[1]}:{parts[2]}")
+    return find_transport(f"{parts[1]}:{parts[2]}")
 
 
-def find_road(reference: str) -> Road:
-    """Return a user's road, `module:NAME`.
+def find_transport(reference: str) -> Transport:
+    """Return a user's transport, `module:NAME`.
 
     Raises:
       ConfigError: it cannot be imported, or is something else.
@@ -305,15 +307,18 @@ def find_road(reference: str) -> Road:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"the road {reference!r} cannot be imported ({error}); give `module:NAME` of a jsrl.transport.roads.Road."
+            f"the transport {reference!r} cannot be imported ({error}); give `module:NAME` "
+            "of a jsrl.transport.transports.Transport."
         ) from error
-    if not isinstance(found, Road):
-        raise ConfigError(f"{reference} is {type(found).__name__}; a road is a value of a jsrl.transport.roads.Road.")
+    if not isinstance(found, Transport):
+        raise ConfigError(
+            f"{reference} is {type(found).__name__}; a transport is a value of a jsrl.transport.transports.Transport."
+        )
     return found
 
 
 def own_address(reference: str, place: str) -> str:
-    """Return the address of a place on a user's road, `module:NAME`."""
+    """Return the address of a place on a user's transport, `module:NAME`."""
     return f"{OWN}:{reference}:{place}"
 
 

@@ -1,6 +1,6 @@
 """Makes the ends of an inference stream from an address.
 
-The address selects the road (jsrl.transport.roads).
+The address selects the transport (jsrl.transport.transports).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from jsrl.transport.meeting.address import check_producer
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.meeting.keys import KeyPath
-from jsrl.transport.roads import road_of
+from jsrl.transport.transports import transport_of
 
 
 def bind_inference(
@@ -21,13 +21,13 @@ def bind_inference(
     Args:
       address: where to bind. spec: schema of one environment's request and reply.
       keys: folder or file of the keys (jsrl.transport.meeting.keys) for encryption and access; tcp needs
-        them, even on loopback. The other roads do not leave the host and need none.
+        them, even on loopback. The other transports do not leave the host and need none.
       guests: which workers may connect, and with how many groups and rows.
 
     Raises:
       ConfigError: the address is invalid or taken.
     """
-    return road_of(address).bind_inference(address, spec, keys=keys, guests=guests)
+    return transport_of(address).bind_inference(address, spec, keys=keys, guests=guests)
 
 
 def connect_inference(
@@ -56,5 +56,5 @@ def connect_inference(
       AccessDenied: the keys are missing, or another run's.
     """
     check_producer(client)
-    road = road_of(address)
-    return road.connect_inference(address, spec, client, group_sizes, timeout_s, keys=keys, check=check)
+    transport = transport_of(address)
+    return transport.connect_inference(address, spec, client, group_sizes, timeout_s, keys=keys, check=check)

@@ -1,4 +1,4 @@
-"""Makes the ends of a sample stream; the address selects the road."""
+"""Makes the ends of a sample stream; the address selects the transport."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from jsrl.transport.base import Ledger, ProducerId, SampleConsumer, SampleProduc
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.meeting.keys import KeyPath
-from jsrl.transport.roads import road_of
 from jsrl.transport.samples.packing import PLAIN, Packing
+from jsrl.transport.transports import transport_of
 from jsrl.types import Tree
 
 
@@ -33,7 +33,7 @@ def bind_samples(
       blocks_per_producer: trajectories of one producer that may be open, in flight or lent at once; None: two
         per group.
       keys: folder or file of the keys (jsrl.transport.meeting.keys) for encryption and access; tcp needs
-        them, even on loopback. The other roads do not leave the host and need none.
+        them, even on loopback. The other transports do not leave the host and need none.
       ledger: to count in, such as that of the learner's earlier incarnations; None: a new one.
       guests: which workers may join, and with how many groups.
       hop: folder of the pages in which both ends count (jsrl.transport.ledger.hop_page); None: count in memory only.
@@ -49,7 +49,7 @@ def bind_samples(
         "hop": hop,
         "packing": packing,
     }
-    return road_of(address).bind_samples(address, schema, keys=keys, **options)
+    return transport_of(address).bind_samples(address, schema, keys=keys, **options)
 
 
 def connect_samples(
@@ -79,5 +79,5 @@ def connect_samples(
         `check` raised it.
       AccessDenied: the keys are missing, or another run's.
     """
-    road = road_of(address)
-    return road.connect_samples(address, schema, producer, num_groups, timeout_s, keys=keys, hop=hop, check=check)
+    transport = transport_of(address)
+    return transport.connect_samples(address, schema, producer, num_groups, timeout_s, keys=keys, hop=hop, check=check)
