@@ -26,6 +26,7 @@ ELSEWHERE = {
     "nenvs": "num-envs",
     "total-timesteps": "total-env-steps",
     "timesteps": "total-env-steps",
+    "road": "transport",
     "lr": "agent.learning-rate",
     "learning-rate": "agent.learning-rate",
     "ent-coef": "agent.entropy-coef",

@@ -380,7 +380,8 @@ class Graph:
           ConfigError: it is not a graph.
         """
         try:
-            streams = [Stream(**{**s, "groups": tuple(s["groups"])}) for s in tree["streams"]]
+            renamed = [{"transport" if k == "road" else k: v for k, v in s.items()} for s in tree["streams"]]
+            streams = [Stream(**{**s, "groups": tuple(s["groups"])}) for s in renamed]
             workers = [
                 WorkerNode(
                     w["name"],

@@ -306,7 +306,8 @@ def _make_instance(tree: dict[str, Any], path: str) -> Any:
         raise ConfigError(
             f"{path or 'tree'}: {tree['$type']!r} is not a dataclass or NamedTuple; only these are made from fields."
         )
-    fields = from_json(tree["fields"], path)
+    renamed = getattr(cls, "RENAMED_FIELDS", {})  # old name -> name, for files of before
+    fields = {renamed.get(name, name): value for name, value in from_json(tree["fields"], path).items()}
     try:
         return cls(**fields)
     except TypeError as error:
