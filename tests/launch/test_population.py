@@ -69,12 +69,12 @@ class Watch:
             hand_over(copies, policy, version, state)
 
         def updating(learner, batch):
-            told = learner._directed._told
+            pending = learner._directed._pending
             output = update(learner, batch)
-            if told is not None:
-                assert learner._directed._told is None
+            if pending is not None:
+                assert learner._directed._pending is None
                 policy = learner.name.partition("-")[2] or MEMBERS[0]
-                values = told["hyperparameters"]
+                values = pending["hyperparameters"]
                 self.taken.append((policy, jax.device_get(learner._state), self.handed[policy], values))
             return output
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jsrl.experiment import Experiment
-from jsrl.launch import news
+from jsrl.launch import status_writer
 from jsrl.launch.session import Session
 from jsrl.metrics.display import make_display
 from jsrl.runs.identity import ProcessIdentity
@@ -20,7 +20,7 @@ from jsrl.workers.kinds import find_kind
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    monkeypatch.setattr(news, "NEWS_S", 0.0)
+    monkeypatch.setattr(status_writer, "NEWS_S", 0.0)
     monkeypatch.setattr("jsrl.launch.session.LOOK_S", 0.0)
     folder = RunFolder.create(tmp_path, "ppo", "x", config={})
     kinds = {"learner": find_kind("learner"), "actor-0": find_kind("actor")}
@@ -38,7 +38,7 @@ def test_news_are_what_the_display_shows_and_where_workers_are(session: Session)
     assert found is not None and found.process == ProcessIdentity.own() and found.reason == ""
     (worker,) = found.workers
     assert (worker.name, worker.kind, worker.restarts, worker.host) == ("actor-0", "actor", 3, "far")
-    assert news.moment_of(found).env_steps == 640 == session.state().env_steps
+    assert status_writer.moment_of(found).env_steps == 640 == session.state().env_steps
     session.end("total_env_steps")
     session.close()
     assert read_state(session.folder.path).news.reason == "total_env_steps"  # type: ignore[union-attr]
@@ -48,7 +48,7 @@ def test_a_full_disk_ends_no_run(session: Session, monkeypatch: pytest.MonkeyPat
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(news, "write_status", full)
+    monkeypatch.setattr(status_writer, "write_status", full)
     session.tick()
     assert session.reason is None and not (session.folder.path / STATUS).exists()
 

@@ -36,9 +36,9 @@ def leave(folder: RunFolder, process: ProcessIdentity, *, news: bool = True, age
 
 
 def test_a_process_is_itself_and_no_other_with_its_id():
-    assert OWN.lives and ProcessIdentity.own() == OWN
-    assert not dataclasses.replace(OWN, started=OWN.started + 1).lives
-    assert not ELSEWHERE.lives and not ELSEWHERE.is_near
+    assert OWN.is_alive and ProcessIdentity.own() == OWN
+    assert not dataclasses.replace(OWN, started=OWN.started + 1).is_alive
+    assert not ELSEWHERE.is_alive and not ELSEWHERE.is_near
     assert not dataclasses.replace(OWN, namespace="pid:[1]").is_near
 
 

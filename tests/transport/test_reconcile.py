@@ -79,7 +79,7 @@ def test_memory_that_is_gone_with_everything_is_unknown() -> None:
 
 
 def test_a_producer_of_another_host_is_known_by_its_last_word_only() -> None:
-    told = reconcile(accounted(), [connection(ZEROMQ, 0, attached=False, told=7, left=-1)])
+    told = reconcile(accounted(), [connection(ZEROMQ, 0, attached=False, counted=7, left=-1)])
     assert told.balanced and told.produced == 7
     silent = reconcile(accounted(), [connection(ZEROMQ, 0, attached=False, left=-1)])
     assert silent.holds and not silent.balanced and (silent.produced, silent.uncounted) == (7, 4)
