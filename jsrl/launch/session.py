@@ -19,9 +19,9 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.options import options_of
 from jsrl.graph.policies import PolicyPart
 from jsrl.launch.hooks import Hooks, LiveRun, SavedSnapshot
-from jsrl.launch.status_writer import StatusWriter
 from jsrl.launch.progress import Progress
 from jsrl.launch.result import Result, ledger_lines
+from jsrl.launch.status_writer import StatusWriter
 from jsrl.metrics.display import Display
 from jsrl.metrics.display_state import DisplayState, OtherPolicy, PlayerRow, Waiting, WorkerRow
 from jsrl.metrics.metrics import MetricsHub

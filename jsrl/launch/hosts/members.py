@@ -17,11 +17,10 @@ from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.messages import (
     LEASE_S,
     LOST_S,
-    BeatReceived,
-    TextReply,
-    AnyControllerMessage,
     AnyAgentMessage,
+    AnyControllerMessage,
     Beat,
+    BeatReceived,
     Begin,
     Exited,
     Farewell,
@@ -30,10 +29,11 @@ from jsrl.launch.hosts.messages import (
     Leaving,
     Pages,
     Refused,
-    WorkerMessages,
     Stored,
+    TextReply,
     Usage,
     Welcome,
+    WorkerMessages,
 )
 from jsrl.launch.hosts.tokens import CLAIM_S, Tokens
 from jsrl.launch.hosts.versions import difference

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from jsrl.envs.base import Episode
-from jsrl.runs.control_bodies import Games, Lease, GroupStep, Played
+from jsrl.runs.control_bodies import Games, GroupStep, Lease, Played
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ACTING, ONLY_SCORED, WAITING, Array, EnvSpec, GameSpec, spread
 from jsrl.workers.base import Reporter

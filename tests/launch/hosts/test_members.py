@@ -10,20 +10,20 @@ import pytest
 
 from jsrl.launch.hosts.members import Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
-    BeatReceived,
-    TextReply,
     Beat,
+    BeatReceived,
     Begin,
     Exited,
     Farewell,
     Hello,
     KeptFile,
     Leaving,
-    RunNames,
     Refused,
-    WorkerMessages,
+    RunNames,
+    TextReply,
     Usage,
     Welcome,
+    WorkerMessages,
 )
 from jsrl.launch.hosts.tokens import Tokens, claim
 from jsrl.launch.hosts.versions import code_digest, versions
