@@ -164,7 +164,7 @@ def test_a_hung_process_has_one_thread_that_stands_still() -> None:
             assert "main\n" in lines
             hung = HungProcess(popen.pid)
             os.kill(popen.pid, signal.SIGKILL)
-            while not hung.bury():
+            while not hung.has_died():
                 time.sleep(0.01)
         finally:
             popen.kill()

@@ -51,22 +51,22 @@ def test_a_miscount_on_either_side_never_balances(transport: int, committed: int
 
 def test_what_is_in_flight_is_what_was_seen_and_never_the_remainder() -> None:
     assert not reconcile(accounted(7, in_flight=0), [connection(committed=9)]).holds
-    in_ring = reconcile(accounted(), [connection(committed=9, parted=False, ring=9)])
+    in_ring = reconcile(accounted(), [connection(committed=9, has_left=False, ring=9)])
     assert in_ring.balanced and in_ring.in_flight == 2
-    assert not reconcile(accounted(), [connection(committed=9, parted=False, ring=8)]).holds
+    assert not reconcile(accounted(), [connection(committed=9, has_left=False, ring=8)]).holds
     assert not HopLedger(produced=3, consumed=100, in_flight=-97).holds
 
 
 def test_what_a_dead_consumer_left_in_the_stream_is_lost() -> None:
-    found = reconcile(accounted(), [connection(committed=9, parted=False, left=2)])
+    found = reconcile(accounted(), [connection(committed=9, has_left=False, left=2)])
     assert found.balanced and found.dropped == {"stale": 1, "lost": 2}
-    assert not reconcile(accounted(), [connection(committed=9, parted=False, left=3)]).holds
+    assert not reconcile(accounted(), [connection(committed=9, has_left=False, left=3)]).holds
 
 
 @pytest.mark.parametrize(("committed", "unknown", "holds"), [(7, 0, True), (9, 2, True), (11, 4, True), (12, 4, False)])
 def test_what_a_killed_producer_had_sent_is_unknown_up_to_its_blocks(committed: int, unknown: int, holds: bool) -> None:
     for parted in (True, False):  # the consumer outlived it, or did not
-        found = reconcile(accounted(), [connection(ZEROMQ, committed, left=-1, parted=parted)])
+        found = reconcile(accounted(), [connection(ZEROMQ, committed, left=-1, has_left=parted)])
         assert (found.unknown, found.holds) == (unknown, holds)
         assert found.balanced == (unknown == 0)
         if holds and unknown:
@@ -74,7 +74,7 @@ def test_what_a_killed_producer_had_sent_is_unknown_up_to_its_blocks(committed: 
 
 
 def test_memory_that_is_gone_with_everything_is_unknown() -> None:
-    found = reconcile(accounted(), [connection(SHARED, 9, parted=False)])
+    found = reconcile(accounted(), [connection(SHARED, 9, has_left=False)])
     assert found.holds and found.unknown == 2 and not found.balanced
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -91,7 +92,7 @@ class Fleet:
                 self._learn(facts["command"], facts["facts"])
             else:
                 body = facts["facts"]
-                leases = [Lease(**{**one, "players": [tuple(p) for p in one["players"]]}) for one in body["leases"]]
+                leases = [msgspec.convert(one, Lease) for one in body["leases"]]
                 self.actors[facts["worker"]][0].take(leases, body["session"], body["sent"])
 
     def _learn(self, command: str, facts: dict) -> None:

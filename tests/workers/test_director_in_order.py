@@ -7,6 +7,7 @@ import json
 import zlib
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -121,7 +122,7 @@ class Hasty:
                 self.store.freeze(body["name"], version, [np.full(1, self.updates)])
                 self.worker.command(Command("done", {"ticket": body["ticket"], "version": version}))
                 continue
-            leases = [Lease(**{**one, "players": [tuple(p) for p in one["players"]]}) for one in body["leases"]]
+            leases = [msgspec.convert(one, Lease) for one in body["leases"]]
             group = int(facts["worker"].removeprefix("actor-"))
             self.actors[group].take(leases, body["session"], body["sent"], [tuple(slot) for slot in body["slots"]])
 
