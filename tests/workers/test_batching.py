@@ -60,7 +60,7 @@ class Stream:
         self.producers[producer].put(trajectory, group, 1.0)
         return trajectory
 
-    def pump(self, tries: int = 8):
+    def fill(self, tries: int = 8):
         """Pump until there is a batch, or nothing more comes."""
         for _ in range(tries):
             batch = self.batcher.fill(0.0)

@@ -120,7 +120,7 @@ class Batcher:
 
         Args:
           consumer: of the sample stream. spec: schema of one group's trajectory. plan: how batches are made.
-          phases: of the thread that pumps. refusals: counts connections and messages that the stream rejected.
+          phases: of the thread that fills batches. refusals: counts connections and messages that the stream rejected.
         """
         self._consumer, self._spec, self._plan = consumer, spec, plan
         self._part = {group: part for part, group in enumerate(plan.groups)}
