@@ -17,6 +17,7 @@ from tests.envs.hide_and_seek.scenes import EAST, NORTH, SOUTH, WEST, lift, scen
 mujoco = pytest.importorskip("mujoco")
 
 OPEN = {"walls": [], "restrict_rect": None}
+ALL_AROUND = -2.0  # no angle has such a cosine: the cone is a circle
 
 
 @pytest.mark.parametrize("far", [0.7, 3.0, 8.0])
@@ -58,7 +59,9 @@ def test_objects_are_seen_too_and_hide_each_other() -> None:
     game = scene([(2, 3, EAST), (9, 9)], boxes=[(3, 3), (4, 3)], ramps=[(2, 1)], **OPEN)
     ramp, near, far = 2, 3, 4
     assert sees(game, 0, near) and not sees(game, 0, far) and not sees(game, 0, ramp)
-    assert game.sight.line[0, 0, ramp], "the ramp is outside the cone, and nothing is in its way"
+    game.sight.cosine = ALL_AROUND
+    game.refresh()
+    assert sees(game, 0, ramp), "the ramp is outside the cone, and nothing is in its way"
 
 
 def test_the_cone_is_tested_between_corners() -> None:
@@ -91,11 +94,12 @@ def test_lidar_in_an_empty_room() -> None:
 def symmetric(steps: int):
     """Play 3 against 3 at random; return the game. Of pairs of agents at most one in 1,000 sees in one direction alone."""
     game = make_game(EnvConfig("hide_and_seek:randomwalls", kwargs={"n_hiders": 3, "n_seekers": 3}), 4, 0)
+    game.sight.cosine = ALL_AROUND
     rng, step = np.random.default_rng(0), game.reset()
     differs, pairs = 0, 0
     for _ in range(steps):
         step = game.step(random_joint_actions(game, step.observation, rng))
-        line = game.sight.line[:, :, :6]
+        line = game.sight.seen[:, :, :6]
         differs, pairs = differs + int((line != line.transpose(0, 2, 1)).sum()), pairs + line.size
     assert differs <= pairs // 1000
     return game
@@ -119,5 +123,29 @@ def test_rays_of_pairs_are_symmetric_and_equal_to_single_rays() -> None:
                 begin = game.worlds.centres()[slot, agent]
                 mujoco.mj_ray(world.model, world.simulation, begin, aims[body] - begin, None, 1, agent + 2, geom)
                 hit = world.model.geom_bodyid[geom[0]] - 2 == body
-                wrong += bool(hit) != bool(game.sight.line[slot, agent, body])
+                wrong += bool(hit) != bool(game.sight.seen[slot, agent, body])
     assert wrong == 0
+
+
+def test_only_bodies_within_the_cone_cost_a_ray_and_the_others_are_unseen() -> None:
+    game = make_game(EnvConfig("hide_and_seek:randomwalls", kwargs={"n_hiders": 3, "n_seekers": 3}), 4, 0)
+    rng, step, sight, cast = np.random.default_rng(0), game.reset(), game.sight, []
+
+    def counted(*arguments) -> None:
+        cast.append(arguments[-2] - game.settings.n_lidar)
+        mujoco.mj_multiRay(*arguments)
+
+    for _ in range(10):
+        step = game.step(random_joint_actions(game, step.observation, rng))
+        seen, lidar, cone = sight.seen, sight.lidar, sight._cone()
+        cast.clear()
+        sight._cast = counted
+        sight.look()
+        inside = cone & game.worlds.present[:, None] & ~np.eye(6, 17, dtype=bool)
+        assert cast == inside.sum(axis=2).ravel().tolist()
+        sight._cast, limit, sight.cosine = mujoco.mj_multiRay, sight.cosine, ALL_AROUND
+        sight.look()
+        np.testing.assert_array_equal(seen, sight.seen & (cone | np.eye(6, 17, dtype=bool)))
+        np.testing.assert_array_equal(lidar, sight.lidar)
+        sight.cosine = limit
+    game.close()
