@@ -11,6 +11,7 @@ from jsrl.envs.hide_and_seek.models import FIRST_BODY, FIRST_GEOM, GEOMS_PER_AGE
 from jsrl.envs.hide_and_seek.settings import VIEW_HALF_ANGLE, Settings
 from jsrl.envs.hide_and_seek.worlds import Worlds
 
+
 class Sight:
     """Vision masks and lidar of B slots.
 
