@@ -193,11 +193,16 @@ def test_a_killed_run_leaves_no_agent(cluster: Cluster) -> None:
 
 
 def test_more_than_there_is_and_nobody(cluster: Cluster) -> None:
+    few = ("--launcher", "ray", "--num-hosts", "1", "--ray.cpus", "1", "--ray.address", cluster.address)
+    other, log = cluster.start("few", *ENDLESS, *few)  # another run in the same cluster
+    wait_for(trains(log), log)
     asked = ("--launcher", "ray", "--num-hosts", "3", "--ray.place-s", "2", "--ray.cpus", "1")
     popen, log = cluster.start("many", *ENDLESS, *asked, "--ray.address", cluster.address)
     assert popen.wait(60) == 2
     told = log.read_text()
     assert "could not place 3 host(s) with 1 CPUs each" in told and "only 2 of its nodes have as much" in told
+    other.terminate()
+    other.wait(60)
     popen, log = cluster.start("nobody", *ENDLESS, *asked, "--ray.address", "127.0.0.1:1")
     assert popen.wait(60) == 2 and "no answer from 127.0.0.1:1 (Connection refused)" in log.read_text()
 

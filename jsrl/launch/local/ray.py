@@ -264,7 +264,8 @@ class Driver:
         self._cpus = cpus_of(request, self._nodes())
         limit_s = SHORT_S if is_local and shortage(request, self._cpus, self._nodes()) else request.place_s
         bundles = [bundle_of(request, self._cpus)] * request.num_hosts
-        self._group = self._ray.util.placement_group(bundles, strategy="STRICT_SPREAD", name="jsrl")
+        name = f"jsrl-{socket.gethostname()}-{os.getpid()}"  # a cluster has each name once, and may have several runs
+        self._group = self._ray.util.placement_group(bundles, strategy="STRICT_SPREAD", name=name)
         told = False
         while not self._group.wait(1):
             waited_s = time.monotonic() - begun_s
