@@ -53,7 +53,7 @@ class ReplayWork:
     @property
     def name(self) -> str:
         """Return what tables call it."""
-        return f"updates, batch {self.batch}" if self.leave == "updates" else f"learning, {self.num_envs} environments"
+        return f"updates, batch {self.batch}" if self.part == "updates" else f"learning, {self.num_envs} environments"
 
 
 ALGORITHMS = {"sac_halfcheetah": "sac", "td3": "td3"}  # experiment of run.py -> algorithm
@@ -68,10 +68,10 @@ def works(name: str, batches: tuple[int, ...], num_envs: tuple[int, ...]) -> lis
         "policy_delay": 2 if algorithm == "td3" else 1,
     }
     alone = [
-        ReplayWork(leave="updates", batch=batch, updates_per_call=max(4, min(32, 8192 // batch)), **common)
+        ReplayWork(part="updates", batch=batch, updates_per_call=max(4, min(32, 8192 // batch)), **common)
         for batch in batches
     ]
-    return alone + [ReplayWork(leave="learning", batch=256, num_envs=number, **common) for number in num_envs]
+    return alone + [ReplayWork(part="learning", batch=256, num_envs=number, **common) for number in num_envs]
 
 
 COMPARED = ("env", "batch", "num_envs", "updates_per_step", "parameters", "learning_rate")
@@ -86,7 +86,7 @@ def differences(work: ReplayWork, done: dict[str, Any]) -> list[str]:
     """Return where what a system did is not this work, each as a few words."""
     from benchmarks.peers.works import same  # here: drivers, which import this file by itself, have no such package
 
-    names = [name for name in COMPARED if work.leave == "learning" or name not in ("num_envs", "updates_per_step")]
+    names = [name for name in COMPARED if work.part == "learning" or name not in ("num_envs", "updates_per_step")]
     expected = {name: getattr(work, name) for name in names}
     wrong = [name for name, value in expected.items() if not same(done.get(name), value)]
     return [f"{name} {done.get(name)} for {expected[name]}" for name in wrong] + list(done.get("notes", ()))

@@ -24,7 +24,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, LearnerConfig
 from jsrl.launch.hooks import STOP, LiveRun
 from jsrl.launch.hosts.facts import HostFacts
-from jsrl.launch.hosts.launcher import JoinedHosts, kept
+from jsrl.launch.hosts.launcher import JoinedHosts, placed
 from jsrl.launch.hosts.layout import lay_out
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.run import run
@@ -150,7 +150,7 @@ def hosts_of(layout: Layout) -> tuple[HostFacts, ...]:
 def place(needs: Any, hosts: Any) -> Any:
     """Lay workers on hosts as the runs below do."""
     families = {need.worker.rpartition("-")[0] for need in needs}
-    return lay_out(kept(needs, [name for name in STAYS if name in families and len(hosts) > 1]), hosts)
+    return lay_out(placed(needs, [name for name in STAYS if name in families and len(hosts) > 1]), hosts)
 
 
 class Meter:

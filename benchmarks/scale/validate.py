@@ -211,13 +211,13 @@ def main() -> int:
     parser.add_argument("--budget-s", type=float, default=3600.0, help="begin nothing later than this")
     given = parser.parse_args()
     data, until_s = Data(given.data), time.monotonic() + given.budget_s
-    if given.leave == "compare":
+    if given.part == "compare":
         found = compare(data)
         print(show(found))
         data.content["comparison"] = found
         data.save()
         return 0
-    whole = (calibrate if given.leave == "calibrate" else measure)(data, until_s)
+    whole = (calibrate if given.part == "calibrate" else measure)(data, until_s)
     print("complete" if whole else "there is more to do: call it again")
     return 0 if whole else 3
 

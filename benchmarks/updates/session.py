@@ -38,7 +38,7 @@ def measure(given: argparse.Namespace, further: list[str]) -> dict[str, Any]:
     Raises:
       ConfigError: an unknown peer or part. BenchmarkError: no run of jsrl's gave anything.
     """
-    todo = [work for work in works(given.name, numbers(given.batch), numbers(given.envs)) if work.leave in parts(given)]
+    todo = [work for work in works(given.name, numbers(given.batch), numbers(given.envs)) if work.part in parts(given)]
     raw = header(given, further)
     arms = {work: [*our_arms(work, given), *peer_arms(given, raw)] for work in todo}
     raw["works"] = [
@@ -108,7 +108,7 @@ def make_arm(system: str, setting: dict[str, Any]) -> dict[str, Any]:
 
 def our_arms(work: ReplayWork, given: argparse.Namespace) -> list[Arm]:
     """Return jsrl's arms: settings of its update alone, or placements of whole runs."""
-    if work.leave == "updates":
+    if work.part == "updates":
         peer = peers.Peer("jsrl", Path(sys.executable), OURS)
         return [(make_arm("jsrl", setting), peer) for setting in peers.variants(peer)]
     wanted = chosen(given.placements, PLACEMENTS, "placement")
@@ -159,7 +159,7 @@ def take(
     except BenchmarkError as error:
         arm["errors"].append(str(error))
         return "failed"
-    per_step = work.updates_per_step if work.leave == "learning" else 1  # a driver counts updates, or env steps
+    per_step = work.updates_per_step if work.part == "learning" else 1  # a driver counts updates, or env steps
     run["updates_per_s"] = run["env_steps_per_s"] * per_step
     run["updates_per_cpu_s"] = run["env_steps_per_cpu_s"] * per_step
     arm["runs"].append(run)

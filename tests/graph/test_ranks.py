@@ -56,9 +56,9 @@ def test_the_jobs_of_ranks_have_their_share_and_devices_of_their_own(tmp_path: P
     assert "rank <-> learner" in describe(plan, []) and "8 of 16 columns each" in describe(plan, [])
 
 
-def test_the_learner_of_ranks_is_laid_out_as_a_learner_and_the_others_may_leave_the_run_folder(tmp_path: Path):
+def test_the_learner_of_ranks_is_laid_out_as_a_learner_and_the_others_follow_it(tmp_path: Path):
     needs = {need.worker: need for need in needs_of(make_plan(experiment(), str(tmp_path), tmp_path))}
-    assert not needs["learner"].answers and needs["learner"].stays
+    assert not needs["learner"].answers and not needs["learner"].stays
     assert (
         not needs["rank-1"].asks
         and not needs["rank-1"].stays
