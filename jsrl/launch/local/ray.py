@@ -256,7 +256,7 @@ class Driver:
         return True
 
     def _nodes(self) -> list[Any]:
-        return [node_of(entry) for entry in self._ray.nodes() if entry["BeatReceived"]]
+        return [node_of(entry) for entry in self._ray.nodes() if entry["Alive"]]
 
     def _place(self, is_local: bool) -> None:
         """Reserve the nodes; report early what is missing, because a cluster may grow meanwhile."""

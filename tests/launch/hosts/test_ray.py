@@ -59,7 +59,7 @@ def test_what_a_cluster_lacks_is_said() -> None:
 def test_a_node_is_what_ray_says_of_it() -> None:
     entry = {
         "NodeManagerAddress": "10.0.0.9",
-        "BeatReceived": True,
+        "Alive": True,
         "Resources": {"CPU": 4.0, "memory": 5.5 * (1 << 20)},
     }
     assert node_of(entry) == RayNode("10.0.0.9", 4, 0, 5)
