@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jsrl.errors import ConfigError
-from jsrl.references.reference import from_json, to_json
+from jsrl.references.reference import current_fields, from_json, to_json
 from jsrl.transport.stream import Stream
 from jsrl.workers.kinds import Kind, Port, find_kind
 
@@ -380,8 +380,7 @@ class Graph:
           ConfigError: it is not a graph.
         """
         try:
-            renamed = [{"transport" if k == "road" else k: v for k, v in s.items()} for s in tree["streams"]]
-            streams = [Stream(**{**s, "groups": tuple(s["groups"])}) for s in renamed]
+            streams = [Stream(**{**current_fields(Stream, s), "groups": tuple(s["groups"])}) for s in tree["streams"]]
             workers = [
                 WorkerNode(
                     w["name"],

@@ -300,14 +300,19 @@ def from_json(tree: Any, path: str = "") -> Any:
     return decoder(tree, path)
 
 
+def current_fields(cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a class by their current names; its RENAMED_FIELDS (old name -> name) are in older files."""
+    renamed = getattr(cls, "RENAMED_FIELDS", {})
+    return {renamed.get(name, name): value for name, value in fields.items()}
+
+
 def _make_instance(tree: dict[str, Any], path: str) -> Any:
     cls = import_target(tree["$type"])
     if not isinstance(cls, type) or not (dataclasses.is_dataclass(cls) or hasattr(cls, "_fields")):
         raise ConfigError(
             f"{path or 'tree'}: {tree['$type']!r} is not a dataclass or NamedTuple; only these are made from fields."
         )
-    renamed = getattr(cls, "RENAMED_FIELDS", {})  # old name -> name, for files of before
-    fields = {renamed.get(name, name): value for name, value in from_json(tree["fields"], path).items()}
+    fields = current_fields(cls, from_json(tree["fields"], path))
     try:
         return cls(**fields)
     except TypeError as error:
