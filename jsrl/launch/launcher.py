@@ -72,7 +72,7 @@ class Need:
       feeds: the rank of a learner that reads its samples; empty: none. The workers that spread over one host feed one rank,
         where that overloads no host.
       beside: the worker whose host suits it best; empty: the host with the most idle cores.
-      follows: it learns as another rank of a learner, and goes wherever devices are.
+      follows: the learner of which it is another rank; it goes wherever devices are. Empty: it is none.
       on: the name of the host that it must run on; empty: any.
     """
 
@@ -88,7 +88,7 @@ class Need:
     asks: str = ""
     feeds: str = ""
     beside: str = ""
-    follows: bool = False
+    follows: str = ""
     on: str = ""
 
 

@@ -62,7 +62,7 @@ def test_the_learner_of_ranks_is_laid_out_as_a_learner_and_the_others_follow_it(
     assert (
         not needs["rank-1"].asks
         and not needs["rank-1"].stays
-        and needs["rank-1"].follows
+        and needs["rank-1"].follows == "learner"
         and not needs["learner"].follows
     )
     assert needs["inference-0"].answers and needs["actor-3"].asks == "inference-0"

@@ -155,7 +155,7 @@ class JoinedHosts:
         needs = placed(needs, self._keep, self._learner_on)
         layout = lay_out(needs, facts)
         self._tell(layout_text(layout))
-        self._laid, self._needs = layout.of, {need.worker: need for need in needs}
+        self._laid, self._needs = layout.of, {need.worker: need for need in layout.needs}
         self._home = {worker: host for worker, host in layout.of.items() if host != self._own.name}
         addresses = {host.name: host.address for host in facts}
         found = Hosts(self._own.address, {worker: addresses[host] for worker, host in self._home.items()}, relayed=True)

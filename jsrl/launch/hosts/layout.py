@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jsrl.errors import ConfigError
 from jsrl.launch.hosts.facts import HostFacts, check_names
@@ -23,7 +23,8 @@ class Layout:
     """The host of each worker.
 
     Attributes:
-      hosts: all, the controller's first. of: worker -> the name of its host. needs: of the workers.
+      hosts: all, the controller's first. of: worker -> the name of its host. needs: of the workers; learners on a host
+        without GPUs need none, because their devices are the CPU's.
     """
 
     hosts: tuple[HostFacts, ...]
@@ -79,8 +80,9 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
     rooms = [_Room(host) for host in hosts]
     seeing = [room for room in rooms if room.host.shares_folder or room is rooms[0]]
     of: dict[str, _Room] = {}
-    for need in (need for need in needs if need.device == "learns"):
-        of[need.worker] = _for_learner(need, _for_learners(need, seeing, rooms), rooms)
+    for need in sorted((need for need in needs if need.device == "learns"), key=lambda need: bool(need.follows)):
+        of[need.worker] = _for_learner(need, _for_learners(need, seeing, rooms, of.get(need.follows)), rooms)
+    needs = [replace(n, gpus=0) if n.device == "learns" and not of[n.worker].host.gpus else n for n in needs]
     on_cpu = not any(host.gpus for host in hosts)
     shared = [need for need in needs if need.spreads or (need.answers and (on_cpu or not need.alone))]
     others = [need for need in needs if need.device != "learns" and need not in shared]
@@ -96,10 +98,13 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
     return Layout(tuple(hosts), {need.worker: of[need.worker].host.name for need in needs}, tuple(needs))
 
 
-def _for_learners(need: Need, seeing: list[_Room], rooms: list[_Room]) -> list[_Room]:
-    """Return the hosts among which a learner's is chosen: those that see the run folder, unless only others have its GPUs."""
-    if need.follows:
-        return rooms
+def _for_learners(need: Need, seeing: list[_Room], rooms: list[_Room], leader: _Room | None) -> list[_Room]:
+    """Return the hosts among which a learner's is chosen: those that see the run folder, unless only others have its GPUs.
+
+    All ranks of a learner compute on GPUs, or all on CPU.
+    """
+    if leader is not None:
+        return [room for room in rooms if bool(room.host.gpus) == bool(leader.host.gpus)]
     if need.on:
         able, where = [room for room in rooms if room.host.name == need.on], f"is to run on {need.on}"
         if not able:
@@ -120,10 +125,11 @@ def _for_learners(need: Need, seeing: list[_Room], rooms: list[_Room]) -> list[_
 
 def _for_learner(need: Need, able: list[_Room], rooms: list[_Room]) -> _Room:
     """Return the host of a learner: the most GPUs per learner, then the most cores; on CPU the most cores."""
-    most = max(rooms, key=lambda room: room.host.gpus)
-    fit = [room for room in able if room.host.gpus >= need.gpus or not most.host.gpus]
+    chosen = able if need.on or need.follows else rooms
+    on_cpu = not any(room.host.gpus for room in chosen)  # its devices are the CPU's
+    fit = [room for room in able if room.host.gpus >= need.gpus or on_cpu]
     if not fit:
-        best = max(able, key=lambda room: room.host.gpus)
+        best = max(chosen, key=lambda room: room.host.gpus)
         raise ConfigError(
             f"{need.worker} wants {need.gpus} GPUs on one host, but {best.host.name}, which has the most, has "
             f"{best.host.gpus}; ask for fewer (--learner.num-devices), or add a larger host."

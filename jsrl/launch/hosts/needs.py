@@ -34,7 +34,7 @@ def needs_of(plan: Plan) -> tuple[Need, ...]:
                 answers=any(port.sort == "inference" and port.does == "answers" for port in kind.ports),
                 asks=next((end.peers[0].worker for port, end in job.ends if _asks(kind.port(port))), ""),
                 feeds=_rank_fed(job, kind, ranks),
-                follows=any((port.sort, port.does) == (RANKS, "asks") for port in kind.ports),
+                follows=learner if any((port.sort, port.does) == (RANKS, "asks") for port in kind.ports) else "",
                 beside=learner if is_near and not kind.forks and worker.name != learner else "",
             )
         )
@@ -42,7 +42,7 @@ def needs_of(plan: Plan) -> tuple[Need, ...]:
 
 
 def _least_gpus(e: Experiment, kind: Kind) -> int:
-    """Return the number of accelerators that a worker's host must have; 0: any number."""
+    """Return the number of accelerators that a worker's host must have, if it has any; 0: any number."""
     if kind.device == "learns":
         return e.learner_devices or 0
     index = e.inference.device.removeprefix("gpu:")

@@ -87,7 +87,7 @@ def test_a_learner_goes_to_the_gpus_first_of_a_host_that_sees_the_run_folder():
 
 def test_a_learner_runs_on_the_host_that_is_named():
     hosts = [host("login"), host("cloud")]
-    rank = dataclasses.replace(LEARNER, worker="rank-1", follows=True)
+    rank = dataclasses.replace(LEARNER, worker="rank-1", follows="learner")
     layout = lay_out(placed([LEARNER, rank, *actors(2)], [], "cloud"), hosts)
     assert (layout.of["learner"], layout.of["rank-1"]) == ("cloud", "login")
     with pytest.raises(ConfigError, match="--learner-on is 'sky', but no host is called so; there are: login, cloud"):
@@ -95,6 +95,18 @@ def test_a_learner_runs_on_the_host_that_is_named():
     stays = dataclasses.replace(LEARNER, stays="it reads a recording")
     with pytest.raises(ConfigError, match="learner is to run on cloud, but it reads a recording, and that host does"):
         lay_out(placed([stays], [], "cloud"), hosts)
+
+
+def test_a_learner_of_several_cpu_devices_runs_on_the_named_host_without_gpus_and_its_ranks_on_others():
+    learner = dataclasses.replace(LEARNER, gpus=4)
+    rank = dataclasses.replace(learner, worker="rank-1", follows="learner")
+    hosts = [host("login"), host("small", gpus=1), host("cloud")]
+    layout = lay_out(placed([learner, rank, *actors(2)], [], "cloud"), hosts)
+    assert (layout.of["learner"], layout.of["rank-1"]) == ("cloud", "login")
+    assert [need.gpus for need in layout.needs[:2]] == [0, 0]  # it may start again where no GPUs are
+    for name, there in (("small", "small"), ("", "small")):
+        with pytest.raises(ConfigError, match=f"learner wants 4 GPUs on one host, but {there}, which has the most, has 1"):
+            lay_out(placed([learner], [], name), hosts)
 
 
 def test_learners_of_several_policies_part_the_gpus():
@@ -187,7 +199,7 @@ def fed_by(layout) -> dict[str, set[str]]:
 
 
 def test_the_samples_of_a_host_go_to_one_rank_and_first_to_its_own():
-    rank = dataclasses.replace(LEARNER, worker="rank-1", follows=True)
+    rank = dataclasses.replace(LEARNER, worker="rank-1", follows="learner")
 
     def spread(count: int, *hosts: HostFacts):
         feeding = [
@@ -369,7 +381,7 @@ def test_the_text_has_a_line_for_each_host():
 
 
 def test_other_ranks_of_a_learner_go_to_hosts_that_do_not_see_the_run_folder() -> None:
-    rank = dataclasses.replace(LEARNER, worker="rank-1", follows=True)
+    rank = dataclasses.replace(LEARNER, worker="rank-1", follows="learner")
     for gpus in (0, 2):
         hosts = [HostFacts("main", 8, 8_000, gpus=gpus), HostFacts("far", 8, 8_000, gpus=gpus)]
         assert lay_out([LEARNER, rank], hosts).of == {"learner": "main", "rank-1": "far"}
