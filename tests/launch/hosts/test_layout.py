@@ -105,7 +105,9 @@ def test_a_learner_of_several_cpu_devices_runs_on_the_named_host_without_gpus_an
     assert (layout.of["learner"], layout.of["rank-1"]) == ("cloud", "login")
     assert [need.gpus for need in layout.needs[:2]] == [0, 0]  # it may start again where no GPUs are
     for name, there in (("small", "small"), ("", "small")):
-        with pytest.raises(ConfigError, match=f"learner wants 4 GPUs on one host, but {there}, which has the most, has 1"):
+        with pytest.raises(
+            ConfigError, match=f"learner wants 4 GPUs on one host, but {there}, which has the most, has 1"
+        ):
             lay_out(placed([learner], [], name), hosts)
 
 
