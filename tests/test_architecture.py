@@ -282,16 +282,16 @@ def violations(path: Path) -> list[str]:
     return wrong
 
 
-def test_every_room_is_in_the_table():
+def test_every_package_is_in_the_table():
     assert {room_of(path) for path in SOURCES} <= set(ROOMS)
 
 
-def test_rooms_import_only_what_the_table_says():
+def test_packages_import_only_what_the_table_allows():
     wrong = [text for path in SOURCES for text in violations(path)]
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_walk_sees_a_wrong_import():
+def test_import_check_finds_a_forbidden_import():
     """The rule can fail: an import inside a function of a file that must not have it is found."""
     tree = ast.parse("import numpy\ndef f():\n    from jax import numpy as jnp\n    import jsrl.workers.actor.worker\n")
     assert imported(tree) == {"numpy", "jax", "jsrl.workers.actor.worker"}
@@ -332,7 +332,7 @@ def circles(graph: dict[Path, set[Path]]) -> set[Path]:
     return found
 
 
-def test_no_file_imports_itself_by_way_of_others():
+def test_no_circular_imports():
     found = circles({path: imports_of(path) for path in SOURCES})
     assert not found, sorted(map(relative, found))
     assert circles({Path("a"): {Path("b")}, Path("b"): {Path("a")}, Path("c"): {Path("a")}}) == {Path("a"), Path("b")}
@@ -368,7 +368,7 @@ NOT_KINDS = {
 }
 
 
-def test_kinds_are_named_in_their_folders_and_by_the_graph_maker_alone():
+def test_worker_kinds_are_named_only_in_their_folders_and_the_graph_builder():
     own = {PACKAGE / "graph/placements.py", *(PACKAGE / "workers").glob("*/*.py")}
     found = {relative(path): kinds_named(parsed(path)) for path in SOURCES if path not in own}
     wrong = {file: words for file, words in found.items() if words and file not in NOT_KINDS}
@@ -386,7 +386,7 @@ def test_workers_never_import_each_other():
         assert not wrong, f"{kind} imports {wrong}"
 
 
-def test_what_every_actor_loads_names_no_jax():
+def test_modules_of_actors_do_not_name_jax():
     heavy = re.compile(r"jax|flax|optax|orbax|jsrl\.(agents|networks|parallel)")
     wrong = [
         f"{file} imports {module} as it is loaded"
@@ -407,7 +407,7 @@ def sees_processes(path: Path, tree: ast.Module) -> list[str]:
     ]
 
 
-def test_processes_are_known_in_launch_local_alone():
+def test_processes_are_used_in_launch_local_only():
     rooms = [path for path in SOURCES if room_of(path) in ("launch", "report", "chaos", "tuning", "search")]
     outside = [path for path in rooms if not relative(path).startswith("launch/local/")]
     wrong = [text for path in outside for text in sees_processes(path, parsed(path))]
@@ -415,13 +415,13 @@ def test_processes_are_known_in_launch_local_alone():
     assert {relative(path) for path in outside} >= set(PROCESSES), "an exception that is no longer needed"
 
 
-def test_the_rule_of_processes_sees_what_it_forbids():
+def test_process_rule_finds_forbidden_calls():
     tree = ast.parse("import os, signal\nfrom jsrl.launch.local.processes import LocalHandle\nos.killpg(1, 9)")
     found = sees_processes(PACKAGE / "launch" / "controller.py", tree)
     assert len(found) == 3 and "launch/controller.py uses os.killpg" in found
 
 
-def test_addresses_are_read_in_the_table_of_roads_alone():
+def test_addresses_are_parsed_in_the_transport_table_only():
     readers = {relative(path) for path in SOURCES if "parse_address" in calls_and_names(parsed(path))}
     assert readers == {"transport/transports.py"}
     ends = [PACKAGE / "transport" / sort / "transports.py" for sort in ("samples", "inference", "params")]
@@ -508,7 +508,7 @@ assert not {HEAVY}, {HEAVY}
 """
 
 
-def test_a_served_actor_at_work_has_no_jax(tmp_path):
+def test_served_actor_has_not_loaded_jax(tmp_path):
     command = [sys.executable, "-c", SERVED_ACTOR, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -558,7 +558,7 @@ def test_no_pickle_no_eval_no_swallowed_error():
         ("try:\n    f()\nexcept Exception:\n    pass", "line 3 swallows every error"),
     ],
 )
-def test_the_rule_sees_what_it_forbids(program, told, monkeypatch):
+def test_rule_finds_forbidden_code(program, told, monkeypatch):
     monkeypatch.setitem(globals(), "parsed", lambda path: ast.parse(program))
     (text,) = forbidden(SOURCES[0])
     assert told in text
@@ -598,7 +598,7 @@ def empty_names(path: Path) -> list[str]:
     return sorted((words - allowed) & FORBIDDEN_NAMES | parts & FORBIDDEN_NAMES | endings)
 
 
-def test_no_public_name_that_means_nothing():
+def test_no_meaningless_public_names():
     wrong = [f"{relative(path)}: {name}" for path in SOURCES for name in empty_names(path)]
     assert not wrong, "\n".join(wrong)
 
@@ -628,7 +628,7 @@ def test_exceptions_are_still_needed():
 CONFIGS = sorted(p.stem for p in (ROOT / "experiments" / "configs").glob("*.py") if p.stem != "__init__")
 
 
-def test_every_experiment_builds_and_says_in_a_line_what_it_is():
+def test_every_experiment_builds_and_has_a_one_line_description():
     for name in CONFIGS:
         module = importlib.import_module(f"jsrl.configs.{name}")
         assert module.config().name == name

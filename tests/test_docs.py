@@ -95,7 +95,7 @@ def test_files_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGE_NAMES)
-def test_commands_can_be_given(name: str) -> None:
+def test_documented_commands_parse(name: str) -> None:
     for words in commands(ROOT / name):
         if words[:2] == ["-m", "pdb"]:
             words = words[2:]
@@ -150,7 +150,7 @@ def known_options() -> dict[str, command_line.Option]:
     return known
 
 
-def test_other_commands_know_the_options_that_are_mentioned() -> None:
+def test_mentioned_options_of_other_commands_exist() -> None:
     """Options of a command, and of its script in `experiments/`; chaos, search, simulate and tune take those of run too."""
     for page in PAGES:
         for words in commands(page):
@@ -207,7 +207,7 @@ def test_names_of_modules_and_metrics_exist(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGE_NAMES)
-def test_python_examples_import_what_exists(name: str) -> None:
+def test_python_examples_import_existing_names(name: str) -> None:
     for block in blocks(ROOT / name, "python"):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom):
@@ -266,7 +266,7 @@ TEMPLATE = ROOT / "jsrl" / "cli" / "project" / "algorithm.py"
 ALGORITHM = ROOT / "docs" / "algorithm.md"
 
 
-def test_the_algorithm_of_the_docs_is_that_of_new_projects() -> None:
+def test_docs_algorithm_equals_the_project_template() -> None:
     assert blocks(ALGORITHM, "python")[0] == TEMPLATE.read_text()
 
 
@@ -291,7 +291,7 @@ def changed_by(diff: str, source: str) -> str:
     ],
     ids=["recurrent", "masks", "seats"],
 )
-def test_the_changes_of_the_docs_to_an_algorithm_keep_its_contract(place: int, spec: EnvSpec) -> None:
+def test_documented_algorithm_changes_pass_check_agent(place: int, spec: EnvSpec) -> None:
     source = changed_by(blocks(ALGORITHM, "diff")[place], TEMPLATE.read_text())
     module: dict[str, Any] = {"__name__": "algorithm"}
     exec(compile(source, "algorithm.py", "exec"), module)
@@ -302,7 +302,7 @@ def test_the_changes_of_the_docs_to_an_algorithm_keep_its_contract(place: int, s
 
 
 @pytest.mark.slow
-def test_the_workers_of_the_docs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_workers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that docs/dataflow.md puts into my_workers.py, together in one graph."""
     (tmp_path / "my_workers.py").write_text("\n".join(blocks(ROOT / "docs" / "dataflow.md", "python")[:4]))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -324,7 +324,7 @@ def test_the_workers_of_the_docs_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_python_examples_of_the_docs_run(tmp_path: Path) -> None:
+def test_documented_python_examples_run(tmp_path: Path) -> None:
     pages = ("operations.md", "environments.md")
     source = "\n".join(block for page in pages for block in blocks(ROOT / "docs" / page, "python"))
     (tmp_path / "example.py").write_text(source)
@@ -340,7 +340,7 @@ def test_readme_and_contributing_stay_short() -> None:
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 60
 
 
-def test_learning_curves_are_those_of_the_committed_results(tmp_path: Path) -> None:
+def test_learning_curves_match_the_committed_results(tmp_path: Path) -> None:
     script = [sys.executable, "benchmarks/curves.py", "--to", str(tmp_path)]
     subprocess.run(script, cwd=ROOT, capture_output=True, check=True)
     drawn = sorted(tmp_path.iterdir())

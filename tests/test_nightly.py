@@ -8,7 +8,7 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 
 
-def test_the_table_names_tests_that_exist() -> None:
+def test_nightly_table_names_existing_tests() -> None:
     table = tomllib.loads((TESTS / "nightly.toml").read_text())
     for nightly, daily in table.items():
         assert daily not in table and nightly != daily, f"{daily} runs nightly itself"

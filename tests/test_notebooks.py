@@ -106,7 +106,7 @@ def test_interrupting_a_cell_stops_every_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_dataflow_of_ones_own_runs(tmp_path: Path) -> None:
+def test_custom_dataflow_notebook_runs(tmp_path: Path) -> None:
     printed = process("execute", NAMES[2], tmp_path)
     assert "no worker answers the stream inference" in printed and "norm of the params" in printed
     hops = re.findall(r"ledger.*: produced (\d+) .*: balanced", printed)
@@ -117,7 +117,7 @@ def test_a_dataflow_of_ones_own_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", [SHORT[2], pytest.param((), marks=pytest.mark.nightly)], ids=["runs", "whole"])
-def test_runs_are_analysed(tmp_path: Path, changed: tuple[str, ...]) -> None:
+def test_analysis_notebook_runs(tmp_path: Path, changed: tuple[str, ...]) -> None:
     printed = process("execute", NAMES[3], tmp_path, *changed, optimised=not changed)
     assert re.search(r"95% interval -?[\d.]+ to -?[\d.]+\npermutation test: p = [\d.]+\n", printed), printed
 
@@ -130,7 +130,7 @@ def test_two_policies_play_a_game_that_a_notebook_defines(tmp_path: Path) -> Non
 
 
 @pytest.mark.nightly
-def test_a_trained_pair_is_explored(tmp_path: Path) -> None:
+def test_trained_pair_notebook_runs(tmp_path: Path) -> None:
     pytest.importorskip("mujoco")
     printed = process("execute", NAMES[5], tmp_path, "155_000", "5_184", optimised=True)
     assert "5,184 env steps" in printed

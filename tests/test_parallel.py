@@ -53,7 +53,7 @@ def test_split_refuses_uneven_batches():
         split_devices(make_batch(2), 4)
 
 
-def test_refuses_devices_that_cannot_be():
+def test_refuses_invalid_devices():
     with pytest.raises(ConfigError, match="one or more different devices"):
         data_parallel(lambda *_: None, [])
     with pytest.raises(ConfigError, match="one or more different devices"):
@@ -87,6 +87,6 @@ def test_small_calls_compute_the_same_bits():
         np.testing.assert_array_equal(one, other)
 
 
-def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
+def test_unknown_xla_option_is_left_out(monkeypatch):
     monkeypatch.setattr(parallel, "IN_TURN", {"xla_cpu_no_such_option": "x"})
     assert small_calls.__wrapped__() is None
