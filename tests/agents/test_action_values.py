@@ -40,7 +40,7 @@ def draw(num_rows=3, num_envs=16, core=(), seed=0):
     return t._replace(observation=observation, is_first=is_first, discount=discount, acts=acts)
 
 
-def test_rescaling_is_rlaxs_and_its_own_inverse():
+def test_rescaling_equals_rlax_and_inverts():
     x = np.array([-1e4, -300.0, -2.5, -1e-3, 0.0, 1e-3, 0.7, 42.0, 1e4], np.float32)
     np.testing.assert_allclose(av.rescale(x), rlax.signed_hyperbolic(x), rtol=1e-6)
     np.testing.assert_allclose(av.unscale(av.rescale(x)), x, rtol=1e-4, atol=1e-5)
@@ -48,7 +48,7 @@ def test_rescaling_is_rlaxs_and_its_own_inverse():
     np.testing.assert_allclose(av.unscale(y), rlax.signed_parabolic(y), rtol=2e-3, atol=1e-4)
 
 
-def test_projection_is_rlaxs():
+def test_projection_equals_rlax():
     rng = np.random.default_rng(0)
     support = np.linspace(-3, 3, 11).astype(np.float32)
     atoms = (rng.normal(size=(50, 1)) * 3 + rng.uniform(0, 1, (50, 1)) * support).astype(np.float32)
@@ -59,7 +59,7 @@ def test_projection_is_rlaxs():
     np.testing.assert_allclose(got.sum(-1), 1.0, rtol=1e-5)
 
 
-def test_epsilon_greedy_plays_what_it_says_and_only_what_is_allowed():
+def test_epsilon_greedy_has_its_probabilities_and_obeys_the_mask():
     values = jnp.tile(jnp.array([9.0, 1.0, 3.0, 2.0]), (8000, 1))
     observation = {"action_mask": jnp.tile(jnp.array([0, 1, 1, 1]), (8000, 1))}
     action, log_prob = jax.jit(av.epsilon_greedy)(jax.random.key(0), values, jnp.asarray(0.3), observation)
@@ -100,7 +100,7 @@ def test_dueling_values_average_to_the_value_stream():
         (R2D2Config, {"burn_in": -1}, "burn_in"),
     ],
 )
-def test_configs_that_cannot_work_are_refused(config, options, message):
+def test_invalid_configs_are_refused(config, options, message):
     with pytest.raises(ConfigError, match=message):
         config(**options)
 
@@ -117,7 +117,7 @@ def test_continuous_actions_and_windows_without_an_unroll_are_refused():
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_one_atom_loss_against_a_loop_and_rlax(double):
+def test_one_atom_loss_equals_a_loop_and_rlax(double):
     config = DQNConfig(network=NETWORK, double=double, dueling=False, loss="mse", total_updates=10, gamma=GAMMA)
     network = value_network(NETWORK, SPEC)
     parts = dqn_file.Components(config, network, jnp.zeros(1))
@@ -139,7 +139,7 @@ def test_one_atom_loss_against_a_loop_and_rlax(double):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Rlax categorical_cross_entropy:PendingDeprecationWarning")
-def test_c51_loss_against_rlax():
+def test_c51_loss_equals_rlax():
     config = DQNConfig(network=NETWORK, num_atoms=7, value_min=-2.0, value_max=2.0, total_updates=10)
     network = value_network(NETWORK, SPEC, dueling=True, num_atoms=7)
     parts = dqn_file.Components(config, network, jnp.linspace(-2.0, 2.0, 7))
@@ -162,7 +162,7 @@ def test_c51_loss_against_rlax():
 
 
 @pytest.mark.slow
-def test_the_target_network_is_replaced_when_due():
+def test_target_network_is_replaced_every_period():
     agent = dqn(DQNConfig(network=NETWORK, target_period=2, total_updates=10, learning_rate=0.01), SPEC)
     update, state, t = jax.jit(agent.update), jax.jit(agent.init)(jax.random.key(0)), draw(num_rows=1)
     start = state.learner_params.target
@@ -196,7 +196,7 @@ def slow_target(t, value, trained, row, column, n):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rescaled", [True, False])
-def test_sequence_loss_against_a_walk_over_every_row(rescaled):
+def test_sequence_loss_equals_a_loop_over_rows(rescaled):
     config = R2D2Config(network=RECURRENT, burn_in=2, n_step=2, gamma=GAMMA, rescale_values=rescaled, dueling=False)
     network = value_network(RECURRENT, SPEC)
     parts = r2d2_file.Components(config, network)

@@ -152,7 +152,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("message", BROKEN)
-def test_broken_agents_are_told_what_they_did(message):
+def test_broken_agents_are_refused_with_the_reason(message):
     with pytest.raises(AgentFault, match=message):
         check_agent(BROKEN[message], SPEC)
 
@@ -177,7 +177,7 @@ except AgentFault as fault:
 
 
 @pytest.mark.slow
-def test_devices_that_drift_apart_are_noticed():
+def test_diverging_devices_are_detected():
     environment = fake_devices(2)
     command = [sys.executable, "-c", DEVICES]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)

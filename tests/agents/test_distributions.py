@@ -155,7 +155,7 @@ def test_squashed_entropy_equals_a_dense_integral_for_narrow_and_wide_policies()
         np.testing.assert_allclose([g[i, 0] for g in gradient], [slope_mean, slope_log_std], atol=1e-3)
 
 
-def test_the_spec_chooses_the_distribution_and_what_the_environment_gets():
+def test_spec_selects_the_distribution_and_the_environment_action():
     low, high = (-2.0, 0.0), (2.0, 1.0)
     stored = np.array([[-3.0, 0.25], [0.5, 9.0]], np.float32)
     clip, rescale, squash = (Continuous(low, high, t) for t in ("clip", "rescale", "squash"))

@@ -44,7 +44,7 @@ def rows_for(agent, spec):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_explorable_number_can_be_traced(name: str) -> None:
+def test_every_explorable_hyperparameter_can_be_traced(name: str) -> None:
     agent, first = explored(name)
     key = jax.random.key(0)
     state = jax.eval_shape(agent.init, key)
@@ -54,7 +54,7 @@ def test_every_explorable_number_can_be_traced(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_numbers_in_the_state_do_what_those_of_the_config_do() -> None:
+def test_hyperparameters_in_the_state_act_like_those_in_the_config() -> None:
     make, config, spec = CASES["ppo"]
     agent, first = explored("ppo")
     other = {option: value * 0.7 for option, value in first.items()}
@@ -74,7 +74,7 @@ def test_numbers_in_the_state_do_what_those_of_the_config_do() -> None:
     assert update._cache_size() == 1, "other values must not compile anything anew"
 
 
-def test_an_agent_begins_with_the_params_of_another_run_and_its_own_hyperparameters() -> None:
+def test_loaded_params_keep_the_agents_own_hyperparameters() -> None:
     agent, first = explored("td3")
     state, given = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.init)(jax.random.key(1))
     found = adopt(agent, state, given.params)

@@ -86,7 +86,7 @@ def random_mixer(state_size: int = 5):
     return mixing, jax.tree.map(lambda w: w + 0.5 * rng.normal(size=w.shape).astype(np.float32), weights)
 
 
-def test_the_mixer_is_what_the_paper_draws() -> None:
+def test_mixer_equals_the_paper() -> None:
     mixing, weights = random_mixer()
     rng = np.random.default_rng(0)
     utilities, states = 3 * rng.normal(size=(50, N)), 3 * rng.normal(size=(50, 5))
@@ -95,7 +95,7 @@ def test_the_mixer_is_what_the_paper_draws() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_no_utility_lowers_the_teams_value_in_10000_states() -> None:
+def test_mixing_is_monotonic_in_10000_states() -> None:
     mixing, weights = random_mixer()
     rng = np.random.default_rng(0)
     utilities, states = (rng.normal(scale=5, size=(10_000, size)).astype(np.float32) for size in (N, 5))
@@ -106,7 +106,7 @@ def test_no_utility_lowers_the_teams_value_in_10000_states() -> None:
 
 
 @pytest.mark.parametrize("name", ["vdn", "qmix"])
-def test_utilities_of_seats_that_do_not_act_change_nothing(name: str) -> None:
+def test_utilities_of_waiting_seats_have_no_effect(name: str) -> None:
     mixing, weights = random_mixer(4 + N) if name == "qmix" else (summing(N, 4 + N), ())
     rng = np.random.default_rng(0)
     acts = (rng.random((200, N)) < 0.5).astype(np.float32)
@@ -122,7 +122,7 @@ def test_utilities_of_seats_that_do_not_act_change_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_team_is_one_player_with_the_mean_reward(spec: str) -> None:
+def test_team_is_one_player_with_the_mean_reward(spec: str) -> None:
     agent = AGENTS["vdn"](SPECS[spec])
     t = rows_of(agent, SPECS[spec])
     team = factoring.make_team(VDNConfig(**FAST), SPECS[spec], lambda *_: agent, summing)
@@ -144,7 +144,7 @@ def test_a_team_is_one_player_with_the_mean_reward(spec: str) -> None:
     ("name", "double"),
     [("qmix", True), *(pytest.param(*c, marks=pytest.mark.slow) for c in (("vdn", True), ("qmix", False)))],
 )
-def test_targets_are_what_a_walk_over_the_seats_finds(name: str, double: bool) -> None:
+def test_targets_equal_a_loop_over_seats(name: str, double: bool) -> None:
     """Each seat's best action is chosen alone; the target mixer mixes the target network's utilities of these."""
     spec = SPECS["masked"]
     config = (VDNConfig if name == "vdn" else QMIXConfig)(**FAST, double=double, loss="mse")
@@ -188,7 +188,7 @@ def test_targets_are_what_a_walk_over_the_seats_finds(name: str, double: bool) -
 
 
 @pytest.mark.parametrize("name", ["vdn", pytest.param("recurrent vdn", marks=pytest.mark.slow)])
-def test_a_team_in_which_one_seat_acts_learns_what_that_seat_learns_alone(name: str) -> None:
+def test_team_with_one_acting_seat_learns_like_a_single_agent(name: str) -> None:
     """DQN and R2D2 train the seat by itself; the team's reward is a mean, so the seat's own is that of N seats."""
     spec, recurrent = SPECS["masked"], name != "vdn"
     options = {**(SLOW_MEMORY if recurrent else FAST), "normalize_observations": True}
@@ -211,7 +211,7 @@ def test_a_team_in_which_one_seat_acts_learns_what_that_seat_learns_alone(name: 
 
 
 @pytest.mark.parametrize("name", ["qmix", pytest.param("recurrent qmix", marks=pytest.mark.slow)])
-def test_what_seats_hold_that_do_not_act_changes_no_bit(name: str) -> None:
+def test_data_of_waiting_seats_changes_no_bit(name: str) -> None:
     spec = SPECS["masked"]
     agent = AGENTS[name](spec, normalize_observations=True)
     t = rows_of(agent, spec, num_rows=6)
@@ -232,7 +232,7 @@ def test_what_seats_hold_that_do_not_act_changes_no_bit(name: str) -> None:
         assert np.isfinite(leaf).all(), path
 
 
-def test_what_is_published_does_not_hold_the_mixer() -> None:
+def test_published_params_exclude_the_mixer() -> None:
     agent = AGENTS["qmix"](SPECS["with-state"])
     params = jax.eval_shape(agent.init, jax.random.key(0)).params
     inputs = {leaf.shape[0] for leaf in jax.tree.leaves(params.weights.network["torso"]) if len(leaf.shape) == 2}
@@ -250,7 +250,7 @@ def test_what_is_published_does_not_hold_the_mixer() -> None:
     ],
 )
 @pytest.mark.slow
-def test_agents_keep_the_contract(name: str, spec: str) -> None:
+def test_agents_pass_check_agent(name: str, spec: str) -> None:
     agent = AGENTS[name](SPECS[spec], normalize_observations=True)
     report = check_agent(agent, SPECS[spec], num_rows=6, num_envs=8)
     assert "update_ignores_masked_rows" in report.checks
@@ -307,7 +307,7 @@ def windows_of(rows, spec: EnvSpec, rng: np.random.Generator):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "best"), [("vdn", 7.0), ("qmix", 8.0)])
-def test_the_two_step_game_shows_what_a_mixture_can_do_and_a_sum_cannot(name: str, best: float) -> None:
+def test_qmix_solves_the_two_step_game_and_vdn_does_not(name: str, best: float) -> None:
     """Learning from random play, as in the paper: the sum of utilities sees 6.25 where the team could earn 8."""
     options = {"learning_rate": 3e-3, "gamma": 0.99, "target_period": 20, "loss": "mse", "agent_ids": True}
     agent = AGENTS[name](two_step_game(0)[1], **options, network=NetworkConfig(hidden=(32,), activation="relu"))
@@ -318,7 +318,7 @@ def test_the_two_step_game_shows_what_a_mixture_can_do_and_a_sum_cannot(name: st
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_work_is_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="game has one agent; VDN and QMIX are for teams"):
         AGENTS["vdn"](dataclasses.replace(PLAIN, num_agents=None))
     with pytest.raises(ConfigError, match="num_atoms is 51, but only single values can be mixed"):

@@ -46,7 +46,7 @@ def config(**changes) -> HAPPOConfig:
     ],
 )
 @pytest.mark.slow
-def test_it_obeys_the_contract_of_agents(changes, spec: str) -> None:
+def test_passes_check_agent(changes, spec: str) -> None:
     check_agent(happo(config(**changes), SPECS[spec]), SPECS[spec], num_rows=4, num_envs=4)
 
 
@@ -57,7 +57,7 @@ def rows_of(spec: EnvSpec, num_rows: int = 4, num_envs: int = 6, seed: int = 0):
     return t._replace(acts=acts, log_prob=rng.uniform(-2.0, -1.0, t.log_prob.shape).astype(np.float32))
 
 
-def test_each_seat_starts_from_what_the_seats_before_it_made_of_the_advantage() -> None:
+def test_each_seat_uses_the_advantage_weighted_by_earlier_seats() -> None:
     """Against a loop: seat by seat, gradient steps on the weighted advantage, then the ratio of the actions it took."""
     made, one = config(learning_rate=0.05, num_epochs=3), ac.one_agent(PLAIN)
     network = actor_critic(SMALL, one)
@@ -96,7 +96,7 @@ def test_each_seat_starts_from_what_the_seats_before_it_made_of_the_advantage() 
     assert np.abs(weight - 1).max() > 0.5  # the seats' steps were large enough to matter
 
 
-def test_seats_share_the_teams_advantage_and_none_learns_from_rows_on_which_it_does_not_act() -> None:
+def test_seats_share_the_team_advantage_and_train_only_on_rows_where_they_act() -> None:
     agent, t = happo(config(normalize_observations=True), SPECS["masked"]), rows_of(SPECS["masked"])
     waits, unused = t.acts == 0, t.acts != 1
     bad = t._replace(
@@ -119,7 +119,7 @@ def test_seats_share_the_teams_advantage_and_none_learns_from_rows_on_which_it_d
     assert moved == [True, False, True]
 
 
-def test_seats_find_actions_that_only_pay_together() -> None:
+def test_seats_find_jointly_rewarded_actions() -> None:
     """All see the same and earn the same: 1 when each plays its own number."""
     spec = EnvSpec(ArraySpec((N, 1), "float32"), Discrete(N), "choose", num_agents=N)
     agent = happo(config(learning_rate=0.02, entropy_coef=0.01, num_epochs=4), spec)
@@ -144,7 +144,7 @@ def test_seats_find_actions_that_only_pay_together() -> None:
     assert right.mean() > 0.9
 
 
-def test_what_cannot_work_is_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="game has one agent; HAPPO is for teams"):
         happo(config(), dataclasses.replace(PLAIN, num_agents=None))
     with pytest.raises(ConfigError, match="critic='own', but HAPPO's seats share one advantage"):

@@ -61,7 +61,7 @@ DELAYED = ("delayed_reward", [[0.0], [1.0]], [GAMMA, 1.0])
         pytest.param(DELAYED, True, id="delayed-scaled", marks=pytest.mark.nightly),
     ],
 )
-def test_values_are_what_the_probe_says(algorithm, probe, play, case, scaled):
+def test_values_match_the_probe(algorithm, probe, play, case, scaled):
     (make, effort), (name, observation, expected) = algorithm, case
     env = probe(name)
     options = {"normalize_values": True, "normalize_observations": True} if scaled else {}
@@ -91,7 +91,7 @@ DAILY = {("impala", "discrete"), *(("ppo", kind) for kind in SOLVED)}  # distrib
         for kind in SOLVED
     ],
 )
-def test_policies_find_the_action_that_pays(probe, play, name, kind):
+def test_policies_find_the_rewarded_action(probe, play, name, kind):
     make, effort = MAKERS[name]
     env = probe("matching_reward", kind)
     played = play(make(env.spec), env, num_updates=40 * effort)
@@ -106,7 +106,7 @@ def test_masked_actions_are_never_played_and_dict_observations_are_read(algorith
     assert set(np.unique(played.trajectory.action)) == {0, 1}
 
 
-def test_agents_that_share_a_policy_and_act_in_turns(algorithm, probe, play):
+def test_agents_sharing_a_policy_act_in_turns(algorithm, probe, play):
     make, effort = algorithm
     env = probe("agents_reward")
     played = play(make(env.spec), env, num_updates=40 * effort)
@@ -115,7 +115,7 @@ def test_agents_that_share_a_policy_and_act_in_turns(algorithm, probe, play):
 
 
 @pytest.mark.parametrize("core", ["gru", pytest.param("lstm", marks=pytest.mark.nightly)])
-def test_recurrent_remembers(algorithm, probe, play, core):
+def test_recurrent_policy_remembers(algorithm, probe, play, core):
     make, effort = algorithm
     env = probe("remembered_reward")
     network = NetworkConfig(hidden=(32,), core=core, core_size=32)
@@ -145,7 +145,7 @@ def test_ppo_learns_with_its_options(probe, play, options):
     assert all(np.isfinite(list(m.values())).all() for m in played.metrics)
 
 
-def test_the_greedy_policy_is_the_best_action(algorithm, probe, play):
+def test_greedy_policy_plays_the_best_action(algorithm, probe, play):
     make, effort = algorithm
     env = probe("matching_reward")
     agent = make(env.spec)

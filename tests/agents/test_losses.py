@@ -42,7 +42,7 @@ def test_approximate_kl_is_zero_at_equality_positive_elsewhere_and_unbiased():
     np.testing.assert_allclose(np.sum(old * np.asarray(approximate_kl(jnp.log(new / old)))), expected, rtol=1e-5)
 
 
-def test_entropy_excess_counts_what_the_legal_actions_allow():
+def test_entropy_excess_is_relative_to_the_legal_actions():
     mask = np.arange(16) < np.array([16, 4, 2, 1, 0])[:, None]
     entropy = jnp.log(jnp.array([16.0, 4.0, 2.0, 1.0, 16.0]))  # uniform over the legal actions; no legal one: over all
     excess = entropy_excess(entropy, 0.5 * np.log(16), mask)

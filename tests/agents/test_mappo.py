@@ -45,14 +45,14 @@ def rows_of(spec: EnvSpec, seed: int = 0):
     ],
 )
 @pytest.mark.slow
-def test_it_obeys_the_contract_of_agents(changes, spec: str) -> None:
+def test_passes_check_agent(changes, spec: str) -> None:
     agent = mappo(config(**changes), SPECS[spec])
     check_agent(agent, SPECS[spec], num_rows=4, num_envs=4)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("critic", ["central", "own"])
-def test_the_value_function_reads_what_the_oracle_says(spec: str, critic: str) -> None:
+def test_value_function_reads_the_inputs_of_the_oracle(spec: str, critic: str) -> None:
     rows, made = rows_of(SPECS[spec]), config(critic=critic)
     rows.acts[2, 1, 0] = 2
     found = np.asarray(critic_input(made, rows, N))
@@ -67,7 +67,7 @@ def test_the_value_function_reads_what_the_oracle_says(spec: str, critic: str) -
         np.testing.assert_allclose(found[t, b, i], np.concatenate([*wanted, np.eye(N)[i]]), rtol=1e-6)
 
 
-def test_what_is_published_does_not_hold_the_value_function() -> None:
+def test_published_params_exclude_the_value_function() -> None:
     agent = mappo(config(), SPECS["with-state"])
     shapes = jax.eval_shape(agent.init, jax.random.key(0))
     inputs = {leaf.shape[0] for leaf in jax.tree.leaves(shapes.params.weights["torso"]) if len(leaf.shape) == 2}
@@ -79,7 +79,7 @@ def test_what_is_published_does_not_hold_the_value_function() -> None:
     assert spec_of(acted.action) == ArraySpec((2, N), "int32")
 
 
-def test_seats_that_share_a_policy_act_differently_by_their_number() -> None:
+def test_seats_sharing_a_policy_are_told_apart_by_seat_number() -> None:
     """All see the same; they are paid for choosing three different actions, which one policy without numbers cannot."""
     spec = EnvSpec(ArraySpec((N, 1), "float32"), Discrete(N), "choose", num_agents=N)
     told, blind = _play(spec, agent_ids=True), _play(spec, agent_ids=False)
@@ -110,7 +110,7 @@ def rows_of_size(spec: EnvSpec, num_rows: int, num_envs: int):
     return rows._replace(observation=zeros, is_first=np.zeros_like(rows.is_first), acts=np.ones_like(rows.acts))
 
 
-def test_what_cannot_work_is_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="game has one agent; MAPPO and IPPO are for environments with several seats"):
         mappo(config(), dataclasses.replace(PLAIN, num_agents=None))
     with pytest.raises(

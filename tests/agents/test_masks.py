@@ -42,7 +42,7 @@ def test_the_only_allowed_action_is_played(agent):
         np.testing.assert_allclose(reply.log_prob, 0.0, atol=1e-5)
 
 
-def test_where_one_action_is_allowed_there_is_nothing_to_learn_for_the_policy(agent):
+def test_one_allowed_action_gives_no_policy_gradient(agent):
     action, observation = one_allowed((T + 1, B))
     rows = zeros(make_trajectory_spec(SPEC, (), (), num_rows=T, num_envs=B))
     ones = np.ones_like(rows.reward)

@@ -44,7 +44,7 @@ def test_merging_updates_equals_numpy_over_all_unmasked_rows():
     np.testing.assert_allclose(moments["state"].variance, rows.var(0), rtol=1e-4)
 
 
-def test_images_integers_and_masks_stay_as_they_are():
+def test_images_integers_and_masks_are_not_normalized():
     observation, mask = draw(0)
     moments = norm.merge_moments(norm.init_moments(SPEC), observation, mask)
     normal = norm.normalize(moments, observation)
@@ -64,7 +64,7 @@ def test_no_unmasked_row_changes_nothing():
     jax.tree.map(np.testing.assert_array_equal, values, norm.init_value_moments())
 
 
-def test_shares_of_devices_with_unequal_counts_sum_to_the_whole():
+def test_device_shards_with_unequal_counts_sum_to_the_total():
     observation, mask = draw(3, num_envs=8)
     mask[:, :2] = 0.0  # the first device has no row at all
     whole = norm.merge_moments(norm.init_moments(SPEC), observation, mask)
@@ -104,7 +104,7 @@ def far_targets(ratio, *, num_updates=100):
 
 
 @pytest.mark.parametrize("ratio", [0.0, 500.0, -5000.0])
-def test_moments_are_those_of_float64_where_the_mean_is_far_from_0(ratio):
+def test_moments_equal_float64_where_the_mean_is_far_from_0(ratio):
     values, moments = norm.init_value_moments(), norm.init_moments(ArraySpec((), "float32"))
     merge, merge_values = jax.jit(norm.merge_moments), jax.jit(norm.merge_value_moments)
     weight = first = second = 0.0
@@ -128,7 +128,7 @@ def test_moments_are_those_of_float64_where_the_mean_is_far_from_0(ratio):
 
 
 @pytest.mark.parametrize("ratio", [500.0, 5000.0])
-def test_four_devices_have_the_moments_of_one_where_the_mean_is_far_from_0(ratio):
+def test_four_devices_equal_one_where_the_mean_is_far_from_0(ratio):
     one = one_each = norm.init_value_moments(), norm.init_moments(ArraySpec((), "float32"))
 
     def merge(moments, target, mask, axis_name=None):
@@ -146,7 +146,7 @@ def test_four_devices_have_the_moments_of_one_where_the_mean_is_far_from_0(ratio
         one_each = mine
 
 
-def test_moments_go_on_from_a_snapshot_with_their_bits(tmp_path):
+def test_moments_continue_bit_for_bit_from_a_snapshot(tmp_path):
     updates = list(far_targets(500.0, num_updates=4))
     merge = jax.jit(norm.merge_value_moments)
     moments = norm.init_value_moments()

@@ -69,7 +69,7 @@ def slow_transition(t, column, margin):
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 5])
-def test_transitions_are_what_a_walk_over_each_window_finds(num_rows):
+def test_transitions_equal_a_loop_over_each_window(num_rows):
     t = draw(REAL, num_rows=num_rows, num_envs=200, weighted=True)
     got = transition(t)
     ends, margin = set(), slow_margin(t)
@@ -92,14 +92,14 @@ def test_transitions_are_what_a_walk_over_each_window_finds(num_rows):
     assert ends == set(range(num_rows + 1))  # every way to end was there
 
 
-def test_windows_too_short_for_the_agents_next_row_train_nothing():
+def test_windows_too_short_for_the_next_row_train_nothing():
     """In a game of turns a window of one row would train on those only in which the game ends at once."""
     t = draw(REAL, num_rows=1, num_envs=200, waiting=0.4)
     assert not np.asarray(transition(t).mask).any()
     assert np.asarray(transition(draw(REAL, num_rows=1, num_envs=200, waiting=0.0)).mask).any()
 
 
-def test_weights_are_the_mask_without_importance_weights():
+def test_loss_weights_equal_the_mask_without_importance_weights():
     got = transition(draw(REAL))
     np.testing.assert_array_equal(got.weight, got.mask)
 
@@ -126,7 +126,7 @@ def test_units_are_shares_of_the_bounds_for_every_transform(transform):
         (ddpg, Discrete(3), "expected Continuous"),
     ],
 )
-def test_actions_that_cannot_be_played_are_refused(make, action, message):
+def test_unplayable_actions_are_refused(make, action, message):
     config = {sac: SACConfig, td3: TD3Config, ddpg: DDPGConfig}[make]
     with pytest.raises(ConfigError, match=message):
         make(config(), EnvSpec(LINE, action))
@@ -145,7 +145,7 @@ def test_actions_that_cannot_be_played_are_refused(make, action, message):
         (DDPGConfig, {"critic_learning_rate": -1.0}),
     ],
 )
-def test_configs_that_cannot_work_are_refused(config, options):
+def test_invalid_configs_are_refused(config, options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         config(**options)
 
@@ -155,7 +155,7 @@ def test_recurrent_networks_are_refused_by_name():
         sac(SACConfig(network=NetworkConfig(core="gru")), REAL)
 
 
-def test_gradients_of_a_large_batch_in_chunks_are_those_of_the_whole(monkeypatch):
+def test_chunked_gradients_equal_the_full_batch(monkeypatch):
     rng = np.random.default_rng(0)
     weights = {"w": jnp.asarray(rng.normal(size=3), jnp.float32)}
     columns = rng.normal(size=(12, 3)).astype(np.float32)
@@ -172,7 +172,7 @@ def test_gradients_of_a_large_batch_in_chunks_are_those_of_the_whole(monkeypatch
     assert chunked[2].shape == (12,)
 
 
-def test_targets_move_by_tau_when_they_are_due():
+def test_targets_move_by_tau_every_period():
     target, online = {"w": jnp.zeros(2)}, {"w": jnp.ones(2)}
     for updates, expected in ((0, 0.0), (1, 0.0), (2, 0.25), (3, 0.0), (5, 0.25)):
         moved = off.move_targets(target, online, tau=0.25, period=3, updates=jnp.asarray(updates))
@@ -198,7 +198,7 @@ def member(weights, e):
 
 
 @pytest.mark.slow
-def test_soft_critic_loss_against_distrax_and_numpy():
+def test_soft_critic_loss_equals_distrax_and_numpy():
     distrax = pytest.importorskip("distrax")
     config = SACConfig(network=NETWORK, gamma=GAMMA, temperature=0.3)
     parts, _ = sac_file.continuous_parts(config, REAL)
@@ -330,7 +330,7 @@ def near(a, b):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sac", "td3", "ddpg"])
-def test_policy_and_critics_on_two_sides_do_what_one_update_does(name):
+def test_split_policy_and_critic_updates_equal_one_update(name):
     """Strictly in turns, with everything exchanged, the two updates are the fused one."""
     make, config = MAKERS[name]
     options = {
@@ -391,7 +391,7 @@ def test_weights_priorities_and_masks_reach_the_update(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
-def test_actions_are_random_until_something_was_learned(name):
+def test_actions_are_random_until_the_first_update(name):
     make, config = MAKERS[name]
     agent = make(config(network=NETWORK), REAL)
     params = jax.jit(agent.init)(jax.random.key(0)).params

@@ -59,7 +59,7 @@ def values(name, state, spec, observation):
     ],
     ids=lambda case: case[0],
 )
-def test_values_are_what_the_probe_says(name, case):
+def test_values_match_the_probe(name, case):
     probe, window, observation, expected = case
     env = make_env(probe, action=REAL)
     normalized = {"normalize_observations": probe == "predictable_reward"}
@@ -68,7 +68,7 @@ def test_values_are_what_the_probe_says(name, case):
 
 
 @pytest.mark.parametrize("transform", ["clip", "squash"])
-def test_policies_find_the_action_that_is_seen(name, transform):
+def test_policies_find_the_observed_action(name, transform):
     env = make_env("continuous", action=Continuous((-2.0,), (2.0,), transform), num_envs=16)
     played = play(make(name, env), env, num_updates=500)
     assert played.score > 0.9, played.metrics
@@ -85,14 +85,14 @@ def test_temperature_falls_above_the_target_entropy_and_rises_below(target, fall
 
 
 @pytest.mark.parametrize("probe", ["action_by_observation", "masked"])
-def test_discrete_sac_finds_the_action_that_pays(probe):
+def test_discrete_sac_finds_the_rewarded_action(probe):
     env = make_env(probe)
     options = {"learn_temperature": True, "temperature": 0.1, "target_entropy": 0.05, "policy_delay": 2}
     played = play(make("sac", env, **options), env, num_updates=2000)
     assert played.score > 0.9, played.metrics
 
 
-def test_few_legal_actions_do_not_drive_the_temperature_up():
+def test_few_legal_actions_do_not_raise_the_temperature():
     """2 of 16 actions are legal: the policy cannot reach an entropy of 0.5 log 16, but it can reach 0.5 log 2."""
     observation = {"x": ArraySpec((3,), "float32"), "action_mask": ArraySpec((16,), "uint8")}
     spec = EnvSpec(observation, Discrete(16))
@@ -107,19 +107,19 @@ def test_few_legal_actions_do_not_drive_the_temperature_up():
     assert output.metrics["temperature"] < 3.0, output.metrics
 
 
-def test_agents_keep_the_contract(name):
+def test_agents_pass_check_agent(name):
     action = Continuous((-2.0, 0.0), (2.0, 1.0), {"sac": "squash", "td3": "clip", "ddpg": "rescale"}[name])
     spec = EnvSpec({"x": ArraySpec((3,), "float32"), "n": ArraySpec((2,), "int32")}, action)
     report = check_agent(MAKERS[name](spec, normalize_observations=True), spec)
     assert "update_ignores_masked_rows" in report.checks
 
 
-def test_agents_that_share_a_policy_and_images_keep_the_contract():
+def test_agents_with_shared_policy_or_images_pass_check_agent():
     observation = {"x": ArraySpec((2, 3), "float32"), "image": ArraySpec((2, 36, 36, 1), "uint8")}
     spec = EnvSpec(observation, REAL, num_agents=2)
     check_agent(MAKERS["sac"](spec), spec, num_rows=2, num_envs=4)
 
 
-def test_discrete_sac_keeps_the_contract():
+def test_discrete_sac_passes_check_agent():
     spec = EnvSpec({"x": ArraySpec((3,), "float32"), "action_mask": ArraySpec((4,), "uint8")}, Discrete(4))
     check_agent(MAKERS["sac"](spec, normalize_observations=True, policy_delay=2), spec)

@@ -92,7 +92,7 @@ def slow_corrected(rows: Rows, rho, c, lambda_):
     return x
 
 
-def test_masks_of_a_thousand_schedules_are_what_a_walk_finds():
+def test_masks_of_a_thousand_schedules_equal_a_loop():
     rows = make_rows(10, num_rows=24, trailing=(1000,), waiting=True)
     kinds = row_kinds(rows.discount, rows.acts, rows.is_first)
     for (column,), single in columns(rows):
@@ -103,7 +103,7 @@ def test_masks_of_a_thousand_schedules_are_what_a_walk_finds():
     assert not (kinds.trained & cut).any() and ((rows.acts[:-1] > 0) & ~cut & ~np.asarray(kinds.trained)).sum() > 100
 
 
-def test_where_a_single_agent_acts_all_rows_but_last_observations_are_trained():
+def test_single_agent_trains_on_all_rows_but_last_observations():
     rows = make_rows(11)
     kinds = row_kinds(rows.discount, rows.acts, rows.is_first)
     np.testing.assert_array_equal(kinds.trained, ~rows.is_first[1:])
@@ -116,7 +116,7 @@ def test_acts_without_row_t_are_refused():
         gae(rows._replace(acts=rows.acts[:-1]), gamma=GAMMA, lambda_=LAMBDA)
 
 
-def test_acts_2_is_plain_gae_over_all_rows():
+def test_acts_on_all_rows_gives_plain_gae():
     """Value-only rows are discounted and corrected like acting ones, and have no advantage."""
     rows = make_rows(12, trailing=(1000,), num_rows=24)
     dead = rows._replace(acts=rows.acts + (np.random.default_rng(1).random(rows.acts.shape) < 0.5))
@@ -125,7 +125,7 @@ def test_acts_2_is_plain_gae_over_all_rows():
     np.testing.assert_array_equal(got.advantage, np.where(dead.acts[:-1] == 1, plain.advantage, 0.0))
 
 
-def test_acts_0_is_gae_on_the_agents_own_rows():
+def test_acts_on_own_rows_gives_gae_over_own_rows():
     """A column without its waiting rows (their rewards, undiscounted, are the row's before) gives the same numbers."""
     rows = make_rows(13, num_rows=24, trailing=(1000,))
     acts = (np.random.default_rng(2).random(rows.acts.shape) < 0.5).astype(np.uint8)
@@ -199,7 +199,7 @@ def test_on_policy_vtrace_is_gae(lambda_, weight_advantage):
     np.testing.assert_allclose(got.advantage, expected.advantage, atol=1e-5)
 
 
-def test_lambda_returns_are_gae_plus_value_and_the_one_step_and_monte_carlo_ends():
+def test_lambda_returns_equal_gae_plus_value_and_both_limits():
     rows = make_rows(4, waiting=True)
     mask = np.asarray(row_kinds(rows.discount, rows.acts, rows.is_first).trained)
     for lambda_ in (0.0, 0.6, 1.0):
@@ -243,7 +243,7 @@ def test_the_row_table_by_hand():
     np.testing.assert_allclose(advantage, [first, second, 0.0, 30.0 - 4.0, 0.0])
 
 
-def test_what_follows_a_cut_cannot_reach_back():
+def test_rows_after_a_cut_do_not_affect_earlier_rows():
     rows = make_rows(6)
     changed = rows._replace(value=rows.value.copy(), reward=rows.reward.copy())
     for column in range(rows.reward.shape[1]):
@@ -254,7 +254,7 @@ def test_what_follows_a_cut_cannot_reach_back():
         np.testing.assert_array_equal(before, after)
 
 
-def test_an_environments_is_first_spreads_over_its_agents():
+def test_is_first_of_an_environment_applies_to_all_its_agents():
     rows = make_rows(7, trailing=(4, 1))
     agents = Rows(*(np.repeat(leaf, 3, axis=2) for leaf in rows))
     shared = agents._replace(is_first=rows.is_first[..., 0])

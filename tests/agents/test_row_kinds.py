@@ -79,7 +79,7 @@ def spoilt(t):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
-def test_nan_in_rows_that_are_not_the_agents_own_changes_no_bit(name):
+def test_nan_in_rows_of_other_agents_changes_no_bit(name):
     agent, spec = AGENTS[name]()
     t = rows_of_all_kinds(agent, spec, 0)
     state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
@@ -115,7 +115,7 @@ def test_value_only_rows_train_the_critic_and_not_the_policy():
 
 
 @pytest.mark.slow
-def test_a_recurrent_agent_reads_waiting_rows_and_only_whole_columns_of_others_do_not_matter():
+def test_recurrent_agent_reads_waiting_rows_but_not_columns_of_others():
     """What a seat saw while it waited is in its core; what a frozen player saw is nobody's."""
     network = NetworkConfig(hidden=(8,), core="gru", core_size=4)
     agent = r2d2(R2D2Config(network=network, burn_in=1, n_step=2), CHOICE)
@@ -128,7 +128,7 @@ def test_a_recurrent_agent_reads_waiting_rows_and_only_whole_columns_of_others_d
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(ends[1]))
 
 
-def test_priorities_are_means_over_the_seats_that_are_trained():
+def test_priorities_are_means_over_trained_seats():
     error, mask = jnp.asarray([1.0, -3.0, 9.0, 5.0, 7.0, 7.0]), jnp.asarray([1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
     np.testing.assert_array_equal(off.priorities(error, mask, 3), [2.0, 0.0])
 

@@ -28,7 +28,7 @@ AGENTS = {
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_games_that_are_only_scored_train_nothing_and_have_their_scores(name):
+def test_scored_games_are_not_trained_on_and_get_scores(name):
     agent, draws = AGENTS[name](), np.random.default_rng(0)
     rows = zeros(make_trajectory_spec(SPEC, (), (), num_rows=T, num_envs=B, scored=True))
     rows = jax.tree.map(np.array, rows)

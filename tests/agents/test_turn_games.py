@@ -39,7 +39,7 @@ def trajectories(num_rows: int) -> Trajectory:
 
 
 @pytest.mark.parametrize(("targets", "num_rows"), [("gae", 3), *SLOW])
-def test_values_are_exact_at_short_trajectories_as_at_long_ones(targets, num_rows):
+def test_values_are_exact_for_short_and_long_trajectories(targets, num_rows):
     """Half of all columns end with a row on which the seat waits; its value was never learnt."""
     t = trajectories(num_rows)
     assert 0.4 < (t.acts[-1] == 0).mean() < 0.6
@@ -60,7 +60,7 @@ def test_values_are_exact_at_short_trajectories_as_at_long_ones(targets, num_row
     assert (value[WAITING:] == NEVER_LEARNT).all()
 
 
-def test_the_margin_is_the_slowest_rows_wait():
+def test_margin_equals_the_longest_wait_of_a_row():
     """Turns of two: 2 rows. A seat that always acts, or never: 1. Long waits cost at most a quarter of the rows."""
     turns, margin = trajectories(64), compiled(row_margin)
     assert margin(turns) == 2
@@ -74,7 +74,7 @@ def test_the_margin_is_the_slowest_rows_wait():
 
 
 @pytest.mark.parametrize(("window", "goes_on"), [(2, "best"), (2, "random"), (3, "random"), (5, "random")])
-def test_action_values_are_exact_from_windows_of_any_length(window, goes_on):
+def test_action_values_are_exact_for_windows_of_any_length(window, goes_on):
     """Windows begin at every row. Those of 3 and 5 rows end where the seat waits; of 1 row nothing can be learnt."""
     games = play(4001, 32, 1)
     rows = np.arange(4001 - window)[None] + np.arange(window + 1)[:, None]

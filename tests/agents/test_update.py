@@ -66,7 +66,7 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_an_update_is_pure_and_moves_what_it_should(factory):
+def test_update_is_pure_and_changes_the_expected_state(factory):
     agent = factory(normalize_observations=True, normalize_values=True)
     trajectory = random_trajectory(0)
     state = jax.jit(agent.init)(jax.random.key(0))
@@ -92,7 +92,7 @@ def test_an_update_is_pure_and_moves_what_it_should(factory):
     assert names | {"grad_norm", "learning_rate"} <= set(output.metrics)
 
 
-def test_what_masked_rows_hold_never_matters(factory):
+def test_masked_rows_have_no_effect(factory):
     """Action, log_prob and reward of a last observation's row, and row T's leaves: bit for bit the same state."""
     agent = factory(normalize_observations=True, normalize_values=True)
     trajectory = random_trajectory(1)
@@ -106,7 +106,7 @@ def test_what_masked_rows_hold_never_matters(factory):
     assert_same(run(agent, trajectory), run(agent, garbage))
 
 
-def test_rows_of_others_are_not_trained_on_but_their_reward_counts(factory):
+def test_rows_of_other_agents_are_not_trained_on_but_their_reward_counts(factory):
     agent = factory(normalize_observations=True)
     trajectory = random_trajectory(2)
     waiting = (trajectory.acts == 0) & ~np.concatenate([trajectory.is_first[1:], np.ones((1, B), bool)])
@@ -122,7 +122,7 @@ def test_rows_of_others_are_not_trained_on_but_their_reward_counts(factory):
     assert any((x != y).any() for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(changed), strict=True))
 
 
-def test_a_batch_without_a_single_trained_row_is_finite(factory):
+def test_batch_without_trained_rows_is_finite(factory):
     agent = factory(normalize_observations=True, normalize_values=True)
     trajectory = random_trajectory(3)
     state, output = run(agent, trajectory._replace(acts=np.zeros_like(trajectory.acts)))
@@ -149,7 +149,7 @@ def test_popart_moves_the_scale_and_keeps_raw_values(factory):
 
 
 @pytest.mark.slow
-def test_observations_are_normalised_by_the_moments_the_update_started_from():
+def test_observations_are_normalised_by_the_moments_before_the_update():
     agent = ppo(PPOConfig(network=SMALL, normalize_observations=True), SPEC)
     plain = ppo(PPOConfig(network=SMALL), SPEC)
     trajectory = random_trajectory(5)
@@ -166,7 +166,7 @@ def test_observations_are_normalised_by_the_moments_the_update_started_from():
 
 
 @pytest.mark.slow
-def test_behaviour_log_probs_are_reproduced_so_an_unlagged_update_starts_at_ratio_one():
+def test_unlagged_update_starts_at_ratio_one():
     agent = ppo(PPOConfig(network=SMALL, num_epochs=1, num_minibatches=1), SPEC)
     state = jax.jit(agent.init)(jax.random.key(0))
     trajectory = random_trajectory(6)
@@ -208,7 +208,7 @@ def test_the_learning_rate_falls_to_zero_at_total_updates(factory):
 
 
 @pytest.mark.slow
-def test_a_core_starts_afresh_where_an_episode_does(factory):
+def test_core_is_reset_at_episode_starts(factory):
     network = NetworkConfig(hidden=(16,), core="gru", core_size=8)
     agent = factory(network=network)
     state, core = jax.jit(agent.init)(jax.random.key(0)), agent.initial_core(2)
@@ -230,7 +230,7 @@ def test_a_core_starts_afresh_where_an_episode_does(factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [None, False])
-def test_chunks_begin_with_the_core_that_acting_had_there(shared):
+def test_chunks_start_with_the_core_of_acting(shared):
     """The loss of a first gradient step is that of whole trajectories, whatever the chunks; gradients end at their edges."""
     network = NetworkConfig(hidden=(16,), core="lstm", core_size=8, shared=shared)
     options = {"network": network, "optimizer": "sgd", "num_epochs": 1, "num_minibatches": 1}
@@ -256,7 +256,7 @@ def test_chunks_divide_trajectories():
 
 
 @pytest.mark.parametrize("transform", ["clip", "squash"])
-def test_real_actions(factory, transform):
+def test_continuous_actions(factory, transform):
     spec = EnvSpec(SPEC.observation, Continuous((-1.0, -2.0), (1.0, 2.0), transform))
     action = np.random.default_rng(0).normal(size=(T + 1, B, 2)).astype(np.float32)
     state, output = run(factory(spec), random_trajectory(0, action=action))
@@ -278,12 +278,12 @@ def test_real_actions(factory, transform):
         ({"chunk_length": 4}, "chunk_length=4 is for recurrent networks, and network.core is 'none'"),
     ],
 )
-def test_values_that_cannot_work_are_refused(options, message):
+def test_invalid_values_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         PPOConfig(**options)
 
 
-def test_specs_that_cannot_work_are_refused(factory):
+def test_invalid_specs_are_refused(factory):
     with pytest.raises(
         ConfigError, match=r"has shape \(3,\); every observation leaf needs the agent axis first: \(2, "
     ):
@@ -296,7 +296,7 @@ def test_specs_that_cannot_work_are_refused(factory):
 
 
 @pytest.mark.slow
-def test_values_sent_by_acting_are_those_the_learner_computes():
+def test_values_sent_by_actors_equal_those_of_the_learner():
     """With the params that acted (no lag) an update is the same, to rounding, whoever computes the values."""
     options = {"network": SMALL, "normalize_observations": True, "num_minibatches": 2}
     ours, acting = (ppo(PPOConfig(**options, values=who), SPEC) for who in ("learner", "acting"))
@@ -320,12 +320,12 @@ def test_values_sent_by_acting_are_those_the_learner_computes():
 @pytest.mark.parametrize(
     "options", [{"returns": "vtrace"}, {"normalize_values": True}, {"network": NetworkConfig(core="gru")}]
 )
-def test_values_that_acting_cannot_know_are_refused(options):
+def test_values_unknown_to_actors_are_refused(options):
     with pytest.raises(ConfigError, match="values='acting' needs returns='gae', normalize_values=False and a feed-f"):
         PPOConfig(values="acting", **options)
 
 
-def test_weights_name_what_is_trained():
+def test_optimizer_state_has_the_structure_of_the_trained_weights():
     agent = ppo(PPOConfig(network=SMALL), SPEC)
     state = jax.jit(agent.init)(jax.random.key(0))
     moments = state.opt_state[1].mu
@@ -333,7 +333,7 @@ def test_weights_name_what_is_trained():
     assert jax.tree.structure(moments.policy) == jax.tree.structure(state.params.weights)
 
 
-def test_rows_are_scored_by_the_size_of_their_advantage_where_games_are_scored():
+def test_rows_of_scored_games_are_scored_by_absolute_advantage():
     """With gamma 0 the advantage is the reward less the value, which the actors sent."""
     agent = ppo(PPOConfig(network=SMALL, values="acting", gamma=0.0, num_epochs=1, num_minibatches=1), SPEC)
     rng = np.random.default_rng(0)

@@ -46,7 +46,7 @@ def values(config, state, spec, observation):
     ],
     ids=lambda case: f"{case[0]}-{case[1]}-{len(case[2])}",
 )
-def test_values_are_what_the_probe_says(case):
+def test_values_match_the_probe(case):
     probe, window, options, observation, expected = case
     env, config = make_env(probe), DQNConfig(**{**FAST, **options})
     played = play(dqn(config, env.spec), env, num_updates=400, window=window, weights=window == 3)
@@ -69,7 +69,7 @@ LADDER = {"exploration": "ladder", "epsilon": 0.4}
         pytest.param("masked", LADDER, id="ladder-masked", marks=pytest.mark.nightly),
     ],
 )
-def test_dqn_finds_the_action_that_pays(probe, options):
+def test_dqn_finds_the_rewarded_action(probe, options):
     env = make_env(probe, num_envs=16)
     agent = dqn(DQNConfig(**{**FAST, "epsilon": 0.01, **options}, exploration_updates=100), env.spec)
     played = play(agent, env, num_updates=400)
@@ -133,7 +133,7 @@ def imitate(action, expert, *, num_updates=250, num_rows=6, core="none", **optio
 
 
 @pytest.mark.parametrize("kind", ["discrete", "multi_discrete", "continuous", "squashed"])
-def test_bc_imitates(kind):
+def test_bc_imitates_the_recorded_policy(kind):
     actions = {
         "discrete": Discrete(2),
         "multi_discrete": MultiDiscrete((2, 2)),
@@ -204,6 +204,6 @@ AGENTS = {
     ],
     ids=["dqn-masked", "dqn-shared", "c51-image", "r2d2-masked", "r2d2-shared", "bc-masked", "bc-shared"],
 )
-def test_agents_keep_the_contract(name, spec):
+def test_agents_pass_check_agent(name, spec):
     report = check_agent(AGENTS[name](spec), spec, num_rows=6, num_envs=8)
     assert "update_ignores_masked_rows" in report.checks

@@ -57,7 +57,7 @@ FAULTS = (
         "PPO's importance ratio is detached from the gradient",
         "    ratio = jnp.exp(log_ratio)\n",
         "    ratio = jnp.exp(jax.lax.stop_gradient(log_ratio))\n",
-        (f"{UPDATE}::test_an_update_is_pure_and_moves_what_it_should[ppo]",),
+        (f"{UPDATE}::test_update_is_pure_and_changes_the_expected_state[ppo]",),
     ),
     Fault(
         "acting ignores the action mask",
@@ -81,7 +81,7 @@ FAULTS = (
         "the observation normaliser is never moved by PPO",
         "new = pack(parts, weights, moments, opt_state,",
         "new = pack(parts, weights, state.params.moments, opt_state,",
-        (f"{UPDATE}::test_an_update_is_pure_and_moves_what_it_should[ppo]",),
+        (f"{UPDATE}::test_update_is_pure_and_changes_the_expected_state[ppo]",),
     ),
     Fault(
         "merged variance counts the distance of means twice",
@@ -99,13 +99,13 @@ FAULTS = (
         "R2D2 throws the burnt-in cores away",
         "        online, fixed = jax.lax.stop_gradient(tuple(cores))\n",
         "        jax.lax.stop_gradient(tuple(cores))\n",
-        ("tests/agents/test_action_values.py::test_sequence_loss_against_a_walk_over_every_row",),
+        ("tests/agents/test_action_values.py::test_sequence_loss_equals_a_loop_over_rows",),
     ),
     Fault(
         "target networks move one update late",
         "    due = (updates + 1) % period == 0\n",
         "    due = updates % period == 0\n",
-        (f"{OFF_POLICY}::test_targets_move_by_tau_when_they_are_due",),
+        (f"{OFF_POLICY}::test_targets_move_by_tau_every_period",),
     ),
     # -- environments
     Fault(
