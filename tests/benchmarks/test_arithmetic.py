@@ -42,7 +42,7 @@ def test_no_time_no_rate():
     assert math.isnan(slope([1.0, 1.0], [0.0, 5.0]))
 
 
-def test_median_and_range_leave_out_what_is_not_there():
+def test_median_and_range_skip_missing_values():
     assert spread([3.0, math.nan, 1.0, 2.0]) == (2.0, 1.0, 3.0)
     assert all(math.isnan(value) for value in spread([]))
 
@@ -77,7 +77,7 @@ def test_a_work_divides_into_minibatches(name):
     assert work.gradient_steps == 4
 
 
-def test_differences_name_what_is_not_the_same_work():
+def test_differences_name_the_unequal_settings():
     work = Work("CartPole-v1", "mlp", 9155)
     same = {
         "env": "CartPole-v1", "num_envs": 16, "rollout": 128, "minibatch": 512, "epochs": 1, "gradient_steps": 4,

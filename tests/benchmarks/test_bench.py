@@ -33,7 +33,7 @@ def run(*words, timeout_s=880, **variables):
     )
 
 
-def test_the_metrics_it_reads_exist():
+def test_metrics_it_reads_exist():
     for kind in KINDS:
         assert {f"{kind}/{activity.name}_share" for activity in find_kind(kind).all_activities} <= set(
             catalogue().by_name
@@ -67,7 +67,7 @@ def test_a_summary_of_lines():
     assert "learner_idle_share" not in found
 
 
-def test_lines_are_read_once_and_whole(tmp_path):
+def test_lines_are_read_once_and_only_when_complete(tmp_path):
     path = tmp_path / "experiment" / "bench" / "metrics.jsonl"
     tail = Tail(tmp_path)
     assert tail.lines() == []
@@ -130,7 +130,7 @@ def test_numbers_of_another_format_are_refused():
         tables.show(raw_numbers() | {"format": 1})
 
 
-def test_wrong_words_are_refused_with_what_there_is():
+def test_wrong_arguments_are_refused_with_the_valid_ones():
     ran = run("ppo_cartpol", timeout_s=60)
     assert ran.returncode == 2
     assert "there is no experiment 'ppo_cartpol'" in ran.stderr
@@ -198,7 +198,7 @@ def test_a_peer_beside_ours(tmp_path):
     assert kept["ppo_cartpole"]["sb3"] == {"best": [{"threads": 1}], "raw": "raw.json"}
 
 
-def test_the_module_has_no_side_effects_of_its_own(monkeypatch):
+def test_module_has_no_import_side_effects(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     spec = importlib.util.spec_from_file_location("jsrl_bench", BENCH)
     module = importlib.util.module_from_spec(spec)

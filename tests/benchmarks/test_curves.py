@@ -30,7 +30,7 @@ def results(tmp_path):
     return tmp_path
 
 
-def test_a_picture_has_the_seeds_the_other_library_and_the_reference(results):
+def test_plot_has_seeds_other_library_and_reference(results):
     picture = curves.Picture("Title", "mine-seed", peer=("theirs", "theirs-seed"), reference=(500.0, "a book: 500"))
     drawn = curves.draw(picture, results)
     lines = [part.split('"')[1] for part in drawn.split("<polyline ")[1:]]

@@ -37,7 +37,7 @@ def test_levels_compare_the_first_third_with_the_last() -> None:
     assert not level([5, 5, 5, 6, 6, 6]).constant
 
 
-def test_text_of_proc_is_read_as_it_is_meant() -> None:
+def test_proc_files_are_parsed() -> None:
     text = "5-7 ---p 0 00:00 0 [rollup]\nRss: 2000 kB\nPss: 1000 kB\nPss_Dirty: 1 kB\n"
     text += "Private_Clean: 300 kB\nPrivate_Dirty: 200 kB\n"
     assert parse_rollup(text) == (pytest.approx(2.048), pytest.approx(1.024), pytest.approx(0.512))
@@ -66,7 +66,7 @@ assert holdings(2**22 + 1) is None
 """
 
 
-def test_what_a_process_takes_is_seen(tmp_path: Path) -> None:
+def test_resources_of_a_process_are_measured(tmp_path: Path) -> None:
     """In a process of its own: threads and memory of earlier tests may go at any time in this one."""
     words = [sys.executable, "-c", TAKES_MORE_OF_EACH, f"/dev/shm/jsrl-test-{os.getpid()}"]
     subprocess.run(words, check=True, timeout=60, cwd=ROOT)
@@ -94,7 +94,7 @@ def watched(change, compiled=lambda i: 3) -> Watched:
         (lambda i: HELD, lambda i: 3 + (i > 60), "1 programs compiled"),
     ],
 )
-def test_verdicts_forgive_the_warm_up_and_nothing_after_it(change, compiled, fault: str) -> None:
+def test_verdicts_ignore_only_the_warm_up(change, compiled, fault: str) -> None:
     verdict = judge(watched(change, compiled), 120.0)
     assert bool(verdict.faults) == bool(fault)
     assert not fault or verdict.faults[0].startswith(fault)
@@ -142,7 +142,7 @@ print(control.HEARTBEAT_S > 1e6, not recorder.flush(), PersistedLedger.arrive is
 
 
 @pytest.mark.parametrize("without", ["heartbeats,deadlines,phases,metrics,ledger", ""])
-def test_parts_are_left_out_where_they_are_asked_to_be(without: str) -> None:
+def test_parts_can_be_left_out(without: str) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{WITHOUT}:{WITHOUT.parents[1]}", "JSRL_WITHOUT": without}
     said = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True, env=environment, check=True)
     assert said.stdout.split() == [str(bool(without))] * 5, said.stdout

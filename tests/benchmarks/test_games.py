@@ -41,7 +41,7 @@ def test_matrix_games():
 # -- trees ------------------------------------------------------------------------------------------------------------
 
 
-def test_kuhn_is_that_of_the_books():
+def test_kuhn_has_the_known_value():
     assert len(KUHN.player) == 12 and len(KUHN.parent) == 55
     assert KUHN.nash_conv(KUHN.uniform()) == pytest.approx(11 / 12)
     assert KUHN.expected(KUHN.uniform()) == pytest.approx(1 / 8)
@@ -86,7 +86,7 @@ def test_a_mixture_is_weighted_by_reach():
     assert KUHN.mixture([KUHN.uniform()], [1.0], 0) == pytest.approx(KUHN.uniform())
 
 
-def test_leduc_is_that_of_the_books():
+def test_leduc_has_the_known_size():
     tree = leduc()
     assert len(tree.player) == 936 and len(tree.parent) == 9_457
     assert tree.nash_conv(tree.uniform()) == pytest.approx(4.7472, abs=5e-5)
@@ -94,14 +94,14 @@ def test_leduc_is_that_of_the_books():
     assert tree.nash_conv(second) < tree.nash_conv(first) < 4.0
 
 
-def test_what_openspiel_computed_for_random_policies():
+def test_nash_conv_of_random_policies_equals_openspiel():
     """OpenSpiel 2.0.2's nash_conv of the same policies, computed by hand; the random numbers are NumPy's."""
     assert KUHN.nash_conv(random_policy(KUHN, 0)) == pytest.approx(1.2088308589408103, rel=1e-9)
     assert leduc().nash_conv(random_policy(leduc(), 0)) == pytest.approx(5.478276888358131, rel=1e-9)
 
 
 @pytest.mark.parametrize(("make", "size"), [(lambda: KUHN, 11), (leduc, 30)])
-def test_networks_see_what_a_player_knows_and_nothing_else(make, size):
+def test_observations_hold_only_information_of_the_player(make, size):
     tree = make()
     assert tree.observations.shape == (len(tree.player), size)
     assert len(np.unique(tree.observations, axis=0)) == len(tree.player)
@@ -110,7 +110,7 @@ def test_networks_see_what_a_player_knows_and_nothing_else(make, size):
     assert tree.nash_conv(asked) == pytest.approx(tree.nash_conv(tree.uniform()))
 
 
-def test_the_tensors_are_openspiels():
+def test_tensors_equal_openspiel():
     """Printed by OpenSpiel 2.0.2 for these histories."""
     sets = {
         (player, name): number for number, (player, name) in enumerate(zip(KUHN.player, KUHN.information, strict=True))
@@ -121,7 +121,7 @@ def test_the_tensors_are_openspiels():
     assert np.flatnonzero(found).tolist() == [1, 7, 11, 14, 17, 18, 23]
 
 
-def test_a_policy_that_is_none_is_refused():
+def test_invalid_policy_is_refused():
     with pytest.raises(ValueError, match="expected probabilities"):
         leduc().ask(lambda observations, legal: np.full(legal.shape, 1 / 3))
 
@@ -163,7 +163,7 @@ def test_populations_on_leduc(rule, expected):
     ("make", "num_positions", "nash_conv"),
     [(boards.tic_tac_toe, 5_478, 1.9197), (boards.connect_four, 161_029, 1.9133)],
 )
-def test_boards_are_those_of_the_books(make, num_positions, nash_conv):
+def test_boards_have_the_known_numbers_of_positions(make, num_positions, nash_conv):
     board = make()
     assert board.num_positions == num_positions
     assert board.nash_conv(boards.uniform) == pytest.approx(nash_conv, abs=5e-5)
@@ -177,7 +177,7 @@ def uneven(position: np.ndarray, legal: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("player", [0, 1])
-def test_best_responses_on_boards_are_those_of_a_slow_oracle(player):
+def test_best_responses_on_boards_equal_a_slow_oracle(player):
     """Plain recursion over tic-tac-toe's positions, with lists."""
     lines = [(0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)]
 
@@ -201,7 +201,7 @@ def test_best_responses_on_boards_are_those_of_a_slow_oracle(player):
     assert boards.tic_tac_toe().best_response_value(uneven, player) == pytest.approx(expected)
 
 
-def test_pieces_fall_and_are_seen_from_the_movers_side():
+def test_pieces_fall_and_are_observed_by_the_mover():
     board = boards.connect_four()
     second = board.boards(board.plies[1])
     assert second.shape == (4, 4, 4) and (second[:, :3] == 0).all()
@@ -217,7 +217,7 @@ def centre_first(position: np.ndarray, legal: np.ndarray) -> np.ndarray:
     return np.eye(9)[order[legal[:, order].argmax(axis=1)]]
 
 
-def test_values_of_two_policies_are_those_of_played_games():
+def test_values_of_two_policies_equal_played_games():
     board, generator = boards.tic_tac_toe(), np.random.default_rng(0)
     expected = board.expected(centre_first, boards.uniform)
     results = []
@@ -236,7 +236,7 @@ def test_values_of_two_policies_are_those_of_played_games():
     assert expected > 0.5 > board.expected(boards.uniform, centre_first) + 0.3
 
 
-def test_policies_are_asked_in_batches_and_checked():
+def test_policies_are_queried_in_batches_and_checked():
     sizes = []
 
     def counted(positions, legal):

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import golden
 
 
-def test_a_hash_covers_values_shapes_and_types_but_no_names():
+def test_hash_covers_values_shapes_and_types_but_not_names():
     tree = {"a": np.arange(6, dtype=np.float32), "b": np.zeros(2, np.float32)}
     same = {"y": tree["a"], "x": tree["b"]}
     assert golden.digest(tree) == golden.digest(same)
@@ -23,7 +23,7 @@ def test_differences_name_case_and_seed():
 
 
 @pytest.mark.nightly
-def test_a_case_is_recorded_and_found_the_same_or_different(tmp_path, capsys):
+def test_recorded_case_is_compared(tmp_path, capsys):
     file = tmp_path / "golden.json"
     words = ["--only", "ppo_masked"]
     assert golden.main(["record", "--out", str(file), "--steps", "3000", "--seeds", "0", *words]) == 0

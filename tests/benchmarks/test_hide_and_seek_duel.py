@@ -36,7 +36,7 @@ def test_a_policy_of_all_seats_plays_one_team() -> None:
 @pytest.mark.parametrize(
     ("share", "distance", "expected"), [(0.71, 1.4, True), (0.69, 1.4, False), (0.99, 1.5, False), (0.7, 1.45, True)]
 )
-def test_who_chases_sees_much_from_near(share: float, distance: float, expected: bool) -> None:
+def test_chasing_seeker_sees_more_from_near(share: float, distance: float, expected: bool) -> None:
     duels = {
         "learned seeker, random hider": {"seen_share": share, "median_distance": distance},
         "turning seeker, random hider": {"seen_share": 0.99, "median_distance": 2.9},

@@ -26,7 +26,7 @@ def test_steps_grow_with_the_root_of_the_batch_up_to_the_cap(batch, factor):
 
 
 @pytest.mark.slow
-def test_its_words_are_options_of_the_experiment():
+def test_its_arguments_are_experiment_options():
     from jsrl.cli.command_line import parse
 
     asked = parse([*large_batch.scaling(1024, "scaled", 4.0).options, "--placement", "serial"], sac_pendulum.config())

@@ -31,7 +31,7 @@ def record_of(**arms: list[float]) -> Record:
     return Record("some", "speed", {}, blocks)
 
 
-def test_arms_take_turns_forwards_and_backwards():
+def test_arms_alternate_in_both_orders():
     order: list[str] = []
     arms = [Arm(name, lambda n=name: order.append(n) or {"speed": 1.0}) for name in "abc"]
     record = Record("some", "speed", {})
@@ -80,7 +80,7 @@ def test_the_emulated_ring_reaches_its_plateau(tmp_path, ratio):
     assert reached == pytest.approx(ring.plateau(ratio, 8), rel=0.08), speeds
 
 
-def test_what_the_arms_differ_in():
+def test_differences_between_arms():
     wide = system.with_width(PPO, 256)
     assert wide.agent.network.hidden == (256, 256)
     with pytest.raises(ConfigError, match="no network with `hidden`"):

@@ -28,7 +28,7 @@ class Played:
 
 
 @pytest.mark.parametrize(("extra", "told"), [(0.0, "passed"), (paired.PLANTED, "failed")])
-def test_a_planted_slowdown_is_told_from_none(extra, told, capsys):
+def test_planted_slowdown_is_detected(extra, told, capsys):
     given = argparse.Namespace(pairs=30, seconds=0.1)
     assert paired.measure("ppo_cartpole", Played(0, 10.0), Played(1, 10.0), given, extra) == told
     assert told in capsys.readouterr().out

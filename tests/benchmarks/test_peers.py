@@ -26,7 +26,7 @@ def line(**changes):
     return json.dumps({"peer": "x", "env_steps": 600, "seconds": 2.0, "cpu_s": 3.0} | changes)
 
 
-def test_the_last_result_counts_whatever_is_printed_around_it():
+def test_last_result_line_is_parsed():
     found = peers.parse("\n".join(["{'not': json", line(env_steps=1), line(), '{"epoch": 3}', "[info] bye"]))
     assert found["env_steps"] == 600
     assert found["env_steps_per_s"] == 300.0
@@ -60,7 +60,7 @@ def test_settings_are_tried_and_the_best_kept(fake):
     assert peers.choose(tried) == [{"threads": 1}]
 
 
-def test_the_fastest_and_the_thriftiest_setting_may_differ():
+def test_fastest_and_most_efficient_settings_may_differ():
     results = [
         {"setting": {"threads": 1}, "env_steps_per_s": 100.0, "env_steps_per_cpu_s": 90.0},
         {"setting": {"threads": 2}, "env_steps_per_s": 120.0, "env_steps_per_cpu_s": 60.0},
@@ -69,7 +69,7 @@ def test_the_fastest_and_the_thriftiest_setting_may_differ():
     assert peers.choose(results[:1]) == [{"threads": 1}]
 
 
-def test_a_peer_that_is_not_there_says_how_to_get_it(tmp_path):
+def test_missing_peer_names_the_install_command(tmp_path):
     assert "install.py sb3" in peers.find("sb3", tmp_path)
     (tmp_path / "sb3.failed").write_text("no wheel for this machine\nmore")
     assert peers.find("sb3", tmp_path) == "could not be installed: no wheel for this machine"
@@ -78,7 +78,7 @@ def test_a_peer_that_is_not_there_says_how_to_get_it(tmp_path):
     assert peers.find("sb3", tmp_path).driver.is_file()
 
 
-def test_settings_that_were_kept_come_back(tmp_path, monkeypatch):
+def test_stored_settings_are_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "SETTINGS", tmp_path / "settings.json")
     assert peers.kept_settings("sb3", "ppo_cartpole") == [{}]
     peers.keep_settings("sb3", "ppo_cartpole", [{"threads": 2}], "raw.json")
@@ -86,7 +86,7 @@ def test_settings_that_were_kept_come_back(tmp_path, monkeypatch):
     assert peers.kept_settings("sbx", "ppo_cartpole") == [{}]
 
 
-def test_who_takes_part_and_how_often():
+def test_participants_and_repetitions():
     assert with_repetitions("sb3, rllib:1", 3) == {"sb3": 3, "rllib": 1}
     for wrong, said in (("sb4", "no peer 'sb4'"), ("sb3:0", "from 1"), ("sb3:x", "from 1")):
         with pytest.raises(ConfigError, match=said):

@@ -18,7 +18,7 @@ Shared_Clean:          0 kB
 """
 
 
-def test_a_stat_line_whose_name_has_brackets():
+def test_stat_line_with_brackets_in_the_name():
     stat = process_tree.parse_stat(STAT)
     ticks = process_tree.TICKS_PER_S
     assert (stat.parent, stat.state) == (5, "S")
@@ -39,7 +39,7 @@ def write(proc, pid, parent, own, waited):
     (proc / str(pid) / "smaps_rollup").write_text(ROLLUP)
 
 
-def test_a_tree_counts_grandchildren_and_what_ended_but_not_strangers(tmp_path):
+def test_tree_counts_descendants_and_ended_processes_only(tmp_path):
     write(tmp_path, 10, 1, 100, 40)
     write(tmp_path, 11, 10, 50, 0)
     write(tmp_path, 12, 11, 7, 3)
@@ -60,7 +60,7 @@ input()
 """
 
 
-def test_a_real_tree_has_its_childs_memory_and_can_be_ended():
+def test_real_tree_counts_child_memory_and_can_be_ended():
     popen = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert popen.stdout.readline() == "40000000\n"

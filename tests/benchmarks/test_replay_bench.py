@@ -79,7 +79,7 @@ def test_parameters_of_the_works():
     assert [work.parameters for work in replay_works.works("td3", (256,), ())] == [71_942 + 2 * 72_193]
 
 
-def test_what_differs_is_said():
+def test_differences_are_reported():
     alone, learning = replay_works.works("td3", (8192,), (16,))
     assert alone.updates_per_call == 4
     done = {"env": "HalfCheetah-v5", "batch": 8192, "parameters": 1, "learning_rate": 3e-4, "num_envs": 3}
@@ -96,7 +96,7 @@ def arm(system, setting, *runs, **more):
     return {"system": system, "setting": setting, "runs": list(runs), "errors": [], "differences": [], **more}
 
 
-def test_the_best_settings_of_the_first_repetition_go_on():
+def test_best_settings_of_the_first_repetition_are_kept():
     fast, thrifty = arm("sb3", {"threads": 2}, run(10, 3)), arm("sb3", {"threads": 1}, run(8, 6))
     slow, broken = arm("sb3", {"threads": 3}, run(7, 2)), arm("sb3", {"threads": 4})
     known = [fast, thrifty, slow, broken, arm("jsrl", {"threads": 1}, run(99, 99))]
@@ -141,14 +141,14 @@ def test_numbers_of_another_kind_are_refused():
         tables.show(raw_numbers() | {"kind": "ppo"})
 
 
-def test_wrong_words_are_refused():
+def test_wrong_arguments_are_refused():
     with pytest.raises(ConfigError, match="no part 'sleeping'"):
         session.parts(Namespace(parts="updates,sleeping"))
     with pytest.raises(ConfigError, match="whole numbers"):
         session.numbers("256,x")
 
 
-def test_a_driver_of_another_name_is_found(tmp_path):
+def test_driver_with_another_name_is_found(tmp_path):
     (tmp_path / "sb3").mkdir()
     (tmp_path / "sb3" / "installed.json").write_text("{}")
     found = peers.find("sb3", tmp_path, FAKE)

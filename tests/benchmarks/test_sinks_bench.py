@@ -8,7 +8,7 @@ import pytest
 from benchmarks.sinks import ARMS, FIGURE, NEITHER, Clock, check, extras, measured, silent_server
 
 
-def test_the_figure_is_cpu_time_per_row_between_the_first_line_and_the_last():
+def test_cpu_time_per_row_is_between_first_and_last_line():
     clock = Clock()
     clock.points = [(1000.0, 5.0), (2000.0, 5.5), (5000.0, 5.2)]
     assert clock.figures() == {FIGURE: pytest.approx(50.0), "rows": 4000.0}
@@ -16,7 +16,7 @@ def test_the_figure_is_cpu_time_per_row_between_the_first_line_and_the_last():
         Clock().figures()
 
 
-def test_an_arm_that_did_not_happen_is_an_error():
+def test_missing_arm_is_an_error():
     check("hooks", "RuntimeError: planted")
     with pytest.raises(RuntimeError, match="wandb-silent did not happen"):
         check("wandb-silent", "all is well")
