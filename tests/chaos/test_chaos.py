@@ -29,7 +29,7 @@ def over_drive(words: list[str], runs_dir: Path, run_name: str, **options) -> li
     return [sys.executable, str(DRIVE), *command[len(begun) :]]
 
 
-def test_the_card_passes_only_when_all_was_recovered_balanced_and_cleared_away() -> None:
+def test_report_card_passes_only_if_recovered_balanced_and_cleaned_up() -> None:
     faults = [InjectedFault("actor-0", "kill", float(i)) for i in range(1, 21)]
     good = ScoreCard(faults, 10.0, 8.0, {"ledger": LEDGER, "evaluation": {"return_mean": 475.0}, "env_steps": 2000})
     assert good.passed
@@ -71,7 +71,7 @@ def test_the_card_passes_only_when_all_was_recovered_balanced_and_cleared_away()
         assert words in flooded.text()
 
 
-def test_the_run_repairs_itself_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+def test_restarts_are_enabled_unless_the_user_disables_them(tmp_path: Path) -> None:
     words = storm_command(["ppo_cartpole", "--restart", "2"], tmp_path, "x")
     assert words[:5] == [sys.executable, "-m", "jsrl", "run", "ppo_cartpole"]
     assert words.count("--restart") == 1 and words[words.index("--restart") + 1] == "2"
@@ -82,7 +82,7 @@ def test_the_run_repairs_itself_unless_the_user_says_otherwise(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_short_storm_over_a_run(tmp_path: Path) -> None:
+def test_short_chaos_run(tmp_path: Path) -> None:
     command = over_drive(["counting", "--deadlines.silence-s", "1.5"], tmp_path, "storm")
     settings = StormSettings(storm_s=5.0, calm_s=0.5, every_s=0.5, kinds=("actor", "inference"), pauses=0.2, seed=3)
     card = Storm(command, tmp_path, "storm", settings).run()
@@ -92,7 +92,7 @@ def test_a_short_storm_over_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
-def test_strangers_at_every_socket_end_no_worker(tmp_path: Path, transport: str) -> None:
+def test_strangers_at_every_socket_stop_no_worker(tmp_path: Path, transport: str) -> None:
     """No restarts are allowed: whoever a message ended would end the run."""
     options = ["counting", *FOREVER, "--restart", "0", "--deadlines.silence-s", "20", "--transport", transport]
     settings = StormSettings(storm_s=0.5, calm_s=0.5, flood_s=3.0, every_s=100.0)
@@ -109,7 +109,7 @@ def test_strangers_at_every_socket_end_no_worker(tmp_path: Path, transport: str)
 
 
 @pytest.mark.slow
-def test_a_storm_over_a_run_that_cannot_repair_itself_fails(tmp_path: Path) -> None:
+def test_chaos_without_restarts_fails(tmp_path: Path) -> None:
     command = over_drive(["counting", "--restart", "0"], tmp_path, "storm")
     settings = StormSettings(storm_s=20.0, calm_s=0.1, every_s=0.1, kinds=("actor",), pauses=0.0)
     card = Storm(command, tmp_path, "storm", settings).run()
@@ -118,7 +118,7 @@ def test_a_storm_over_a_run_that_cannot_repair_itself_fails(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [*(pytest.param(w, marks=pytest.mark.nightly) for w in ("kill", "pause")), "hang"])
-def test_a_storm_over_forked_actors(tmp_path: Path, way: str) -> None:
+def test_chaos_with_forked_actors(tmp_path: Path, way: str) -> None:
     options = [
         "counting",
         "--num-actors",
@@ -144,7 +144,7 @@ def test_a_storm_over_forked_actors(tmp_path: Path, way: str) -> None:
     assert {fault.how for fault in card.faults} == {way}
 
 
-def test_a_hung_process_has_one_thread_that_stands_still() -> None:
+def test_hung_process_has_one_stopped_thread() -> None:
     code = "import threading, time\ndef go_on():\n  while True: print('other', flush=True); time.sleep(0.01)\n"
     code += (
         "threading.Thread(target=go_on, daemon=True).start()\nwhile True: print('main', flush=True); time.sleep(0.01)"
