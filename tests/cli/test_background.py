@@ -88,14 +88,14 @@ def shows_live(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_refused_in_the_background_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd):
+def test_command_refused_in_the_background_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd):
     monkeypatch.chdir(tmp_path)
     assert main.main(["run", *TINY, "--env.id", "nowhere:Env"]) == 2
     assert "there is no module 'nowhere'" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_messages_are_told_from_lines_of_progress():
+def test_messages_are_separated_from_progress_lines():
     lines = [
         "2026-01-01 00:00:00      0s  steps 0 / 1.00G (0%)",
         "2026-01-01 00:00:01 warning: actor-0 died",

@@ -101,13 +101,13 @@ def changed(*words: str, default: Experiment = DEFAULT) -> dict[str, Any]:
         (["--num-envs", "8", "--num-envs", "32"], {"num-envs": 32}),  # the last word counts
     ],
 )
-def test_words_become_values(words, expected):
+def test_arguments_become_values(words, expected):
     got = changed(*words)
     assert got == expected
     assert {name: type(value) for name, value in got.items()} == {n: type(v) for n, v in expected.items()}
 
 
-def test_order_never_matters():
+def test_option_order_does_not_matter():
     words = [("--num-envs", "12"), ("--num-groups", "3"), ("--env.kwargs.size", "8"), ("--placement", "inline")]
     forward = parse([w for pair in words for w in pair], DEFAULT)
     backward = parse([w for pair in reversed(words) for w in pair], DEFAULT)
@@ -115,14 +115,14 @@ def test_order_never_matters():
     assert forward.experiment.group_size == 4
 
 
-def test_keys_are_added_to_those_of_the_experiment_and_its_own_value_stays():
+def test_keys_extend_those_of_the_experiment_without_replacing_values():
     default = dataclasses.replace(DEFAULT, env=EnvConfig("a:B", kwargs={"size": 4, "deep": 1}))
     line = parse(["--env.kwargs.size", "8"], default)
     assert line.experiment.env.kwargs == {"size": 8, "deep": 1}
     assert default.env.kwargs == {"size": 4, "deep": 1}
 
 
-def test_another_environment_takes_nothing_that_was_for_the_experiments_own():
+def test_another_environment_drops_options_of_the_default_one():
     env = EnvConfig("my:Corridor", kwargs={"size": 8}, wrappers=("my:Wrapper",), reward_scale=0.1)
     default = Experiment(env=env)
     other = parse(["--env.id=CartPole-v1", "--env.kwargs.length", "3"], default).experiment.env
@@ -170,7 +170,7 @@ def test_an_agent_by_reference_keeps_its_function():
         (["--env.atari.frame-skip", "0"], "atari.frame_skip is 0; give at least 1"),
     ],
 )  # fmt: skip
-def test_a_wrong_value_is_told_in_one_sentence(words, sentence, capfd):
+def test_invalid_value_is_reported_in_one_sentence(words, sentence, capfd):
     with pytest.raises(ConfigError) as caught:
         parse(words, DEFAULT)
     assert str(caught.value) == sentence
@@ -199,13 +199,13 @@ def test_a_wrong_value_is_told_in_one_sentence(words, sentence, capfd):
         ("--num-workers", "--num-actors"),  # RLlib
     ],
 )
-def test_a_wrong_name_leads_to_the_right_one(word, suggested):
+def test_wrong_name_suggests_the_right_one(word, suggested):
     with pytest.raises(ConfigError, match=r"there is no option") as caught:
         parse([word, "1"], DEFAULT)
     assert f"{suggested}" in str(caught.value)
 
 
-def test_a_name_like_no_other_leads_to_the_list():
+def test_unknown_name_points_to_the_list():
     with pytest.raises(ConfigError, match=r"there is no option --xyzzy-q; --help-all lists all"):
         parse(["--xyzzy-q", "1"], DEFAULT)
 
@@ -219,13 +219,13 @@ def real() -> Experiment:
     return Experiment(agent=PPOConfig())
 
 
-def test_names_from_elsewhere_lead_to_options_that_exist():
+def test_names_of_other_libraries_suggest_existing_options():
     options = options_of(real()) | options_of(RunOptions())
     assert not {here for here in ELSEWHERE.values() if here not in options}
     assert not set(ELSEWHERE) & set(options)
 
 
-def test_the_short_help_is_short_and_names_only_what_exists():
+def test_short_help_is_short_and_names_only_existing_options():
     options = options_of(real()) | options_of(RunOptions())
     for _, names in COMMON:
         assert not {name for name in names if name not in options} - {"env.kwargs.KEY"}
@@ -242,7 +242,7 @@ def test_every_option_of_the_short_help_is_explained():
             assert len(line.split(maxsplit=2)) == 3 or line.endswith("environment"), f"no explanation: {line!r}"
 
 
-def test_values_that_need_each_other_may_be_given_in_any_order():
+def test_dependent_values_may_be_given_in_any_order():
     tasks, weights = ["--env.tasks", '[{"size": 5}, {"size": 9}]'], ["--env.task-weights", "3,1"]
     for words in ([*tasks, *weights], [*weights, *tasks]):
         env = parse(words, real()).experiment.env
@@ -275,7 +275,7 @@ def test_every_option_is_explained():
         assert not unexplained
 
 
-def test_options_of_policies_go_by_their_names() -> None:
+def test_policy_options_use_policy_names() -> None:
     default = Experiment(
         policies={"seeker": PolicyConfig(AgentConfig(), "s_*"), "big_hider": PolicyConfig(AgentConfig())}
     )
@@ -297,7 +297,7 @@ def test_options_of_policies_go_by_their_names() -> None:
         parse(["--agent.gamma", "0.1"], default)
 
 
-def test_only_what_the_words_are_about_is_read_by_tyro(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tyro_parses_only_the_given_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading all options of an experiment takes several times as long as reading those that are given."""
     cli, read = command_line.tyro.cli, []
 

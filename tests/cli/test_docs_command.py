@@ -22,7 +22,7 @@ def test_a_missing_extra_is_named_with_its_command(monkeypatch, tmp_path: Path, 
     assert "pip install" in message and "[docs]" in message
 
 
-def test_a_folder_with_other_files_is_left_alone(monkeypatch, tmp_path: Path, capsys) -> None:
+def test_folder_with_other_files_is_not_changed(monkeypatch, tmp_path: Path, capsys) -> None:
     monkeypatch.setattr(docs, "NEEDED", ())
     (tmp_path / "thesis.tex").write_text("mine")
     assert docs.main(["--build", str(tmp_path)]) == 2
@@ -30,7 +30,7 @@ def test_a_folder_with_other_files_is_left_alone(monkeypatch, tmp_path: Path, ca
     assert (tmp_path / "thesis.tex").read_text() == "mine"
 
 
-def test_served_pages_are_reached_on_loopback_only(tmp_path: Path) -> None:
+def test_pages_are_served_on_loopback_only(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("first page")
     source = f"from pathlib import Path; from jsrl.cli.docs import serve; serve(Path({str(tmp_path)!r}), 0)"
     server = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
@@ -47,7 +47,7 @@ def test_served_pages_are_reached_on_loopback_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_site_is_complete_and_loads_nothing_external(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The build is strict: mkdocs itself fails on a dead link between pages, or a page that no menu shows."""
     docs.build(tmp_path / "site")
     shutil.copytree(docs.FOLDER, tmp_path / "broken")

@@ -92,7 +92,7 @@ def evaluated(runs, capsys, *words):
     return capsys.readouterr().out, json.loads((runs / "out.json").read_text())
 
 
-def test_a_run_against_its_own_past(runs, capsys):
+def test_evaluates_a_run_against_its_own_past(runs, capsys):
     text, facts = evaluated(runs, capsys, "pool@latest", "--against", "pool@initial")
     (match,) = facts["matches"]
     assert (match["won"], match["drawn"], match["lost"]) == (8, 0, 0)
@@ -101,7 +101,7 @@ def test_a_run_against_its_own_past(runs, capsys):
     assert "pool@latest against pool@initial: 8 won, 0 drawn, 0 lost of 8 games; win rate 1.000 (95%: 0.676 to" in text
 
 
-def test_runs_that_share_seats_otherwise_meet(runs, capsys):
+def test_runs_with_different_seat_groups_play_each_other(runs, capsys):
     """One policy for all seats with a core, two policies of a seat each, and one of these alone; each made 5 updates."""
     for opponent in ("roles@latest", "roles@right_one/latest"):
         text, facts = evaluated(runs, capsys, "shared@latest", "--against", opponent, "--sampled")
@@ -116,7 +116,7 @@ def test_several_opponents_make_a_table(runs, capsys):
     assert [line.split()[1] for line in text.splitlines()[-3:]] == ["pool@latest", "shared@latest", "pool@initial"]
 
 
-def test_a_tournament_of_the_frozen_players_of_a_run(runs, capsys):
+def test_tournament_of_frozen_players(runs, capsys):
     text, facts = evaluated(runs, capsys, "--tournament", "pool", "--most", "3")
     assert (
         facts["players"][0] == "pool@initial" and facts["players"][-1] == "pool@latest" and len(facts["players"]) == 3
@@ -126,7 +126,7 @@ def test_a_tournament_of_the_frozen_players_of_a_run(runs, capsys):
     assert "3 of " in text and "--most" in text and "1  pool@latest" in text
 
 
-def test_a_tournament_of_a_game_of_three(runs, capsys):
+def test_tournament_of_a_three_player_game(runs, capsys):
     """Five players, of which three meet at a table; each is paid the updates that its params made, at each step."""
     text, facts = evaluated(runs, capsys, "--tournament", "trio")
     made = {"trio@initial": 0, "trio@frozen-1": 4, "trio@latest": 5, "trio@frozen-2": 8, "trio@frozen-3": 12}
@@ -160,7 +160,7 @@ def untrained(env):
     return LoadedPlayer(str(env.kwargs), (Policy(experiment, spec, params, 0, {}, view_of("all", (0, 1)), game.names),))
 
 
-def test_players_of_unlike_environments_never_meet():
+def test_players_of_different_environments_are_refused():
     small, wide = (EnvConfig("tests.cli.test_evaluate:Wide", {"size": size}) for size in (2, 3))
     with pytest.raises(ConfigError, match=r"observation is .*shape=.2, 2.* there and .*shape=.2, 3.* here.*env.kwargs"):
         Arena([untrained(small), untrained(wide)])
@@ -193,7 +193,7 @@ def test_sampled_games_follow_the_seed_and_differ_between_players():
         ("pool --against pool@initial", "has no snapshot tagged 'best'"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(runs, words, sentence, capsys):
+def test_invalid_commands_are_refused_in_one_sentence(runs, words, sentence, capsys):
     assert evaluate.main([*words.split(), "--runs-dir", str(runs)]) == 2
     said = capsys.readouterr().err
     assert sentence in said and "Traceback" not in said and said.count("\n") == 1

@@ -24,14 +24,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return folder
 
 
-def test_the_end_of_a_log(folder: RunFolder, capsys):
+def test_prints_the_end_of_a_log(folder: RunFolder, capsys):
     assert main.main(["logs", "x", "--lines", "1"]) == 0
     assert capsys.readouterr().out == "at work\n"
     assert main.main(["logs", "ppo/x", "actor-0", "--follow"]) == 0  # it has ended
     assert capsys.readouterr().out == "stepping\n"
 
 
-def test_names_that_there_are_not(folder: RunFolder, capsys):
+def test_unknown_log_names_are_refused(folder: RunFolder, capsys):
     with claimed(folder):
         workers = (WorkerSummary("actor-1", "actor", "ready", host="far"),)
         StatusWriter(folder.path).update(DisplayState("ppo/x"), lambda: workers, "")

@@ -39,7 +39,7 @@ def folder(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_alone_it_lists_its_commands_and_each_is_there(capsys):
+def test_without_arguments_lists_all_commands(capsys):
     assert main.main([]) == 0
     text = capsys.readouterr().out
     for command in main.COMMANDS:
@@ -47,14 +47,14 @@ def test_alone_it_lists_its_commands_and_each_is_there(capsys):
         assert callable(importlib.import_module(f"jsrl.cli.{command}").main)
 
 
-def test_a_terminal_is_told_that_it_loads_and_a_file_is_not(monkeypatch, capsys):
+def test_loading_message_goes_only_to_terminals(monkeypatch, capsys):
     assert main.main(["list"]) == 0 and capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main.main(["list"]) == 0
     assert capsys.readouterr().err == f"{main.LOADING}\r{' ' * len(main.LOADING)}\r"
 
 
-def test_a_terminal_is_told_so_until_the_run_shows_something(monkeypatch, capsys):
+def test_loading_message_stays_until_the_first_output(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main.main(["run", "ppo_cartpole", "--plan"]) == 0
     said = [text for text in capsys.readouterr().err.split("\r") if text.strip()]
@@ -65,7 +65,7 @@ def test_a_terminal_is_told_so_until_the_run_shows_something(monkeypatch, capsys
     ("word", "hint"),
     [("ppo_cartpole", "jsrl run ppo_cartpole"), ("evalute", "did you mean evaluate?"), ("xyz", "there are: run")],
 )
-def test_a_wrong_command_is_one_sentence_and_status_2(word, hint, capsys):
+def test_wrong_command_prints_one_sentence_and_exits_2(word, hint, capsys):
     assert main.main([word]) == 2
     said = capsys.readouterr().err
     assert hint in said and said.count("\n") == 1
@@ -83,7 +83,7 @@ def test_configs_of_the_working_directory_are_found_beside_ours(folder, capsys):
 @pytest.mark.parametrize(
     ("text", "sentence"), [("x = 1\n", "has no function config()"), ("def config(): return 3\n", "returned int")]
 )
-def test_a_config_that_is_none_is_one_sentence(folder, text, sentence):
+def test_invalid_config_file_is_reported_in_one_sentence(folder, text, sentence):
     (folder / "configs" / "wrong.py").write_text(text)
     with pytest.raises(ConfigError, match=sentence):
         experiments.load("wrong")
@@ -103,7 +103,7 @@ def test_the_command_runs_a_config_of_the_working_directory_in_processes(folder)
 # -- doctor -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_doctor_names_what_is_missing_and_the_command_that_mends_it(monkeypatch, capsys):
+def test_doctor_names_missing_packages_and_the_install_command(monkeypatch, capsys):
     monkeypatch.setitem(doctor.EXTRAS, "nothing", (("no_such_module",), "things of nothing"))
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: path != doctor.Path("/dev/shm"))
     assert main.main(["doctor"]) == 1
@@ -112,7 +112,7 @@ def test_the_doctor_names_what_is_missing_and_the_command_that_mends_it(monkeypa
     assert "BAD  /dev/shm cannot be written\n       -> give every run --transport zeromq" in text
 
 
-def test_the_doctor_sees_another_projects_jsrl(monkeypatch, tmp_path):
+def test_doctor_detects_another_installed_jsrl(monkeypatch, tmp_path):
     folder = tmp_path / "jsrl-0.3.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: jsrl\nVersion: 0.3\n")
@@ -130,7 +130,7 @@ def test_the_doctor_sees_another_projects_jsrl(monkeypatch, tmp_path):
         (None, f"-e '{ROOT}[video]'"),  # a checkout on the path; its egg-info has no such facts
     ],
 )
-def test_extras_are_installed_from_where_jsrl_came(facts, words, monkeypatch):
+def test_extras_are_installed_from_the_source_of_jsrl(facts, words, monkeypatch):
     class Distribution:
         def read_text(self, name):
             return None if facts is None else json.dumps(facts)
@@ -142,7 +142,7 @@ def test_extras_are_installed_from_where_jsrl_came(facts, words, monkeypatch):
 # -- new --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_project_is_refused_where_something_lies(tmp_path, capsys):
+def test_new_project_refuses_a_folder_in_use(tmp_path, capsys):
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "y").touch()
     assert main.main(["new", str(tmp_path / "x")]) == 2
@@ -152,7 +152,7 @@ def test_a_new_project_is_refused_where_something_lies(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_a_new_project_says_what_to_do_next_also_where_jsrl_is_not_on_the_path(tmp_path, monkeypatch, capsys):
+def test_new_project_prints_next_steps_even_if_jsrl_is_not_on_path(tmp_path, monkeypatch, capsys):
     for name, path in (("a", str(Path(sys.executable).parent)), ("b", str(tmp_path))):
         monkeypatch.setenv("PATH", path)
         main.main(["new", str(tmp_path / name)])
@@ -163,7 +163,7 @@ def test_a_new_project_says_what_to_do_next_also_where_jsrl_is_not_on_the_path(t
 
 
 @pytest.mark.slow
-def test_a_new_project_runs_and_passes_its_tests_as_it_is(tmp_path, monkeypatch):
+def test_new_project_runs_and_passes_its_tests(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main.main(["new", "walker"]) == 0
     run = [sys.executable, "-m", "jsrl", "run", "walker", "--total-env-steps", "2048", "--display", "plain"]

@@ -75,7 +75,7 @@ def test_keys_pause_skip_change_the_speed_and_end(window, monkeypatch):
     assert returns == [] and policy.resets == 1 and window.speed == 8.0
 
 
-def test_without_a_display_it_is_one_sentence_and_status_2(monkeypatch, capsys):
+def test_missing_display_prints_one_sentence_and_exits_2(monkeypatch, capsys):
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
         monkeypatch.delenv(name, raising=False)
     assert play.main(["some_run"]) == 2

@@ -41,7 +41,7 @@ def test_a_run_with_a_goal_is_recorded(runs, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_runs_are_compared_and_one_or_three_are_not(runs, capsys):
+def test_compare_needs_exactly_two_runs(runs, capsys):
     assert main.main(["compare", "small/one", "two", "--runs-dir", runs]) == 0
     assert "seed" in capsys.readouterr().out
     assert main.main(["compare", "small/one", "one", "--runs-dir", runs]) == 2

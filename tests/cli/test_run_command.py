@@ -19,7 +19,7 @@ TINY = ["--placement", "serial", "--total-env-steps", "64", "--rollout-length", 
         "--agent.num-minibatches", "1", "--evaluator.enabled", "false", "--display", "quiet"]  # fmt: skip
 
 
-def test_alone_it_lists_the_experiments(capsys):
+def test_without_arguments_lists_the_experiments(capsys):
     assert run.main([]) == 0
     text = capsys.readouterr().out
     for name, summary in experiments.summaries().items():
@@ -28,14 +28,14 @@ def test_alone_it_lists_the_experiments(capsys):
 
 
 @pytest.mark.parametrize("words", [["ppo", "--help"], ["--help", "ppo"], ["--seed", "3", "ppo", "-h"], ["--help"]])
-def test_help_is_there_wherever_the_words_stand(words, capsys):
+def test_help_works_at_any_position(words, capsys):
     assert run.main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert 30 <= len(lines) <= 50
     assert any(line.startswith("  --agent.learning-rate") for line in lines)
 
 
-def test_the_long_help_has_what_the_short_one_leaves_out(capsys):
+def test_long_help_has_the_remaining_options(capsys):
     assert run.main(["ppo", "--help-all"]) == 0
     assert "--env.atari.noop-max" in capsys.readouterr().out
 
@@ -54,7 +54,7 @@ def test_the_long_help_has_what_the_short_one_leaves_out(capsys):
         (["--resume", "no-such-run"], "no-such-run"),
     ],
 )
-def test_what_cannot_be_is_one_sentence_and_status_2(words, sentence, capsys):
+def test_invalid_commands_print_one_sentence_and_exit_2(words, sentence, capsys):
     assert run.main(words) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -74,7 +74,7 @@ def test_what_cannot_be_is_one_sentence_and_status_2(words, sentence, capsys):
         (["--resume=ppo"], None, ["--resume=ppo"]),
     ],
 )
-def test_the_name_may_stand_anywhere(words, name, rest):
+def test_experiment_name_works_at_any_position(words, name, rest):
     assert experiments.take_name(words) == name
     assert words == rest
 
@@ -85,7 +85,7 @@ def test_seeds(text, seeds):
 
 
 @pytest.mark.parametrize("text", ["", "-", "1-", "-1", "1-2-3", "a-b", "2-1", "1,,2", "1.5"])
-def test_seeds_that_are_none(text):
+def test_invalid_seeds_are_refused(text):
     with pytest.raises(ConfigError, match="expected a range such as 0-4"):
         parse_seeds(text)
 
@@ -97,7 +97,7 @@ def test_a_plan_runs_nothing(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_seeds_one_after_another_each_in_its_folder(tmp_path):
+def test_seeds_run_in_sequence_each_in_its_folder(tmp_path):
     words = ["ppo", *TINY, "--seeds", "1-2", "--run-name", "x", "--runs-dir", str(tmp_path)]
     before = list(sys.path)
     assert run.main(words) == 0
@@ -109,7 +109,7 @@ def test_seeds_one_after_another_each_in_its_folder(tmp_path):
 
 
 @pytest.mark.slow
-def test_as_a_command(tmp_path):
+def test_runs_as_a_command(tmp_path):
     """The real thing: another folder, a process of its own, status 0 and 2."""
     base = [sys.executable, str(RUN)]
     right = subprocess.run([*base, *TINY, "ppo", "--runs-dir", "r"], cwd=tmp_path, capture_output=True, text=True,

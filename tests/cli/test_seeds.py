@@ -82,7 +82,7 @@ def started() -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_each_seed_is_a_run_and_all_are_one_table(fates, capsys):
+def test_each_seed_is_a_run_in_one_table(fates, capsys):
     assert main.main(["run", *WORDS, "--seeds", "1,3,5"]) == 0
     said = capsys.readouterr()
     runs_dir = Path("runs").absolute()
@@ -109,7 +109,7 @@ def test_each_seed_is_a_run_and_all_are_one_table(fates, capsys):
     assert len(load_runs(str(page.parent))) == 3
 
 
-def test_as_many_run_at_once_as_were_asked_for(fates, capsys):
+def test_runs_the_given_number_of_seeds_at_once(fates, capsys):
     fates(seed0="waits for the others", seed1="waits for the others", others="2", seed2="fails")
     assert main.main(["run", *WORDS, "--seeds", "0-2", "--jobs", "2", "--display", "quiet"]) == 1
     assert [line.split()[-1] for line in started()] == ["log-only"] * 3
@@ -120,7 +120,7 @@ def test_as_many_run_at_once_as_were_asked_for(fates, capsys):
     assert main.main(["logs", "x", "seed2"]) == 0 and "WorkerDied" in capsys.readouterr().out
 
 
-def test_a_group_goes_on_with_what_is_missing(fates, capsys):
+def test_group_continues_with_missing_seeds(fates, capsys):
     fates(seed1="fails", seed2="fails")
     assert main.main(["run", *WORDS, "--seeds", "0-2", "--init-from", "y@best"]) == 1
     begun = started()
@@ -136,7 +136,7 @@ def test_a_group_goes_on_with_what_is_missing(fates, capsys):
     assert "--num-envs cannot change when a group of runs is continued" in capsys.readouterr().err
 
 
-def test_a_stop_ends_those_that_run_and_begins_no_other(fates, capsys):
+def test_stop_ends_running_seeds_and_starts_no_other(fates, capsys):
     fates(seed0="goes on until told", seed1="goes on until told")
     statuses: list[int] = []
     group = Path("runs/ppo/x").absolute()
@@ -158,7 +158,7 @@ def test_a_stop_ends_those_that_run_and_begins_no_other(fates, capsys):
     assert len(started()) == 2 and json.loads((group / "result.json").read_text())["ended"] == "interrupted"
 
 
-def test_what_is_refused_leaves_nothing(fates, tmp_path: Path):
+def test_refused_command_leaves_no_files(fates, tmp_path: Path):
     fates(seed0="is refused")
     assert main.main(["run", *WORDS, "--seeds", "0-4"]) == 2
     assert len(started()) == 1
@@ -192,7 +192,7 @@ def cluster(fates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 SLURM = (*WORDS, "--launcher", "slurm", "--slurm.gres", "gpu:1")
 
 
-def test_with_slurm_seeds_are_one_array_and_again_only_what_is_missing(cluster: Path, capsys):
+def test_slurm_array_of_seeds_resubmits_only_missing_ones(cluster: Path, capsys):
     assert main.main(["run", *SLURM, "--seeds", "0-2", "--jobs", "2"]) == 0
     said = capsys.readouterr().out
     assert "Submitted array job 17 of 3 runs; output: jsrl-x-17_SEED.out here" in said
@@ -210,14 +210,14 @@ def test_with_slurm_seeds_are_one_array_and_again_only_what_is_missing(cluster: 
     assert "the group ppo/x has other options: ppo --num-envs 8." in capsys.readouterr().err
 
 
-def test_what_slurm_refuses_leaves_nothing(cluster: Path, monkeypatch, capsys):
+def test_slurm_refusal_leaves_no_files(cluster: Path, monkeypatch, capsys):
     monkeypatch.setenv("REFUSE", "1")
     assert main.main(["run", *SLURM, "--seeds", "0-2"]) == 2
     assert "was refused: no" in capsys.readouterr().err
     assert sorted(path.name for path in cluster.iterdir()) == ["bin", "child.py", "log"]
 
 
-def test_the_script_of_the_array_begins_goes_on_and_leaves_alone_what_has_ended(cluster: Path, capsys):
+def test_array_script_starts_resumes_and_skips_finished_seeds(cluster: Path, capsys):
     assert main.main(["run", *SLURM, "--seeds", "0-2", "--init-from", "y@best", "--print"]) == 0
     script = capsys.readouterr().out
     python = cluster / "python"

@@ -31,7 +31,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_layout_is_simulated_and_drawn(files: Path, capsys):
+def test_layout_is_simulated_and_plotted(files: Path, capsys):
     words = [
         "hosts.json",
         "impala",
@@ -51,7 +51,7 @@ def test_a_layout_is_simulated_and_drawn(files: Path, capsys):
     assert "Simulated, not measured" in page and "<svg" in page and "How busy everything is" in page
 
 
-def test_what_cannot_be_simulated_is_refused_in_a_sentence(files: Path, capsys):
+def test_invalid_simulations_are_refused_in_one_sentence(files: Path, capsys):
     assert main(["hosts.json", "impala", "--placement", "serial"]) == 2
     assert "a serial run is one process" in capsys.readouterr().err
     assert main(["impala"]) == 2

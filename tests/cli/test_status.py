@@ -49,7 +49,7 @@ def add_snapshot(folder: RunFolder) -> None:
     (tags / "latest.json").write_text("{}")
 
 
-def test_a_run_that_goes_on(folder: RunFolder, capsys):
+def test_status_of_a_running_run(folder: RunFolder, capsys):
     add_snapshot(folder)
     with claimed(folder):
         assert "ppo/x: starting, process" in said("x", capsys=capsys)
@@ -68,7 +68,7 @@ def test_a_run_that_goes_on(folder: RunFolder, capsys):
     assert facts["evaluation"] == {"env_steps": 4000, "return": 20.0} and facts["resume"] is None
 
 
-def test_a_run_that_ended_says_how_and_how_to_go_on(folder: RunFolder, capsys):
+def test_status_of_an_ended_run_names_the_reason_and_how_to_resume(folder: RunFolder, capsys):
     tell(folder, "interrupted")
     assert "killed: process" in said("ppo/x", capsys=capsys)
     score = {"return_mean": 20.0, "return_ci95": 1.0, "episodes": 8, "env_steps": 4000}
@@ -86,7 +86,7 @@ def test_a_run_that_ended_says_how_and_how_to_go_on(folder: RunFolder, capsys):
     assert text.startswith("ppo/x: reached max_minutes\n") and "to go on" not in text
 
 
-def test_the_silence_of_another_host_is_told(folder: RunFolder, capsys):
+def test_silence_of_another_host_is_reported(folder: RunFolder, capsys):
     with claimed(folder):
         tell(folder)
         identity = msgspec.json.decode((folder.path / RUNNING).read_bytes())
@@ -101,7 +101,7 @@ def test_the_silence_of_another_host_is_told(folder: RunFolder, capsys):
     )
 
 
-def test_slurm_is_asked_where_it_is(folder: RunFolder, monkeypatch, capsys, tmp_path: Path):
+def test_slurm_is_queried_if_installed(folder: RunFolder, monkeypatch, capsys, tmp_path: Path):
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     with claimed(folder):
         assert "Slurm job 12: not known here" in said("x", capsys=capsys)

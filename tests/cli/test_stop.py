@@ -38,7 +38,7 @@ def sleeper() -> Iterator[tuple[subprocess.Popen[bytes], ProcessIdentity]]:
     process.wait()
 
 
-def test_only_the_process_itself_is_signalled(sleeper):
+def test_only_the_recorded_process_is_signalled(sleeper):
     process, identity = sleeper
     for stranger in (
         dataclasses.replace(identity, started=identity.started + 1),  # its id was given to another process
@@ -51,7 +51,7 @@ def test_only_the_process_itself_is_signalled(sleeper):
     assert identity.interrupt() and process.wait(10) == -signal.SIGTERM and not identity.interrupt()
 
 
-def test_a_run_of_this_host_is_told_once_by_a_signal(folder: RunFolder, sleeper, capsys):
+def test_local_run_gets_one_signal(folder: RunFolder, sleeper, capsys):
     process, identity = sleeper
     with claimed(folder):  # as it would itself
         (folder.path / RUNNING).write_bytes(msgspec.json.encode(identity))
@@ -78,7 +78,7 @@ def leave_elsewhere(folder: RunFolder, process: ProcessIdentity) -> None:
     write_status(folder.path, ControllerStatus(process, time.time()))
 
 
-def test_a_run_of_another_host_finds_a_request(folder: RunFolder, capsys):
+def test_run_on_another_host_gets_a_request_file(folder: RunFolder, capsys):
     leave_elsewhere(folder, ELSEWHERE)
     assert main.main(["stop", "x", "--wait", "0"]) == 0
     assert f"process {ELSEWHERE} is asked to end by a request" in capsys.readouterr().out
@@ -92,7 +92,7 @@ def test_a_run_of_another_host_finds_a_request(folder: RunFolder, capsys):
     ("RUNNING|n1|None", False, "and Slurm job 12 by a signal", ["scancel --signal=USR1 --batch 12"]),
     ("PENDING||BeginTime", True, "job 12 was waiting and is cancelled", ["scancel 12", "scancel --me --name=jsrl-x-actors"]),
 ])  # fmt: skip
-def test_a_slurm_job_is_signalled_or_where_it_waits_cancelled(
+def test_slurm_job_is_signalled_or_cancelled_while_pending(
     folder: RunFolder, state, over, done, asked, tmp_path: Path, monkeypatch, capsys
 ):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

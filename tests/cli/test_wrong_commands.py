@@ -129,9 +129,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("command", "sentence"), [*((f"run {c}", s) for c, s in RUN), *OTHERS])
-def test_a_wrong_command_is_refused_in_one_sentence_and_leaves_nothing(
-    command, sentence, tmp_path, monkeypatch, capsys
-):
+def test_wrong_command_is_refused_in_one_sentence_and_leaves_no_files(command, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     try:
         status = main.main(command.split())
