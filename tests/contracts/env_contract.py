@@ -27,13 +27,13 @@ def walk(config: EnvConfig, seed: int, steps: int, num_envs: int = 3, group: int
     return steps_seen
 
 
-def test_holds_the_protocol(config):
+def test_passes_the_environment_contract(config):
     report = check_env(config, steps=100, max_seconds=4)
     assert report.spec == make_spec(config)
     assert report.env_steps_per_s > 0 and "ok" in str(report)
 
 
-def test_config_travels_as_json(config):
+def test_config_round_trips_as_json(config):
     assert EnvConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 

@@ -168,7 +168,7 @@ def test_replies_belong_to_requests(serving: Serving) -> None:
     client.close()
 
 
-def test_fields_travel(transport: Transport) -> None:
+def test_fields_are_transmitted(transport: Transport) -> None:
     server = bind_inference(transport.new_address(), SPEC)
     client = connect_while(server, groups={2: 3})
     sent = make_request(3, 0, min_updates=41, step=1 << 33, wants_core=True, policy=5)
@@ -188,7 +188,7 @@ def test_fields_travel(transport: Transport) -> None:
     server.close()
 
 
-def test_policy_and_version_travel_for_each_row(transport: Transport) -> None:
+def test_policy_and_version_are_transmitted_per_row(transport: Transport) -> None:
     """Also after requests and replies that had one number for all rows, and before such."""
     server = bind_inference(transport.new_address(), SPEC)
     client = connect_while(server, groups={2: 3})
@@ -212,7 +212,7 @@ def test_policy_and_version_travel_for_each_row(transport: Transport) -> None:
     server.close()
 
 
-def test_a_policy_that_is_not_served_is_refused_by_name_and_the_stream_goes_on(transport: Transport) -> None:
+def test_unserved_policy_is_refused_by_name_and_the_stream_continues(transport: Transport) -> None:
     server = bind_inference(transport.new_address(), SPEC)
     client = connect_while(server, groups={2: 3, 4: 3})
     client.send(2, make_request(3, 0, policy=5))
@@ -233,7 +233,7 @@ def test_a_policy_that_is_not_served_is_refused_by_name_and_the_stream_goes_on(t
     server.close()
 
 
-def test_the_versions_that_are_asked_for_arrive_and_a_problem_is_told(transport: Transport) -> None:
+def test_requested_versions_arrive_and_problems_are_reported(transport: Transport) -> None:
     spec = SPEC._replace(log_prob=ArraySpec((2,), "float32"))
     server = bind_inference(transport.new_address(), spec)
     client = connect_while(server, groups={2: 3}, spec=spec)
@@ -266,7 +266,7 @@ def test_request_arrays_may_be_reused_at_once(transport: Transport) -> None:
     server.close()
 
 
-def test_reply_arrays_are_copied_out(transport: Transport) -> None:
+def test_reply_arrays_are_copied(transport: Transport) -> None:
     server = bind_inference(transport.new_address(), SPEC)
     client = connect_while(server)
     request = make_request(5, 0)
@@ -305,7 +305,7 @@ def test_collect_gives_one_group_larger_than_max_rows(transport: Transport) -> N
     server.close()
 
 
-def test_collect_waits_no_longer_than_told(transport: Transport) -> None:
+def test_collect_respects_its_timeout(transport: Transport) -> None:
     server = bind_inference(transport.new_address(), SPEC)
     waited = []
     for _ in range(3):  # a busy machine may be late once

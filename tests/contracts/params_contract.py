@@ -105,7 +105,7 @@ def test_latest_wins(transport: Transport) -> None:
     publisher.close()
 
 
-def test_subscriber_may_come_late(transport: Transport) -> None:
+def test_late_subscriber_gets_the_params(transport: Transport) -> None:
     publisher = bind_params(transport.new_address())
     publisher.publish(0, 9, make_values(9))
     subscriber = connect_params(publisher.address)
@@ -117,7 +117,7 @@ def test_subscriber_may_come_late(transport: Transport) -> None:
     publisher.close()
 
 
-def test_policies_are_apart(transport: Transport) -> None:
+def test_policies_are_separate(transport: Transport) -> None:
     publisher = bind_params(transport.new_address())
     subscriber = connect_params(publisher.address)
     publisher.publish(0, 1, make_values(1))
@@ -133,7 +133,7 @@ def test_policies_are_apart(transport: Transport) -> None:
     publisher.close()
 
 
-def test_wait_times_out_and_says_what_it_has(transport: Transport) -> None:
+def test_wait_timeout_names_the_current_version(transport: Transport) -> None:
     publisher = bind_params(transport.new_address())
     subscriber = connect_params(publisher.address)
     with pytest.raises(StreamTimeout, match="none was published"):
@@ -175,7 +175,7 @@ def test_wait_wakes_at_a_publish(transport: Transport) -> None:
     publisher.close()
 
 
-def test_a_new_life_of_the_publisher_is_followed(transport: Transport) -> None:
+def test_subscriber_follows_a_restarted_publisher(transport: Transport) -> None:
     publisher = bind_params(transport.new_address())
     address = publisher.address
     subscriber = connect_params(address)
@@ -209,7 +209,7 @@ def test_other_leaves_are_refused(transport: Transport) -> None:
     publisher.close()
 
 
-def test_closed_ends_say_so(transport: Transport) -> None:
+def test_closed_ends_raise_stream_closed(transport: Transport) -> None:
     publisher = bind_params(transport.new_address())
     subscriber = connect_params(publisher.address)
     publisher.publish(0, 1, make_values(1))

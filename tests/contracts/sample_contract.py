@@ -162,7 +162,7 @@ def test_trajectories_arrive_as_they_were_written(consumer: SampleConsumer) -> N
     assert (consumer.ledger.received, consumer.ledger.consumed, consumer.ledger.in_flight) == (9, 9, 0)
 
 
-def test_who_made_a_trajectory_is_passed_on_beside_who_sent_it(consumer: SampleConsumer) -> None:
+def test_origin_and_sender_of_a_trajectory_are_passed_on(consumer: SampleConsumer) -> None:
     producer = connect(consumer, ProducerId("between", 4))
     maker = Origin(ProducerId("a" * 64, 1 << 31), 1 << 40)
     given = [None, maker, Origin(ACTOR, 0), Origin(ProducerId("between", 4), 3)]
@@ -212,7 +212,7 @@ def test_blocks_begin_as_zeros_and_several_are_open_at_once(consumer: SampleCons
         blocks[2].abandon()
 
 
-def test_a_stalled_consumer_holds_producers_back(consumer: SampleConsumer) -> None:
+def test_stalled_consumer_blocks_producers(consumer: SampleConsumer) -> None:
     producer = connect(consumer)
     for number in range(4):
         producer.put(zeros(SCHEMA), number % 2, TIMEOUT_S)
@@ -256,7 +256,7 @@ def test_the_consumer_chooses_the_number_of_blocks(transport: Transport) -> None
         bind_samples(transport.new_address(), SCHEMA, blocks_per_producer=-1)
 
 
-def test_waits_end(transport: Transport, consumer: SampleConsumer) -> None:
+def test_waits_time_out(transport: Transport, consumer: SampleConsumer) -> None:
     started = time.monotonic()
     with pytest.raises(StreamTimeout):
         consumer.get(0.2)
@@ -269,7 +269,7 @@ def test_waits_end(transport: Transport, consumer: SampleConsumer) -> None:
     assert consumer.pending() == 0
 
 
-def test_producers_may_come_first(transport: Transport) -> None:
+def test_producers_may_connect_first(transport: Transport) -> None:
     address = transport.new_address()
     if address.startswith("tcp"):
         bound = bind_samples(address, SCHEMA)
@@ -283,7 +283,7 @@ def test_producers_may_come_first(transport: Transport) -> None:
         consumer.close()
 
 
-def test_leaving_loses_nothing_that_was_committed(consumer: SampleConsumer) -> None:
+def test_leaving_loses_no_committed_trajectory(consumer: SampleConsumer) -> None:
     producer = connect(consumer)
     for number in range(4):
         producer.put(zeros(SCHEMA), number % 2, TIMEOUT_S)
@@ -327,7 +327,7 @@ def test_closing_drops_what_is_in_flight(transport: Transport) -> None:
     producer.close()
 
 
-def test_a_waiting_producer_hears_of_the_close(transport: Transport) -> None:
+def test_waiting_producer_is_woken_by_close(transport: Transport) -> None:
     consumer = bind_samples(transport.new_address(), SCHEMA)
     with producing(transport, consumer.address, count=1000) as running:
         wait_for(lambda: consumer.pending() == 4)
@@ -351,7 +351,7 @@ def test_other_schemas_are_refused_on_both_sides(consumer: SampleConsumer) -> No
     connect(consumer).close()
 
 
-def test_a_life_is_admitted_once_and_lives_only_rise(consumer: SampleConsumer) -> None:
+def test_incarnation_is_admitted_once_and_only_rises(consumer: SampleConsumer) -> None:
     first = connect(consumer, ProducerId("actor-0", 3))
     fill((block := first.reserve(TIMEOUT_S)).trajectory, 1)
     block.commit(0)
@@ -379,7 +379,7 @@ def test_a_life_is_admitted_once_and_lives_only_rise(consumer: SampleConsumer) -
     ]
 
 
-def test_fencing_delivers_what_was_committed_and_nothing_more(consumer: SampleConsumer) -> None:
+def test_fencing_delivers_only_committed_trajectories(consumer: SampleConsumer) -> None:
     producer = connect(consumer)
     for number in range(2):
         fill((block := producer.reserve(TIMEOUT_S)).trajectory, number)
@@ -429,9 +429,7 @@ def test_an_address_has_one_consumer(consumer: SampleConsumer) -> None:
         bind_samples(consumer.address, SCHEMA)
 
 
-def test_a_trajectory_for_several_readers_goes_to_each_that_is_left(
-    transport: Transport, consumer: SampleConsumer
-) -> None:
+def test_broadcast_trajectory_reaches_every_remaining_reader(transport: Transport, consumer: SampleConsumer) -> None:
     other = bind_samples(transport.new_address(), SCHEMA)
     ends = [connect(consumer), connect(other)]
     for number in range(3):
@@ -488,7 +486,7 @@ def test_two_producers_of_many_trajectories(transport: Transport, consumer: Samp
     stream_from_two(transport, consumer, groups=3, count=2000)
 
 
-def test_a_killed_producer_leaves_nothing_half_read(transport: Transport, consumer: SampleConsumer) -> None:
+def test_killed_producer_leaves_no_partial_trajectory(transport: Transport, consumer: SampleConsumer) -> None:
     if not transport.between_processes:
         pytest.skip("threads of one process die together")
     with producing(transport, consumer.address, count=3, then="hang") as running:

@@ -186,7 +186,7 @@ FAULTS = (
         "an incarnation is let in twice",
         "        if guest.incarnation <= latest:\n",
         "        if guest.incarnation < latest:\n",
-        (f"{SAMPLES}::test_a_life_is_admitted_once_and_lives_only_rise[shm]",),
+        (f"{SAMPLES}::test_incarnation_is_admitted_once_and_only_rises[shm]",),
     ),
     Fault(
         "a producer that waits for room is not woken",
