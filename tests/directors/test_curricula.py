@@ -49,7 +49,7 @@ def test_a_stage_is_passed_by_the_mean_of_its_newest_games():
     assert set(tasks) == {3} and commands == []  # told once
 
 
-def test_a_stage_ends_after_its_env_steps_in_any_case():
+def test_stage_always_ends_after_its_env_steps():
     director = Stages(stages=(Stage("a", (1,), max_env_steps=100), Stage("b", (2,))))
     state, tasks, _ = finish(director, director.init(0), [0.0] * 11)
     assert tasks == [1] * 10 + [2]
@@ -117,7 +117,7 @@ def scored(game, chance):
 @pytest.mark.parametrize(
     "options", [{"num_levels": 60}, {"capacity": 40}, {"capacity": 40, "beta": 0.1, "staleness": 0.3}]
 )
-def test_weights_are_those_of_a_slow_oracle_that_reads_the_journal(options):
+def test_weights_equal_a_slow_oracle_of_the_journal(options):
     director = PLR(**options)
     state, journal = check_replay(director, 600, scored, void=0.1)
     levels, scores, proposed, task, open_levels = [], [], [], {}, {}
@@ -168,7 +168,7 @@ def test_levels_are_drawn_by_their_weights():
     assert chisquare([counts[level] for level in state["levels"]], expected).pvalue > 0.001
 
 
-def test_levels_that_were_not_played_for_long_come_back():
+def test_stale_levels_are_replayed():
     director = PLR(replay_share=1.0, beta=0.1, staleness=0.5, min_fill=0.0, capacity=2)
     state = director.init(0) | {"levels": [0, 1], "scores": [1.0, 0.0], "proposed": [90, 10], "assigned": 100}
     assert director.weights(state) == pytest.approx([0.5 * 1024 / 1025 + 0.05, 0.5 / 1025 + 0.45])
@@ -197,7 +197,7 @@ def test_a_share_of_assignments_plays_new_levels():
     assert again / 2_000 == pytest.approx(0.7, abs=0.045)
 
 
-def test_new_levels_are_all_unseen_ones_alike():
+def test_new_levels_are_drawn_uniformly_from_unseen_ones():
     director = PLR(num_levels=10, replay_share=0.0)
     counts = Counter()
     for seed in range(600):
@@ -209,7 +209,7 @@ def test_new_levels_are_all_unseen_ones_alike():
     assert chisquare(list(counts.values())).pvalue > 0.001
 
 
-def test_scores_that_never_come_do_not_pile_up():
+def test_missing_scores_do_not_accumulate():
     director = PLR()
     state, _ = director.propose(director.init(0), MOST_WAITING + 5)
     assert len(state["waiting"]) == MOST_WAITING and "4" not in state["waiting"] and "5" in state["waiting"]

@@ -54,13 +54,13 @@ def frozen(policy: str, number: int) -> Player:
     return Player(policy, f"frozen-{number}")
 
 
-def test_an_empty_league_plays_its_main_player():
+def test_empty_league_plays_the_main_player():
     state = LEAGUE.init(1)
     for policy in LEAGUE.policies:
         check_shares(opponents(LEAGUE, state, policy, 400), {MAIN: 1.0})
 
 
-def test_main_plays_everybody_frozen_and_itself():
+def test_main_plays_all_frozen_players_and_itself():
     """50% (1 - w)^2 over all; 15% find nothing to verify and 35% self-play: the current main, against which w is 0.5."""
     pool = [frozen("main", 1), frozen("main_exploiter", 1), frozen("league_exploiter_1", 1)]
     state = state_of(LEAGUE, {(MAIN, pool[0]): 0.9, (MAIN, pool[1]): 0.5, (MAIN, pool[2]): 0.1}, pool)
@@ -77,7 +77,7 @@ def test_main_verifies_against_exploiters_that_beat_it():
     check_shares(opponents(LEAGUE, state, "main"), expected)
 
 
-def test_main_verifies_against_the_past_that_it_forgot():
+def test_main_verifies_against_forgotten_versions():
     """Rates 0.5, 0.9, 0.8: the first one was forgotten, the last one belongs to the falling end."""
     pool = [frozen("main", number) for number in (1, 2, 3)]
     rates = dict(zip([(MAIN, player) for player in pool], (0.5, 0.9, 0.8), strict=True))
@@ -88,7 +88,7 @@ def test_main_verifies_against_the_past_that_it_forgot():
     check_shares(opponents(LEAGUE, state_of(LEAGUE, rates, pool), "main"), expected | {MAIN: 0.35})
 
 
-def test_the_falling_end_is_left_out():
+def test_forgotten_versions_exclude_the_declining_tail():
     players = [frozen("main", number) for number in range(5)]
     for rates, kept in (
         ((0.9, 0.8, 0.7, 0.6, 0.5), 0),
@@ -101,7 +101,7 @@ def test_the_falling_end_is_left_out():
     assert without_falling_tail([], lambda player: 0.5) == []
 
 
-def test_two_main_players_meet_and_a_stronger_one_is_met_in_its_past():
+def test_main_players_meet_and_stronger_ones_through_past_versions():
     league = League(("main", "other"), (), (), pfsp_share=0.0, verification_share=0.0)
     other, past = Player("other"), [frozen("other", 1), frozen("other", 2)]
     check_shares(opponents(league, league.init(1), "main"), {MAIN: 0.5, other: 0.5})
@@ -111,7 +111,7 @@ def test_two_main_players_meet_and_a_stronger_one_is_met_in_its_past():
     check_shares(opponents(league, state_of(league, rates, past), "main"), expected)
 
 
-def test_main_exploiters_play_the_current_main_while_they_win_sometimes():
+def test_main_exploiters_play_the_current_main_if_they_win_sometimes():
     past = [frozen("main", 1), frozen("main", 2), frozen("league_exploiter_1", 1)]
     rates = {(EXPLOITER, MAIN): 0.2, (EXPLOITER, past[0]): 0.5, (EXPLOITER, past[1]): 0.1}
     check_shares(opponents(LEAGUE, state_of(LEAGUE, rates, past), "main_exploiter"), {MAIN: 1.0})
@@ -121,7 +121,7 @@ def test_main_exploiters_play_the_current_main_while_they_win_sometimes():
     check_shares(opponents(LEAGUE, state_of(LEAGUE, rates, []), "main_exploiter"), {MAIN: 1.0})
 
 
-def test_league_exploiters_play_everybody_frozen():
+def test_league_exploiters_play_all_frozen_players():
     home = Player("league_exploiter_1")
     pool = [frozen("main", 1), frozen("main_exploiter", 1), frozen("league_exploiter_1", 1)]
     state = state_of(LEAGUE, {(home, pool[0]): 0.1, (home, pool[1]): 0.7, (home, pool[2]): 1.0}, pool)
@@ -137,7 +137,7 @@ def report_steps(league: League, state, policy: str, length: int):
             return league.report(state, [Outcome(game.id, length, (), lost)])
 
 
-def test_the_frozen_copy_is_taken_before_the_reset_and_win_rates_are_forgotten():
+def test_freeze_happens_before_the_reset_and_clears_win_rates():
     state = state_of(LEAGUE, {(EXPLOITER, MAIN): 0.9}, [])
     state, (old, *_) = LEAGUE.propose(state, 8)
     state, (game, *_) = LEAGUE.propose(state, 8)
@@ -148,7 +148,7 @@ def test_the_frozen_copy_is_taken_before_the_reset_and_win_rates_are_forgotten()
     assert state["live"]["main_exploiter"]["env_steps"] == 0
 
 
-def test_games_of_the_life_before_count_for_nothing():
+def test_games_before_a_reset_do_not_count():
     state, games = LEAGUE.propose(LEAGUE.init(1), 8)
     before = [game for game in games if game.players[0] == EXPLOITER]
     state, commands = report_steps(LEAGUE, state, "main_exploiter", 2_000)
@@ -177,7 +177,7 @@ def test_a_league_exploiter_is_reset_in_a_quarter_of_its_freezes():
     assert resets == pytest.approx(50, abs=25)  # 4 standard deviations
 
 
-def test_who_has_beaten_all_targets_is_frozen_early():
+def test_player_that_beats_all_targets_is_frozen_early():
     """Not before min_env_steps, not with one target unbeaten, and not without any target."""
     won = {(MAIN, frozen("main", 1)): 0.95, (MAIN, frozen("main_exploiter", 1)): 0.71}
     for rates, length, freezes in (

@@ -61,7 +61,7 @@ def test_short_losses_do_not_bias_the_win_rate():
     assert all(abs(rate - 0.5) < 0.09 for rate in rates)  # 3.5 standard deviations of 400 games
 
 
-def test_the_counted_games_are_fair_at_every_moment():
+def test_counted_games_are_unbiased_at_every_moment():
     """Also while long games are open: what is counted is a beginning of the list of assigned games."""
     at_once = {}
     for seed in range(40):
@@ -84,7 +84,7 @@ def test_results_wait_for_older_games():
     assert in_order.end(queue, 3, 0.0) == [0.0] and queue == []
 
 
-def test_win_rates_decay_and_turn_round():
+def test_win_rates_decay_and_are_antisymmetric():
     payoff = Payoff({}, decay=0.99)
     assert payoff.win_rate(HOME, AWAY) == payoff.win_rate(HOME, HOME) == 0.5
     for game, points in enumerate((1.0, 0.5, 0.0, 0.0)):
@@ -102,7 +102,7 @@ def test_win_rates_decay_and_turn_round():
     )
 
 
-def test_greedy_and_exploring_matches_have_cells_of_their_own():
+def test_greedy_and_exploring_matches_have_separate_cells():
     payoff = Payoff({})
     payoff.assign(0, HOME, AWAY)
     payoff.assign(1, HOME, AWAY, greedy=True)
@@ -111,7 +111,7 @@ def test_greedy_and_exploring_matches_have_cells_of_their_own():
     assert payoff.win_rate(HOME, AWAY) == 1.0 and payoff.win_rate(HOME, AWAY, greedy=True) == 0.0
 
 
-def test_a_forgotten_player_starts_anew():
+def test_forgotten_player_starts_from_zero():
     payoff, other = Payoff({}), Player("main", "frozen-11")
     payoff.assign(0, HOME, AWAY)
     payoff.assign(1, HOME, AWAY)

@@ -29,7 +29,7 @@ def play(director: PBT, state, skill: dict[str, float], rounds: int, length: int
 
 
 @pytest.mark.parametrize("num", [2, 3, 4])
-def test_small_populations_exploit_as_well(num):
+def test_small_populations_exploit(num):
     """int(0.2 x 2) is 0: there is at least one member in each share."""
     members = tuple(f"member-{i}" for i in range(num))
     director = PBT(members, RATES, ready_env_steps=50, window=5)
@@ -53,7 +53,7 @@ def test_the_worst_fifth_copies_the_best_fifth():
     assert copied == set(members[-4:])
 
 
-def test_copies_explore_from_their_parents_values():
+def test_copies_perturb_the_values_of_their_parent():
     director = PBT(("a", "b"), {"rate": Range(1e-4, 1e-2)}, ready_env_steps=1, window=1, resample=0.25)
     kinds = Counter()
     for seed in range(400):
@@ -88,7 +88,7 @@ def test_equal_scores_and_too_few_games_change_nothing():
     assert [command.policy for command in commands] == ["a"]
 
 
-def test_a_copy_forgets_its_score_and_games_of_its_life_before():
+def test_copy_resets_scores_and_ignores_earlier_games():
     director = PBT(("a", "b"), ready_env_steps=20, window=2)
     state, before = director.propose(director.init(0), 2)
     state, commands = play(director, state, {"a": 0.0, "b": 1.0}, 4)
@@ -101,7 +101,7 @@ def test_a_copy_forgets_its_score_and_games_of_its_life_before():
     assert state["members"]["a"]["scores"] == [5.0]
 
 
-def test_open_games_of_the_life_before_count_for_nothing():
+def test_open_games_before_a_copy_do_not_count():
     director = PBT(("a", "b"), ready_env_steps=20, window=2)
     state, commands = play(director, director.init(0), {"a": 0.0, "b": 1.0}, 1)
     state, games = director.propose(state, 4)
@@ -113,7 +113,7 @@ def test_open_games_of_the_life_before_count_for_nothing():
     assert state["members"]["a"]["env_steps"] == 0
 
 
-def test_members_that_play_each_other_are_scored_by_their_points():
+def test_members_playing_each_other_are_scored_by_points():
     director = PBT(("a", "b", "c"), opponents="population", ready_env_steps=200, window=10)
     strength, chance = {"a": 0.0, "b": 1.0, "c": 2.0}, random.Random(0)
     state, commands, pairs = director.init(1), [], Counter()

@@ -30,7 +30,7 @@ def ended(games, points: float = 1.0):
     return outcomes
 
 
-def test_phases_and_commands_come_in_their_order():
+def test_phases_and_commands_are_in_order():
     director = PSRO(oracle_env_steps=20, games_per_cell=4)
     state, games = director.propose(director.init(0), 2)
     assert [game.players for game in games] == [(LATEST, member(0))] * 2
@@ -93,7 +93,7 @@ def test_each_cell_gets_the_same_number_of_games_and_training_none():
     assert kinds[:8] == ["Freeze", "Reset", "Freeze", "Reset", "Freeze", "Reset", "Freeze", "Stop"]
 
 
-def test_the_table_of_a_solver_that_needs_winners():
+def test_payoff_matrices_of_results_are_zero_sum():
     director = PSRO(oracle_env_steps=1, games_per_cell=2, value="result", solver="replicator", greedy=True)
     state, games = director.propose(director.init(0), 1)
     state, _ = director.report(state, ended(games))
@@ -155,7 +155,7 @@ def test_psro_solves_biased_rock_paper_scissors_from_sampled_games(games: int, b
     assert nash_conv(BIASED, -BIASED, mixed[5], mixed[5]) <= bar
 
 
-def test_games_that_are_not_zero_sum_are_refused_where_that_matters():
+def test_general_sum_games_are_refused_by_zero_sum_solvers():
     def play(strategies):
         return 1.0, 1.0
 

@@ -17,7 +17,7 @@ def table(skills, games_per_pair):
     return points, games
 
 
-def test_ratings_are_those_that_made_the_games():
+def test_ratings_recover_those_that_generated_the_games():
     skills = np.array([-300.0, -50.0, 0.0, 120.0, 230.0])
     found = rate(*table(skills, 40.0), prior_games=0.0)
     assert found.elo == pytest.approx(skills - skills.mean(), abs=1e-6)
@@ -33,7 +33,7 @@ def test_intervals_of_two_players(games, deviation):
     assert (found.high[1] - found.low[1]) / (2.0 * 1.96) == pytest.approx(deviation, rel=0.01)
 
 
-def test_intervals_hold_the_truth_in_95_of_100_cases():
+def test_intervals_cover_the_truth_in_95_of_100_cases():
     generator, skills, held = np.random.default_rng(0), np.array([-100.0, 0.0, 100.0]), 0
     for _ in range(200):
         points, games = table(skills, 60.0)
@@ -44,7 +44,7 @@ def test_intervals_hold_the_truth_in_95_of_100_cases():
     assert 180 <= held <= 198
 
 
-def test_who_wins_all_games_has_a_finite_rating_through_the_prior():
+def test_prior_keeps_ratings_finite():
     games = np.array([[0.0, 10.0, 10.0], [10.0, 0.0, 10.0], [10.0, 10.0, 0.0]])
     points = np.array([[0.0, 10.0, 10.0], [0.0, 0.0, 5.0], [0.0, 5.0, 0.0]])
     found = rate(points, games)
@@ -63,12 +63,12 @@ def test_a_player_without_games_is_average_and_unsure():
     assert found.high[2] - found.low[2] > 1.5 * (found.high[0] - found.low[0])
 
 
-def test_a_circle_has_equal_ratings():
+def test_cyclic_results_give_equal_ratings():
     points = np.array([[0.0, 9.0, 1.0], [1.0, 0.0, 9.0], [9.0, 1.0, 0.0]])
     assert rate(points, points + points.T).elo == pytest.approx([0.0] * 3, abs=1e-9)
 
 
-def test_tables_that_do_not_fit_are_refused():
+def test_mismatched_tables_are_refused():
     with pytest.raises(ConfigError, match=r"points \+ points.T = games"):
         rate(np.ones((2, 2)), np.ones((2, 2)))
 

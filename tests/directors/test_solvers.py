@@ -38,7 +38,7 @@ def test_nash_refuses_a_game_that_is_not_zero_sum():
         nash(np.eye(2), np.eye(2))
 
 
-def test_replicator_averages_are_those_of_openspiel():
+def test_replicator_averages_equal_openspiel():
     """OpenSpiel 2.0.2, projected_replicator_dynamics with its defaults, finds .258 .497 .245."""
     for mixture in replicator(BIASED, -BIASED):
         assert mixture == pytest.approx([0.258, 0.497, 0.245], abs=1e-3)
