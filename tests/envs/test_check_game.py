@@ -127,7 +127,7 @@ def test_each_broken_rule_is_named(form: str, kwargs: dict, mutate, told: str) -
         check_env(lambda num_envs, seed: Broken(config, num_envs, seed, mutate), steps=80, num_envs=3)
 
 
-def test_seeds_that_do_not_reach_the_environment_are_found() -> None:
+def test_unused_seeds_are_found() -> None:
     def deaf(num_envs: int, seed: int):
         return make_game(EnvConfig("particle:simple_spread_v3"), num_envs, np.random.SeedSequence().entropy % 1000)
 
@@ -135,7 +135,7 @@ def test_seeds_that_do_not_reach_the_environment_are_found() -> None:
         check_env(deaf, steps=5)
 
 
-def test_a_fixed_start_is_no_mistake_of_a_single_slot() -> None:
+def test_fixed_start_is_allowed_with_a_single_slot() -> None:
     for name in ("probe:constant_reward", "matrix:rps"):
         report = check_env(EnvConfig(name), steps=10, num_envs=1)
         assert any("start with the same" in note for note in report.notes)

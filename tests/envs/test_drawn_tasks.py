@@ -34,7 +34,7 @@ def test_tasks_are_drawn_by_weight_and_by_seed() -> None:
     assert EnvConfig.from_json(config.to_json()) == config
 
 
-def test_games_take_them_too() -> None:
+def test_games_draw_tasks_too() -> None:
     game = make(EnvConfig("tests.duel:Duel", tasks=({"length": 3},)), 2, 0, groups={"all": ("left", "right")})
     game.reset()
     ended = [game.step({"all": np.zeros((2, 2, 1), np.float32)}).episodes for _ in range(8)]
@@ -49,6 +49,6 @@ def test_games_take_them_too() -> None:
         ({"tasks": (1,), "task_weights": (0.0,)}, "give one number above 0"),
     ],
 )
-def test_what_cannot_work_is_refused(options: dict, expected: str) -> None:
+def test_invalid_options_are_refused(options: dict, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         make(EnvConfig(**options), 1, 0)

@@ -15,7 +15,7 @@ FOOTBALL = EnvConfig("envpool:gfootball/academy_3_vs_1_with_keeper-v1")
 envpool = pytest.importorskip("envpool", reason="needs the extra envpool")
 
 
-def test_coinrun_holds_the_protocol_and_is_drawn() -> None:
+def test_coinrun_passes_check_env_and_renders() -> None:
     try:
         report = check_env(COINRUN, steps=150, num_envs=4, max_seconds=4)
     except MissingExtra as error:
@@ -27,7 +27,7 @@ def test_coinrun_holds_the_protocol_and_is_drawn() -> None:
     env.close()
 
 
-def test_a_library_that_the_system_lacks_is_named(monkeypatch) -> None:
+def test_missing_system_library_is_named(monkeypatch) -> None:
     def make(*args, **kwargs):
         raise ImportError("needs the system Qt 5 runtime")
 
@@ -37,7 +37,7 @@ def test_a_library_that_the_system_lacks_is_named(monkeypatch) -> None:
 
 
 @pytest.mark.nightly
-def test_football_holds_the_protocol_and_is_drawn() -> None:
+def test_football_passes_check_env_and_renders() -> None:
     report = check_env(FOOTBALL, steps=150, num_envs=2, max_seconds=60)
     assert report.episodes > 0 and report.spec.action.num_actions == 19
     env = make_rendered(FOOTBALL, 0)
@@ -48,7 +48,7 @@ def test_football_holds_the_protocol_and_is_drawn() -> None:
     env.close()
 
 
-def test_football_is_drawn_from_its_planes() -> None:
+def test_football_renders_from_its_planes() -> None:
     """One plane for each side, then the ball, then the player in control."""
     from jsrl.envs.adapters.envpool import _Football
 

@@ -107,14 +107,14 @@ def check_against_the_truth(form: str, death: str, wanted: int) -> None:
 
 @pytest.mark.parametrize("death", ["ends", "team"])
 @pytest.mark.parametrize("form", ["Together", "InTurn"])
-def test_rows_are_what_happened(form: str, death: str) -> None:
+def test_rows_equal_the_played_game(form: str, death: str) -> None:
     check_against_the_truth(form, death, 300)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("death", ["ends", "team"])
 @pytest.mark.parametrize("form", ["Together", "InTurn"])
-def test_rows_are_what_happened_in_ten_thousand_episodes(form: str, death: str) -> None:
+def test_rows_equal_the_played_game_in_ten_thousand_episodes(form: str, death: str) -> None:
     check_against_the_truth(form, death, 10_000)
 
 
@@ -128,14 +128,14 @@ def test_rows_are_what_happened_in_ten_thousand_episodes(form: str, death: str) 
         ("Masked", "none", r"lets seat 'a_\d' act but allows no action"),
     ],
 )
-def test_what_the_contract_forbids_is_refused(form: str, fault: str, told: str) -> None:
+def test_contract_violations_are_refused(form: str, fault: str, told: str) -> None:
     game = make_game(EnvConfig(GAMES + form, kwargs={"fault": fault}), 2, 0)
     with pytest.raises(EnvironmentFault, match=told + r".*slot|slot.*" + told):
         for _ in episodes_of(game, 60):
             pass
 
 
-def test_masks_in_info_hold_for_those_who_act() -> None:
+def test_masks_in_info_apply_to_acting_seats() -> None:
     game = make_game(EnvConfig(GAMES + "Masked"), 4, 0)
     rng, step, closed = np.random.default_rng(0), game.reset(), 0
     for _ in range(100):
@@ -185,7 +185,7 @@ def test_tic_tac_toe_by_hand() -> None:
 
 
 @pytest.mark.parametrize("api", ["parallel", "aec"])
-def test_mpe2_in_both_forms_equals_the_particle_world_in_its_rows(api: str) -> None:
+def test_mpe2_aec_and_parallel_equal_the_particle_world(api: str) -> None:
     pytest.importorskip("mpe2")
     config = EnvConfig("pettingzoo:mpe2.simple_spread_v3", kwargs={"max_cycles": 4, "api": api})
     game = make_game(config, 2, 0)
@@ -202,7 +202,7 @@ def test_mpe2_in_both_forms_equals_the_particle_world_in_its_rows(api: str) -> N
     assert closed and all(not e.terminated and e.length == (4 if api == "parallel" else 12) for e in closed)
 
 
-def test_turn_by_turn_pays_what_all_at_once_pays() -> None:
+def test_turn_based_and_simultaneous_rewards_are_equal() -> None:
     pytest.importorskip("mpe2")
     together, in_turn = (
         make_game(EnvConfig("pettingzoo:mpe2.simple_tag_v3", kwargs={"api": api}), 1, 0) for api in ("parallel", "aec")
@@ -249,6 +249,6 @@ def test_time_limits_and_metrics() -> None:
         (EnvConfig("CartPole-v1"), ConfigError, "has one agent"),
     ],
 )
-def test_wrong_configs(config: EnvConfig, error: type[Exception], told: str) -> None:
+def test_invalid_configs_are_refused(config: EnvConfig, error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
         make_game(config, 1, 0)

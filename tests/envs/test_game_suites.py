@@ -24,7 +24,7 @@ SINGLE = [("MiniGrid-DoorKey-5x5-v0", "minigrid", "minigrid"), ("VizdoomBasic-v1
 
 
 @pytest.mark.parametrize(("name", "module", "extra"), [*SUITES, *SINGLE])
-def test_a_missing_suite_is_told_with_its_extra(name: str, module: str, extra: str, monkeypatch) -> None:
+def test_missing_suite_names_its_extra(name: str, module: str, extra: str, monkeypatch) -> None:
     for loaded in [key for key in sys.modules if key.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
@@ -34,7 +34,7 @@ def test_a_missing_suite_is_told_with_its_extra(name: str, module: str, extra: s
             call()
 
 
-def test_what_a_fork_needs_is_imported_beforehand() -> None:
+def test_imports_of_forked_actors_happen_before_the_fork() -> None:
     for name, module in (
         ("particle:simple_spread_v3", "jsrl.envs.particle.game"),
         ("matrix:rps", "jsrl.envs.games.matrix"),
@@ -72,7 +72,7 @@ def play(config: EnvConfig, tell=None) -> list:
     return seen
 
 
-def test_a_game_that_fails_is_rebuilt_where_the_config_says_so() -> None:
+def test_failed_game_is_rebuilt_if_configured() -> None:
     name, told = "pettingzoo:tests.envs.test_game_suites:Frail", list[str]()
     module = sys.modules.get("tests.envs.test_game_suites")
     frail = Frail if module is None else module.Frail
@@ -133,7 +133,7 @@ def test_scaled_and_clipped_rewards_are_learned_from_and_raw_ones_reported() -> 
         assert step.reward.tolist() == [[reward, reward]] and step.episodes[0].returns == (11.0, 11.0)
 
 
-def test_a_class_of_pettingzoo_is_named_like_any_other() -> None:
+def test_pettingzoo_class_is_given_by_reference() -> None:
     """Also the class itself, as notebooks give it."""
     base = pytest.importorskip("pettingzoo").ParallelEnv
     mine = type("Mine", (Together, base), {})
@@ -155,7 +155,7 @@ TICTACTOE = ("pettingzoo:pettingzoo.classic.tictactoe_v3", {"crosses": "player_1
     ("name", "seats"),
     [pytest.param(*TICTACTOE, marks=pytest.mark.slow), pytest.param(*TAG, marks=pytest.mark.nightly)],
 )
-def test_two_policies_learn_in_it(name: str, seats: dict[str, str], tmp_path) -> None:
+def test_two_policies_train_in_a_game_suite(name: str, seats: dict[str, str], tmp_path) -> None:
     from jsrl.agents.ppo import PPOConfig
     from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
     from jsrl.launch.run import run

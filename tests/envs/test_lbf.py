@@ -15,7 +15,7 @@ pytest.importorskip("lbforaging")
 NAME = "lbf:Foraging-5x5-2p-1f-v3"
 
 
-def test_holds_the_protocol() -> None:
+def test_passes_the_environment_contract() -> None:
     report = check_env(EnvConfig(NAME), steps=120, num_envs=2)
     assert [seat.name for seat in report.spec.seats] == ["agent_0", "agent_1"] and report.episodes > 0
     assert {seat.side for seat in report.spec.seats} == {"team"} and report.spec.symmetric
@@ -45,7 +45,7 @@ def _players(env):
     return players
 
 
-def test_who_lifts_what_does_not_depend_on_addresses_in_memory() -> None:
+def test_assignment_of_food_does_not_depend_on_memory_addresses() -> None:
     """The second agent stands between two foods, of which it lifts the first one only together with the other agent."""
     kept, lifted = [], []
     for number in range(40):
@@ -62,7 +62,7 @@ def test_who_lifts_what_does_not_depend_on_addresses_in_memory() -> None:
     assert lifted == [lifted[0]] * 40 and lifted[0][0] == lifted[0][1] > 0
 
 
-def test_wrong_ids_and_options() -> None:
+def test_invalid_ids_and_options_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"registers no environment 'Foraging-8x8-2p-9f-v3'.*at most 4 foods"):
         make_game(EnvConfig("lbf:Foraging-8x8-2p-9f-v3"), 1, 0)
     with pytest.raises(ConfigError, match=r"could not be made with .*speed"):

@@ -78,12 +78,12 @@ def test_repeated_games_are_truncated_and_show_the_last_joint_action() -> None:
     assert step.is_first.all() and not step.reward.any() and step.state[0].tolist() == [1, 0, 0, 0, 0, 0, 0]
 
 
-def test_what_one_side_gains_the_other_loses_where_payoffs_add_up_to_a_constant() -> None:
+def test_constant_sum_games_are_reported_as_zero_sum() -> None:
     assert game_of("rps").spec.zero_sum and game_of("biased_rps").spec.zero_sum
     assert not game_of("two_step").spec.zero_sum and not game_of("climbing").spec.zero_sum
 
 
-def test_who_may_be_exchanged() -> None:
+def test_exchangeable_seats() -> None:
     assert game_of("rps").spec.symmetric and not game_of("two_step").spec.symmetric
     assert not game_of("payoffs", payoffs=[[[1, 2], [3, 4]], [[5, 6], [7, 8]]]).spec.symmetric
     three = game_of("payoffs", payoffs=np.arange(36).reshape(3, 2, 3, 2).tolist())
@@ -103,7 +103,7 @@ def test_who_may_be_exchanged() -> None:
         ("payoffs", {"payoffs": [[[1, 2], [3, 4]]]}, r"shape \[1, 2, 2\]; expected"),
     ],
 )
-def test_wrong_options(name: str, kwargs: dict, told: str) -> None:
+def test_invalid_options_are_refused(name: str, kwargs: dict, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         game_of(name, **kwargs)
 

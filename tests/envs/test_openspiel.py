@@ -26,7 +26,7 @@ PLAYERS = ("player_0", "player_1")
         ("hanabi", {}, True),
     ],
 )
-def test_holds_the_protocol(name: str, kwargs: dict, waits: bool) -> None:
+def test_passes_the_environment_contract(name: str, kwargs: dict, waits: bool) -> None:
     report = check_env(EnvConfig(f"openspiel:{name}", kwargs=kwargs), steps=60, num_envs=3)
     assert report.episodes > 0 and ("no seat waited, so that was not seen" in report.notes) is not waits
     assert len(report.spec.seats) == kwargs.get("players", 2)
@@ -71,7 +71,7 @@ def test_tic_tac_toe_by_hand() -> None:
     assert rows == [([0, 0], [1, 1])] * 4 + [([1, -1], [0, 0])]
 
 
-def test_what_cannot_be_played() -> None:
+def test_unsupported_games_are_refused() -> None:
     for name, kwargs, told in (
         ("kuhn_pocker", {}, "no game 'kuhn_pocker'.*kuhn_poker"),
         ("kuhn_poker", {"players": 99}, "could not load"),

@@ -122,7 +122,7 @@ def test_rows_of_a_time_limit() -> None:
 SEATS = ("agent_0", "agent_1", "agent_2")
 
 
-def test_groups_change_where_things_stand_and_nothing_else() -> None:
+def test_groups_change_only_initial_positions() -> None:
     config = EnvConfig("particle:simple_spread_v3")
     apart = make_game(config, 2, 3)
     turned = make_game(config, 2, 3, groups={"last": ("agent_2", "agent_0"), "one": ("agent_1",)})
@@ -157,7 +157,7 @@ def test_actions_of_a_first_row_are_ignored_and_others_are_checked() -> None:
         (EnvConfig("particle:simple_spread_v3", kwargs={"max_cycles": 0}), "max_cycles is 0"),
     ],
 )
-def test_bad_options(config: EnvConfig, told: str) -> None:
+def test_invalid_options_are_refused(config: EnvConfig, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         make_game(config, 1, 0)
 
@@ -170,6 +170,6 @@ def test_bad_options(config: EnvConfig, told: str) -> None:
         ({"all": SEATS, "more": ("agent_0",)}, "seat 'agent_0' of .* is in the groups all, more"),
     ],
 )
-def test_bad_groups(groups: dict, told: str) -> None:
+def test_invalid_groups_are_refused(groups: dict, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         make_game(EnvConfig("particle:simple_spread_v3"), 1, 0, groups=groups)

@@ -48,7 +48,7 @@ class Blind(Painted):
 HERE = f"{__name__}:"
 
 
-def test_a_class_of_the_users_own_is_drawn_in_its_own_time():
+def test_user_class_renders_at_its_own_frame_rate():
     env = make_rendered(EnvConfig(HERE + "Painted"), 0)
     env.reset()
     assert env.fps == 7
@@ -61,7 +61,7 @@ def test_a_class_of_the_users_own_is_drawn_in_its_own_time():
 
 
 @pytest.mark.parametrize("config", [EnvConfig("envpool:CartPole-v1"), EnvConfig("CartPole-v1", backend="envpool")])
-def test_a_pool_draws_what_it_plays(config):
+def test_pool_renders_the_playing_environment(config):
     pytest.importorskip("envpool")
     played, shown = make(config, 1, 3), make_rendered(config, 3)
     np.testing.assert_array_equal(played.reset().observation, shown.reset().observation)
@@ -74,7 +74,7 @@ def test_a_pool_draws_what_it_plays(config):
     shown.close()
 
 
-def test_one_that_draws_nothing_is_refused():
+def test_environment_that_renders_nothing_is_refused():
     env = make_rendered(EnvConfig(HERE + "Blind"), 0)
     env.reset()
     with pytest.raises(ConfigError, match=r"shows NoneType; expected a picture"):
@@ -85,7 +85,7 @@ def test_one_that_draws_nothing_is_refused():
 @pytest.mark.parametrize(
     ("name", "why"), [("probe:memory", "nothing to show"), ("openspiel:hanabi", "draw no pictures")]
 )
-def test_what_can_never_be_drawn_is_refused_at_once(name, why):
+def test_environments_that_cannot_render_are_refused_at_once(name, why):
     with pytest.raises(ConfigError, match=why) as caught:
         check_rendered(EnvConfig(name))
     assert "recorder.enabled" in str(caught.value)
@@ -99,7 +99,7 @@ def test_a_missing_renderer_names_the_extra(monkeypatch):
         assert str(caught.value).endswith(install_command(extra))
 
 
-def test_a_renderer_that_is_not_there_when_it_draws_names_the_extra():
+def test_renderer_missing_at_render_time_names_the_extra():
     class Lacking:
         spec, num_envs = None, 1
 
@@ -111,7 +111,7 @@ def test_a_renderer_that_is_not_there_when_it_draws_names_the_extra():
         env.picture()
 
 
-def test_opengl_that_fails_says_what_to_set(monkeypatch):
+def test_opengl_failure_names_the_variable_to_set(monkeypatch):
     class Lacking:
         spec, num_envs = None, 1
 
@@ -125,7 +125,7 @@ def test_opengl_that_fails_says_what_to_set(monkeypatch):
 
 
 @pytest.mark.slow
-def test_cartpole_is_played_as_the_single_environment_and_drawn():
+def test_cartpole_renders_from_the_single_environment():
     """Its vectorised implementation would draw as well, but is seeded as a whole; the dynamics are the same."""
     config = EnvConfig("CartPole-v1")
     filmed = make_rendered(config, (3, 1))
@@ -146,7 +146,7 @@ def test_cartpole_is_played_as_the_single_environment_and_drawn():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sticky", [pytest.param(0.0, marks=pytest.mark.nightly), 0.25])
-def test_atari_is_seen_in_colour_while_the_policy_sees_what_it_trained_on(sticky):
+def test_atari_renders_in_colour_while_the_policy_sees_training_frames(sticky):
     atari = AtariConfig(repeat_action_probability=sticky)
     config = EnvConfig("ALE/Breakout-v5", atari=atari, max_episode_steps=150)
     filmed, plain = make_rendered(config, 5), make(config, 1, 5)
@@ -181,7 +181,7 @@ def _small(frame: np.ndarray, height: int, width: int) -> np.ndarray:
     return frame[rows][:, columns].astype(float)
 
 
-def test_two_consoles_that_go_different_ways_are_an_error():
+def test_diverging_emulators_raise():
     class Console:
         def __init__(self, reward: float):
             self.ale, self.reward = None, reward
@@ -195,7 +195,7 @@ def test_two_consoles_that_go_different_ways_are_an_error():
 
 
 @pytest.mark.slow
-def test_mujoco_is_drawn_or_says_what_is_missing():
+def test_mujoco_renders_or_names_what_is_missing():
     """Where no OpenGL is installed the error names what to install; a picture is never made up."""
     try:
         env = make_rendered(EnvConfig("InvertedPendulum-v5"), 0)

@@ -104,7 +104,7 @@ def steps_of(env, count: int) -> list[EnvStep]:
 
 
 @pytest.mark.parametrize("what", ["raise", "exit", "nan", "reward", "shape", "dtype", "none"])
-def test_a_slot_that_fails_is_built_anew_and_its_episode_cut(what: str) -> None:
+def test_failed_slot_is_rebuilt_and_its_episode_cut(what: str) -> None:
     told: list[str] = []
     steps = steps_of(frail(what, told), 12)
     # slot 0 has episodes of 5 steps; in slot 1 the third step fails: row 2 is a last observation, row 3 is first
@@ -123,7 +123,7 @@ def test_a_slot_that_fails_is_built_anew_and_its_episode_cut(what: str) -> None:
         assert part in told[0]
 
 
-def test_a_fresh_seed_that_is_the_same_in_every_run_and_another_in_each_life() -> None:
+def test_repair_seed_is_equal_across_runs_and_differs_per_restart() -> None:
     runs = []
     for _ in range(2):
         Frail.made = 0
@@ -136,7 +136,7 @@ def test_a_fresh_seed_that_is_the_same_in_every_run_and_another_in_each_life() -
 
 
 @pytest.mark.parametrize("what", ["first reset", "reset nan"])
-def test_an_environment_whose_first_observation_fails_is_built_again(what: str) -> None:
+def test_environment_whose_first_observation_fails_is_rebuilt(what: str) -> None:
     told: list[str] = []
     steps = steps_of(frail(what, told, lives=3), 4)
     assert len(told) == 3 and not np.isnan(np.stack([s.observation for s in steps])).any()
@@ -145,7 +145,7 @@ def test_an_environment_whose_first_observation_fails_is_built_again(what: str) 
     assert steps[rebuilt].observation[1].tolist() == [3.0, 0.0]
 
 
-def test_what_fails_again_and_again_ends_with_the_fault() -> None:
+def test_repeated_failures_end_with_the_fault() -> None:
     told: list[str] = []
     env = frail("raise", told, lives=1000, fault_limit=4)
     with pytest.raises(
@@ -155,7 +155,7 @@ def test_what_fails_again_and_again_ends_with_the_fault() -> None:
     assert len(told) == 4
 
 
-def test_repairs_before_the_window_are_forgiven() -> None:
+def test_repairs_before_the_window_do_not_count() -> None:
     now_s = 100.0
     repairs = Repairs(EnvConfig(fault_limit=2, fault_window_s=10.0), clock=lambda: now_s)
     for _ in range(2):
@@ -166,7 +166,7 @@ def test_repairs_before_the_window_are_forgiven() -> None:
     repairs.take(EnvironmentFault("it broke"), "cure")
 
 
-def test_without_the_policy_the_fault_is_raised_and_nothing_rebuilt() -> None:
+def test_without_restart_policy_the_fault_is_raised() -> None:
     env = make(EnvConfig(S + "Frail"), 2, 0)
     with pytest.raises(EnvironmentFault, match="the wheel came off"):
         steps_of(env, 10)
@@ -206,7 +206,7 @@ def frail_gym_vector(num_envs: int) -> gymnasium.vector.VectorEnv:
 
 
 @pytest.mark.parametrize("name", ["FrailVector", "frail_gym_vector"])
-def test_a_vector_of_its_own_is_built_anew_as_a_whole(name: str) -> None:
+def test_user_vector_environment_is_rebuilt_as_a_whole(name: str) -> None:
     FrailVector.made.clear()
     told: list[str] = []
     env = make(EnvConfig(S + name, on_fault="restart-env"), 2, 5, group=3, tell=told.append)
@@ -230,11 +230,11 @@ def test_a_vector_of_its_own_is_built_anew_as_a_whole(name: str) -> None:
         ({"fault_window_s": 0.0}, "fault_window_s 0"),
     ],
 )
-def test_policies_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_restart_policies_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EnvConfig(**options)
 
 
-def test_check_env_finds_faults_whatever_the_policy() -> None:
+def test_check_env_reports_faults_under_every_policy() -> None:
     with pytest.raises(EnvironmentFault, match="the wheel came off"):
         check_env(EnvConfig(S + "Frail", on_fault="restart-env"), num_envs=2, steps=20)

@@ -125,7 +125,7 @@ def test_rich_observations_and_masks():
         (2.0, "squash", [0.0, 9.0], [0.5, 2.0]),
     ],
 )
-def test_actions_reach_the_environment_within_its_bounds(high, transform, sent, got):
+def test_actions_are_clipped_to_the_bounds(high, transform, sent, got):
     env = make(EnvConfig(S + "Bounded", kwargs={"high": high}, action_transform=transform), 1, 0)
     env.reset()
     np.testing.assert_allclose(env.step(np.array([sent], np.float32)).observation[0], got, atol=1e-6)
@@ -172,19 +172,19 @@ def test_faults_name_slot_episode_step_and_values(what, message):
         (EnvConfig("ALE/Pong-v5", kwargs={"difficulty": 1}), "difficulty"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(config, message):
+def test_invalid_environments_are_refused_by_name(config, message):
     with pytest.raises(ConfigError, match=message):
         make(config, 2, 0)
 
 
-def test_wrappers_say_what_they_cost(caplog):
+def test_wrappers_warn_about_their_cost(caplog):
     env = make(EnvConfig("CartPole-v1", wrappers=(S + "Shouting",)), 2, 0)
     env.reset()
     assert "vectorised implementation" in caplog.text
     assert (env.step(np.zeros(2, np.int32)).reward == 2.0).all()
 
 
-def test_a_lost_life_ends_the_rows_and_not_the_game():
+def test_lost_life_ends_the_rows_and_not_the_game():
     pytest.importorskip("ale_py")
     env = make(EnvConfig("ALE/Breakout-v5", atari=AtariConfig(episodic_life=True)), 2, 0)
     assert env.spec.observation == ArraySpec((84, 84, 4), "uint8") and env.spec.action_repeat == 4
@@ -209,7 +209,7 @@ def test_a_lost_life_ends_the_rows_and_not_the_game():
 
 
 @pytest.mark.parametrize("stack", [2, 3, 4])
-def test_stacked_frames_are_ale_s_own_channels_last(stack):
+def test_stacked_frames_equal_ale_with_channels_last(stack):
     pytest.importorskip("ale_py")
     env = make(EnvConfig("ALE/Breakout-v5", atari=AtariConfig(stack=stack, max_frames=60)), 2, 0)
     inner, shown = env._env.step, []
@@ -228,7 +228,7 @@ def test_a_forbidden_action_is_a_fault():
         env.step(forbidden)
 
 
-def test_every_slot_of_every_group_has_a_seed_of_its_own():
+def test_every_slot_of_every_group_has_its_own_seed():
     seeds = [seed for run_seed in (7, 8) for group in range(3) for seed in slot_seeds(run_seed, group, 4)]
     assert len(set(seeds)) == len(seeds)
 
@@ -249,7 +249,7 @@ def test_probes_continue_from_a_saved_state(steps):
         np.testing.assert_array_equal(a.is_first, b.is_first)
 
 
-def test_make_spec_is_the_environment_s():
+def test_make_spec_equals_the_environment_spec():
     assert make_spec(EnvConfig("CartPole-v1")).observation == ArraySpec((4,), "float32")
 
 
@@ -265,7 +265,7 @@ def test_check_env_finds_bad_seeding(name, message):
             check_env(EnvConfig(S + name), steps=20)
 
 
-def test_a_limit_of_steps_is_handed_to_a_vector_or_refused():
+def test_step_limit_is_passed_to_a_vector_environment_or_refused():
     with pytest.raises(ConfigError, match="no parameter `max_episode_steps`"):
         make(EnvConfig(S + "counting_vector", {"mode": "NextStep"}, max_episode_steps=2), 1, 0)
     env = make(EnvConfig(S + "limited_vector", max_episode_steps=2), 1, 0)

@@ -17,7 +17,7 @@ GAME = GameSpec(
 )
 
 
-def test_alike_seats_are_stacked_in_the_order_asked_for() -> None:
+def test_equal_seats_are_stacked_in_the_given_order() -> None:
     assert GAME.index(("c", "a")) == (2, 0)
     view = GAME.view(("c", "a"))
     assert view.observation == {"place": ArraySpec((2, 3), "float32")}
@@ -26,11 +26,11 @@ def test_alike_seats_are_stacked_in_the_order_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("other", "leaf"), [("b", "observation/place"), ("d", "action is")])
-def test_unlike_seats_are_refused_by_the_leaf_that_differs(other: str, leaf: str) -> None:
+def test_different_seats_are_refused_with_the_differing_leaf(other: str, leaf: str) -> None:
     with pytest.raises(ConfigError, match=rf"the seats a and {other} of 'game' cannot be played by one policy: {leaf}"):
         GAME.view(("a", other))
 
 
-def test_seats_have_names_of_their_own() -> None:
+def test_seat_names_are_unique() -> None:
     with pytest.raises(ConfigError, match=r"has the seats \['a', 'a'\]; give at least one, each a name of its own"):
         GameSpec((seat("a"), seat("a")), "game")

@@ -53,7 +53,7 @@ class Doom(gymnasium.Env):
 
 
 @pytest.mark.parametrize("truncated", [False, True])
-def test_screens_are_averaged_and_stacked_and_the_last_one_stays(truncated: bool) -> None:
+def test_screens_are_averaged_and_stacked_and_the_last_one_is_kept(truncated: bool) -> None:
     env = GreyScreens(Doom(truncated), shrink=2, frames=3)
     assert env.observation_space["screen"].shape == (2, 3, 3) and env.metadata["render_fps"] == 7.0
     seen = [env.reset()[0]]
@@ -70,7 +70,7 @@ def test_screens_are_averaged_and_stacked_and_the_last_one_stays(truncated: bool
     assert not folder.exists()
 
 
-def test_health_gathering_holds_the_protocol(tmp_path, monkeypatch) -> None:
+def test_health_gathering_passes_check_env(tmp_path, monkeypatch) -> None:
     pytest.importorskip("vizdoom", reason="needs the extra vizdoom")
     monkeypatch.chdir(tmp_path)  # its engine leaves an empty folder
     report = check_env(SCREENS, steps=130, num_envs=2, max_seconds=120)

@@ -19,7 +19,7 @@ def beside(gap: float, angle: float = EAST) -> tuple[float, float, float]:
     return 3 - 0.25 - gap, 3, angle
 
 
-def test_an_agent_holds_a_cube_in_front_and_lets_go() -> None:
+def test_agent_grabs_and_releases_a_cube() -> None:
     game = scene([beside(0.2), FAR], boxes=[(3, 3)], **OPEN)
     act(game, PULL)
     assert game.hands.held[0, 0] == 2
@@ -35,13 +35,13 @@ def test_an_agent_holds_a_cube_in_front_and_lets_go() -> None:
 
 
 @pytest.mark.parametrize(("start", "held"), [(beside(0.24), 2), (beside(0.27), -1), (beside(0.2, WEST), -1)])
-def test_reach_and_view_decide(start, held: int) -> None:
+def test_grabbing_needs_reach_and_sight(start, held: int) -> None:
     game = scene([start, FAR], boxes=[(3, 3)], **OPEN)
     act(game, PULL)
     assert game.hands.held[0, 0] == held
 
 
-def test_two_hold_one_cube_and_each_holds_the_nearest() -> None:
+def test_two_agents_hold_one_cube_and_each_grabs_the_nearest() -> None:
     game = scene([beside(0.2), (3.45, 3, WEST), FAR], boxes=[(3, 3)], hiders=2, **OPEN)
     act(game, PULL, PULL)
     assert game.hands.held[0].tolist() == [3, 3, -1]
@@ -51,7 +51,7 @@ def test_two_hold_one_cube_and_each_holds_the_nearest() -> None:
     assert (reach < 0.25).all() and game.hands.held[0, 0] == 3
 
 
-def test_a_turned_cube_is_held_as_it_stands() -> None:
+def test_rotated_cube_keeps_its_angle_when_grabbed() -> None:
     game = scene([beside(0.2), FAR], boxes=[(3, 3, 0.6)], **OPEN)
     act(game, PULL)
     for _ in range(6):
@@ -63,7 +63,7 @@ def locked(game) -> bool:
     return bool(game.hands.locked[0, 0])
 
 
-def test_a_team_locks_and_unlocks_its_own() -> None:
+def test_teams_lock_and_unlock_their_own_objects() -> None:
     """Hiders 0 and 1 west and east of the cube, a seeker south of it."""
     game = scene([beside(0.2), (3.45, 3, WEST), (3, 2.55, np.pi)], boxes=[(3, 3)], hiders=2, **OPEN)
     act(game, LOCK, LOCK, LOCK)
@@ -78,7 +78,7 @@ def test_a_team_locks_and_unlocks_its_own() -> None:
     assert not locked(game)
 
 
-def test_another_hider_unlocks_and_a_lock_needs_nobody() -> None:
+def test_teammate_unlocks_and_a_lock_persists_without_agents() -> None:
     game = scene([beside(0.2), (3.45, 3, WEST), FAR], boxes=[(3, 3)], hiders=2, **OPEN)
     act(game, LOCK, LOCK)
     begin = centre(game, 3).copy()
@@ -96,7 +96,7 @@ def test_another_hider_unlocks_and_a_lock_needs_nobody() -> None:
     assert locked(game) and game.hands.distance()[0, 0, 0] > 1.0
 
 
-def test_who_owned_it_last_may_refuse_a_lock() -> None:
+def test_team_of_the_last_lock_may_block_a_new_lock() -> None:
     game = scene([beside(0.2), (3.45, 3, WEST)], boxes=[(3, 3)], **OPEN)
     act(game, STILL, LOCK)
     assert not locked(game), "what was never locked belongs to the hiders"
@@ -115,7 +115,7 @@ def test_who_owned_it_last_may_refuse_a_lock() -> None:
     assert locked(swapped) and swapped.hands.owner[0, 0] == 1
 
 
-def test_who_looks_away_neither_locks_nor_unlocks() -> None:
+def test_locking_needs_sight() -> None:
     game = scene([beside(0.2, WEST), FAR], boxes=[(3, 3)], **OPEN)
     act(game, LOCK)
     assert not locked(game)

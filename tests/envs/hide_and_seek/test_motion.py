@@ -52,7 +52,7 @@ def test_torque_turns() -> None:
     assert run(scene([(3, 3), (20, 20)], **OPEN), (5, 5, 5, 0, 0), 3)[-1, 3] == 0.0
 
 
-def test_a_locked_ramp_is_run_up() -> None:
+def test_agents_run_up_a_locked_ramp() -> None:
     """From the slope's side (north) high, from the vertical face not; a free ramp is pushed away."""
     highest = {}
     for name, begin, force, locked in (
@@ -68,7 +68,7 @@ def test_a_locked_ramp_is_run_up() -> None:
     assert 0.45 <= highest["slope"] <= 0.7 and highest["face"] < 0.02 and highest["free"] < 0.35
 
 
-def test_a_locked_box_stands() -> None:
+def test_locked_box_does_not_move() -> None:
     game = scene([(1, 3), (30, 30)], boxes=[(3, 3)], **OPEN)
     game.worlds.freeze(0, 2, True)
     assert run(game, (10, 5, 5, 0, 0), 40)[:, 2].max() < 0.02
@@ -100,7 +100,7 @@ def _rotation(quaternion: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_nobody_crosses_outer_walls() -> None:
+def test_agents_do_not_cross_outer_walls() -> None:
     game = scene([(3, 3), (2, 2)], horizon=10_000)
     rng, low, high = np.random.default_rng(0), 6.0, 0.0
     for _ in range(5000):

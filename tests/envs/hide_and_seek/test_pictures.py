@@ -60,7 +60,7 @@ print(json.dumps({**scenes(), "fps": films()}))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["egl", "osmesa"])
-def test_teams_locks_and_lidar_are_seen_and_every_scenario_is_filmed(backend: str) -> None:
+def test_teams_locks_and_lidar_are_drawn_in_every_scenario(backend: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", DRAWN],
         env={**os.environ, "MUJOCO_GL": backend, "PYOPENGL_PLATFORM": backend},

@@ -54,7 +54,7 @@ def play(scenario: str, options: dict, episodes: int, *, oracle: bool = False) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("scenario", "share"), [("empty", 0.38), ("quadrant", 0.28)])
-def test_random_policies_alone(scenario: str, share: float) -> None:
+def test_random_policies_without_objects(scenario: str, share: float) -> None:
     found = play(scenario, BARE, 300)
     assert found["seen_share"] == pytest.approx(share, abs=0.04)
     assert found["out_of_bounds_share"] == found["discard_episode"] == 0.0
@@ -148,7 +148,7 @@ def test_long_random_play_stays_sound() -> None:
     robust(20_000)
 
 
-def test_the_jacobian_is_dense_whatever_mujoco_would_choose() -> None:
+def test_jacobian_is_always_dense() -> None:
     """MuJoCo 4.0.0 factorises the sparse one wrongly, which it would choose from 60 degrees of freedom on."""
     options = {"n_hiders": 3, "n_seekers": 3, "n_boxes": 9}
     game = make_game(EnvConfig("hide_and_seek:randomwalls", kwargs=options), 1, 0)

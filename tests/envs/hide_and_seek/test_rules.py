@@ -46,7 +46,7 @@ def test_seekers_wait_while_hiders_prepare(scenario: str, length: int) -> None:
     assert (np.diff(shown) > 0).all() and shown[-1] < 1.0
 
 
-def test_seekers_may_wait_instead_of_acting_in_vain() -> None:
+def test_seekers_may_skip_rows_of_the_preparation_phase() -> None:
     config = EnvConfig("hide_and_seek:empty", kwargs={"horizon": 10, "seekers_wait": True})
     game = make_game(config, 2, 0, groups=EVERYBODY)
     rng, step = np.random.default_rng(0), game.reset()
@@ -58,7 +58,7 @@ def test_seekers_may_wait_instead_of_acting_in_vain() -> None:
     assert not any("waited" in note for note in check_env(config, steps=30).notes)
 
 
-def test_rewards_are_who_sees_whom() -> None:
+def test_rewards_follow_visibility() -> None:
     game = make_game(EnvConfig("hide_and_seek:empty", kwargs={"prep_fraction": 0.0}), 8, 0, groups=EVERYBODY)
     rng, step, seen = np.random.default_rng(0), game.reset(), set()
     for _ in range(40):
@@ -69,7 +69,7 @@ def test_rewards_are_who_sees_whom() -> None:
     assert seen == {True, False}
 
 
-def test_a_hider_may_have_to_be_near_to_count_as_seen() -> None:
+def test_near_option_limits_the_distance_at_which_hiders_count_as_seen() -> None:
     far, near = ([(1, 3), (x, 3, WEST)] for x in (3.2, 2.8))  # the seeker looks at the hider
     for agents, reward in ((far, [1.0, -1.0]), (near, [-1.0, 1.0])):
         game = scene(agents, walls=[], reward_range=2.0)
@@ -79,7 +79,7 @@ def test_a_hider_may_have_to_be_near_to_count_as_seen() -> None:
         settings_of("empty", {"reward_range": 0})
 
 
-def test_what_a_seen_hider_counts_may_fall_with_the_distance() -> None:
+def test_reward_of_a_seen_hider_may_fall_with_distance() -> None:
     for x, worth in ((2.0, 0.75), (3.0, 0.5), (5.5, 0.0)):
         game = scene([(1, 3), (x, 3, WEST)], walls=[], reward_range=4.0, reward_falls=True)
         step = act(game)
@@ -93,7 +93,7 @@ def test_what_a_seen_hider_counts_may_fall_with_the_distance() -> None:
 EVERYBODY = {"all": ("hider_0", "hider_1", "seeker_0", "seeker_1")}
 
 
-def test_who_is_outside_pays_alone_in_the_main_game() -> None:
+def test_agents_outside_are_penalised_alone_in_the_main_game() -> None:
     agents = [(13, 3, EAST), (3, 3, EAST), (4, 4, NORTH)]
     game = scene(agents, walls=[], scenario="randomwalls", hiders=2)
     assert act(game).reward.tolist() == [[-10.0, 1.0, -1.0]]
@@ -101,7 +101,7 @@ def test_who_is_outside_pays_alone_in_the_main_game() -> None:
     assert not act(early).reward.any()
 
 
-def test_a_box_outside_costs_everybody_in_the_quadrant() -> None:
+def test_box_outside_penalises_everybody_in_the_quadrant() -> None:
     game = scene([(3, 3), (4, 4)], boxes=[(2, 2)], walls=[], scenario="quadrant")
     assert np.abs(act(game).reward).max() == 1.0
     game.worlds.worlds[0].simulation.qpos[8] = 7.0
@@ -174,7 +174,7 @@ def test_an_invalid_state_ends_its_episode_and_is_counted(capfd) -> None:
         assert step.reward.all()
 
 
-def test_a_shorter_limit_ends_episodes_with_their_statistics() -> None:
+def test_shorter_limit_ends_episodes_with_statistics() -> None:
     config = EnvConfig("hide_and_seek:empty", max_episode_steps=3, episode_metrics=("seen_share", "max_box_move"))
     game = make_game(config, 2, 0, groups=EVERYBODY)
     rng, step, ended = np.random.default_rng(0), game.reset(), []

@@ -21,7 +21,7 @@ ALL_AROUND = -2.0  # no angle has such a cosine: the cone is a circle
 
 
 @pytest.mark.parametrize("far", [0.7, 3.0, 8.0])
-def test_the_cone_reaches_67_degrees_to_both_sides_and_as_far_as_you_like(far: float) -> None:
+def test_cone_reaches_67_degrees_to_both_sides_at_any_distance(far: float) -> None:
     for degrees, seen in ((0, True), (67, True), (-67, True), (68, False), (-68, False), (180, False)):
         bearing = math.radians(degrees)
         other = (3 + far * math.cos(bearing), 3 + far * math.sin(bearing))
@@ -39,7 +39,7 @@ BETWEEN = {
 
 
 @pytest.mark.parametrize("what", BETWEEN)
-def test_what_stands_between_hides(what: str) -> None:
+def test_obstacles_hide_objects_behind_them(what: str) -> None:
     options = {**OPEN, **BETWEEN[what]}
     more = options.pop("more", [])
     game = scene(FACING + more, **options)
@@ -48,14 +48,14 @@ def test_what_stands_between_hides(what: str) -> None:
     assert sees(game, 0, 1) and sees(game, 1, 0)
 
 
-def test_who_stands_high_sees_over_walls_and_is_seen() -> None:
+def test_elevated_agents_see_over_walls_and_are_seen() -> None:
     game = scene([(3, 3, EAST), (6.5, 3, WEST)], boxes=[(3, 3)], walls=[Segment(1, 18, 10, 20)], restrict_rect=None)
     assert not sees(game, 0, 1) and not sees(game, 1, 0)
     lift(game, 0, 0.5)
     assert sees(game, 0, 1) and sees(game, 1, 0)
 
 
-def test_objects_are_seen_too_and_hide_each_other() -> None:
+def test_objects_are_seen_and_hide_each_other() -> None:
     game = scene([(2, 3, EAST), (9, 9)], boxes=[(3, 3), (4, 3)], ramps=[(2, 1)], **OPEN)
     ramp, near, far = 2, 3, 4
     assert sees(game, 0, near) and not sees(game, 0, far) and not sees(game, 0, ramp)
@@ -127,7 +127,7 @@ def test_rays_of_pairs_are_symmetric_and_equal_to_single_rays() -> None:
     assert wrong == 0
 
 
-def test_only_bodies_within_the_cone_cost_a_ray_and_the_others_are_unseen() -> None:
+def test_rays_are_cast_only_to_bodies_within_the_cone() -> None:
     game = make_game(EnvConfig("hide_and_seek:randomwalls", kwargs={"n_hiders": 3, "n_seekers": 3}), 4, 0)
     rng, step, sight, cast = np.random.default_rng(0), game.reset(), game.sight, []
 

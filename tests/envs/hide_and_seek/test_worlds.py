@@ -28,7 +28,7 @@ VARIANTS = [("empty", {"n_hiders": 1, "n_seekers": 1}), ("quadrant", {}), ("rand
 
 
 @pytest.mark.parametrize(("scenario", "options"), VARIANTS)
-def test_holds_the_protocol(scenario: str, options: dict) -> None:
+def test_passes_the_environment_contract(scenario: str, options: dict) -> None:
     """Among other things: equal seeds play the same episodes bit for bit, and others do not."""
     config = EnvConfig(f"hide_and_seek:{scenario}", kwargs={"horizon": 20, **options})
     report = check_env(config, steps=50, max_seconds=10)
@@ -70,7 +70,7 @@ def cells_of(layout, settings) -> np.ndarray:
     return taken
 
 
-def test_random_walls_and_objects_are_drawn_as_in_the_original() -> None:
+def test_random_walls_and_objects_follow_the_original_distribution() -> None:
     settings, drawn = layouts("randomwalls", 2000)
     boxes = np.array([layout.boxes for layout in drawn])
     agents = settings.n_agents + settings.n_ramps
@@ -91,7 +91,7 @@ def test_random_walls_and_objects_are_drawn_as_in_the_original() -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_worlds_find_their_places() -> None:
+def test_ten_thousand_worlds_place_all_objects() -> None:
     for scenario, options in (("randomwalls", {"n_hiders": 3, "n_seekers": 3}), ("quadrant", {})):
         _, drawn = layouts(scenario, 10_000, **options)
         assert np.mean([layout.attempts for layout in drawn]) < 1.2
@@ -120,7 +120,7 @@ def test_doors_are_wide_enough() -> None:
     assert widths == {0.7}
 
 
-def test_the_quadrant() -> None:
+def test_quadrant_scenario() -> None:
     _, drawn = layouts("quadrant", 2000)
     doors = []
     for layout in drawn:
@@ -195,7 +195,7 @@ def test_shapes_masks_and_order_of_rows(scenario: str, team: int) -> None:
             assert own["box_obs"][real].any(axis=1).all(), "rows of boxes that are not seen keep their features"
 
 
-def test_rows_of_what_is_not_seen_may_be_hidden() -> None:
+def test_rows_of_unseen_entities_may_be_hidden() -> None:
     options = {"hide_unseen": True, "max_others": 5}
     game = make_game(EnvConfig("hide_and_seek:randomwalls", kwargs=options), 3, 0)
     seen = game.reset().observation["hider_0"]
@@ -204,7 +204,7 @@ def test_rows_of_what_is_not_seen_may_be_hidden() -> None:
         np.testing.assert_array_equal(shown, seen[f"mask_{mask}_obs"].astype(bool))
 
 
-def test_worlds_are_built_ahead_and_are_the_same_whoever_builds_them() -> None:
+def test_worlds_built_ahead_equal_those_built_on_demand() -> None:
     settings = settings_of("quadrant", {})
     ahead = WorldsAhead(settings, [7, 8])
     begun = [ahead.take(slot, 0) for slot in (0, 1)]
@@ -222,7 +222,7 @@ def test_worlds_are_built_ahead_and_are_the_same_whoever_builds_them() -> None:
     ahead.close()
 
 
-def test_a_world_that_finds_no_place_is_told_wherever_it_is_built() -> None:
+def test_world_without_room_raises_wherever_it_is_built() -> None:
     settings = settings_of("randomwalls", {"floor_size": 2.0, "grid_size": 20, "n_boxes": 9, "n_elongated_boxes": 9})
     ahead = WorldsAhead(settings, [0])
     with pytest.raises(EnvironmentFault, match="1000 worlds in a row had no place"):
@@ -243,7 +243,7 @@ def test_positions_may_be_relative_to_the_agent() -> None:
         assert other == pytest.approx(7.0 - 2 * np.pi if relative else 7.0, abs=1e-5)
 
 
-def test_slots_do_not_depend_on_each_other() -> None:
+def test_slots_are_independent() -> None:
     config = EnvConfig("hide_and_seek:randomwalls", kwargs={"horizon": 12})
     few, many = (make_game(config, count, 5) for count in (2, 3))
     rng = np.random.default_rng(0)
@@ -266,12 +266,12 @@ def test_slots_do_not_depend_on_each_other() -> None:
         ("empty", {"map_scale": 0}, "map_scale is 0"),
     ],
 )
-def test_bad_options(name: str, options: dict, told: str) -> None:
+def test_invalid_options_are_refused(name: str, options: dict, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         make_game(EnvConfig(f"hide_and_seek:{name}", kwargs=options), 1, 0)
 
 
-def test_without_mujoco_the_command_is_told_that_installs_it(monkeypatch) -> None:
+def test_missing_mujoco_names_the_install_command(monkeypatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "mujoco", None)
