@@ -69,13 +69,13 @@ def test_an_unknown_agent_acts_on_the_accelerator() -> None:
     assert choice(Experiment(AgentReference("my_module:agent", {})), Machine(4, 1))[0] == "served"
 
 
-def test_given_options_stay_and_are_not_spoken_of() -> None:
+def test_given_options_stay_and_are_not_announced() -> None:
     given = dataclasses.replace(PPO, placement="served", num_actors=2)
     assert settled(given, Machine(8, 1), lambda: IMAGE) == (given, None)
     _, said = settled(dataclasses.replace(PPO, placement="serial"), Machine(8), lambda: VECTOR)
     assert said is None  # a serial run has no actor processes
 
 
-def test_a_number_that_divides_nothing_is_refused_before_auto_hides_it() -> None:
+def test_indivisible_numbers_are_refused_before_auto_fills_in() -> None:
     with pytest.raises(ConfigError, match="num_groups"):
         dataclasses.replace(PPO, num_groups=5)

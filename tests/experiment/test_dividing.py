@@ -41,13 +41,13 @@ TAGGED = Experiment(
         ("a_0:1 b_0:1", {"policy_0": ["a_0", "b_0"]}),
     ],
 )
-def test_groups_are_called_after_what_their_seats_have_in_common(names, expected):
+def test_groups_are_named_after_the_common_part_of_seat_names(names, expected):
     sized = [name.split(":") for name in names.split()]
     seats = tuple(Seat(name, ArraySpec((int(size),), "float32"), Discrete(2)) for name, size in sized)
     assert {name: list(own) for name, own in alike_seats(seats).items()} == expected
 
 
-def test_unlike_seats_have_policies_with_the_same_options_and_alike_ones_have_one():
+def test_equal_seats_share_a_policy_and_different_seats_do_not():
     made, line = divided(TAGGED, make_spec(TAG))
     assert made.agent is None and list(made.policies) == ["adversary", "agent"]
     assert made.policies["agent"] == PolicyConfig(PPO, seats=("agent_0",))
@@ -62,7 +62,7 @@ def test_unlike_seats_have_policies_with_the_same_options_and_alike_ones_have_on
 
 
 @pytest.mark.slow
-def test_a_run_makes_them_says_so_and_can_be_resumed(tmp_path, monkeypatch, capsys):
+def test_run_divides_policies_announces_them_and_resumes(tmp_path, monkeypatch, capsys):
     result = run(TAGGED, runs_dir=tmp_path, name="one", display="quiet")
     assert result.updates == 2 and result.others["agent"]["updates"] == 2
     assert "adversary plays adversary_0" in (result.folder / "logs" / "controller.log").read_text()

@@ -59,12 +59,12 @@ def experiment(**values) -> Experiment:
         ({"evaluator": EvaluatorConfig(env={"max_step": 3})}, r"no option 'max_step'; did you mean max_episode_steps\?"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_with_what_would(values, message):
+def test_invalid_options_are_refused_with_valid_ones(values, message):
     with pytest.raises(ConfigError, match=message):
         experiment(**values)
 
 
-def test_the_numbers_that_a_refusal_names_do_work():
+def test_numbers_suggested_by_a_refusal_are_valid():
     """Follow every suggestion about groups and environments; none may be refused for the same reason again."""
     for num_envs in range(1, 26):
         for actors in range(1, 6):
@@ -106,7 +106,7 @@ def test_groups(values, groups, size, ring):
     assert e.ring * e.actors * e.group_size == e.num_envs
 
 
-def test_totals_do_not_depend_on_who_does_the_work():
+def test_totals_do_not_depend_on_the_placement():
     totals = set()
     for values in ({}, {"placement": "serial"}, {"num_actors": 4}, {"placement": "inline", "num_actors": 2}):
         e = experiment(total_env_steps=100_000, **values)
@@ -121,7 +121,7 @@ def test_reuse_counts_updates_not_batches():
     assert (e.order, e.min_updates_lag) == ("by_group", 2)
 
 
-def test_the_evaluation_is_of_raw_rewards_and_whole_games():
+def test_evaluation_uses_raw_rewards_and_full_games():
     env = EnvConfig("ALE/Pong-v5", reward_clip=1.0, reward_scale=0.1)
     env = dataclasses.replace(env, atari=dataclasses.replace(env.atari, episodic_life=True))
     played = experiment(env=env, evaluator=EvaluatorConfig(env={"max_episode_steps": 9})).evaluation_env
@@ -129,7 +129,7 @@ def test_the_evaluation_is_of_raw_rewards_and_whole_games():
     assert played.max_episode_steps == 9
 
 
-def test_schedules_get_the_run_s_number_of_updates():
+def test_schedules_get_the_number_of_updates_of_the_run():
     @dataclasses.dataclass(frozen=True)
     class Config:
         total_updates: int | None = None
@@ -138,7 +138,7 @@ def test_schedules_get_the_run_s_number_of_updates():
     assert resolved_agent(experiment(agent=Config(7))).total_updates == 7
 
 
-def test_what_is_no_agent_is_refused():
+def test_invalid_agents_are_refused():
     with pytest.raises(ConfigError, match=r"agent is 3, which is neither a config such as PPOConfig nor an AgentRef"):
         build_agent(3, None)
 
