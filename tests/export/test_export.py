@@ -87,7 +87,7 @@ def observations(spec: EnvSpec, rng: np.random.Generator, rows: int):
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
-def test_plays_what_the_agent_plays(name, folder):
+def test_exported_policy_equals_the_agent(name, folder):
     path, agent, spec, params, report = exported(name, folder)
     assert [line.partition(":")[0] for line in report] == ["StableHLO", "numpy", "ONNX"]
     policy, rng = file.load(path), np.random.default_rng(3)
@@ -109,7 +109,7 @@ def test_plays_what_the_agent_plays(name, folder):
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
-def test_onnxruntime_plays_what_the_player_plays(name, folder):
+def test_onnxruntime_equals_the_exported_policy(name, folder):
     import onnxruntime
 
     path, _, spec, *_ = exported(name, folder)
@@ -127,7 +127,7 @@ def test_onnxruntime_plays_what_the_player_plays(name, folder):
         np.testing.assert_allclose(got, true, atol=1e-5, rtol=1e-5, err_msg=key)
 
 
-def test_a_state_is_handed_from_step_to_step(folder):
+def test_recurrent_state_is_passed_between_steps(folder):
     policy = file.load(exported("lstm", folder)[0])
     rows = [np.full((2, 5), float(n), np.float32) for n in (1, 2)]
     _, state = policy.step(rows[0])
@@ -187,7 +187,7 @@ def test_params_that_are_not_finite_are_refused(tmp_path):
     assert not (tmp_path / "policy.zip").exists()
 
 
-def test_a_missing_onnx_is_told(tmp_path, monkeypatch):
+def test_missing_onnx_is_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     agent, spec = CASES["mlp"]()
     with pytest.raises(MissingExtra, match=r"pip install .*\[onnx\]"):
@@ -221,7 +221,7 @@ def with_contract(members: dict[str, bytes], **changed) -> dict[str, bytes]:
     return {**members, "policy.json": json.dumps({**json.loads(members["policy.json"]), **changed}).encode()}
 
 
-def test_files_that_are_whole_but_wrong_are_refused(tmp_path, folder):
+def test_intact_but_invalid_files_are_refused(tmp_path, folder):
     members = members_of(folder)
     contract = json.loads(members["policy.json"])
     refused(tmp_path, file.pack(with_contract(members, format_version=99)), "version 99; this player reads")
@@ -314,7 +314,7 @@ def test_plays_in_a_process_without_jsrl(play, banned, tmp_path, folder):
 
 
 @pytest.mark.slow
-def test_a_file_says_what_it_reads_and_returns(folder):
+def test_file_describes_its_inputs_and_outputs(folder):
     path = exported("tanh", folder)[0]
     told = subprocess.run([sys.executable, path], check=True, capture_output=True, text=True, timeout=60).stdout
     assert "input   observation: float32 [B, 5]" in told
@@ -322,7 +322,7 @@ def test_a_file_says_what_it_reads_and_returns(folder):
 
 
 @pytest.mark.slow
-def test_the_command_exports_what_a_run_has_learned(tmp_path, capsys):
+def test_command_exports_the_policy_of_a_run(tmp_path, capsys):
     experiment = Experiment(agent=PPOConfig(network=SMALL, normalize_observations=True), total_env_steps=2000)
     run(experiment, placement="serial", runs_dir=str(tmp_path), name="short", display="quiet")
     at, written = ["--runs-dir", str(tmp_path)], str(tmp_path / "policy.zip")
