@@ -137,13 +137,13 @@ FAULTS = (
         "priorities go to the next window",
         "set_weights(ring.tree, ids, weights.astype(jnp.float32))",
         "set_weights(ring.tree, ids + 1, weights.astype(jnp.float32))",
-        (f"{DEVICE}::test_priorities_decide_how_often_and_what_a_window_weighs",),
+        (f"{DEVICE}::test_priorities_set_probability_and_weight_of_a_window",),
     ),
     Fault(
         "windows reach one row past what was written",
         "(ring.written - shape.window - oldest) // shape.stride + 1",
         "(ring.written - shape.window - oldest) // shape.stride + 2",
-        (f"{DEVICE}::test_windows_are_the_rows_that_were_and_every_possible_one_is_drawn",),
+        (f"{DEVICE}::test_windows_hold_the_written_rows_and_every_window_is_drawn",),
     ),
     Fault(
         "late priorities change windows that were overwritten",
@@ -192,7 +192,7 @@ FAULTS = (
         "a producer that waits for room is not woken",
         "        return bool(self._words[_WAITING])\n",
         "        return False\n",
-        (f"{SAMPLES}::test_a_producer_that_waits_for_room_hears_a_bell",),
+        (f"{SAMPLES}::test_waiting_producer_is_woken_by_the_doorbell",),
     ),
     Fault(
         "closing counts one of many trajectories in flight",
@@ -213,7 +213,7 @@ FAULTS = (
         "new params ring nobody's bell",
         "            bell.ring()\n            if sweep",
         "            if sweep",
-        (f"{PARAMS}::test_a_publish_rings_for_a_reader_that_waits",),
+        (f"{PARAMS}::test_publish_wakes_a_waiting_reader",),
     ),
     Fault(
         "the kept ledger is one behind",
@@ -257,7 +257,7 @@ FAULTS = (
         "is_first[at:], index[at:] = True, self._num_slots",
         "is_first[at:], index[at:] = True, 0",
         (
-            f"{ACTING}::test_padding_and_company_do_not_change_greedy_actions",
+            f"{ACTING}::test_padding_and_other_rows_do_not_change_greedy_actions",
             f"{ACTING}::test_cores_are_kept_by_slot_reset_on_is_first_and_returned_as_they_were_before",
         ),
     ),
@@ -265,7 +265,7 @@ FAULTS = (
         "every update draws with the same key",
         "        key = jax.random.fold_in(self._key, self.updates)\n",
         "        key = jax.random.fold_in(self._key, 0)\n",
-        ("tests/workers/test_evaluator_and_learner.py::test_every_update_has_a_key_of_its_own",),
+        ("tests/workers/test_evaluator_and_learner.py::test_every_update_has_its_own_key",),
     ),
     # -- services
     Fault(
