@@ -75,7 +75,7 @@ def test_graphs_and_configs_of_older_run_folders_are_read() -> None:
 
 
 @pytest.mark.parametrize("values", ALL, ids=str)
-def test_the_graph_of_every_placement_is_one_that_works_and_travels(values) -> None:
+def test_graph_of_every_placement_is_valid_and_round_trips(values) -> None:
     graph = graph_of(**values)
     check(graph)
     assert Graph.from_json(json.loads(json.dumps(graph.to_json()))) == graph
@@ -98,7 +98,7 @@ def test_readers_stop_after_their_writers(values) -> None:
 
 
 @pytest.mark.parametrize("values", ALL, ids=str)
-def test_whoever_connects_starts_after_what_it_connects_to(values) -> None:
+def test_clients_start_after_their_servers(values) -> None:
     graph = graph_of(**values)
     names = [worker.name for worker in graph.start_order]
     assert sorted(names) == sorted(worker.name for worker in graph.workers)
@@ -117,7 +117,7 @@ def test_actors_share_servers_and_replays() -> None:
     assert [link.groups for link in kept if link] == [(0, 1, 4, 5), (2, 3, 6, 7)]
 
 
-def test_scale_shares_the_groups_out_anew() -> None:
+def test_scale_redistributes_the_groups() -> None:
     graph = graph_of().scale("actor", 2)
     links = [worker.link("samples") for worker in graph.family("actor")]
     assert [link.groups for link in links if link] == [(0, 1, 2, 3), (4, 5, 6, 7)]
@@ -141,7 +141,7 @@ def test_insert_puts_workers_between_writers_and_readers() -> None:
         graph_of().insert(f"{HERE}:WATCH")
 
 
-def test_a_watcher_stops_after_what_it_watches_and_goes_without_a_trace() -> None:
+def test_watcher_stops_after_its_writers_and_removing_it_restores_the_graph() -> None:
     graph = graph_of()
     watched = graph.add(node("watcher", f"{HERE}:WATCH", params="params"))
     check(watched)
@@ -151,7 +151,7 @@ def test_a_watcher_stops_after_what_it_watches_and_goes_without_a_trace() -> Non
     assert {stream.name for stream in graph.without("inference").without("actor").streams} == {"samples", "params"}
 
 
-def test_a_graph_is_printed_a_line_for_each_stream() -> None:
+def test_printed_graph_has_one_line_per_stream() -> None:
     assert str(graph_of(num_actors=2, num_groups=2)).splitlines() == [
         "samples    actor-0, actor-1 -> learner",
         "inference  actor-0, actor-1 <-> inference-0",
@@ -171,7 +171,7 @@ def test_inline_and_served_actors_in_one_graph() -> None:
 
 @pytest.mark.parametrize("transport", ["shared-memory", "zeromq"])
 @pytest.mark.parametrize("placement", ["inline", "served", "apart"])
-def test_each_architecture_is_made_of_any_other(
+def test_each_architecture_can_be_built_from_any_other(
     placement: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "experiments"))
@@ -258,12 +258,12 @@ def broken(change: str) -> Graph:
         ("circle", "between a, b form a cycle"),
     ],
 )
-def test_what_cannot_work_is_refused_in_a_sentence(change: str, words: str) -> None:
+def test_invalid_graphs_are_refused_in_one_sentence(change: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check(broken(change))
 
 
-def test_a_graph_of_other_groups_than_the_experiments_is_refused() -> None:
+def test_graph_with_other_groups_than_the_experiment_is_refused() -> None:
     e = Experiment(PPOConfig(), num_envs=16, num_actors=4, num_groups=8, placement="served")
     check_groups(make_graph(e), e)
     with pytest.raises(ConfigError, match=r"no actor steps the groups \[4, 5, 6, 7\]"):
@@ -274,7 +274,7 @@ def texts(picture: str) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_a_picture_has_every_family_and_stream_and_what_was_measured() -> None:
+def test_picture_shows_every_family_stream_and_measurement() -> None:
     graph = graph_of(transport="zeromq", replay=REPLAY, max_policy_lag=None)
     measured = {"actor": Note(("works 88%", "waits 12%: actions"), 0.88, busiest=True)}
     picture = draw(graph, measured, {("samples", "replay"): "3.5/s"}, "a note")
@@ -290,13 +290,13 @@ def test_a_picture_has_every_family_and_stream_and_what_was_measured() -> None:
     assert {"batches", "priorities", "inference", "params", "relayed"} <= {*texts(picture)}
 
 
-def test_a_picture_shows_workers_that_use_other_streams_apart() -> None:
+def test_picture_separates_workers_that_use_other_streams() -> None:
     graph = graph_of(num_inference_servers=1).connect("actor-0", inference=None, params="params")
     graph = graph.insert(f"{HERE}:PASS", settings={"noise": 0.1})
     assert {"actor-0", "actor x 3", "pass"} <= {*texts(draw(graph))}
 
 
-def test_no_text_of_a_picture_covers_another_or_leaves_its_box() -> None:
+def test_picture_texts_do_not_overlap_or_leave_their_box() -> None:
     graph = graph_of(transport="zeromq", replay=REPLAY, max_policy_lag=None).add(
         node("watch", f"{HERE}:WATCH", params="relayed")
     )

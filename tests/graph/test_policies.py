@@ -43,7 +43,7 @@ ALL += [{"placement": "inline", "replay": REPLAY, "max_policy_lag": None}]
 
 
 @pytest.mark.parametrize("values", ALL, ids=str)
-def test_a_divided_graph_of_every_placement_works_and_shares_no_stream(values) -> None:
+def test_graphs_per_policy_are_valid_in_every_placement_and_share_no_stream(values) -> None:
     e = experiment(**values)
     graph = with_policy(make_graph(e), "b", (5, 6, 7))
     check(graph)
@@ -58,7 +58,7 @@ def test_a_divided_graph_of_every_placement_works_and_shares_no_stream(values) -
     assert second.experiment.num_envs == 6 and second.experiment.group_size == e.group_size
 
 
-def test_a_policy_has_its_learners_settings_and_the_batches_of_its_groups() -> None:
+def test_policy_has_its_learner_settings_and_group_batches() -> None:
     graph = divided(seed=7, agent=PPOConfig(learning_rate=1.0), total_env_steps=64)
     first, second = policies_of(graph, experiment(seed=3)).values()
     assert (first.experiment.seed, second.experiment.seed) == (3, 7)
@@ -70,7 +70,7 @@ def test_a_policy_has_its_learners_settings_and_the_batches_of_its_groups() -> N
     assert policies_of(make_graph(e), e)["policy"].experiment is e  # one policy: nothing is derived anew
 
 
-def test_jobs_of_a_policy_have_its_schemas_seed_and_folders(tmp_path: Path) -> None:
+def test_policy_jobs_have_its_schemas_seed_and_folders(tmp_path: Path) -> None:
     wide = PPOConfig(network=NetworkConfig(hidden=(256, 256)))
     plan = make_plan(experiment(placement="served"), str(tmp_path), tmp_path, lambda g: divided(seed=7, agent=wide))
     jobs = {job.name: job for job in plan.jobs}
@@ -103,14 +103,14 @@ def test_jobs_of_a_policy_have_its_schemas_seed_and_folders(tmp_path: Path) -> N
         (lambda g: g.replace("learner-b", settings=3), r"learner-b is told 3"),
     ],
 )
-def test_policies_that_cannot_work_are_refused(change, words: str) -> None:
+def test_invalid_policies_are_refused(change, words: str) -> None:
     graph = divided({"placement": "inline"})
     check(graph)
     with pytest.raises(ConfigError, match=words):
         check(change(graph))
 
 
-def test_options_that_do_not_fit_a_policys_groups_are_refused_by_name() -> None:
+def test_options_that_do_not_fit_policy_groups_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"learner-b, which trains on the groups 6, 7: batch_envs=8 is not"):
         policies_of(divided({"batch_envs": 8, "max_policy_lag": 1}), experiment(batch_envs=8, max_policy_lag=1))
     with pytest.raises(ConfigError, match=r"learner-b reads trajectory from samples-b, but its replay is kind host"):
@@ -123,7 +123,7 @@ def test_options_that_do_not_fit_a_policys_groups_are_refused_by_name() -> None:
         with_policy(divided(), "c", (0,))
 
 
-def test_a_learner_may_train_on_rows_of_another_policy_where_they_have_the_same_leaves(tmp_path: Path) -> None:
+def test_learner_may_train_on_another_policys_rows_with_the_same_leaves(tmp_path: Path) -> None:
     def shared(agent) -> Graph:
         graph = divided({"placement": "inline"}, agent=agent).with_stream(
             "samples", routing="broadcast", groups=tuple(range(8))

@@ -43,7 +43,7 @@ def test_each_rank_reads_the_groups_of_its_own_actors():
     assert part.learner == "learner" and part.groups == tuple(range(8)) and policy_of(graph, rank) == part.name
 
 
-def test_the_jobs_of_ranks_have_their_share_and_devices_of_their_own(tmp_path: Path):
+def test_rank_jobs_have_their_own_share_and_devices(tmp_path: Path):
     plan = make_plan(experiment(), str(tmp_path), tmp_path)
     learner, rank = plan.job("learner"), plan.job("rank-1")
     assert learner.end("ranks").address == f"ipc://{tmp_path}/ranks.learner"
@@ -56,7 +56,7 @@ def test_the_jobs_of_ranks_have_their_share_and_devices_of_their_own(tmp_path: P
     assert "rank <-> learner" in describe(plan, []) and "8 of 16 columns each" in describe(plan, [])
 
 
-def test_the_learner_of_ranks_is_laid_out_as_a_learner_and_the_others_follow_it(tmp_path: Path):
+def test_rank_0_is_placed_like_a_learner_and_other_ranks_follow(tmp_path: Path):
     needs = {need.worker: need for need in needs_of(make_plan(experiment(), str(tmp_path), tmp_path))}
     assert not needs["learner"].answers and not needs["learner"].stays
     assert (
@@ -68,7 +68,7 @@ def test_the_learner_of_ranks_is_laid_out_as_a_learner_and_the_others_follow_it(
     assert needs["inference-0"].answers and needs["actor-3"].asks == "inference-0"
 
 
-def test_groups_of_learners_stand_side_by_side():
+def test_two_learners_have_their_own_ranks():
     one = experiment(ranks=1)
     graph = with_policy(make_graph(one), "b", (4, 5, 6, 7), {"learner": LearnerConfig(num_ranks=2)})
     graph = with_ranks(graph, "learner-b", 2)
@@ -83,7 +83,7 @@ def test_groups_of_learners_stand_side_by_side():
         with_policy(make_graph(experiment()), "b", (6, 7))
 
 
-def test_what_ranks_do_not_go_with_is_refused():
+def test_options_incompatible_with_ranks_are_refused():
     with pytest.raises(ConfigError, match="3 ranks of learner; use 2 or 4 ranks"):
         with_ranks(make_graph(experiment(ranks=1)), "learner", 3)
     with pytest.raises(ConfigError, match=r"learner has ranks already"):
@@ -107,7 +107,7 @@ def test_what_ranks_do_not_go_with_is_refused():
         experiment(learner=LearnerConfig(num_ranks=2, num_devices=3))
 
 
-def test_the_number_of_actors_that_is_chosen_suits_the_ranks():
+def test_automatic_number_of_actors_is_divisible_by_ranks():
     auto = experiment(num_actors="auto", num_groups=None, placement="inline", num_envs=48)
     for cores in (1, 5, 8):
         assert settled(auto, Machine(cores), lambda: None)[0].actors % 2 == 0
