@@ -108,7 +108,7 @@ def test_actors_killed_at_any_moment_end(hosted: Hosted, after_s: float) -> None
 
 
 @pytest.mark.parametrize("after_s", MOMENTS)
-def test_a_host_killed_at_any_moment_takes_everybody_along(hosted: Hosted, after_s: float) -> None:
+def test_host_killed_at_any_moment_ends_all_its_actors(hosted: Hosted, after_s: float) -> None:
     hosted.let_run(after_s)
     hosted.host.popen.kill()
     for actor in hosted.actors:
@@ -117,7 +117,7 @@ def test_a_host_killed_at_any_moment_takes_everybody_along(hosted: Hosted, after
     hosted.assert_gone()
 
 
-def test_the_actor_that_ended_is_told_from_those_that_live(hosted: Hosted) -> None:
+def test_ended_actor_is_distinguished_from_living_ones(hosted: Hosted) -> None:
     hosted.await_forks()
     third = hosted.actors[3]
     os.kill(third.handle.pid, signal.SIGSEGV)
@@ -129,7 +129,7 @@ def test_the_actor_that_ended_is_told_from_those_that_live(hosted: Hosted) -> No
     assert [actor.name for actor in hosted.actors if actor.alive] == [f"actor-{i}" for i in range(ACTORS) if i != 3]
 
 
-def test_a_stopped_host_does_not_hold_up_the_end(hosted: Hosted) -> None:
+def test_stopped_host_does_not_delay_the_end(hosted: Hosted) -> None:
     hosted.await_forks()
     hosted.host.popen.send_signal(signal.SIGSTOP)
     begin = time.monotonic()
@@ -139,7 +139,7 @@ def test_a_stopped_host_does_not_hold_up_the_end(hosted: Hosted) -> None:
     assert time.monotonic() - begin < 3.0
 
 
-def test_a_connection_whose_descriptor_is_large_can_be_waited_for() -> None:
+def test_waits_on_large_file_descriptors() -> None:
     """A process with more than 1,023 open files, such as a notebook's."""
     one, other = socket.socketpair()
     with one, other, socket.socket(fileno=fcntl.fcntl(one.fileno(), fcntl.F_DUPFD_CLOEXEC, 1_100)) as large:

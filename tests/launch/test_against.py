@@ -40,7 +40,7 @@ def scores(result, name="evaluator/win_rate"):
 
 
 @pytest.mark.slow
-def test_the_first_params_are_an_opponent_and_the_win_rate_is_the_score(tmp_path):
+def test_first_params_are_an_opponent_and_the_win_rate_is_the_score(tmp_path):
     """Whoever made more updates wins, so that every evaluation wins all games and the first one stays the best."""
     result = run(DUEL, runs_dir=tmp_path, name="one", display="quiet")
     rates = scores(result)
@@ -76,7 +76,7 @@ def test_each_of_two_roles_plays_its_own_seats_against_the_others_past(tmp_path)
 
 
 @pytest.mark.slow
-def test_players_that_are_frozen_later_join_the_opponents_and_best_begins_anew(tmp_path):
+def test_later_frozen_players_join_the_opponents_and_reset_best(tmp_path):
     against = dataclasses.replace(EVALUATOR, against=("initial", "frozen-2"))
     director = DeltaUniform(freeze_env_steps=60, latest_share=0.5)
     e = dataclasses.replace(DUEL, agent=None, policies=MAIN, director=director, evaluator=against)
@@ -88,7 +88,7 @@ def test_players_that_are_frozen_later_join_the_opponents_and_best_begins_anew(t
 
 
 @pytest.mark.slow
-def test_a_resume_cannot_play_against_first_params_that_nobody_kept(tmp_path):
+def test_resume_without_saved_first_params_is_refused(tmp_path):
     off = dataclasses.replace(DUEL, evaluator=EvaluatorConfig(enabled=False), total_env_steps=2 * 32)
     run(off, runs_dir=tmp_path, name="one", display="quiet")
     with pytest.raises(ConfigError, match="has no frozen player initial"):
@@ -114,7 +114,7 @@ def test_a_resume_cannot_play_against_first_params_that_nobody_kept(tmp_path):
         ),
     ],
 )
-def test_what_cannot_work_is_refused_before_the_start(changes, expected, tmp_path):
+def test_invalid_options_are_refused_before_the_start(changes, expected, tmp_path):
     changes = dict(changes)
     if "evaluator" in changes:
         changes["evaluator"] = dataclasses.replace(EVALUATOR, **changes["evaluator"])

@@ -56,7 +56,7 @@ def differing(a, b) -> list[str]:
 
 
 @pytest.mark.slow
-def test_serial_twice_is_the_same_and_another_seed_is_not(final_state):
+def test_serial_runs_repeat_for_equal_seeds_only(final_state):
     first = final_state(placement="serial")
     assert any("opt_state" in name or "mu" in name for name in first)
     assert not differing(first, final_state(placement="serial", num_actors=1))

@@ -91,7 +91,7 @@ def whole_fixture(tmp_path_factory):
 @pytest.mark.parametrize(
     ("experiment", "stops"), [("ppo", (1, 29)), pytest.param("sac", (13,), marks=pytest.mark.nightly), ("dqn", (18,))]
 )
-def test_stopped_after_k_updates_a_serial_run_ends_the_same(whole, experiment: str, stops: tuple[int, ...]) -> None:
+def test_serial_run_stopped_after_k_updates_ends_the_same(whole, experiment: str, stops: tuple[int, ...]) -> None:
     folder, name = whole(experiment), f"parts-{experiment}"
     for number, stop in enumerate(stops):
         again = ("--resume",) if number else ()
@@ -123,7 +123,7 @@ def test_stopped_processes_end_the_same_in_another_placement(whole, placements: 
 
 
 @slow
-def test_on_a_full_disk_training_goes_on_and_the_last_good_snapshot_leads_to_the_same_end(whole) -> None:
+def test_full_disk_keeps_training_and_the_last_snapshot_resumes_exactly(whole) -> None:
     folder = whole("ppo")
     text = live(folder, "ppo", "full", "--full-after", "12", expect=f"ENDED total_env_steps {UPDATES}")
     assert "No space left on device" in text and "Training goes on" in text
@@ -169,7 +169,7 @@ def journaled_env(
     return JournaledEnv(env, path, HEADER, play=play_again, max_bytes=max_bytes, reporter=reporter or Silent())
 
 
-def test_environments_come_to_where_they_were_and_go_on_alike(tmp_path: Path) -> None:
+def test_environments_are_restored_and_continue_identically(tmp_path: Path) -> None:
     path = tmp_path / "journal" / "group-1"
     first = journaled_env(path, None)
     first.reset()
@@ -197,7 +197,7 @@ class Clockwork(resume_process.CartPoleEnv):
         return np.asarray(self.state, np.float32), found
 
 
-def test_an_environment_that_no_seed_fixes_is_refused_by_name(tmp_path: Path) -> None:
+def test_environment_that_ignores_seeds_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "journal" / "group-1"
     for play_again in (None, 5):
         env = journaled_env(path, play_again, env=make(EnvConfig(Clockwork), 3, 7))
@@ -210,7 +210,7 @@ def test_an_environment_that_no_seed_fixes_is_refused_by_name(tmp_path: Path) ->
         env.close()
 
 
-def test_a_full_disk_or_too_long_a_journal_ends_the_journal_and_nothing_else(tmp_path: Path, monkeypatch) -> None:
+def test_full_disk_or_long_journal_ends_only_the_journal(tmp_path: Path, monkeypatch) -> None:
     reporter, path = Silent(), tmp_path / "journal" / "group-1"
     env = journaled_env(path, None, reporter, max_bytes=400.0)
     env.reset()
@@ -237,7 +237,7 @@ def test_restarted_environments_end_the_journal(tmp_path: Path) -> None:
     env.close()
 
 
-def test_a_replaced_actor_says_that_its_journals_are_given_up(tmp_path: Path) -> None:
+def test_replaced_actor_reports_that_its_journals_are_dropped(tmp_path: Path) -> None:
     """Once; not in its first life, nor where no journal was kept."""
     plan = make_plan(Experiment(PPOConfig(), num_envs=2, deterministic=True, num_actors=1), str(tmp_path), tmp_path)
     first = plan.job("actor-0")
@@ -281,7 +281,7 @@ def test_an_altered_journal_is_refused_by_name(tmp_path: Path, at: int) -> None:
     "content",
     [b"", b"JSRLACT1", b"JSRLACT1\xff\xff\xff\xff\0\0\0\0{}", b"garbage" * 9, b"JSRLACT1\2\0\0\0C\xbf\xa6\xa3{}"],
 )
-def test_what_is_no_journal_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+def test_invalid_journal_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "group-0"
     path.write_bytes(content)
     with pytest.raises(SnapshotError, match="group-0"):
@@ -291,7 +291,7 @@ def test_what_is_no_journal_is_refused_by_name(tmp_path: Path, content: bytes) -
 # -- whether a run can be continued exactly ---------------------------------------------------------------------------
 
 
-def test_what_cannot_be_continued_exactly_says_why() -> None:
+def test_inexact_resumes_give_the_reason() -> None:
     ppo, sac = EXPERIMENTS["ppo"], EXPERIMENTS["sac"]
     assert exact_obstacle(ppo) is None and exact_obstacle(sac) is None
     assert "recurrent" in str(exact_obstacle(ppo, has_core=True))
@@ -302,7 +302,7 @@ def test_what_cannot_be_continued_exactly_says_why() -> None:
         assert words in str(exact_obstacle(dataclasses.replace(sac, replay=replay)))
 
 
-def test_deterministic_runs_refuse_an_inexact_resume_and_others_say_so(tmp_path: Path) -> None:
+def test_deterministic_runs_refuse_an_inexact_resume_and_others_warn(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "exact", "one")
     serial = dataclasses.replace(EXPERIMENTS["ppo"], num_groups=1)
     start_point, line = continue_exactly(serial, folder, StartPoint(1, 3, "x@latest"))

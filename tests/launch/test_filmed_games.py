@@ -62,7 +62,7 @@ def step_of(reward, is_first=False, returns=()):
     return GameStep({}, np.array([is_first]), reward, reward, reward, (), episodes)
 
 
-def test_returns_are_told_by_policy_or_by_side():
+def test_returns_are_reported_per_policy_or_side():
     def game(*sides):
         return GameSpec(tuple(Seat(f"s_{i}", ArraySpec((1,), "f4"), Discrete(2), side) for i, side in enumerate(sides)))
 
@@ -87,7 +87,7 @@ def test_returns_are_told_by_policy_or_by_side():
 
 
 @pytest.mark.slow
-def test_a_run_of_two_policies_films_both_and_says_who_they_are(tmp_path, monkeypatch):
+def test_run_of_two_policies_records_both_with_names(tmp_path, monkeypatch):
     lines = []
     add = worker.VideoWriter.add
     monkeypatch.setattr(worker.VideoWriter, "add", lambda own, seen, text: (lines.append(text), add(own, seen, text)))
@@ -135,14 +135,14 @@ def check_a_window(folder, monkeypatch):
     assert "left_one 0.0   right_one 0.0   step 0" in titles[0] and "left_one 4.0   right_one 4.0   step 1" in titles[1]
 
 
-def test_there_is_one_recorder_whose_params_are_those_of_all(tmp_path):
+def test_one_recorder_has_the_params_of_all_policies(tmp_path):
     plan = make_plan(dataclasses.replace(PAINTED, placement="inline", num_actors=1), str(tmp_path), tmp_path)
     (recorder,) = [job for job in plan.jobs if job.kind == "recorder"]
     assert [part.policy for part in recorder.by_policy] == ["left_one", "right_one"]
 
 
 @pytest.mark.parametrize("scheme", ["particle:simple_spread_v3", "matrix:rps"])
-def test_games_without_pictures_are_refused_before_the_start(scheme, tmp_path):
+def test_games_that_cannot_render_are_refused_before_the_start(scheme, tmp_path):
     e = dataclasses.replace(PAINTED, env=EnvConfig(scheme), policies={}, agent=MarkedConfig())
     with pytest.raises(ConfigError, match="draw no pictures"):
         make_plan(e, str(tmp_path), tmp_path)

@@ -87,7 +87,7 @@ def test_hooks_see_a_run_and_end_it(tmp_path):
     assert seen.of("on_end")[0].ended == result.ended
 
 
-def test_hooks_and_sinks_hear_how_a_run_failed(tmp_path):
+def test_hooks_and_sinks_get_the_failure_of_a_run(tmp_path):
     class Kept:
         def write(self, row):
             pass
@@ -111,7 +111,7 @@ class Broken:
         raise ValueError("no such column")
 
 
-def test_a_hook_that_raises_is_switched_off_and_the_run_goes_on(tmp_path):
+def test_hook_that_raises_is_disabled_and_the_run_continues(tmp_path):
     broken, seen = Broken(), Seen()
     result = run(experiment(), hooks=[broken, seen], runs_dir=tmp_path, display="quiet")
     assert result.ended == "total_env_steps" and broken.called == 1
@@ -121,7 +121,7 @@ def test_a_hook_that_raises_is_switched_off_and_the_run_goes_on(tmp_path):
     assert 'raise ValueError("no such column")' in log  # the traceback
 
 
-def test_a_hook_that_never_returns_does_not_hold_the_run(tmp_path):
+def test_hanging_hook_does_not_block_the_run(tmp_path):
     released = threading.Event()
 
     class Stuck:
@@ -167,7 +167,7 @@ def test_a_slow_hook_loses_rows_of_metrics_and_nothing_else():
     assert rows == list(range(len(rows))) and 900 < len(rows) < 1001
 
 
-def test_a_call_thread_makes_no_call_after_its_end():
+def test_call_thread_makes_no_calls_after_close():
     made, thread = [], CallThread("tested")
     assert thread.put(lambda: made.append(1))
     assert thread.finish(time.monotonic() + 60) == 0
@@ -213,7 +213,7 @@ def test_hooks_by_name(module):
         ("absent", "has no 'absent'"),
     ],
 )
-def test_what_is_no_hook_is_refused_before_the_start(module, name, sentence, tmp_path, capsys):
+def test_invalid_hook_is_refused_before_the_start(module, name, sentence, tmp_path, capsys):
     words = ["ppo_cartpole", "--hooks", f"{module}:{name}", "--runs-dir", str(tmp_path / "runs")]
     assert run_command.main(words) == 2
     (told,) = capsys.readouterr().err.splitlines()
@@ -221,7 +221,7 @@ def test_what_is_no_hook_is_refused_before_the_start(module, name, sentence, tmp
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_class_in_place_of_an_object_is_named():
+def test_class_instead_of_an_instance_is_refused_by_name():
     with pytest.raises(ConfigError, match=re.escape("write Stopper()")):
         load_hooks([Stopper])
     with pytest.raises(ConfigError, match="expected a list of hooks"):

@@ -26,7 +26,7 @@ def as_in_a_shell() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_first_asks_second_raises_third_does_nothing():
+def test_first_interrupt_requests_second_raises_third_is_ignored():
     asked = []
     before = [signal.getsignal(number) for number in SIGNALS]
     with interrupts(lambda: asked.append(1)):
@@ -50,7 +50,7 @@ class Dropping:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("early", [True, False])
-def test_an_interrupt_that_python_dropped_before_the_run_began_still_ends_it(early):
+def test_interrupt_dropped_by_python_before_the_start_still_ends_the_run(early):
     asked = []
     with remembered():
         if early:
@@ -63,14 +63,14 @@ def test_an_interrupt_that_python_dropped_before_the_run_began_still_ends_it(ear
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_nothing_interrupts_the_end():
+def test_shutdown_is_not_interrupted():
     with interrupts(lambda: pytest.fail("asked")) as signals:
         signals.ignore()
         for number in SIGNALS:
             os.kill(os.getpid(), number)
 
 
-def test_what_is_ignored_stays_ignored():
+def test_ignored_signals_stay_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with interrupts(lambda: pytest.fail("asked")):
@@ -79,7 +79,7 @@ def test_what_is_ignored_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_other_threads_leave_signals_alone():
+def test_other_threads_do_not_change_signal_handlers():
     seen = []
 
     def call() -> None:
@@ -102,7 +102,7 @@ def no_alarm():
     signal.setitimer(signal.ITIMER_REAL, remaining_s)
 
 
-def test_deadline_raises_inside_what_hangs(no_alarm):
+def test_deadline_raises_inside_the_hanging_call(no_alarm):
     before = signal.getsignal(signal.SIGALRM)
     start = time.monotonic()
     with pytest.raises(TimeoutError, match="too late"), deadline(0.1, TimeoutError("too late")):

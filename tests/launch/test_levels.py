@@ -62,7 +62,7 @@ def weights_of_log(director: LoggedPLR, log: list) -> dict[int, float]:
     ("placement", "robust"),
     [("serial", False), ("serial", True), pytest.param("inline", False, marks=pytest.mark.slow)],
 )
-def test_every_score_is_of_its_own_game_and_the_weights_follow_from_the_log(
+def test_scores_belong_to_their_game_and_weights_follow_from_the_log(
     placement: str, robust: bool, tmp_path: Path
 ) -> None:
     """In robust PLR the rows of new levels are only scored, and those of known levels are trained on as well."""
@@ -84,7 +84,7 @@ def test_every_score_is_of_its_own_game_and_the_weights_follow_from_the_log(
     assert np.mean(np.array(again) >= 25) > 0.5, "levels with high scores come back"
 
 
-def test_a_resumed_run_goes_on_with_its_levels(tmp_path: Path) -> None:
+def test_resumed_run_continues_its_levels(tmp_path: Path) -> None:
     run(PLAN, runs_dir=tmp_path, name="parts", display="quiet", total_env_steps=10 * 32)
     state = state_of(run(PLAN, runs_dir=tmp_path, resume="parts", display="quiet", total_env_steps=25 * 32))
     level_of = {number: level for what, number, level in state["log"] if what != "score"}
@@ -93,7 +93,7 @@ def test_a_resumed_run_goes_on_with_its_levels(tmp_path: Path) -> None:
     assert state["scores"] == state["levels"] and len(state["levels"]) > 12
 
 
-def test_a_game_that_ends_where_a_run_stops_has_its_score_after_a_resume(tmp_path: Path) -> None:
+def test_game_ending_at_a_stop_is_scored_after_a_resume(tmp_path: Path) -> None:
     whole = state_of(run(PLAN, runs_dir=tmp_path, display="quiet", num_groups=1, total_env_steps=16 * 32))
     first = run(PLAN, runs_dir=tmp_path, name="parts", display="quiet", num_groups=1, total_env_steps=10 * 32)
     stopped = json.loads(Path(first.folder, "director", "newest.json").read_text())
@@ -113,7 +113,7 @@ def test_a_game_that_ends_where_a_run_stops_has_its_score_after_a_resume(tmp_pat
         ({"policies": {"main": PolicyConfig(BCConfig())}}, "scores of games, which.*bc does not give"),
     ],
 )
-def test_what_cannot_work_is_refused_before_the_start(changes: dict, expected: str, tmp_path: Path) -> None:
+def test_invalid_options_are_refused_before_the_start(changes: dict, expected: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"(?s){expected}"):
         run(dataclasses.replace(PLAN, **changes), runs_dir=tmp_path, display="quiet")
     assert not any(tmp_path.iterdir())

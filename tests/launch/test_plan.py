@@ -67,7 +67,7 @@ def agent_with(act=None, core=()):
          {"learner": 1, "parameter-server": 1, "inference": 1, "actor": 1, "evaluator": 1}),
     ],
 )  # fmt: skip
-def test_who_exists(values, workers):
+def test_workers_of_a_plan(values, workers):
     plan = plan_of(**values)
     kinds = [job.kind for job in plan.jobs]
     assert {kind: kinds.count(kind) for kind in kinds} == workers
@@ -76,20 +76,20 @@ def test_who_exists(values, workers):
     assert hosted == list(range(plan.experiment.groups))
 
 
-def test_jobs_survive_their_journey():
+def test_jobs_round_trip():
     for values in ({"placement": "served", "num_actors": 2}, {"placement": "inline"}):
         for job in plan_of(**values).jobs:
             assert from_json(json.loads(json.dumps(to_json(job)))) == job
 
 
-def test_only_served_actors_do_without_the_agent():
+def test_only_served_actors_need_no_agent():
     for placement, expected in (("served", True), ("apart", True), ("inline", False), ("serial", False)):
         actors = [job for job in plan_of(placement=placement).jobs if job.kind == "actor"]
         assert all((job.experiment.agent is None) == expected for job in actors), placement
         assert all(job.experiment.agent is not None for job in plan_of(placement=placement).jobs if job.kind != "actor")
 
 
-def test_schemas_are_what_streams_carry():
+def test_schemas_match_the_streams():
     recurrent = PPOConfig(network=NetworkConfig(hidden=(8,), core="gru", core_size=6))
     schemas = make_schemas(experiment(agent=recurrent, num_envs=8, num_groups=2))
     assert schemas.trajectory.observation.shape == (5, 4, 4)
@@ -98,7 +98,7 @@ def test_schemas_are_what_streams_carry():
     assert schemas.state_bytes > schemas.params_bytes > 4 * 8 * 4
 
 
-def test_the_description_counts_what_runs():
+def test_description_counts_the_workers():
     text = describe(plan_of(placement="apart", num_actors=4, num_inference_servers=2), ["0", "1"])
     table = [line.split() for line in text.splitlines() if line[:2] == "  " and line[2:3].isalpha()]
     rows = {words[0]: words for words in table}
@@ -117,7 +117,7 @@ def test_serial_runs_in_one_process_without_streams_between_any():
     assert "actor <-> inference" not in text
 
 
-def test_shared_memory_grows_with_what_streams_hold():
+def test_shared_memory_grows_with_stream_capacity():
     small, large = plan_of(), plan_of(rollout_length=40)
     assert 8 * small.stream_bytes < large.stream_bytes < 11 * small.stream_bytes
     assert small.shared_memory_bytes > small.stream_bytes
@@ -137,16 +137,16 @@ def test_shared_memory_grows_with_what_streams_hold():
                     core=()), r"act returns a core of \[\(\(3,\), 'float32'\)\], initial_core one of \[\]"),
     ],
 )  # fmt: skip
-def test_an_agent_that_does_not_fit_is_refused_before_anything_starts(reference, message):
+def test_mismatched_agent_is_refused_before_the_start(reference, message):
     with pytest.raises(ConfigError, match=message):
         make_schemas(experiment(agent=reference))
 
 
-def test_the_right_agent_is_not():
+def test_matching_agent_is_accepted():
     make_schemas(experiment(agent=agent_with()))
 
 
-def test_an_agent_for_one_seat_is_refused_where_it_would_play_several():
+def test_single_seat_agent_is_refused_for_several_seats():
     """Also one whose actions are right: rows would take log-probabilities of the wrong shape by broadcasting."""
     env = EnvConfig("matrix:rps")
 
@@ -182,7 +182,7 @@ def visible(given: dict[str, dict[str, str]]) -> dict[str, str]:
     return {kind: variables["CUDA_VISIBLE_DEVICES"] for kind, variables in given.items()}
 
 
-def test_without_an_accelerator_everybody_computes_on_cpu():
+def test_without_an_accelerator_all_workers_use_the_cpu():
     given = environments([], placement="served")
     assert all(v["JAX_PLATFORMS"] == "cpu" and v["CUDA_VISIBLE_DEVICES"] == "" for v in given.values())
     assert given["actor"]["OMP_NUM_THREADS"] == "1"
@@ -199,7 +199,7 @@ def test_served_shares_one_gpu_by_stated_parts():
     assert given["actor"]["JAX_PLATFORMS"] == given["evaluator"]["JAX_PLATFORMS"] == "cpu"
 
 
-def test_apart_gives_the_last_gpu_to_inference_and_leaves_the_learner_the_only_one():
+def test_apart_gives_inference_the_last_gpu_or_shares_the_only_one():
     assert visible(environments(["0", "1"], placement="apart")) == {
         "learner": "0", "inference": "1", "actor": "", "evaluator": ""}  # fmt: skip
     one = environments(["0"], placement="apart")
@@ -214,7 +214,7 @@ def test_inline_leaves_all_gpus_to_the_learner_alone():
 
 
 @pytest.mark.parametrize("placement", ["serial", "inline", "served", "apart"])
-def test_devices_follow_the_graph_and_not_the_placement_that_it_was_made_of(placement, monkeypatch):
+def test_devices_follow_the_graph_and_not_its_placement(placement, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     given = functools.partial(environments, ["0", "1"], placement=placement, num_actors=2, num_envs=4)
     alone, beside, inline = (
@@ -239,7 +239,7 @@ def test_apart_by_index_gives_the_learner_the_others():
     assert FRACTION not in given["learner"]
 
 
-def test_servers_on_a_host_without_the_learner_take_turns_on_its_gpus_and_leave_each_other_room():
+def test_servers_on_a_host_without_the_learner_share_its_gpus():
     plan = plan_of(placement="served", num_inference_servers=3, num_actors=3, num_envs=6)
     here = {"inference-1", "inference-2", "actor-0"}
     given = {name: process_environment(plan, plan.job(name), ["0", "1"], here) for name in (*here, "inference-0")}
@@ -258,17 +258,17 @@ def test_inference_on_cpu_by_choice():
 
 
 @pytest.mark.parametrize(("gpus", "tail"), [([], r"use auto, cpu\."), (["0", "1"], r"or gpu:0 to gpu:1\.")])
-def test_a_gpu_that_is_not_there_is_refused(gpus, tail):
+def test_missing_gpu_is_refused(gpus, tail):
     with pytest.raises(ConfigError, match=rf"inference\.device is gpu:2, but this host shows {len(gpus)}.*{tail}"):
         environments(gpus, inference=InferenceConfig(device="gpu:2"))
 
 
-def test_a_device_that_is_none_is_refused():
+def test_invalid_device_is_refused():
     with pytest.raises(ConfigError, match=r"inference\.device is 'cuda'; use auto, cpu, or an index such as gpu:1"):
         experiment(inference=InferenceConfig(device="cuda"))
 
 
-def test_fake_devices_are_the_learner_s_only(monkeypatch):
+def test_fake_devices_are_for_the_learner_only(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2 --xla_dump_to=/nowhere")
     given = environments([], placement="served", learner=LearnerConfig(num_devices=4))
     flags = given["learner"]["XLA_FLAGS"].split()
@@ -288,7 +288,7 @@ def test_fake_devices_are_the_learner_s_only(monkeypatch):
         ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
     ],
 )
-def test_accelerators_are_those_that_the_caller_may_use(monkeypatch, variables, expected):
+def test_accelerators_follow_the_visible_devices(monkeypatch, variables, expected):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -315,13 +315,13 @@ def test_streams_within_a_host_are_unix_sockets_in_the_runs_own_folder() -> None
     assert "transport zeromq (ipc)" in describe(plan, [])
 
 
-def test_a_folder_too_deep_for_sockets_is_told_with_the_way_out() -> None:
+def test_too_long_socket_paths_are_refused_with_the_remedy() -> None:
     e = experiment(transport="zeromq")
     with pytest.raises(ConfigError, match=r"has 1[56]\d bytes, at most 107 .* export TMPDIR=/tmp"):
         bind_addresses(make_graph(e), e, Path("/" + "d" * 150))
 
 
-def test_the_memory_of_who_binds_streams_of_messages_is_watched() -> None:
+def test_memory_of_workers_that_bind_message_streams_is_watched() -> None:
     """The addresses say it: an end in shared memory holds nothing that others send, also in a run over ZeroMQ."""
     bound = {
         transport: {job.name: job for job in plan_of(transport=transport, num_actors=2).jobs}
@@ -345,7 +345,7 @@ def _ends_over(hosts: Hosts):
     return ends_of(graph, graph.worker("learner"), bind_addresses(graph, e, MEMORY, hosts), "policy")
 
 
-def test_the_hosts_of_a_streams_ends_choose_its_road() -> None:
+def test_hosts_of_a_stream_determine_its_transport() -> None:
     """An actor lives elsewhere: what it uses goes over TCP, the params of those who live here over shared memory."""
     e = experiment(num_actors=2)
     found = bind_addresses(make_graph(e), e, MEMORY, Hosts("10.0.0.1", {"actor-1": "10.0.0.7"}))
@@ -369,7 +369,7 @@ def test_encrypt_means_tcp_with_keys() -> None:
         ("[fd00::5]:7000", [f"tcp://[fd00::5]:{port}" for port in range(7000, 7004)]),
     ],
 )
-def test_what_others_can_reach_gets_the_runs_keys(bind: str, expected: list[str]) -> None:
+def test_reachable_streams_use_the_run_keys(bind: str, expected: list[str]) -> None:
     plan = plan_of(transport="zeromq", bind=bind, num_inference_servers=2, num_actors=2)
     assert [addresses_of(plan)[name] for name in NAMES] == expected
     assert plan.keys == "runs/x/keys" and {job.keys for job in plan.jobs} == {plan.keys}
@@ -385,21 +385,21 @@ def test_each_stream_of_replay_workers_has_a_port_of_its_own() -> None:
     assert sorted(addresses_of(plan).values()) == [f"tcp://127.0.0.1:{port}" for port in range(7000, 7006)]
 
 
-def test_ports_that_run_out() -> None:
+def test_exhausted_ports_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"--bind 127\.0\.0\.1:65534 leaves 2 ports for its streams, too few for relayed"
     ):
         plan_of(transport="zeromq", bind="127.0.0.1:65534")
 
 
-def test_a_zeromq_without_encryption_is_told_before_anything_starts(monkeypatch) -> None:
+def test_zeromq_without_encryption_is_refused_before_the_start(monkeypatch) -> None:
     monkeypatch.setattr(keys.zmq, "has", lambda what: False)
     plan_of(transport="zeromq")
     with pytest.raises(ConfigError, match="built without CURVE"):
         plan_of(transport="zeromq", bind="0.0.0.0")
 
 
-def test_a_start_makes_keys_where_streams_are_encrypted_and_refuses_those_that_others_can_read(tmp_path: Path) -> None:
+def test_start_creates_keys_for_encrypted_streams_and_refuses_readable_ones(tmp_path: Path) -> None:
     e = experiment(transport="zeromq", bind="10.0.0.5")
     told: list[str] = []
     begin_encryption(experiment(), None, tell=told.append)

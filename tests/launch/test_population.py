@@ -82,7 +82,7 @@ class Watch:
         monkeypatch.setattr(Learner, "_update", updating)
 
 
-def test_a_copy_is_its_parent_in_all_but_the_hyperparameters(tmp_path: Path, monkeypatch) -> None:
+def test_copy_equals_its_parent_except_hyperparameters(tmp_path: Path, monkeypatch) -> None:
     watch = Watch(monkeypatch)
     result = run_climb(tmp_path, total_env_steps=40 * 48)
     assert len(watch.taken) >= 3
@@ -138,7 +138,7 @@ def test_a_serial_run_is_the_same_whether_it_is_resumed_or_not(tmp_path: Path, m
         ({"learner": LearnerConfig(split="actor-critic")}, "split"),
     ],
 )
-def test_what_cannot_work_is_refused_before_the_start(changes: dict, expected: str, tmp_path: Path) -> None:
+def test_invalid_options_are_refused_before_the_start(changes: dict, expected: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"(?s){expected}"):
         run_climb(tmp_path, **changes)
     assert not any(tmp_path.iterdir())
@@ -163,7 +163,7 @@ def kill_when_handed_over(folder: Path, killed: list[str], stop: threading.Event
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("placement", ["inline", "served"])
-def test_learners_that_die_during_a_copy_are_replaced_and_the_copy_is_made(placement: str, tmp_path: Path) -> None:
+def test_learners_killed_during_a_copy_are_replaced_and_the_copy_completes(placement: str, tmp_path: Path) -> None:
     killed, stop = list[str](), threading.Event()
     killer = threading.Thread(target=kill_when_handed_over, args=(tmp_path, killed, stop))
     killer.start()

@@ -68,12 +68,12 @@ def test_periods_and_environment():
         ),
     ],
 )
-def test_what_cannot_be_is_refused(changes, message):
+def test_invalid_options_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         experiment(recorder=RecorderConfig(enabled=True, **changes))
 
 
-def test_missing_extras_and_environments_that_draw_nothing_are_refused_before_anything_starts(tmp_path, monkeypatch):
+def test_missing_extras_and_non_rendering_environments_are_refused_before_the_start(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="nothing to show"):
         run(experiment(env=EnvConfig("probe:memory")), runs_dir=tmp_path, display="quiet")
     monkeypatch.setattr(rendering, "find_spec", lambda name: None)
@@ -98,7 +98,7 @@ class Films:
 
 
 @pytest.mark.slow
-def test_a_serial_run_films_and_its_report_shows_it(tmp_path):
+def test_serial_run_records_videos_and_the_report_shows_them(tmp_path):
     films = Films()
     result = run(experiment(), runs_dir=tmp_path, display="quiet", sinks=[films])
     assert films.paths[-1].is_file() and films.paths[-1].parent == result.folder / "videos"
@@ -132,7 +132,7 @@ def test_a_serial_run_films_and_its_report_shows_it(tmp_path):
 @pytest.mark.parametrize(
     "where", ["setup", "_begin", *(pytest.param(w, marks=pytest.mark.nightly) for w in ("begin_final", "close"))]
 )
-def test_a_recorder_that_fails_ends_no_serial_run(tmp_path, monkeypatch, where):
+def test_failing_recorder_does_not_end_a_serial_run(tmp_path, monkeypatch, where):
     def fail(self, *_):
         raise RuntimeError("the screen fell down")
 
@@ -146,7 +146,7 @@ def test_a_recorder_that_fails_ends_no_serial_run(tmp_path, monkeypatch, where):
 
 
 @pytest.mark.slow
-def test_filming_changes_nothing_that_is_learned(tmp_path):
+def test_recording_does_not_change_training(tmp_path):
     """A serial run is deterministic; with a recorder it makes the same updates, to the bit."""
     with_recorder = run(experiment(), runs_dir=tmp_path / "a", display="quiet")
     without = run(experiment(recorder=RecorderConfig()), runs_dir=tmp_path / "b", display="quiet")

@@ -81,7 +81,7 @@ def test_a_run_records_every_trajectory_that_it_was_trained_on(recording):
 
 
 @pytest.mark.slow
-def test_cloning_continued_is_cloning_never_stopped(recording, tmp_path):
+def test_resumed_cloning_equals_uninterrupted_cloning(recording, tmp_path):
     whole = quietly(cloning(recording), tmp_path, name="whole")
     assert (whole.updates, whole.env_steps, whole.ledger["consumed"]) == (40, 1280, 40)
     half = quietly(cloning(recording, total_env_steps=20 * 32), tmp_path, name="half")
@@ -94,7 +94,7 @@ def test_cloning_continued_is_cloning_never_stopped(recording, tmp_path):
 
 
 @pytest.mark.slow
-def test_cloning_in_processes_is_what_it_is_in_one(recording, tmp_path):
+def test_cloning_in_processes_equals_serial(recording, tmp_path):
     one = quietly(cloning(recording), tmp_path, name="one")
     two = quietly(cloning(recording, placement="served"), tmp_path, name="two")
     assert two.updates == 40
@@ -156,7 +156,7 @@ def test_the_plan_shows_recordings_and_has_no_actors(recording, tmp_path):
         ({"rollout_length": 17}, RecordingError, "trajectories of 16 rows, but rollout_length is 17"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_starts(recording, tmp_path, changes, error, message):
+def test_mismatched_recordings_are_refused_before_the_start(recording, tmp_path, changes, error, message):
     e = cloning(recording, **changes)
     with pytest.raises(error, match=message):
         describe(make_plan(e, str(tmp_path), tmp_path), [])
@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_refused_before_anything_starts(recording, tmp_path
 
 
 @pytest.mark.slow
-def test_actions_of_another_transform_are_refused(tmp_path):
+def test_recordings_with_another_action_transform_are_refused(tmp_path):
     squashed = EnvConfig("Pendulum-v1", action_transform="squash")
     quietly(recorded_run(tmp_path / "rows", env=squashed, total_env_steps=64), tmp_path)
     with pytest.raises(SpecMismatch, match=r"action: the recording .*squash.*clip"):
@@ -173,6 +173,6 @@ def test_actions_of_another_transform_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("other", [{"replay": ReplayConfig()}, {"record": "elsewhere"}])
-def test_a_recording_excludes_what_needs_actors(other):
+def test_recording_refuses_options_that_need_actors(other):
     with pytest.raises(ConfigError, match="without actors"):
         cloning(Path("x"), **other)

@@ -60,7 +60,7 @@ def test_the_plan_puts_replay_workers_between_actors_and_learner(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["device", "host"])
-def test_a_core_for_acting_alone_is_not_in_trajectories_and_windows_begin_at_any_row(kind, tmp_path):
+def test_core_used_only_for_acting_is_not_stored_and_windows_start_anywhere(kind, tmp_path):
     agent = DQNConfig(exploration="ladder")
     spec = make_plan(experiment(kind, agent=agent), str(tmp_path), tmp_path).schemas
     assert leaves(spec.act.core) and not leaves(spec.trajectory.core)
@@ -88,7 +88,7 @@ def test_dqn_on_the_ladder_runs(placement, tmp_path):
         ({"batch_envs": 4, "max_policy_lag": None}, "keeps a column for each environment"),
     ],
 )
-def test_what_cannot_work_is_refused_with_what_would(changes, message):
+def test_invalid_options_are_refused_with_valid_ones(changes, message):
     kind = changes.get("replay", {}).pop("kind", "device") if "replay" in changes else "device"
     with pytest.raises(ConfigError, match=message):
         experiment(kind, **changes)
@@ -96,7 +96,7 @@ def test_what_cannot_work_is_refused_with_what_would(changes, message):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["device", "host"])
-def test_serial_runs_are_alike_to_the_bit(kind, tmp_path):
+def test_serial_runs_are_bit_identical(kind, tmp_path):
     results = [run(experiment(kind), runs_dir=tmp_path, name=name, display="quiet") for name in ("one", "two")]
     assert results[0].env_steps == results[1].env_steps >= 1_600
     assert results[0].updates == results[1].updates > 50
@@ -110,7 +110,7 @@ def test_serial_runs_are_alike_to_the_bit(kind, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("save", [False, True])
 @pytest.mark.parametrize("kind", ["device", "host"])
-def test_a_run_goes_on_from_its_snapshot(kind, save, tmp_path):
+def test_run_continues_from_its_snapshot(kind, save, tmp_path):
     e = experiment(kind, replay={"save": save})
     first = run(e, runs_dir=tmp_path, name="a", display="quiet")
     again = run(dataclasses.replace(e, total_env_steps=3_200), runs_dir=tmp_path, resume="a", display="quiet")
@@ -139,7 +139,7 @@ def test_processes_with_two_replay_workers_and_threads(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["device", "host"])
-def test_a_bad_update_ends_the_run_and_can_be_made_again(kind, tmp_path):
+def test_bad_update_ends_the_run_and_can_be_replayed(kind, tmp_path):
     """CartPole's reward is 1, so a poison of 0.5 spoils the first update."""
     with pytest.raises(NonFiniteUpdate, match="made loss = nan"):
         run(experiment(kind, poison=0.5), runs_dir=tmp_path, name="a", display="quiet")

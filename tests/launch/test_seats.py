@@ -101,7 +101,7 @@ def test_processes_train_the_same_bits_as_one(trained, placement: str, shared: b
 
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.nightly)])
-def test_a_policy_that_is_done_plays_on_for_the_others(tmp_path: Path, placement: str) -> None:
+def test_finished_policy_keeps_playing_for_the_others(tmp_path: Path, placement: str) -> None:
     """As when the learner of one was replaced and is behind: the other ends first, and nobody waits for its updates."""
     result = run(
         DEPOT,
@@ -120,7 +120,7 @@ def test_a_policy_that_is_done_plays_on_for_the_others(tmp_path: Path, placement
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_bit_for_bit(trained) -> None:
+def test_resumed_run_continues_bit_for_bit(trained) -> None:
     """Learners, journals of all policies' actions and counters go on together, after an update that all have a snapshot of."""
     half = trained(total_env_steps=UPDATES // 2 * 32)
     again = {"resume": str(half.folder), "runs_dir": Path(half.folder).parents[1], "display": "quiet"}
@@ -134,14 +134,14 @@ def test_a_resumed_run_goes_on_bit_for_bit(trained) -> None:
 
 
 @pytest.mark.slow
-def test_other_settings_of_one_policy_reach_only_that_one_first(trained) -> None:
+def test_settings_of_one_policy_affect_that_policy_first(trained) -> None:
     """With one update, what a policy learns depends on its own settings alone: the first rows were played by fresh params."""
     changed = POLICIES | {"carriers": PolicyConfig(dataclasses.replace(PPO, learning_rate=0.1), "carrier_*")}
     one, other = trained(total_env_steps=32), trained(total_env_steps=32, policies=changed)
     assert same(one, other, "scout") and same(one, other, "boss") and not same(one, other, "carriers")
 
 
-def test_policies_see_their_seats_alone() -> None:
+def test_policies_see_only_their_own_seats() -> None:
     plan = make_plan(DEPOT, "folder", Path("memory"))
     env = {name: schemas.env for name, schemas in plan.schemas_of.items()}
     assert env["carriers"].observation == {"load": ArraySpec((2, 2), "float32")} and env["carriers"].num_agents == 2
@@ -179,7 +179,7 @@ def test_seats_without_one_policy_are_refused(policies, text: str) -> None:
         make_plan(dataclasses.replace(DEPOT, policies=policies), "folder", Path("memory"))
 
 
-def test_what_policies_exclude_is_refused() -> None:
+def test_options_incompatible_with_policies_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"has an agent .PPOConfig. beside its policies scout, carriers, boss"):
         dataclasses.replace(DEPOT, agent=PPO)
     with pytest.raises(ConfigError, match="a policy is called 'Big Boss'; use lower-case letters"):
@@ -192,7 +192,7 @@ def test_what_policies_exclude_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_killed_learner_of_one_policy_comes_back_and_all_are_trained_to_the_end(tmp_path: Path) -> None:
+def test_killed_learner_of_one_policy_returns_and_all_finish(tmp_path: Path) -> None:
     """It begins again behind the others, which end before it and go on to play with it."""
     killed: list[int] = []
 

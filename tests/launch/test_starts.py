@@ -14,7 +14,7 @@ from benchmarks.starts import Kept
 ONE = Kept(10, 20, 0, 1, 0, 200.0, ("pipe", "socket"))
 
 
-def test_whatever_grows_is_found() -> None:
+def test_growing_resources_are_found() -> None:
     assert starts.faults([ONE] * 8) == []
     for grown in ({"threads": 15}, {"descriptors": 21}, {"children": 1}, {"contexts": 2}, {"shared_files": 1}):
         found = starts.faults([*[ONE] * 7, ONE._replace(**grown, open=("pipe", "socket", "socket"))])
@@ -45,7 +45,7 @@ assert starts.kept().children == before.children
 """
 
 
-def test_what_a_process_has_is_seen() -> None:
+def test_process_resources_are_listed() -> None:
     """In a process of its own: threads of earlier tests may end at any time in this one."""
     subprocess.run([sys.executable, "-c", HAS_ONE_MORE_OF_EACH], check=True, timeout=60, cwd=starts.ROOT)
 
@@ -54,7 +54,7 @@ def test_what_a_process_has_is_seen() -> None:
 @pytest.mark.parametrize(
     ("placement", "number"), [("serial", 6), pytest.param("inline", 3, marks=pytest.mark.nightly), ("served", 3)]
 )
-def test_starts_in_one_process_leave_nothing_behind(placement: str, number: int) -> None:
+def test_repeated_starts_in_one_process_leak_nothing(placement: str, number: int) -> None:
     words = [sys.executable, starts.__file__, "--only", placement, "--starts", str(number), "--limit-mb", "3"]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 0, ended.stderr

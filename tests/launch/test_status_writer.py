@@ -29,7 +29,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     session.close()
 
 
-def test_news_are_what_the_display_shows_and_where_workers_are(session: Session):
+def test_status_file_has_display_values_and_worker_hosts(session: Session):
     session.stage("actor-0", "ready")
     session.whereabouts = lambda: {"actor-0": (3, "far")}
     session.facts("learner", {"updates": 5, "env_steps": 640})
@@ -44,7 +44,7 @@ def test_news_are_what_the_display_shows_and_where_workers_are(session: Session)
     assert read_state(session.folder.path).news.reason == "total_env_steps"  # type: ignore[union-attr]
 
 
-def test_a_full_disk_ends_no_run(session: Session, monkeypatch: pytest.MonkeyPatch):
+def test_full_disk_does_not_end_the_run(session: Session, monkeypatch: pytest.MonkeyPatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -22,12 +22,12 @@ class Clock:
         return self.now_s
 
 
-def test_pauses_double_up_to_the_longest_and_end_with_the_budget() -> None:
+def test_backoff_doubles_to_its_maximum_and_ends_with_the_budget() -> None:
     budget = Budget(5, 600.0, 0.5, 3.0, Clock())
     assert [budget.take() for _ in range(6)] == [0.5, 1.0, 2.0, 3.0, 3.0, None]
 
 
-def test_a_worker_that_is_lost_with_its_host_spends_none_of_its_restarts() -> None:
+def test_worker_lost_with_its_host_uses_no_restart() -> None:
     supervision = Supervision(Experiment(AgentReference("m:f"), restart=1), Clock())
     job = Job("actor", "actor-0", 0, supervision._experiment, None, (), "", "")  # type: ignore[arg-type]
     assert [supervision.take(job, is_free=True) for _ in range(3)] == [0.25] * 3
@@ -37,7 +37,7 @@ def test_a_worker_that_is_lost_with_its_host_spends_none_of_its_restarts() -> No
     assert supervision.take(never, is_free=True) is None
 
 
-def test_restarts_before_the_window_are_forgiven() -> None:
+def test_restarts_before_the_window_do_not_count() -> None:
     clock = Clock()
     budget = Budget(2, 10.0, 0.5, 30.0, clock)
     assert [budget.take(), budget.take(), budget.take()] == [0.5, 1.0, None]
@@ -45,7 +45,7 @@ def test_restarts_before_the_window_are_forgiven() -> None:
     assert budget.used == 0 and budget.take() == 0.5
 
 
-def test_each_worker_has_its_kind_s_budget_and_restarts_are_counted_by_kind() -> None:
+def test_budget_and_restart_counts_are_per_kind() -> None:
     e = Experiment(AgentReference("m:f"), restart=2, supervision=SupervisionConfig(learner=0, parameter_server=1))
     supervision = Supervision(e, Clock())
 
@@ -67,17 +67,17 @@ def test_each_worker_has_its_kind_s_budget_and_restarts_are_counted_by_kind() ->
         ({"supervision": SupervisionConfig(actor=-2)}, "supervision.actor is -2"),
     ],
 )
-def test_budgets_that_cannot_be_are_refused(changes: dict, message: str) -> None:
+def test_invalid_budgets_are_refused(changes: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         dataclasses.replace(Experiment(AgentReference("m:f")), **changes)
 
 
-def test_the_next_life_of_a_worker_has_a_higher_incarnation(tmp_path: Path) -> None:
+def test_restarted_worker_has_a_higher_incarnation(tmp_path: Path) -> None:
     job = Job("actor", "actor-0", 0, None, None, None, "", registry=None, incarnation=4)  # type: ignore[arg-type]
     assert replacement_job(job, tmp_path) == dataclasses.replace(job, incarnation=5)
 
 
-def test_a_learner_begins_after_the_last_committed_snapshot_in_a_new_epoch(tmp_path: Path) -> None:
+def test_restarted_learner_resumes_from_the_last_snapshot_in_a_new_epoch(tmp_path: Path) -> None:
     begun = StartPoint(epoch=3, updates=7, restore="elsewhere@best", params_only=True)
     assert last_committed(begun, tmp_path / "snapshots" / "state", tmp_path / LEDGER) == dataclasses.replace(
         begun, epoch=4

@@ -93,7 +93,7 @@ def test_policies_share_no_bit_and_both_continue_exactly(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_failed_update_of_one_policy_is_kept_by_its_name_and_made_again(tmp_path: Path) -> None:
+def test_failed_update_of_one_policy_is_saved_under_its_name_and_replayed(tmp_path: Path) -> None:
     settings = {"agent": dataclasses.replace(SMALL, learning_rate=1e38)}
     with pytest.raises(NonFiniteUpdate, match=r"failed-update/b\. Replay it with: .*replay_update \S+ --policy b$"):
         run(
@@ -136,7 +136,7 @@ def near(one: Result, other: Result, policy: str = "") -> bool:
     return all(np.allclose(a, b, atol=1e-6) for a, b in pairs)
 
 
-def test_params_for_policies_are_named_and_each_policy_is_one_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_initial_params_are_given_per_policy_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def source(part: str, runs_dir: object) -> str:
         if not part.startswith("old"):
             raise ConfigError(f"there is no run {part}")

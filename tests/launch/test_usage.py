@@ -31,7 +31,7 @@ def start(kind: str, folder: Path) -> SupervisedWorker:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_cpu_time_is_the_workers_or_somebody_elses(whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_cpu_time_is_split_into_workers_and_others(whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A worker and a process that nobody knows of each use 0.3 s."""
     monkeypatch.setattr(launcher, "owns_machine", lambda: whole)
     worker, other = start("parameter-server", tmp_path), start("stranger", tmp_path)
@@ -66,7 +66,7 @@ input()
 
 
 @pytest.mark.slow
-def test_the_time_of_a_child_counts_before_it_ends_and_once() -> None:
+def test_child_time_counts_while_it_runs_and_only_once() -> None:
     popen = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     handle = LocalHandle(popen, Path("log"), "actor")  # type: ignore[arg-type]
     try:
@@ -87,7 +87,7 @@ def test_a_process_that_has_ended_is_left_out(tmp_path: Path):
     assert "system/actor_rss_mb" not in Usage(lambda: None).sample([worker])
 
 
-def test_a_part_of_the_machine_is_known_as_such(monkeypatch: pytest.MonkeyPatch):
+def test_partial_cpu_affinity_is_recognised(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(launcher.os, "cpu_count", lambda: len(os.sched_getaffinity(0)) + 1)
     assert not launcher.owns_machine()
 

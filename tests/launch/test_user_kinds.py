@@ -64,7 +64,7 @@ def plain_fixture(tmp_path_factory) -> list:
 
 
 @pytest.mark.slow
-def test_a_worker_that_passes_everything_on_changes_no_bit(plain: list, tmp_path: Path) -> None:
+def test_pass_through_worker_changes_no_bit(plain: list, tmp_path: Path) -> None:
     passed, result = trained(tmp_path, "passed", "my_workers:passed_on")
     noisy, _ = trained(tmp_path, "noisy", lambda graph: graph.insert("my_workers:AUGMENT", settings={"noise": 0.1}))
     assert all((a == b).all() for a, b in zip(plain, passed, strict=True))
@@ -74,7 +74,7 @@ def test_a_worker_that_passes_everything_on_changes_no_bit(plain: list, tmp_path
 
 
 @pytest.mark.slow
-def test_a_second_reader_gets_all_and_changes_no_bit(plain: list, tmp_path: Path) -> None:
+def test_second_reader_gets_everything_and_changes_no_bit(plain: list, tmp_path: Path) -> None:
     counted, result = trained(tmp_path, "counted", "my_workers:counted")
     assert all((a == b).all() for a, b in zip(plain, counted, strict=True))
     assert result["hops"]["samples.count"]["produced"] == result["ledger"]["produced"] == 12
@@ -82,7 +82,7 @@ def test_a_second_reader_gets_all_and_changes_no_bit(plain: list, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_second_learner_on_the_same_rows_learns_what_it_would_alone_and_lets_the_first_go_on(
+def test_second_learner_on_the_same_rows_is_independent(
     tmp_path: Path,
 ) -> None:
     agent = IMPALAConfig(network=NetworkConfig(hidden=(8,)))
@@ -112,7 +112,7 @@ def test_a_second_learner_on_the_same_rows_learns_what_it_would_alone_and_lets_t
 
 
 @pytest.mark.slow
-def test_a_worker_between_asks_a_server_and_rewards_the_entropy_of_the_newest_policy(
+def test_transform_worker_queries_a_server_for_entropy_rewards(
     tmp_path: Path,
 ) -> None:
 
@@ -134,7 +134,7 @@ def test_a_worker_between_asks_a_server_and_rewards_the_entropy_of_the_newest_po
 
 
 @pytest.mark.slow
-def test_so_it_is_in_deterministic_mode_with_processes(tmp_path: Path) -> None:
+def test_entropy_rewards_are_deterministic_with_processes(tmp_path: Path) -> None:
     """A run in one process is the same as one of many: tests/launch/test_determinism.py."""
     plain, _ = trained(tmp_path, "plain", None, deterministic=True)
     processes = {"placement": "inline", "num_actors": 2}
@@ -143,7 +143,7 @@ def test_so_it_is_in_deterministic_mode_with_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_users_workers_are_shown_like_ours_and_go_on_after_a_resume(tmp_path: Path) -> None:
+def test_user_workers_are_shown_and_resume(tmp_path: Path) -> None:
     def changed(graph: Graph) -> Graph:
         return graph.insert("my_workers:AUGMENT", settings={"noise": 0.0}).add(
             node("watch", "my_workers:WATCH", params="params")
@@ -164,7 +164,7 @@ def test_a_users_workers_are_shown_like_ours_and_go_on_after_a_resume(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_kept_graph_that_other_options_contradict_is_named(tmp_path: Path) -> None:
+def test_stored_graph_that_contradicts_options_is_refused(tmp_path: Path) -> None:
     first = run(small(num_groups=None), runs_dir=tmp_path, name="one", graph="my_workers:passed_on", display="log-only")
     words = r"no actor steps the groups \[1, 2, 3\] .* goes on with the changed graph .* or give --graph"
     with pytest.raises(ConfigError, match=words):
@@ -194,13 +194,13 @@ def test_a_kept_graph_that_other_options_contradict_is_named(tmp_path: Path) -> 
         (lambda graph: graph.insert("my_workers:Augment"), "a kind of worker is a jsrl.workers.kinds.Kind"),
     ],
 )
-def test_a_graph_that_cannot_be_had_is_refused_before_anything_starts(tmp_path: Path, graph, words: str) -> None:
+def test_invalid_graph_file_is_refused_before_the_start(tmp_path: Path, graph, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         run(small(), runs_dir=tmp_path, graph=graph, display="log-only")
 
 
 @pytest.mark.slow
-def test_two_workers_in_a_row_before_replay_workers_change_no_bit(tmp_path: Path) -> None:
+def test_two_chained_workers_before_replay_change_no_bit(tmp_path: Path) -> None:
     values = {
         "agent": AgentReference("tests.replay.learning:acting_toy", {"poison": 1e9}),
         "replay": ReplayConfig(kind="host", capacity=200, batch_size=8, min_size=32, window=3, prioritised=True),

@@ -138,7 +138,7 @@ def small(**values) -> Experiment:
 
 
 @pytest.mark.slow
-def test_a_kind_a_road_and_a_launcher_of_a_users_own(tmp_path: Path) -> None:
+def test_user_kind_transport_and_launcher(tmp_path: Path) -> None:
     """Rows must be from the newest params, so the run only goes on when these travel."""
     launcher = Noting()
     result = run(
@@ -151,7 +151,7 @@ def test_a_kind_a_road_and_a_launcher_of_a_users_own(tmp_path: Path) -> None:
     assert_balanced({"ledger": result.ledger, "hops": result.hops})
 
 
-def test_a_road_is_refused_where_it_cannot_be() -> None:
+def test_transport_is_refused_where_it_does_not_work() -> None:
     with pytest.raises(ConfigError, match="FILES carries no samples"):
         check(make_graph(small()).with_stream("samples", transport=f"{HERE}:FILES"))
     with pytest.raises(ConfigError, match=r"is Kind; a transport is a value of"):

@@ -80,7 +80,7 @@ def sleeper(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_who_does_not_answer_is_made_to_write_its_stacks_unless_that_would_end_it(tmp_path: Path, sleeper) -> None:
+def test_silent_worker_dumps_stacks_unless_that_would_kill_it(tmp_path: Path, sleeper) -> None:
     tough, tender = sleeper("catches"), sleeper("dies of it", "actor-1")
     assert catches(tough.handle.pid, signal.SIGUSR1) and not catches(tender.handle.pid, signal.SIGUSR1)
     asked: list[str] = []
@@ -100,7 +100,7 @@ def test_who_does_not_answer_is_made_to_write_its_stacks_unless_that_would_end_i
 
 
 @pytest.mark.slow
-def test_a_stopped_process_is_neither_asked_nor_waited_for(tmp_path: Path, sleeper) -> None:
+def test_stopped_process_is_not_signalled_or_waited_for(tmp_path: Path, sleeper) -> None:
     process = sleeper("catches")
     process.handle.pause()
     while process.handle.usage().state != STOPPED:
@@ -120,7 +120,7 @@ def test_a_stopped_process_is_neither_asked_nor_waited_for(tmp_path: Path, sleep
 
 
 @pytest.mark.slow
-def test_what_a_worker_told_is_shown(tmp_path: Path, sleeper) -> None:
+def test_worker_report_is_shown(tmp_path: Path, sleeper) -> None:
     process = sleeper("catches")
     process.hear(Report("actor-0", 0, {"actor/wait_block_share": 0.25, "actor/return_mean": 3.0}, {"trajectories": 17}))
 
@@ -132,7 +132,7 @@ def test_what_a_worker_told_is_shown(tmp_path: Path, sleeper) -> None:
     assert "in its_own_words" in seen and "in nap" not in seen
 
 
-def test_of_very_many_workers_the_first_of_each_kind_are_looked_at(tmp_path: Path) -> None:
+def test_with_many_workers_the_first_of_each_kind_are_inspected(tmp_path: Path) -> None:
     handle = SimpleNamespace(
         alive=False, exit=Exit(-9, "killed"), where="", log="", tail=lambda _: "", usage=lambda: None
     )
@@ -161,7 +161,7 @@ def test_reports_are_numbered_and_the_newest_are_kept(tmp_path: Path) -> None:
         assert part in text
 
 
-def test_a_report_that_cannot_be_written_is_no_second_fault(tmp_path: Path) -> None:
+def test_unwritable_report_is_not_a_second_fault(tmp_path: Path) -> None:
     (tmp_path / "watchdog").write_text("a file where the folder should be")
     watchdog = Watchdog(session_in(tmp_path), {}, lambda _: None, lambda _: None)
     assert watchdog.write("request", "", "").startswith("no watchdog report: ")
@@ -179,7 +179,7 @@ def test_stacks_are_of_every_thread_and_of_bounded_size() -> None:
 # -- what an environment's end is -------------------------------------------------------------------------------------
 
 
-def test_only_what_an_environment_did_ends_a_run_by_stop() -> None:
+def test_stop_policy_reacts_only_to_environment_faults() -> None:
     own = Crash("actor-0", 0, "EnvironmentFault", "", "")
     other = Crash("actor-0", 0, "StreamClosed", "", "")
     cases = [
@@ -198,7 +198,7 @@ def test_only_what_an_environment_did_ends_a_run_by_stop() -> None:
         assert evaluator.may_restart(job("evaluator", "evaluator", on_fault="stop"), status, error)
 
 
-def test_restart_actor_gives_actors_restarts_of_their_own() -> None:
+def test_restart_actor_has_its_own_restart_budget() -> None:
     def limit(kind: str = "actor", own: int | None = None, restart: int = 0) -> int:
         e = Experiment(
             AgentReference("m:f"),
@@ -223,7 +223,7 @@ def test_policies_may_change_on_resume_and_environments_may_not() -> None:
         allowed_changes(old, Experiment(AgentReference("m:f"), EnvConfig("Acrobot-v1")))
 
 
-def test_of_a_crash_the_log_shows_the_thread_that_crashed() -> None:
+def test_crash_log_shows_the_crashed_thread() -> None:
     log = ["Fatal Python error: Aborted", "", "an hour of printing", "Fatal Python error: Segmentation fault", ""]
     log += ["Thread 0x01 (most recent call first):", "  File a", "", "Current thread 0x02 (most recent call first):"]
     log += ["  File b", "  File c", "", "Extension modules: numpy"]
@@ -231,7 +231,7 @@ def test_of_a_crash_the_log_shows_the_thread_that_crashed() -> None:
     assert crash_lines(log[:3]) == [] and crash_lines([]) == []
 
 
-def test_a_standstill_is_told_once_and_then_only_a_longer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stall_is_reported_once_and_again_only_if_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     facts = {

@@ -166,7 +166,7 @@ def assert_nothing_secret(world: World, processes) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_agent_takes_its_workers_along_and_they_begin_again_elsewhere(tmp_path: Path) -> None:
+def test_killed_agent_ends_its_workers_and_they_restart_elsewhere(tmp_path: Path) -> None:
     with world_of(tmp_path, 2) as world:
         mine, others = of_host(world, "a"), of_host(world, "b")
         first, second = world.start(mine), world.start(others)
@@ -187,7 +187,7 @@ def test_a_killed_agent_takes_its_workers_along_and_they_begin_again_elsewhere(t
 
 
 @pytest.mark.slow
-def test_an_agent_that_stood_still_ends_its_workers_before_it_hears_anything(tmp_path: Path) -> None:
+def test_suspended_agent_ends_its_workers_before_reading_messages(tmp_path: Path) -> None:
     with world_of(tmp_path, 1) as world:
         handle = world.start("actor-0")
         world.await_workers(handle)
@@ -222,7 +222,7 @@ def test_a_silent_controller_ends_the_lease(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_agent_whose_starter_is_gone_ends_its_workers_and_leaves(tmp_path: Path) -> None:
+def test_agent_exits_with_its_workers_when_its_starter_is_gone(tmp_path: Path) -> None:
     with world_of(tmp_path, 1) as world:
         handle = world.start("actor-0")
         world.await_workers(handle)
@@ -235,7 +235,7 @@ def test_an_agent_whose_starter_is_gone_ends_its_workers_and_leaves(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_an_agent_that_is_told_to_end_leaves_once_its_workers_have_moved(tmp_path: Path) -> None:
+def test_agent_asked_to_end_leaves_once_its_workers_have_moved(tmp_path: Path) -> None:
     with world_of(tmp_path, 2) as world:
         mine = of_host(world, "a")
         handle = world.start(mine)
@@ -265,7 +265,7 @@ def test_a_host_that_joins_late_gets_its_share_of_the_actors(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_tokens_that_are_used_up_foreign_or_open_to_others_let_nobody_in(tmp_path: Path) -> None:
+def test_used_foreign_or_readable_tokens_are_refused(tmp_path: Path) -> None:
     with world_of(tmp_path, 1) as world:
         (used,) = world.launcher.token_files
         foreign = Tokens(tmp_path / "foreign").make()
@@ -283,7 +283,7 @@ def test_tokens_that_are_used_up_foreign_or_open_to_others_let_nobody_in(tmp_pat
         assert [host.name for host in world.launcher.members.hosts] == ["a"]
 
 
-def test_a_worker_of_a_lost_host_goes_where_its_gpu_is_and_few_workers_live(tmp_path: Path) -> None:
+def test_worker_of_a_lost_host_moves_to_a_lightly_loaded_host_with_its_gpu(tmp_path: Path) -> None:
     launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None)
     try:
         facts = [HostFacts("b", 4, 100), HostFacts("c", 4, 100, gpus=1), HostFacts("d", 8, 100)]
@@ -312,7 +312,7 @@ def test_a_worker_of_a_lost_host_goes_where_its_gpu_is_and_few_workers_live(tmp_
         launcher.close()
 
 
-def test_a_learner_elsewhere_begins_with_a_snapshot_in_its_hosts_folder(tmp_path: Path) -> None:
+def test_remote_learner_starts_from_a_snapshot_in_its_host_folder(tmp_path: Path) -> None:
     e = Experiment(agent=IMPALAConfig(), env=EnvConfig("probe:action_matters"), num_envs=4, placement="served")
     job = make_plan(e, str(tmp_path / "run"), tmp_path / "memory").job("learner")
     own, other = tmp_path / "run" / "snapshots" / "state", tmp_path / "other" / "state"
@@ -355,7 +355,7 @@ def test_an_agent_counts_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [children.own_gpus(text) for text in ("", "0", "1,0", "2")] == ["", "4", "6,4", ""]
 
 
-def test_hosts_that_do_not_come_are_missed_in_a_sentence(tmp_path: Path) -> None:
+def test_missing_hosts_are_reported_in_one_sentence(tmp_path: Path) -> None:
     launcher = JoinedHosts(
         Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join", lambda line: None, join_s=0.05
     )
@@ -371,7 +371,7 @@ def test_hosts_that_do_not_come_are_missed_in_a_sentence(tmp_path: Path) -> None
         JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join", print, least=3)
 
 
-def test_an_agent_hears_answers_to_beats_while_it_starts_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_reads_heartbeat_replies_while_starting_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each start takes a second here, and a lease 15: with 100 of them in one turn a healthy host would end its workers."""
     clock, obeyed = [0.0], list[object]()
     begins = [Begin(1, "actor", f"actor-{number}", 0, b"", {}) for number in range(100)]

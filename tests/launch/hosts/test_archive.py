@@ -36,18 +36,18 @@ def names(content: bytes) -> set[str]:
     return set(zipfile.ZipFile(io.BytesIO(content)).namelist())
 
 
-def test_modules_that_a_job_names():
+def test_modules_of_a_job():
     job = {"env": "my_game.levels:make", "x": [{"$function": "jsrl.agents.ppo:ppo"}], "text": "see: this", "n": 3}
     assert modules_named(job) == {"my_game", "jsrl"}
 
 
-def test_a_package_travels_whole_and_a_file_with_its_neighbours(project: Path):
+def test_packages_are_sent_whole_and_files_with_their_folder(project: Path):
     assert names(archive({"my_game", "jsrl", "json"})[1]) == {"my_game/__init__.py", "my_game/levels/one.txt"}
     assert names(archive({"my_env"})[1]) == {"my_env.py", "beside.py"}
     assert archive({"jsrl", "numpy", "nowhere", "CartPole"}) == ("", b"")
 
 
-def test_equal_contents_have_one_digest_and_an_edit_another(project: Path):
+def test_digest_follows_the_content(project: Path):
     first = archive({"my_game"})
     (project / "my_game" / "__init__.py").touch()
     assert archive({"my_game"}) == first and first[0] == hashlib.sha256(first[1]).hexdigest()
@@ -55,7 +55,7 @@ def test_equal_contents_have_one_digest_and_an_edit_another(project: Path):
     assert archive({"my_game"})[0] != first[0]
 
 
-def test_too_much_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch):
+def test_too_large_archives_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(archives, "MOST_FILES", 1)
     with pytest.raises(ConfigError, match=r"are 2 files of 0 MiB .* too much to send to other hosts"):
         archive({"my_env"})

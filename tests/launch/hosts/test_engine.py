@@ -57,7 +57,7 @@ class Scripted:
         self.closed = True
 
 
-def test_an_agent_that_ends_is_started_again_with_a_new_token_until_it_is_too_often(monkeypatch):
+def test_ended_agent_is_restarted_with_a_new_token_up_to_the_limit(monkeypatch):
     monkeypatch.setattr(engines, "LOOK_S", 0.01)
     engine, lost, told, lived_s = Scripted(), list[tuple[str, str]](), list[str](), {"a": 0.0, "b": LIVED_S - 1}
     numbers, back = iter(range(100)), list[str]()
@@ -99,13 +99,13 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("target", ["-oProxyCommand=x", "a b", "a;b", "me@-x", ""])
-def test_what_ssh_would_take_for_an_option_is_no_host(target: str) -> None:
+def test_host_names_that_look_like_ssh_options_are_refused(target: str) -> None:
     with pytest.raises(ConfigError, match="expected hosts as ssh takes them"):
         Ssh([target], sys.executable)
 
 
 @pytest.mark.slow
-def test_hosts_by_ssh_come_and_come_back(tmp_path: Path, played: list[str]) -> None:
+def test_ssh_hosts_join_and_rejoin(tmp_path: Path, played: list[str]) -> None:
     told: list[str] = []
     launcher = JoinedHosts(
         Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join", told.append,
@@ -143,7 +143,7 @@ def agents_of(address: str) -> dict[str, psutil.Process]:
     return found
 
 
-def test_a_host_that_ssh_does_not_reach_is_refused_in_a_sentence(tmp_path: Path, played, monkeypatch) -> None:
+def test_unreachable_ssh_host_is_refused_in_one_sentence(tmp_path: Path, played, monkeypatch) -> None:
     monkeypatch.setenv("FAIL", "b: Permission denied (publickey).")
     launcher = JoinedHosts(
         Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None,

@@ -150,7 +150,7 @@ def mutated(frame: bytes, rng: random.Random) -> bytes:
         pytest.param(10_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3_600)]),
     ],
 )
-def test_nobody_joins_without_a_token_of_its_own(count: int, tmp_path: Path) -> None:
+def test_joining_needs_an_own_token(count: int, tmp_path: Path) -> None:
     with contextlib.closing(Port(tmp_path)) as port:
         ends: Counter[str] = Counter()
         for begin in range(0, count, AT_ONCE):
@@ -224,7 +224,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
 @pytest.mark.parametrize(
     "count", [3_000, pytest.param(100_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3_600)])]
 )
-def test_garbage_in_place_of_a_start_runs_nothing_but_workers(count: int, tmp_path: Path, started: Started) -> None:
+def test_malformed_start_messages_run_nothing(count: int, tmp_path: Path, started: Started) -> None:
     folder, kinds, begun = tmp_path / "inner" / "agent", set[str](), 0
     folder.mkdir(parents=True)
     rng = random.Random(0)

@@ -55,7 +55,7 @@ class Ways:
         return [part.name for part in self.sent if part.last]
 
 
-def test_what_changes_in_the_folders_arrives_whole_and_tags_last(tmp_path: Path) -> None:
+def test_changed_files_arrive_complete_and_tags_last(tmp_path: Path) -> None:
     ways = Ways(tmp_path)
     assert not ways.look()
     kept = {
@@ -82,7 +82,7 @@ def test_what_changes_in_the_folders_arrives_whole_and_tags_last(tmp_path: Path)
     assert len(ways.look()) == 2
 
 
-def test_what_a_broken_connection_lost_is_sent_again(tmp_path: Path) -> None:
+def test_parts_lost_with_a_connection_are_resent(tmp_path: Path) -> None:
     ways = Ways(tmp_path)
     content = bytes(range(256)) * (AHEAD_BYTES // 128)  # twice what may be on its way
     put(ways.there, "snapshots/params/x", content)
@@ -99,7 +99,7 @@ def test_what_a_broken_connection_lost_is_sent_again(tmp_path: Path) -> None:
     assert ways.files.are_sent(FOLDERS) and not ways.look()
 
 
-def test_a_file_that_changed_on_its_way_is_not_taken(tmp_path: Path) -> None:
+def test_file_changed_during_transfer_is_refused(tmp_path: Path) -> None:
     ways = Ways(tmp_path)
     put(ways.there, "snapshots/params/x", b"1234")
     ways.files.look(FOLDERS)
@@ -113,14 +113,14 @@ def test_a_file_that_changed_on_its_way_is_not_taken(tmp_path: Path) -> None:
     assert contents(ways.here) == {"snapshots/params/x": b"123456"} and not ways.look()
 
 
-def test_drafts_of_a_lost_host_are_removed(tmp_path: Path) -> None:
+def test_partial_files_of_a_lost_host_are_removed(tmp_path: Path) -> None:
     assert keep_part(tmp_path, Part("snapshots/params/7/x", 0, b"1", False)) == 1
     assert len(contents(tmp_path)) == 1
     remove_drafts(tmp_path, FOLDERS)
     assert not contents(tmp_path)
 
 
-def test_a_part_that_does_not_follow_makes_no_file(tmp_path: Path) -> None:
+def test_part_out_of_sequence_is_refused(tmp_path: Path) -> None:
     assert keep_part(tmp_path, Part("replay/0/rows", 5, b"later", True)) is None
     assert keep_part(tmp_path, Part("replay/0/rows", 0, b"1234", False)) == 4
     assert keep_part(tmp_path, Part("replay/0/rows", 5, b"later", True)) is None
@@ -131,6 +131,6 @@ def test_a_part_that_does_not_follow_makes_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["..", ".x", "../x", "a/../b", "/a/b", "a/.b", "a//b", "a/b/", "a/b\n", "a/..", "a/b\0"]
 )
-def test_a_name_that_could_be_a_path_to_anything_else_is_refused(name: str) -> None:
+def test_names_that_escape_the_folder_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="file"):
         KeptFile(1, name, 0, b"", True)

@@ -49,7 +49,7 @@ def counts(layout) -> dict[str, int]:
     return {each.name: sum(name.startswith("actor") for name in layout.on(each.name)) for each in layout.hosts}
 
 
-def test_learner_and_servers_live_where_gpus_are_and_actors_share_the_cores_that_are_left():
+def test_learner_and_servers_go_to_gpu_hosts_and_actors_share_remaining_cores():
     hosts = [host("gpu", 32, gpus=4), host("wide", 64), host("slim", 8)]
     layout = lay_out([LEARNER, SERVER, RELAY, *actors(99)], hosts)
     assert layout.on("gpu")[:3] == ["learner", "inference-0", "parameter-server"]
@@ -69,7 +69,7 @@ def test_a_host_that_joins_late_gets_its_share_by_the_fewest_moves():
     assert evened_out(needs, [host("main", memory_mb=1_000), host("a", memory_mb=900)], of, movable) == {}
 
 
-def test_a_learner_goes_to_the_gpus_first_of_a_host_that_sees_the_run_folder():
+def test_learner_prefers_gpus_on_a_host_that_sees_the_run_folder():
     hosts = [host("login"), host("gpu", gpus=2, shares_folder=True), host("cloud", gpus=8)]
     layout = lay_out([LEARNER, SERVER, *actors(2)], hosts)
     assert layout.of["learner"] == layout.of["inference-0"] == "gpu"
@@ -85,7 +85,7 @@ def test_a_learner_goes_to_the_gpus_first_of_a_host_that_sees_the_run_folder():
     assert lay_out([stays], [host("login"), host("cloud")]).of["learner"] == "login"
 
 
-def test_a_learner_runs_on_the_host_that_is_named():
+def test_learner_runs_on_the_given_host():
     hosts = [host("login"), host("cloud")]
     rank = dataclasses.replace(LEARNER, worker="rank-1", follows="learner")
     layout = lay_out(placed([LEARNER, rank, *actors(2)], [], "cloud"), hosts)
@@ -111,7 +111,7 @@ def test_a_learner_of_several_cpu_devices_runs_on_the_named_host_without_gpus_an
             lay_out(placed([learner], [], name), hosts)
 
 
-def test_learners_of_several_policies_part_the_gpus():
+def test_learners_of_several_policies_share_the_gpus():
     learners = [dataclasses.replace(LEARNER, worker=f"learner-{name}") for name in "abc"]
     hosts = [host("one", gpus=2), host("two", gpus=4, shares_folder=True)]
     layout = lay_out(learners, hosts)
@@ -132,7 +132,7 @@ def test_on_cpu_the_learner_leaves_half_of_its_host_to_actors():
     assert counts(lay_out([LEARNER, *actors(12)], [host("a"), host("b")])) == {"a": 4, "b": 8}
 
 
-def test_what_writes_to_the_run_folder_stays_where_it_is_seen():
+def test_workers_that_write_to_the_run_folder_stay_where_it_is_visible():
     keeper = Need("replay-0", memory_mb=10, stays="it keeps its rows there")
     watcher = Need("watch", memory_mb=10)
     held = servers(2, stays="it has a transport of its own")
@@ -150,7 +150,7 @@ def test_what_writes_to_the_run_folder_stays_where_it_is_seen():
     assert set(lay_out([LEARNER, *held], shared).of.values()) == {"b"}
 
 
-def test_what_is_kept_here_stays():
+def test_local_workers_stay():
     needs = placed([LEARNER, *servers(2), *actors(3)], ["inference"])
     layout = lay_out(needs, [host("a"), host("b")])
     assert {layout.of[f"inference-{i}"] for i in range(2)} == {"a"} and layout.on("b")
@@ -162,7 +162,7 @@ def test_what_is_kept_here_stays():
 
 
 @pytest.mark.parametrize("alone", [False, True])  # on CPU no server has a device of its own
-def test_on_cpu_each_server_lives_beside_the_actors_that_ask_it(alone: bool):
+def test_on_cpu_each_server_is_placed_with_its_actors(alone: bool):
     hosts = [host("a", cores=16), host("b", cores=8), host("c", cores=8)]
     asking = [dataclasses.replace(actor, asks=f"inference-{i % 3}") for i, actor in enumerate(actors(21))]
     layout = lay_out([LEARNER, *servers(3, alone=alone), *asking], hosts)
@@ -173,7 +173,7 @@ def test_on_cpu_each_server_lives_beside_the_actors_that_ask_it(alone: bool):
     assert lay_out([LEARNER, SERVER, *actors(8)], [host("a"), host("b")]).of["inference-0"] == "b"  # as most actors do
 
 
-def test_servers_go_to_gpus_where_there_are_some_the_learners_first():
+def test_servers_prefer_gpus_after_the_learners():
     hosts = [host("cpu", 64), host("gpu", 8, gpus=1, shares_folder=True), host("more", 16, gpus=1)]
     learner = [LEARNER, *actors(3)]
     assert lay_out([*learner, SERVER], hosts).of["inference-0"] == "gpu"
@@ -183,7 +183,7 @@ def test_servers_go_to_gpus_where_there_are_some_the_learners_first():
     assert lay_out([LEARNER, *servers(1, gpus=2)], [*hosts, host("four", gpus=4)]).of["inference-0"] == "four"
 
 
-def test_actors_say_which_rank_they_feed():
+def test_actors_name_their_rank():
     e = Experiment(
         agent=SMALL, env=EnvConfig("CartPole-v1"), placement="served", num_actors=4, num_envs=8,
         learner=LearnerConfig(num_ranks=2),
@@ -222,7 +222,7 @@ def test_the_samples_of_a_host_go_to_one_rank_and_first_to_its_own():
     assert counts(layout)["vast"] > 40 and len(fed_by(layout)["vast"]) == 2  # else most of its cores would be idle
 
 
-def test_memory_bounds_the_actors_of_a_host_and_the_rest_go_elsewhere():
+def test_memory_limits_the_actors_of_a_host():
     layout = lay_out(actors(20), [host("a", cores=100, memory_mb=550), host("b", cores=1)])
     assert counts(layout) == {"a": 5, "b": 15}
 
@@ -250,7 +250,7 @@ def test_memory_bounds_the_actors_of_a_host_and_the_rest_go_elsewhere():
         ([LEARNER], [], "the list of hosts has no host"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(needs, hosts, sentence):
+def test_layouts_that_do_not_fit_are_refused_in_one_sentence(needs, hosts, sentence):
     with pytest.raises(ConfigError, match=sentence) as refused:
         lay_out(needs, hosts)
     assert "\n" not in str(refused.value)
@@ -283,7 +283,7 @@ def plan_of(e: Experiment, graph: str | None = None) -> Plan:
     return make_plan(e, "runs/x", Path("/dev/shm/jsrl-of-nobody/1-2"), graph)
 
 
-def test_a_plan_says_what_its_workers_need():
+def test_plan_lists_the_needs_of_its_workers():
     e = Experiment(
         agent=SMALL, env=EnvConfig("CartPole-v1"), placement="apart", num_actors=4, num_envs=8, transport="zeromq",
         learner=LearnerConfig(num_devices=2), num_inference_servers=2,
@@ -302,7 +302,7 @@ def test_a_plan_says_what_its_workers_need():
     assert [need.gpus for need in needs_of(plan_of(on_gpu)) if need.answers] == [2, 2]
 
 
-def test_replay_workers_live_beside_the_learner_where_there_is_memory(monkeypatch):
+def test_replay_workers_are_placed_with_the_learner_if_memory_allows(monkeypatch):
     replay = ReplayConfig(kind="host", capacity=10_000, min_size=100, num_replays=2)
     e = Experiment(
         agent=DQNConfig(network=NetworkConfig(hidden=(8,))), env=EnvConfig("CartPole-v1"), placement="served",
@@ -321,7 +321,7 @@ def test_replay_workers_live_beside_the_learner_where_there_is_memory(monkeypatc
     assert {n.stays for n in needs_of(plan_of(saved)) if n.worker.startswith("replay")} == {"it keeps its rows there"}
 
 
-def test_who_counts_rows_or_says_nothing_stays_where_the_run_folder_is(monkeypatch):
+def test_workers_that_count_rows_stay_with_the_run_folder(monkeypatch):
     monkeypatch.syspath_prepend(str(WORLD))
     monkeypatch.delitem(sys.modules, "my_workers", raising=False)
     e = Experiment(agent=SMALL, env=EnvConfig("CartPole-v1"), placement="served", num_actors=2, num_envs=4)
@@ -340,7 +340,7 @@ HOSTS = [
 WORDS = ["ppo_cartpole", "--placement", "served", "--num-envs", "8", "--num-actors", "4", "--plan"]
 
 
-def test_the_command_prints_who_lives_where(tmp_path: Path, capsys):
+def test_command_prints_the_placement(tmp_path: Path, capsys):
     file = tmp_path / "hosts.json"
     file.write_text(json.dumps(HOSTS))
     assert command.main([*WORDS, "--hosts-file", str(file)]) == 0
@@ -375,7 +375,7 @@ def test_a_file_that_lists_no_hosts_is_refused(text, sentence, tmp_path: Path):
         read_hosts(tmp_path / "nothing")
 
 
-def test_the_text_has_a_line_for_each_host():
+def test_text_has_one_line_per_host():
     layout = lay_out([LEARNER, *actors(3)], [host("a", cores=2), host("b"), host("c", memory_mb=10)])
     lines = layout_text(layout).splitlines()
     assert len(lines) == 4 and "learner" in lines[1] and lines[2].endswith("actor-0 to actor-2 (3)")

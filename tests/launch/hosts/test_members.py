@@ -68,7 +68,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_a_token_is_for_one_agent_once(world: World):
+def test_token_is_valid_for_one_agent_once(world: World):
     world.join()
     (answer,) = world.hello(session="s2", name="b")
     assert isinstance(answer, Refused) and "used by another agent already" in answer.text
@@ -92,14 +92,14 @@ def test_a_token_is_for_one_agent_once(world: World):
         ({"cores": 0}, "with 0 cores"),
     ],
 )
-def test_a_host_that_cannot_work_is_refused_and_may_use_its_token_later(world: World, changes, sentence):
+def test_unsuitable_host_is_refused_and_keeps_its_token(world: World, changes, sentence):
     (answer,) = world.hello(**changes)
     assert isinstance(answer, Refused) and sentence in answer.text and world.members.news[-1].endswith(answer.text)
     assert not world.members.hosts
     world.join()
 
 
-def test_beats_are_answered_with_the_agents_own_clock(world: World):
+def test_heartbeats_are_answered_with_the_clock_of_the_agent(world: World):
     host = world.join()
     beat = Beat(host.epoch, 7.25, [b"x"], [Usage("actor-0", 0, 42, "running", 1.5, 10, 3), Usage("ghost", 0, 1)])
     assert world.members.hear(host.token, b"id", beat) == [(b"id", BeatReceived(host.epoch, 7.25))]
@@ -107,7 +107,7 @@ def test_beats_are_answered_with_the_agents_own_clock(world: World):
     assert world.members.words == [b"x"] and life.pid == 42 and life.usage.cpu_s == 1.5
 
 
-def test_an_exit_is_noted_once(world: World):
+def test_exit_is_recorded_once(world: World):
     host = world.join()
     world.members.hear(host.token, b"id", Exited(host.epoch, "actor-0", 0, -9, "killed", "the end"))
     world.members.hear(host.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "again", ""))
@@ -117,7 +117,7 @@ def test_an_exit_is_noted_once(world: World):
     assert host.answers == {3: "text"} and host.num_living == 0
 
 
-def test_a_worker_that_does_not_start_is_asked_for_again(world: World):
+def test_start_request_of_a_worker_is_repeated(world: World):
     host = world.join()
     life = host.workers["actor-0", 0]
     life.begin, life.asked_s = Begin(host.epoch, "actor", "actor-0", 0, b"{}", {}), world.now_s
@@ -129,7 +129,7 @@ def test_a_worker_that_does_not_start_is_asked_for_again(world: World):
     assert world.members.unanswered_starts() == []
 
 
-def test_a_silent_host_is_lost_and_what_it_says_later_counts_no_more(world: World):
+def test_silent_host_is_lost_and_its_later_messages_are_ignored(world: World):
     host = world.join()
     world.now_s += 20.0
     world.members.look()
@@ -148,7 +148,7 @@ def test_a_silent_host_is_lost_and_what_it_says_later_counts_no_more(world: Worl
     assert not world.members.words and world.members.news[-1].endswith("for 20 s (another may join)")
 
 
-def test_an_agent_that_comes_back_has_a_new_epoch_and_no_workers(world: World):
+def test_returning_agent_has_a_new_epoch_and_no_workers(world: World):
     host = world.join()
     (answer,) = world.hello()  # the same process, after its lease had ended
     assert isinstance(answer, Welcome) and answer.epoch > host.epoch
@@ -185,7 +185,7 @@ def test_a_host_that_wants_to_leave_stays_until_its_workers_have_moved(world: Wo
     assert not world.members.hosts and host.workers["actor-0", 0].exit.status == 0
 
 
-def test_another_hosts_token_says_nothing_for_this_one(world: World):
+def test_token_of_another_host_is_refused(world: World):
     host = world.join()
     other = world.join(1, session="s2", name="b")
     world.members.hear(other.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "", ""))
@@ -193,7 +193,7 @@ def test_another_hosts_token_says_nothing_for_this_one(world: World):
     assert msgspec.structs.replace(host.facts, name="b") == other.facts
 
 
-def test_tokens_leave_nothing_behind(tmp_path: Path):
+def test_tokens_leave_no_files(tmp_path: Path):
     tokens = Tokens(tmp_path / "join" / "x")
     path = tokens.make()
     assert path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0
@@ -208,7 +208,7 @@ def name(worker: str, incarnation: int = 0, key: str = KEY, stream: str = "infer
     return Registration(f"{stream}.{worker}", f"tcp://{key}@10.0.0.2:7", incarnation, 42, "a")
 
 
-def test_a_host_speaks_for_the_streams_of_its_living_workers_alone(world: World):
+def test_host_may_register_only_streams_of_its_living_workers(world: World):
     host = world.join()
     host.workers["inference-0", 0] = RemoteWorker(host, "inference-0", 0)
     host.workers["inference-1", 1] = RemoteWorker(host, "inference-1", 1)
@@ -235,7 +235,7 @@ def test_a_host_speaks_for_the_streams_of_its_living_workers_alone(world: World)
     assert not world.members.names()
 
 
-def test_a_host_passes_params_on_with_its_own_key_alone(world: World):
+def test_host_relays_params_with_its_own_key_only(world: World):
     host = world.join()
     host.server_key = KEY
     own, foreign = f"tcp://{KEY}@10.0.0.2:8", f"tcp://{'cd' * 32}@10.0.0.2:9"
@@ -247,7 +247,7 @@ def test_a_host_passes_params_on_with_its_own_key_alone(world: World):
             RunNames(1, [], [], {wrong: ["tcp://10.0.0.1:7"]})
 
 
-def test_of_two_hosts_that_name_a_stream_the_later_life_counts(world: World):
+def test_later_incarnation_of_a_stream_wins(world: World):
     for number in range(2):
         host = world.join(number, session=f"s{number}", name=f"h{number}", boot=f"b{number}")
         host.server_key = KEY
@@ -256,7 +256,7 @@ def test_of_two_hosts_that_name_a_stream_the_later_life_counts(world: World):
     assert world.members.names() == [name("inference-0", 1)]
 
 
-def test_a_token_whose_agent_ended_before_its_hello_is_replaced(world: World):
+def test_token_of_an_agent_that_ended_before_its_hello_is_replaced(world: World):
     folder = world.tokens.make().parent
     world.tokens.publish("10.0.0.1:7000")
     (_, dead), (_, used) = claim(folder, 0.0), claim(folder, 0.0)
@@ -279,7 +279,7 @@ def test_a_token_whose_agent_ended_before_its_hello_is_replaced(world: World):
     assert all(world.tokens.admits(load_client_keys(path).public).startswith(path.stem) for path in left)
 
 
-def test_files_are_taken_of_folders_that_a_living_worker_of_the_host_keeps(world: World):
+def test_files_are_accepted_only_for_folders_of_living_workers(world: World):
     host = world.join()
     life = host.workers["actor-0", 0]
     life.begin = Begin(host.epoch, "evaluator", "actor-0", 0, b"{}", {}, keeps=["snapshots/params"])

@@ -20,7 +20,7 @@ def begin(**changes):
     return decode(msgspec.msgpack.encode(FINE | changes), AnyControllerMessage)
 
 
-def test_a_message_travels():
+def test_messages_round_trip():
     message = begin(worker_kind="my_workers:AUGMENT", code="a" * 64)
     assert isinstance(message, Begin) and decode(encode(message), AnyControllerMessage) == message
 
@@ -42,13 +42,13 @@ def test_a_message_travels():
         {"kind": "run"},
     ],
 )
-def test_what_is_no_worker_of_jsrl_is_refused(changes):
+def test_modules_that_are_not_workers_are_refused(changes):
     with pytest.raises(CodecError):
         begin(**changes)
 
 
 @pytest.mark.parametrize("guest", ["../x", "a" * 79, "/etc/x", "A" * 80, ""])
-def test_a_guest_that_could_be_a_path_is_refused(guest):
+def test_guest_name_with_a_path_is_refused(guest):
     with pytest.raises(CodecError):
         decode(encode_names([guest]), AnyControllerMessage)
     assert decode(encode_names(["0a" * 40]), AnyControllerMessage).guests == ["0a" * 40]
@@ -60,7 +60,7 @@ NAME = "5-" + "0a" * 16 + ".npz"
 @pytest.mark.parametrize(
     "name", ["../" + NAME, "a/b/" + NAME, "/" + NAME, "..../" + NAME, NAME + ".draft", "a/" + NAME[1:]]
 )
-def test_a_player_that_could_be_another_file_is_refused(name):
+def test_player_name_with_a_path_is_refused(name):
     fine = {"kind": "player", "epoch": 1, "at": 0, "part": b"", "last": True}
     with pytest.raises(CodecError):
         decode(msgspec.msgpack.encode(fine | {"name": name}), AnyControllerMessage)

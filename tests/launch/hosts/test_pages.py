@@ -10,7 +10,7 @@ from jsrl.launch.hosts.messages import Pages
 from jsrl.launch.hosts.pages import PAGE_BYTES, PageWatch, keep_pages
 
 
-def test_only_what_changed_is_sent_and_a_new_host_begins_anew(tmp_path: Path) -> None:
+def test_only_changes_are_sent_and_new_hosts_get_everything(tmp_path: Path) -> None:
     there, here = tmp_path / "host", tmp_path / "run"
     hop = there / "hops" / "samples.rank-1"
     hop.mkdir(parents=True)
@@ -35,7 +35,7 @@ def test_only_what_changed_is_sent_and_a_new_host_begins_anew(tmp_path: Path) ->
     assert len(watch.changed()) == 2
 
 
-def test_the_first_learners_counts_lie_beside_the_hops(tmp_path: Path) -> None:
+def test_learner_counts_are_stored_with_the_hops(tmp_path: Path) -> None:
     there, here = tmp_path / "host", tmp_path / "run"
     there.mkdir()
     (there / "ledger").write_bytes(b"a" * PAGE_BYTES)
@@ -46,7 +46,7 @@ def test_the_first_learners_counts_lie_beside_the_hops(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x/ledger", "samples/../ledger", "samples.rank-1/x", "/etc/ledger", "a/b/ledger"])
-def test_pages_that_could_lie_elsewhere_are_refused(name: str) -> None:
+def test_page_names_that_escape_the_folder_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="page"):
         Pages(1, {name: bytes(PAGE_BYTES)})
     with pytest.raises(ValueError, match="page"):

@@ -14,7 +14,7 @@ from jsrl.launch.hosts.ray import RayNode, RayRequest, bundle_of, cpus_of, node_
 BIG, SMALL = RayNode("10.0.0.6", 64, 4, 256_000), RayNode("10.0.0.7", 8, 0, 32_000)
 
 
-def test_options_become_a_request() -> None:
+def test_options_become_a_ray_request() -> None:
     options = RayOptions(cpus=4, memory_mb=2_000)
     asked = request_of(options, 2, "/opt/python", {"RAY_ADDRESS": "10.0.0.5:6379"})
     assert asked == RayRequest(2, "10.0.0.5:6379", 4, 0, 2_000, 60.0, "/opt/python") and asked.hosts == (
@@ -26,7 +26,7 @@ def test_options_become_a_request() -> None:
     assert RayRequest(**asked.entry) == asked  # as it goes to the driver
 
 
-def test_a_bundle_has_what_each_host_needs() -> None:
+def test_bundle_has_the_resources_of_each_host() -> None:
     assert bundle_of(RayRequest(1), 8) == {"CPU": 8}
     assert bundle_of(RayRequest(1, gpus=2, memory_mb=100), 8) == {"CPU": 8, "GPU": 2, "memory": 100 << 20}
 
@@ -46,7 +46,7 @@ def test_without_a_number_hosts_have_the_cpus_of_their_nodes(request_: RayReques
     assert cpus_of(RayRequest(1), []) == 1  # a cluster that has yet to grow
 
 
-def test_what_a_cluster_lacks_is_said() -> None:
+def test_missing_cluster_resources_are_reported() -> None:
     assert not shortage(RayRequest(2), 8, [BIG, SMALL]) and not shortage(RayRequest(1, gpus=4), 64, [BIG, SMALL])
     asked = RayRequest(2, gpus=1)
     assert shortage(asked, 8, [BIG, SMALL]) == "only 1 of its nodes have as much"
@@ -56,7 +56,7 @@ def test_what_a_cluster_lacks_is_said() -> None:
     assert "others use them" in refusal(RayRequest(1), 8, [BIG], {}, 60.0)
 
 
-def test_a_node_is_what_ray_says_of_it() -> None:
+def test_node_fields_are_read_from_ray() -> None:
     entry = {
         "NodeManagerAddress": "10.0.0.9",
         "Alive": True,
@@ -68,18 +68,18 @@ def test_a_node_is_what_ray_says_of_it() -> None:
 @pytest.mark.parametrize(
     "address", ["ray://10.0.0.5:10001", "http://10.0.0.5:8265", "10.0.0.5", "10.0.0.5:x", ":6379", "h:99999"]
 )
-def test_what_is_no_address_of_a_head(address: str) -> None:
+def test_invalid_head_addresses_are_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="expected HOST:PORT of the head node"):
         RayRequest(1, address)
 
 
 @pytest.mark.parametrize("name", ["num_hosts", "cpus", "gpus", "memory_mb"])
-def test_numbers_that_no_cluster_can_give(name: str) -> None:
+def test_impossible_numbers_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"with {name} -1; expected at least"):
         RayRequest(**{"num_hosts": 1, name: -1})
 
 
-def test_the_command_refuses(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_commands_are_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert command.main(["ppo_cartpole", "--ray.cpus", "2"]) == 2
     assert "add --launcher ray" in capsys.readouterr().err
     words = ["ppo_cartpole", "--launcher", "ray"]

@@ -67,7 +67,7 @@ def asked(run: SlurmRun) -> list[str]:
     return log_of(run).read_text().splitlines() if log_of(run).exists() else []
 
 
-def test_the_script_says_how_to_submit_it(slurm: SlurmRun):
+def test_script_explains_how_to_submit_it(slurm: SlurmRun):
     lines = slurm_script(slurm).splitlines()
     assert "#   sbatch --job-name=jsrl-x --partition=gpu --gres=gpu:4 jsrl-x.sh" in lines
     assert (
@@ -78,7 +78,7 @@ def test_the_script_says_how_to_submit_it(slurm: SlurmRun):
     assert not [line for line in lines if "@" in line.replace("B:USR1@", "").replace("{begin[@]}", "")]
 
 
-def test_a_new_run_begins_and_one_with_a_snapshot_goes_on(slurm: SlurmRun):
+def test_script_starts_a_new_run_or_resumes_a_snapshot(slurm: SlurmRun):
     assert play(slurm).wait(20) == 0
     runs = slurm.folder.parents[1]
     assert asked(slurm) == [
@@ -94,7 +94,7 @@ def test_a_new_run_begins_and_one_with_a_snapshot_goes_on(slurm: SlurmRun):
 
 
 @pytest.mark.parametrize("who", ["everybody", "the shell"])
-def test_a_run_that_is_stopped_from_outside_is_told_once_and_has_not_ended(slurm: SlurmRun, who: str):
+def test_job_signal_stops_the_run_once_and_leaves_it_resumable(slurm: SlurmRun, who: str):
     script = play(slurm, WAITS="1")
     await_that(lambda: asked(slurm))
     time.sleep(0.3)  # its Python sets its trap
@@ -106,7 +106,7 @@ def test_a_run_that_is_stopped_from_outside_is_told_once_and_has_not_ended(slurm
     assert asked(slurm)[1:] == ["told"]
 
 
-def test_a_run_that_jsrl_stop_ended_is_not_waited_for(slurm: SlurmRun):
+def test_run_ended_by_jsrl_stop_is_not_waited_for(slurm: SlurmRun):
     slurm.folder.mkdir(parents=True)
     script = play(slurm, WAITS="1")
     await_that(lambda: asked(slurm))
@@ -127,12 +127,12 @@ def test_an_actor_host_joins_until_the_run_has_ended(slurm: SlurmRun):
     ("changes", "sentence"),
     [({"num_hosts": 0}, "has at least one actor host"), ({"folder": Path("/runs/ppo/a b")}, "'a b' cannot name a run")],
 )
-def test_what_no_script_can_be_made_of(slurm: SlurmRun, changes, sentence):
+def test_invalid_scripts_are_refused(slurm: SlurmRun, changes, sentence):
     with pytest.raises(ConfigError, match=sentence):
         SlurmRun(**{name: getattr(slurm, name) for name in SlurmRun.__dataclass_fields__} | changes)
 
 
-def test_options_that_the_script_says_itself_are_left_out():
+def test_options_set_by_the_script_are_left_out():
     own = ["--launcher", "slurm", "--print", "--slurm.extra", "a=1", "b", "--run-name=x", "--no-display"]
     assert without(["--num-envs", "8", *own, "--agent.gamma", "0.9"], OWN) == (
         "--num-envs",
@@ -155,7 +155,7 @@ def test_the_command_prints_or_refuses(tmp_path: Path, capsys, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_of_many_that_want_a_token_each_gets_another_one(tmp_path: Path):
+def test_concurrent_token_requests_get_different_tokens(tmp_path: Path):
     tokens, found = Tokens(tmp_path / "join"), []
     wanting = [threading.Thread(target=lambda: found.append(claim(tmp_path / "join", 20.0))) for _ in range(6)]
     for thread in wanting:
