@@ -15,7 +15,7 @@ from jsrl.matches.standings import Standings
 from tests.matches.bids import Bids, bidder
 
 
-def test_sides_are_swapped_evenly_and_each_seat_is_played_by_whom_it_is_given():
+def test_sides_are_swapped_evenly_and_seats_go_to_their_players():
     strong, weak = bidder("strong", 2.0, (0, 1)), bidder("weak", 1.0, (0, 1))
     match = Match(Bids(("", "")), strong, weak, 10)
     assert match.advance() and match.complete
@@ -36,14 +36,14 @@ def test_sides_are_swapped_evenly_and_each_seat_is_played_by_whom_it_is_given():
     assert match.score.repeats_itself
 
 
-def test_whoever_sits_first_wins_half_when_both_bid_the_same():
+def test_equal_bids_win_half_of_the_games():
     """Seat 1 adds a tenth: without swapped sides one of two equals would win everything."""
     match = Match(Bids(("", "")), bidder("one", 1.0, (0, 1)), bidder("two", 1.0, (0, 1)), 8)
     match.advance()
     assert match.score.facts()["win_rate"] == 0.5 and match.score.counts == (4, 0, 4)
 
 
-def test_teams_and_sides_that_only_one_player_has():
+def test_teams_and_asymmetric_sides():
     scouts, rest = bidder("a", 1.0, (0, 2)), bidder("b", 3.0, (1,), (3,))
     match = Match(Bids(("x", "y", "x", "y")), scouts, rest, 4)
     match.advance()
@@ -54,7 +54,7 @@ def test_teams_and_sides_that_only_one_player_has():
     assert [game.side for game in whole.score.games].count(1) == 2
 
 
-def test_of_three_sides_one_is_home_and_the_best_of_the_others_counts():
+def test_three_sides_compare_home_with_the_best_other():
     match = Match(Bids(("", "", "")), bidder("one", 1.05, (0, 1, 2)), bidder("all", 1.0, (0, 1, 2)), 6)
     match.advance()
     by_side = match.score.facts()["by_side"]
@@ -94,7 +94,7 @@ def scored(points):
     return MatchScore("a", "b", ("x", "y"), [Game(n % 2, p, p, -p, 5 + n) for n, p in enumerate(points)])
 
 
-def test_standings_are_a_table_in_the_order_of_the_ratings():
+def test_standings_are_sorted_by_rating():
     standings = Standings(["low", "high", "middle"])
     standings.add(0, 1, scored([0.0] * 9 + [1.0]))
     standings.add(2, 0, scored([1.0] * 6 + [0.5] * 2 + [0.0] * 2))
@@ -109,7 +109,7 @@ def test_standings_are_a_table_in_the_order_of_the_ratings():
     assert not standings.scores[0].repeats_itself
 
 
-def test_at_a_table_of_three_each_pair_has_a_result_and_each_player_every_side():
+def test_three_player_table_covers_all_pairs_and_sides():
     """Seat k adds k / 10 to a bid a step: `high` always wins, and of the equals who sits later."""
     players = [bidder(name, bid, (0, 1, 2)) for name, bid in (("one", 1.0), ("same", 1.0), ("high", 2.0))]
     bids = Bids(("", "", ""))
@@ -147,7 +147,7 @@ def test_teams_of_two_at_three_sides_and_fewer_players_than_sides():
 
 
 @pytest.mark.parametrize(("players", "sides"), [(2, 2), (7, 2), (3, 5), (5, 3), (20, 3), (20, 4), (9, 6)])
-def test_each_pair_meets_at_some_table(players, sides):
+def test_every_pair_meets(players, sides):
     found = tables(players, sides)
     met = Counter(pair for table in found for pair in itertools.combinations(table, 2))
     assert set(met) == set(itertools.combinations(range(players), 2))
@@ -156,7 +156,7 @@ def test_each_pair_meets_at_some_table(players, sides):
     assert max(games.values()) <= 2 * min(games.values())
 
 
-def test_with_many_sides_some_orders_are_drawn_and_turned():
+def test_many_sides_use_sampled_and_rotated_orders():
     spec = Bids(("",) * 7).spec
     orders = seatings(spec, [bidder(str(i), 1.0, tuple(range(7))) for i in range(7)], seed=3)
     assert len(orders) == 24 * 7
@@ -164,7 +164,7 @@ def test_with_many_sides_some_orders_are_drawn_and_turned():
         assert set(Counter(order[side] for order in orders).values()) == {24}
 
 
-def test_intervals_of_ratings_at_tables_hold_as_often_as_they_say():
+def test_rating_intervals_have_their_coverage():
     """500 tournaments of 4 equal players that end in a random order: 95% of the first one's intervals have 0 in them."""
     draws, inside = np.random.default_rng(0), 0
     for _ in range(500):
