@@ -57,7 +57,7 @@ def render(state, messages=(), width=120):
     return console.file.getvalue()
 
 
-def test_players_are_shown_with_their_ratings_and_who_beats_whom():
+def test_players_are_shown_with_ratings_and_payoffs():
     players = (
         PlayerRow("main@latest", 81.6, 33.2, (None, 0.75)),
         PlayerRow("main@frozen-1", -81.6, 33.2, (0.25, None)),
@@ -103,7 +103,7 @@ def test_durations_and_shares():
     assert [percent(p) for p in (None, 0.126, 1)] == ["-", "13%", "100%"]
 
 
-def test_rates_and_time_to_go_are_of_this_life_of_the_run():
+def test_rates_and_remaining_time_are_of_this_session_of_the_run():
     state = make_state(start_env_steps=200_000, start_s=40)
     assert state.env_steps_per_s == 2000
     assert state.to_go_s() == 375
@@ -125,7 +125,7 @@ def test_the_share_of_the_time_limit_counts_from_the_first_update():
     assert "250k / 1.00M env steps (25%)  65% of 1 minute  " in render(make_state(total_s=60, elapsed_s=39), width=160)
 
 
-def test_a_plain_line_says_what_matters():
+def test_plain_line_has_the_main_numbers():
     line = plain_line(make_state(), 4000.0)
     assert line.split("  ")[-8:] == [
         "steps 250k / 1.00M (25%)",
@@ -149,7 +149,7 @@ def test_a_plain_line_says_what_matters():
     assert "steps/s" not in starting
 
 
-def test_the_picture_has_header_workers_curve_and_messages():
+def test_live_display_has_header_workers_curve_and_messages():
     text = render(make_state(), [("info", "actor-1 restarted"), ("warning", "lag is high [really]")])
     lines = text.splitlines()
     assert re.search(
@@ -166,7 +166,7 @@ def test_the_picture_has_header_workers_curve_and_messages():
     assert [long.count("word"), long.count("…"), long.count("much")] == [32, 1, 100]
 
 
-def test_the_picture_lists_what_start_up_waits_for():
+def test_live_display_lists_pending_start_up_steps():
     waiting = tuple(Waiting(f"actor-{n}", "making environments", 3.0 + n) for n in range(2))
     waiting += (Waiting("learner", "compiling the update", 12.4),)
     starting = DisplayState(run="x", workers={"actor": 2, "learner": 1, "evaluator": 1}, waiting=waiting)
@@ -183,7 +183,7 @@ def test_the_picture_lists_what_start_up_waits_for():
     assert re.search(r"^waiting for *\n +actor-1 +restarting", restarting, re.M)
 
 
-def test_the_picture_of_nothing_yet_and_of_a_narrow_terminal():
+def test_live_display_without_data_and_in_a_narrow_terminal():
     assert "0 updates" in render(DisplayState(run="x"))
     narrow = render(make_state(action_repeat=4), [("info", "m" * 300)], width=50)
     assert max(map(len, narrow.splitlines())) <= 50
@@ -213,7 +213,7 @@ def test_auto_is_plain_when_not_on_a_terminal():
     assert "\x1b" not in stream.getvalue()
 
 
-def test_plain_is_throttled_and_close_shows_the_last_moment():
+def test_plain_is_throttled_and_close_prints_the_last_line():
     stream = io.StringIO()
     display = make_display("plain", stream=stream, interval_s=60)
     for env_steps in range(1000, 100_000, 1000):
@@ -275,7 +275,7 @@ def test_unknown_mode():
         make_display("fancy")
 
 
-def test_a_reader_that_went_away_does_not_end_the_run():
+def test_closed_output_pipe_does_not_end_the_run():
     read_end, write_end = os.pipe()
     os.close(read_end)
     log = []
@@ -288,7 +288,7 @@ def test_a_reader_that_went_away_does_not_end_the_run():
         stream.close()
 
 
-def test_live_redraws_in_place_and_ends_with_the_last_moment():
+def test_live_redraws_in_place_and_ends_with_the_last_state():
     console = Console(file=io.StringIO(), force_terminal=True, width=110, legacy_windows=False)
     log = []
     display = make_display("auto", console=console, log=log.append, interval_s=1e-9)

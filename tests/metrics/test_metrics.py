@@ -61,7 +61,7 @@ def read(path):
     return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
 
 
-def test_what_stands_still_has_a_rate_of_zero(clock):
+def test_unchanged_counter_has_rate_zero(clock):
     recorder = Recorder("learner", clock=clock)
     recorder.rate("rows", 300)
     clock.now_s += 1
@@ -83,7 +83,7 @@ def test_rates_and_shares_in_a_line_are_means_of_all_reports_since_the_last(tmp_
     assert hub.tick(2, 2)["actor/env_share"] == pytest.approx(0.6)
 
 
-def test_recorder_reports_rates_shares_means_and_spreads(clock):
+def test_metrics_report_has_rates_shares_means_and_spreads(clock):
     recorder = Recorder("learner", clock=clock)
     recorder.rate("rows", 300)
     recorder.rate("rows", 100)
@@ -138,7 +138,7 @@ def test_the_sample_does_not_favour_early_or_late_values(clock):
     assert recorder.flush()["x/v_p50"] == pytest.approx(4.5, abs=1.01)
 
 
-def test_hub_combines_workers_by_the_rule_of_the_name(tmp_path, clock, open_hub):
+def test_hub_combines_workers_by_the_rule_of_the_metric(tmp_path, clock, open_hub):
     hub = open_hub(tmp_path / "metrics.jsonl", clock=clock)
     reports = {
         "actor-0": {"actor/env_steps_per_s": 100, "actor/env_share": 0.2, "actor/episodes": 1, "actor/return_mean": 10},
@@ -164,7 +164,7 @@ def test_hub_combines_workers_by_the_rule_of_the_name(tmp_path, clock, open_hub)
     assert read(tmp_path / "metrics.jsonl") == [line]
 
 
-def test_hub_writes_only_what_is_new_and_counts_quiet_workers_for_a_while(tmp_path, clock, open_hub):
+def test_hub_writes_only_new_reports_and_keeps_silent_workers_for_a_while(tmp_path, clock, open_hub):
     hub = open_hub(tmp_path / "metrics.jsonl", clock=clock, stale_after_s=10)
     hub.receive("actor-0", "actor", {"actor/env_steps_per_s": 100, "actor/return_mean": 1, "actor/episodes": 5})
     hub.receive("actor-1", "actor", {"actor/env_steps_per_s": 200})
@@ -193,7 +193,7 @@ def test_totals_survive_a_restart_and_weigh_by_growth(tmp_path, clock, open_hub)
     assert line["actor/return_mean"] == pytest.approx((8 * 1 + 4 * 3) / 4)
 
 
-def test_numbers_that_json_lacks_stay_valid(tmp_path, open_hub):
+def test_nan_and_infinity_stay_valid_json(tmp_path, open_hub):
     hub = open_hub(tmp_path / "metrics.jsonl")
     values = {
         "learner/loss": math.nan,
@@ -208,7 +208,7 @@ def test_numbers_that_json_lacks_stay_valid(tmp_path, open_hub):
     assert (line["b"], line["c"], line["env_steps"]) == (2.0, 3, 10)
 
 
-def test_a_resumed_file_goes_on_after_its_last_whole_line(tmp_path, clock, open_hub):
+def test_resumed_file_continues_after_its_last_complete_line(tmp_path, clock, open_hub):
     path = tmp_path / "metrics.jsonl"
     hub = open_hub(path, clock=clock)
     clock.now_s += 50
@@ -232,7 +232,7 @@ def test_every_line_is_flushed_at_once(tmp_path, open_hub):
         assert len(read(tmp_path / "metrics.jsonl")) == step + 1
 
 
-def test_a_full_disk_is_one_warning_and_other_sinks_go_on(tmp_path, open_hub):
+def test_full_disk_warns_once_and_other_sinks_continue(tmp_path, open_hub):
     warnings, sink = [], ListSink()
     hub = open_hub("/dev/full", sinks=[sink], on_warning=warnings.append)
     for step in range(3):
@@ -297,7 +297,7 @@ class FullDisk:
 
 
 @pytest.mark.parametrize("room", [0, 10, 300])
-def test_after_a_full_disk_every_sink_goes_on_with_whole_records(tmp_path, open_hub, monkeypatch, room):
+def test_after_a_full_disk_every_sink_continues_with_complete_records(tmp_path, open_hub, monkeypatch, room):
     pytest.importorskip("tensorboardX")
     disk, warnings = FullDisk(monkeypatch, room), []
     hub = open_hub(tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tensorboard", on_warning=warnings.append)
@@ -337,7 +337,7 @@ def read_events(path: Path) -> list:
     return events
 
 
-def test_absent_tensorboard_is_one_line(tmp_path, monkeypatch, open_hub):
+def test_missing_tensorboard_is_one_warning(tmp_path, monkeypatch, open_hub):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     warnings, notes = [], []
     told = {"on_warning": warnings.append, "on_note": notes.append}
@@ -358,7 +358,7 @@ def test_json_lines_of_a_huge_unfinished_tail(tmp_path):
     assert path.read_text() == '{"wall_s": 1}\n'
 
 
-def test_the_document_lists_exactly_the_catalogue():
+def test_docs_list_exactly_the_catalogue():
     document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     assert catalogue().markdown_table() in document, (
         "docs/metrics.md differs from the kinds of workers; paste the output of "
@@ -380,7 +380,7 @@ def test_the_catalogue_is_well_formed():
             assert catalogue().combination(metric.weight) == "total"
 
 
-def test_a_worker_can_count_without_jax():
+def test_worker_metrics_do_not_need_jax():
     program = "import sys, jsrl.metrics.metrics, jsrl.runs.names, jsrl.runs.runs, jsrl.metrics.display\n"
     program += "assert not {'jax', 'orbax', 'tensorboardX'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -33,7 +33,7 @@ def test_every_activity_has_a_phase_and_a_metric():
         assert {"other", "wait_turn"} <= set(names)
 
 
-def test_all_time_is_in_one_activity():
+def test_every_moment_belongs_to_one_activity():
     clock = Clock()
     phases = Phases(clock_ns=clock)
     clock.now_ns += 10_000  # the setup
@@ -53,7 +53,7 @@ def test_all_time_is_in_one_activity():
     assert phases.shares() == pytest.approx({"env": 0.75, "transport": 0.25, "other": 0.0})
 
 
-def test_what_was_not_begun_reports_nothing():
+def test_timer_that_was_not_started_reports_nothing():
     recorder = Recorder("actor")
     recorder.phases.enter("env")
     assert recorder.flush() == {}
@@ -61,7 +61,7 @@ def test_what_was_not_begun_reports_nothing():
     assert sum(recorder.flush().values()) == pytest.approx(1.0)
 
 
-def test_further_threads_have_names_of_their_own():
+def test_extra_threads_have_their_own_names():
     recorder = Recorder("learner", rest="wait_turn")
     recorder.begin()
     thread = recorder.thread("prefetch")
@@ -76,7 +76,7 @@ def test_further_threads_have_names_of_their_own():
     assert sum(report.values()) - sum(first) == pytest.approx(1.0, abs=1e-3)
 
 
-def test_phases_of_a_worker_add_up_and_leave_its_second_thread_out():
+def test_phases_of_a_worker_add_up_without_its_second_thread():
     shares = {
         "update": 0.5,
         "publish": 0.1,
@@ -92,14 +92,14 @@ def test_phases_of_a_worker_add_up_and_leave_its_second_thread_out():
     )
 
 
-def test_a_switch_costs_next_to_nothing():
+def test_switching_activities_is_cheap():
     """An actor switches five times a step; a step of 8 CartPoles takes more than 100 microseconds."""
     phases = Phases()
     seconds = min(timeit.repeat(lambda: phases.enter("env"), number=1000, repeat=50)) / 1000
     assert 5 * seconds < 0.1 * 100e-6  # a tenth even on a machine ten times as busy as it should be
 
 
-def test_a_trace_keeps_the_newest_spans_and_says_how_many_it_forgot():
+def test_trace_keeps_the_newest_spans_and_counts_dropped_ones():
     phases = TracedPhases("main", 10)
     for index in range(25):
         phases.enter(("env", "transport")[index % 2])
@@ -143,12 +143,12 @@ def test_traces_of_several_workers_share_one_axis(tmp_path: Path):
     assert [e["args"] for e in events if e["ph"] == "C"] == [{"updates": 3.0}] * 2
 
 
-def test_without_traces_there_is_nothing_to_merge(tmp_path: Path):
+def test_merging_without_traces_writes_nothing(tmp_path: Path):
     assert merge_traces(tmp_path, phase_of()) is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_trace_that_cannot_be_written_is_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_unwritable_trace_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     tracer = Tracer(tmp_path / "gone", "actor-0", 0, 1000)
     tracer.thread("main")
     tracer.save()

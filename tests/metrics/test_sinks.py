@@ -71,7 +71,7 @@ class Broken:
         raise AssertionError("it was switched off")
 
 
-def test_a_sink_that_hangs_and_one_that_raises_cost_a_run_nothing(tmp_path):
+def test_hanging_or_raising_sinks_do_not_affect_the_run(tmp_path):
     kept, stuck = Kept(), Stuck()
     try:
         result = run(EXPERIMENT, sinks=[stuck, Broken(), kept], runs_dir=tmp_path, display="quiet")
@@ -88,7 +88,7 @@ def test_a_sink_that_hangs_and_one_that_raises_cost_a_run_nothing(tmp_path):
     assert "switched off" not in log and " kept for you" in log
 
 
-def test_a_slow_sink_loses_lines_and_is_told_of_once():
+def test_slow_sink_loses_lines_and_is_reported_once():
     stuck = Stuck()
     thread = SinkThread(stuck)
     for number in range(1100):
@@ -109,7 +109,7 @@ def parsed(*words):
     return command_line.parse(words, load("ppo_cartpole")).run
 
 
-def test_wandb_has_options_and_is_off_without_them(monkeypatch):
+def test_wandb_is_off_without_options(monkeypatch):
     made = []
     monkeypatch.setattr(run_command, "WandbSink", lambda project, **names: made.append((project, names)))
     assert run_command.sinks_of(parsed("--sinks", "a:b,c:d")) == ["a:b", "c:d"]
@@ -118,7 +118,7 @@ def test_wandb_has_options_and_is_off_without_them(monkeypatch):
     assert made == [("p", {"entity": None, "group": "g", "name": None, "mode": "offline"})]
 
 
-def test_wandb_without_its_package_is_refused_with_the_command_that_helps(monkeypatch):
+def test_wandb_without_its_package_is_refused_with_the_install_command(monkeypatch):
     monkeypatch.setattr(wandb_sink, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install .*\[wandb\]"):
         WandbSink(mode="offline")
@@ -160,7 +160,7 @@ def test_wandb_keeps_options_curves_videos_and_scores_offline(tmp_path):
 
 
 @pytest.mark.slow
-def test_wandb_that_cannot_be_reached_is_left_behind(tmp_path, monkeypatch):
+def test_unreachable_wandb_does_not_delay_the_end(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("NETRC", str(tmp_path / "absent"))
