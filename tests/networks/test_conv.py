@@ -39,7 +39,7 @@ def test_equals_lax(case):
         np.testing.assert_allclose(ours, theirs, atol=2e-6 * float(jnp.abs(theirs).max()) + 1e-6)
 
 
-def test_the_other_backends_form_is_the_same_function():
+def test_forms_of_both_backends_are_the_same_function():
     x = jax.random.normal(jax.random.key(0), (12, 12, 3, 4))
     kernel = jax.random.normal(jax.random.key(1), (4, 4, 4, 6)) / 8
     pads = ((0, 0), (0, 0))
@@ -48,7 +48,7 @@ def test_the_other_backends_form_is_the_same_function():
     )
 
 
-def test_lowers_to_the_platforms_own_form():
+def test_lowers_to_the_form_of_the_platform():
     def gradient(x, kernel):
         return jax.grad(lambda k: conv.conv(x, k, stride=4, batch_first=True).sum())(kernel)
 

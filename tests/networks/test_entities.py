@@ -48,7 +48,7 @@ def rows(*leading: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_network_of_the_paper_has_its_number_of_weights(precision: str) -> None:
+def test_paper_network_has_the_published_parameter_count(precision: str) -> None:
     """In the main game, 3 against 3: policy and value function together."""
     from jsrl.configs.hide_and_seek_srl import NETWORK
     from jsrl.envs.hide_and_seek.observations import observation_spec
@@ -116,7 +116,7 @@ def features(network, policy, seen) -> np.ndarray:
     return np.asarray(jax.jit(network.policy)(policy, seen, np.zeros(leading, bool), ())[1])
 
 
-def test_equals_a_slow_oracle_and_the_value_function_may_see_more() -> None:
+def test_equals_a_slow_oracle_and_the_value_function_may_use_extra_entities() -> None:
     network, policy, value = made()
     seen = rows(2, 3)
     found, values = features(network, policy, seen), np.asarray(jax.jit(network.value)(value, seen, ()))
@@ -130,7 +130,7 @@ def test_equals_a_slow_oracle_and_the_value_function_may_see_more() -> None:
             np.testing.assert_allclose(values[t, b], linear(wanted, value["head"])[0], atol=2e-5)
 
 
-def test_rows_that_are_left_out_change_nothing_and_order_does_not_matter() -> None:
+def test_masked_rows_have_no_effect_and_order_does_not_matter() -> None:
     network, policy, _ = made()
     seen = rows(5)
     before = features(network, policy, seen)
@@ -146,7 +146,7 @@ def test_rows_that_are_left_out_change_nothing_and_order_does_not_matter() -> No
     assert (np.abs(features(network, policy, other) - before).max(axis=1) > 1e-3).any()
 
 
-def test_nothing_seen_is_no_trouble() -> None:
+def test_all_entities_masked_is_finite() -> None:
     network, policy, _ = made()
     seen = {name: leaf * (0 if leaf.dtype == np.uint8 else 1) for name, leaf in rows(4).items()}
 
@@ -159,7 +159,7 @@ def test_nothing_seen_is_no_trouble() -> None:
     assert not np.any(gradient["torso"]["boxes"]["kernel"]) and np.any(gradient["torso"]["me"]["kernel"])
 
 
-def test_bfloat16_is_near() -> None:
+def test_bfloat16_is_close_to_float32() -> None:
     network, policy, _ = made()
     rounded = actor_critic(NetworkConfig(**{**vars(CONFIG), "precision": "bfloat16"}), SPEC)
     seen = rows(16)
@@ -167,7 +167,7 @@ def test_bfloat16_is_near() -> None:
     assert 1e-5 < np.abs(exact - near).max() < 0.1
 
 
-def test_the_size_of_the_published_network() -> None:
+def test_published_network_size() -> None:
     """Policy and value function of the main game without their cores' norms and heads: 128 wide, 256 after the pooling."""
     shapes = {"observation_self": (10,), "agents": (5, 10), "boxes": (9, 15), "ramps": (2, 15), "lidar": (30,)}
     spec = EnvSpec(
@@ -194,7 +194,7 @@ def test_the_size_of_the_published_network() -> None:
         ({"heads": 3}, "hidden.0., here .8, 12., in 3 heads"),
     ],
 )
-def test_what_does_not_fit_is_refused(changed: dict, told: str) -> None:
+def test_mismatched_inputs_are_refused(changed: dict, told: str) -> None:
     entities = EntityConfig(**{**vars(ENTITIES), "value_leaves": (), **changed})
     with pytest.raises(ConfigError, match=told):
         actor_critic(NetworkConfig(**{**vars(CONFIG), "entities": entities}), SPEC)
@@ -204,7 +204,7 @@ def test_what_does_not_fit_is_refused(changed: dict, told: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("core", ["none", "lstm"])
-def test_agents_learn_with_it_in_hide_and_seek(core: str) -> None:
+def test_agents_update_with_it_in_hide_and_seek(core: str) -> None:
     """PPO with the masks of what is seen; its value function, where it has a torso of its own, with those of what is there."""
     from jsrl.agents.check import check_agent
     from jsrl.agents.ppo import PPOConfig, ppo

@@ -79,7 +79,7 @@ def test_continuous_head():
     assert policy["head"]["log_std"].shape == (2,)
 
 
-def test_a_value_function_with_a_core_of_its_own_shares_nothing():
+def test_separate_value_function_has_its_own_core():
     network = actor_critic(NetworkConfig(core="lstm", core_size=8, core_norm=True, hidden=(8,), shared=False), VECTOR)
     policy, value = network.init(KEY)
     assert set(policy) == {"torso", "core", "core_norm", "head", "value_torso", "value_core", "value_core_norm"}
@@ -133,7 +133,7 @@ def test_any_leading_axes_and_the_agent_axis():
 
 
 @pytest.mark.slow
-def test_the_action_mask_is_not_read():
+def test_action_mask_is_not_an_input():
     network = actor_critic(NetworkConfig(), MIXED)
     policy, _ = network.init(KEY)
     rows = make_rows(MIXED, 1, 2)
@@ -171,7 +171,7 @@ class OwnTorso(nn.Module):
 
 
 @pytest.mark.parametrize("torso", [OwnTorso(), OwnTorso], ids=["module", "class"])
-def test_own_torso(torso):
+def test_user_torso(torso):
     network = actor_critic(NetworkConfig(torso=torso), VECTOR)
     policy, value = network.init(KEY)
     rows = make_rows(VECTOR, 2, 2)
@@ -193,7 +193,7 @@ def test_own_torso(torso):
         ({"torso": 3}, VECTOR, "torso 3 is int, not a flax.linen module"),
     ],
 )
-def test_refusals(options, spec, message):
+def test_invalid_models_are_refused(options, spec, message):
     with pytest.raises(ConfigError, match=message):
         actor_critic(NetworkConfig(**options), spec)
 

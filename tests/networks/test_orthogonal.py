@@ -13,7 +13,7 @@ from jsrl.networks.orthogonal import BLOCK_COLUMNS, orthogonal, orthonormal_colu
     [(4, 64), (64, 64), (64, 6), (1, 5), (96, 1), (3, 3, 4, 16), (100, BLOCK_COLUMNS + 3), (BLOCK_COLUMNS * 3,) * 2],
     ids=str,
 )
-def test_draws_what_jax_draws_from_the_same_key(shape):
+def test_equals_jax_orthogonal_for_the_same_key(shape):
     key = jax.random.key(7)
     expected = jax.nn.initializers.orthogonal(1.5)(key, shape, jnp.float32)
     np.testing.assert_allclose(orthogonal(1.5)(key, shape), expected, atol=2e-5)

@@ -23,7 +23,7 @@ def rounded(x) -> np.ndarray:
     return np.asarray(x).astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
-def test_a_layer_and_its_gradients_are_those_of_rounded_operands() -> None:
+def test_dense_layer_and_gradients_equal_rounded_operands() -> None:
     rng = np.random.default_rng(0)
     x, gradient = (rng.normal(size=(5, 7, width)).astype(np.float32) for width in (300, 20))
     layer = dense(20, precision="bfloat16")
@@ -39,7 +39,7 @@ def test_a_layer_and_its_gradients_are_those_of_rounded_operands() -> None:
     assert {leaf.dtype for leaf in jax.tree.leaves((out, d_x, d_weights, weights))} == {np.dtype("float32")}
 
 
-def test_the_layer_that_reads_numbers_is_not_rounded() -> None:
+def test_first_layer_is_not_rounded() -> None:
     x = jnp.linspace(1000.0, 1001.0, 12).reshape(4, 3)  # bfloat16 knows 1000 and 1004 only
     one, two = (MLP(hidden, **LOW) for hidden in ((8,), (8, 8)))
     weights = two.init(jax.random.key(0), x)
@@ -49,7 +49,7 @@ def test_the_layer_that_reads_numbers_is_not_rounded() -> None:
 
 
 @pytest.mark.parametrize("case", [CASES[i] for i in (0, 2, 5, 6)], ids=str)
-def test_a_convolution_is_that_of_rounded_operands(case) -> None:
+def test_convolution_equals_rounded_operands(case) -> None:
     height, width, c_in, c_out, size, stride, padding, batch_first = case
     rng = np.random.default_rng(0)
     shape = (3, height, width, c_in) if batch_first else (height, width, 3, c_in)
@@ -68,7 +68,7 @@ def test_a_convolution_is_that_of_rounded_operands(case) -> None:
     assert {leaf.dtype for leaf in (given, d_x, d_kernel)} == {np.dtype("float32")}
 
 
-def test_other_backends_multiply_what_is_rounded() -> None:
+def test_other_backends_multiply_rounded_operands() -> None:
     image = jnp.zeros((2, 84, 84, 4), jnp.uint8)
     torso = NatureCNN(**LOW)
     weights = jax.eval_shape(torso.init, jax.random.key(0), image)
@@ -99,11 +99,11 @@ MAKERS = {"ppo": lambda n: ppo(PPOConfig(network=n), VECTORS), "sac": lambda n: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", pytest.param("sac", marks=pytest.mark.nightly)])
-def test_agents_keep_their_contract(name: str) -> None:
+def test_agents_still_pass_check_agent(name: str) -> None:
     check_agent(MAKERS[name](NetworkConfig(hidden=(16, 16), **LOW)), VECTORS)
 
 
-def test_the_option_reaches_every_layer_but_first_and_head() -> None:
+def test_option_applies_to_all_layers_but_first_and_head() -> None:
     spec = EnvSpec(ArraySpec((5,), "float32"), Discrete(3))
     network = actor_critic(NetworkConfig(hidden=(8, 8, 8), **LOW), spec)
     policy, value = network.init(jax.random.key(0))
