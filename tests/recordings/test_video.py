@@ -16,7 +16,7 @@ from jsrl.recordings.video_shelf import INDEX, Video, VideoShelf, captions, read
 from tests.decoded import decode
 
 
-def test_a_video_decodes_to_its_pictures_with_captions_below(tmp_path):
+def test_video_decodes_to_its_frames_with_captions_below(tmp_path):
     """An odd size becomes even, nothing is lost, colours stay, and different words are different pixels."""
     writer = VideoWriter(tmp_path / "a.mp4", fps=15.0)
     for number in range(12):
@@ -59,12 +59,12 @@ def test_small_pictures_are_enlarged_by_whole_factors(tmp_path):
 @pytest.mark.parametrize(
     "picture", [np.zeros((8, 8), np.uint8), np.zeros((8, 8, 3), np.float32), np.zeros((8, 8, 4), np.uint8)]
 )
-def test_what_is_no_picture_is_refused(tmp_path, picture):
+def test_invalid_frames_are_refused(tmp_path, picture):
     with pytest.raises(VideoError, match=r"expected uint8 \[height, width, 3\]"):
         VideoWriter(tmp_path / "a.mp4", 10.0).add(picture, ("", ""))
 
 
-def test_pictures_of_two_sizes_are_refused_and_nothing_stays(tmp_path):
+def test_frames_of_two_sizes_are_refused_and_no_file_remains(tmp_path):
     writer = VideoWriter(tmp_path / "a.mp4", 10.0)
     writer.add(np.zeros((64, 64, 3), np.uint8), ("", ""))
     with pytest.raises(VideoError, match=r"\(32, 64, 3\)"):
@@ -74,7 +74,7 @@ def test_pictures_of_two_sizes_are_refused_and_nothing_stays(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_encoder_that_ends_is_an_error_of_ours(tmp_path):
+def test_dead_encoder_raises_our_error(tmp_path):
     writer = VideoWriter(tmp_path / "a.mp4", 10.0)
     picture = np.zeros((400, 400, 3), np.uint8)
     writer.add(picture, ("", ""))
@@ -87,7 +87,7 @@ def test_an_encoder_that_ends_is_an_error_of_ours(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_written_is_named_with_the_encoders_own_words(tmp_path):
+def test_unwritable_folder_is_named_with_the_encoder_message(tmp_path):
     writer = VideoWriter(tmp_path / "missing" / "a.mp4", 10.0)
     with pytest.raises(VideoError, match="No such file"):
         for _ in range(50):
@@ -101,7 +101,7 @@ def test_an_empty_video_is_refused(tmp_path):
         VideoWriter(tmp_path / "a.mp4", 10.0).finish()
 
 
-def test_a_missing_package_is_one_sentence_with_the_extra(monkeypatch):
+def test_missing_package_names_the_extra_in_one_sentence(monkeypatch):
     monkeypatch.setattr(video, "find_spec", lambda name: None if name == "imageio_ffmpeg" else object())
     with pytest.raises(MissingExtra) as caught:
         require_video()
@@ -141,7 +141,7 @@ def test_a_version_that_is_filmed_again_replaces_its_video(tmp_path):
     assert len(list(tmp_path.glob("*.mp4"))) == 1
 
 
-def test_captions_say_what_is_known_best_first(tmp_path):
+def test_captions_list_known_facts_most_important_first(tmp_path):
     shelf = VideoShelf(tmp_path / "videos", 3)
     first, second = put(shelf, 100, 7.0), put(shelf, 200, 5.0)
     (tmp_path / "videos" / "own.mp4").write_bytes(b"x")
@@ -155,7 +155,7 @@ def test_captions_say_what_is_known_best_first(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"videos": [3, {"file": "a.mp4"}]}'])
-def test_a_broken_index_hides_no_video(tmp_path, text):
+def test_broken_index_still_lists_videos(tmp_path, text):
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / INDEX).write_text(text)
     (tmp_path / "videos" / "a.mp4").write_bytes(b"x")
