@@ -158,7 +158,7 @@ def test_round_trip_of_arrays(array):
     np.testing.assert_array_equal(again, array)
 
 
-def test_round_trip_of_named_things(things):
+def test_round_trip_of_importable_objects(things):
     config = things.Config(lr=math.inf, sizes=(1,), activation=things.scale)
     value = {
         "config": config,
@@ -211,7 +211,7 @@ def bound(things):
         (lambda t: Reference("__main__:" + next(iter(vars(sys.modules["__main__"]))), {}), ["agent.network.torso"]),
     ],
 )  # fmt: skip
-def test_refusals_name_place_reason_and_way_out(things, make, words):
+def test_refusals_name_location_reason_and_remedy(things, make, words):
     with pytest.raises(ConfigError) as caught:
         to_json({"network": {"torso": make(things)}}, path="agent")
     for word in ["agent.network.torso", *words]:
@@ -231,14 +231,14 @@ def test_refuses_open_files_and_jax_arrays(tmp_path):
         to_json(jnp.ones(3))
 
 
-def test_refuses_trees_that_hold_themselves():
+def test_refuses_recursive_trees():
     tree = []
     tree.append(tree)
     with pytest.raises(ConfigError, match="deeper than"):
         to_json(tree)
 
 
-def test_refuses_what_was_removed_from_its_module(things):
+def test_refuses_objects_removed_from_their_module(things):
     removed = things.Factory.Inner
     scale = things.scale
     del things.scale
@@ -275,7 +275,7 @@ def test_malformed_targets_are_refused(target):
         Reference(target)
 
 
-def test_dotted_target_gets_the_right_form():
+def test_dotted_target_is_rewritten_with_a_colon():
     with pytest.raises(ConfigError, match=r'did you mean "jsrl\.types:EnvSpec"'):
         resolve("jsrl.types.EnvSpec")
 
@@ -292,7 +292,7 @@ def test_dotted_target_gets_the_right_form():
         ("reference_syntax:f", ["SyntaxError"]),
     ],
 )
-def test_resolve_says_what_is_missing(things, target, words):
+def test_resolve_names_the_missing_module_or_attribute(things, target, words):
     with pytest.raises(ConfigError) as caught:
         resolve(target)
     for word in words:
@@ -320,7 +320,7 @@ def test_call_refuses_wrong_arguments(things):
         call(Reference("reference_things:Factory.limit"))
 
 
-def test_a_type_error_inside_the_function_is_its_own(things):
+def test_type_error_inside_the_function_is_not_rewritten(things):
     with pytest.raises(TypeError, match="unsupported operand"):
         call(Reference("reference_things:scale", {"factor": {}}), 1.5)
 
@@ -360,7 +360,7 @@ def run_python(code, environment):
     return finished.stdout
 
 
-def test_child_imports_what_the_caller_can(things, tmp_path):
+def test_child_process_imports_what_the_caller_can(things, tmp_path):
     (tmp_path / "captured_by_test.py").write_text("NAME = 'captured'\n")
     environment = spawn_environment([tmp_path])
     code = "import os, reference_things, captured_by_test; print(captured_by_test.NAME, os.getcwd())"
@@ -368,7 +368,7 @@ def test_child_imports_what_the_caller_can(things, tmp_path):
     assert environment.variables["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
 
 
-def test_paths_are_absolute_and_leave_the_interpreter_alone(monkeypatch, tmp_path):
+def test_import_paths_are_absolute_and_exclude_the_interpreter(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
     monkeypatch.setattr(sys, "path", ["", "sub", "missing", "sub", *sys.path])
@@ -379,7 +379,7 @@ def test_paths_are_absolute_and_leave_the_interpreter_alone(monkeypatch, tmp_pat
     assert os.path.dirname(os.__file__) not in paths
 
 
-def test_importing_references_does_not_bring_jax():
+def test_importing_references_does_not_import_jax():
     code = (
         "import sys, jsrl.references.reference, jsrl.references.capture; "
         "print([m for m in ('jax', 'flax', 'zmq', 'gymnasium') if m in sys.modules])"

@@ -196,7 +196,7 @@ print(json.dumps(make(Config(lr=2.0))))
 '''
 
 
-def test_script_with_everything(folder):
+def test_script_with_every_kind_of_definition(folder):
     expected = json.loads(folder.script(with_write(SCRIPT)))
     assert len(folder.modules) == 1
     out = folder.read(
@@ -386,7 +386,7 @@ def refusals(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_refusal(refusals, name):
+def test_unsupported_main_modules_are_refused(refusals, name):
     for word in ["agent.network", *REFUSALS[name]]:
         assert word in refusals[name]
 
@@ -427,7 +427,7 @@ def test_script_edited_since_it_ran_is_refused(folder):
     assert "a file may have changed since it ran" in json.loads(folder.script(with_write(text)))["f"]
 
 
-def test_later_definitions_import_the_earlier_module(folder):
+def test_later_capture_imports_the_earlier_module(folder):
     text = """
     import dataclasses
     @dataclasses.dataclass(frozen=True)
@@ -447,7 +447,7 @@ def test_later_definitions_import_the_earlier_module(folder):
     assert folder.read("made, cls = resolve(tree[1])(); print(type(made) is cls, made.size)") == "True 2"
 
 
-def test_same_definitions_give_the_same_module(folder):
+def test_equal_definitions_give_the_same_module(folder):
     text = with_write("A = {'b', 'a', 'c'}\ndef f(): return A\n---\nwritten(f)")
     folder.script(text)
     before = folder.modules
@@ -476,7 +476,7 @@ def test_unwritable_folder(folder, tmp_path):
     assert "Choose a folder that can be written" in folder.script(with_write(script))
 
 
-def test_capture_of_importable_things_writes_nothing(tmp_path):
+def test_capture_of_importable_definitions_writes_nothing(tmp_path):
     assert capture(json.dumps, tmp_path).target == "json:dumps"
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="is a lambda"):
@@ -527,13 +527,13 @@ def test_notebook_in_a_real_kernel(folder):
     assert json.loads(folder.read(CHECK)) == EXPECTED
 
 
-def test_annotations_stay_text_only_where_they_were(folder):
+def test_annotations_stay_strings_only_where_they_were_strings(folder):
     text = "from jsrl.references.source_index import *\nclass C:\n    a: int = 1\n---\nwritten(C)"
     folder.script(with_write(text))
     assert folder.read("print(tree.__annotations__['a'])") == "<class 'int'>"
 
 
-def test_types_and_classes_made_by_calls(folder):
+def test_types_and_classes_created_by_calls(folder):
     text = """
     import collections, contextlib, enum, typing
     Point = collections.namedtuple("Point", "x y")
@@ -594,7 +594,7 @@ def test_type_parameters(folder):
 # -- parts ------------------------------------------------------------------------------------------------------------
 
 
-def test_used_names_tell_early_from_late():
+def test_used_names_separates_definition_time_from_call_time():
     text = textwrap.dedent(
         """
         @decorate(A)
@@ -616,7 +616,7 @@ def test_used_names_tell_early_from_late():
     assert "D" in soft.early
 
 
-def test_order_puts_bases_first_and_what_decorators_call_before_them():
+def test_order_puts_bases_and_decorators_first():
     def entry(name, line, early=(), late=()):
         return Entry(name, None, "", "definition", (1, line), early=set(early), late=set(late))
 
@@ -631,14 +631,14 @@ def test_order_puts_bases_first_and_what_decorators_call_before_them():
     assert names.index("base") < names.index("child")
 
 
-def test_a_module_that_would_not_run_is_not_written():
+def test_module_that_fails_to_run_is_not_written():
     with pytest.raises(ConfigError, match="does not compile"):
         check_module("def f(:\n", "captured.py")
     with pytest.raises(ConfigError, match="uses missing, which could not be captured"):
         check_module("def f():\n    return missing + len([])\n", "captured.py")
 
 
-def test_failed_add_leaves_the_capture_as_it_was(tmp_path):
+def test_failed_add_leaves_the_capture_unchanged(tmp_path):
     session = Capture(tmp_path)
     with pytest.raises(ConfigError):
         session.add(lambda: 0)
