@@ -61,7 +61,7 @@ class Replay:
     ("frames", "core", "window", "prioritised"),
     [(False, False, 1, False), (True, False, 3, True), (True, False, 1, False), (False, True, 6, True)],
 )
-def test_windows_are_the_rows_that_were_and_every_possible_one_is_drawn(frames, core, window, prioritised):
+def test_windows_hold_the_written_rows_and_every_window_is_drawn(frames, core, window, prioritised):
     """Through filling and several times round the ring, over seams, ends of episodes and lost lives."""
     replay = Replay(20 * N, window, frames=frames, core=core, prioritised=prioritised)
     for step in range(16):
@@ -91,7 +91,7 @@ def test_uniform_draws_are_even():
     assert counts.sum() - np.sort(counts)[-len(replay.possible()) :].sum() < 600  # four draws in a row had mask 0
 
 
-def test_priorities_decide_how_often_and_what_a_window_weighs():
+def test_priorities_set_probability_and_weight_of_a_window():
     replay = Replay(12 * N, 2, prioritised=True).more(5)
     ids = np.unique(np.asarray(replay.draw(replay.ring, jax.random.key(0), 2_000)[0]))
     priorities = np.linspace(0.0, 3.0, len(ids)).astype(np.float32)
@@ -108,7 +108,7 @@ def test_priorities_decide_how_often_and_what_a_window_weighs():
     assert weights.max() == 1.0
 
 
-def test_new_windows_begin_with_the_highest_priority_and_old_ones_go():
+def test_new_windows_get_the_highest_priority_and_old_ones_are_removed():
     replay = Replay(12 * N, 1, prioritised=True).more(5)
     ids = jnp.asarray(sorted({int(i) for i in replay.draw(replay.ring, jax.random.key(0), 2_000)[0]}))
     replay.ring = device.reprioritise(replay.ring, ids[:1], jnp.array([8.0]), alpha=1.0, epsilon=0.0)
@@ -123,7 +123,7 @@ def test_new_windows_begin_with_the_highest_priority_and_old_ones_go():
             assert weight == 0.0
 
 
-def test_the_tree_is_the_sum_of_its_families_whatever_was_written():
+def test_sum_tree_is_consistent_after_any_write():
     size = 64 * 64 + 700
     tree = device_tree.init_tree(size)
     truth = np.zeros(size, np.float32)
@@ -166,7 +166,7 @@ def test_adding_and_drawing_copy_no_ring(prioritised):
     assert memory.temp_size_in_bytes < 0.05 * ring_bytes
 
 
-def test_a_ring_too_small_for_its_windows_is_refused_with_the_number_that_works():
+def test_too_small_ring_is_refused_with_a_valid_size():
     with pytest.raises(ConfigError, match=r"set it to 48 or more"):
         Replay(8 * N, 5)
     Replay(48, 5)

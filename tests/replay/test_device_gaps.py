@@ -163,7 +163,7 @@ def test_no_transition_is_lost_at_a_gap(num_rows, window, frames, prioritised):
     assert gaps > 2 * N
 
 
-def test_of_more_gaps_than_are_kept_the_oldest_ends_a_row_earlier():
+def test_oldest_gap_loses_its_bootstrap_row_when_too_many_gaps():
     lives = Lives(1, seed=0)
     first = lives.trajectory()
     shape = device.ring_shape(spec_of(first), capacity=24 * N, window=1, frames=None, prioritised=False)
@@ -177,7 +177,7 @@ def test_of_more_gaps_than_are_kept_the_oldest_ends_a_row_earlier():
     np.testing.assert_array_equal(mask, [0, 0, *[1] * KEPT])
 
 
-def test_a_bootstrap_row_that_was_kept_bootstraps_only_where_the_agent_acts():
+def test_kept_bootstrap_row_bootstraps_only_where_the_agent_acts():
     lives = Lives(1, seed=0)
     first = lives.trajectory()
     shape = device.ring_shape(spec_of(first), capacity=24 * N, window=1, frames=None, prioritised=False)

@@ -95,7 +95,7 @@ class Replay:
     ("frames", "core", "window", "prioritised"),
     [(False, False, 1, False), (True, False, 3, True), (True, False, 2, False), (False, True, 6, True)],
 )
-def test_windows_are_the_rows_that_were_and_every_possible_one_is_drawn(frames, core, window, prioritised):
+def test_windows_hold_the_written_rows_and_every_window_is_drawn(frames, core, window, prioritised):
     replay = Replay(20 * B * LANES, window, frames=frames, core=core, prioritised=prioritised)
     for step in range(30):
         if step in (6, 7, 20):
@@ -115,7 +115,7 @@ def test_windows_are_the_rows_that_were_and_every_possible_one_is_drawn(frames, 
     assert replay.replay.size + replay.replay.evicted >= replay.replay.inserted  # a gap keeps a row more
 
 
-def test_a_window_ends_at_a_gap_with_the_bootstrap_row_it_kept():
+def test_window_ends_at_a_gap_with_its_bootstrap_row():
     replay = Replay(40 * B * LANES, 3)
     replay.gap(0)
     replay.more(2)
@@ -136,7 +136,7 @@ def test_a_window_ends_at_a_gap_with_the_bootstrap_row_it_kept():
     assert not any(self_at == kept for lane, self_at, _ in map(replay.where, map(int, ids)) if lane == 0)
 
 
-def test_a_life_that_begins_anew_is_a_gap_too():
+def test_actor_restart_is_a_gap():
     replay = Replay(40 * B * LANES, 1)
     trajectory = replay.worlds[0].trajectory()
     replay.replay.insert(0, (1, 0), trajectory)
@@ -193,7 +193,7 @@ def test_priorities_return_to_their_windows_through_any_delay():
     }
 
 
-def test_importance_weights_follow_the_chances():
+def test_importance_weights_follow_the_probabilities():
     replay = Replay(20 * B * LANES, 1, prioritised=True).more(2)
     _, ids = replay.draw(400)
     ids = np.unique(ids)
@@ -205,7 +205,7 @@ def test_importance_weights_follow_the_chances():
     assert into.sampling.max() == 1.0
 
 
-def test_threads_draw_whole_windows_while_rows_are_overwritten():
+def test_threads_draw_intact_windows_while_rows_are_overwritten():
     """A ring that is overwritten all the time: every window drawn is one that was, in one piece."""
     spec = make_trajectory_spec(EnvSpec(ArraySpec((500,), "float32"), Discrete(2)), (), (), num_rows=8, num_envs=2)
     shape = RowsShape(1, 40, 2, 8, 4)
@@ -243,7 +243,7 @@ def test_threads_draw_whole_windows_while_rows_are_overwritten():
 
 
 @pytest.mark.parametrize("size", [50, 16**3 + 77, 70_000])  # one that is searched at once, and levels below it
-def test_the_tree_finds_what_a_running_sum_finds(size):
+def test_sum_tree_equals_a_running_sum(size):
     rng = np.random.default_rng(0)
     tree, truth = HostTree(size), np.zeros(size)
     for _ in range(30):
@@ -260,7 +260,7 @@ def test_the_tree_finds_what_a_running_sum_finds(size):
     assert (truth[found] > 0).all()
 
 
-def test_the_limiter_holds_the_ratio_from_either_side():
+def test_limiter_keeps_the_ratio_on_both_sides():
     limiter = Limiter(min_size=100, ratio=4.0, slack=64.0)
     while limiter.may_insert(10):
         limiter.inserted += 10
@@ -284,7 +284,7 @@ def test_the_limiter_holds_the_ratio_from_either_side():
 @pytest.mark.parametrize(
     ("ratio", "insert", "draw"), [(0.01, 8, 256), (256.0, 128, 256), (1.0, 1_000, 32), (None, 8, 8)]
 )
-def test_no_slack_is_so_small_that_both_sides_wait(ratio, insert, draw):
+def test_smallest_slack_does_not_deadlock(ratio, insert, draw):
     limiter = make_limiter(100, ratio, 1e-6, insert_size=insert, draw_size=draw)
     for _ in range(3_000):
         if limiter.may_insert(insert):

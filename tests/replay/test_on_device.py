@@ -24,7 +24,7 @@ N, T = 4, 5
 CONFIG = ReplayConfig(capacity=400, batch_size=16, window=1, min_size=60, updates_per_call=3, prioritised=True)
 
 
-def test_updates_begin_at_min_size_and_each_call_makes_k_of_them():
+def test_updates_start_at_min_size_with_k_per_call():
     world = World(N, T)
     first = world.trajectory()
     agent = with_replay(toy_agent(), CONFIG, spec_of(first), total_updates=30)
@@ -57,7 +57,7 @@ def test_a_call_copies_no_ring():
     assert memory.temp_size_in_bytes < 0.02 * ring_bytes
 
 
-def test_a_bad_update_changes_nothing_and_can_be_made_again():
+def test_bad_update_changes_nothing_and_can_be_replayed():
     """The second call meets a window that makes the loss NaN: what was before it is kept, with its windows."""
     world = World(N, T)
     first = world.trajectory()
@@ -80,7 +80,7 @@ def test_a_bad_update_changes_nothing_and_can_be_made_again():
     assert before.updates == state.updates
 
 
-def test_a_snapshot_leaves_the_rows_out_unless_asked():
+def test_snapshot_excludes_rows_by_default():
     world = World(N, T)
     first = world.trajectory()
     for save in (False, True):
@@ -95,7 +95,7 @@ def test_a_snapshot_leaves_the_rows_out_unless_asked():
         np.testing.assert_array_equal(back.params.weights["kernel"], state.params.weights["kernel"])
 
 
-def test_priorities_are_wanted_of_an_agent_that_gives_none():
+def test_agent_without_priorities_is_refused():
     world = World(N, T)
     first = world.trajectory()
     agent = with_replay(toy_agent(priorities=False), CONFIG, spec_of(first))
@@ -103,7 +103,7 @@ def test_priorities_are_wanted_of_an_agent_that_gives_none():
         jax.eval_shape(agent.update, agent.init(jax.random.key(0)), first, jax.random.key(0))
 
 
-def test_a_min_size_that_the_ring_never_holds_is_refused():
+def test_min_size_above_the_ring_size_is_refused():
     """400 rows are 100 of each of 4 environments, of which the newest is only the end of a window."""
     first = spec_of(World(N, T).trajectory())
     on_device(toy_agent(), dataclasses.replace(CONFIG, min_size=396), first)
@@ -134,7 +134,7 @@ def four_devices() -> None:
 
 
 @pytest.mark.slow
-def test_four_devices_do_what_one_does():
+def test_four_devices_equal_one():
     environment = fake_devices(4)
     program = "from tests.replay.test_on_device import four_devices; four_devices()"
     root = str(Path(__file__).parents[2])
