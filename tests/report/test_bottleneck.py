@@ -253,18 +253,18 @@ def test_every_verdict_has_a_case():
     assert {kind for kind, *_ in CASES} | {"stage"} == {kind for kind, *_ in (*VERDICTS, *SERIAL)}
 
 
-def test_values_that_are_not_numbers_are_left_out():
+def test_non_numeric_values_are_left_out():
     metrics = measured({"actor": math.nan, "learner": 0.2}, actor=STEPPING, learner=STARVED)
     assert "0.2 of 8 cores" in find_bottleneck(metrics, EIGHT).text
 
 
-def test_advice_goes_no_further_than_the_learner_could_follow():
+def test_advice_is_bounded_by_the_learner_rate():
     metrics = measured({"actor": 2.0, "learner": 0.8}, actor=STEPPING, learner={"wait_batch": 0.3, "update": 0.7})
     facts = dataclasses.replace(EIGHT, cores=64, more_actors=(3, 4, 8, 16, 32))
     assert "raise --num-actors to 3" in find_bottleneck(metrics, facts).text
 
 
-def test_workers_of_a_users_kind_can_be_the_limit():
+def test_workers_of_a_user_kind_can_be_the_bottleneck():
     shares = {"change": 0.8, "wait_rows": 0.05, "wait_block": 0.05}
     metrics = measured({"actor": 2.0}, actor={"env": 0.3, "wait_block": 0.6}, learner=STARVED, augment=shares)
     kind = Kind("augment", "augmenters", "nowhere:build", between.PORTS, between.ACTIVITIES)

@@ -28,7 +28,7 @@ def make_run(runs_dir: Path, experiment: str, seed: int, slope: float, **options
     return Run(folder)
 
 
-def test_seeds_share_a_group_and_settings_that_change_what_is_learned_part_them(tmp_path: Path):
+def test_runs_are_grouped_by_learning_settings(tmp_path: Path):
     runs = [make_run(tmp_path, "ppo", seed, 1.0, num_actors=1 + seed % 2, num_envs=16) for seed in range(3)]
     runs += [make_run(tmp_path, "ppo", 0, 2.0, num_envs=32), make_run(tmp_path, "sac", 0, 1.0, num_envs=16)]
     names = {name: [run.name for run in own] for name, own in grouped(runs).items()}
@@ -37,7 +37,7 @@ def test_seeds_share_a_group_and_settings_that_change_what_is_learned_part_them(
 
 
 @pytest.mark.parametrize(("seeds", "statistic"), [(3, None), (5, interquartile_mean)])
-def test_a_band_is_the_statistic_of_all_seeds_as_far_as_all_go(seeds: int, statistic):
+def test_band_covers_the_steps_that_all_seeds_reached(seeds: int, statistic):
     curves = [(np.array([0.0, 100.0 + seed]), np.array([0.0, 10.0 * seed])) for seed in range(seeds)]
     found = band(curves)
     assert found is not None and found.x[-1] == 100.0
@@ -47,7 +47,7 @@ def test_a_band_is_the_statistic_of_all_seeds_as_far_as_all_go(seeds: int, stati
     assert band(curves[:1]) is None
 
 
-def test_the_page_has_scores_a_colour_for_each_experiment_and_what_differs(tmp_path: Path, capsys):
+def test_page_has_scores_colours_and_differences(tmp_path: Path, capsys):
     for seed in range(3):
         make_run(tmp_path, "ppo", seed, 1.0 + seed, num_envs=16)
         make_run(tmp_path, "evil", seed, 10.0, num_envs=32)
@@ -62,7 +62,7 @@ def test_the_page_has_scores_a_colour_for_each_experiment_and_what_differs(tmp_p
     assert "<script" not in text and ">Odd<" in text
 
 
-def test_a_run_that_has_no_score_yet_is_named_and_left_out_of_the_table(tmp_path: Path, capsys):
+def test_run_without_a_score_is_named_and_left_out_of_the_table(tmp_path: Path, capsys):
     for seed in range(3):
         make_run(tmp_path, "ppo", seed, 1.0)
     RunFolder.create(tmp_path, "ppo", "begun", config=to_json(Experiment(agent=None, name="ppo")))

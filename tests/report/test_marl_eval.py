@@ -60,7 +60,7 @@ def test_environment_task_algorithm_seed_and_step(tmp_path):
     assert len(tree["atari"]["Pong-v5"]["ppo"]["seed_0"]) == 4 + 1
 
 
-def test_settings_that_differ_are_algorithms_and_same_seeds_are_runs(tmp_path):
+def test_differing_settings_become_algorithms_and_equal_seeds_become_runs(tmp_path):
     runs = [make_run(tmp_path, "mappo", 1, 2, num_envs=n) for n in (16, 16, 32)]
     (tasks,) = marl_eval(runs).values()
     found = tasks["simple_spread_v3"]
@@ -68,7 +68,7 @@ def test_settings_that_differ_are_algorithms_and_same_seeds_are_runs(tmp_path):
     assert len(found["mappo num-envs 16"]) == 2
 
 
-def test_win_rates_and_further_policies_are_metrics_of_their_own(tmp_path, capsys):
+def test_win_rates_and_extra_policies_are_separate_metrics(tmp_path, capsys):
     make_run(tmp_path, "tag", 3, 2, won=True)
     out = tmp_path / "out.json"
     assert main(["tag", "--runs-dir", str(tmp_path), "--marl-eval", str(out)]) == 0
@@ -80,7 +80,7 @@ def test_win_rates_and_further_policies_are_metrics_of_their_own(tmp_path, capsy
     )
 
 
-def test_what_has_no_scores_is_refused(tmp_path, capsys):
+def test_runs_without_scores_are_refused(tmp_path, capsys):
     with pytest.raises(ConfigError, match="has no evaluations"):
         marl_eval([make_run(tmp_path, "mappo", 1, 0)])
     unfinished = make_run(tmp_path, "mappo", 2, 2, final=False)

@@ -119,7 +119,7 @@ class Page(HTMLParser):
         assert self._open.pop() == tag
 
 
-def test_a_run_that_ended(run_folder: RunFolder):
+def test_report_of_a_finished_run(run_folder: RunFolder):
     write_lines(run_folder, lines(10))
     end(run_folder)
     summary = write_report(run_folder)
@@ -149,7 +149,7 @@ def test_the_closing_lines_fit_the_terminal(run_folder: RunFolder, monkeypatch: 
     assert wide.split() == narrow.split()
 
 
-def test_the_page_needs_nothing_else_and_runs_nothing(run_folder: RunFolder):
+def test_page_is_self_contained_and_runs_no_script(run_folder: RunFolder):
     write_lines(run_folder, lines(10))
     end(run_folder, ended="failed")
     facts = json.loads((run_folder.path / "result.json").read_text())
@@ -182,7 +182,7 @@ def test_a_killed_run_has_a_report_from_its_metrics(run_folder: RunFolder):
     assert "ledger: none was written" in text and "Environments limit" in text
 
 
-def test_a_run_that_goes_on_shows_its_newest_score(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
+def test_running_run_shows_its_newest_score(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run_report, "read_state", lambda path: RunState("running"))
     write_lines(run_folder, lines(5))
     text = body(make_report(run_folder))
@@ -193,7 +193,7 @@ def test_a_run_that_goes_on_shows_its_newest_score(run_folder: RunFolder, monkey
     assert "<b>20.5 ± 1.5</b><span>return, newest evaluation</span>" in body(make_report(run_folder))
 
 
-def test_the_time_of_a_resumed_run_is_that_of_all_its_lives(run_folder: RunFolder):
+def test_time_of_a_resumed_run_covers_all_sessions(run_folder: RunFolder):
     write_lines(run_folder, lines(30))
     end(run_folder, wall_s=8.0)
     assert "20 updates in 30 s (8 s since it was resumed)" in document(make_report(run_folder))
@@ -214,7 +214,7 @@ def test_a_run_that_never_trained_has_a_report(run_folder: RunFolder):
     assert "svg" not in Page(run_folder.report.read_text()).tags
 
 
-def test_only_the_last_life_counts(run_folder: RunFolder):
+def test_only_the_last_session_counts(run_folder: RunFolder):
     before = [line | {"actor/env_share": 0.1} for line in lines(8)]
     write_lines(run_folder, [*before, *lines(5, first_update=3)])
     report = make_report(run_folder)
@@ -222,7 +222,7 @@ def test_only_the_last_life_counts(run_folder: RunFolder):
     assert report.rates["env steps trained"] == pytest.approx(100)
 
 
-def test_lines_at_work_leave_out_the_first_and_the_last():
+def test_steady_lines_exclude_the_first_and_the_last():
     updates = {"updates": np.arange(5.0), "learner/update_share": np.array([0.5, np.nan, 0.5, 0.5, 0.5])}
     assert steady(updates).tolist() == [False, False, True, True, False]
     two = {"updates": np.arange(2.0), "learner/update_share": np.ones(2)}
@@ -230,14 +230,14 @@ def test_lines_at_work_leave_out_the_first_and_the_last():
     assert steady({}).tolist() == []
 
 
-def test_what_goes_wrong_is_a_warning(run_folder: RunFolder):
+def test_report_failures_are_warnings(run_folder: RunFolder):
     warnings: list[str] = []
     (run_folder.path / "environment.json").write_text("{")
     assert leave_report(run_folder, warnings.append) == ""
     assert len(warnings) == 1 and "environment.json" in warnings[0] and "try: jsrl report tried/one" in warnings[0]
 
 
-def test_an_experiment_of_another_version_costs_advice_only(run_folder: RunFolder):
+def test_experiment_of_another_version_drops_only_the_advice(run_folder: RunFolder):
     write_lines(run_folder, lines(10))
     config = run_folder.config
     config["fields"]["num_envs"] = "many"
@@ -256,7 +256,7 @@ def test_the_command(run_folder: RunFolder, tmp_path: Path):
     assert ended.returncode == 2 and "there is no run two" in ended.stderr
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path):
+def test_folder_without_a_run_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="not a whole run"):
         write_report(RunFolder(tmp_path))
 
@@ -270,7 +270,7 @@ def test_ticks_are_few_round_and_inside(low: float, high: float):
     assert np.allclose(steps, steps[0]) and f"{steps[0]:.0e}"[0] in "125"
 
 
-def test_charts_draw_what_is_finite():
+def test_charts_draw_only_finite_values():
     x, y = np.arange(2000.0), np.sin(np.arange(2000.0))
     y[5] = np.nan
     text = chart("A & B", "steps", [Series("<one>", x, y, y - 1, y + 1), Series("flat", x, np.full(2000, 3.0))])
@@ -303,7 +303,7 @@ def test_every_policy_has_its_curves_its_lag_and_its_bottleneck(run_folder: RunF
     assert "policy lag of b: p50 1, p95 7" in summary and "bottleneck of b: Updates limit this run" in summary
 
 
-def test_the_machine_is_shown_while_the_run_went_on(run_folder: RunFolder):
+def test_machine_load_is_shown_for_the_time_of_the_run(run_folder: RunFolder):
     """The last line of a run that ended was written after its end; a lag that was always 0 needs no panel."""
     entries = [line | {f"learner/policy_lag_{what}": 0.0 for what in ("p50", "p95", "max")} for line in lines(9)]
     entries[-1] |= {"wall_s": 5000.0}

@@ -22,7 +22,7 @@ def write(folder: Path, players: list[str]) -> None:
     (folder / "director" / "standings.json").write_text(json.dumps(table))
 
 
-def test_players_are_ranked_and_cells_belong_to_them(tmp_path: Path) -> None:
+def test_players_are_ranked_with_their_cells(tmp_path: Path) -> None:
     write(tmp_path, ["main@frozen-1", "main@latest", "main@<b>"])
     table = read_standings(tmp_path)
     assert table is not None and table.players == ("main@<b>", "main@latest", "main@frozen-1")
@@ -33,7 +33,7 @@ def test_players_are_ranked_and_cells_belong_to_them(tmp_path: Path) -> None:
     assert "<b>" not in page and page.count(">75%<") == 3 and page.count(">25%<") == 3
 
 
-def test_of_many_the_best_and_those_that_learn_are_shown(tmp_path: Path) -> None:
+def test_large_tables_show_the_best_and_the_learning_players(tmp_path: Path) -> None:
     write(tmp_path, ["main@latest", *(f"main@frozen-{i}" for i in range(40))])
     table = read_standings(tmp_path)
     assert table is not None
@@ -60,7 +60,7 @@ def test_folders_of_older_runs_have_no_intervals(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"players": ["a"]}', '{"players": ["a", "b"], "elo": [1], "points": [], "games": []}']
 )
-def test_a_broken_file_costs_the_section_alone(content: str, tmp_path: Path) -> None:
+def test_broken_file_drops_only_its_section(content: str, tmp_path: Path) -> None:
     (tmp_path / "director").mkdir()
     (tmp_path / "director" / "standings.json").write_text(content)
     assert read_standings(tmp_path) is None

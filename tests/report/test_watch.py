@@ -65,7 +65,7 @@ def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple
         connection.close()
 
 
-def test_the_list_has_every_run_and_what_is_wrong_with_it(server: Server):
+def test_list_has_every_run_and_its_problem(server: Server):
     answer, text = ask(server, "/")
     assert answer.status == 200 and "<script" in text and answer.headers["Cache-Control"] == "no-store"
     rows = {name: row for name, row in re.findall(r'<a href="run/([^"]*)/">(.*?)</tr>', text)}
@@ -74,7 +74,7 @@ def test_the_list_has_every_run_and_what_is_wrong_with_it(server: Server):
     assert "cannot be read" in rows["ppo/damaged"]
 
 
-def test_a_run_has_a_page_and_its_files_and_nothing_else_is_served(server: Server):
+def test_only_the_page_and_files_of_a_run_are_served(server: Server):
     assert "<h1>ppo/whole" in ask(server, "/run/ppo/whole/")[1]
     assert ask(server, "/run/ppo/whole")[0].headers["Location"] == "/run/ppo/whole/"
     answer, text = ask(server, "/run/ppo/whole/metrics.jsonl")
@@ -99,11 +99,11 @@ def test_a_run_has_a_page_and_its_files_and_nothing_else_is_served(server: Serve
 @pytest.mark.parametrize(
     ("host", "status"), [("localhost:9000", 200), ("evil.example", 403), ("127.0.0.1.evil.example", 403)]
 )
-def test_other_names_of_this_machine_are_refused(server: Server, host: str, status: int):
+def test_other_host_names_are_refused(server: Server, host: str, status: int):
     assert ask(server, "/content", Host=host)[0].status == status
 
 
-def test_content_is_sent_again_only_when_it_has_changed(server: Server, runs_dir: Path):
+def test_unchanged_content_is_not_sent_again(server: Server, runs_dir: Path):
     tag = ask(server, "/run/ppo/whole/content")[0].headers["ETag"]
     assert ask(server, "/run/ppo/whole/content", **{"If-None-Match": tag})[0].status == 304
     write(RunFolder(runs_dir / "ppo" / "whole"), 7)
@@ -111,7 +111,7 @@ def test_content_is_sent_again_only_when_it_has_changed(server: Server, runs_dir
     assert answer.status == 200 and "700 env steps" in text and "<html" not in text
 
 
-def test_what_has_not_changed_is_not_rendered_again(runs_dir: Path):
+def test_unchanged_pages_are_not_rendered_again(runs_dir: Path):
     live = Live(runs_dir)
     for _ in range(3):
         live.index()
@@ -143,7 +143,7 @@ def test_the_command_serves_until_ctrl_c(runs_dir: Path):
         watch.communicate()
 
 
-def test_what_cannot_be_watched_is_refused(tmp_path: Path, capsys):
+def test_invalid_watch_folders_are_refused(tmp_path: Path, capsys):
     from jsrl.cli.watch import main
 
     assert main([str(tmp_path / "none")]) == 2
