@@ -99,7 +99,7 @@ def test_a_fifo_in_place_of_a_small_file(tmp_path: Path, store) -> None:
 
 
 @pytest.mark.parametrize("change", [{"pid": "1"}, {"host": None}, {"more": 1}, {"address": 7}])
-def test_names_with_fields_that_cannot_be(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_name_files_with_invalid_fields(tmp_path: Path, change: dict[str, Any]) -> None:
     names = FileNames(tmp_path)
     names.register("samples", "ipc:///s")
     path = tmp_path / "samples.json"
@@ -150,7 +150,7 @@ def test_a_manifest_that_declares_other_arrays_than_the_template(store, monkeypa
         {"dtype": "no such"},
     ],
 )
-def test_manifests_with_leaves_that_cannot_be(store, changes: dict[str, Any]) -> None:
+def test_manifests_with_invalid_leaves(store, changes: dict[str, Any]) -> None:
     change_leaf(store, **changes)
     with pytest.raises(SnapshotError, match="broken"):
         store.load("latest")
@@ -186,7 +186,7 @@ def test_a_fifo_in_place_of_the_manifest(store) -> None:
 # -- recordings
 
 
-def test_what_was_recorded_is_read(recording: Path) -> None:
+def test_recording_is_read(recording: Path) -> None:
     opened = open_recording(recording)
     arrays = read_chunk(opened, opened.chunks[0], NAMES)
     assert [array.shape for array in arrays] == [(3, *leaf.shape) for leaf in leaves(SCHEMA)]
@@ -204,7 +204,7 @@ def test_a_small_compressed_file_does_not_become_a_large_array(recording: Path) 
 
 @pytest.mark.parametrize("leaf", ["entry/sequence", "reward"])
 @pytest.mark.parametrize("descr", ["<f8", "|O"])
-def test_an_array_that_declares_more_than_is_there(recording: Path, leaf: str, descr: str) -> None:
+def test_array_that_declares_more_than_its_file(recording: Path, leaf: str, descr: str) -> None:
     path = next(recording.glob("*.npz"))
     with np.load(path) as file:
         arrays = dict(file)
@@ -241,7 +241,7 @@ def refused(folder: Path) -> str:
     return str(error)
 
 
-def test_rows_that_are_not_what_they_were(rows: Path) -> None:
+def test_altered_rows_are_detected(rows: Path) -> None:
     path = next((rows / ROWS).glob("rows.*.npy"))
     whole = path.read_bytes()
     path.write_bytes(whole[:-8])
@@ -266,7 +266,7 @@ def test_rows_that_are_not_what_they_were(rows: Path) -> None:
         lambda counters: counters["limiter"].update(drawn=None),
     ],
 )
-def test_counters_that_cannot_be(rows: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+def test_invalid_counters_are_refused(rows: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path = rows / ROWS / COUNTERS
     counters = json.loads(path.read_text())
     change(counters)

@@ -46,14 +46,14 @@ def heard(server, kind):
     raise AssertionError(f"no {kind.__name__} within {DEADLINE_S:g} s")
 
 
-def test_what_a_worker_says_does_not_wait_for_the_next_heartbeat(transport):
+def test_worker_messages_do_not_wait_for_the_next_heartbeat(transport):
     server, client = transport
     for number in range(3):
         client.send(Event, name="note", text=str(number))
         assert heard(server, Event).text == str(number)
 
 
-def test_what_the_controller_says_is_heard_in_between(transport):
+def test_controller_messages_arrive_between_heartbeats(transport):
     server, client = transport
     server.tell("actor-0", 0, "evaluate", {"number": 7})
     assert client.commands.get(timeout=DEADLINE_S).facts == {"number": 7}
@@ -61,7 +61,7 @@ def test_what_the_controller_says_is_heard_in_between(transport):
     assert client.stop.wait(DEADLINE_S)
 
 
-def test_the_end_sends_what_is_queued_and_does_not_wait(transport):
+def test_close_sends_queued_messages_without_waiting(transport):
     server, client = transport
     client.send(Bye, facts={"rows": 3})
     began_s = time.monotonic()
@@ -86,7 +86,7 @@ def test_a_slow_worker_beats_less_often(tmp_path, monkeypatch):
     server.close()
 
 
-def test_thousands_of_actors_say_together_as_much_as_a_hundred():
+def test_heartbeat_traffic_is_bounded_for_thousands_of_actors():
     actors, learner = find_kind("actor"), find_kind("learner")
     assert [slowness(actors, workers) for workers in (3, 100, 1000)] == [1.0, 1.0, 10.0]
     assert slowness(learner, 1000) == 1.0

@@ -106,13 +106,13 @@ def rig(tmp_path):
 
 
 @pytest.mark.parametrize("message", GOOD, ids=lambda m: f"{type(m).__name__} {getattr(m, 'name', '')}")
-def test_what_workers_say_is_taken(rig, message) -> None:
+def test_valid_worker_messages_are_accepted(rig, message) -> None:
     rig.hear(message)
     assert rig.control.refused == 0
 
 
 @pytest.mark.parametrize(("message", "why"), BAD)
-def test_what_cannot_be_right_is_named_counted_and_logged_once(rig, caplog, message, why) -> None:
+def test_invalid_messages_are_named_counted_and_logged_once(rig, caplog, message, why) -> None:
     with caplog.at_level(logging.WARNING, "jsrl.control"):
         for _ in range(3):
             rig.hear(message)
@@ -124,7 +124,7 @@ def test_what_cannot_be_right_is_named_counted_and_logged_once(rig, caplog, mess
     assert rig.controller._workers[message.worker].left == isinstance(message, Bye)
 
 
-def test_a_refused_message_still_shows_that_its_worker_lives(rig) -> None:
+def test_refused_message_still_counts_as_a_heartbeat(rig) -> None:
     process = rig.controller._workers["learner"]
     process.beat_s = 0.0
     rig.hear(Report("learner", 0, {}, {"updates": "x"}))
@@ -173,7 +173,7 @@ def test_no_message_ends_a_run(rig, message) -> None:
 
 
 @given(facts=FACTS)
-def test_finished_is_believed_only_with_both_counts(facts) -> None:
+def test_finished_needs_both_counts(facts) -> None:
     right = all(isinstance(facts.get(name), int) and 0 <= facts[name] <= MOST for name in ("updates", "env_steps"))
     if not right and not any(isinstance(facts.get(name), float) for name in ("updates", "env_steps")):
         assert complaint(Event("learner", 0, "finished", "", facts))

@@ -8,7 +8,7 @@ from pathlib import Path
 from jsrl.runs.logs import LogReader, cut_log, log_names
 
 
-def test_a_large_log_is_moved_aside_and_begins_again(tmp_path: Path) -> None:
+def test_large_log_is_rotated(tmp_path: Path) -> None:
     path = tmp_path / "actor-0.log"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
@@ -23,7 +23,7 @@ def test_a_large_log_is_moved_aside_and_begins_again(tmp_path: Path) -> None:
         os.close(fd)
 
 
-def test_a_pipe_is_left_alone() -> None:
+def test_pipes_are_not_rotated() -> None:
     reader, writer = os.pipe()
     try:
         os.write(writer, b"x" * 100)
@@ -34,7 +34,7 @@ def test_a_pipe_is_left_alone() -> None:
         os.close(writer)
 
 
-def test_a_log_is_read_from_its_last_lines_on_also_across_a_cut(tmp_path: Path) -> None:
+def test_log_is_followed_across_a_rotation(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "actor-0.log"
     assert LogReader(path, 5).new_lines() == []
     path.parent.mkdir()
@@ -63,7 +63,7 @@ def test_the_last_lines_of_a_long_log(tmp_path: Path) -> None:
     assert [line.split()[1] for line in LogReader(path, 300).new_lines()] == [str(i) for i in range(700, 1000)]
 
 
-def test_whose_logs_there_are(tmp_path: Path) -> None:
+def test_workers_with_logs_are_listed(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     for name in ("learner.log", "actor-10.log", "actor-2.log", "actor-2.log.1", "controller.log", "actor-2.stacks"):
         (tmp_path / "logs" / name).touch()

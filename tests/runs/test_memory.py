@@ -32,7 +32,7 @@ time.sleep(60)
 """
 
 
-def test_the_bound_is_baseline_declared_and_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_bound_is_baseline_declared_and_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100 * MIB]
     monkeypatch.setattr(memory, "resident_bytes", lambda: now[0])
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000 * MIB)
@@ -55,7 +55,7 @@ def test_the_bound_is_baseline_declared_and_margin(monkeypatch: pytest.MonkeyPat
     assert "unfinished multiparts" in text and "supervision.memory_margin_mb" in text
 
 
-def test_what_the_system_says() -> None:
+def test_system_memory_is_measured() -> None:
     before = resident_bytes()
     with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as held:  # no freed memory
         for at in range(0, len(held), 4096):
@@ -64,7 +64,7 @@ def test_what_the_system_says() -> None:
     assert memory.available_bytes() > 0
 
 
-def test_a_worker_that_is_flooded_says_so_and_ends(tmp_path: Path) -> None:
+def test_flooded_worker_reports_and_exits(tmp_path: Path) -> None:
     server = ControlServer(f"ipc://{tmp_path}/control")
     command = [sys.executable, "-c", _WATCHED, server.address, f"ipc://{tmp_path}/params"]
     worker = subprocess.Popen(command)
@@ -100,7 +100,7 @@ while True:
 """
 
 
-def test_the_control_road_throws_out_messages_that_never_end_and_keeps_its_workers(tmp_path: Path) -> None:
+def test_control_connection_drops_endless_messages_and_keeps_workers(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/control"
     controller = subprocess.Popen([sys.executable, "-c", _CONTROLLER, address], stdout=subprocess.PIPE, text=True)
     assert controller.stdout is not None

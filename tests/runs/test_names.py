@@ -33,7 +33,7 @@ def test_lookup_waits_for_a_late_registration(tmp_path):
     timer.join()
 
 
-def test_timeout_says_what_is_known(tmp_path):
+def test_timeout_lists_known_names(tmp_path):
     names = FileNames(tmp_path)
     names.register("actor-0", "a")
     start_s = time.monotonic()
@@ -53,7 +53,7 @@ def test_an_earlier_incarnation_cannot_overwrite(tmp_path):
 
 
 @pytest.mark.parametrize("reap", [True, False])
-def test_a_dead_process_is_absent(tmp_path, reap):
+def test_dead_process_is_not_listed(tmp_path, reap):
     program = "import sys; from jsrl.runs.names import FileNames; FileNames(sys.argv[1]).register('learner', 'x')"
     process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stderr=subprocess.PIPE)
     if reap:
@@ -74,7 +74,7 @@ def test_names_with_any_characters_stay_inside_the_folder(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["names"]
 
 
-def test_readers_never_see_half_an_entry(tmp_path):
+def test_readers_never_see_a_partial_entry(tmp_path):
     names = FileNames(tmp_path)
     names.register("learner", "0")
     stop = threading.Event()
@@ -103,7 +103,7 @@ def test_a_foreign_file_is_named(tmp_path):
         names.lookup("learner", 0)
 
 
-def test_names_of_other_hosts_come_and_go_and_leave_those_of_this_one(tmp_path):
+def test_names_of_other_hosts_do_not_affect_local_names(tmp_path):
     names = FileNames(tmp_path)
     own = names.register("inference.inference-0", "tcp://here", 1)
     far = Registration("samples.learner", "tcp://there", 0, 4_000_000, "elsewhere")

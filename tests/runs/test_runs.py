@@ -31,7 +31,7 @@ def make_run(runs_dir, experiment, name, returns, config=None):
     return folder
 
 
-def test_create_writes_down_config_and_origin(tmp_path):
+def test_create_writes_config_and_origin(tmp_path):
     config = {"algorithm": {"gamma": 0.99, "sizes": (64, 64)}, "limit": float("inf"), "seed": np.int64(3)}
     folder = RunFolder.create(tmp_path / "runs", "ppo_cartpole", "first", config=config, seed=3)
     assert folder.path == tmp_path / "runs" / "ppo_cartpole" / "first"
@@ -56,7 +56,7 @@ def test_default_names_carry_the_seed_and_never_collide(tmp_path):
     assert all("-seed7" in folder.path.name for folder in folders)
 
 
-def test_a_taken_name_says_the_choices(tmp_path):
+def test_taken_name_lists_the_choices(tmp_path):
     RunFolder.create(tmp_path, "x", "a")
     with pytest.raises(ConfigError, match=r"x/a exists\. .*--resume x/a.*--overwrite.*--run-name"):
         RunFolder.create(tmp_path, "x", "a")
@@ -68,7 +68,7 @@ def test_a_taken_name_says_the_choices(tmp_path):
     assert (tmp_path / "x" / "precious").exists()
 
 
-def test_an_unwritable_place_is_named(tmp_path):
+def test_unwritable_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"file/x/a cannot be written \(Not a directory\).*--runs-dir"):
         RunFolder.create(tmp_path / "file", "x", "a")
@@ -77,7 +77,7 @@ def test_an_unwritable_place_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a b", "x" * 200])
-def test_names_that_are_no_folders_are_refused(tmp_path, name):
+def test_invalid_folder_names_are_refused(tmp_path, name):
     if name:
         with pytest.raises(ConfigError, match="cannot name a run"):
             RunFolder.create(tmp_path, "x", name)
@@ -95,7 +95,7 @@ def test_open_by_path_name_and_experiment(tmp_path):
     assert RunFolder.open("ppo_pong", tmp_path) == second
 
 
-def test_open_unknown_names_the_nearest(tmp_path):
+def test_open_unknown_run_suggests_the_nearest(tmp_path):
     with pytest.raises(ConfigError, match="it holds no runs"):
         RunFolder.open("first", tmp_path)
     RunFolder.create(tmp_path, "ppo_pong", "first")
@@ -127,7 +127,7 @@ def test_load_runs_and_columns(tmp_path):
         runs[0].curve("return")
 
 
-def test_columns_of_infinities_torn_lines_and_new_names(tmp_path):
+def test_columns_with_infinities_partial_lines_and_new_names(tmp_path):
     folder = RunFolder.create(tmp_path, "x", "a")
     folder.metrics_path.write_text('{"env_steps": 1, "a": "inf"}\n{"env_steps": 2, "b": null, "c": "text"}\n{"env_st')
     (run,) = load_runs(folder.path)
@@ -138,7 +138,7 @@ def test_columns_of_infinities_torn_lines_and_new_names(tmp_path):
     assert "0 lines" in repr(empty)
 
 
-def test_a_curve_leaves_out_what_a_resume_took_back(tmp_path):
+def test_curve_excludes_steps_rolled_back_by_a_resume(tmp_path):
     folder = RunFolder.create(tmp_path, "x", "a")
     lines = [(0, 1), (100, 2), (200, 3), (300, 4), (150, 5), (250, 6)]
     text = "".join(json.dumps({"env_steps": s, "updates": 0, "wall_s": 0, "r": v}) + "\n" for s, v in lines)
@@ -166,7 +166,7 @@ def test_interquartile_mean_against_whole_quarters_and_by_hand():
     np.testing.assert_allclose(interquartile_mean(values), np.sort(values)[:, 2:6].mean(axis=-1))
 
 
-def test_bootstrap_interval_covers_the_mean_about_as_often_as_it_says():
+def test_bootstrap_interval_has_its_coverage():
     rng = np.random.default_rng(3)
     covered = 0
     for _ in range(200):
@@ -197,7 +197,7 @@ def test_summary_over_seeds(tmp_path):
         summarise(load_runs("bad/*", str(tmp_path)))
 
 
-def test_compare_says_what_differs(tmp_path):
+def test_compare_lists_differences(tmp_path):
     make_run(tmp_path, "ppo", "a", [10.0, 200.0, 300.0], {"lr": 3e-4, "net": {"sizes": [64], "act": "tanh"}})
     make_run(tmp_path, "ppo", "b", [10.0, 20.0, 25.0], {"lr": 1e-3, "net": {"sizes": [64]}, "clip": 0.2})
     text = compare_runs(*load_runs(["a", "b"], str(tmp_path)))
@@ -212,11 +212,11 @@ def test_compare_says_what_differs(tmp_path):
     assert "same configuration" in same
 
 
-def test_differences_of_unlike_trees():
+def test_differences_of_trees_with_other_structure():
     assert config_differences({"a": {"b": 1}}, {"a": 2}) == [("a", {"b": 1}, 2)]
 
 
-def test_differences_are_named_as_options_are():
+def test_differences_use_option_names():
     left, right = (
         {"$type": "E", "fields": {"net": {"$type": "N", "fields": {"hidden": {"$tuple": [64, size]}}}}}
         for size in (1, 2)

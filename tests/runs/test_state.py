@@ -35,7 +35,7 @@ def leave(folder: RunFolder, process: ProcessIdentity, *, news: bool = True, age
             os.utime(folder.path / name, (time.time() - age_s,) * 2)
 
 
-def test_a_process_is_itself_and_no_other_with_its_id():
+def test_process_is_identified_despite_id_reuse():
     assert OWN.is_alive and ProcessIdentity.own() == OWN
     assert not dataclasses.replace(OWN, started=OWN.started + 1).is_alive
     assert not ELSEWHERE.is_alive and not ELSEWHERE.is_near
@@ -66,7 +66,7 @@ def test_a_process_of_this_host_that_left_no_result_was_killed(folder: RunFolder
 @pytest.mark.parametrize(("news", "age_s", "word"), [
     (True, 0.0, "running"), (True, SILENT_S + 5, "silent"), (False, 0.0, "starting"), (False, SILENT_S + 5, "silent"),
 ])  # fmt: skip
-def test_of_a_process_of_another_host_the_news_tell(folder: RunFolder, news: bool, age_s: float, word: str):
+def test_process_on_another_host_is_judged_by_its_status_file(folder: RunFolder, news: bool, age_s: float, word: str):
     leave(folder, ELSEWHERE, news=news, age_s=age_s)
     state = read_state(folder.path)
     assert state.word == word and state.process == ELSEWHERE
@@ -76,7 +76,7 @@ def test_of_a_process_of_another_host_the_news_tell(folder: RunFolder, news: boo
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x"}', "4711\n"])
-def test_damaged_files_are_none(folder: RunFolder, content: str):
+def test_damaged_files_count_as_missing(folder: RunFolder, content: str):
     (folder.path / STATUS).write_text(content)
     (folder.path / RESULT).write_text(content)
     assert read_state(folder.path).word == "killed"
