@@ -56,7 +56,7 @@ def setup_of(folder: Path, ranges=RANGES, hang: str = "no") -> Setup:
     return Setup(folder, "tried", ranges, 1000, 0, words)
 
 
-def test_a_planted_optimum_is_found_and_shown(tmp_path):
+def test_planted_optimum_is_found_and_shown(tmp_path):
     told: list[str] = []
     search = Search(setup_of(tmp_path / "s"), SearchOptions(trials=16, prune=False), told.append)
     search.run()  # one trial at a time, so that the seed decides everything
@@ -92,7 +92,7 @@ def test_the_mean_over_seeds_counts(tmp_path):
     assert rows(search.study, RANGES)[1][1] == "11 ± 0.58"
 
 
-def test_an_interrupted_search_goes_on_where_it_was(tmp_path):
+def test_interrupted_search_continues(tmp_path):
     folder = tmp_path / "s"
     Search(setup_of(folder), SearchOptions(trials=3, parallel=2), lambda line: None).run()
 
@@ -114,7 +114,7 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path):
     assert len(finished(again.study)) == 6
 
 
-def test_trials_that_all_fail_end_the_search(tmp_path):
+def test_search_ends_if_all_trials_fail(tmp_path):
     ranges = [RANGES[0], parse_range("mode", "broken,broken too")]
     setup = setup_of(tmp_path / "s", ranges)
     broken = Setup(
@@ -145,12 +145,12 @@ def test_ranges(text, value, shown):
 @pytest.mark.parametrize(
     "text", ["1", "log:1", "log:0:1", "lin:2:1", "int:1.5:2", "lin:a:b", "a,a", "", "lin:0:inf", "log:-1:1", "a,,b"]
 )
-def test_what_is_no_range(text):
+def test_invalid_ranges_are_refused(text):
     with pytest.raises(ConfigError, match=r"^--vary agent.x is "):
         parse_range("agent.x", text)
 
 
-def test_a_space_of_a_file(tmp_path):
+def test_space_from_a_file(tmp_path):
     (tmp_path / "space.json").write_text('{"agent.gamma": "lin:0.9:1", "agent.x": "1,2"}')
     found = parse_space({"agent.x": "3,4"}, str(tmp_path / "space.json"))
     assert [(r.option, r.choices) for r in found] == [("agent.gamma", ()), ("agent.x", ("3", "4"))]
@@ -194,7 +194,7 @@ VARY = "--vary agent.learning-rate=log:1e-5:1e-2"
         (f"ppo_cartpole {VARY} --display quiet", "there is no option --display"),
     ],
 )
-def test_a_wrong_search_is_refused_in_one_sentence_and_leaves_nothing(words, sentence, tmp_path, monkeypatch, capsys):
+def test_invalid_search_is_refused_in_one_sentence_and_leaves_no_files(words, sentence, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["search", *words.split()]) == 2
     told = capsys.readouterr().err
@@ -227,7 +227,7 @@ def config():
 
 
 @pytest.mark.slow
-def test_the_command_searches_with_real_runs_and_goes_on(tmp_path, monkeypatch, capsys):
+def test_command_searches_with_real_runs_and_continues(tmp_path, monkeypatch, capsys):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "own.py").write_text(OWN)
     tiny = (Path(__file__).parents[1] / "tiny_agent.py").read_text()
