@@ -92,7 +92,7 @@ def test_a_link_is_full_when_more_is_asked_than_it_carries():
     assert sent[0] == pytest.approx(1000.0 * clock.now, rel=0.01)
 
 
-def test_a_mailbox_keeps_the_order_and_nothing_takes_no_time():
+def test_mailbox_keeps_the_order_and_zero_work_takes_no_time():
     clock, inbox, got = Clock(), Mailbox(), []
     core = Shared(clock, 1.0, 1.0)
 

@@ -13,7 +13,7 @@ from benchmarks.scale.validate import Data, compare, predict
 DATA = Path(__file__).parents[2] / "benchmarks" / "results" / "capacity.json"
 
 
-def test_a_prediction_of_the_published_comparison_follows_from_its_measurements() -> None:
+def test_published_predictions_follow_from_their_measurements() -> None:
     data = Data(DATA)
     row = next(row for row in data.content["comparison"]["rows"] if row["layout"] == "small-served-8")
     (layout,) = [layout for layout in LAYOUTS if layout.name == row["layout"]]
@@ -21,6 +21,6 @@ def test_a_prediction_of_the_published_comparison_follows_from_its_measurements(
 
 
 @pytest.mark.nightly
-def test_the_published_comparison_is_what_its_measurements_say() -> None:
+def test_published_comparison_equals_its_measurements() -> None:
     published = json.loads(DATA.read_text())["comparison"]
     assert compare(Data(DATA)) == published

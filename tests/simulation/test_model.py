@@ -66,7 +66,7 @@ def test_slow_updates_hold_actors_back_by_their_credits():
     assert twice.env_steps_per_s == pytest.approx(outcome.env_steps_per_s / 2, rel=0.06)  # whole batches
 
 
-def test_an_inference_server_answers_what_has_arrived_in_one_batch():
+def test_inference_server_batches_all_waiting_requests():
     """Of 8 actors that only ask, one half is answered while the other half's requests arrive."""
     times = ServiceTimes(server=ServerTimes(act=Cost(0.002, 0.0001)), hop_s=1e-5)
     one, many = simulate(served(1), times), simulate(served(8), times)
@@ -76,7 +76,7 @@ def test_an_inference_server_answers_what_has_arrived_in_one_batch():
     assert many.bottleneck == (INFERENCE, "")
 
 
-def test_padding_costs_what_the_larger_batch_costs():
+def test_padding_costs_as_much_as_the_larger_batch():
     times = ServiceTimes(server=ServerTimes(act=Cost(0.0, 0.001)))
     exact, padded = simulate(served(1), times), simulate(served(1, sizes=(2 * SIZE,)), times)
     assert padded.env_steps_per_s == pytest.approx(exact.env_steps_per_s / 2, rel=0.02)
@@ -90,12 +90,12 @@ def test_a_ring_of_groups_hides_the_time_of_an_answer(ring: int, ratio: float):
     assert simulate(served(1, ring=ring), times).env_steps_per_s / alone == pytest.approx(ratio, rel=0.03)
 
 
-def test_waiting_for_answers_alone_is_called_round_trips():
+def test_waiting_only_for_replies_is_reported_as_round_trips():
     times = ServiceTimes(env=EnvTimes(step=Cost(0.001)), hop_s=0.005)
     assert simulate(served(1), times).bottleneck == (ROUND_TRIPS, "")
 
 
-def test_a_link_carries_what_it_carries():
+def test_link_bandwidth_limits_throughput():
     hosts = (HostFacts("home", 64, 1000), HostFacts("away", 64, 1000, out_mbit=8.0, in_mbit=8.0))
     system = inline(8, hosts=hosts, actor_host=1, bytes=Sizes(trajectory=100_000.0), far_rows=True, far_params=True)
     outcome = simulate(system, FREE)
@@ -103,7 +103,7 @@ def test_a_link_carries_what_it_carries():
     assert outcome.bottleneck == (OUT, "away")
 
 
-def test_a_synchronous_run_takes_turns_and_has_no_lag():
+def test_synchronous_run_alternates_and_has_no_lag():
     times = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010)), learner=LearnerTimes(update=Cost(0.1)))
     outcome = simulate(inline(4, by_group=True, wait_lag=0, max_lag=0), times)
     assert outcome.env_steps_per_s == pytest.approx(4 * SIZE * ROWS / (ROWS * 0.010 + 0.1), rel=0.03)
@@ -169,6 +169,6 @@ def test_a_run_without_an_update_in_an_hour_is_refused():
         simulate(inline(1), ServiceTimes(env=EnvTimes(step_idle=Cost(1000.0))))
 
 
-def test_a_full_core_comes_before_the_workers_that_it_slows():
+def test_full_core_is_reported_before_the_workers_it_slows():
     assert name_bottleneck({(CORES, "a"): 0.95, (ENVIRONMENTS, ""): 1.0}) == (CORES, "a")
     assert name_bottleneck({(CORES, "a"): 0.5, (ENVIRONMENTS, ""): 0.9, (UPDATES, ""): 0.95}) == (UPDATES, "")

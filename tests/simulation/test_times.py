@@ -35,7 +35,7 @@ def test_a_line_has_no_part_below_zero():
     assert fit([(2, 0.1), (4, 0.4)]).call_s == 0.0
 
 
-def test_times_come_back_from_their_file_and_other_files_are_refused(tmp_path: Path):
+def test_times_round_trip_and_other_files_are_refused(tmp_path: Path):
     times = ServiceTimes("mine", EnvTimes(Cost(0.001, 0.002), shape=(0.5, 1.5)), hop_s=1e-4)
     times.save(tmp_path / "times.json")
     assert read_times(tmp_path / "times.json") == times
@@ -49,7 +49,7 @@ def test_times_come_back_from_their_file_and_other_files_are_refused(tmp_path: P
         read_times(tmp_path / "later.json")
 
 
-def test_a_calibration_runs_one_actor_with_a_quarter_of_the_environments_and_four_with_all():
+def test_calibration_runs_one_and_four_actors():
     runs = variants(EXPERIMENT, (INLINE, SERVED), (False, True))
     shapes = {(run.placement, run.far, run.experiment.actors): run.experiment for run in runs}
     assert set(shapes) == {(p, far, n) for p in (INLINE, SERVED) for far in (False, True) for n in (1, 4)}
@@ -73,7 +73,7 @@ def seen(placement: str, size: int, actors: int, **fields) -> Measured:
     )  # fmt: skip
 
 
-def test_fitted_times_explain_the_runs_that_they_come_from():
+def test_fitted_times_reproduce_their_runs():
     runs = [seen(INLINE, size, actors) for size, actors in ((8, 1), (4, 4))]
     times = fitted(runs, EnvTimes(step=Cost(0.0001, 0.00005)))
     for size in (4, 8):
@@ -90,7 +90,7 @@ def test_fitted_times_explain_the_runs_that_they_come_from():
     assert timed.server.act.row_s == pytest.approx(0.0001) and timed.server.act.of(8) >= 0.0008
 
 
-def test_what_was_not_measured_is_said():
+def test_missing_measurements_are_reported():
     times = ServiceTimes(measured=[{"placement": INLINE, "far": False}])
     assert times.lacks(served=False, far=False) == ""
     assert times.lacks(served=True, far=True) == "inference servers over TCP between hosts"
