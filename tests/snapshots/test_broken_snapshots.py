@@ -87,7 +87,7 @@ def as_json(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
-def test_each_file_broken_in_turn_is_named_and_the_newest_good_one_is_used(run: Path, tmp_path: Path) -> None:
+def test_each_broken_file_is_named_and_the_newest_good_snapshot_is_used(run: Path, tmp_path: Path) -> None:
     mark, tried = tmp_path / "executed", 0
     store = SnapshotStore(run / "snapshots" / "state")
     for path in files_of(run):
@@ -108,7 +108,7 @@ def test_each_file_broken_in_turn_is_named_and_the_newest_good_one_is_used(run: 
     assert tried > 40 and not mark.exists()
 
 
-def test_what_is_broken_loads_with_an_error_of_ours_or_whole(run: Path, tmp_path: Path) -> None:
+def test_broken_snapshot_raises_our_error_or_loads_completely(run: Path, tmp_path: Path) -> None:
     """Whoever loads it without asking first, an evaluator for one."""
     mark, refused = tmp_path / "executed", 0
     store = SnapshotStore(run / "snapshots" / "state")
@@ -130,7 +130,7 @@ def test_what_is_broken_loads_with_an_error_of_ours_or_whole(run: Path, tmp_path
     assert refused >= 8 and not mark.exists()
 
 
-def test_a_resume_tells_what_is_broken_and_where_it_goes_on(run: Path) -> None:
+def test_resume_reports_the_broken_snapshot_and_where_it_continues(run: Path) -> None:
     store = run / "snapshots" / "state"
     (store / "3" / "manifest.json").write_text("{")
     origin, told = next_start_point(RunFolder(run))
@@ -143,7 +143,7 @@ def test_a_resume_tells_what_is_broken_and_where_it_goes_on(run: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 3}', ELSEWHERE])
-def test_a_broken_tag_is_told_and_the_newest_one_is_used(run: Path, content: str) -> None:
+def test_broken_tag_is_reported_and_the_newest_snapshot_is_used(run: Path, content: str) -> None:
     (run / "snapshots" / "state" / "tags" / "latest.json").write_text(content)
     assert newest_good(SnapshotStore(run / "snapshots" / "state"))[0] == 3
 
@@ -156,7 +156,7 @@ def test_snapshots_of_version_0_1_load() -> None:
     assert newest_good(SnapshotStore(EXAMPLE)) == (5, [])
 
 
-def test_what_a_later_minor_version_adds_is_no_harm(run: Path) -> None:
+def test_additions_of_a_later_minor_version_are_ignored(run: Path) -> None:
     store = SnapshotStore(run / "snapshots" / "state")
     path = store.folder / "3" / "manifest.json"
     path.write_bytes(as_json(json.loads(path.read_bytes()) | {"host": "somewhere"}))

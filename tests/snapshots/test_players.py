@@ -19,7 +19,7 @@ def store(tmp_path):
     return PlayerStore(tmp_path / "players")
 
 
-def test_what_was_frozen_comes_back_by_version(store):
+def test_frozen_player_loads_by_version(store):
     version = make_version(1, 20)
     store.freeze("initial", 0, VALUES)
     store.freeze("frozen-1", version, [value + 1 for value in VALUES])
@@ -37,7 +37,7 @@ def test_the_same_params_may_be_frozen_twice(store):
     assert store.names() == {"a": 5, "b": 5} and len(list(store.folder.glob("*.npz"))) == 1
 
 
-def test_a_name_moves_and_what_it_stood_for_stays(store):
+def test_name_moves_and_its_old_version_stays(store):
     store.freeze("a", 5, VALUES)
     store.freeze("a", 6, [value + 1 for value in VALUES])
     assert store.version("a") == 6
@@ -75,7 +75,7 @@ def test_a_broken_name_is_refused(store, content):
         store.names()
 
 
-def test_an_unknown_name_or_version_says_what_there_is(store):
+def test_unknown_name_or_version_lists_the_existing_ones(store):
     store.freeze("a", 5, VALUES)
     with pytest.raises(SnapshotError, match=r"called b .* a \(5\)"):
         store.version("b")
@@ -94,7 +94,7 @@ def test_players_are_read_without_jax():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_player_of_another_host_is_asked_for_and_checked(store, tmp_path, monkeypatch):
+def test_player_on_another_host_is_fetched_and_checked(store, tmp_path, monkeypatch):
     store.freeze("a", 5, VALUES)
     here = SentPlayers(tmp_path / "here")
     asked = here.folder / players.WANTED / "5"

@@ -62,7 +62,7 @@ def test_round_trip_with_template_keeps_structure(store):
     assert meta == {"env_steps": 12, "gamma": 0.5, "names": ["a", "b"]}
 
 
-def test_without_template_nested_dicts_come_back(store):
+def test_loads_nested_dicts_without_a_template(store):
     tree = make_tree()
     store.save(3, tree, wait=True)
     loaded, _ = store.load(3)
@@ -102,7 +102,7 @@ def test_save_copies_so_the_caller_may_reuse_its_buffers(store):
         assert (loaded["a"] == version).all()
 
 
-def test_a_process_that_knows_nothing_reads_it(store):
+def test_new_process_reads_a_snapshot(store):
     tree = make_tree()
     store.save(1, tree, meta={"note": "hello"}, wait=True)
     program = (
@@ -140,7 +140,7 @@ def test_tags_and_retention(store):
     assert not list(store.folder.glob(".[pt]*"))
 
 
-def test_missing_says_what_exists(store):
+def test_missing_snapshot_lists_the_existing_ones(store):
     with pytest.raises(SnapshotError, match="holds none"):
         store.load()
     store.save(5, {"a": np.ones(2)}, wait=True)
@@ -152,7 +152,7 @@ def test_missing_says_what_exists(store):
         store.tag("best", 77)
 
 
-def test_latest_without_its_pointer_is_the_newest(store):
+def test_latest_without_its_tag_file_is_the_newest(store):
     store.save(5, {"a": np.ones(2)}, wait=True)
     store.save(6, {"a": np.ones(2)}, tags=(), wait=True)
     (store.folder / "tags" / "latest.json").unlink()
@@ -171,7 +171,7 @@ def test_latest_without_its_pointer_is_the_newest(store):
         (lambda t: t["params"].update(Dense_1={"kernel": np.ones(1)}), "has no leaf params/Dense_1/kernel"),
     ],
 )
-def test_other_template_names_the_leaf(store, change, words):
+def test_mismatched_template_names_the_leaf(store, change, words):
     store.save(1, make_tree(), wait=True)
     template = make_tree()
     change(template)
@@ -212,7 +212,7 @@ def test_truncated_and_missing_files_are_named(store):
     assert store.load(1)[0]["a"][0] == 0
 
 
-def test_not_ours_and_newer_format(store):
+def test_foreign_files_and_newer_formats_are_refused(store):
     (store.folder / "4").mkdir(parents=True)
     with pytest.raises(SnapshotError, match="not written by jsrl"):
         store.load(4)
@@ -297,7 +297,7 @@ def test_unwritable_folder_warns(tmp_path):
         ({"a.b": np.ones(1), "a": {"b": np.ones(1)}}, "same name"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_at_once(store, tree, words):
+def test_unstorable_leaves_are_refused_at_once(store, tree, words):
     with pytest.raises(SnapshotError, match=words):
         store.save(1, tree)
 
@@ -317,7 +317,7 @@ def test_typed_keys_bad_tags_and_bad_meta_are_refused(store):
         SnapshotStore(store.folder, keep_last=2)
 
 
-def test_saves_that_pile_up_are_superseded(store):
+def test_queued_saves_are_superseded(store):
     gate, begun = threading.Event(), threading.Event()
     write = store.queue._write
     store.queue._write = lambda job: (begun.set(), gate.wait(10), write(job))
@@ -341,7 +341,7 @@ def test_an_existing_version_is_replaced_and_its_tags_follow(store):
     assert store.load("latest")[0]["a"] == 2
 
 
-def test_saving_the_same_arrays_again_merges_meta_and_mends_damage(store):
+def test_saving_the_same_arrays_again_merges_meta_and_repairs_damage(store):
     arrays = {"a": np.arange(5000.0)}
     store.save(1, arrays, meta={"updates": 7}, wait=True)
     before = {path.name for path in data_files(store, 1)}
@@ -354,7 +354,7 @@ def test_saving_the_same_arrays_again_merges_meta_and_mends_damage(store):
     assert store.load("best").tree["a"][-1] == 4999
 
 
-def test_the_meta_of_a_tag_wins_and_is_read_without_jax(store):
+def test_meta_of_a_tag_takes_precedence_and_is_read_without_jax(store):
     store.save(4, {"a": np.ones(1)}, meta={"updates": 4, "note": "from save"}, wait=True)
     store.tag("best", 4, meta={"note": "from tag"})
     assert store.load("best").meta == {"updates": 4, "note": "from tag"}
@@ -368,7 +368,7 @@ def test_the_meta_of_a_tag_wins_and_is_read_without_jax(store):
         store.meta("other")
 
 
-def test_leftovers_of_dead_processes_are_swept(store):
+def test_leftovers_of_dead_processes_are_removed(store):
     import socket
 
     store.folder.mkdir()
