@@ -55,7 +55,7 @@ def assert_died(run: Launched, *words: str) -> float:
 
 
 @slow
-def test_sixteen_actors_share_what_they_have_loaded(launch) -> None:
+def test_sixteen_actors_share_loaded_memory(launch) -> None:
     run = launch(*FOREVER, *SIXTEEN)
     actors = forked(run, 16)
     assert sorted(actors) == sorted(f"actor-{i}" for i in range(16))
@@ -80,7 +80,7 @@ def test_sixteen_actors_share_what_they_have_loaded(launch) -> None:
 
 @slow
 @nightly
-def test_a_run_with_a_host_ends_as_intended(launch) -> None:
+def test_run_with_an_actor_host_ends_normally(launch) -> None:
     text = launch(*FOUR).expect(0, 60.0)
     assert "balanced" in text
     assert "NOT BALANCED" not in text
@@ -89,7 +89,7 @@ def test_a_run_with_a_host_ends_as_intended(launch) -> None:
 
 @slow
 @nightly
-def test_the_few_actors_of_a_small_run_need_no_host(launch) -> None:
+def test_small_run_has_no_actor_host(launch) -> None:
     run = launch(*FOREVER, "--num-actors", "2", "--num-groups", "2")
     run.await_updates()
     assert host_of(run) is None
@@ -141,7 +141,7 @@ def test_a_killed_actor_is_replaced_and_then_all_actors_of_a_killed_host(launch)
 @slow
 @nightly  # a host that is killed is named above, every day
 @pytest.mark.parametrize("early", [pytest.param(False, id="at work"), pytest.param(True, id="in start-up")])
-def test_a_killed_host_takes_its_actors_along_and_is_named(launch, early: bool) -> None:
+def test_killed_host_ends_its_actors_and_is_named(launch, early: bool) -> None:
     run = launch(*FOREVER, *FOUR)
     if not early:
         forked(run, 4)
@@ -152,7 +152,7 @@ def test_a_killed_host_takes_its_actors_along_and_is_named(launch, early: bool) 
 
 
 @slow
-def test_hosted_actors_leave_when_the_controller_is_killed(launch) -> None:
+def test_hosted_actors_exit_when_the_controller_is_killed(launch) -> None:
     run = launch(*FOREVER, *FOUR)
     forked(run, 4)
     run.await_updates()
@@ -201,7 +201,7 @@ def test_an_environment_with_threads_is_not_forked(launch, monkeypatch) -> None:
 
 
 @slow
-def test_an_environment_that_cannot_be_imported_is_the_actors_error(launch, monkeypatch) -> None:
+def test_import_error_of_an_environment_is_reported_by_the_actor(launch, monkeypatch) -> None:
     monkeypatch.setenv("AWKWARD", "raises")
     run = launch(*FOREVER, *FOUR, "--env.id", "awkward_worlds:Awkward")
     assert run.end(60.0)[0] == 1

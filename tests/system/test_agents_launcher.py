@@ -71,7 +71,7 @@ class Killer(threading.Thread):
 
 
 @pytest.mark.slow
-def test_a_run_on_other_hosts_outlives_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_on_other_hosts_survives_killed_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(WORLD))
     from agents import Agents
 
@@ -106,6 +106,6 @@ def test_a_run_on_other_hosts_outlives_its_workers(tmp_path: Path, monkeypatch: 
     assert not (folder / "names").exists()
 
 
-def test_a_launcher_that_nobody_could_reach_is_refused() -> None:
+def test_unreachable_launcher_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"would run on 10\.0\.0\.7, but Hosts\.own is empty"):
         Hosts(of={"actor-0": "10.0.0.7"})

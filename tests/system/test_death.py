@@ -36,7 +36,7 @@ def assert_died(run: Launched, worker: str, why: str) -> None:
 
 
 @of_kinds(None)  # the learner, below, and a hosted actor, in test_actor_host, every day
-def test_worker_killed_in_mid_run(launch, worker: str) -> None:
+def test_worker_killed_during_the_run(launch, worker: str) -> None:
     run = launch(*FOREVER, *KINDS[worker])
     run.await_updates()
     run.workers()[worker].kill()
@@ -51,27 +51,27 @@ def test_worker_killed_in_start_up(launch, worker: str) -> None:
 
 
 @of_kinds("learner")
-def test_stopped_worker_is_found_by_its_silence(launch, worker: str) -> None:
+def test_stopped_worker_is_detected_by_missed_heartbeats(launch, worker: str) -> None:
     run = launch(*FOREVER, *KINDS[worker], "--deadlines.silence-s", "2")
     run.await_updates()
     run.workers()[worker].suspend()
     assert_died(run, worker, "sent no message for 2 s")
 
 
-def test_worker_stopped_in_start_up_is_found_by_the_deadline(launch) -> None:
+def test_worker_stopped_in_start_up_is_detected_by_the_deadline(launch) -> None:
     run = launch(*FOREVER, "--deadlines.ready-s", "6")
     run.await_worker("learner").suspend()
     assert_died(run, "learner", "was not ready within 6 s")
 
 
-def test_worker_that_leaves_unasked_ends_the_run(launch) -> None:
+def test_worker_that_exits_unexpectedly_ends_the_run(launch) -> None:
     run = launch(*FOREVER)
     run.await_updates()
     run.workers()["actor-0"].terminate()
     assert_died(run, "actor-0", "left without being asked to")
 
 
-def test_workers_leave_when_the_controller_is_killed_and_the_next_start_sweeps(launch) -> None:
+def test_workers_exit_when_the_controller_is_killed_and_the_next_start_cleans_up(launch) -> None:
     run = launch(*FOREVER)
     run.await_updates()
     os.kill(run.popen.pid, signal.SIGKILL)

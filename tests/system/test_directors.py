@@ -35,7 +35,7 @@ def kill_in_turn(names: list[str], stop: threading.Event, killed: list[str]) -> 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("core", [False, True])
-def test_a_storm_of_games_is_played_by_who_was_assigned(core: bool, tmp_path: Path) -> None:
+def test_games_are_played_by_the_assigned_players_under_kills(core: bool, tmp_path: Path) -> None:
     """64 slots, 32 frozen players of 1 MiB of which 8 fit, 10^5 rows, workers killed: none is of another player."""
     policy = PolicyConfig(MarkedConfig(core=core, padding=MIB // 4, most_lag=50))
     storm = dataclasses.replace(

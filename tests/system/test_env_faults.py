@@ -16,7 +16,7 @@ def watchdog_reports(run: Launched) -> list[str]:
     return [path.read_text() for path in sorted((run.folder / "watchdog").glob("*.txt"))]
 
 
-def test_memory_that_cannot_be_had_is_a_fault_like_any_other(launch) -> None:
+def test_memory_error_is_an_environment_fault(launch) -> None:
     run = launch(*FOREVER, "--env.id", "worlds:Allocates")
     text = run.expect(1, 30.0)
     assert (
@@ -27,7 +27,7 @@ def test_memory_that_cannot_be_had_is_a_fault_like_any_other(launch) -> None:
 
 
 @pytest.mark.nightly  # in step: test_watchdog
-def test_the_message_of_a_hang_in_reset_says_where_as_well(launch) -> None:
+def test_hang_in_reset_is_reported_with_its_location(launch) -> None:
     text = launch(*FOREVER, "--env.id", "worlds:HangsInReset", "--actor.step-deadline-s", "1.5").expect(1, 30.0)
     assert re.search(f"worlds:HangsInReset', group 0 {PLACE.format(20)}, did not return within 1.5 s", text)
 
@@ -41,7 +41,7 @@ def test_a_crash_in_c_code_leaves_the_python_stack(launch) -> None:
 
 
 @pytest.mark.nightly
-def test_two_gigabytes_that_can_be_had_are_nobody_else_s_business(launch) -> None:
+def test_large_allocation_is_not_a_fault(launch) -> None:
     launch("--env.id", "worlds:AllocatesAndGoesOn").expect(0, 30.0)
 
 
@@ -49,7 +49,7 @@ def test_two_gigabytes_that_can_be_had_are_nobody_else_s_business(launch) -> Non
 
 
 @pytest.mark.parametrize("name", ["RaisesInReset", pytest.param("ReturnsNan", marks=pytest.mark.nightly)])
-def test_restart_env_goes_on_with_the_same_actor(launch, name: str) -> None:
+def test_restart_env_continues_with_the_same_actor(launch, name: str) -> None:
     arguments = ("--env.on-fault", "restart-env", "--env.fault-limit", "1000", "--total-env-steps", "3200")
     run = launch("--env.id", f"worlds:{name}", *arguments)
     text = run.expect(0, 40.0)
@@ -69,7 +69,7 @@ def test_restart_env_ends_when_its_limit_is_reached(launch) -> None:
 
 
 @pytest.mark.parametrize("name", ["HangsOnce", pytest.param("SegfaultsOnce", marks=pytest.mark.nightly)])
-def test_restart_actor_replaces_it_without_restart(launch, name: str) -> None:
+def test_restart_actor_replaces_the_actor_without_using_restarts(launch, name: str) -> None:
     arguments = ("--env.on-fault", "restart-actor", "--env.fault-limit", "2", "--actor.step-deadline-s", "2")
     run = launch("--env.id", f"worlds:{name}", *arguments)
     text = run.expect(0, 60.0)
@@ -77,12 +77,12 @@ def test_restart_actor_replaces_it_without_restart(launch, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["RaisesOnce", pytest.param("ExitsOnce", marks=pytest.mark.nightly)])
-def test_stop_ends_the_run_where_restart_would_not(launch, name: str) -> None:
+def test_stop_policy_ends_the_run(launch, name: str) -> None:
     text = launch(*FOREVER, "--env.id", f"worlds:{name}", "--restart", "3", "--env.on-fault", "stop").expect(1, 30.0)
     assert "WorkerDied: actor-0" in text and "restart 1" not in text
 
 
-def test_stop_is_about_environments_only(launch) -> None:
+def test_stop_policy_applies_to_environments_only(launch) -> None:
     run = launch("--env.on-fault", "stop", "--restart", "3", experiment="counting")
     run.await_updates(5)
     run.workers()["actor-0"].kill()

@@ -41,7 +41,7 @@ class Peak:
 
 
 @pytest.mark.slow
-def test_endless_messages_bound_the_memory_of_every_end(launch) -> None:
+def test_memory_stays_bounded_under_message_floods(launch) -> None:
     margin = ("--supervision.memory-margin-mb", str(MARGIN_MB))
     run = counting(launch, "--transport", "zeromq", "--placement", "served", "--restart", "3", *margin)
     (memory,) = run.memory_folders()

@@ -77,7 +77,7 @@ def assert_once_each(text: str) -> None:
 
 
 @pytest.mark.nightly
-def test_a_run_whose_disk_is_full_ends_as_it_would(launch, disk, tmp_path) -> None:
+def test_run_with_a_full_disk_ends_normally(launch, disk, tmp_path) -> None:
     pytest.importorskip("tensorboardX")
     steps = ("--total-env-steps", "30720", "--stop-at-return", "501")
     run = launch(*steps, *WRITERS, *FILMS, *OFTEN, experiment="ppo_cartpole", runs_dir=disk.folder, output_dir=tmp_path)
@@ -90,7 +90,7 @@ def test_a_run_whose_disk_is_full_ends_as_it_would(launch, disk, tmp_path) -> No
         assert writer in "\n".join(warnings_in(text))
 
 
-def test_when_there_is_room_again_lines_and_snapshots_go_on(launch, disk, tmp_path) -> None:
+def test_metrics_and_snapshots_continue_once_there_is_space(launch, disk, tmp_path) -> None:
     pytest.importorskip("tensorboardX")
     run = launch(
         *FOREVER,
@@ -117,7 +117,7 @@ def test_when_there_is_room_again_lines_and_snapshots_go_on(launch, disk, tmp_pa
     assert (run.folder / "snapshots" / "state" / "tags" / "final.json").exists()
 
 
-def test_a_run_whose_output_is_on_the_full_disk_too_ends_as_it_would(launch, disk) -> None:
+def test_run_with_output_on_the_full_disk_ends_normally(launch, disk) -> None:
     run = launch("--total-env-steps", "6000", runs_dir=disk.folder)
     run.await_updates()
     with disk.full():

@@ -27,7 +27,7 @@ FURTHER = {"broadcast", "impala", "two_policies"}  # test_user_kinds and test_tw
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.nightly if n in FURTHER else ()) for n in sorted(GRAPHS)]
 )
-def test_a_graph_outlives_kills_and_goes_on_after_a_resume(launch, name: str) -> None:
+def test_graph_survives_kills_and_resumes(launch, name: str) -> None:
     """The update fails where rows or cores of two lives are mixed."""
     command = GRAPHS[name]
     assert command is not None, f"the docstring of {name}.py has no command with --graph"

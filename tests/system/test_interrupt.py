@@ -130,7 +130,7 @@ print("ENDED", results[0].ended)
 """
 
 
-def test_a_run_may_be_called_in_a_thread(tmp_path: Path) -> None:
+def test_run_works_in_a_thread(tmp_path: Path) -> None:
     code = THREAD.format(world=str(WORLD), runs=str(tmp_path))
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert "ENDED total_env_steps" in ended.stdout, ended.stdout + ended.stderr

@@ -153,7 +153,7 @@ class Storm(threading.Thread):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("project")
-def test_a_run_outlives_a_server_and_a_host(hosts, tmp_path: Path) -> None:
+def test_run_survives_a_lost_server_and_a_lost_host(hosts, tmp_path: Path) -> None:
     address, networks = hosts
     experiment = Experiment(
         agent=PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1),
@@ -197,7 +197,7 @@ def test_a_run_outlives_a_server_and_a_host(hosts, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_deterministic_run_is_the_same_to_the_bit_with_its_server_and_its_learner_on_another_host(
+def test_deterministic_run_is_bit_identical_with_server_and_learner_on_another_host(
     tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.syspath_prepend(str(WORLD))
@@ -236,7 +236,7 @@ def test_a_deterministic_run_is_the_same_to_the_bit_with_its_server_and_its_lear
 @pytest.mark.parametrize(
     "placement", [pytest.param("served", marks=pytest.mark.slow), pytest.param("inline", marks=pytest.mark.nightly)]
 )
-def test_frozen_players_come_to_the_host_that_acts_with_them(placement: str, tmp_path: Path) -> None:
+def test_frozen_players_are_copied_to_the_host_that_plays_them(placement: str, tmp_path: Path) -> None:
     duel = dataclasses.replace(DUEL, placement=placement, num_actors=2, total_env_steps=60 * 32)
     if placement == "served":  # one server for three policies
         policies = {name: PolicyConfig(MarkedConfig()) for name in POLICIES}
@@ -402,7 +402,7 @@ class Kills(threading.Thread):
 
 
 @pytest.mark.nightly
-def test_agents_that_are_killed_twenty_times_come_back_and_their_actors_are_replaced(
+def test_agents_killed_twenty_times_return_and_actors_are_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "LIVED_S", 1.0)  # the kills follow one another faster than an agent proves itself
@@ -472,7 +472,7 @@ class ReplayMoves(threading.Thread):
 
 
 @pytest.mark.nightly
-def test_replay_and_evaluator_live_on_joined_hosts_and_keep_what_they_counted_and_wrote(hosts, tmp_path: Path) -> None:
+def test_replay_and_evaluator_on_joined_hosts_keep_counts_and_files(hosts, tmp_path: Path) -> None:
     address, networks = hosts
     experiment = Experiment(
         agent=DQNConfig(network=NetworkConfig(hidden=(8,))),
@@ -547,7 +547,7 @@ class LearnerMoves(threading.Thread):
 
 
 @pytest.mark.nightly
-def test_a_learner_on_a_joined_host_goes_on_from_its_last_snapshot_wherever_it_is(hosts, tmp_path: Path) -> None:
+def test_learner_on_a_joined_host_resumes_from_its_last_snapshot_on_any_host(hosts, tmp_path: Path) -> None:
     address, networks = hosts
     experiment = Experiment(
         agent=PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1),

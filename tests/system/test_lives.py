@@ -81,7 +81,7 @@ FURTHER = [(kill_learner, "shared-memory"), (kill_learner, "zeromq"), (kill_ever
 @pytest.mark.parametrize(
     ("kill", "transport"), [*CASES, *(pytest.param(*case, marks=pytest.mark.nightly) for case in FURTHER)]
 )
-def test_the_ledger_goes_on_over_three_lives(launch, kill, transport: str) -> None:
+def test_ledger_continues_over_three_sessions(launch, kill, transport: str) -> None:
     run = launch(*FOREVER, *SNAPSHOTS, "--transport", transport)
     run.await_updates()
     produced = epoch = consumed = 0
@@ -115,7 +115,7 @@ def test_the_ledger_goes_on_over_three_lives(launch, kill, transport: str) -> No
     )
 
 
-def test_the_epoch_rises_where_a_life_left_no_snapshot(launch) -> None:
+def test_epoch_rises_after_a_session_without_a_snapshot(launch) -> None:
     run = launch("--placement", "served")
     run.expect(0, 60.0)
     for expected in (1, 2):

@@ -10,7 +10,7 @@ from benchmarks.scale.thousand_actors import measure
 
 
 @pytest.mark.nightly
-def test_many_actors_under_two_agents_outlive_a_storm_of_kills() -> None:
+def test_many_actors_under_two_agents_survive_many_kills() -> None:
     found = measure(argparse.Namespace(actors=60, agents=2, kills=12, seconds=5.0, patience_s=240.0))
     assert not found["problem"] and found["holds"]
     assert found["restarts"] >= 12 and found["updates"] > 0

@@ -62,7 +62,7 @@ def end(run: Launched) -> dict:
     return SnapshotStore(run.folder / "snapshots" / "state").meta("final")
 
 
-def test_a_killed_rank_ends_all_and_they_begin_again_from_one_snapshot(launch) -> None:
+def test_killed_rank_restarts_all_ranks_from_one_snapshot(launch) -> None:
     run = launch(*TWO, *AGAIN)
     run.await_updates(5, 180.0)
     before = pids(run)
@@ -80,7 +80,7 @@ def test_a_killed_rank_ends_all_and_they_begin_again_from_one_snapshot(launch) -
 @pytest.mark.nightly
 @pytest.mark.parametrize("fault", ["killed", "stopped", "stuck"])
 @pytest.mark.parametrize("rank", RANKS)
-def test_ten_moments(launch, rank: str, fault: str) -> None:
+def test_ranks_killed_at_ten_moments(launch, rank: str, fault: str) -> None:
     run = launch(*TWO, *AGAIN)
     run.await_updates(5, 120.0)
     took, moments = [], random.Random(f"{rank} {fault}")
@@ -156,7 +156,7 @@ def test_ranks_on_two_hosts(hosts, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_two_by_two_learn_what_one_by_four_does(launch, tmp_path) -> None:
+def test_two_ranks_of_two_devices_equal_one_of_four(launch, tmp_path) -> None:
     """50 updates of the same trajectories: SGD, on two processes with two devices each and on one with four."""
     common = ("--placement", "inline", "--num-actors", "2", "--deterministic", "--total-env-steps", str(50 * 32))
     states = []

@@ -139,7 +139,7 @@ def leaves(run: Path) -> dict[str, bytes]:
     return {name: np.asarray(leaf).tobytes() for name, leaf in named_leaves(state)}
 
 
-def test_the_bits_are_those_of_one_host(cluster: Cluster) -> None:
+def test_results_equal_one_host_bit_for_bit(cluster: Cluster) -> None:
     short = ["--deterministic", "true", "--total-env-steps", "25600", "--num-inference-servers", "2"]
     words = [*RUN, *QUIET, *short]
     for name, more in (
@@ -154,7 +154,7 @@ def test_the_bits_are_those_of_one_host(cluster: Cluster) -> None:
     assert not cluster.processes()
 
 
-def test_a_lost_node_is_replaced_and_no_secret_or_device_is_seen(cluster: Cluster) -> None:
+def test_lost_node_is_replaced_and_secrets_stay_hidden(cluster: Cluster) -> None:
     popen, log = cluster.start(
         "loss", *ENDLESS, "--launcher", "ray", "--num-hosts", "2", "--ray.address", cluster.address
     )
@@ -192,7 +192,7 @@ def test_a_killed_run_leaves_no_agent(cluster: Cluster) -> None:
     wait_for(lambda: not cluster.processes(), log, 20.0)
 
 
-def test_more_than_there_is_and_nobody(cluster: Cluster) -> None:
+def test_requests_beyond_the_cluster_are_refused(cluster: Cluster) -> None:
     few = ("--launcher", "ray", "--num-hosts", "1", "--ray.cpus", "1", "--ray.address", cluster.address)
     other, log = cluster.start("few", *ENDLESS, *few)  # another run in the same cluster
     wait_for(trains(log), log)
@@ -208,7 +208,7 @@ def test_more_than_there_is_and_nobody(cluster: Cluster) -> None:
 
 
 @pytest.mark.skipif(not HAS_JOBS, reason="needs ray[default]")
-def test_a_job_that_is_stopped_leaves_a_snapshot_and_nothing_else(cluster: Cluster) -> None:
+def test_stopped_job_leaves_only_a_snapshot(cluster: Cluster) -> None:
     def job(*words: str) -> str:
         command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "job", *words[:1]]
         command += ["--address", f"http://{cluster.dashboard}", *words[1:]]

@@ -31,7 +31,7 @@ def test_a_run_leaves_videos_and_its_report_shows_them(launch) -> None:
     assert "warning: recorder" not in run.text
 
 
-def test_a_killed_recorder_ends_no_run(launch) -> None:
+def test_killed_recorder_does_not_end_the_run(launch) -> None:
     run = launch(*FOREVER, *FILM, "--stop-at-return", "none", experiment="ppo_cartpole")
     run.await_updates()
     run.await_worker("recorder").kill()
@@ -44,7 +44,7 @@ def test_a_killed_recorder_ends_no_run(launch) -> None:
     assert "the run goes on without the recorder" in run.text
 
 
-def test_a_recorder_that_cannot_draw_says_why_and_the_run_ends_as_intended(launch) -> None:
+def test_recorder_failure_is_reported_and_the_run_ends_normally(launch) -> None:
     run = launch(
         *FILM,
         "--env.id",

@@ -56,7 +56,7 @@ def bottleneck(run: Launched) -> str:
 
 
 @slow
-def test_a_serial_run_says_where_its_time_went(launch) -> None:
+def test_serial_run_reports_where_its_time_went(launch) -> None:
     run = launch("--placement", "serial", "--evaluator.enabled", "--trace")
     text = run.expect(0, 40.0)
     assert "where time went:" in text and "bottleneck: " in text
@@ -71,7 +71,7 @@ def test_a_serial_run_says_where_its_time_went(launch) -> None:
 
 
 @slow
-def test_a_served_run_over_zeromq_leaves_a_trace_of_all_workers_on_one_axis(launch) -> None:
+def test_served_run_over_zeromq_writes_one_trace_of_all_workers(launch) -> None:
     run = launch(*FOREVER, "--evaluator.enabled", "--trace", "--trace-spans", "30000", "--num-actors", "2", *ZEROMQ)
     run.await_updates(20, PATIENCE_S)
     run.until(lambda: reports(run) >= 4, "lines of a learner", PATIENCE_S)
@@ -95,7 +95,7 @@ def test_a_served_run_over_zeromq_leaves_a_trace_of_all_workers_on_one_axis(laun
 @slow
 @pytest.mark.nightly  # the run above accounts for its time every day
 @pytest.mark.parametrize("transport", ["shared-memory", "zeromq"])
-def test_every_worker_of_every_road_accounts_for_its_time(launch, transport: str) -> None:
+def test_every_worker_on_every_transport_accounts_for_its_time(launch, transport: str) -> None:
     run = launch(*FOREVER, "--evaluator.enabled", "--transport", transport)
     run.until(lambda: reports(run) >= 3, "lines of a learner", PATIENCE_S)
     run.popen.send_signal(signal.SIGINT)

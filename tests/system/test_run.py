@@ -34,7 +34,7 @@ BY_NIGHT = ("max_minutes", "stop_at_return")
 @pytest.mark.parametrize(
     "reason", [pytest.param(r, marks=pytest.mark.nightly if r in BY_NIGHT else ()) for r in ENDINGS]
 )
-def test_ending_says_why_and_leaves_everything(launch, reason: str) -> None:
+def test_end_of_run_names_the_reason_and_writes_all_files(launch, reason: str) -> None:
     run = launch(*ENDINGS[reason], "--evaluator.enabled")
     text = run.expect(0, 60.0)
     assert f"reached {reason}" in text and "balanced" in text
@@ -60,7 +60,7 @@ def resume(launch, run: Launched, *arguments: str) -> Launched:
     return launch("--resume", str(run.folder), *arguments, experiment="", runs_dir=run.runs_dir)
 
 
-def test_resume_goes_on_where_the_snapshot_was_in_another_placement_with_the_same_network(launch) -> None:
+def test_resume_continues_from_the_snapshot_in_another_placement(launch) -> None:
     run = launch("--placement", "serial")
     run.expect(0, 30.0)
     before = run.result()
@@ -152,7 +152,7 @@ RESTARTS = {
 
 @pytest.mark.nightly  # below every day; test_supervision kills more in these, and test_actor_host hosted actors
 @pytest.mark.parametrize("case", RESTARTS)
-def test_killed_actors_are_replaced_and_learning_goes_on(launch, case: str) -> None:
+def test_killed_actors_are_replaced_and_learning_continues(launch, case: str) -> None:
     run = launch(*FOREVER, "--restart", "3", *RESTARTS[case])
     run.await_updates()
     for number in range(3):  # wherever in its trajectory it is
@@ -167,7 +167,7 @@ def test_killed_actors_are_replaced_and_learning_goes_on(launch, case: str) -> N
     assert_balanced(run.result(), killed_over_zeromq=case == "zeromq")
 
 
-def test_actors_killed_where_they_mostly_are(launch) -> None:
+def test_actors_killed_at_their_most_frequent_points(launch) -> None:
     """The first waits for params after a commit; the second is inside a trajectory."""
     run = launch(*FOREVER, "--restart", "5", "--num-actors", "2", "--env.id", "worlds:SlowInSecondActor")
     run.await_updates()
@@ -183,7 +183,7 @@ def test_actors_killed_where_they_mostly_are(launch) -> None:
     assert_balanced(run.result())
 
 
-def test_restart_budget_ends_the_run_by_name(launch) -> None:
+def test_exhausted_restart_budget_ends_the_run_and_names_the_worker(launch) -> None:
     text = launch(*FOREVER, "--restart", "1", "--env.id", "worlds:RaisesInStep").expect(1, 40.0)
     assert "restart 1 of 1" in text
     assert "WorkerDied: actor-0: EnvironmentFault" in text and "1 restart(s) within 600 s are exhausted" in text
@@ -222,13 +222,13 @@ def test_a_gradient_that_is_not_finite_is_neither_published_nor_saved(launch) ->
 # -- jax, and definitions of the user's -------------------------------------------------------------------------------
 
 
-def test_actor_loads_no_jax_and_leaves_what_it_was_built_of_to_no_collection(launch) -> None:
+def test_actor_loads_no_jax_and_freezes_its_start_up_objects(launch) -> None:
     text = launch(*FOREVER, "--env.id", "worlds:TellsOfJax").expect(1, 30.0)
     told = re.search(r"RuntimeError in step: loaded: \[\], frozen: (\d+)", text)
     assert told and int(told[1]) > 10_000, text
 
 
-def test_environment_that_imports_jax_is_told_of_and_goes_on(launch) -> None:
+def test_environment_that_imports_jax_is_reported_and_continues(launch) -> None:
     text = launch("--env.id", "worlds:ImportsJax").expect(0, 40.0)
     assert "actor-0: the environment imported jax" in text
 
@@ -300,7 +300,7 @@ def test_with_reuse_no_trajectory_is_acted_too_early(launch) -> None:
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_final_evaluation_waits_for_an_evaluator_that_is_on_its_way_back(launch) -> None:
+def test_final_evaluation_waits_for_a_restarting_evaluator(launch) -> None:
     run = launch(
         *FOREVER, "--max-minutes", "0.1", "--evaluator.enabled", "--restart", "3", "--supervision.backoff-s", "3"
     )

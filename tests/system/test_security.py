@@ -49,7 +49,7 @@ def seen(folder: Path) -> tuple[str, list[str]]:
     return "\n".join(x for x in lines if x.startswith("PROCESS")), [x for x in lines if x.startswith("CALL")]
 
 
-def test_the_spy_sees_what_it_is_for(spied: Path, tmp_path: Path) -> None:
+def test_spy_detects_forbidden_calls(spied: Path, tmp_path: Path) -> None:
     package = tmp_path / "jsrl" / "reader.py"
     package.parent.mkdir()
     package.write_text(
@@ -65,7 +65,7 @@ def test_the_spy_sees_what_it_is_for(spied: Path, tmp_path: Path) -> None:
 
 @slow
 @pytest.mark.parametrize("transport", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
-def test_a_run_and_its_resume_unpickle_and_evaluate_nothing(launch, spied: Path, transport: str) -> None:
+def test_run_and_resume_use_no_pickle_and_no_eval(launch, spied: Path, transport: str) -> None:
     evaluated = ("--evaluator.enabled", "true", "--snapshots.period-s", "0.3")
     run = launch("--placement", "served", "--transport", transport, *evaluated, "--total-env-steps", "960")
     run.expect(0, 90.0)
@@ -95,7 +95,7 @@ def loose(path: Path) -> bool:
 
 @slow
 @pytest.mark.parametrize("transport", ["shared-memory", "zeromq"])
-def test_what_a_run_makes_is_its_owners_alone_and_it_listens_on_no_port(launch, transport: str) -> None:
+def test_run_files_are_private_and_no_port_is_open(launch, transport: str) -> None:
     run = launch(*FOREVER, "--transport", transport, "--placement", "served")
     run.await_updates()
     memory = run.memory_folders()
@@ -166,7 +166,7 @@ def knock(addresses: dict[str, str], keys: Path | None) -> None:
 
 
 @slow
-def test_a_run_that_others_can_reach_takes_only_who_has_its_keys(launch, tmp_path: Path) -> None:
+def test_reachable_run_accepts_only_its_keys(launch, tmp_path: Path) -> None:
     bind = reachable()
     encrypted = (
         "--transport",
@@ -217,7 +217,7 @@ def test_a_run_that_others_can_reach_takes_only_who_has_its_keys(launch, tmp_pat
 
 
 @slow
-def test_workers_are_replaced_at_the_same_encrypted_addresses(launch) -> None:
+def test_workers_are_replaced_at_their_encrypted_addresses(launch) -> None:
     """With fixed ports whoever is connected meets the next life of a dead peer at the old address."""
     port = 20_000 + os.getpid() % 10_000  # below those that the kernel gives to others
     run = counting(launch, "--transport", "zeromq", "--encrypt", "--bind", f"127.0.0.1:{port}")
@@ -252,6 +252,6 @@ def test_a_run_with_replay_workers_encrypts_all_of_its_streams(launch) -> None:
 
 
 @slow
-def test_a_run_without_the_road_to_other_hosts_is_refused_before_it_starts(launch) -> None:
+def test_run_without_encryption_support_is_refused_before_it_starts(launch) -> None:
     run = launch(*FOREVER, "--bind", "0.0.0.0")
     assert "add --transport zeromq" in run.expect_status(2, 30.0)

@@ -129,7 +129,7 @@ def wait_for(reached: Callable[[], object], timeout_s: float) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}")
-def test_a_requeued_run_goes_on_from_its_last_update(cluster: Cluster) -> None:
+def test_requeued_run_continues_from_its_last_update(cluster: Cluster) -> None:
     words = ["ppo_cartpole", "--placement", "served", "--num-envs", "16", "--num-actors", "4", "--restart", "5"]
     words += ["--total-env-steps", "150000", "--stop-at-return", "none", "--evaluator.enabled", "false"]
     words += ["--launcher", "slurm", "--num-hosts", "2", "--run-name", "x"]
@@ -160,7 +160,7 @@ FAR = "import jsrl.runs.identity as i; i._here = lambda: ('far', ''); from jsrl.
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}")
-def test_seeds_are_an_array_that_goes_on_and_that_another_host_may_stop(cluster: Cluster) -> None:
+def test_seed_array_is_requeued_and_stopped_from_another_host(cluster: Cluster) -> None:
     command = [sys.executable, "-m", "jsrl.cli.main"]
     words = ["ppo", "--placement", "serial", "--num-envs", "4", "--rollout-length", "8", "--agent.num-minibatches", "1"]
     words += ["--evaluator.enabled", "false", "--launcher", "slurm", "--run-name", "x"]

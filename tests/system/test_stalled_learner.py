@@ -53,9 +53,7 @@ def consumed(run: Launched) -> int:
 
 
 @pytest.mark.parametrize("transport", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
-def test_while_the_learner_stands_still_every_process_stays_within_its_stated_bytes(
-    launch, transport: str, tmp_path: Path
-) -> None:
+def test_memory_stays_within_its_bounds_while_the_learner_is_stopped(launch, transport: str, tmp_path: Path) -> None:
     options = (*OPTIONS, "--transport", transport)
     memory_mb, memory_shared_mb = stated(launch, *options)
     run = launch(*FOREVER, *options)

@@ -21,7 +21,7 @@ def stopped_in_its_start(run: Launched) -> None:
     run.await_another("learner", old.pid).suspend()
 
 
-def test_a_constructor_that_holds_the_gil_is_slow_not_silent_and_no_part_of_the_time_limit(launch) -> None:
+def test_constructor_holding_the_gil_is_not_silent_and_not_timed(launch) -> None:
     """Two environments that take 3 s each are made one after the other; the limit is 3 s from the first update."""
     world = ("--env.id", "worlds:HoldsTheGilInActor", "--num-envs", "2")
     run = launch(*FOREVER, *world, "--deadlines.silence-s", "2", "--max-minutes", "0.05")
@@ -32,7 +32,7 @@ def test_a_constructor_that_holds_the_gil_is_slow_not_silent_and_no_part_of_the_
 
 
 @pytest.mark.nightly  # where an interrupt ends the run, below, every day
-def test_a_learner_that_is_still_compiling_at_the_end_is_no_failure(launch) -> None:
+def test_learner_still_compiling_at_the_end_is_not_a_failure(launch) -> None:
     run = launch(*FOREVER, "--max-minutes", "0.25", "--restart", "1", "--snapshots.period-s", "0.2")
     run.await_updates()  # until the controller has heard of an update, the clock of --max-minutes stands
     run.until(lambda: list(run.runs_dir.glob("tiny/*/snapshots/state/tags/latest.json")), "a snapshot")
@@ -42,7 +42,7 @@ def test_a_learner_that_is_still_compiling_at_the_end_is_no_failure(launch) -> N
     assert run.result()["ended"] == "max_minutes"
 
 
-def test_an_interrupt_while_a_learner_compiles_is_no_failure(launch) -> None:
+def test_interrupt_while_a_learner_compiles_is_not_a_failure(launch) -> None:
     run = launch(*FOREVER, "--restart", "1")
     run.await_updates()
     stopped_in_its_start(run)
@@ -70,7 +70,7 @@ sys.exit(run.main(["tiny", "--runs-dir", {runs!r}, "--placement", "serial", "--t
 """
 
 
-def test_an_interrupt_that_python_dropped_before_the_run_ends_it(tmp_path: Path) -> None:
+def test_interrupt_dropped_by_python_before_the_run_still_ends_it(tmp_path: Path) -> None:
     code = DROPPED.format(world=str(WORLD), runs=str(tmp_path))
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert "Exception ignored" in ended.stderr and ended.returncode == 130, ended.stderr

@@ -73,7 +73,7 @@ def end(run: Launched, transport: str = "shared-memory") -> dict:
     ],
     ids=["shared-memory", "zeromq"],
 )
-def test_killed_workers_are_replaced_and_no_two_lives_are_mixed(launch, workers, arguments) -> None:
+def test_killed_workers_are_replaced_and_incarnations_are_not_mixed(launch, workers, arguments) -> None:
     run = counting(launch, *arguments)
     await_snapshot(run)
     survivors = run.workers()
@@ -125,7 +125,7 @@ def test_producers_and_consumers_are_killed_and_the_ledger_reconciles(launch, tr
     assert found is not None and not found.balanced
 
 
-def test_the_actor_of_a_killed_server_goes_to_another_and_comes_back(launch) -> None:
+def test_actor_of_a_killed_server_fails_over_and_returns(launch) -> None:
     away_s = 10.0
     servers = ("--num-inference-servers", "2", "--num-actors", "2", "--supervision.backoff-s", f"{away_s}")
     run = counting(launch, *servers, "--max-policy-lag", "none")
@@ -140,7 +140,7 @@ def test_the_actor_of_a_killed_server_goes_to_another_and_comes_back(launch) -> 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("transport", ["shared-memory", "zeromq"])
-def test_the_actor_of_a_hung_server_goes_to_another_once_the_server_is_given_up(launch, transport: str) -> None:
+def test_actor_of_a_hung_server_fails_over_once_it_is_declared_lost(launch, transport: str) -> None:
     silence_s, noticed_s = 4.0, 4.0
     servers = (
         "--num-inference-servers",
@@ -174,7 +174,7 @@ def start_point_of(job: dict) -> dict:
     return {}
 
 
-def test_a_learner_killed_while_it_writes_snapshots_goes_on_from_a_committed_one(launch) -> None:
+def test_learner_killed_while_writing_resumes_from_a_committed_snapshot(launch) -> None:
     run = counting(launch, "--snapshots.period-s", "0.05", "--agent.width", "300000")
     await_snapshot(run)
     for pause_s in (0.0, 0.031):
@@ -191,7 +191,7 @@ def test_a_learner_killed_while_it_writes_snapshots_goes_on_from_a_committed_one
 @pytest.mark.parametrize(
     "worker", [*(pytest.param(w, marks=pytest.mark.nightly) for w in ("actor-0", "inference-0")), "learner"]
 )
-def test_a_stopped_worker_is_replaced_and_its_late_words_change_nothing(launch, worker: str) -> None:
+def test_stopped_worker_is_replaced_and_its_late_messages_are_ignored(launch, worker: str) -> None:
     run = counting(launch, "--deadlines.silence-s", "1.5")
     await_snapshot(run)
     victim, since_s = run.workers()[worker], time.monotonic()
@@ -202,7 +202,7 @@ def test_a_stopped_worker_is_replaced_and_its_late_words_change_nothing(launch, 
     end(run)
 
 
-def test_replay_workers_learner_and_evaluator_are_replaced_apart(launch) -> None:
+def test_replay_workers_learner_and_evaluator_are_replaced_independently(launch) -> None:
     run = launch(experiment="replayed")
     run.await_updates(50)
     await_snapshot(run)
@@ -229,7 +229,7 @@ def test_an_environment_that_hangs_is_replaced_with_its_actor(launch) -> None:
     assert "did not return within 2 s" in text and "restart 1 of 1" in text
 
 
-def test_budgets_are_of_a_kind_and_say_when_they_are_used_up(launch) -> None:
+def test_restart_budgets_are_per_kind_and_report_exhaustion(launch) -> None:
     run = counting(launch, "--supervision.inference", "1")
     for text in ("restart 1 of 1", "1 restart(s) within 600 s are exhausted"):
         run.await_worker("inference-0").kill()

@@ -81,7 +81,7 @@ def tuning(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_tuning_leaves_a_profile_that_the_next_run_uses(tuning):
+def test_tune_writes_a_profile_for_the_next_run(tuning):
     one = tuning("--tune-minutes", "0.15", "--trial-seconds", "0.5", "--num-inference-servers", "1")
     assert one.end(400) == 0, one.text
     saved = [p for p in one.profiles.glob("*.json") if not p.name.endswith(".measurements.json")]

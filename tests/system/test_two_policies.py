@@ -17,7 +17,7 @@ def saved(run: Launched, policy: str = "") -> dict:
     return SnapshotStore(run.folder / "snapshots" / policy / "state").meta("latest")
 
 
-def test_one_learner_is_killed_and_both_policies_go_on_in_a_resume(launch) -> None:
+def test_killed_learner_recovers_and_both_policies_resume(launch) -> None:
     """The update fails where rows or cores of two lives are mixed."""
     run = counting(launch, "--graph", "my_workers:two_policies", "--num-actors", "2", "--restart", "5")
     for policy in ("", "b"):

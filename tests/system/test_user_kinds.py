@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("transport", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
-def test_augmenters_and_watchers_outlive_kills_of_themselves_and_both_neighbours(launch, transport: str) -> None:
+def test_augmenters_and_watchers_survive_kills_of_themselves_and_neighbours(launch, transport: str) -> None:
     """The update fails where rows or cores of two lives are mixed."""
     run = counting(
         launch,
@@ -39,7 +39,7 @@ def test_augmenters_and_watchers_outlive_kills_of_themselves_and_both_neighbours
 
 
 @pytest.mark.parametrize("transport", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
-def test_a_broadcast_outlives_kills_of_its_writer_and_of_each_reader(launch, transport: str) -> None:
+def test_broadcast_survives_kills_of_its_writer_and_readers(launch, transport: str) -> None:
     run = counting(launch, "--graph", "my_workers:counted", "--restart", "5", "--transport", transport)
     await_snapshot(run)
     for worker in ("count", "learner", "actor-0", "count"):

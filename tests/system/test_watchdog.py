@@ -25,7 +25,7 @@ def await_report(run: Launched, number: int) -> dict[str, str]:
     return sections(run, number)
 
 
-def test_on_demand_all_workers_tell_what_they_do_and_go_on(launch) -> None:
+def test_all_workers_dump_stacks_on_demand_and_continue(launch) -> None:
     run = launch("--num-actors", "2", experiment="counting")
     run.await_updates(20)
     before = {name: process.pid for name, process in run.workers().items()}
@@ -50,7 +50,7 @@ def test_on_demand_all_workers_tell_what_they_do_and_go_on(launch) -> None:
     assert not list((run.folder / "logs").glob("*.stacks"))
 
 
-def test_a_serial_run_tells_where_it_is(launch) -> None:
+def test_serial_run_dumps_its_stack(launch) -> None:
     run = launch(*FOREVER, "--placement", "serial")
     run.await_updates(2)
     run.popen.send_signal(signal.SIGUSR1)
@@ -60,7 +60,7 @@ def test_a_serial_run_tells_where_it_is(launch) -> None:
     run.expect(130, 20.0)
 
 
-def test_of_a_stopped_worker_it_says_so_and_shows_the_others(launch) -> None:
+def test_report_of_a_stopped_worker_shows_the_others(launch) -> None:
     run = launch("--deadlines.silence-s", "1.5", experiment="counting")
     run.await_updates(5)
     victim = run.workers()["inference-0"]
@@ -75,7 +75,7 @@ def test_of_a_stopped_worker_it_says_so_and_shows_the_others(launch) -> None:
     run.expect(130, 20.0)
 
 
-def test_of_a_worker_that_holds_the_gil_it_shows_the_stack(launch) -> None:
+def test_report_shows_the_stack_of_a_worker_holding_the_gil(launch) -> None:
     run = launch(*FOREVER, "--env.id", "worlds:HoldsTheGil", "--deadlines.silence-s", "2")
     text = run.expect(1, 30.0)
     assert "WorkerDied: actor-0 sent no message for 2 s" in text and "0001-actor-0.txt" in text
@@ -84,7 +84,7 @@ def test_of_a_worker_that_holds_the_gil_it_shows_the_stack(launch) -> None:
     assert "in _loop" in seen["learner"]
 
 
-def test_of_a_hang_it_shows_every_thread(launch) -> None:
+def test_report_of_a_hang_shows_every_thread(launch) -> None:
     run = launch(*FOREVER, "--env.id", "worlds:HangsInStep", "--actor.step-deadline-s", "1.5")
     text = run.expect(1, 30.0)
     assert "WorkerDied: actor-0: EnvironmentFault" in text and "time.sleep(3600.0)" in text

@@ -96,7 +96,7 @@ def test_environment_that_ends_the_process(launch) -> None:
 
 
 @slow
-def test_environment_that_hangs_as_a_worker_makes_it(launch) -> None:
+def test_environment_that_hangs_in_its_constructor_in_a_worker(launch) -> None:
     """One that hangs in a step: test_watchdog."""
     text = launch(*FOREVER, "--env.id", "worlds:HangsInActor", "--actor.step-deadline-s", "1.5").expect(1, 30.0)
     assert "WorkerDied: actor-0: EnvironmentFault" in text
@@ -104,7 +104,7 @@ def test_environment_that_hangs_as_a_worker_makes_it(launch) -> None:
     assert "time.sleep(3600.0)" in text  # the stack shows where
 
 
-def test_environment_that_hangs_as_it_is_made(launch) -> None:
+def test_environment_that_hangs_in_its_constructor(launch) -> None:
     run = launch("--env.id", "worlds:HangsInConstruction", "--actor.step-deadline-s", "1.5")
     text = run.expect(1, 15.0)
     assert "EnvironmentFault: environment 'worlds:HangsInConstruction' was not made within 1.5 s" in text
@@ -112,7 +112,7 @@ def test_environment_that_hangs_as_it_is_made(launch) -> None:
 
 
 @slow
-def test_environment_that_raises_as_it_is_made(launch) -> None:
+def test_environment_that_raises_in_its_constructor(launch) -> None:
     text = launch("--env.id", "worlds:RaisesInConstruction").expect(1, 15.0)
     assert "EnvironmentFault: environment 'worlds:RaisesInConstruction' raised ZeroDivisionError" in text
     assert "construction gave up on purpose" in text
@@ -185,7 +185,7 @@ def test_run_folder_that_cannot_be_written(world, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "part"), [({"stop_at_return": 1.0}, "evaluator"), ({"max_minutes": 0.0}, "above 0")]
 )
-def test_limits_that_cannot_be(world, options: dict, part: str) -> None:
+def test_invalid_limits(world, options: dict, part: str) -> None:
     with pytest.raises(ConfigError, match=part):
         tiny("probe:action_matters", **options)
 
@@ -219,7 +219,7 @@ for words in {[words for words, _ in COMMANDS.values()]!r}:
         assert part in text, (words, text)
 
 
-def test_a_failing_run_in_this_process_leaves_the_signals_alone(world, tmp_path: Path) -> None:
+def test_failing_serial_run_restores_signal_handlers(world, tmp_path: Path) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)]
     with pytest.raises(EnvironmentFault):
         run(tiny("worlds:RaisesInStep"), runs_dir=tmp_path, display="quiet", placement="serial")
