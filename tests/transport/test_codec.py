@@ -38,7 +38,7 @@ def assert_same(given_tree, found_tree):
 
 @pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (2, 3, 4)])
-def test_every_dtype_and_shape_comes_back(name, shape):
+def test_round_trip_of_every_dtype_and_shape(name, shape):
     from jsrl.transport.wire.schema import to_dtype
 
     dtype = to_dtype(name)
@@ -48,13 +48,13 @@ def test_every_dtype_and_shape_comes_back(name, shape):
     assert_same({"x": array}, decode(as_wire(encode("test", {}, {"x": array}))).arrays)
 
 
-def test_non_contiguous_arrays_come_back():
+def test_round_trip_of_non_contiguous_arrays():
     base = np.arange(60.0).reshape(3, 4, 5)
     tree = {"transposed": base.T, "strided": base[:, ::2, ::-1], "fortran": np.asfortranarray(base)}
     assert_same(tree, decode(as_wire(encode("test", {}, tree))).arrays)
 
 
-def test_nesting_fields_and_none_come_back():
+def test_round_trip_of_nesting_fields_and_none():
     tree = {"b": (np.zeros(2), None, {"c": np.ones((1, 1), "int8")}), "a": ()}
     fields = {"text": "ü", "number": -(2**40), "float": 0.1, "bytes": b"\0", "list": [1, None, {"x": []}]}
     message = decode(as_wire(encode("kind", fields, tree)))
@@ -153,7 +153,7 @@ plain = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(m
 
 @given(tree=trees, fields=st.dictionaries(st.text(max_size=6), plain, max_size=4))
 @settings(max_examples=150, deadline=None)
-def test_any_tree_comes_back(tree, fields):
+def test_round_trip_of_any_tree(tree, fields):
     message = decode(as_wire(encode("any", fields, tree)))
     assert message.fields == fields
     assert_same(tree, message.arrays)
@@ -188,7 +188,7 @@ def test_any_bytes_are_codec_errors(frames):
 
 @given(body=st.binary(max_size=60), frames=st.lists(st.binary(max_size=16), max_size=3))
 @settings(max_examples=300, deadline=None)
-def test_any_body_under_a_right_checksum_decodes_or_is_a_codec_error(body, frames):
+def test_any_body_with_a_valid_checksum_decodes_or_is_a_codec_error(body, frames):
     packed = struct.pack("<4sHHI", b"JSRL", codec.PROTOCOL_VERSION, len(frames) + 1, zlib.crc32(body)) + body
     try:
         decode([packed, *frames])

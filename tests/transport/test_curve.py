@@ -161,7 +161,7 @@ def own_address() -> str | None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_the_runs_keys_open_every_road(world: Path, transport: str) -> None:
+def test_run_keys_work_on_every_transport(world: Path, transport: str) -> None:
     with opened(transport, world / "run") as end:
         end.use("actor-0", world / "run")
         end.use("actor-1", world / "run" / "client.key")  # as copied to another host
@@ -187,7 +187,7 @@ def test_every_kind_of_address(world: Path, tmp_path: Path, transport: str, addr
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("stranger", [*QUICKLY, *(pytest.param(x, marks=slow) for x in STRANGERS if x not in QUICKLY)])
-def test_strangers_get_nowhere_are_told_why_and_disturb_nobody(world: Path, transport: str, stranger: str) -> None:
+def test_unauthenticated_clients_are_refused_with_the_reason(world: Path, transport: str, stranger: str) -> None:
     with opened(transport, world / "run") as end:
         end.use("actor-0", world / "run")
         started = time.monotonic()
@@ -201,7 +201,7 @@ def test_strangers_get_nowhere_are_told_why_and_disturb_nobody(world: Path, tran
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_short_deadline_names_the_reason_too(world: Path, transport: str) -> None:
+def test_short_deadline_names_the_reason(world: Path, transport: str) -> None:
     with opened(transport, world / "run") as end, pytest.raises(StreamError) as caught:
         end.use("stranger", world / "wrong-server", 0.6)
     if transport != "params":  # whose ends may come and go, so that its waits say what they waited for
@@ -209,7 +209,7 @@ def test_a_short_deadline_names_the_reason_too(world: Path, transport: str) -> N
         assert "server key is not the one" in str(caught.value)
 
 
-def test_an_end_without_keys_is_told_so_where_its_connections_are_just_closed(monkeypatch) -> None:
+def test_client_without_keys_gets_the_reason_for_closed_connections(monkeypatch) -> None:
     """The other end may close a connection before this one has read that it is encrypted."""
     monkeypatch.setattr(curve, "_PATIENCE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -228,7 +228,7 @@ def test_an_end_without_keys_is_told_so_where_its_connections_are_just_closed(mo
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_keys_are_of_no_use_where_nothing_is_encrypted(world: Path, tmp_path: Path, transport: str) -> None:
+def test_keys_are_refused_on_unencrypted_transports(world: Path, tmp_path: Path, transport: str) -> None:
     with opened(transport, None, f"ipc://{tmp_path}/s") as end:
         with pytest.raises(AccessDenied, match="not encrypted"):
             end.use("stranger", world / "run")
@@ -244,7 +244,7 @@ def test_tcp_needs_keys(transport: str, host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
-def test_the_control_road_needs_them_too(host: str) -> None:
+def test_control_connection_needs_keys(host: str) -> None:
     with pytest.raises(ConfigError, match="reached by other users and hosts"):
         ControlServer(f"tcp://{host}:0")
 
@@ -257,7 +257,7 @@ def control_messages(server: ControlServer, seconds: float) -> list[Any]:
 
 
 @slow
-def test_the_control_road_with_keys(world: Path) -> None:
+def test_control_connection_with_keys(world: Path) -> None:
     server = ControlServer(LOOPBACK, keys=world / "run")
     ends: list[ControlClient] = []
     try:
@@ -282,7 +282,7 @@ def test_the_control_road_with_keys(world: Path) -> None:
 
 @slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_guest_is_let_in_until_its_key_is_taken_back(world: Path, tmp_path: Path, transport: str) -> None:
+def test_guest_key_works_until_revoked(world: Path, tmp_path: Path, transport: str) -> None:
     guest, own = host_with_keys(world / "run", tmp_path / "own")
     with opened(transport, world / "run") as end:
         end.use("actor-0", own)
@@ -304,7 +304,7 @@ def host_with_keys(run: Path, folder: Path) -> tuple[Path, Path]:
 
 @slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_host_binds_with_a_key_of_its_own_which_addresses_name(world: Path, tmp_path: Path, transport: str) -> None:
+def test_host_binds_with_its_own_key_named_in_addresses(world: Path, tmp_path: Path, transport: str) -> None:
     own, first = host_with_keys(world / "run", tmp_path / "first")
     show_guests(first, [own.name])
     guest, second = host_with_keys(world / "run", tmp_path / "second")
@@ -330,7 +330,7 @@ def test_a_host_binds_with_a_key_of_its_own_which_addresses_name(world: Path, tm
 # -- at the level of sockets
 
 
-def test_a_client_that_only_knows_the_servers_key_delivers_nothing(world: Path, caplog) -> None:
+def test_client_with_only_the_server_key_delivers_nothing(world: Path, caplog) -> None:
     """What CURVE alone would let in; raw, so that no client of ours stands between."""
     consumer: Any = bind_samples(LOOPBACK, SCHEMA, keys=world / "run")
     context = zmq.Context()
@@ -355,7 +355,7 @@ def test_a_client_that_only_knows_the_servers_key_delivers_nothing(world: Path, 
     assert len(told) == 4, "the 1st, 2nd, 4th and 8th"
 
 
-def test_what_travels_cannot_be_read_on_the_way(world: Path, tmp_path: Path) -> None:
+def test_traffic_is_encrypted(world: Path, tmp_path: Path) -> None:
     """A relay between the ends sees neither what is written nor who writes."""
     with opened("samples", world / "run") as end:
         seen, address = bytearray(), end.address
@@ -434,7 +434,7 @@ def test_a_trajectory_of_the_largest_size_fits(world: Path) -> None:
     consumer.close()
 
 
-def test_nothing_is_left_behind(world: Path) -> None:
+def test_close_leaves_no_files_or_threads(world: Path) -> None:
     def count() -> tuple[int, int]:
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
@@ -453,7 +453,7 @@ def test_nothing_is_left_behind(world: Path) -> None:
         time.sleep(0.05)  # what ZeroMQ closes goes a moment later
 
 
-def test_a_taken_port_is_told_and_leaves_no_gate(world: Path) -> None:
+def test_taken_port_is_reported_and_leaves_no_authenticator(world: Path) -> None:
     with opened("params", world / "run") as end:
         threads = set(threading.enumerate())
         for transport in TRANSPORTS.values():
@@ -462,7 +462,7 @@ def test_a_taken_port_is_told_and_leaves_no_gate(world: Path) -> None:
         assert set(threading.enumerate()) <= threads
 
 
-def test_a_missing_key_is_told_before_anything_is_opened(world: Path, tmp_path: Path) -> None:
+def test_missing_key_is_reported_before_opening_sockets(world: Path, tmp_path: Path) -> None:
     for transport in TRANSPORTS.values():
         with pytest.raises(ConfigError, match="no keys at"):
             transport("tcp://0.0.0.0:0", tmp_path / "nowhere")
@@ -470,14 +470,14 @@ def test_a_missing_key_is_told_before_anything_is_opened(world: Path, tmp_path: 
         connect_params(LOOPBACK, keys=tmp_path)
 
 
-def test_other_roads_take_keys_and_need_none(world: Path) -> None:
+def test_local_transports_accept_keys_without_needing_them(world: Path) -> None:
     for transport in TRANSPORTS:
         with opened(transport, world / "run", f"local:encrypted-{transport}") as end:
             end.use("actor-0", world / "run")
 
 
 @slow
-def test_keys_made_anew_lock_out_whoever_has_the_old_ones(tmp_path: Path) -> None:
+def test_renewed_keys_lock_out_old_ones(tmp_path: Path) -> None:
     folder = make_keys(tmp_path / "keys")
     old = Path(shutil.copy(folder / "client.key", tmp_path / "old"))
     old.chmod(0o600)

@@ -75,7 +75,7 @@ def abandon(producer: ZmqSampleProducer) -> None:
 
 
 @pytest.mark.parametrize("storm", STORMS)
-def test_every_trajectory_arrives_once_whatever_happens_to_messages(consumer: ZmqSampleConsumer, storm: str) -> None:
+def test_every_trajectory_arrives_once_under_message_faults(consumer: ZmqSampleConsumer, storm: str) -> None:
     proxy = FaultProxy(consumer.address, STORMS[storm], seed=1)
     tally = Tally(consumer, GROUPS)
     actors = [Actor(proxy.address, f"actor-{i}", 0, 25) for i in range(2)]
@@ -90,7 +90,7 @@ def test_every_trajectory_arrives_once_whatever_happens_to_messages(consumer: Zm
     proxy.close()
 
 
-def test_producers_that_are_killed_and_replaced_in_a_storm(consumer: ZmqSampleConsumer) -> None:
+def test_producers_killed_and_replaced_repeatedly(consumer: ZmqSampleConsumer) -> None:
     proxy = FaultProxy(consumer.address, STORMS["everything"], seed=2)
     tally = Tally(consumer, GROUPS)
     for incarnation in range(4):
@@ -106,7 +106,7 @@ def test_producers_that_are_killed_and_replaced_in_a_storm(consumer: ZmqSampleCo
     proxy.close()
 
 
-def test_a_lost_trajectory_is_sent_again_although_its_producer_does_nothing_more(consumer: ZmqSampleConsumer) -> None:
+def test_lost_trajectory_is_resent_by_an_idle_producer(consumer: ZmqSampleConsumer) -> None:
     proxy = FaultProxy(consumer.address, Faults())
     producer = connect_samples(proxy.address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S)
     proxy.faults = Faults(drop=1.0)
@@ -122,7 +122,7 @@ def test_a_lost_trajectory_is_sent_again_although_its_producer_does_nothing_more
     proxy.close()
 
 
-def test_a_stopped_consumer_holds_producers_back_and_nothing_piles_up(consumer: ZmqSampleConsumer) -> None:
+def test_stopped_consumer_blocks_producers_without_growing_memory(consumer: ZmqSampleConsumer) -> None:
     proxy = FaultProxy(consumer.address, STORMS["everything"], seed=3)
     actor = Actor(proxy.address, "actor-0", 0, 20)
     most = 0

@@ -7,13 +7,13 @@ import pytest
 from benchmarks import fuzz
 
 
-def test_every_way_of_breaking_a_message_is_tried_and_most_are_refused() -> None:
+def test_every_mutation_is_tried_and_most_are_refused() -> None:
     outcome = fuzz.fuzz_codec(2_000, seed=5)
     assert outcome.failures == [] and outcome.frames == 2_000
     assert outcome.answers["CodecError"] > 1_500 and outcome.answers["accepted"] > 50
 
 
-def test_the_search_can_fail(monkeypatch) -> None:
+def test_fuzz_search_finds_a_planted_fault(monkeypatch) -> None:
     """A codec that lets anything else than a CodecError out is found."""
 
     def careless(frames, limits):

@@ -121,7 +121,7 @@ def test_samples(transport: str, producer, groups, expected: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("transport", ["shm", "ipc"])
-def test_a_hello_longer_than_any_of_this_stream_is_not_even_read(transport: str, tmp_path: Path) -> None:
+def test_oversized_hello_is_not_decoded(transport: str, tmp_path: Path) -> None:
     consumer = bind_samples(address(transport, tmp_path), SCHEMA, guests=ACTORS)
     place = consumer.address if transport == "ipc" else f"ipc://{tmp_path}/run/s.samples.hello"
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
@@ -134,14 +134,14 @@ def test_a_hello_longer_than_any_of_this_stream_is_not_even_read(transport: str,
     consumer.close()
 
 
-def test_a_stream_for_anybody_takes_so_many_names_and_no_more() -> None:
+def test_open_stream_limits_the_number_of_names() -> None:
     known = {f"w{i}" for i in range(MOST_NAMES)}
     JoinRules().check(ProducerId("w0", 1), known)
     with pytest.raises(StreamClosed, match=f"its limit of {MOST_NAMES} names"):
         JoinRules().check(ProducerId("another", 0), known)
 
 
-def test_lives_only_rise_and_one_that_left_may_come_again() -> None:
+def test_incarnations_only_rise_and_a_client_that_left_may_return() -> None:
     first, second = ProducerId("actor-0", 3), ProducerId("actor-0", 4)
     admission = Admission(ACTORS)
     admission.admit(first)
@@ -162,12 +162,12 @@ def test_lives_only_rise_and_one_that_left_may_come_again() -> None:
 
 
 @pytest.mark.parametrize("given", [None, "ab", 3, [[1]], [[1, 2, 3]], [["a", 1]], [[True, 1]], [[0, 1], [0, 2]], [5]])
-def test_groups_that_are_no_pairs(given: Any) -> None:
+def test_malformed_groups_are_refused(given: Any) -> None:
     with pytest.raises(CodecError, match="a hello"):
         read_pairs(given, 4)
 
 
-def test_what_a_hello_says_is_checked_before_its_schema(tmp_path: Path) -> None:
+def test_hello_fields_are_checked_before_the_schema(tmp_path: Path) -> None:
     """A hello of a stranger costs nothing, whatever schema comes with it."""
     consumer: Any = bind_samples(f"ipc://{tmp_path}/s", SCHEMA, guests=ACTORS)
     frames = hello_of_producer(ProducerId("stranger", 0), 1, flatten_schema(SCHEMA)).frames()

@@ -175,7 +175,7 @@ def play(run: Path, transport: str) -> tuple[HopLedger, HopLedger]:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_stream_whose_ends_leave_in_order_balances(transport: str, tmp_path: Path) -> None:
+def test_stream_closed_in_order_balances(transport: str, tmp_path: Path) -> None:
     midway, found = play(tmp_path / "run", transport)
     assert midway == HopLedger(7, 3, {"stale": 1}, in_flight=3)
     assert found == HopLedger(7, 3, {"stale": 1, "closed": 3}) and found.balanced
@@ -184,7 +184,7 @@ def test_a_stream_whose_ends_leave_in_order_balances(transport: str, tmp_path: P
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("side", ["commit", "receive", "settle"])
-def test_a_miscount_of_either_side_is_seen_on_every_road(
+def test_miscount_on_either_side_is_detected_on_every_transport(
     transport: str, side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind: Any = PersistedLedger if side == "settle" else HopPage
@@ -203,7 +203,7 @@ def test_a_miscount_of_either_side_is_seen_on_every_road(
 
 
 @pytest.mark.parametrize("transport", ACROSS)
-def test_a_killed_producer_is_accounted_for_by_its_page(transport: str, tmp_path: Path, others: list[Other]) -> None:
+def test_killed_producer_is_counted_from_its_page(transport: str, tmp_path: Path, others: list[Other]) -> None:
     run = tmp_path / "run"
     consumer = bind(run, address_of(transport, run))
     producer = Other(_PRODUCER, address=consumer.address, hop=str(hop_folder(run, SAMPLES)), count=5)
@@ -223,7 +223,7 @@ def test_a_killed_producer_is_accounted_for_by_its_page(transport: str, tmp_path
 
 @pytest.mark.parametrize("transport", ACROSS)
 @pytest.mark.parametrize("producer_lives", [True, False])
-def test_a_killed_consumer_leaves_nothing_unaccounted_for(
+def test_killed_consumer_leaves_no_unknown_trajectory(
     transport: str, producer_lives: bool, tmp_path: Path, others: list[Other]
 ) -> None:
     run = tmp_path / "run"
@@ -254,7 +254,7 @@ def test_a_killed_consumer_leaves_nothing_unaccounted_for(
         producer.close()
 
 
-def test_the_next_consumer_looks_into_rings_before_it_removes_them(tmp_path: Path, others: list[Other]) -> None:
+def test_new_consumer_counts_old_rings_before_removing_them(tmp_path: Path, others: list[Other]) -> None:
     run = tmp_path / "run"
     hop = hop_folder(run, SAMPLES)
     consumer = Other(_CONSUMER, run=str(run), address=address_of("shm", run), count=0, released=0)
@@ -274,7 +274,7 @@ def test_the_next_consumer_looks_into_rings_before_it_removes_them(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ACROSS)
-def test_kills_at_any_moment_mislead_nobody(transport: str, tmp_path: Path, others: list[Other]) -> None:
+def test_kills_at_any_moment_keep_the_counts_correct(transport: str, tmp_path: Path, others: list[Other]) -> None:
     run, rng = tmp_path / "run", random.Random(7)
     produced = 0
     for life in range(16):
@@ -296,7 +296,7 @@ def test_kills_at_any_moment_mislead_nobody(transport: str, tmp_path: Path, othe
         produced = found.produced
 
 
-def test_a_producer_of_another_host_is_known_once_it_left_in_order(tmp_path: Path, others: list[Other]) -> None:
+def test_remote_producer_is_counted_once_it_left_in_order(tmp_path: Path, others: list[Other]) -> None:
     run = tmp_path / "run"
     consumer = bind(run, address_of("ipc", run))
     producer = Other(_PRODUCER, address=consumer.address, hop="", count=5)
@@ -313,7 +313,7 @@ def test_a_producer_of_another_host_is_known_once_it_left_in_order(tmp_path: Pat
     consumer.close()
 
 
-def test_a_page_that_is_gone_or_broken_is_noticed(tmp_path: Path) -> None:
+def test_missing_or_broken_page_is_detected(tmp_path: Path) -> None:
     play(tmp_path / "run", "local")
     (page,) = pages_in(hop_folder(tmp_path / "run", SAMPLES))
     content = page.read_bytes()
@@ -327,7 +327,7 @@ def test_a_page_that_is_gone_or_broken_is_noticed(tmp_path: Path) -> None:
     assert page.read_bytes() == content[:100]
 
 
-def test_a_ledger_that_begins_without_its_page_carries_the_snapshots_counts(tmp_path: Path) -> None:
+def test_ledger_without_its_page_starts_from_the_snapshot_counts(tmp_path: Path) -> None:
     run = tmp_path / "run"
     play(run, "local")
     ledger_path(run, SAMPLES).unlink()

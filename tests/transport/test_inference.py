@@ -56,7 +56,7 @@ def test_impossible_groups(groups: dict[int, int]) -> None:
     server.close()
 
 
-def test_silent_connections_make_room(tmp_path) -> None:
+def test_silent_connections_are_evicted(tmp_path) -> None:
     """More connections that say nothing than there are descriptors: they make room for a client."""
     held = len(os.listdir("/proc/self/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -26,13 +26,13 @@ def umask(request: pytest.FixtureRequest):
     os.umask(before)
 
 
-def test_keys_are_their_owners_alone_whatever_the_umask(tmp_path: Path, umask: None) -> None:
+def test_key_files_are_private_under_any_umask(tmp_path: Path, umask: None) -> None:
     folder = make_keys(tmp_path / "run" / "keys")
     assert mode(folder) == 0o700
     assert {path.name: mode(path) for path in folder.iterdir()} == {"server.key": 0o600, "client.key": 0o600}
 
 
-def test_both_ends_know_each_other_and_no_two_runs_do(tmp_path: Path) -> None:
+def test_keys_match_within_a_run_and_differ_between_runs(tmp_path: Path) -> None:
     folder, other = make_keys(tmp_path / "a"), make_keys(tmp_path / "b")
     server, client = load_server_keys(folder), load_client_keys(folder)
     assert (server.client, client.server) == (client.public, server.public)
@@ -44,7 +44,7 @@ def test_both_ends_know_each_other_and_no_two_runs_do(tmp_path: Path) -> None:
     assert server.secret.decode() not in text
 
 
-def test_keys_that_are_there_are_kept(tmp_path: Path) -> None:
+def test_existing_keys_are_kept(tmp_path: Path) -> None:
     before = load_client_keys(make_keys(tmp_path))
     assert load_client_keys(make_keys(tmp_path)) == before
     os.unlink(tmp_path / "server.key")  # as if the first start had been killed between the two files
@@ -79,7 +79,7 @@ def swapped(content: dict[str, str]) -> dict[str, str]:
         (lambda content: json.dumps(content) + " " * 5000 + "x", "not a key file"),
     ],
 )
-def test_broken_files_are_refused_by_name_and_without_their_content(tmp_path: Path, change, message: str) -> None:
+def test_broken_files_are_refused_by_name_without_showing_content(tmp_path: Path, change, message: str) -> None:
     path = make_keys(tmp_path) / "client.key"
     content = json.loads(path.read_text())
     path.write_text(change(content))
@@ -88,14 +88,14 @@ def test_broken_files_are_refused_by_name_and_without_their_content(tmp_path: Pa
     assert str(path) in str(caught.value) and content["secret"] not in str(caught.value)
 
 
-def test_missing_keys_say_where_they_are_from(tmp_path: Path) -> None:
+def test_missing_keys_name_their_source(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no keys at .*client.key.*RUN/keys"):
         load_client_keys(tmp_path)
     with pytest.raises(ConfigError, match=r"no keys at .*nowhere"):
         load_server_keys(tmp_path / "nowhere")
 
 
-def test_the_other_file_is_not_enough(tmp_path: Path) -> None:
+def test_key_file_of_the_other_side_is_refused(tmp_path: Path) -> None:
     folder = make_keys(tmp_path)
     with pytest.raises(ConfigError, match="not a key file with public, secret, client"):
         load_server_keys(folder / "client.key")
@@ -103,20 +103,20 @@ def test_the_other_file_is_not_enough(tmp_path: Path) -> None:
         load_client_keys(folder / "server.key")
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         make_keys(tmp_path / "file" / "keys")
 
 
-def test_a_zeromq_that_cannot_encrypt_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zeromq_without_curve_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys_module.zmq, "has", lambda what: what != "curve")
     with pytest.raises(ConfigError, match=r"built without CURVE.*wheel"):
         make_keys(tmp_path / "keys")
     assert not (tmp_path / "keys").exists()
 
 
-def test_values_check_themselves() -> None:
+def test_key_values_are_validated() -> None:
     (public, secret), (other, _) = zmq.curve_keypair(), zmq.curve_keypair()
     for kind in (ServerKeys, ClientKeys):
         with pytest.raises(ValueError, match="does not belong"):

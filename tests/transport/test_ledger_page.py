@@ -60,7 +60,7 @@ def unaccounted(life: PageContent) -> int:
     return ledger.received - ledger.consumed - sum((ledger.dropped or {}).values()) - ledger.in_flight
 
 
-def test_what_is_counted_is_read_back_at_once(tmp_path: Path) -> None:
+def test_counts_are_read_back_at_once(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     assert read_page(path) is None
     epoch, ledger = open_ledger(path, 0, None)
@@ -77,13 +77,13 @@ def test_what_is_counted_is_read_back_at_once(tmp_path: Path) -> None:
     assert life.ledger.balanced
 
 
-def test_the_epoch_rises_with_every_life_even_without_a_snapshot(tmp_path: Path) -> None:
+def test_epoch_rises_with_every_start_even_without_a_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     epochs = [open_ledger(path, least, None)[0] for least in (0, 0, 0, 7, 2)]
     assert epochs == [0, 1, 2, 7, 8]
 
 
-def test_a_life_that_only_seemed_dead_counts_in_nobodys_file(tmp_path: Path) -> None:
+def test_replaced_but_living_writer_does_not_touch_the_new_page(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     _, older = open_ledger(path, 0, None)
     older.arrive()
@@ -122,13 +122,15 @@ def test_a_life_that_only_seemed_dead_counts_in_nobodys_file(tmp_path: Path) -> 
         (3, Ledger(4, 4, {}), saved(12, 10, 10, 3, stale=2), Ledger(12, 10, {"stale": 2})),
     ],
 )  # fmt: skip
-def test_what_a_next_life_begins_with(epoch: int, last: Ledger | None, snapshot: dict | None, expected: Ledger) -> None:
+def test_next_start_reads_counts_from_page_or_snapshot(
+    epoch: int, last: Ledger | None, snapshot: dict | None, expected: Ledger
+) -> None:
     begun = continued(None if last is None else PageContent(epoch, last), snapshot)
     assert begun == expected
     assert begun.balanced
 
 
-def test_many_lives_balance_and_lose_no_trajectory(tmp_path: Path) -> None:
+def test_many_restarts_balance_and_lose_no_trajectory(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     snapshot = None
     produced = 0
@@ -178,7 +180,7 @@ def test_a_page_is_off_by_at_most_one_whenever_its_writer_is_killed(tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 4096, b"{}", bytes(4096), b"x" * 10_000])
-def test_what_is_no_page_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+def test_invalid_page_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "ledger"
     path.write_bytes(content)
     with pytest.raises(SnapshotError, match="not a ledger of jsrl"):

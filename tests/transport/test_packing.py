@@ -46,7 +46,7 @@ def filled(schema: Trajectory, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize(("frames", "dtype"), [(2, "uint8"), (4, "uint8"), (8, "uint8"), (3, "uint8"), (4, "float32")])
 @pytest.mark.parametrize("compress", [False, True])
-def test_a_block_comes_as_it_was_sent(frames: int, dtype: str, compress: bool) -> None:
+def test_block_arrives_unchanged(frames: int, dtype: str, compress: bool) -> None:
     if compress:
         pytest.importorskip("lz4.block")
     schema = schema_of(frames, dtype)
@@ -59,7 +59,7 @@ def test_a_block_comes_as_it_was_sent(frames: int, dtype: str, compress: bool) -
         assert packer.unpack(fields, packed).tobytes() == raw.tobytes()
 
 
-def test_what_has_no_stacks_or_does_not_shrink_travels_as_it_is() -> None:
+def test_unpackable_blocks_are_sent_unchanged() -> None:
     schema = schema_of(1)
     packer = Packer(schema, Packing(4))
     raw = filled(schema)
@@ -69,7 +69,7 @@ def test_what_has_no_stacks_or_does_not_shrink_travels_as_it_is() -> None:
     assert Packer(schema, Packing(None, True)).pack(noise)[0] == {}
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_inputs_are_refused() -> None:
     schema = schema_of(4)
     packer, raw = Packer(schema, Packing(4)), filled(schema)
     _, packed = packer.pack(raw)
@@ -98,7 +98,7 @@ def test_compressed_garbage_is_refused() -> None:
         packer.unpack(fields, packed[:5])
 
 
-def test_what_is_still_being_sent_is_not_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_in_transit_is_not_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = bind_samples(f"ipc://{tmp_path}/samples", schema_of(4))
     producer: Any = connect_samples(consumer.address, schema_of(4), ProducerId("actor-0", 0), 1, 10.0)
     again: list[int] = []

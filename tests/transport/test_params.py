@@ -42,7 +42,7 @@ def test_unknown_scheme() -> None:
         connect_params("carrier:pigeon")
 
 
-def test_a_publish_rings_for_a_reader_that_waits(tmp_path) -> None:
+def test_publish_wakes_a_waiting_reader(tmp_path) -> None:
     publisher = bind_params(f"shm:{tmp_path}/run/p")
     publisher.publish(0, 1, params_contract.make_values(1))
     subscriber = connect_params(publisher.address)

@@ -17,7 +17,7 @@ from tests.launch.hosts.agents import await_that
 ENDPOINT = "tcp://127.0.0.1:0"
 
 
-def test_a_tree_of_fan_out_three() -> None:
+def test_relay_tree_with_fan_out_three() -> None:
     assert [ancestors(place) for place in range(4)] == [[], [], [], [0]]
     assert ancestors(12) == [3, 0] and ancestors(11) == [2]
     children = [sum(ancestors(place)[:1] == [parent] for place in range(13)) for parent in range(13)]
@@ -54,7 +54,7 @@ def tree(tmp_path: Path) -> Iterator[Tree]:
         yield made
 
 
-def test_params_go_down_the_tree_and_orphans_turn_to_their_grandparents(tree: Tree, tmp_path: Path) -> None:
+def test_orphaned_relays_read_from_their_grandparents(tree: Tree, tmp_path: Path) -> None:
     reader = connect_params(f"shm:{tmp_path}/memory/3")
     tree.publish(1)
     tree.reach(1, *range(7))
@@ -74,7 +74,7 @@ def test_params_go_down_the_tree_and_orphans_turn_to_their_grandparents(tree: Tr
     reader.close()
 
 
-def test_an_older_version_is_not_passed_on_again(tree: Tree) -> None:
+def test_older_version_is_not_relayed_again(tree: Tree) -> None:
     tree.publish(5)
     tree.reach(5, 0, 3)
     other = bind_params(ENDPOINT, keys=tree.keys)
@@ -88,7 +88,7 @@ def test_an_older_version_is_not_passed_on_again(tree: Tree) -> None:
         other.close()
 
 
-def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:
+def test_storage_failure_is_reported(tmp_path: Path) -> None:
     tree = Tree(tmp_path, 1)
     with contextlib.closing(tree):
         tree.publish(1)

@@ -37,7 +37,7 @@ def keys_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "sizes", [(0,), (10, 0), (PIECE_BYTES - 1,), (PIECE_BYTES,), (1, 2 * PIECE_BYTES, 5, PIECE_BYTES + 1)]
 )
-def test_joining_gives_what_was_cut(sizes: tuple[int, ...]) -> None:
+def test_joined_pieces_equal_the_message(sizes: tuple[int, ...]) -> None:
     frames = [np.random.default_rng(n).bytes(n) for n in sizes]
     pieces = cut(frames)
     assert max(len(piece) for piece in pieces) <= PIECE_BYTES
@@ -52,7 +52,7 @@ def test_too_much_and_too_little() -> None:
         join(pieces[:-1], 1 << 30)
 
 
-def test_large_messages_on_every_road(keys: Path) -> None:
+def test_large_messages_on_every_transport(keys: Path) -> None:
     consumer = bind_samples(LOOPBACK, LARGE, keys=keys)
     producer = connect_samples(consumer.address, LARGE, ProducerId("actor-0", 0), 1, TIMEOUT_S, keys=keys)
     for number in range(4):
@@ -90,7 +90,7 @@ def test_large_requests(keys: Path) -> None:
     serving.close()
 
 
-def test_a_large_report_on_the_control_road(keys: Path) -> None:
+def test_large_report_on_the_control_connection(keys: Path) -> None:
     server = ControlServer(LOOPBACK, keys=keys)
     client = ControlClient(server.address, "actor-0", 0, keys=keys)
     text = "x" * (2 * PIECE_BYTES)
@@ -116,7 +116,7 @@ ENDS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("flags", [2, 6], ids=["frame", "command"])
-def test_a_stranger_that_announces_a_large_frame_is_cut_off(keys: Path, end: str, flags: int) -> None:
+def test_unauthenticated_large_frame_is_disconnected(keys: Path, end: str, flags: int) -> None:
     bound = ENDS[end](keys)
     with socket.create_connection(("127.0.0.1", int(bound.address.rpartition(":")[2])), CLOSED_S) as stranger:
         stranger.sendall(_GREETING + struct.pack(">BQ", flags, 4 << 20))

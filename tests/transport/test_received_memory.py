@@ -48,7 +48,7 @@ def pass_one(producer: SampleProducer, consumer: SampleConsumer, number: int) ->
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
-def test_large_trajectories_arrive_in_memory_that_was_used_before(tmp_path: Path) -> None:
+def test_large_trajectories_reuse_memory(tmp_path: Path) -> None:
     assert reuse_freed_memory()
     consumer = bind_samples(f"ipc://{tmp_path}/s", LARGE)
     producer = connect_samples(consumer.address, LARGE, ProducerId("actor-0", 0), 1, TIMEOUT_S)

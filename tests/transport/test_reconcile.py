@@ -49,7 +49,7 @@ def test_a_miscount_on_either_side_never_balances(transport: int, committed: int
     assert "NOT BALANCED; " in str(found)
 
 
-def test_what_is_in_flight_is_what_was_seen_and_never_the_remainder() -> None:
+def test_in_flight_is_counted_and_not_inferred() -> None:
     assert not reconcile(accounted(7, in_flight=0), [connection(committed=9)]).holds
     in_ring = reconcile(accounted(), [connection(committed=9, has_left=False, ring=9)])
     assert in_ring.balanced and in_ring.in_flight == 2
@@ -57,14 +57,14 @@ def test_what_is_in_flight_is_what_was_seen_and_never_the_remainder() -> None:
     assert not HopLedger(produced=3, consumed=100, in_flight=-97).holds
 
 
-def test_what_a_dead_consumer_left_in_the_stream_is_lost() -> None:
+def test_rest_of_a_dead_consumers_stream_is_lost() -> None:
     found = reconcile(accounted(), [connection(committed=9, has_left=False, left=2)])
     assert found.balanced and found.dropped == {"stale": 1, "lost": 2}
     assert not reconcile(accounted(), [connection(committed=9, has_left=False, left=3)]).holds
 
 
 @pytest.mark.parametrize(("committed", "unknown", "holds"), [(7, 0, True), (9, 2, True), (11, 4, True), (12, 4, False)])
-def test_what_a_killed_producer_had_sent_is_unknown_up_to_its_blocks(committed: int, unknown: int, holds: bool) -> None:
+def test_sends_of_a_killed_producer_are_unknown_up_to_its_blocks(committed: int, unknown: int, holds: bool) -> None:
     for parted in (True, False):  # the consumer outlived it, or did not
         found = reconcile(accounted(), [connection(ZEROMQ, committed, left=-1, has_left=parted)])
         assert (found.unknown, found.holds) == (unknown, holds)
@@ -73,12 +73,12 @@ def test_what_a_killed_producer_had_sent_is_unknown_up_to_its_blocks(committed: 
             assert str(found).endswith(f"+ unknown {unknown}: balanced except {unknown} unknown")
 
 
-def test_memory_that_is_gone_with_everything_is_unknown() -> None:
+def test_lost_memory_is_unknown() -> None:
     found = reconcile(accounted(), [connection(SHARED, 9, has_left=False)])
     assert found.holds and found.unknown == 2 and not found.balanced
 
 
-def test_a_producer_of_another_host_is_known_by_its_last_word_only() -> None:
+def test_remote_producer_is_counted_from_its_last_report() -> None:
     told = reconcile(accounted(), [connection(ZEROMQ, 0, attached=False, counted=7, left=-1)])
     assert told.balanced and told.produced == 7
     silent = reconcile(accounted(), [connection(ZEROMQ, 0, attached=False, left=-1)])
@@ -87,14 +87,14 @@ def test_a_producer_of_another_host_is_known_by_its_last_word_only() -> None:
 
 
 @pytest.mark.parametrize("received", [7, 8])
-def test_a_producer_killed_inside_a_commit_misleads_by_that_one_only(received: int) -> None:
+def test_producer_killed_inside_a_commit_is_off_by_one(received: int) -> None:
     found = reconcile(accounted(received), [connection(SHARED, 7, received, begun=8)])
     assert found.balanced and found.produced == received
     assert not reconcile(accounted(9), [connection(SHARED, 7, 9, begun=8)]).holds
     assert not reconcile(accounted(9), [connection(SHARED, 7, 9, begun=9)]).holds  # two cannot be in the making
 
 
-def test_a_consumer_killed_between_two_stores_misleads_by_one_only() -> None:
+def test_consumer_killed_between_two_stores_is_off_by_one() -> None:
     after_outcome = Ledger(7, 6, {"stale": 1}, in_flight=1)  # the queue still shows what was released
     assert not reconcile(after_outcome, [connection()]).holds
     assert reconcile(after_outcome, [connection()], uncertain=1) == HopLedger(7, 6, {"stale": 1})
@@ -105,7 +105,7 @@ def test_a_consumer_killed_between_two_stores_misleads_by_one_only() -> None:
     assert not reconcile(accounted(5), [connection()], uncertain=1).holds
 
 
-def test_pages_that_are_missing_are_noticed() -> None:
+def test_missing_pages_are_detected() -> None:
     found = reconcile(accounted(10), [connection()], joined=2)
     assert found.holds and not found.balanced and found.uncounted == 3
     assert reconcile(accounted(10), [connection()], carried=3).balanced

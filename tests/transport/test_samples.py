@@ -68,7 +68,7 @@ def make_transport(scheme: str, tmp_path: Path) -> Transport:
     "address",
     ["carrier:pigeon", "shm:relative/name", "shm:/name", "local:a/b", "local:", "ipc://" + "x" * 200, "tcp://x"],
 )
-def test_addresses_that_cannot_be(address: str) -> None:
+def test_invalid_addresses_are_refused(address: str) -> None:
     with pytest.raises(ConfigError):
         bind_samples(address, SCHEMA)
     with pytest.raises(ConfigError):
@@ -86,7 +86,7 @@ def test_tcp_needs_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["shm", "ipc"])
-def test_a_dead_consumer_is_noticed_and_replaced(scheme: str, tmp_path: Path) -> None:
+def test_dead_consumer_is_detected_and_replaced(scheme: str, tmp_path: Path) -> None:
     root = str(Path(__file__).parents[2])
     command = [sys.executable, "-c", _CONSUMER, make_transport(scheme, tmp_path).new_address(), root]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -119,7 +119,7 @@ def test_a_dead_consumer_is_noticed_and_replaced(scheme: str, tmp_path: Path) ->
 # -- shared memory
 
 
-def test_shared_files_are_private_and_go(tmp_path: Path) -> None:
+def test_shared_files_are_private_and_removed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     consumer = bind_samples(f"shm:{folder}/s", SCHEMA)
     producer = connect(consumer)
@@ -137,7 +137,7 @@ def test_shared_files_are_private_and_go(tmp_path: Path) -> None:
     lives.close()
 
 
-def test_a_dead_producer_is_found_without_being_told(tmp_path: Path) -> None:
+def test_dead_producer_is_detected(tmp_path: Path) -> None:
     transport = make_transport("shm", tmp_path)
     consumer = bind_samples(transport.new_address(), SCHEMA)
     with producing(transport, consumer.address, count=2, then="hang") as running:
@@ -152,7 +152,7 @@ def test_a_dead_producer_is_found_without_being_told(tmp_path: Path) -> None:
     consumer.close()
 
 
-def test_a_hung_producer_that_wakes_after_its_fence_writes_to_an_orphan(tmp_path: Path) -> None:
+def test_fenced_producer_writes_to_an_orphaned_ring(tmp_path: Path) -> None:
     transport = make_transport("shm", tmp_path)
     consumer = bind_samples(transport.new_address(), SCHEMA)
     with producing(transport, consumer.address, count=10**6) as running:
@@ -170,7 +170,7 @@ def test_a_hung_producer_that_wakes_after_its_fence_writes_to_an_orphan(tmp_path
     consumer.close()
 
 
-def test_a_commit_that_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_invalid_commit_is_refused(tmp_path: Path) -> None:
     consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
     nobody, early = Origin(ProducerId("../etc", 0), 0), Origin(ProducerId("actor-1", 0), -1)
     commits = [(77, 0, 0), (0, 9, 0), (0, 0, 5), (0, -1, 0), (0, 0, 0, nobody), (0, 0, 0, early)]
@@ -185,7 +185,7 @@ def test_a_commit_that_cannot_be_is_refused(tmp_path: Path) -> None:
     consumer.close()
 
 
-def test_a_producer_that_waits_for_room_hears_a_bell(tmp_path: Path) -> None:
+def test_waiting_producer_is_woken_by_the_doorbell(tmp_path: Path) -> None:
     consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
     producer = connect(consumer)
     for waiting in (True, False):
@@ -199,7 +199,7 @@ def test_a_producer_that_waits_for_room_hears_a_bell(tmp_path: Path) -> None:
     consumer.close()
 
 
-def test_files_of_a_dead_consumer_are_swept(tmp_path: Path) -> None:
+def test_files_of_a_dead_consumer_are_removed(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     stale = tmp_path / "run" / "s.samples.actor-0.0.pages"
     stale.write_bytes(b"old")
@@ -290,7 +290,7 @@ class StallingProxy(CuttingProxy):
 
 
 @pytest.mark.slow
-def test_a_partition_longer_than_the_silence_allowed_loses_and_repeats_nothing(tmp_path: Path, monkeypatch) -> None:
+def test_partition_beyond_the_silence_limit_loses_and_repeats_nothing(tmp_path: Path, monkeypatch) -> None:
     """The consumer gives the connection up; what was on its way is sent again on the next one."""
     monkeypatch.setattr(sockets, "_SILENCE_MS", 3000)  # after a heartbeat that may be 1 s away
     transport = make_transport("tcp", tmp_path)._replace(keys=str(make_keys(tmp_path / "keys")))
@@ -345,7 +345,7 @@ def test_a_block_is_not_reused_while_zeromq_reads_it(tmp_path: Path) -> None:
     consumer.close()
 
 
-def test_garbage_on_the_wire_disturbs_nobody(tmp_path: Path) -> None:
+def test_garbage_on_the_wire_is_ignored(tmp_path: Path) -> None:
     consumer = bind_samples(f"ipc://{tmp_path}/s", SCHEMA)
     producer = connect(consumer, groups=1)
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
@@ -371,7 +371,7 @@ def test_garbage_on_the_wire_disturbs_nobody(tmp_path: Path) -> None:
     consumer.close()
 
 
-def test_large_trajectories_arrive_without_a_copy_of_ours(tmp_path: Path) -> None:
+def test_large_trajectories_are_received_without_a_copy(tmp_path: Path) -> None:
     from tests.contracts.sample_producer import checksum, fill, make_schema
 
     schema = make_schema(300_000)
@@ -389,7 +389,7 @@ def test_large_trajectories_arrive_without_a_copy_of_ours(tmp_path: Path) -> Non
     consumer.close()
 
 
-def test_who_was_never_admitted_cannot_fill_the_consumers_memory(tmp_path: Path) -> None:
+def test_unadmitted_client_cannot_fill_consumer_memory(tmp_path: Path) -> None:
     """A stranger sends as fast as it can to a consumer that is busy: soon it cannot send any more."""
     consumer = bind_samples(f"ipc://{tmp_path}/s", SCHEMA)
     context = zmq.Context()

@@ -80,7 +80,7 @@ def test_a_folder_that_others_can_read_is_refused(tmp_path):
         make_folder(tmp_path / "link")
 
 
-def test_the_lock_of_a_segment_goes_with_its_holder(tmp_path):
+def test_lock_of_a_segment_is_released_with_its_process(tmp_path):
     segment = Segment.create(tmp_path / "s", 64)
     code = (
         "import sys, time; from jsrl.transport.memory.segment import Segment\n"
@@ -115,7 +115,7 @@ def test_a_doorbell_wakes_across_processes_and_restarts(tmp_path):
         Doorbell.attach(tmp_path / "bell")
 
 
-def test_ringing_never_blocks_and_a_wait_forgets_all_rings(tmp_path):
+def test_ring_never_blocks_and_a_wait_clears_all_rings(tmp_path):
     waiter, ringer = Doorbell.create(tmp_path / "bell"), Doorbell.attach(tmp_path / "bell")
     started = time.monotonic()
     for _ in range(80_000):

@@ -72,7 +72,9 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return {"shm": f"shm:{folder}/stream", "ipc": f"ipc://{folder}/stream"}[request.param]
 
 
-def test_killed_clients_depart_and_their_next_life_is_served(address: str, children: Children, tmp_path: Path) -> None:
+def test_killed_clients_are_removed_and_their_replacements_served(
+    address: str, children: Children, tmp_path: Path
+) -> None:
     serving = Serving(bind_inference(address, SPEC))
     first = children.start("ask", serving.address, 0)
     assert hear(first) == "checked"
@@ -88,7 +90,7 @@ def test_killed_clients_depart_and_their_next_life_is_served(address: str, child
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_killed_server_is_noticed_and_its_next_life_is_found(address: str, children: Children) -> None:
+def test_killed_server_is_detected_and_its_replacement_found(address: str, children: Children) -> None:
     server = children.start("serve", address)
     bound = hear(server)
     client = connect_inference(bound, SPEC, ProducerId("actor-0", 3), {0: 5}, TIMEOUT_S)
@@ -144,7 +146,7 @@ def modes(folder: Path) -> set[int]:
     return {stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*") if not path.is_dir()}
 
 
-def test_shared_memory_is_private_and_goes(tmp_path: Path) -> None:
+def test_shared_memory_is_private_and_removed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     mask = os.umask(0)
     try:
