@@ -60,7 +60,7 @@ PPO = Experiment(agent=PPOConfig(), name="some", num_envs=16, placement="served"
     ],
 )
 @pytest.mark.parametrize("cores", [1, 2, 16])
-def test_every_candidate_is_a_valid_experiment_that_learns_the_same(experiment, cores):
+def test_every_candidate_is_valid_and_does_not_change_learning(experiment, cores):
     space = make_space(experiment, make_knobs(experiment, Machine(cores)))
     assert key_of(space.default) in {key_of(c) for c in space.candidates}
     assert len({key_of(c) for c in space.candidates}) == len(space.candidates)
@@ -84,7 +84,7 @@ def test_every_candidate_is_a_valid_experiment_that_learns_the_same(experiment, 
         assert dataclasses.replace(by_default, num_groups=experiment.num_groups) == experiment
 
 
-def test_more_cores_and_accelerators_have_more_to_choose_from():
+def test_more_cores_and_accelerators_give_more_candidates():
     def values(machine: Machine, name: str) -> tuple:
         return next(k.values for k in make_knobs(PPO, machine) if k.name == name)
 
@@ -95,7 +95,7 @@ def test_more_cores_and_accelerators_have_more_to_choose_from():
     assert values(Machine(2), "learner.threads") == (1, None)
 
 
-def test_what_the_user_fixed_stays():
+def test_options_fixed_by_the_user_stay():
     knobs = make_knobs(PPO, Machine(2))
     inline = dataclasses.replace(PPO, placement="inline", num_actors=2)
     space = make_space(inline, knobs, {"placement", "num-actors", "seed"})
@@ -111,7 +111,7 @@ def test_nothing_left_to_tune_is_refused():
         make_space(dataclasses.replace(PPO, placement="serial"), make_knobs(PPO, Machine(2)), {"placement"})
 
 
-def test_the_batch_is_tuned_only_when_asked_for():
+def test_batch_is_tuned_only_on_request():
     assert not [k for k in make_knobs(PPO, Machine(2)) if k.name == "envs-factor"]
     space = make_space(PPO, make_knobs(PPO, Machine(2), batch=True))
     assert {with_setting(PPO, s).num_envs for s in space.candidates} == {8, 16, 32, 64}
@@ -122,7 +122,7 @@ def test_the_batch_is_tuned_only_when_asked_for():
     assert {with_setting(PPO, s).num_envs for s in fixed.candidates} == {16}
 
 
-def test_the_grid_has_every_detail_at_its_default():
+def test_grid_holds_all_other_options_at_their_defaults():
     space = space_of(2)
     grid = space.grid
     assert {name: len(own) for name, own in grid.items()} == {
@@ -136,7 +136,7 @@ def test_the_grid_has_every_detail_at_its_default():
     assert key_of(space.default) in {key_of(s) for s in grid["served"]}
 
 
-def test_a_knob_that_is_not_of_ours_can_be_added():
+def test_user_knob_can_be_added():
     """The space is data: another algorithm adds its own knobs."""
     knobs = (*make_knobs(PPO, Machine(2)), Knob("rollout-length", (64, 128, 256)))
     space = make_space(PPO, knobs)
@@ -144,7 +144,7 @@ def test_a_knob_that_is_not_of_ours_can_be_added():
     assert current(PPO, knobs)["rollout-length"] == 128
 
 
-def test_settings_in_words_and_as_options():
+def test_settings_as_text_and_as_options():
     setting = {"placement": "served", "num-actors": 2, "ring": 2, "num-inference-servers": 1}
     setting |= {"inference.max-rows": 1024, "inference.max-wait-s": 0.001, "learner.threads": None}
     big = dataclasses.replace(PPO, num_envs=64)
@@ -195,7 +195,7 @@ def test_regret_over_many_machines(cores, mean, share):
     assert (found <= 0.05).mean() >= share
 
 
-def test_without_the_search_it_would_be_larger():
+def test_regret_without_search_is_larger():
     """The bound above can fail: the default alone, and the luckiest of as many random settings, are worse."""
     space, default, lucky = space_of(2), [], []
     for seed in range(24):
@@ -221,7 +221,7 @@ def test_repeated_tunings_agree():
     assert np.mean(agree) >= 0.9
 
 
-def test_the_same_measurements_lead_to_the_same_next_one():
+def test_equal_measurements_propose_the_same_next_setting():
     space, surface = space_of(2), random_surface(3, 2)
     first = Pretended(surface, np.random.default_rng(0)).search(space)
     again = Pretended(surface, np.random.default_rng(0)).search(space)
@@ -229,7 +229,7 @@ def test_the_same_measurements_lead_to_the_same_next_one():
     assert propose(space, first[:8]) == propose(space, list(first[:8]))
 
 
-def test_the_time_is_kept():
+def test_time_budget_is_respected():
     for total_s, trial_s in ((180.0, 7.0), (60.0, 9.0), (20.0, 7.0), (5.0, 7.0)):
         machine = Pretended(random_surface(0, 2), np.random.default_rng(0), trial_s=trial_s)
         trials = machine.search(space_of(2), total_s)
@@ -237,13 +237,13 @@ def test_the_time_is_kept():
         assert machine.now_s <= max(total_s, trial_s)
 
 
-def test_a_stop_ends_the_search_and_keeps_what_was_measured():
+def test_stop_ends_the_search_and_keeps_the_measurements():
     machine = Pretended(random_surface(0, 2), np.random.default_rng(0))
     budget = Budget(180.0, lambda: machine.now_s, stopped=lambda: machine.made >= 5)
     assert len(search(space_of(2), machine.measure, budget)) == 5
 
 
-def test_a_setting_that_fails_is_left_alone():
+def test_failed_setting_is_not_tried_again():
     """Where every served setting dies, the search does not go on dying."""
     space, surface = space_of(2), random_surface(1, 2)
     machine = Pretended(surface, np.random.default_rng(0))
@@ -261,12 +261,12 @@ def test_a_setting_that_fails_is_left_alone():
     assert "the default failed" in advice.text
 
 
-def test_openings_cover_every_placement():
+def test_initial_settings_cover_every_placement():
     assert {s["placement"] for s in openings(space_of(2))} == {"serial", "inline", "served"}
     assert openings(space_of(16))[0] == space_of(16).default
 
 
-def test_the_model_smooths_a_lucky_measurement():
+def test_model_smooths_an_outlier():
     """One of two neighbours was disturbed upwards; repeated, the other one leads."""
     space = space_of(2)
     settings = [s for s in small_grid(space).candidates if s["placement"] == "inline"][:4]
@@ -303,7 +303,7 @@ def plain(placement: str, actors: int, ring: int):
     )
 
 
-def test_the_advice_says_what_to_use_and_what_it_gains():
+def test_advice_names_the_setting_and_its_gain():
     fast = plain("served", 2, 2)
     default = space_of(2).default
     trials = [Trial(default, "explore", 100.0), Trial(fast, "explore", 230.0)]
@@ -316,7 +316,7 @@ def test_the_advice_says_what_to_use_and_what_it_gains():
     assert "--placement served" in advice.text
 
 
-def test_within_two_percent_the_default_is_kept_else_fewer_processes():
+def test_default_is_kept_within_two_percent_else_fewer_processes():
     default, more, less = space_of(2).default, plain("served", 4, 2), plain("inline", 1, 1)
     finals = [Trial(default, "final", 99.0), Trial(more, "final", 100.0), Trial(less, "final", 99.5)]
     assert advise(measured(finals)).setting == default
@@ -325,13 +325,13 @@ def test_within_two_percent_the_default_is_kept_else_fewer_processes():
     assert advise(measured(slow)).setting == less
 
 
-def test_a_busy_machine_is_said():
+def test_busy_machine_is_reported():
     busy = [Trial(space_of(2).default, "explore", 50.0, load=load) for load in (22.0, 25.0, 3.0)]
     assert "other things ran meanwhile (load average 22 on 2 cores)" in advise(measured(busy)).text
     assert "meanwhile" not in advise(measured([dataclasses.replace(t, load=3.0) for t in busy])).text
 
 
-def test_one_lucky_measurement_does_not_beat_finals():
+def test_one_outlier_does_not_beat_the_finals():
     lucky, steady = plain("served", 4, 4), plain("inline", 2, 1)
     trials = [Trial(space_of(2).default, "explore", 50.0), Trial(lucky, "explore", 500.0)]
     trials += [Trial(s, "final", v) for s, v in ((steady, 200.0), (lucky, 180.0), (lucky, 185.0), (steady, 205.0))]
@@ -346,7 +346,7 @@ def test_saved_measurements_give_the_same_advice(tmp_path):
     assert advise_from(tmp_path / "m.json") == advise(found)
 
 
-def test_nothing_measured_is_said_with_the_reason():
+def test_no_measurements_are_reported_with_the_reason():
     with pytest.raises(ConfigError, match="no setting could be measured: WorkerDied: it broke"):
         advise(measured([Trial(space_of(2).default, "explore", 0.0, error="WorkerDied: it broke")]))
 
@@ -354,7 +354,7 @@ def test_nothing_measured_is_said_with_the_reason():
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"kind": "profile", "format": 1}', '{"kind": "measurements", "format": 9}']
 )
-def test_files_that_are_no_measurements(tmp_path, text):
+def test_invalid_measurement_files_are_refused(tmp_path, text):
     (tmp_path / "m.json").write_text(text)
     with pytest.raises(ConfigError, match=r"m\.json"):
         Measurements.load(tmp_path / "m.json")
@@ -381,7 +381,7 @@ def test_a_trial_counts_between_updates_once_it_is_warm():
     assert speed.start_s == 5.0
 
 
-def test_no_trial_may_start_for_ever():
+def test_trial_start_has_a_deadline():
     assert start_limit_s([], 5.0) == 120.0
     assert start_limit_s([4.0, 5.0], 100.0) == 30.0
     assert start_limit_s([4.0, 12.0], 100.0) == 48.0
@@ -389,7 +389,7 @@ def test_no_trial_may_start_for_ever():
     assert start_limit_s([4.0], -3.0) == 1.0
 
 
-def test_a_trial_is_stopped_where_ctrl_c_is_ignored_as_in_a_background_job(tmp_path, monkeypatch):
+def test_trial_is_stopped_even_if_sigint_is_ignored(tmp_path, monkeypatch):
     child = tmp_path / "child.sh"
     child.write_text("#!/bin/sh\nexec sleep 600\n")
     child.chmod(0o755)
@@ -403,7 +403,7 @@ def test_a_trial_is_stopped_where_ctrl_c_is_ignored_as_in_a_background_job(tmp_p
     assert process.returncode == -signal.SIGTERM
 
 
-def test_a_trial_far_behind_is_cut_short():
+def test_slow_trial_is_cut_short():
     progress = Progress(Limits(seconds=3.0, hopeless=0.5), best=10_000.0)
     for updates, at_s in ((1, 0.0), (10, 1.0), (20, 2.1)):
         progress.take(line(updates, at_s), 0.0)
@@ -431,7 +431,7 @@ def kept(tmp_path, monkeypatch):
     return profile.save(tmp_path)
 
 
-def test_a_profile_is_used_and_said(kept):
+def test_profile_is_used_and_reported(kept):
     tuned, said = profiles.use_profile(PPO, "auto")
     assert (tuned.placement, tuned.num_actors, tuned.num_groups, tuned.learner.threads) == ("inline", 2, 4, 1)
     assert said.count("\n") == 0
@@ -440,7 +440,7 @@ def test_a_profile_is_used_and_said(kept):
     assert profiles.use_profile(PPO, kept.path)[0] == tuned
 
 
-def test_a_profile_is_not_used(kept, tmp_path, monkeypatch):
+def test_profile_that_does_not_match_is_not_used(kept, tmp_path, monkeypatch):
     assert profiles.use_profile(PPO, "none") == (PPO, "")
     for other in (
         dataclasses.replace(PPO, num_envs=32),
@@ -461,7 +461,7 @@ def test_a_profile_is_not_used(kept, tmp_path, monkeypatch):
     assert profiles.profiles_folder() is None
 
 
-def test_what_is_tuned_for_one_learning_rate_holds_for_another(kept):
+def test_profile_holds_for_another_learning_rate(kept):
     other = dataclasses.replace(PPO, agent=PPOConfig(learning_rate=1e-5), seed=7, total_env_steps=5)
     assert profiles.use_profile(other, "auto")[0].num_actors == 2
 
@@ -480,7 +480,7 @@ def test_explicit_options_win_over_the_profile(kept):
     assert "does not go with --num-actors" in said
 
 
-def test_what_was_tuned_with_options_given_is_for_runs_given_the_same(kept, tmp_path):
+def test_profile_tuned_with_options_is_used_only_with_the_same_options(kept, tmp_path):
     served = dataclasses.replace(PPO, placement="served", num_actors=2)
     facts = profiles.machine_facts(), profiles.work_facts(served, {"placement", "seed"}), profiles.version()
     assert facts[1]["fixed"] == {"placement": "served"}
@@ -494,7 +494,7 @@ def test_what_was_tuned_with_options_given_is_for_runs_given_the_same(kept, tmp_
     assert "it is for --placement inline" in said
 
 
-def test_a_profile_that_was_asked_for_must_be_readable_and_fit(kept, tmp_path):
+def test_requested_profile_must_be_readable_and_match(kept, tmp_path):
     with pytest.raises(ConfigError, match="cannot be read as profile"):
         profiles.use_profile(PPO, str(tmp_path / "none.json"))
     with pytest.raises(ConfigError, match="does not fit this experiment"):
@@ -544,6 +544,6 @@ def test_tune_from_a_file(tmp_path, capsys):
         (["ppo_cartpole", "--placement", "serial"], "nothing is left to tune"),
     ],
 )
-def test_what_cannot_be_tuned_is_one_sentence(words, sentence, capsys):
+def test_invalid_tuning_is_refused_in_one_sentence(words, sentence, capsys):
     assert tune_command.main(words) == 2
     assert sentence in capsys.readouterr().err
