@@ -46,7 +46,7 @@ def request(group: int, step: int, first: bool = False, **values) -> Request:
     return Request(observation, np.full(SIZE, first), step=step, **values)
 
 
-def test_a_group_s_actions_do_not_depend_on_who_else_is_served(engine):
+def test_actions_of_a_group_do_not_depend_on_other_groups(engine):
     """Group 2 alone in one engine, and after other groups in another: the same bits of action and log_prob."""
     alone, shared = engine(), engine()
     own = alone.serve(2, SIZE)
@@ -60,7 +60,7 @@ def test_a_group_s_actions_do_not_depend_on_who_else_is_served(engine):
 
 
 @pytest.mark.slow
-def test_steps_groups_and_seeds_draw_apart(engine):
+def test_steps_groups_and_seeds_have_independent_random_numbers(engine):
     first = engine()
     seats = [first.serve(group, SIZE) for group in range(GROUPS)]
     same = request(0, 0)
@@ -80,7 +80,7 @@ def chances_to_explore(reply) -> np.ndarray:
 
 
 @pytest.mark.parametrize("merged", [False, True], ids=["serial", "served"])
-def test_an_episode_of_dqn_keeps_its_rung_of_the_ladder_in_any_company(merged):
+def test_dqn_episode_keeps_its_epsilon_in_any_batch(merged):
     built, episodes, steps = dqn(DQNConfig(exploration="ladder", epsilon=0.4), ENV), 30, 4
     engine = Engine(built, ENV, num_slots=GROUPS * SIZE, sizes=[GROUPS * SIZE], seed=3)
     params = built.init(jax.random.key(1)).params
@@ -102,7 +102,7 @@ def test_an_episode_of_dqn_keeps_its_rung_of_the_ladder_in_any_company(merged):
 
 
 @pytest.mark.parametrize("core", ["none", pytest.param("gru", marks=pytest.mark.slow)])
-def test_padding_and_company_do_not_change_greedy_actions(engine, core):
+def test_padding_and_other_rows_do_not_change_greedy_actions(engine, core):
     """Two groups in a batch padded from 8 to 12 rows, against each alone."""
     merged, apart = engine(core, greedy=True, sizes=(GROUPS * SIZE,)), engine(core, greedy=True)
     seats_m, seats_a = ([e.serve(group, SIZE) for group in (0, 1)] for e in (merged, apart))
@@ -139,7 +139,7 @@ def test_cores_are_kept_by_slot_reset_on_is_first_and_returned_as_they_were_befo
 
 
 @pytest.mark.slow
-def test_a_core_is_only_brought_where_it_was_asked_for(engine):
+def test_core_is_returned_only_on_request(engine):
     e = engine("gru")
     seat = e.serve(0, SIZE)
     assert e.act(seat, request(0, 0)).core == ()
@@ -149,7 +149,7 @@ def test_a_core_is_only_brought_where_it_was_asked_for(engine):
 
 
 @pytest.mark.parametrize("core", ["none", "gru"])
-def test_nothing_is_compiled_after_the_warm_up_whatever_is_mixed(engine, core):
+def test_nothing_is_compiled_after_the_warm_up(engine, core):
     e = engine(core)
     seats = [e.serve(group, SIZE) for group in range(GROUPS)]
     warm = e.compilations
@@ -162,7 +162,7 @@ def test_nothing_is_compiled_after_the_warm_up_whatever_is_mixed(engine, core):
     assert e.compilations == warm
 
 
-def test_the_version_is_that_of_the_params_that_chose(engine):
+def test_version_belongs_to_the_params_used(engine):
     e = engine()
     seat = e.serve(0, SIZE)
     assert e.act(seat, request(0, 0)).version == make_version(0, 5)
@@ -189,7 +189,7 @@ class Params:
     def close(self) -> None: ...
 
 
-def test_inline_refuses_a_policy_that_it_has_not(engine):
+def test_inline_refuses_unknown_policy(engine):
     client = InlineInference(engine(), Params(), {0: SIZE})
     with pytest.raises(UnknownPolicy, match=r"policy 2; it serves 0 \(policy\)"):
         client.send(0, request(0, 0, policy=2))
@@ -218,7 +218,7 @@ def test_inline_waits_for_the_version_that_a_request_names(engine):
     assert (group, reply.version) == (0, make_version(0, 7))
 
 
-def test_two_servers_draw_apart_for_what_they_merge():
+def test_two_servers_have_independent_random_numbers():
     built = agent()
     params = [np.array(x) for x in jax.tree.leaves(built.init(jax.random.key(1)).params)]
     drawn = []

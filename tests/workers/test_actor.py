@@ -120,7 +120,7 @@ def expected_rows(env: Counted, begin: int, group: int = 0) -> dict[str, np.ndar
     }
 
 
-def test_rows_are_those_of_the_table_and_trajectories_join_without_a_seam():
+def test_rows_follow_the_table_and_trajectories_are_contiguous():
     rig = Rig(blocks=8)
     rig.turn(5 * T)
     leases = rig.leases()
@@ -147,7 +147,7 @@ def test_the_environment_gets_the_action_of_its_row():
     np.testing.assert_array_equal(np.stack(rig.envs[0].actions)[:, 0], np.arange(6))
 
 
-def test_requests_carry_the_row_ask_for_the_core_at_row_0_and_count_steps():
+def test_requests_carry_row_steps_and_core_request_at_row_0():
     rig = Rig()
     rig.turn(2 * T)
     asked = rig.asked[0]
@@ -156,7 +156,7 @@ def test_requests_carry_the_row_ask_for_the_core_at_row_0_and_count_steps():
     np.testing.assert_array_equal(asked[5].observation, rig.envs[0].at(5).observation)
 
 
-def test_versions_are_those_of_the_replies_row_by_row():
+def test_versions_equal_those_of_the_replies():
     rig = Rig()
     for t in range(T):
         rig.updates = 10 + t
@@ -167,20 +167,20 @@ def test_versions_are_those_of_the_replies_row_by_row():
 @pytest.mark.parametrize(
     ("max_lag", "per_batch", "expected"), [(0, 1, [0, 1, 2]), (2, 1, [0, -1, 0]), (0, 3, [0, 3, 6])]
 )
-def test_trajectory_n_waits_for_the_version_that_its_lag_allows(max_lag, per_batch, expected):
+def test_trajectory_n_waits_for_the_version_required_by_max_lag(max_lag, per_batch, expected):
     rig = Rig(max_lag=max_lag, updates_per_batch=per_batch)
     rig.turn(2 * T + 1)
     # Row 0 of the first trajectory does not know its number yet; it waits for where the run stands.
     assert [rig.asked[0][n * T].min_updates for n in range(3)] == expected
 
 
-def test_without_a_lag_nobody_waits():
+def test_without_max_lag_actors_do_not_wait():
     rig = Rig(max_lag=None)
     rig.turn(T + 1)
     assert {r.min_updates for r in rig.asked[0]} == {-1}
 
 
-def test_a_group_ahead_leaves_blocks_to_the_one_that_a_batch_waits_for():
+def test_group_ahead_leaves_blocks_to_the_group_a_batch_needs():
     """Group 1 gets no answers for a while; with 2 blocks for each, group 0 takes 2 and no more."""
     rig = Rig(groups=(0, 1), blocks=4, most_ahead=1)
     rig.turn(5 * T, only=0)
@@ -190,7 +190,7 @@ def test_a_group_ahead_leaves_blocks_to_the_one_that_a_batch_waits_for():
     assert lease.entry.group == 1
 
 
-def test_the_number_of_a_trajectory_that_was_given_up_is_left_out():
+def test_number_of_an_abandoned_trajectory_is_skipped():
     """So that replay does not join what came before a lost server with what came after."""
     rig = Rig(blocks=8)
     rig.turn(2 * T + 1)
@@ -215,7 +215,7 @@ def test_the_number_of_a_trajectory_that_was_given_up_is_left_out():
     assert [entry.origin for entry in entries] == [(ProducerId("actor-0", 0), number) for number in (0, 1, 3)]
 
 
-def test_without_a_block_the_reply_waits_and_nothing_is_lost():
+def test_reply_waits_for_a_free_block():
     rig = Rig(blocks=2)
     assert rig.turn(2 * T) == 2 * T * B
     for _ in range(5):
@@ -231,7 +231,7 @@ def test_without_a_block_the_reply_waits_and_nothing_is_lost():
     assert [r.step for r in rig.asked[0]][:9] == list(range(9))  # asked once each
 
 
-def test_a_ring_of_groups_shares_an_actor_and_each_has_its_own_trajectories():
+def test_groups_share_an_actor_and_have_their_own_trajectories():
     rig = Rig(groups=(3, 5, 6), blocks=12)
     rig.turn(3 * 3 * T)
     by_group: dict[int, list] = {}

@@ -37,7 +37,7 @@ ENVIRONMENTS = {
 
 
 @pytest.mark.parametrize("env", ENVIRONMENTS)
-def test_all_is_loaded_before_the_fork_and_no_thread_runs(env: str, tmp_path: Path) -> None:
+def test_imports_happen_before_the_fork_and_no_thread_runs(env: str, tmp_path: Path) -> None:
     needed = ENVIRONMENTS[env]
     pytest.importorskip(needed.partition(".")[0])
     plan = make_plan(

@@ -89,7 +89,7 @@ def same(a: Trajectory, b: Trajectory) -> None:
         np.testing.assert_array_equal(x, y)
 
 
-def test_by_group_puts_every_group_in_its_columns_whatever_comes_first():
+def test_by_group_puts_every_group_in_its_columns():
     stream = Stream(groups=3)
     third, first, second = stream.put(2, 1), stream.put(0, 2), stream.put(1, 3)
     batch = stream.fill()
@@ -111,7 +111,7 @@ def test_every_leaf_is_there_and_the_bootstrap_row_too():
 @pytest.mark.parametrize(
     ("groups", "devices"), [(2, 1), (2, 2), (2, 4), (2, 8), (3, 2), (3, 4), (3, 6), (5, 2), (1, 4)]
 )
-def test_devices_get_the_columns_that_split_devices_gives_them(groups, devices):
+def test_devices_get_the_columns_of_split_devices(groups, devices):
     """Groups of 4 columns: whole ones, parts of one, and groups that span devices."""
     stream = Stream(groups=groups, devices=devices)
     given = [stream.put(group, group) for group in range(groups)]
@@ -135,7 +135,7 @@ def test_a_second_trajectory_of_a_group_waits_for_the_next_batch():
     assert stream.ledger.consumed == 6
 
 
-def test_fifo_takes_what_comes_first():
+def test_fifo_takes_the_first_arrivals():
     stream = Stream(groups=4, columns=2 * SIZE, order="fifo", max_lag=None)
     given = [stream.put(group, seed) for seed, group in enumerate((2, 2, 0, 3))]
     same(stream.fill().trajectory, joined(given[:2]))
@@ -143,7 +143,7 @@ def test_fifo_takes_what_comes_first():
     assert stream.fill() is None
 
 
-def test_freshest_takes_the_newest_and_lets_go_of_what_is_two_batches_old():
+def test_freshest_takes_the_newest_and_drops_after_two_batches():
     stream = Stream(groups=4, columns=2 * SIZE, order="freshest", max_lag=None)
     given = [stream.put(0, seed) for seed in range(7)]
     same(stream.fill().trajectory, joined([given[6], given[5]]))
@@ -157,7 +157,7 @@ def test_freshest_takes_the_newest_and_lets_go_of_what_is_two_batches_old():
     assert (stream.ledger.consumed, stream.ledger.received) == (6, 9)
 
 
-def test_lag_is_that_of_the_oldest_row_as_the_update_starts():
+def test_lag_is_the_age_of_the_oldest_row_at_the_update():
     stream = Stream(groups=2, max_lag=None, start_updates=10)
     mixed = filled(1)
     mixed.version[:-1] = make_version(0, 9)
@@ -189,7 +189,7 @@ def test_lag_stale_and_rolled_back_look_at_trained_rows_only():
     assert versions_trained_on(nobody).size == T * SIZE
 
 
-def test_what_is_too_old_is_dropped_as_stale_and_its_columns_stay_free():
+def test_too_old_trajectories_are_dropped_and_columns_stay_free():
     stream = Stream(groups=2, max_lag=1, start_updates=5)
     stream.put(0, 1, make_version(0, 3))  # lag 2
     stream.put(1, 2, make_version(0, 5))
@@ -212,7 +212,7 @@ def test_with_reuse_the_last_use_of_a_batch_must_be_within_the_lag():
     assert stream.fill().lags == [0]
 
 
-def test_rows_of_an_earlier_life_past_the_snapshot_are_rolled_back():
+def test_rows_of_an_earlier_epoch_past_the_snapshot_are_rolled_back():
     """Resumed at 5 updates in epoch 1: what updates 6 and 7 of epoch 0 made never happened; what 5 made is usable."""
     stream = Stream(groups=2, max_lag=None, start_updates=5, epoch=1)
     stream.put(0, 1, make_version(0, 7))
@@ -226,7 +226,7 @@ def test_rows_of_an_earlier_life_past_the_snapshot_are_rolled_back():
     assert stream.fill().lags == [0, 0]
 
 
-def test_without_a_free_buffer_nothing_is_taken_from_the_stream():
+def test_no_free_buffer_takes_nothing_from_the_stream():
     """Back-pressure: with all buffers lent the blocks stay committed, and fill again when one comes back."""
     stream = Stream(groups=1, buffers=2, max_lag=None)
     given = [stream.put(0, seed) for seed in range(3)]
@@ -241,7 +241,7 @@ def test_without_a_free_buffer_nothing_is_taken_from_the_stream():
     same(batches[1].trajectory, joined([given[1]]))
 
 
-def test_blocks_come_back_as_soon_as_they_are_copied():
+def test_blocks_are_released_once_copied():
     """Two blocks are enough for any number of trajectories, although no batch was ever given back."""
     stream = Stream(groups=4, blocks=2, columns=16, max_lag=None)
     for group in range(4):
@@ -250,7 +250,7 @@ def test_blocks_come_back_as_soon_as_they_are_copied():
     assert stream.ledger.consumed == 4
 
 
-def test_what_no_batch_took_is_dropped_as_closed_and_the_ledger_balances():
+def test_unused_trajectories_are_dropped_as_closed_and_the_ledger_balances():
     stream = Stream(groups=2, max_lag=None)
     for seed in range(4):
         stream.put(0, seed)

@@ -115,14 +115,14 @@ def row(plan: Plan):
     made.close()
 
 
-def test_a_lane_goes_on_where_a_worker_between_is_replaced(row: Row) -> None:
+def test_lane_continues_after_a_transform_worker_is_replaced(row: Row) -> None:
     row.send(3)
     row.replace("second")
     row.send(3)
     assert (row.inserted, row.breaks) == (6, 0)
 
 
-def test_a_lane_breaks_where_a_worker_between_took_a_trajectory_with_it(row: Row) -> None:
+def test_lane_breaks_where_a_transform_worker_lost_a_trajectory(row: Row) -> None:
     row.send(3)
     row.send(1, "augment")  # waits in the second worker's stream
     row.replace("second")
@@ -130,7 +130,7 @@ def test_a_lane_breaks_where_a_worker_between_took_a_trajectory_with_it(row: Row
     assert (row.inserted, row.breaks) == (6, 1)
 
 
-def test_a_lane_breaks_where_the_actor_behind_workers_between_is_replaced(row: Row) -> None:
+def test_lane_breaks_where_the_actor_upstream_is_replaced(row: Row) -> None:
     row.send(3)
     row.actor.close()
     row.act(1)
@@ -138,7 +138,7 @@ def test_a_lane_breaks_where_the_actor_behind_workers_between_is_replaced(row: R
     assert (row.inserted, row.breaks) == (6, 1)
 
 
-def test_a_broadcast_waits_for_the_slowest_reader_and_follows_each_by_itself(plan: Plan, tmp_path: Path) -> None:
+def test_broadcast_waits_for_the_slowest_reader(plan: Plan, tmp_path: Path) -> None:
     def counted(graph: Graph) -> Graph:
         onwards = graph.insert("my_workers:AUGMENT", settings={"noise": 0.0})
         both = onwards.add(node("count", "my_workers:COUNT", rows="samples-augment"))
@@ -191,7 +191,7 @@ def test_a_broadcast_waits_for_the_slowest_reader_and_follows_each_by_itself(pla
     assert ledgers["samples-augment.count"].dropped == {"closed": 2}
 
 
-def test_numbers_depend_on_who_made_a_trajectory_and_differ_in_each_worker_of_a_row(row: Row) -> None:
+def test_random_numbers_depend_on_the_actor_and_differ_per_worker(row: Row) -> None:
     first, second = row.workers["augment"], row.workers["second"]
     made = Origin(ProducerId("actor-0", 2), 5)
 

@@ -181,19 +181,19 @@ def feed_fixture(request, tmp_path):
     feed.close()
 
 
-def test_a_buffer_that_is_given_back_too_early_is_seen_to_change(feed, tmp_path):
+def test_early_released_buffer_changes(feed, tmp_path):
     """The control: with one buffer, refilled while the update reads it, updates see numbers of two batches."""
     seen = evidence(feed, tmp_path, buffers=1, early=True)
     assert any(low != high for low, high in seen), f"no corruption to be seen in {seen}; this control is blind"
 
 
 @pytest.mark.parametrize(("buffers", "reuse"), [(1, 1), (3, 1), (3, 2)])
-def test_the_learner_gives_a_buffer_back_only_when_its_updates_are_over(feed, tmp_path, buffers, reuse):
+def test_learner_releases_a_buffer_only_after_its_updates(feed, tmp_path, buffers, reuse):
     seen = evidence(feed, tmp_path, buffers=buffers, reuse=reuse)
     assert seen == [(float(n // reuse), float(n // reuse)) for n in range(8)]
 
 
-def test_as_numpy_allocates_them_too(feed, tmp_path):
+def test_numpy_allocated_buffers_behave_alike(feed, tmp_path):
     assert evidence(feed, tmp_path, buffers=3, aligned=False) == [(float(n), float(n)) for n in range(8)]
 
 
@@ -220,7 +220,7 @@ class WatchedConsumer:
 
 @pytest.mark.parametrize("order", ["by_group", "fifo", "freshest"])
 @pytest.mark.parametrize("transport", ["local", "shared-memory"])
-def test_a_block_is_released_only_after_its_copy_was_made(transport, order, tmp_path):
+def test_block_is_released_only_after_its_copy(transport, order, tmp_path):
     """Every released block is spoilt at once; no batch shows it, nor a trajectory that waits for the next batch."""
     address = f"local:reuse-{next(numbers)}" if transport == "local" else f"shm:{tmp_path}/samples"
     consumer = WatchedConsumer(bind_samples(address, SPEC, blocks_per_producer=8))
@@ -256,7 +256,7 @@ def aligned_request(value: float) -> Request:
     return Request(observation, np.zeros(B, bool))
 
 
-def test_a_request_that_is_overwritten_during_the_call_is_seen_to_change():
+def test_request_overwritten_during_the_call_changes():
     """The control: the compiled call returns before it has read everything."""
     engine, served = make_engine()
     request = aligned_request(1.0)
@@ -270,7 +270,7 @@ def test_a_request_that_is_overwritten_during_the_call_is_seen_to_change():
 
 
 @pytest.mark.parametrize("merged", [False, True])
-def test_act_returns_when_the_request_was_read(merged):
+def test_act_returns_after_the_request_was_read(merged):
     """What a server does: it replies after `act`, and only then may the client write the next request."""
     engine, served = make_engine()
     for number in range(4):

@@ -131,7 +131,7 @@ def at_once(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_assignment_ends_once_whoever_dies(tmp_path: Path, seed: int) -> None:
+def test_every_assignment_ends_once_under_kills(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     fleet = Fleet(tmp_path, DeltaUniform(freeze_env_steps=2000))
     for turn in range(200):
@@ -180,7 +180,7 @@ def test_win_rates_are_fair_while_actors_die(tmp_path: Path) -> None:
     assert fleet.state["void"] > 20
 
 
-def test_casts_follow_sides_and_only_learning_seats_train() -> None:
+def test_assignments_follow_sides_and_only_learning_seats_train() -> None:
     assignments = Assignments([(1, (0, 1))], [False], reporter=NullReporter(), in_order=False)
     (cast,) = assignments.join(4, SPEC, 2)
     assert not assignments.is_ready(4)
@@ -194,7 +194,7 @@ def test_casts_follow_sides_and_only_learning_seats_train() -> None:
     assert cast.asked(np.array([[1, 0], [0, 1]], np.uint8)).tolist() == [[5, NOT_PLAYED], [NOT_PLAYED, NOT_PLAYED]]
 
 
-def test_seats_with_cores_are_acted_for_while_they_wait() -> None:
+def test_waiting_recurrent_seats_keep_acting() -> None:
     assignments = Assignments([(0, (0, 1))], [True], reporter=NullReporter(), in_order=False)
     (cast,) = assignments.join(0, SPEC, 1)
     assignments.take([Lease(0, 0, [(0, 5), (0, LATEST_VERSION)], [False, True])], 0, 1)
@@ -216,7 +216,7 @@ class Orders:
         return self.inner.report(state, reports)[0], orders
 
 
-def test_nothing_is_proposed_before_orders_are_confirmed_and_lost_ones_are_given_again(tmp_path: Path) -> None:
+def test_no_proposals_before_confirmed_orders_and_lost_orders_are_resent(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     fleet = Fleet(tmp_path, Orders(Freeze("main", "a"), Reset("main", "a"), Stop("done")))
     kept, fleet._learn = fleet._learn, lambda command, facts: asked.append((command, facts))
@@ -234,7 +234,7 @@ def test_nothing_is_proposed_before_orders_are_confirmed_and_lost_ones_are_given
     assert fleet.stops == ["done"] and fleet.state["assigned"] > assigned
 
 
-def test_a_copy_is_handed_over_before_it_is_taken_and_both_are_given_again(tmp_path: Path) -> None:
+def test_copy_is_handed_over_before_it_is_taken_and_both_are_resent(tmp_path: Path) -> None:
     """The parent's learner dies with the order, then the child's does, then the director: each is told again."""
     rng = np.random.default_rng(0)
     fleet = Fleet(tmp_path, Orders(Copy("main", "other", {"rate": 0.5})))
@@ -266,7 +266,7 @@ def test_a_copy_is_handed_over_before_it_is_taken_and_both_are_given_again(tmp_p
     assert not fleet.worker._orders and fleet.state["assigned"] > assigned
 
 
-def test_an_order_that_was_not_confirmed_is_given_by_the_next_life(tmp_path: Path) -> None:
+def test_unconfirmed_order_is_resent_after_a_restart(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     fleet = Fleet(tmp_path, Orders(Freeze("main", "a"), Freeze("main", "b")))
     kept, fleet._learn = fleet._learn, lambda command, facts: None
@@ -280,7 +280,7 @@ def test_an_order_that_was_not_confirmed_is_given_by_the_next_life(tmp_path: Pat
     assert {"a", "b"} <= fleet.store.names().keys() and not fleet.worker._orders
 
 
-def test_a_command_that_a_learner_cannot_carry_out_ends_the_director(tmp_path: Path) -> None:
+def test_command_refused_by_a_learner_ends_the_director(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     fleet = Fleet(tmp_path, Orders(Freeze("main", "a")))
     fleet._learn = lambda command, facts: fleet.worker.command(
@@ -291,7 +291,7 @@ def test_a_command_that_a_learner_cannot_carry_out_ends_the_director(tmp_path: P
             fleet.turn(rng)
 
 
-def test_slots_go_on_with_what_they_played_before_a_resume() -> None:
+def test_slots_keep_their_assignments_after_a_resume() -> None:
     """Also at other actors."""
     leases = Leases(3)
     leases.outcomes("actor-0", 0, [])

@@ -28,7 +28,7 @@ GROUPS, SLOTS, ROWS = 3, 2, 4
 TEAM = dataclasses.replace(SPEC, seats=tuple(dataclasses.replace(seat, side="all") for seat in SPEC.seats))
 
 
-def test_the_next_message_is_known_once_nobody_can_say_something_before_it() -> None:
+def test_next_message_is_chosen_once_no_earlier_one_can_arrive() -> None:
     merge = Merge(OrderSettings(groups=2, learners=1, rows=4, begun=0, updates=1))
     merge.add(1, 0, "b0")
     assert merge.next() is None  # group 0 may say something of step 0
@@ -139,7 +139,7 @@ class Hasty:
 @pytest.mark.parametrize(
     "director", [DeltaUniform(freeze_env_steps=30, latest_share=0.3), PLR(num_levels=9, capacity=4)]
 )
-def test_who_is_faster_changes_nothing(tmp_path: Path, director, monkeypatch) -> None:
+def test_worker_speed_does_not_change_the_order(tmp_path: Path, director, monkeypatch) -> None:
     monkeypatch.setattr(
         "jsrl.workers.actor.assignments.URGE_S", 0.0
     )  # what was not answered is said again all the time
@@ -156,7 +156,7 @@ def test_who_is_faster_changes_nothing(tmp_path: Path, director, monkeypatch) ->
     assert [fleet.store.names() for fleet in fleets[1:]] == [fleets[0].store.names()] * 2
 
 
-def test_the_last_snapshot_has_its_state_where_one_group_has_gone_on(tmp_path: Path) -> None:
+def test_last_snapshot_keeps_its_state_when_one_group_is_ahead(tmp_path: Path) -> None:
     """Actors play on until they are stopped, so that messages of the next trajectory wait at the end of a run."""
     fleet = Hasty(tmp_path, DeltaUniform(freeze_env_steps=30, latest_share=0.3), 0)
     while fleet.updates < 5:

@@ -131,7 +131,7 @@ class EvaluatorRig:
             self.evaluator.step()
 
 
-def test_every_slot_plays_its_share_however_short_its_episodes_are(tmp_path):
+def test_every_slot_plays_its_share_of_episodes(tmp_path):
     """10 episodes on 4 slots: 3, 3, 2, 2; the mean is not pulled towards the slot whose episodes are short."""
     rig = EvaluatorRig(tmp_path)
     rig.params.publish(3)
@@ -146,7 +146,7 @@ def test_every_slot_plays_its_share_however_short_its_episodes_are(tmp_path):
     rig.evaluator.close()
 
 
-def test_each_evaluation_begins_with_a_fresh_memory(tmp_path):
+def test_each_evaluation_starts_with_a_fresh_core(tmp_path):
     rig = EvaluatorRig(tmp_path, REMEMBERING, sampled_episodes=10)
     for updates in (0, 5, 10):
         rig.params.publish(updates)
@@ -161,7 +161,7 @@ def test_each_evaluation_begins_with_a_fresh_memory(tmp_path):
     rig.evaluator.close()
 
 
-def test_evaluations_come_once_per_period_and_the_best_is_kept(tmp_path):
+def test_evaluations_run_once_per_period_and_the_best_is_kept(tmp_path):
     rig = EvaluatorRig(tmp_path)
     for updates in (0, 2, 4, 5, 9, 12):
         rig.params.publish(updates)
@@ -174,7 +174,7 @@ def test_evaluations_come_once_per_period_and_the_best_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize(("goal", "seconds"), [(None, 0), (2.5, 0), (2.0, 2)])
-def test_a_score_that_reaches_the_goal_is_played_again_with_other_seeds(tmp_path, goal, seconds):
+def test_goal_score_is_confirmed_with_other_seeds(tmp_path, goal, seconds):
     """Each slot's return is its number + 1, so that 10 episodes on 4 slots average 2.3."""
     rig = EvaluatorRig(tmp_path, goal=goal)
     for updates in (0, 5):
@@ -188,7 +188,7 @@ def test_a_score_that_reaches_the_goal_is_played_again_with_other_seeds(tmp_path
     rig.evaluator.close()
 
 
-def test_sampled_episodes_are_reported_apart(tmp_path):
+def test_sampled_episodes_are_reported_separately(tmp_path):
     rig = EvaluatorRig(tmp_path, sampled_episodes=4)
     for updates in (0, 5):
         rig.params.publish(updates)
@@ -201,7 +201,7 @@ def test_sampled_episodes_are_reported_apart(tmp_path):
     rig.evaluator.close()
 
 
-def test_the_final_evaluation_has_seeds_of_its_own_and_its_own_number(tmp_path):
+def test_final_evaluation_has_its_own_seeds_and_episode_number(tmp_path):
     rig = EvaluatorRig(tmp_path)
     rig.params.publish(3)
     rig.play()
@@ -218,7 +218,7 @@ def test_the_final_evaluation_has_seeds_of_its_own_and_its_own_number(tmp_path):
 
 
 @pytest.mark.parametrize(("better", "played"), [(False, 3), (True, 8)])
-def test_the_final_evaluation_after_a_resume_plays_the_best_params_of_all_lives(better, played, tmp_path):
+def test_final_evaluation_after_a_resume_plays_the_best_params_of_all_sessions(better, played, tmp_path):
     rig = EvaluatorRig(tmp_path, BY_WEIGHTS)
     rig.params.publish(3, value=1.0)
     rig.play()
@@ -327,7 +327,7 @@ def test_versions_metrics_and_ledger_of_a_few_updates(tmp_path):
     np.testing.assert_allclose(final.tree["state"]["params"]["weights"]["w"], 10.0)
 
 
-def test_a_learner_that_is_done_saves_once_while_others_go_on(tmp_path, monkeypatch):
+def test_finished_learner_saves_once_while_others_continue(tmp_path, monkeypatch):
     rig, saved = LearnerRig(tmp_path, total=1), []
     rig.put(1.0)
     assert rig.learner.step() == 1
@@ -354,7 +354,7 @@ def update_with_noise(state, trajectory, key, *, axis_name=None):
     return state._replace(params=params, updates=state.updates + 1), UpdateOutput({"loss": jnp.float32(0)})
 
 
-def test_every_update_has_a_key_of_its_own(tmp_path):
+def test_every_update_has_its_own_key(tmp_path):
     rig = LearnerRig(tmp_path, change=update_with_noise)
     for _ in range(3):
         rig.put(1.0)
@@ -363,7 +363,7 @@ def test_every_update_has_a_key_of_its_own(tmp_path):
     rig.learner.close()
 
 
-def test_a_resumed_learner_goes_on_counting_in_a_new_epoch(tmp_path):
+def test_resumed_learner_continues_counting_in_a_new_epoch(tmp_path):
     rig = LearnerRig(tmp_path, total=12, start=10, epoch=3)
     rig.put(1.0, make_version(3, 10))
     rig.learner.step()
@@ -371,7 +371,7 @@ def test_a_resumed_learner_goes_on_counting_in_a_new_epoch(tmp_path):
     rig.learner.close()
 
 
-def test_what_is_not_finite_is_never_published_and_can_be_replayed(tmp_path):
+def test_non_finite_update_is_not_published_and_can_be_replayed(tmp_path):
     rig = LearnerRig(tmp_path)
     rig.put(1.0)
     rig.learner.step()
@@ -411,7 +411,7 @@ def test_a_gradient_that_is_not_finite_is_neither_published_nor_saved(tmp_path):
     np.testing.assert_allclose(saved.tree["state"]["params"]["weights"]["w"], 0.0)
 
 
-def test_the_check_of_the_state_is_no_metric(tmp_path):
+def test_state_check_is_not_a_metric(tmp_path):
     rig = LearnerRig(tmp_path, change=with_state_check(update))
     rig.put(1.0)
     assert rig.learner.step() == 1
@@ -421,7 +421,7 @@ def test_the_check_of_the_state_is_no_metric(tmp_path):
 @pytest.mark.parametrize("place", ["params", "learner_params", "extra"])
 @pytest.mark.parametrize("size", [3, 50_000])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_the_check_sees_every_place_of_the_state(place, size, bad):
+def test_state_check_covers_every_leaf(place, size, bad):
     def spoil(state, trajectory, key, *, axis_name=None):
         leaf = jnp.ones(size).at[size // 2].set(key)
         tree = {"a": jnp.ones(4, jnp.bfloat16), "b": leaf, "c": jnp.int32(3)}

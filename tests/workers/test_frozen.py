@@ -128,7 +128,7 @@ def test_each_row_is_acted_on_by_its_version_with_its_core(kind) -> None:
 
 
 @pytest.mark.parametrize("kind", AGENTS, ids=str)
-def test_a_merged_batch_acts_for_each_row_as_its_group_alone_would(kind) -> None:
+def test_merged_batch_acts_like_separate_groups(kind) -> None:
     """Greedy actions do not depend on the key: several groups at once, against each on an engine of its own."""
     rng = np.random.default_rng(1)
     merged, alone = make_engine(kind, greedy=True), [make_engine(kind, greedy=True) for _ in range(GROUPS)]
@@ -170,7 +170,7 @@ def take_until(frozen: FrozenParams, owner: str, versions: tuple[int, ...]) -> N
         time.sleep(0.001)
 
 
-def test_memory_is_bounded_and_the_least_recently_used_leave() -> None:
+def test_memory_is_bounded_by_evicting_the_least_recently_used() -> None:
     loads = Loads()
     for _ in range(9):
         loads.gate.release()
@@ -184,7 +184,7 @@ def test_memory_is_bounded_and_the_least_recently_used_leave() -> None:
     assert frozen.size_bytes == 400
 
 
-def test_others_are_served_while_one_waits_and_who_waited_longest_is_next() -> None:
+def test_others_are_served_while_one_waits_longest_wait_first() -> None:
     """Three owners that each need all the room, as often as they ask: each gets its players."""
     loads = Loads()
     frozen = FrozenParams(loads, lambda values: values[0], max_bytes=200, background=True)
@@ -208,7 +208,7 @@ def test_others_are_served_while_one_waits_and_who_waited_longest_is_next() -> N
     frozen.close()
 
 
-def test_a_player_that_cannot_be_loaded_is_told_to_who_asked_for_it_and_no_other() -> None:
+def test_load_failure_is_reported_only_to_its_requester() -> None:
     loads = Loads()
     for _ in range(9):
         loads.gate.release()
@@ -226,9 +226,7 @@ def test_a_player_that_cannot_be_loaded_is_told_to_who_asked_for_it_and_no_other
 
 @pytest.mark.parametrize("transport", ["local", "shm", "ipc"])
 @pytest.mark.parametrize("merge", [False, True])
-def test_a_server_plays_frozen_players_from_files_and_refuses_those_that_are_not_there(
-    transport: str, merge: bool, tmp_path: Path
-) -> None:
+def test_server_plays_frozen_players_and_refuses_missing_ones(transport: str, merge: bool, tmp_path: Path) -> None:
     kind = ("none", 2)
     agent, env = AGENTS[kind]
     store = PlayerStore(tmp_path / "players")
@@ -282,7 +280,7 @@ def test_a_server_plays_frozen_players_from_files_and_refuses_those_that_are_not
 
 
 @pytest.mark.parametrize("version", [5, -5])
-def test_an_engine_without_frozen_players_plays_no_other_instead(version: int) -> None:
+def test_engine_without_frozen_players_refuses_them(version: int) -> None:
     engine = make_engine(("none", None), frozen=False)
     request = ask(("none", None), 0, 0, version)
     with pytest.raises(SnapshotError, match=f"{version}"):

@@ -81,7 +81,7 @@ def asked(step: int) -> Request:
     return Request(np.zeros((SIZE, 3), np.float32), np.ones(SIZE, bool), step=step)
 
 
-def test_many_lives_that_die_asking_take_no_seats(serving: Serving) -> None:
+def test_clients_that_die_waiting_do_not_use_up_slots(serving: Serving) -> None:
     """Each leaves a request behind; with two seats, none of the next ones finds them taken."""
     for life in range(6):
         client = serving.connect(life)
@@ -93,7 +93,7 @@ def test_many_lives_that_die_asking_take_no_seats(serving: Serving) -> None:
             serving.worker.step()
 
 
-def test_who_comes_again_is_answered(serving: Serving) -> None:
+def test_returning_client_is_answered(serving: Serving) -> None:
     """The same life leaves with a question open and connects anew, as an actor does that has lost another stream."""
     client = serving.connect(0)
     for step in range(6):
@@ -105,7 +105,7 @@ def test_who_comes_again_is_answered(serving: Serving) -> None:
     client.close()
 
 
-def test_all_that_a_client_said_is_heard_before_it_says_hello_again(serving: Serving) -> None:
+def test_messages_before_a_second_hello_are_read_first(serving: Serving) -> None:
     """It came, asked, left and knocked again while the server did something else."""
     who = ProducerId("actor-0", 0)
     with ThreadPoolExecutor(1) as pool:
@@ -123,7 +123,7 @@ def test_all_that_a_client_said_is_heard_before_it_says_hello_again(serving: Ser
 
 
 @pytest.mark.parametrize("transport", ["local", "shm", "ipc"])
-def test_only_the_policy_that_is_served_is_answered(transport: str, tmp_path: Path) -> None:
+def test_only_served_policies_are_answered(transport: str, tmp_path: Path) -> None:
     address = {"local": f"local:{tmp_path.name}", "shm": f"shm:{tmp_path}/run/i", "ipc": f"ipc://{tmp_path}/i"}[
         transport
     ]
@@ -160,7 +160,7 @@ class NeverAwaited(Params):
 
 
 @pytest.mark.parametrize("transport", ["shm", "ipc"])
-def test_one_server_answers_for_several_policies_as_soon_as_any_is_asked(transport: str, tmp_path: Path) -> None:
+def test_server_of_several_policies_answers_each_request_at_once(transport: str, tmp_path: Path) -> None:
     """Two policies of unlike environments; a request for params that have not come holds up nobody else."""
     other = EnvSpec(ArraySpec((7,), "float32"), Discrete(2))
     agents = ppo(PPOConfig(network=NetworkConfig(hidden=(8,))), ENV), ppo(PPOConfig(), other)

@@ -58,7 +58,7 @@ def explored(agent: Agent, state: AgentState, rows: int = 2000) -> float:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_target_networks_are_the_loaded_ones(name, tmp_path):
+def test_target_networks_are_loaded(name, tmp_path):
     other, begun = begun_from(AGENTS[name](), tmp_path, updates=5000)
     target = TARGETS[name](begun.learner_params)
     jax.tree.map(np.testing.assert_array_equal, target, other.params.weights.network)
@@ -78,7 +78,7 @@ def test_moments_of_observations_are_loaded_too(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, begun.params, other.params)
 
 
-def test_what_was_not_loaded_is_fresh(tmp_path):
+def test_remaining_state_is_fresh(tmp_path):
     agent = AGENTS["td3"]()
     _, begun = begun_from(agent, tmp_path, updates=5000)
     fresh = jax.jit(agent.init)(jax.random.key(2))
@@ -87,7 +87,7 @@ def test_what_was_not_loaded_is_fresh(tmp_path):
     assert int(begun.updates) == 0
 
 
-def test_linear_exploration_begins_anew_where_actors_act_and_where_the_learner_learns(tmp_path):
+def test_linear_exploration_restarts_in_actors_and_learner(tmp_path):
     agent = AGENTS["dqn"]()
     _, begun = begun_from(agent, tmp_path, updates=5000)  # exploration of the other run ended after 100
     assert int(begun.params.weights.updates) == int(begun.updates) == 0

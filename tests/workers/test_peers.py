@@ -26,7 +26,7 @@ SERVERS = ["inference-1", "inference-0"]
 SERVER = "inference.inference-0"
 
 
-def test_another_stands_in_until_ones_own_is_back(tmp_path, monkeypatch) -> None:
+def test_another_server_answers_until_the_own_one_is_back(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(peers, "LOOK_S", 0.0)
     names = FileNames(tmp_path)
     assert first_present(names, SERVERS) is None
@@ -45,7 +45,7 @@ def test_another_stands_in_until_ones_own_is_back(tmp_path, monkeypatch) -> None
     assert not peer.is_away
 
 
-def test_while_a_host_may_be_lost_others_stand_in_for_its_server(tmp_path, monkeypatch) -> None:
+def test_other_servers_answer_while_a_host_may_be_lost(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(peers, "LOOK_S", 0.0)
     now_s = [100.0]
     monkeypatch.setattr(peers.time, "monotonic", lambda: now_s[0])
@@ -76,7 +76,7 @@ class Broken:
         raise StreamClosed("the connection to the server broke.")
 
 
-def test_an_actor_whose_far_server_is_lost_goes_to_another_or_waits_until_that_is_noticed(tmp_path) -> None:
+def test_actor_of_a_lost_remote_server_fails_over_or_waits(tmp_path) -> None:
     e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
     e = dataclasses.replace(e, num_inference_servers=2)
     job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
@@ -91,9 +91,7 @@ def test_an_actor_whose_far_server_is_lost_goes_to_another_or_waits_until_that_i
 
 
 @pytest.mark.parametrize("served", [True, False])
-def test_an_actor_that_starts_while_its_peers_are_replaced_meets_their_next_lives(
-    tmp_path, monkeypatch, served: bool
-) -> None:
+def test_actor_starting_during_replacements_finds_new_servers(tmp_path, monkeypatch, served: bool) -> None:
     for module in (following, actor_streams):
         monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 5.0)
     placement = "served" if served else "inline"

@@ -5,7 +5,7 @@ import gc
 from jsrl.workers.process import no_collections
 
 
-def test_nothing_is_collected_while_a_worker_is_built_and_what_exists_then_is_kept() -> None:
+def test_garbage_collection_is_off_while_a_worker_is_built_and_objects_are_frozen() -> None:
     try:
         with no_collections():
             assert not gc.isenabled()

@@ -91,7 +91,7 @@ class Beside(threading.Thread):
             raise self._error
 
 
-def test_an_update_begins_when_all_have_a_batch(group) -> None:
+def test_update_starts_when_all_ranks_have_a_batch(group) -> None:
     leader, follower = group
     for _ in range(3):
         assert not follower.agree(False, 0.0) and not leader.agree(True, 0.05)  # one has none
@@ -104,7 +104,7 @@ def follower_agrees(follower: Follower) -> None:
     assert follower.agree(True, 10.0)
 
 
-def test_a_rank_that_is_promised_an_update_makes_it_before_it_leaves(group, joined) -> None:
+def test_rank_finishes_a_promised_update_before_it_leaves(group, joined) -> None:
     leader, follower = group
     assert not follower.agree(True, 0.0)
     assert leader.agree(True, 10.0)  # and this rank is in its update
@@ -117,7 +117,7 @@ def test_a_rank_that_is_promised_an_update_makes_it_before_it_leaves(group, join
     assert joined == ["parted", "parted"]
 
 
-def test_a_learner_that_leaves_begins_no_update(group, joined) -> None:
+def test_leaving_learner_starts_no_update(group, joined) -> None:
     leader, follower = group
     assert not leader.halt()
     assert not follower.agree(True, 0.2) and not follower.agree(True, 0.2) and not joined
@@ -126,14 +126,14 @@ def test_a_learner_that_leaves_begins_no_update(group, joined) -> None:
     assert joined == ["parted", "parted"]
 
 
-def test_a_rank_that_left_while_the_run_goes_on_is_told_of(group, monkeypatch) -> None:
+def test_rank_that_left_during_the_run_is_reported(group, monkeypatch) -> None:
     monkeypatch.setattr(ranks, "LEAVE_S", 0.3)
     leader, follower = group
     with Beside(lambda: [follower.halt()]), pytest.raises(StreamTimeout, match="rank-1 left while the run goes on"):
         await_error(leader)
 
 
-def test_a_rank_that_says_nothing_is_told_of(group) -> None:
+def test_silent_rank_is_reported(group) -> None:
     leader, _ = group
     with pytest.raises(StreamTimeout, match="rank-1 has sent nothing for"):
         await_error(leader)
@@ -145,7 +145,7 @@ def await_error(leader: Leader) -> None:
         assert not leader.agree(True, 0.05)
 
 
-def test_a_rank_waits_for_the_learner_of_its_own_life(joined, tmp_path: Path) -> None:
+def test_rank_waits_for_the_learner_of_its_incarnation(joined, tmp_path: Path) -> None:
     old = make_job(tmp_path, "learner", "rank-1", incarnation=0)
     old.announce("ranks.learner", f"ipc://{tmp_path}/old")
     found = []
@@ -174,7 +174,7 @@ def test_a_turn_may_take_ten_times_the_median_update() -> None:
     assert limit.seconds == 30.0
 
 
-def test_ports_are_free_ones_of_the_address() -> None:
+def test_ports_are_free_at_the_address() -> None:
     assert free_port("ipc:///tmp/here").startswith("127.0.0.1:") and free_port("tcp://127.0.0.1:4711").startswith(
         "127.0.0.1:"
     )

@@ -125,7 +125,7 @@ class Rig:
         return decode(self.folder / self.videos[number].file)
 
 
-def test_videos_come_once_per_period_and_hold_the_whole_episode(tmp_path):
+def test_videos_are_recorded_once_per_period_and_hold_the_whole_episode(tmp_path):
     rig = Rig(tmp_path)
     for updates in (0, 5, 12, 13, 25):
         rig.params.publish(updates, weight=updates)
@@ -145,7 +145,7 @@ def test_videos_come_once_per_period_and_hold_the_whole_episode(tmp_path):
     assert rig.env.closed
 
 
-def test_return_and_version_are_burnt_in(tmp_path):
+def test_return_and_version_are_in_the_caption(tmp_path):
     """Two videos of the same pictures differ below them, where return and version stand, and nowhere else."""
     rig = Rig(tmp_path)
     for updates, weight in ((0, 0.0), (77, 1.0)):
@@ -162,7 +162,7 @@ def test_return_and_version_are_burnt_in(tmp_path):
     rig.recorder.close()
 
 
-def test_a_video_is_as_long_as_it_may_be_and_the_return_is_that_of_whole_episodes(tmp_path):
+def test_video_length_is_bounded_and_returns_cover_full_episodes(tmp_path):
     rig = Rig(tmp_path, episodes=3, max_seconds=2.0, fps=5.0)
     drawn = rig.env.drawn
     rig.params.publish(1)
@@ -175,7 +175,7 @@ def test_a_video_is_as_long_as_it_may_be_and_the_return_is_that_of_whole_episode
     rig.recorder.close()
 
 
-def test_a_video_that_cannot_be_written_is_a_warning_and_the_next_one_is_made(tmp_path):
+def test_unwritable_video_warns_and_the_next_one_is_recorded(tmp_path):
     rig = Rig(tmp_path)
     rig.env.broken = True
     rig.params.publish(0)
@@ -192,7 +192,7 @@ def test_a_video_that_cannot_be_written_is_a_warning_and_the_next_one_is_made(tm
     rig.recorder.close()
 
 
-def test_the_last_params_are_filmed_at_the_end_whatever_the_period_is(tmp_path):
+def test_last_params_are_recorded_at_the_end(tmp_path):
     rig = Rig(tmp_path)
     rig.params.publish(0)
     rig.film()
@@ -205,7 +205,7 @@ def test_the_last_params_are_filmed_at_the_end_whatever_the_period_is(tmp_path):
     rig.recorder.close()
 
 
-def test_nothing_is_filmed_twice_at_the_end(tmp_path):
+def test_final_video_is_not_recorded_twice(tmp_path):
     rig = Rig(tmp_path)
     rig.params.publish(4)
     rig.film()
@@ -216,7 +216,7 @@ def test_nothing_is_filmed_twice_at_the_end(tmp_path):
     rig.recorder.close()
 
 
-def test_a_run_that_published_nothing_ends_without_a_video(tmp_path):
+def test_run_without_published_params_has_no_video(tmp_path):
     rig = Rig(tmp_path)
     rig.recorder.begin_final()
     assert len(rig.heard.named("filmed finally")) == 1
@@ -224,7 +224,7 @@ def test_a_run_that_published_nothing_ends_without_a_video(tmp_path):
     rig.recorder.close()
 
 
-def test_leaving_in_the_middle_leaves_no_file(tmp_path):
+def test_stopping_during_a_video_leaves_no_file(tmp_path):
     rig = Rig(tmp_path, episodes=100_000)
     rig.params.publish(1)
     assert rig.recorder.due

@@ -59,7 +59,7 @@ def record(folder, number: int, *, first: int = 0, **options) -> RecordingWriter
     return writer
 
 
-def test_files_hold_what_was_committed(tmp_path):
+def test_files_hold_the_committed_trajectories(tmp_path):
     assert record(tmp_path, 7, chunk_bytes=1).recorded == 7  # a file each
     found = open_recording(tmp_path)
     assert [chunk.count for chunk in found.chunks] == [1] * 7
@@ -73,7 +73,7 @@ def test_files_hold_what_was_committed(tmp_path):
         assert (file["entry/group"][0], file["entry/sequence"][0]) == (1, 3)
 
 
-def test_a_disk_that_does_not_keep_up_costs_trajectories_and_no_time(tmp_path, monkeypatch):
+def test_slow_disk_drops_trajectories_without_delay(tmp_path, monkeypatch):
     slow, warned = threading.Event(), []
 
     def write_chunk(path, names, taken):
@@ -92,7 +92,7 @@ def test_a_disk_that_does_not_keep_up_costs_trajectories_and_no_time(tmp_path, m
     assert f"{writer.dropped} not recorded" in writer.summary
 
 
-def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path, monkeypatch):
+def test_full_disk_ends_the_recording_but_not_the_run(tmp_path, monkeypatch):
     warned = []
 
     def write_chunk(path, names, taken):
@@ -115,7 +115,7 @@ def test_a_recording_keeps_to_its_limit(tmp_path):
     assert "record-limit-mb" in "".join(warned)
 
 
-def test_runs_of_one_kind_share_a_folder_and_others_do_not(tmp_path):
+def test_equal_runs_share_a_folder_and_others_do_not(tmp_path):
     record(tmp_path, 2)
     record(tmp_path, 3, first=2)
     assert sum(chunk.count for chunk in open_recording(tmp_path).chunks) == 5
@@ -126,7 +126,7 @@ def test_runs_of_one_kind_share_a_folder_and_others_do_not(tmp_path):
         begin_recording(tmp_path, make_manifest({"fields": {"name": "b"}}, SPEC, source="", versions={}))
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path):
+def test_foreign_folder_is_not_changed(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(RecordingError, match="a folder of its own"):
         writer_to(tmp_path)
@@ -166,7 +166,7 @@ def test_a_foreign_manifest_is_refused(tmp_path, text, message):
         open_recording(tmp_path)
 
 
-def test_no_recording_says_how_to_make_one(tmp_path):
+def test_missing_recording_explains_how_to_make_one(tmp_path):
     with pytest.raises(RecordingError, match="--record"):
         open_recording(tmp_path / "nothing")
 
@@ -205,13 +205,13 @@ def test_an_epoch_gives_every_window_once(tmp_path, pool_bytes):
     assert consumer.ledger.consumed == windows // 2 and consumer.ledger.balanced
 
 
-def test_windows_that_do_not_divide_the_rows_reach_the_last_one(tmp_path):
+def test_windows_cover_the_last_row_when_not_divisible(tmp_path):
     record(tmp_path, 1)
     consumer = consumer_of(tmp_path, rows=4, columns=2 * B)
     assert {int(place) // 100 % 100 for place in first_places(consumer, 1)} == {0, 2}
 
 
-def test_row_t_of_an_older_recording_acts_where_a_single_agent_always_did():
+def test_older_recordings_mark_row_t_as_acting():
     old, turns, seats = np.ones((2, T + 1, B), np.uint8), np.ones((2, T + 1, B), np.uint8), np.ones((2, T + 1, B, 2))
     turns[:, 1::2] = 0
     for acts in (old, turns, seats):
@@ -222,14 +222,14 @@ def test_row_t_of_an_older_recording_acts_where_a_single_agent_always_did():
 
 @pytest.mark.parametrize("pool_bytes", [1, 2**20])
 @pytest.mark.parametrize("start", [1, 17, 18, 40])
-def test_a_later_life_goes_on_where_the_last_one_was(tmp_path, pool_bytes, start):
+def test_later_session_continues_the_recording(tmp_path, pool_bytes, start):
     record(tmp_path, 8, chunk_bytes=1)
     whole = first_places(consumer_of(tmp_path, pool_bytes=pool_bytes, columns=5), start + 20)
     later = first_places(consumer_of(tmp_path, pool_bytes=pool_bytes, columns=5, start=start), 20)
     assert later == whole[start * 5 :]
 
 
-def test_leaves_that_differ_are_named(tmp_path):
+def test_differing_leaves_are_named(tmp_path):
     record(tmp_path, 1)
     found = open_recording(tmp_path)
     wrong = make_spec(observation=OBSERVATION | {"place": ArraySpec((3,), "float32")})

@@ -28,7 +28,7 @@ class Told:
         self.texts.append(f"{name}: {text}")
 
 
-def test_complaints_are_counted_and_told_of_once() -> None:
+def test_complaints_are_counted_and_logged_once() -> None:
     told = Told()
     refusals = Refusals("learner", told)  # type: ignore[arg-type]
     answers: list[object] = [SpecMismatch("leaf x"), StreamError("fenced"), 7]
@@ -44,7 +44,7 @@ def test_complaints_are_counted_and_told_of_once() -> None:
 
 
 @pytest.mark.parametrize("error", [StreamTimeout("late"), StreamClosed("gone")])
-def test_what_is_no_complaint_goes_through(error: StreamError) -> None:
+def test_valid_messages_pass_through(error: StreamError) -> None:
     refusals = Refusals("learner")
 
     def take(timeout_s: float) -> None:
@@ -55,7 +55,7 @@ def test_what_is_no_complaint_goes_through(error: StreamError) -> None:
     assert refusals.count == 0
 
 
-def test_one_who_never_stops_complaining_keeps_nobody() -> None:
+def test_flood_of_complaints_blocks_no_other_client() -> None:
     refusals = Refusals("learner")
 
     def take(timeout_s: float) -> None:
@@ -67,7 +67,7 @@ def test_one_who_never_stops_complaining_keeps_nobody() -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "ipc"])
-def test_a_hello_with_another_schema_leaves_batches_as_they_are(transport: str, tmp_path) -> None:
+def test_hello_with_another_schema_leaves_batches_unchanged(transport: str, tmp_path) -> None:
     consumer = bind_samples(f"ipc://{tmp_path}/s" if transport == "ipc" else f"shm:{tmp_path}/run/samples", SCHEMA)
     rows, columns = SCHEMA.reward.shape
     plan = BatchPlan("fifo", (0,), columns, columns, rows - 1, max_lag=None)

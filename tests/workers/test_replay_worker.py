@@ -96,7 +96,7 @@ def world(tmp_path):
         each.close()
 
 
-def test_batches_begin_at_min_size_and_priorities_return_to_their_worker_and_window(world):
+def test_batches_start_at_min_size_and_priorities_reach_their_window(world):
     w = world()
     for _ in range(2):
         w.put(0, 0.0)
@@ -124,7 +124,7 @@ def test_batches_begin_at_min_size_and_priorities_return_to_their_worker_and_win
             assert weights[place] == priority
 
 
-def test_feedback_of_several_batches_at_once_and_a_full_road(world):
+def test_feedback_of_several_batches_and_a_full_connection(world):
     w = world(wait=False)
     for _ in range(3):
         w.put(0, 0.0)
@@ -139,7 +139,7 @@ def test_feedback_of_several_batches_at_once_and_a_full_road(world):
     assert w.learner.lost_feedback == M  # four blocks are on their way; the fifth had no room
 
 
-def test_the_ratio_holds_rows_back_until_the_learner_draws(world):
+def test_ratio_holds_rows_back_until_the_learner_samples(world):
     w = world(ratio=1.0)
     for _ in range(8):
         w.put(0, 0.0)
@@ -183,7 +183,7 @@ def filled(seed: int, rows: int) -> tuple[HostReplay, Limiter]:
     return replay, limiter
 
 
-def test_a_snapshot_with_rows_goes_on_as_if_nothing_had_been(tmp_path):
+def test_snapshot_with_rows_continues_exactly(tmp_path):
     replay, limiter = filled(1, 14)
     replay.feedback(replay.draw(into()), np.linspace(0.5, 3.0, M))
     limiter.drawn = 77
@@ -201,7 +201,7 @@ def test_a_snapshot_with_rows_goes_on_as_if_nothing_had_been(tmp_path):
     assert again.lanes[0].written == replay.lanes[0].written + T + 1
 
 
-def test_a_snapshot_without_rows_fills_anew_with_the_surplus_that_was(tmp_path):
+def test_snapshot_without_rows_refills_and_keeps_the_surplus(tmp_path):
     replay, limiter = filled(1, 10)
     limiter.drawn = 150
     save_replay(tmp_path, replay, limiter, rows=False)

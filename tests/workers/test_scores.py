@@ -26,7 +26,7 @@ def values(*scores: float) -> np.ndarray:
     return np.stack([np.array(scores), np.ones(len(scores))], -1).reshape(1, 1, -1, 2)
 
 
-def test_a_later_life_goes_on_with_the_games_that_are_open():
+def test_later_session_continues_open_games():
     """Game 7 has the rows 1, 2 in one life and 6 in the next: its score is 3."""
     heard = Heard()
     first = Scores(heard)

@@ -161,12 +161,12 @@ def run_script(script: str, *arguments: str) -> str:
     ("name", "delay"),
     [("sac", 2), *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("sac", 1), ("td3", 2), ("ddpg", 1)))],
 )
-def test_taking_turns_two_devices_do_what_one_update_does(name, delay):
+def test_alternating_on_two_devices_equals_one_update(name, delay):
     assert run_script(TURNS, name, str(delay)) == "equal"
 
 
 @pytest.mark.slow
-def test_apart_they_learn_within_the_lead_and_refuse_what_is_not_finite():
+def test_asynchronous_split_respects_the_lead_and_refuses_non_finite_updates():
     assert run_script(APART) == "refused"
 
 
@@ -248,6 +248,6 @@ def test_the_plan_gives_a_split_learner_two_devices(tmp_path):
         ({"replay": ReplayConfig(prioritised=True)}, "replay.prioritised would change"),
     ],
 )
-def test_what_a_split_excludes_is_said(changes, message):
+def test_options_incompatible_with_split_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         experiment(**changes)

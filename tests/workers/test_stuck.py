@@ -39,7 +39,7 @@ sys.exit(run(lambda reporter: Sleeper(), control))
 
 
 @pytest.mark.slow
-def test_a_loop_that_hangs_in_a_living_process_is_found_and_the_start_does_not_count(tmp_path) -> None:
+def test_hung_loop_is_detected_and_start_up_does_not_count(tmp_path) -> None:
     control = ControlServer(f"ipc://{tmp_path}/control")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     process = subprocess.Popen([sys.executable, "-c", WORKER, control.address, "1.2"], env=environment)
