@@ -26,13 +26,12 @@ from jsrl.runs.memory import MIB, MemoryWatch, give_freed_memory_back, resident_
 from jsrl.runs.stacks import all_stacks, main_stack
 from jsrl.transport.meeting.curve import (
     Handshakes,
-    bind_guarded,
+    Listener,
+    connect,
     incoming,
-    introduce,
     keys_to_bind,
     keys_to_connect,
     outgoing,
-    shut,
 )
 from jsrl.transport.meeting.keys import KeyPath
 
@@ -181,9 +180,7 @@ class ControlClient:
         socket.setsockopt(zmq.LINGER, 1000)
         socket.setsockopt(zmq.IDENTITY, identity_of(self.worker, self.incarnation))
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        introduce(socket, self._address, self._keys)
-        handshakes = Handshakes(socket, self._address, self._keys)
-        socket.connect(self._address)
+        handshakes = connect(socket, self._address, self._keys)
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._rung, zmq.POLLIN)
@@ -309,16 +306,16 @@ class ControlServer:
         self._open(address)
 
     def _open(self, address: str) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket = zmq.Context().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         old = os.umask(0o177)
         try:
-            self.address, self._authenticator = bind_guarded(self._socket, address, self._keys)
+            self._listener = Listener(self._socket, address, self._keys)
         finally:
             os.umask(old)
+        self.address = self._listener.address
 
     def _relieve(self) -> list[AnyMessage]:
         """Recreate the socket if this process has grown by the margin; return the messages that were complete.
@@ -330,7 +327,7 @@ class ControlServer:
         if before <= self._baseline_bytes + self._margin_bytes:
             return []
         messages = self._take()
-        shut(self._context, self._socket, self._authenticator, 0)
+        self._listener.close(0)
         self._open(self.address)
         give_freed_memory_back()
         now = resident_bytes()
@@ -394,4 +391,4 @@ class ControlServer:
     def close(self) -> None:
         """Close the socket."""
         if not self._socket.closed:
-            shut(self._context, self._socket, self._authenticator, 0)
+            self._listener.close(0)

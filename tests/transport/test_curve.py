@@ -344,7 +344,7 @@ def test_client_with_only_the_server_key_delivers_nothing(world: Path, caplog) -
         stranger.send_multipart(hello_of_producer(ProducerId("stranger", 0), 1, consumer.leaves).frames())
         strangers.append(stranger)
     deadline = time.monotonic() + TIMEOUT_S
-    while consumer._authenticator.refused < 9:
+    while consumer._listener.refused < 9:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert [stranger.poll(20) for stranger in strangers] == [0] * 9

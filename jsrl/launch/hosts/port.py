@@ -39,7 +39,7 @@ from jsrl.runs.control import RELAY
 from jsrl.runs.names import FileNames, Registration
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.transport.ledger.hops import ledger_path
-from jsrl.transport.meeting.curve import bind_guarded, incoming, outgoing, shut
+from jsrl.transport.meeting.curve import Listener, incoming, outgoing
 
 _logger = logging.getLogger("jsrl.hosts")
 LOOK_S = 0.2  # between checks for silent hosts and for new names of the run
@@ -66,12 +66,12 @@ class HostPort:
     def __init__(self, address: str, tokens: Tokens, members: Members, tell: Callable[[str], None]) -> None:
         self._tokens, self._members, self._tell = tokens, members, tell
         self.changed = threading.Condition()
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket = zmq.Context().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent's new connection replaces a broken one
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, CONNECTION_MS[0])
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_MS[1])
-        self.address, self._authenticator = bind_guarded(self._socket, address, tokens.server, tokens.admits)
+        self._listener = Listener(self._socket, address, tokens.server, tokens.admits)
+        self.address = self._listener.address
         self._control: zmq.Socket | None = None  # to the control connection, as the relay of all hosts
         self._registry: FileNames | None = None
         self._guests: Callable[[], list[str]] = list
@@ -158,7 +158,7 @@ class HostPort:
         finally:
             if self._control is not None:
                 self._control.close(linger=500)
-            shut(self._context, self._socket, self._authenticator, 500)
+            self._listener.close(500)
 
     def _turn(self) -> None:
         """Process pending work: messages of agents, commands for workers, requests of the launcher."""
@@ -321,7 +321,7 @@ class HostPort:
                     self._send(host.identity, names)
 
     def _join_control(self, control: str, registry: Path) -> None:
-        self._control = self._context.socket(zmq.DEALER)
+        self._control = self._socket.context.socket(zmq.DEALER)
         self._control.setsockopt(zmq.IDENTITY, RELAY + b"hosts")
         self._control.connect(control)
         self._registry = FileNames(registry)

@@ -67,7 +67,7 @@ from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.local.relays import HostRelays
 from jsrl.runs.names import FileNames
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
-from jsrl.transport.meeting.curve import Handshakes, incoming, introduce, outgoing
+from jsrl.transport.meeting.curve import connect, incoming, outgoing
 from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, show_guests
 from jsrl.transport.memory.segment import is_held, make_folder, try_lock
 
@@ -135,9 +135,7 @@ class Agent:
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, CONNECTION_MS[0])
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_MS[1])
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
-        introduce(self._socket, endpoint, self._keys)
-        self._handshakes = Handshakes(self._socket, endpoint, self._keys)
-        self._socket.connect(endpoint)
+        self._handshakes = connect(self._socket, endpoint, self._keys)
 
     def run(self) -> int:
         """Serve until the run ends, or this host is not needed any more; return the exit status."""

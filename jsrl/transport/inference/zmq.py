@@ -27,7 +27,7 @@ from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AreaLayout, ServerArea
 from jsrl.transport.inference.ends import UNSERVED, PolicyNotServed, ServerEnd, read_fields
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.curve import bind_guarded, incoming, keys_to_bind, outgoing, shut
+from jsrl.transport.meeting.curve import Listener, incoming, keys_to_bind, outgoing
 from jsrl.transport.meeting.handshake import HELLO, PING, WELCOME, HelloChecker, refusal_frames
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.meeting.sockets import configure
@@ -132,12 +132,12 @@ class ZmqInferenceServer(ServerEnd):
         self._limits = Limits(header_bytes, frames=2, message_bytes=most_bytes)
         self._routes: dict[bytes, _ZmqClient] = {}
         self._pinged_s = time.monotonic()
-        self._context = zmq.Context()
-        self.waitable = self._socket = self._context.socket(zmq.ROUTER)
+        self.waitable = self._socket = zmq.Context().socket(zmq.ROUTER)
         configure(self._socket, most_bytes)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.address, self._authenticator = bind_guarded(self._socket, endpoint, own_keys)
+        self._listener = Listener(self._socket, endpoint, own_keys)
+        self.address = self._listener.address
 
     def _gather(self, max_wait_s: float) -> None:
         if max_wait_s > 0 and not self._socket.poll(math.ceil(min(max_wait_s, _PING_S) * 1000)):
@@ -220,4 +220,4 @@ class ZmqInferenceServer(ServerEnd):
 
     def _shut(self) -> None:
         self._routes.clear()
-        shut(self._context, self._socket, self._authenticator, LINGER_MS)
+        self._listener.close(LINGER_MS)

@@ -27,7 +27,7 @@ from jsrl.transport.inference.zmq import (
     ReplyFields,
     fill_area,
 )
-from jsrl.transport.meeting.curve import Handshakes, incoming, introduce, keys_to_connect, outgoing
+from jsrl.transport.meeting.curve import connect, incoming, keys_to_connect, outgoing
 from jsrl.transport.meeting.handshake import HELLO_LIMITS, PING, REFUSED, Check, Hello, meet, raise_refusal
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
 from jsrl.transport.meeting.sockets import configure
@@ -65,9 +65,7 @@ class ZmqInferenceClient:
             configure(self._socket, MAX_MESSAGE_BYTES)
             self._socket.setsockopt(zmq.ROUTING_ID, b"c" + uuid.uuid4().bytes)
             self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
-            introduce(self._socket, endpoint, own_keys)
-            self._handshakes = Handshakes(self._socket, endpoint, own_keys)
-            self._socket.connect(endpoint)
+            self._handshakes = connect(self._socket, endpoint, own_keys)
             hello = Hello(client, group_sizes, flatten_schema(spec))
             meet(self._socket, hello, self._handshakes, timeout_s, check=check)
         except BaseException:

@@ -64,47 +64,68 @@ def keys_to_connect(keys: KeyPath | ClientKeys) -> ClientKeys | None:
     return load_client_keys(keys)
 
 
-def introduce(socket: zmq.Socket, endpoint: str, keys: ClientKeys | None) -> None:
-    """Prepare a socket for connecting, encrypted if there are keys; call it after its other options are set."""
+def connect(socket: zmq.Socket, endpoint: str, keys: ClientKeys | None) -> Handshakes:
+    """Connect a socket, encrypted if there are keys, and return its handshakes; call it after its other options are set."""
     _prepare(socket, endpoint, keys)
     if keys is not None:
         socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
         socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
+    handshakes = Handshakes(socket, endpoint, keys)
+    socket.connect(endpoint)
+    return handshakes
 
 
 Admits = Callable[[bytes], str]  # a client's key -> its name (the User-Id of its messages); empty: rejected
 
 
-def bind_guarded(
-    socket: zmq.Socket,
-    endpoint: str,
-    keys: ServerKeys | None,
-    admits: Admits | None = None,
-) -> tuple[str, Authenticator | None]:
-    """Bind a socket, encrypted and with an authenticator if there are keys; return its endpoint, and the authenticator.
+class Listener:
+    """Binds a socket, encrypted and with an authenticator if there are keys; make it after the socket's other options are set.
 
-    `admits` decides who may connect, and may change its mind; without it, the keys decide. Call this after the socket's other
-    options are set, and close both with `shut`.
+    Args:
+      admits: decides who may connect, and may change its mind; without it, the keys decide.
+
+    Attributes:
+      address: the endpoint that it got.
 
     Raises:
-      ConfigError: the endpoint is taken or impossible; both are closed then.
+      ConfigError: the endpoint is taken or impossible; the socket is closed then.
     """
-    _prepare(socket, endpoint, keys)
-    authenticator = None
-    if keys is not None:
-        socket.setsockopt(zmq.CURVE_SERVER, 1)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
-        socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
-        authenticator = Authenticator(socket.context, admits or keys.admits)
-    try:
-        bound = bind(socket, endpoint)
-    except BaseException:
-        _close(socket.context, socket, authenticator, 0)
-        raise
-    if authenticator is not None:
-        authenticator.endpoint = bound
-    return bound, authenticator
+
+    def __init__(
+        self, socket: zmq.Socket, endpoint: str, keys: ServerKeys | None, admits: Admits | None = None
+    ) -> None:
+        self._socket = socket
+        self._authenticator: Authenticator | None = None
+        _prepare(socket, endpoint, keys)
+        if keys is not None:
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+            socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
+            self._authenticator = Authenticator(socket.context, admits or keys.admits)
+        try:
+            self.address = bind(socket, endpoint)
+        except BaseException:
+            self._close(0)
+            raise
+        if self._authenticator is not None:
+            self._authenticator.endpoint = self.address
+
+    @property
+    def refused(self) -> int:
+        """Return the connections rejected so far."""
+        return 0 if self._authenticator is None else self._authenticator.refused
+
+    def close(self, linger_ms: int) -> None:
+        """Close the socket, then its authenticator, then their context; remove an ipc path."""
+        remove_path(self._socket)
+        self._close(linger_ms)
+
+    def _close(self, linger_ms: int) -> None:
+        self._socket.close(linger=linger_ms)  # first: without its authenticator it would accept every client
+        if self._authenticator is not None:
+            self._authenticator.close()
+        self._socket.context.destroy(linger=linger_ms)
 
 
 def outgoing(frames: list[Any], keys: object | None) -> list[Any]:
@@ -119,19 +140,6 @@ def incoming(frames: Sequence[Any], keys: object | None, most_bytes: int) -> Seq
       CodecError: they are more than `most_bytes`, or the last has no end.
     """
     return frames if keys is None else join(frames, most_bytes)
-
-
-def shut(context: zmq.Context, socket: zmq.Socket, authenticator: Authenticator | None, linger_ms: int) -> None:
-    """Close a socket from `bind_guarded`, then its authenticator, then their context; removes an ipc path."""
-    remove_path(socket)
-    _close(context, socket, authenticator, linger_ms)
-
-
-def _close(context: zmq.Context, socket: zmq.Socket, authenticator: Authenticator | None, linger_ms: int) -> None:
-    socket.close(linger=linger_ms)  # first: without its authenticator it would accept every client
-    if authenticator is not None:
-        authenticator.close()
-    context.destroy(linger=linger_ms)
 
 
 def _prepare(socket: zmq.Socket, endpoint: str, keys: Any) -> None:

@@ -19,7 +19,7 @@ from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, Stream
 from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.admission import Admission, JoinRules, read_pairs
 from jsrl.transport.meeting.answering import AnswerThread
-from jsrl.transport.meeting.curve import Handshakes, outgoing
+from jsrl.transport.meeting.curve import Handshakes, connect, outgoing
 from jsrl.transport.meeting.sockets import bind, configure
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
 from jsrl.transport.wire.schema import Leaf, compare_schemas, schema_from_fields, schema_to_fields
@@ -187,9 +187,7 @@ def meet_at(endpoint: str, hello: Hello, timeout_s: float) -> Message:
         socket = context.socket(zmq.DEALER)
         configure(socket, HELLO_LIMITS.message_bytes)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        handshakes = Handshakes(socket, endpoint, None)
-        socket.connect(endpoint)
-        return meet(socket, hello, handshakes, timeout_s)
+        return meet(socket, hello, connect(socket, endpoint, None), timeout_s)
     finally:
         context.destroy(linger=0)
 

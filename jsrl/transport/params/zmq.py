@@ -22,13 +22,12 @@ import zmq
 from jsrl.errors import AccessDenied, CodecError, StreamClosed, StreamError
 from jsrl.transport.meeting.curve import (
     Handshakes,
-    bind_guarded,
+    Listener,
+    connect,
     incoming,
-    introduce,
     keys_to_bind,
     keys_to_connect,
     outgoing,
-    shut,
 )
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
 from jsrl.transport.meeting.sockets import SILENCE_MS, configure
@@ -152,12 +151,12 @@ class ZmqParamsPublisher:
         self._store = LatestStore()
         self._schemas: dict[int, tuple[Leaf, ...]] = {}
         self._closed = False
-        self._context = zmq.Context()
-        self._socket = socket = self._context.socket(zmq.ROUTER)
+        socket = zmq.Context().socket(zmq.ROUTER)
         configure(socket, 1 << 16)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.address, self._authenticator = bind_guarded(socket, endpoint, own_keys)
+        self._listener = Listener(socket, endpoint, own_keys)
+        self.address = self._listener.address
         self._thread = _PublisherThread(socket, self._store, own_keys)
         self._thread.start()
 
@@ -179,7 +178,7 @@ class ZmqParamsPublisher:
         if not self._closed:
             self._closed = True
             self._thread.stop()
-            shut(self._context, self._socket, self._authenticator, 0)
+            self._listener.close(0)
 
 
 class _SubscriberThread(_Thread):
@@ -267,9 +266,7 @@ class ZmqParamsSubscriber:
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        introduce(socket, endpoint, own_keys)
-        self._thread = _SubscriberThread(socket, self._store, Handshakes(socket, endpoint, own_keys), own_keys)
-        socket.connect(endpoint)
+        self._thread = _SubscriberThread(socket, self._store, connect(socket, endpoint, own_keys), own_keys)
         self._thread.start()
 
     def poll(self, policy: int = 0) -> tuple[int, list[np.ndarray]] | None:

@@ -6,14 +6,12 @@ import zmq
 
 from jsrl.errors import CodecError, StreamTimeout
 from jsrl.transport.meeting.curve import (
-    Handshakes,
-    bind_guarded,
+    Listener,
+    connect,
     incoming,
-    introduce,
     keys_to_bind,
     keys_to_connect,
     outgoing,
-    shut,
 )
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
 from jsrl.transport.meeting.sockets import configure
@@ -26,10 +24,10 @@ class ZmqFirstRank:
 
     def __init__(self, endpoint: str, keys: KeyPath) -> None:
         self._keys = keys_to_bind(endpoint, keys)
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket = zmq.Context().socket(zmq.ROUTER)
         configure(self._socket, _MESSAGE_BYTES)
-        self.address, self._authenticator = bind_guarded(self._socket, endpoint, self._keys)
+        self._listener = Listener(self._socket, endpoint, self._keys)
+        self.address = self._listener.address
 
     def hear(self, timeout_s: float) -> list[tuple[bytes, bytes]]:
         """Return (sender, message) pairs; wait up to `timeout_s` for the first."""
@@ -51,7 +49,7 @@ class ZmqFirstRank:
     def close(self) -> None:
         """Close the stream."""
         if not self._socket.closed:
-            shut(self._context, self._socket, self._authenticator, 100)
+            self._listener.close(100)
 
 
 class ZmqOtherRank:
@@ -62,9 +60,7 @@ class ZmqOtherRank:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         configure(self._socket, _MESSAGE_BYTES)
-        introduce(self._socket, endpoint, self._keys)
-        self._handshakes = Handshakes(self._socket, endpoint, self._keys)
-        self._socket.connect(endpoint)
+        self._handshakes = connect(self._socket, endpoint, self._keys)
 
     def say(self, message: bytes) -> None:
         """Send a message."""

@@ -31,7 +31,7 @@ import zmq
 from jsrl.errors import CodecError, JsrlError, StreamClosed, StreamError
 from jsrl.transport.base import Entry, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import HopPage, read_session
-from jsrl.transport.meeting.curve import Handshakes, introduce, keys_to_connect, outgoing
+from jsrl.transport.meeting.curve import connect, keys_to_connect, outgoing
 from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, Check, hello_of_producer, meet, remaining
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
 from jsrl.transport.meeting.sockets import configure
@@ -79,7 +79,7 @@ class ZmqSampleProducer(ProducerEnd):
         check: Check = lambda: None,
     ):
         super().__init__(schema, producer, num_groups)
-        self._keys = own_keys = keys_to_connect(keys)
+        self._keys = keys_to_connect(keys)
         self.address = endpoint
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -87,16 +87,13 @@ class ZmqSampleProducer(ProducerEnd):
         self._socket.setsockopt(zmq.ROUTING_ID, b"p" + uuid.uuid4().bytes)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        introduce(self._socket, endpoint, own_keys)
         self._closed = ""
         self._lock = threading.RLock()  # guards the socket and the counts of blocks in flight
         self._stop = threading.Event()
-        handshakes = Handshakes(self._socket, endpoint, own_keys)
         try:
-            num_blocks, session, packing = self._join(endpoint, num_groups, timeout_s, handshakes, check)
+            num_blocks, session, packing = self._join(num_groups, timeout_s, check)
             self._packer = Packer(schema, packing) if packing else None
             self._page = HopPage.attach(hop, producer, session)
-            handshakes.close()
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -113,15 +110,14 @@ class ZmqSampleProducer(ProducerEnd):
         self._thread = threading.Thread(target=self._attend, name="sample-attendant", daemon=True)
         self._thread.start()
 
-    def _join(
-        self, endpoint: str, num_groups: int, timeout_s: float, handshakes: Handshakes, check: Check
-    ) -> tuple[int, int, Packing]:
-        self._socket.connect(endpoint)
+    def _join(self, num_groups: int, timeout_s: float, check: Check) -> tuple[int, int, Packing]:
+        handshakes = connect(self._socket, self.address, self._keys)
         hello = hello_of_producer(self.producer, num_groups, self.leaves)
         welcome = meet(self._socket, hello, handshakes, timeout_s, _SYNC_S, check)
+        handshakes.close()
         num_blocks = welcome.fields.get("blocks")
         if not isinstance(num_blocks, int) or not 1 <= num_blocks <= 1 << 20:
-            raise StreamError(f"{endpoint} welcomed {self.producer.name} with {num_blocks!r} blocks.")
+            raise StreamError(f"{self.address} welcomed {self.producer.name} with {num_blocks!r} blocks.")
         return num_blocks, read_session(welcome.fields.get("session")), read_packing(welcome.fields.get("packing"))
 
     def reserve(self, timeout_s: float) -> OpenBlock:

@@ -16,7 +16,7 @@ from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import ZEROMQ, HopPage, new_session
 from jsrl.transport.meeting.address import check_origin
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.curve import bind_guarded, incoming, keys_to_bind, shut
+from jsrl.transport.meeting.curve import Listener, incoming, keys_to_bind
 from jsrl.transport.meeting.handshake import HELLO, WELCOME, HelloChecker, refusal_frames, remaining
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.meeting.sockets import configure
@@ -86,11 +86,11 @@ class ZmqSampleConsumer:
             reuse_freed_memory()
         self._lock = threading.RLock()
         self._socket_lock = threading.Lock()
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket = zmq.Context().socket(zmq.ROUTER)
         configure(self._socket, max(self._layout.size_bytes, header_bytes), buffer_bytes=BUFFER_BYTES)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self.address, self._authenticator = bind_guarded(self._socket, endpoint, own_keys)
+        self._listener = Listener(self._socket, endpoint, own_keys)
+        self.address = self._listener.address
         self._queue = SampleQueue(self.address, ledger)
         self._hop, self._session = hop, new_session()
         self._stop = threading.Event()
@@ -164,7 +164,7 @@ class ZmqSampleConsumer:
                 self._part(peer, "the consumer is closed.")
         with self._socket_lock:
             self._receive_and_send()
-            shut(self._context, self._socket, self._authenticator, _LINGER_MS)
+            self._listener.close(_LINGER_MS)
 
     def _part(self, peer: _Peer, reason: str) -> None:
         self._peers.pop(peer.route, None)

@@ -40,7 +40,7 @@ from jsrl.launch.local import launcher as local
 from jsrl.launch.local.children import Children
 from jsrl.launch.local.facts import own_facts
 from jsrl.launch.local.launcher import Local
-from jsrl.transport.meeting.curve import incoming, introduce, outgoing
+from jsrl.transport.meeting.curve import incoming, outgoing
 from jsrl.transport.meeting.keys import ClientKeys, load_client_keys
 from jsrl.workers.kinds import find_kind
 
@@ -64,7 +64,9 @@ class Client:
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        introduce(self.socket, f"tcp://{address}", keys)
+        self.socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+        self.socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        self.socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
         self.monitor = self.socket.get_monitor_socket(int(ENDED))
         self.socket.connect(f"tcp://{address}")
         with contextlib.suppress(zmq.Again):  # refused already: the monitor has it
