@@ -1,4 +1,4 @@
-"""One program for a whole function: called as it is, jax compiles a program for each of its operations and shapes."""
+"""Compile one program for a whole function; called directly, jax compiles one program per operation and shape."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ import numpy as np
 
 
 def compiled(function: Callable[..., Any], *static: str) -> Callable[..., Any]:
-    """Return the function as one program with NumPy results. static: names of arguments that are no arrays."""
+    """Return the function as one program with NumPy results. static: names of non-array arguments."""
     program = jax.jit(function, static_argnames=static)
     return lambda *args, **options: jax.tree.map(np.asarray, program(*args, **options))

@@ -1,4 +1,4 @@
-"""What the tests of algorithms share: tiny vectorised environments whose right answers are known, and a plain loop."""
+"""Shared by the tests of algorithms: tiny vectorised environments with known answers, and a plain training loop."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from jsrl.types import (
     zeros,
 )
 
-GAMMA = 0.7  # of the probes: far from 1, so that a forgotten or doubled discount shows
+GAMMA = 0.7  # of the probes: far from 1, so that a missing or doubled discount is noticed
 
 
 class Rows(NamedTuple):
-    """The consequences of one action, as jsrl.envs.base.EnvStep has them."""
+    """The result of one action, like jsrl.envs.base.EnvStep."""
 
     observation: Tree
     is_first: np.ndarray
@@ -69,7 +69,7 @@ class Probe:
 
 
 class Played(NamedTuple):
-    """The end of a loop: state, last trajectory, metrics of every update, mean reward per unmasked row of the last."""
+    """Final values of the loop: state, last trajectory, metrics of every update, mean reward per unmasked row of the last."""
 
     state: AgentState
     trajectory: Trajectory
@@ -78,7 +78,7 @@ class Played(NamedTuple):
 
 
 def play(agent: Agent, env: Probe, *, num_updates: int, num_rows: int = 8, seed: int = 0) -> Played:
-    """Run act -> step -> Trajectory -> update, as a notebook would. Few rows of many columns: each row is one call."""
+    """Run act -> step -> Trajectory -> update, as in a notebook. Few rows of many columns, because each row is one call."""
 
     @jax.jit
     def act(params, key, count, *request):
@@ -145,7 +145,7 @@ LINE = ArraySpec((1,), "float32")
 
 
 def constant_reward(truncates: bool = False) -> Probe:
-    """Reward 1 and the end: v = 1 (truncated: v(o) = 1 + gamma v(last o), and both look the same)."""
+    """Reward 1, then the end: v = 1 (truncated: v(o) = 1 + gamma v(last o), and both observations are equal)."""
     spec = EnvSpec(LINE, Discrete(2), "constant reward")
     return Probe(spec, lambda c, t: vector(0 * c), lambda a, c, t: 1.0 + 0 * c, length=1, truncates=truncates)
 
@@ -163,13 +163,13 @@ def delayed_reward() -> Probe:
 
 
 def matching_reward(kind: str = "discrete") -> Probe:
-    """Reward for the action that is seen."""
+    """Reward for playing the observed action."""
     spec, judge = EnvSpec(LINE, ACTIONS[kind], "matching reward"), matches(ACTIONS[kind])
     return Probe(spec, lambda c, t: vector(signed(c)), lambda a, c, t: judge(a, c), length=2)
 
 
 def remembered_reward() -> Probe:
-    """The cue shows in row 0 only; the action of row 3 has to repeat it: a feed-forward policy stays at 0."""
+    """The cue is visible in row 0 only; the action of row 3 must repeat it. A feed-forward policy earns 0."""
     spec = EnvSpec(ArraySpec((2,), "float32"), Discrete(2), "remembered reward")
 
     def see(cue: np.ndarray, time: np.ndarray) -> np.ndarray:
@@ -179,7 +179,7 @@ def remembered_reward() -> Probe:
 
 
 def masked_reward() -> Probe:
-    """Dict observation with a mask that leaves action 0 and the cue's; 2 (never allowed) would earn most."""
+    """Dict observation whose mask allows action 0 and the cue's action; action 2 (never allowed) would earn most."""
     mask = ArraySpec((3,), "uint8")
     spec = EnvSpec({"cue": ArraySpec((), "float32"), "action_mask": mask}, Discrete(3), "masked reward")
 
@@ -191,7 +191,7 @@ def masked_reward() -> Probe:
 
 
 def agents_reward() -> Probe:
-    """Two agents that share a policy; agent i is shown, and has to play, cue xor i. They act in turns."""
+    """Two agents that share a policy; agent i observes cue xor i and must play it. They act in turns."""
     spec = EnvSpec(ArraySpec((2, 2), "float32"), Discrete(2), "two agents", num_agents=2)
 
     class Turns(Probe):

@@ -1,4 +1,4 @@
-"""What the tests of off-policy algorithms share: a plain loop with every row kept in numpy, and windows drawn from them."""
+"""Shared by the tests of off-policy algorithms: a plain loop that stores every row in numpy and samples windows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jsrl.types import (
 
 
 def make_env(name: str, *, action: Any = None, num_envs: int = 8, steps: int | None = None, **kwargs: Any) -> Probe:
-    """Return a probe, with other actions than its own where its reward does not depend on them."""
+    """Return a probe; where its reward does not depend on actions, with another action space."""
     kind = PROBES[name]
     attributes = {} if action is None else {"action": action}
     if steps is not None:
@@ -37,7 +37,7 @@ REAL = Continuous((-2.0,), (2.0,), "rescale")
 
 
 class Played(NamedTuple):
-    """The end of a loop: state, metrics and priorities of the last update, mean return of the last 100 episodes."""
+    """Final values of the loop: state, metrics and priorities of the last update, mean return of the last 100 episodes."""
 
     state: AgentState
     metrics: dict[str, float]
@@ -46,7 +46,7 @@ class Played(NamedTuple):
 
 
 class Rows:
-    """Every row of a run, one after another: leaves [capacity + 1, B, ...], and the cores before each row."""
+    """Every row of a run, in sequence: leaves [capacity + 1, B, ...], and the cores before each row."""
 
     def __init__(self, agent: Agent, env: Probe, capacity: int) -> None:
         core = map_tree(lambda s: Spec(s.shape[1:], s.dtype), spec_of(agent.initial_core(env.num_envs)))
@@ -68,7 +68,7 @@ class Rows:
             target[self.size] = leaf
 
     def sample(self, rng: np.random.Generator, batch: int, window: int) -> Trajectory:
-        """Return windows [window + 1, batch, ...] that begin anywhere."""
+        """Return windows [window + 1, batch, ...] that start at any row."""
         start = rng.integers(self.size - window, size=batch)  # the last row drawn is at most size - 1
         column = rng.integers(self.kept.is_first.shape[1], size=batch)
         index = start + np.arange(window + 1)[:, None]
@@ -90,7 +90,7 @@ def play(
     weights: bool = False,
     seed: int = 0,
 ) -> Played:
-    """Run act -> step -> keep -> sample -> update; `warm_up` env steps come before the first update."""
+    """Run act -> step -> store -> sample -> update; `warm_up` env steps come before the first update."""
 
     @jax.jit
     def act(params, key, count, *request):

@@ -1,4 +1,4 @@
-"""Q-learning's maths against rlax and slow oracles in numpy, and what the updates of DQN and R2D2 may change."""
+"""The formulas of Q-learning against rlax and slow oracles in numpy, and which state the updates of DQN and R2D2 change."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ SPEC = EnvSpec({"x": ArraySpec((3,), "float32"), "action_mask": ArraySpec((4,), 
 
 
 def draw(num_rows=3, num_envs=16, core=(), seed=0):
-    """Return windows with endings, waiting rows and action masks at random places."""
+    """Return windows with endings, waiting rows and action masks at random rows."""
     rng = np.random.default_rng(seed)
     t = random_trajectory(SPEC, rng, num_rows=num_rows, num_envs=num_envs, extras=(), core=core, weighted=True)
     is_first = rng.random(t.is_first.shape) < 0.15
@@ -178,7 +178,7 @@ def test_target_network_is_replaced_every_period():
 
 
 def slow_target(t, value, trained, row, column, n):
-    """Walk from `row` over n of the agent's rows: raw return that bootstraps with `value`."""
+    """Loop from `row` over n of the agent's rows: raw return that bootstraps with `value`."""
     total, scale, own = 0.0, 1.0, 0
     while own < n and row < len(trained) and trained[row, column]:
         total += scale * t.reward[row, column]
@@ -231,7 +231,7 @@ def test_sequence_loss_equals_a_loop_over_rows(rescaled):
         return r2d2_file.loss(parts, weights, target, sequences)[0]
 
     still = jax.jit(jax.grad(of, argnums=(0, 1)))(core, target)
-    assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))  # nothing flows into burn-in and target
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))  # no gradient flows into the burn-in and the target
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ DAILY = {("ppo", "image"), ("ppo", "squashed"), ("ppo", "recurrent"), ("impala",
 FACTORIES = {"ppo": (ppo, PPOConfig), "impala": (impala, IMPALAConfig)}
 
 
-@pytest.mark.slow  # minutes of compiling
+@pytest.mark.slow  # compiling takes minutes
 @pytest.mark.parametrize(
     ("algorithm", "kind"),
     [

@@ -1,4 +1,4 @@
-"""One device against four fake ones, in a process of its own: the same state to rounding, on every device."""
+"""One device against four fake ones, in a separate process: the same state on every device, up to rounding."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 from tests.fake_devices import fake_devices
 
-pytestmark = pytest.mark.slow  # minutes of compilation in all
+pytestmark = pytest.mark.slow  # compiling takes minutes in total
 
 SCRIPT = """
 import json, sys
@@ -74,4 +74,4 @@ def test_one_device_equals_four(algorithm, core):
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     metrics = json.loads(ended.stdout.splitlines()[-1])
-    assert metrics["grad_norm"] > 0.05  # the clip was at work, so a wrong sum of gradients would have shown
+    assert metrics["grad_norm"] > 0.05  # gradients were clipped, so a wrong sum of gradients would be noticed

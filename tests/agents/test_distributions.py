@@ -106,7 +106,7 @@ def test_squashed_gaussian_agrees_with_distrax_where_it_is_exact(distrax):
 
 
 def test_squashed_log_prob_is_exact_where_tanh_saturates():
-    """float32 tanh(20) is 1.0, so an inverse would be infinite; the float64 value says what it should be."""
+    """float32 tanh(20) is 1.0, so an inverse would be infinite; the float64 value is the reference."""
     u = np.array([20.0], np.float64)
     log_slope = np.log(4.0) - 2 * u - 2 * np.log1p(np.exp(-2 * u))
     expected = -0.5 * (u - 19.0) ** 2 - 0.5 * np.log(2 * np.pi) - log_slope

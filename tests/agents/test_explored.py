@@ -1,4 +1,4 @@
-"""Hyperparameters in the state: each that a config names can be traced, and means what the config's own number means."""
+"""Hyperparameters in the state: each one listed in a config can be traced, and acts like the number in the config."""
 
 import dataclasses
 
@@ -71,7 +71,7 @@ def test_hyperparameters_in_the_state_act_like_those_in_the_config() -> None:
         assert float(output.metrics[METRIC + "gamma"]) == np.float32(values["gamma"])
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), found._replace(extra=found.extra.agent),
                      expected)  # fmt: skip
-    assert update._cache_size() == 1, "other values must not compile anything anew"
+    assert update._cache_size() == 1, "other values must not compile another program"
 
 
 def test_loaded_params_keep_the_agents_own_hyperparameters() -> None:

@@ -1,4 +1,4 @@
-"""VDN and QMIX: mixtures and targets against slow oracles, seats that do not act, the two-step game, and what is refused."""
+"""VDN and QMIX: mixing and targets against slow oracles, waiting seats, the two-step game, and refusals."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def rows_of(agent, spec: EnvSpec, seed: int = 0, num_rows: int = 4, num_envs: in
     acts = rng.choice(3, size=t.acts.shape, p=(0.2, 0.6, 0.2)).astype(np.uint8)
     acts[..., 2] = 0
     discount = np.where(rng.random(t.is_first.shape) < 0.1, 0.0, 1.0)[..., None] * np.ones(N)
-    discount[..., 0] *= rng.random(t.is_first.shape) < 0.5  # a seat that dies alone does not end its team's game
+    discount[..., 0] *= rng.random(t.is_first.shape) < 0.5  # the death of one seat does not end the game of its team
     return t._replace(acts=acts, discount=discount.astype(np.float32))
 
 
-# -- mixtures ---------------------------------------------------------------------------------------------------------
+# -- mixing -----------------------------------------------------------------------------------------------------------
 
 
 def numpy_mixer(weights, utilities, state, embedding: int):
@@ -145,7 +145,7 @@ def test_team_is_one_player_with_the_mean_reward(spec: str) -> None:
     [("qmix", True), *(pytest.param(*c, marks=pytest.mark.slow) for c in (("vdn", True), ("qmix", False)))],
 )
 def test_targets_equal_a_loop_over_seats(name: str, double: bool) -> None:
-    """Each seat's best action is chosen alone; the target mixer mixes the target network's utilities of these."""
+    """Each seat's best action is chosen separately; the target mixer mixes the target network's utilities of these actions."""
     spec = SPECS["masked"]
     config = (VDNConfig if name == "vdn" else QMIXConfig)(**FAST, double=double, loss="mse")
     make = summing if name == "vdn" else monotonic(config)
@@ -189,7 +189,7 @@ def test_targets_equal_a_loop_over_seats(name: str, double: bool) -> None:
 
 @pytest.mark.parametrize("name", ["vdn", pytest.param("recurrent vdn", marks=pytest.mark.slow)])
 def test_team_with_one_acting_seat_learns_like_a_single_agent(name: str) -> None:
-    """DQN and R2D2 train the seat by itself; the team's reward is a mean, so the seat's own is that of N seats."""
+    """DQN and R2D2 train the seat alone. The team's reward is a mean, so the seat's own reward is N times as large."""
     spec, recurrent = SPECS["masked"], name != "vdn"
     options = {**(SLOW_MEMORY if recurrent else FAST), "normalize_observations": True}
     options |= {"rescale_values": True} if recurrent else {}
@@ -260,7 +260,7 @@ def test_agents_pass_check_agent(name: str, spec: str) -> None:
 
 
 def two_step(agent, act, update, seed: int, num_updates: int = 400) -> float:
-    """Return what greedy play earns in the two-step game after learning from random play."""
+    """Return the return of greedy play in the two-step game after learning from random play."""
     game, spec = two_step_game(seed)
     rows, rng, step = [], np.random.default_rng(seed), game.reset()
     for _ in range(40):
@@ -308,14 +308,14 @@ def windows_of(rows, spec: EnvSpec, rng: np.random.Generator):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "best"), [("vdn", 7.0), ("qmix", 8.0)])
 def test_qmix_solves_the_two_step_game_and_vdn_does_not(name: str, best: float) -> None:
-    """Learning from random play, as in the paper: the sum of utilities sees 6.25 where the team could earn 8."""
+    """Learning from random play, as in the paper: the sum of utilities estimates 6.25 where the team could earn 8."""
     options = {"learning_rate": 3e-3, "gamma": 0.99, "target_period": 20, "loss": "mse", "agent_ids": True}
     agent = AGENTS[name](two_step_game(0)[1], **options, network=NetworkConfig(hidden=(32,), activation="relu"))
     act, update = jax.jit(agent.act, static_argnames="greedy"), jax.jit(agent.update)
     assert [two_step(agent, act, update, seed) for seed in range(5)] == [best] * 5
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def test_invalid_options_are_refused() -> None:

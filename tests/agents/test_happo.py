@@ -1,4 +1,4 @@
-"""HAPPO: the weight that each seat's advantage gets, policies of their own, and a game that needs both."""
+"""HAPPO: the weight of each seat's advantage, separate policies, and a game that needs both."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def rows_of(spec: EnvSpec, num_rows: int = 4, num_envs: int = 6, seed: int = 0):
 
 
 def test_each_seat_uses_the_advantage_weighted_by_earlier_seats() -> None:
-    """Against a loop: seat by seat, gradient steps on the weighted advantage, then the ratio of the actions it took."""
+    """Against a loop: seat by seat, gradient steps on the weighted advantage, then the ratio of the actions taken."""
     made, one = config(learning_rate=0.05, num_epochs=3), ac.one_agent(PLAIN)
     network = actor_critic(SMALL, one)
     optimizer = ac.make_optimizer("adam", eps=1e-5, max_grad_norm=10.0)
@@ -93,7 +93,7 @@ def test_each_seat_uses_the_advantage_weighted_by_earlier_seats() -> None:
         chances = np.asarray(jax.nn.softmax(logits), np.float64)
         taken = np.take_along_axis(chances, batch.action[..., None], -1)[..., 0]
         weight *= np.where(acting > 0, taken / np.exp(batch.log_prob), 1.0)
-    assert np.abs(weight - 1).max() > 0.5  # the seats' steps were large enough to matter
+    assert np.abs(weight - 1).max() > 0.5  # the steps of the seats were large enough to matter
 
 
 def test_seats_share_the_team_advantage_and_train_only_on_rows_where_they_act() -> None:
@@ -120,7 +120,7 @@ def test_seats_share_the_team_advantage_and_train_only_on_rows_where_they_act() 
 
 
 def test_seats_find_jointly_rewarded_actions() -> None:
-    """All see the same and earn the same: 1 when each plays its own number."""
+    """All seats have the same observation and reward: 1 when each plays its own number."""
     spec = EnvSpec(ArraySpec((N, 1), "float32"), Discrete(N), "choose", num_agents=N)
     agent = happo(config(learning_rate=0.02, entropy_coef=0.01, num_epochs=4), spec)
     state, update, act = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update), jax.jit(agent.act)

@@ -1,4 +1,4 @@
-"""Both algorithms on the probe environments: what they learn is known, so a failure says which part is wrong."""
+"""Both algorithms on the probe environments: the answers are known, so a failure shows which part is wrong."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.networks.model import NetworkConfig, actor_critic
 from tests.agents.compiled import compiled
 
-pytestmark = pytest.mark.slow  # minutes of compilation in all
+pytestmark = pytest.mark.slow  # compiling takes minutes in total
 
 GAMMA = 0.7
 SMALL = NetworkConfig(hidden=(32,))
@@ -26,7 +26,7 @@ def make_impala(spec, *, network=SMALL, **options):
     return impala(IMPALAConfig(**{**common, "network": network, **options}), spec)
 
 
-MAKERS = {"ppo": (make_ppo, 1), "impala": (make_impala, 6)}  # updates are worth that much less
+MAKERS = {"ppo": (make_ppo, 1), "impala": (make_impala, 6)}  # updates are smaller by that factor
 
 
 @pytest.fixture(params=MAKERS)
@@ -80,7 +80,7 @@ def test_a_truncation_bootstraps_where_a_termination_does_not(algorithm, probe, 
 
 
 SOLVED = {"discrete": 0.9, "multi_discrete": 0.85, "continuous": 0.6, "squashed": 0.6}
-DAILY = {("impala", "discrete"), *(("ppo", kind) for kind in SOLVED)}  # distributions are the same code in both
+DAILY = {("impala", "discrete"), *(("ppo", kind) for kind in SOLVED)}  # the code of distributions is the same in both
 
 
 @pytest.mark.parametrize(

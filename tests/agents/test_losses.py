@@ -29,7 +29,7 @@ def test_value_losses():
     value, target, old = jnp.array([3.0, 0.0]), jnp.array([0.0, 20.0]), jnp.array([0.0, 0.0])
     np.testing.assert_allclose(value_loss(value, target, old), [4.5, 200.0])
     np.testing.assert_allclose(value_loss(value, target, old, kind="huber", huber_delta=2.0), [4.0, 38.0])
-    # the clipped prediction 0.5 would be nearer to target 0: the larger loss counts, so clipping never hides an error
+    # the clipped prediction 0.5 is nearer to target 0: the larger loss is used, so clipping never hides an error
     np.testing.assert_allclose(value_loss(value, target, old, clip=0.5), [4.5, 200.0])
     np.testing.assert_allclose(value_loss(jnp.array([19.0]), target[1:], old[1:], clip=0.5), [0.5 * 19.5**2])
 
@@ -44,7 +44,9 @@ def test_approximate_kl_is_zero_at_equality_positive_elsewhere_and_unbiased():
 
 def test_entropy_excess_is_relative_to_the_legal_actions():
     mask = np.arange(16) < np.array([16, 4, 2, 1, 0])[:, None]
-    entropy = jnp.log(jnp.array([16.0, 4.0, 2.0, 1.0, 16.0]))  # uniform over the legal actions; no legal one: over all
+    entropy = jnp.log(
+        jnp.array([16.0, 4.0, 2.0, 1.0, 16.0])
+    )  # uniform over the legal actions; with no legal action: over all
     excess = entropy_excess(entropy, 0.5 * np.log(16), mask)
     np.testing.assert_allclose(excess, [0.5 * np.log(16), 0.5 * np.log(4), 0.5 * np.log(2), 0.0, 0.0], rtol=1e-6)
     np.testing.assert_allclose(entropy_excess(0.1 * entropy, 0.5 * np.log(16), mask)[:3], -0.8 * excess[:3], rtol=1e-6)
@@ -54,7 +56,7 @@ def test_entropy_excess_is_relative_to_the_legal_actions():
 
 @pytest.mark.slow
 def test_uniform_policies_over_few_legal_actions_never_raise_the_temperature():
-    """2 of 16 actions are legal, fewer than the 4 of 0.5 log 16; every second row has only one."""
+    """2 of 16 actions are legal, fewer than the 4 of 0.5 log 16; every second row has only one legal action."""
     observation = {"x": ArraySpec((3,), "float32"), "action_mask": ArraySpec((16,), "uint8")}
     spec = EnvSpec(observation, Discrete(16))
     parts, _ = sac_file.discrete_parts(sac_file.SACConfig(network=NetworkConfig(hidden=(8,))), spec)
@@ -68,4 +70,4 @@ def test_uniform_policies_over_few_legal_actions_never_raise_the_temperature():
     _, (metrics, _) = sac_file.policy_loss(parts, policy, fixed, (batch, jnp.zeros(8)), jnp.sum(batch.mask))
     half_log_2 = 0.5 * np.log(2) * np.mean(batch.mask[1::2]) / (2 * np.mean(batch.mask))
     np.testing.assert_allclose(metrics["entropy_excess"], half_log_2, rtol=1e-5)
-    assert metrics["entropy_excess"] > 0  # the temperature falls
+    assert metrics["entropy_excess"] > 0  # the temperature decreases

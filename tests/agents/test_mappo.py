@@ -1,4 +1,4 @@
-"""MAPPO: what the value function reads, that the policy reads nothing of it, and a game that needs both."""
+"""MAPPO: the inputs of the value function, which the policy does not read, and a game that needs both."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_value_function_reads_the_inputs_of_the_oracle(spec: str, critic: str) -
         wanted = [see[t, b, i]] if critic == "own" else [see[t, b].ravel()]
         if spec == "with-state" and critic == "central":
             wanted = [rows.state["map"][t, b].ravel(), rows.state["time"][t, b].ravel(), see[t, b, i]]
-        if rows.acts[t, b, i] == 2:  # dead: nothing but its number
+        if rows.acts[t, b, i] == 2:  # dead: all zeros but its number
             wanted = [np.zeros_like(part) for part in wanted]
         np.testing.assert_allclose(found[t, b, i], np.concatenate([*wanted, np.eye(N)[i]]), rtol=1e-6)
 
@@ -80,7 +80,7 @@ def test_published_params_exclude_the_value_function() -> None:
 
 
 def test_seats_sharing_a_policy_are_told_apart_by_seat_number() -> None:
-    """All see the same; they are paid for choosing three different actions, which one policy without numbers cannot."""
+    """All seats observe the same and are rewarded for choosing three different actions, which needs seat numbers."""
     spec = EnvSpec(ArraySpec((N, 1), "float32"), Discrete(N), "choose", num_agents=N)
     told, blind = _play(spec, agent_ids=True), _play(spec, agent_ids=False)
     assert told > 0.95 and blind < 0.6

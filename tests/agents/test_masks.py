@@ -1,4 +1,4 @@
-"""Action masks reach acting and the losses: where one action is allowed it is played, with probability 1."""
+"""Action masks reach acting and the losses: a single allowed action is played with probability 1."""
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ def agent(request):
 
 
 def one_allowed(shape: tuple[int, ...]):
-    """Return (the action that is allowed in each row, observations)."""
+    """Return (the allowed action of each row, observations)."""
     rng = np.random.default_rng(0)
     action = rng.integers(A, size=shape).astype(np.int32)
     mask = np.eye(A, dtype=np.uint8)[action]

@@ -1,4 +1,4 @@
-"""Moments against NumPy, over masks and devices' shares; PopArt keeps outputs."""
+"""Moments against NumPy, with masks and device shards; PopArt keeps raw outputs."""
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +66,7 @@ def test_no_unmasked_row_changes_nothing():
 
 def test_device_shards_with_unequal_counts_sum_to_the_total():
     observation, mask = draw(3, num_envs=8)
-    mask[:, :2] = 0.0  # the first device has no row at all
+    mask[:, :2] = 0.0  # the first device has no unmasked row
     whole = norm.merge_moments(norm.init_moments(SPEC), observation, mask)
     target = observation["state"][..., 1]
     whole_values = norm.merge_value_moments(norm.init_value_moments(), target, mask)
@@ -96,7 +96,7 @@ def test_value_moments_follow_the_targets():
 
 
 def far_targets(ratio, *, num_updates=100):
-    """Yield (targets, mask) of each update: a mean of `ratio` standard deviations, which drifts by a few of them."""
+    """Yield (targets, mask) of each update: a mean of `ratio` standard deviations that drifts by a few of them."""
     rng = np.random.default_rng(2)
     for update in range(num_updates):
         target = rng.normal(ratio + 0.02 * update, 1.0, (16, 8)).astype(np.float32)
@@ -163,7 +163,7 @@ def test_moments_continue_bit_for_bit_from_a_snapshot(tmp_path):
 
 
 def test_popart_keeps_raw_outputs_where_the_mean_is_far_from_0():
-    """A step of the mean from 5000 to 5000.5 standard deviations; in raw units float32 itself resolves 5e-4."""
+    """The mean moves from 5000 to 5000.5 standard deviations; the resolution of float32 in raw units is 5e-4."""
     features = np.random.default_rng(3).normal(size=(16, 4)).astype(np.float32)
     head = {"kernel": jnp.full((4, 1), 0.3), "bias": jnp.full((1,), 0.7)}
     old = norm.ValueMoments(jnp.ones(()), jnp.float32(5000.0), jnp.float32(1.0))

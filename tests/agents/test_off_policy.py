@@ -1,4 +1,4 @@
-"""The maths of the off-policy algorithms against slow oracles in numpy, and what their updates may and may not change."""
+"""The formulas of the off-policy algorithms against slow oracles in numpy, and which state their updates change."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ MAKERS = {"sac": (sac, SACConfig), "td3": (td3, TD3Config), "ddpg": (ddpg, DDPGC
 
 
 def draw(spec, seed=0, *, num_rows=5, num_envs=64, weighted=False, waiting=0.05):
-    """Return windows with every kind of row at random places."""
+    """Return windows with every kind of row at random positions."""
     rng = np.random.default_rng(seed)
     sizes = {"num_rows": num_rows, "num_envs": num_envs, "weighted": weighted}
     t = random_trajectory(spec, rng, **sizes, extras=(), core=())
@@ -37,7 +37,7 @@ def draw(spec, seed=0, *, num_rows=5, num_envs=64, weighted=False, waiting=0.05)
 
 
 def slow_margin(t):
-    """Return how many rows the slowest of the agent's rows waits for its next one, or for the end; at most 2 or a quarter."""
+    """Return the longest wait, in rows, of an agent's row for its next row or the end; at most 2 or a quarter."""
     slowest, num_rows = 1, t.is_first.shape[0] - 1
     for column in range(t.is_first.shape[1]):
         for start in range(num_rows):
@@ -52,7 +52,7 @@ def slow_margin(t):
 
 
 def slow_transition(t, column, margin):
-    """Walk one window: (reward, discount, the agent's last row on the way, which bootstraps; 0: it is masked)."""
+    """Loop over one window: (reward, discount, the agent's last row, which bootstraps; 0: masked)."""
     reward, scale, row, found = 0.0, 1.0, 0, (0.0, 1.0, 0)
     num_rows = t.is_first.shape[0] - 1
     if not t.acts[0, column]:
@@ -89,11 +89,11 @@ def test_transitions_equal_a_loop_over_each_window(num_rows):
         if discount > 0:
             np.testing.assert_array_equal(got.next_observation[column], t.observation[row, column])
             assert got.next_acting[column] == (t.acts[row, column] == 1)
-    assert ends == set(range(num_rows + 1))  # every way to end was there
+    assert ends == set(range(num_rows + 1))  # every kind of ending occurred
 
 
 def test_windows_too_short_for_the_next_row_train_nothing():
-    """In a game of turns a window of one row would train on those only in which the game ends at once."""
+    """In a turn game, a window of one row would train only on rows in which the game ends at once."""
     t = draw(REAL, num_rows=1, num_envs=200, waiting=0.4)
     assert not np.asarray(transition(t).mask).any()
     assert np.asarray(transition(draw(REAL, num_rows=1, num_envs=200, waiting=0.0)).mask).any()
@@ -179,7 +179,7 @@ def test_targets_move_by_tau_every_period():
         np.testing.assert_allclose(moved["w"], expected)
     np.testing.assert_allclose(off.move_targets(target, online, tau=0.1, period=1, updates=0)["w"], 0.1, rtol=1e-6)
     hard = off.move_targets(target, {"w": jnp.full(2, 0.7)}, tau=1.0, period=2, updates=jnp.asarray(1))
-    np.testing.assert_array_equal(hard["w"], np.full(2, 0.7, np.float32))  # to the bit
+    np.testing.assert_array_equal(hard["w"], np.full(2, 0.7, np.float32))  # bit for bit
 
 
 # -- losses -----------------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def test_soft_critic_loss_equals_distrax_and_numpy():
     np.testing.assert_allclose(metrics["value_mean"], (value.mean(0) * batch.mask).sum() / 7.0, rtol=1e-3, atol=1e-5)
 
     still = compiled(jax.grad(lambda f: sac_file.critic_loss(parts, online, f, (batch, noise), 7.0)[0]))(fixed)
-    assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))  # nothing flows into the targets
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))  # no gradient flows into the targets
 
 
 def test_discrete_soft_values_are_expectations_over_allowed_actions():
@@ -273,7 +273,7 @@ def test_td3_targets_use_the_smoothed_action_of_the_target_policy():
 
     outputs = np.tanh(forward(jax.tree.map(np.asarray, policy), np.asarray(batch.next_observation)))
     action = np.clip(outputs + np.clip(0.5 * np.asarray(noise), -0.3, 0.3), -1, 1)
-    assert (np.abs(action) == 1).any()  # the clip was at work
+    assert (np.abs(action) == 1).any()  # gradients were clipped
     joint = np.concatenate([batch.next_observation, action], -1)
     least = np.minimum(*(forward(member(target, e), joint)[:, 0] for e in range(2)))
     goal = np.asarray(batch.reward) + np.asarray(batch.discount) * least
@@ -318,7 +318,7 @@ def test_ddpg_has_one_critic_no_delay_and_no_smoothing():
     for step in range(2):
         new, _ = update(state, t, jax.random.key(step))
         other, _ = update(state, t, jax.random.key(9))
-        jax.tree.map(np.testing.assert_array_equal, new, other)  # nothing in it is random
+        jax.tree.map(np.testing.assert_array_equal, new, other)  # it has no randomness
         assert changed(state.params.weights.network, new.params.weights.network)
         assert changed(state.learner_params.target_policy, new.learner_params.target_policy)
         state = new
@@ -331,7 +331,7 @@ def near(a, b):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sac", "td3", "ddpg"])
 def test_split_policy_and_critic_updates_equal_one_update(name):
-    """Strictly in turns, with everything exchanged, the two updates are the fused one."""
+    """Strictly alternating, with everything exchanged, the two updates equal the fused one."""
     make, config = MAKERS[name]
     options = {
         "network": NETWORK,
@@ -341,7 +341,7 @@ def test_split_policy_and_critic_updates_equal_one_update(name):
     }
     if name != "ddpg":
         options["policy_delay"] = 1
-    if name != "sac":  # targets follow the policy that the critic's side knew: keep them still
+    if name != "sac":  # targets follow the policy that the critic's side had: keep them fixed
         options["tau"] = 1e-7
     agent, t = make(config(**options), REAL), draw(REAL, num_rows=2, num_envs=16, weighted=True)
     fused, split = jax.jit(agent.update), agent.split
@@ -353,7 +353,7 @@ def test_split_policy_and_critic_updates_equal_one_update(name):
         whole, output = fused(whole, t, key)
         before = critics.params, critics.extra
         critics, apart = critic(critics, t, key)
-        jax.tree.map(np.testing.assert_array_equal, before, (critics.params, critics.extra))  # not its own
+        jax.tree.map(np.testing.assert_array_equal, before, (critics.params, critics.extra))  # the other side's
         np.testing.assert_allclose(apart.priorities, output.priorities, rtol=1e-4, atol=1e-5)
         players = split.take_critic(players, split.publish_critic(critics))
         kept = players.learner_params
@@ -383,7 +383,7 @@ def test_weights_priorities_and_masks_reach_the_update(name):
     ).all()
     reward = t.reward + 5.0 * (np.arange(16) < 4)
     two, other = update(state, t._replace(reward=reward.astype(np.float32)), jax.random.key(1))
-    assert not changed(one.learner_params, two.learner_params)  # columns of weight 0 teach the critics nothing
+    assert not changed(one.learner_params, two.learner_params)  # columns of weight 0 do not train the critics
     assert (np.asarray(other.priorities) != np.asarray(output.priorities)).any()  # but have a priority
     full, _ = update(state, t._replace(sampling=()), jax.random.key(1))
     assert changed(one.learner_params, full.learner_params)

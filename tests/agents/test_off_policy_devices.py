@@ -1,4 +1,4 @@
-"""One device against four fake ones, in a process of its own: the same state to rounding, noise included."""
+"""One device against four fake ones, in a separate process: the same state up to rounding, noise included."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 from tests.fake_devices import fake_devices
 
-pytestmark = pytest.mark.slow  # minutes of compilation in all
+pytestmark = pytest.mark.slow  # compiling takes minutes in total
 
 SCRIPT = """
 import sys
@@ -88,7 +88,7 @@ FURTHER = (
     "ddpg",
     "bc",
     "recurrent-vdn",
-)  # other policies, one critic, a mean over rows, R2D2 in a team
+)  # separate policies, one critic, a mean over rows, R2D2 in a team
 
 
 @pytest.mark.parametrize(

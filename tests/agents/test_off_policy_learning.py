@@ -1,4 +1,4 @@
-"""The off-policy algorithms on the probe environments, whose values are known, and the contract of agents."""
+"""The off-policy algorithms on the probe environments, whose values are known, and check_agent."""
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.agents.compiled import compiled
 from tests.agents.replayed import REAL, make_env, play
 
-pytestmark = pytest.mark.slow  # minutes of compilation in all
+pytestmark = pytest.mark.slow  # compiling takes minutes in total
 
 GAMMA = 0.7
 SMALL = NetworkConfig(hidden=(32,), activation="relu")
@@ -76,7 +76,7 @@ def test_policies_find_the_observed_action(name, transform):
 
 @pytest.mark.parametrize(("target", "falls"), [(-0.5, True), (2.0, False)])
 def test_temperature_falls_above_the_target_entropy_and_rises_below(target, falls):
-    """Entropy over a range of 2 is at most log 2, between the two targets."""
+    """Entropy over a range of 2 is at most log 2, which lies between the two targets."""
     env = make_env("constant_reward", action=REAL)
     options = {"learn_temperature": True, "temperature": 0.1, "target_entropy": target}
     played = play(make("sac", env, **options), env, num_updates=300)

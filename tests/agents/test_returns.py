@@ -1,4 +1,4 @@
-"""Returns and masks against per-episode NumPy loops and rlax: terminations, truncations, resets and all kinds of rows."""
+"""Returns and masks against NumPy loops per episode and rlax: terminations, truncations, resets and all kinds of rows."""
 
 import itertools
 
@@ -17,9 +17,9 @@ vtrace = compiled(returns.vtrace, "gamma", "lambda_", "rho_clip", "c_clip", "wei
 
 
 def make_rows(seed: int, *, num_rows: int = 40, trailing: tuple[int, ...] = (7,), waiting: bool = False) -> Rows:
-    """Rows that obey the row table: each episode ends in a cut row (reward 0, discount 1) after a random end.
+    """Rows that follow the row table: each episode ends in a cut row (reward 0, discount 1) after a random length.
 
-    waiting: rows of all kinds, in a mixture that differs from column to column (none of one kind, all of it, turns).
+    waiting: rows of all kinds, in a mixture that differs between columns (none of one kind, only one kind, turns).
     """
     rng = np.random.default_rng(seed)
     shape = (num_rows, *trailing)
@@ -57,7 +57,7 @@ def episodes(rows: Rows):
 def decisions(rows: Rows, start: int, end: int):
     """Yield (row, reward until the agent's next row, discount until then, the agent's next row or end).
 
-    Of the agent's own rows (acting and value-only). The last one is left out where it would bootstrap a waiting row.
+    Only for the agent's own rows (acting and value-only). The last one is omitted where it would bootstrap a waiting row.
     """
     own = [t for t in range(start, end) if rows.acts[t]]
     for t, following in zip(own, [*own, end][1:], strict=True):
@@ -79,7 +79,7 @@ def masks_of(rows: Rows):
 
 
 def slow_corrected(rows: Rows, rho, c, lambda_):
-    """Forward sums of discounted corrections per episode: no backward recursion shared with the code under test."""
+    """Forward sums of discounted corrections per episode: no backward recursion as in the code under test."""
     x = np.zeros(len(rows.reward))
     for start, end in episodes(rows):
         steps = list(decisions(rows, start, end))
@@ -117,7 +117,7 @@ def test_acts_without_row_t_are_refused():
 
 
 def test_acts_on_all_rows_gives_plain_gae():
-    """Value-only rows are discounted and corrected like acting ones, and have no advantage."""
+    """Value-only rows are discounted and corrected like acting rows, but have no advantage."""
     rows = make_rows(12, trailing=(1000,), num_rows=24)
     dead = rows._replace(acts=rows.acts + (np.random.default_rng(1).random(rows.acts.shape) < 0.5))
     plain, got = (gae(r, gamma=GAMMA, lambda_=LAMBDA) for r in (rows, dead))
@@ -126,7 +126,7 @@ def test_acts_on_all_rows_gives_plain_gae():
 
 
 def test_acts_on_own_rows_gives_gae_over_own_rows():
-    """A column without its waiting rows (their rewards, undiscounted, are the row's before) gives the same numbers."""
+    """A column without its waiting rows gives the same numbers; their rewards, undiscounted, belong to the row before."""
     rows = make_rows(13, num_rows=24, trailing=(1000,))
     acts = (np.random.default_rng(2).random(rows.acts.shape) < 0.5).astype(np.uint8)
     acts[0], acts[-1] = 1, 1

@@ -1,4 +1,4 @@
-"""What rows hold that are not the agent's own, NaN included, changes no bit of an update; masks have the losses' shape."""
+"""Rows of other agents, NaN included, change no bit of an update; masks have the shape of the losses."""
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ AGENTS = {
 
 
 def rows_of_all_kinds(agent, spec, seed: int, num_rows: int = T, weighted: bool = False):
-    """Return rows of acting, waiting and value-only seats; seat 2 of every environment is a frozen player: it waits."""
+    """Return rows of acting, waiting and value-only seats; seat 2 of every environment is a frozen player that waits."""
     rng = np.random.default_rng(seed)
     core = jax.tree.map(np.asarray, agent.initial_core(B))
     extras = {"value": ArraySpec((N,), "float32")}
@@ -54,7 +54,7 @@ def rows_of_all_kinds(agent, spec, seed: int, num_rows: int = T, weighted: bool 
 
 
 def spoil(tree, where):
-    """Return the tree with NaN (integers: 0, which forbids every action in a mask) where the condition [T+1, B, N] holds."""
+    """Return the tree with NaN where the condition [T+1, B, N] holds (integers: 0, which forbids all actions of a mask)."""
 
     def one(leaf):
         bad = np.nan if np.issubdtype(leaf.dtype, np.floating) else 0
@@ -64,7 +64,7 @@ def spoil(tree, where):
 
 
 def spoilt(t):
-    """Return rows with NaN in all that does not belong to an acting or value-only row of the policy."""
+    """Return rows with NaN in everything outside the policy's acting and value-only rows."""
     waits, unused = t.acts == 0, t.acts != 1
     absent = np.broadcast_to(waits.all(axis=0), waits.shape)
     assert absent.any() and (waits & ~absent).any() and (t.acts == 2).any()
@@ -73,7 +73,7 @@ def spoilt(t):
         action=spoil(t.action, waits),
         log_prob=spoil(t.log_prob, unused),
         extras=spoil(t.extras, waits),
-        reward=spoil(t.reward, absent),  # that of other waiting rows counts for the row before
+        reward=spoil(t.reward, absent),  # the reward of other waiting rows belongs to the row before
     )
 
 
@@ -116,7 +116,7 @@ def test_value_only_rows_train_the_critic_and_not_the_policy():
 
 @pytest.mark.slow
 def test_recurrent_agent_reads_waiting_rows_but_not_columns_of_others():
-    """What a seat saw while it waited is in its core; what a frozen player saw is nobody's."""
+    """A seat's core holds what it observed while waiting; observations of a frozen player must not matter."""
     network = NetworkConfig(hidden=(8,), core="gru", core_size=4)
     agent = r2d2(R2D2Config(network=network, burn_in=1, n_step=2), CHOICE)
     t = rows_of_all_kinds(agent, CHOICE, 2)

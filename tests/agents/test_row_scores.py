@@ -1,4 +1,4 @@
-"""Scores of games: every agent that gives them scores games that it must not train on as well as others."""
+"""Scores of games: agents that compute scores also score games that they must not train on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values learnt in a two-player turn game are the exact ones, however short trajectories and windows are."""
+"""Values learnt in a two-player turn game are exact for any length of trajectories and windows."""
 
 import functools
 
@@ -28,7 +28,7 @@ SLOW = [
 
 @functools.cache
 def trajectories(num_rows: int) -> Trajectory:
-    """Return random play in columns [num_rows + 1, ..., 2]; `action` is what the seats saw."""
+    """Return random play in columns [num_rows + 1, ..., 2]; `action` is what the seats observed."""
     games = play(64 * 16 + 1, 32, 0)
     starts = range(0, len(games.seen) - num_rows, num_rows)
     seen, is_first, reward, discount, acts = (
@@ -61,7 +61,7 @@ def test_values_are_exact_for_short_and_long_trajectories(targets, num_rows):
 
 
 def test_margin_equals_the_longest_wait_of_a_row():
-    """Turns of two: 2 rows. A seat that always acts, or never: 1. Long waits cost at most a quarter of the rows."""
+    """Turns of two: 2 rows. A seat that acts always or never: 1. Long waits cost at most a quarter of the rows."""
     turns, margin = trajectories(64), compiled(row_margin)
     assert margin(turns) == 2
     assert margin(turns._replace(acts=np.ones_like(turns.acts))) == 1
@@ -75,7 +75,7 @@ def test_margin_equals_the_longest_wait_of_a_row():
 
 @pytest.mark.parametrize(("window", "goes_on"), [(2, "best"), (2, "random"), (3, "random"), (5, "random")])
 def test_action_values_are_exact_for_windows_of_any_length(window, goes_on):
-    """Windows begin at every row. Those of 3 and 5 rows end where the seat waits; of 1 row nothing can be learnt."""
+    """Windows start at every row. Windows of 3 and 5 rows end where the seat waits; 1 row cannot teach anything."""
     games = play(4001, 32, 1)
     rows = np.arange(4001 - window)[None] + np.arange(window + 1)[:, None]
     leaves = (games.seen[..., 0], games.is_first, games.action[..., 0], games.reward[..., 0], games.discount[..., 0])

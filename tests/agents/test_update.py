@@ -1,4 +1,4 @@
-"""What one update must and must not do, apart from learning: masks, purity, PopArt, KL stop, recurrence, refusals."""
+"""Rules of one update apart from learning: masks, purity, PopArt, early stop by KL, recurrence, refusals."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ def factory(request):
 
 
 def random_trajectory(seed: int, core=(), action=None) -> Trajectory:
-    """Rows that obey the row table, with a few waiting rows; log_prob as of a policy close to uniform."""
+    """Rows that follow the row table, with a few waiting rows; log_prob as of a policy close to uniform."""
     rng = np.random.default_rng(seed)
     is_first = np.zeros((T + 1, B), bool)
     discount = np.ones((T + 1, B), np.float32)
@@ -86,14 +86,14 @@ def test_update_is_pure_and_changes_the_expected_state(factory):
     }
     for name, part in parts.items():
         pairs = zip(jax.tree.leaves(part(before)), jax.tree.leaves(part(first)), strict=True)
-        assert any((x != y).any() for x, y in pairs), f"the update does not move the {name}"
+        assert any((x != y).any() for x, y in pairs), f"the update does not change the {name}"
     assert all(v.shape == () and np.isfinite(v) for v in output.metrics.values())
     names = {"loss", "loss_policy", "loss_value", "entropy", "approx_kl", "clip_fraction", "explained_variance"}
     assert names | {"grad_norm", "learning_rate"} <= set(output.metrics)
 
 
 def test_masked_rows_have_no_effect(factory):
-    """Action, log_prob and reward of a last observation's row, and row T's leaves: bit for bit the same state."""
+    """Action, log_prob and reward of a last observation's row, and the leaves of row T: the same state bit for bit."""
     agent = factory(normalize_observations=True, normalize_values=True)
     trajectory = random_trajectory(1)
     cut = np.concatenate([trajectory.is_first[1:], np.ones((1, B), bool)])
@@ -130,7 +130,7 @@ def test_batch_without_trained_rows_is_finite(factory):
 
 
 def test_popart_moves_the_scale_and_keeps_raw_values(factory):
-    """With a rate of nearly 0 only PopArt changes the value function: raw values of every row stay."""
+    """With a rate of nearly 0 only PopArt changes the value function: the raw values of every row stay."""
     agent = factory(normalize_values=True, learning_rate=1e-12)
     trajectory = random_trajectory(4)
     trajectory = trajectory._replace(reward=trajectory.reward * 100 + 500)
@@ -155,7 +155,7 @@ def test_observations_are_normalised_by_the_moments_before_the_update():
     trajectory = random_trajectory(5)
     trajectory = trajectory._replace(observation=np.clip(trajectory.observation, -9, 9))
     state, _ = run(agent, trajectory)
-    expected, _ = run(plain, trajectory)  # the first moments are 0 and 1: nothing changes but the epsilon
+    expected, _ = run(plain, trajectory)  # the first moments are 0 and 1: only the epsilon has an effect
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), state.params.weights, expected.params.weights
     )
@@ -231,7 +231,7 @@ def test_core_is_reset_at_episode_starts(factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [None, False])
 def test_chunks_start_with_the_core_of_acting(shared):
-    """The loss of a first gradient step is that of whole trajectories, whatever the chunks; gradients end at their edges."""
+    """The loss of the first gradient step equals that of whole trajectories for any chunks; gradients end at chunk edges."""
     network = NetworkConfig(hidden=(16,), core="lstm", core_size=8, shared=shared)
     options = {"network": network, "optimizer": "sgd", "num_epochs": 1, "num_minibatches": 1}
     losses, gradients = [], []
@@ -297,13 +297,13 @@ def test_invalid_specs_are_refused(factory):
 
 @pytest.mark.slow
 def test_values_sent_by_actors_equal_those_of_the_learner():
-    """With the params that acted (no lag) an update is the same, to rounding, whoever computes the values."""
+    """With the params that acted (no lag) an update is the same up to rounding, on either side that computes the values."""
     options = {"network": SMALL, "normalize_observations": True, "num_minibatches": 2}
     ours, acting = (ppo(PPOConfig(**options, values=who), SPEC) for who in ("learner", "acting"))
     trajectory = random_trajectory(5)
     state = acting.init(jax.random.key(0))
     act = jax.jit(acting.act)
-    value = np.full((T + 1, B), 1e9, np.float32)  # row T is no actor's
+    value = np.full((T + 1, B), 1e9, np.float32)  # no actor sends row T
     for row in range(T):
         output, _ = act(
             state.params, jax.random.key(row), trajectory.observation[row], trajectory.is_first[row], trajectory.core
@@ -334,7 +334,7 @@ def test_optimizer_state_has_the_structure_of_the_trained_weights():
 
 
 def test_rows_of_scored_games_are_scored_by_absolute_advantage():
-    """With gamma 0 the advantage is the reward less the value, which the actors sent."""
+    """With gamma 0 the advantage is the reward minus the value sent by the actors."""
     agent = ppo(PPOConfig(network=SMALL, values="acting", gamma=0.0, num_epochs=1, num_minibatches=1), SPEC)
     rng = np.random.default_rng(0)
     rows = random_trajectory(3)._replace(extras={"value": rng.normal(size=(T + 1, B)).astype(np.float32)})

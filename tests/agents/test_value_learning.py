@@ -1,4 +1,4 @@
-"""DQN, R2D2 and behaviour cloning on the probe environments, whose values are known, and the contract of agents."""
+"""DQN, R2D2 and behaviour cloning on the probe environments, whose values are known, and check_agent."""
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete, 
 from tests.agents.compiled import compiled
 from tests.agents.replayed import make_env, play
 
-pytestmark = pytest.mark.slow  # minutes of compilation in all
+pytestmark = pytest.mark.slow  # compiling takes minutes in total
 
 GAMMA = 0.7
 SMALL = NetworkConfig(hidden=(32,), activation="relu")
@@ -113,7 +113,7 @@ def test_r2d2_bootstraps_truncations():
 
 
 def imitate(action, expert, *, num_updates=250, num_rows=6, core="none", **options):
-    """Train on random rows whose actions come from `expert`; return (agent, state, last metrics, draw)."""
+    """Train on random rows with actions of `expert`; return (agent, state, last metrics, draw)."""
     spec = EnvSpec(ArraySpec((2,), "float32"), action, "expert's")
     network = NetworkConfig(hidden=(32,), core=core, core_size=16)
     agent = bc(BCConfig(learning_rate=1e-2, network=network, normalize_observations=True, **options), spec)
@@ -123,7 +123,7 @@ def imitate(action, expert, *, num_updates=250, num_rows=6, core="none", **optio
         t = random_trajectory(spec, rng, num_rows=num_rows, num_envs=32, extras=(), core=agent.initial_core(32))
         wrong = t.action
         right = expert(t.observation, t.is_first).astype(wrong.dtype)
-        acts = (rng.random(t.acts.shape) < 0.7).astype(np.uint8)  # where it is 0 somebody else plays anything
+        acts = (rng.random(t.acts.shape) < 0.7).astype(np.uint8)  # where it is 0 another seat plays anything
         keep = acts.reshape(acts.shape + (1,) * (right.ndim - 2))
         return t._replace(action=np.where(keep, right, wrong), acts=acts)
 
@@ -159,7 +159,7 @@ def test_bc_imitates_the_recorded_policy(kind):
 
 
 def test_recurrent_bc_remembers_the_first_row():
-    """The expert plays the sign that row 0 of the episode showed."""
+    """The expert plays the sign that was visible in row 0 of the episode."""
 
     def expert(observation, is_first):
         sign, kept = np.zeros(is_first.shape), np.zeros(is_first.shape[1])
@@ -169,7 +169,7 @@ def test_recurrent_bc_remembers_the_first_row():
         return sign
 
     _, _, metrics, _ = imitate(Discrete(2), expert, core="gru", num_updates=400)
-    assert metrics["loss_policy"] < 0.25  # guessing: 0.69
+    assert metrics["loss_policy"] < 0.25  # chance level: 0.69
 
 
 def test_bc_refuses_distances_between_discrete_actions():
@@ -177,7 +177,7 @@ def test_bc_refuses_distances_between_discrete_actions():
         bc(BCConfig(loss="mse"), EnvSpec(ArraySpec((2,), "float32"), Discrete(2)))
 
 
-# -- the contract -----------------------------------------------------------------------------------------------------
+# -- check_agent ------------------------------------------------------------------------------------------------------
 
 
 MASKED = EnvSpec({"x": ArraySpec((3,), "float32"), "action_mask": ArraySpec((4,), "uint8")}, Discrete(4))

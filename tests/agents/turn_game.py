@@ -1,9 +1,9 @@
-"""A two-player turn game whose values are known: tokens race to the end of a line, and seats wait while the other moves.
+"""A two-player turn game with known values: tokens race to the end of a line, and each seat waits while the other moves.
 
-Position p = 0, 1, 2. The seat to move plays 0 or 1, which wins a step forward with chance FORWARD[action]. Who reaches 3
-wins: +1 for its own row, -1 for the other, which waits there. Either seat begins.
+Position p = 0, 1, 2. The seat to move plays 0 or 1, which wins a step forward with probability FORWARD[action]. The first
+seat at 3 wins: +1 on its own row, -1 for the other, which waits there. Either seat may start.
 
-What a seat sees on its turn is p, while it waits WAITING + p: a critic never learns the latter.
+A seat observes p on its turn and WAITING + p while it waits: a critic never learns the latter.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 GAMMA, FORWARD, WAITING = 0.9, (0.3, 0.7), 3
-NEVER_LEARNT = 5.0  # value of what is seen while waiting
+NEVER_LEARNT = 5.0  # value of the observations while waiting
 
 
 class Played(NamedTuple):
-    """Rows [rows, B] (seen, action, reward, discount and acts: [rows, B, 2]) of games played by random moves."""
+    """Rows [rows, B] of games played by random moves (seen, action, reward, discount and acts: [rows, B, 2])."""
 
     seen: np.ndarray
     is_first: np.ndarray
@@ -53,7 +53,7 @@ def play(rows: int, num_envs: int, seed: int) -> Played:
 
 
 def solve(own: np.ndarray, other: float) -> np.ndarray:
-    """Return v(p) of the seat to move, where it goes forward with chance own[p] and the other seat with chance `other`."""
+    """Return v(p) of the seat to move, which advances with probability own[p]; the other seat advances with `other`."""
     system, goal = np.eye(3), np.zeros(3)
     for p in range(3):
         for after, chance in ((p, 1 - own[p]), (p + 1, own[p])):
@@ -79,7 +79,7 @@ def best_play() -> np.ndarray:
 
 
 def action_values(value: np.ndarray) -> np.ndarray:
-    """Return Q(p, action) against random moves, of a seat that goes on with v(p) = `value`."""
+    """Return Q(p, action) against random moves, of a seat that continues with v(p) = `value`."""
     q = np.zeros((3, 2))
     for p, action in np.ndindex(3, 2):
         for after, chance in ((p, 1 - FORWARD[action]), (p + 1, FORWARD[action])):
