@@ -1,4 +1,4 @@
-"""Rates, limits, medians and ratios, on numbers whose answer is known."""
+"""Rates, limits, medians and ratios, on numbers with known answers."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The benchmark from its command line, end to end, on something small; and its tables from known numbers."""
+"""The benchmark from its command line, end to end, on a small run; and its tables from known numbers."""
 
 import importlib.util
 import json
@@ -63,7 +63,7 @@ def test_a_summary_of_lines():
     )
     assert found["actor_simulate_share"] == 0.5
     assert found["actor_wait_share"] == pytest.approx(0.5)
-    assert found["actor_idle_share"] == pytest.approx(0.2)  # without the others' turn
+    assert found["actor_idle_share"] == pytest.approx(0.2)  # without the turn of the others
     assert "learner_idle_share" not in found
 
 
@@ -137,7 +137,7 @@ def test_wrong_arguments_are_refused_with_the_valid_ones():
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)  # of a machine that has other things to do; a minute otherwise
+@pytest.mark.timeout(900)  # on a loaded machine; a minute otherwise
 def test_a_tiny_experiment_end_to_end(tmp_path):
     words = ("ppo", "--placements", "serial,served", "--seconds", "2", "--warm-up-s", "0.2", "--repetitions", "1")
     ran = run(*words, "--json", str(tmp_path / "raw.json"), "--", *TINY)
@@ -164,7 +164,7 @@ def test_a_tiny_experiment_end_to_end(tmp_path):
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_peer_beside_ours(tmp_path):
-    """A copy of the benchmark whose driver of sb3 is the fake one."""
+    """A copy of the benchmark in which the sb3 driver is the fake one."""
     for folder in ("benchmarks", "experiments"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("results", "__pycache__"))
     (tmp_path / "tests" / "benchmarks" / "world").mkdir(parents=True)
@@ -187,7 +187,7 @@ def test_a_peer_beside_ours(tmp_path):
     )
     assert ran.returncode == 0, ran.stderr
     raw = json.loads((tmp_path / "raw.json").read_text())
-    assert raw["differences"] == []  # ours does the work of the comparison
+    assert raw["differences"] == []  # ours runs the same work as the comparison
     (arm,) = raw["peers"]["sb3"]["arms"]
     assert arm["setting"] == {"threads": 1}
     assert arm["runs"][0]["env_steps_per_s"] > 0

@@ -1,4 +1,4 @@
-"""The learning curves of the documentation: seeds, another library's curves, and the score to compare with, in one picture."""
+"""The learning curves of the documentation: seeds, curves of another library, and the reference score, in one plot."""
 
 import dataclasses
 import importlib
@@ -26,7 +26,7 @@ def results(tmp_path):
             tmp_path, f"mine-seed{seed}", {"curves": {"evaluator/return_mean": means, "evaluator/return_ci95": halves}}
         )
     write(tmp_path, "theirs-seed0", {"task": {}, "points": [[0, 10.0, 1.0], [2000, 100.0, 3.0]]})
-    write(tmp_path, "theirs-seed1", {"points": [[0, 3.5, 10.0], [2000, 7.5, 90.0]]})  # with seconds
+    write(tmp_path, "theirs-seed1", {"points": [[0, 3.5, 10.0], [2000, 7.5, 90.0]]})  # with wall-clock seconds
     return tmp_path
 
 
@@ -62,7 +62,7 @@ def test_the_other_library_has_the_settings_of_the_experiments(monkeypatch):
         ours, task = load(experiment), tasks[name]
         replay = {"batch_size": "batch_size", "buffer_size": "capacity", "learning_starts": "min_size"}
         assert (task.num_envs, task.hidden) == (ours.num_envs, ours.agent.network.hidden)
-        assert ours.replay.samples_per_insert == ours.replay.batch_size  # an update per env step
+        assert ours.replay.samples_per_insert == ours.replay.batch_size  # one update per env step
         assert {their: task.settings[their] for their in replay} == {
             their: dataclasses.asdict(ours.replay)[name] for their, name in replay.items()
         }

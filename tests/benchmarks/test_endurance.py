@@ -1,4 +1,4 @@
-"""Soaks and overheads: slopes, levels, what processes hold, verdicts; and the parts that are left out are the real ones."""
+"""Soaks and overheads: slopes, levels, resources of processes, verdicts; and the parts that are left out are the real ones."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ assert holdings(2**22 + 1) is None
 
 
 def test_resources_of_a_process_are_measured(tmp_path: Path) -> None:
-    """In a process of its own: threads and memory of earlier tests may go at any time in this one."""
+    """In a separate process, because threads and memory of earlier tests may be released at any time in this one."""
     words = [sys.executable, "-c", TAKES_MORE_OF_EACH, f"/dev/shm/jsrl-test-{os.getpid()}"]
     subprocess.run(words, check=True, timeout=60, cwd=ROOT)
     (tmp_path / "a").write_bytes(bytes(8192))

@@ -1,4 +1,4 @@
-"""Exact values of small games: known numbers, brute force, and what cannot be."""
+"""Exact values of small games: known numbers, brute force, and refusals."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_best_responses_beat_every_pure_policy(player):
 
 
 def test_a_mixture_is_weighted_by_reach():
-    """Its value is the average of its members' values, against anybody; the mean of action probabilities has another."""
+    """Its value is the average of its members' values against any opponent; averaging action probabilities gives another."""
     members, weights = [random_policy(KUHN, seed) for seed in (1, 2, 3)], [0.2, 0.5, 0.3]
     mean_policy = np.average(members, axis=0, weights=weights)
     for player in (0, 1):
@@ -81,7 +81,7 @@ def test_a_mixture_is_weighted_by_reach():
 
         average = np.dot(weights, [against(member) for member in members])
         assert against(mixed) == pytest.approx(average)
-        if player == 0:  # who moves twice in a game
+        if player == 0:  # the player that moves twice in a game
             assert abs(against(mean_policy) - average) > 1e-3
     assert KUHN.mixture([KUHN.uniform()], [1.0], 0) == pytest.approx(KUHN.uniform())
 
@@ -95,7 +95,7 @@ def test_leduc_has_the_known_size():
 
 
 def test_nash_conv_of_random_policies_equals_openspiel():
-    """OpenSpiel 2.0.2's nash_conv of the same policies, computed by hand; the random numbers are NumPy's."""
+    """OpenSpiel 2.0.2's nash_conv of the same policies, computed by hand; the random numbers come from NumPy."""
     assert KUHN.nash_conv(random_policy(KUHN, 0)) == pytest.approx(1.2088308589408103, rel=1e-9)
     assert leduc().nash_conv(random_policy(leduc(), 0)) == pytest.approx(5.478276888358131, rel=1e-9)
 
@@ -171,7 +171,7 @@ def test_boards_have_the_known_numbers_of_positions(make, num_positions, nash_co
 
 
 def uneven(position: np.ndarray, legal: np.ndarray) -> np.ndarray:
-    """A policy that prefers some squares, and the more so where the board is full."""
+    """A policy that prefers some squares, and more strongly on full boards."""
     shares = np.where(legal, 1.0 + np.arange(legal.shape[1]) * (1 + np.abs(position).sum(axis=(1, 2)))[:, None], 0.0)
     return shares / shares.sum(axis=1, keepdims=True)
 
@@ -183,7 +183,7 @@ def test_best_responses_on_boards_equal_a_slow_oracle(player):
 
     @functools.cache
     def value(squares: tuple[int, ...], mover: int) -> float:
-        """Return the value for the mover; own pieces are 1."""
+        """Return the value for the player to move; its own pieces are 1."""
         free = [square for square in range(9) if not squares[square]]
         found = {}
         for square in free:
@@ -212,7 +212,7 @@ def test_pieces_fall_and_are_observed_by_the_mover():
 
 
 def centre_first(position: np.ndarray, legal: np.ndarray) -> np.ndarray:
-    """A policy that takes the first free square of a fixed order."""
+    """A policy that takes the first free square in a fixed order."""
     order = np.array([4, 0, 8, 2, 6, 1, 3, 5, 7])
     return np.eye(9)[order[legal[:, order].argmax(axis=1)]]
 

@@ -1,4 +1,4 @@
-"""The bits of trained params: what changes a hash, and what the comparison says."""
+"""The bits of trained params: what changes a hash, and the output of the comparison."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The measurement of accelerators: what it refuses, and a part that takes too long."""
+"""The measurement of accelerators: refusals, and a part that takes too long."""
 
 from __future__ import annotations
 

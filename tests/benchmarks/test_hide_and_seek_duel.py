@@ -1,4 +1,4 @@
-"""The duels of hide-and-seek: a policy of all seats plays one team, and is told nothing of the other's seats."""
+"""The duels of hide-and-seek: a policy for all seats plays one team and gets no information of the other's seats."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from jsrl.envs.config import EnvConfig
 
 
 class Recorded:
-    """A policy of all seats that chooses the number of the seat, and keeps what it was shown."""
+    """A policy of all seats that plays the seat number and records its inputs."""
 
     seats = ("hider_0", "hider_1", "seeker_0", "seeker_1")
 

@@ -1,4 +1,4 @@
-"""The benchmark of large batches: its rule against the experiment that it starts from, and its tables."""
+"""The benchmark of large batches: its scaling rule against its base experiment, and its tables."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The levers' arithmetic on known numbers, the emulated ring against its formula, and a lever from its command line."""
+"""The arithmetic of levers on known numbers, the emulated ring against its formula, and a lever from the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PPO = Experiment(agent=PPOConfig(), name="some", num_envs=16, max_policy_lag=1, 
 
 
 def record_of(**arms: list[float]) -> Record:
-    """A record whose arms showed these figures, round by round."""
+    """A record whose arms had these figures, round by round."""
     blocks = [Block(arm, n, {"speed": v}, 1.0, 0.0) for arm, values in arms.items() for n, v in enumerate(values)]
     return Record("some", "speed", {}, blocks)
 
@@ -41,7 +41,7 @@ def test_arms_alternate_in_both_orders():
 
 
 def test_ratios_are_of_pairs():
-    """A machine that halves its speed from round to round does not disturb the ratio of two arms."""
+    """A machine that halves its speed from round to round does not affect the ratio of two arms."""
     found = paired_ratio(record_of(a=[400, 200, 100], b=[200, 100, 50]), "a", "b")
     assert (found["median"], found["low"], found["high"], found["pairs"]) == (2.0, 2.0, 2.0, 3)
     wide = paired_ratio(record_of(a=[1.0, 2.0, 3.0, 4.0, 5.0], b=[1.0] * 5), "a", "b")
@@ -72,7 +72,7 @@ def test_the_formula_has_the_published_plateaus():
 @pytest.mark.nightly
 @pytest.mark.parametrize("ratio", [2.7, 0.5])
 def test_the_emulated_ring_reaches_its_plateau(tmp_path, ratio):
-    """Sleeps take no CPU, so the plateau shows on a busy machine as well; the median of three measurements."""
+    """Sleeps take no CPU, so the plateau is visible on a busy machine too; the median of three measurements."""
     step_s = 0.02
     with ring.EmulatedAccelerator(tmp_path, ratio * step_s) as accelerator:
         speeds = [[ring.measure_ring(accelerator, n, step_s, 0.8)["env_steps_per_s"] for n in (1, 8)] for _ in range(3)]

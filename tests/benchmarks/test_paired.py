@@ -1,4 +1,4 @@
-"""Two commits compared: the verdicts, on figures whose ratio is known."""
+"""Comparison of two commits: the verdicts, on figures with known ratios."""
 
 import argparse
 
@@ -17,7 +17,7 @@ def test_a_verdict_follows_from_the_interval(low, high, told):
 
 
 class Played:
-    """Updates that take a known time with some noise."""
+    """Updates that take a known time plus noise."""
 
     def __init__(self, seed, us):
         self.random, self.us = np.random.default_rng(seed), us

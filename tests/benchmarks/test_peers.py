@@ -1,4 +1,4 @@
-"""Drivers of other libraries: what they print is read, what fails is said, what is not there is named."""
+"""Drivers of other libraries: their output is parsed, failures are reported, missing ones are named."""
 
 import json
 import sys

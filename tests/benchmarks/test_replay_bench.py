@@ -1,4 +1,4 @@
-"""The benchmark of off-policy learning: operations counted, works compared, arms chosen, tables from known numbers."""
+"""The benchmark of off-policy learning: operations, comparable works, arms, and tables from known numbers."""
 
 import json
 import os
@@ -27,7 +27,7 @@ FAKE = Path(__file__).parent / "world" / "fake_peer.py"
 
 
 def products(jaxpr):
-    """Return the operations of all matrix products in a jaxpr, without those in branches that are not taken."""
+    """Return the operations of all matrix products in a jaxpr, except in branches that are not taken."""
     total = 0.0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
@@ -67,7 +67,7 @@ def test_the_formula_counts_the_products_of_the_real_update(name, make):
     batch_of_rows = jax.tree.map(jnp.asarray, zeros(rows)._replace(version=()))
     counted = products(jax.make_jaxpr(agent.update)(state, batch_of_rows, jax.random.key(1)).jaxpr)
     formula = operations_per_row(name, observation=observation, action=action, width=width)
-    if name == "td3":  # the formula has a delay of two; here the policy learns each time
+    if name == "td3":  # the formula has a delay of two; here the policy learns in every update
         one_policy = 2.0 * (3 * (observation * width + width**2 + action * width) - observation * width)
         judged = 2.0 * 2 * ((observation + action) * width + width**2 + width)
         formula += (one_policy + judged) / 2
@@ -156,7 +156,7 @@ def test_driver_with_another_name_is_found(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)  # of a machine that has other things to do
+@pytest.mark.timeout(900)  # on a loaded machine
 def test_our_updates_alone_and_a_run_that_learns(tmp_path):
     words = [sys.executable, str(ROOT / "experiments" / "bench.py"), "sac_halfcheetah", "--batch", "256", "--envs", "8"]
     words += ["--seconds", "1", "--warm-up-s", "0.1", "--repetitions", "1", "--placements", "serial"]

@@ -1,4 +1,4 @@
-"""The benchmark of hooks and sinks: its figure, and that an arm which did not happen is noticed."""
+"""The benchmark of hooks and sinks: its figure, and that a missing arm is detected."""
 
 import socket
 import urllib.parse

@@ -1,4 +1,4 @@
-"""A library that trains nothing, measured as the real ones are."""
+"""A library that trains nothing, measured like the real ones."""
 
 import json
 import os
