@@ -1,4 +1,4 @@
-"""The storm over a run: its score card, its command, and a short one against a real run."""
+"""Chaos runs: the score card, the command, and a short run with real faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEDGER = {"produced": 10, "consumed": 7, "dropped": {"rolled_back": 2}, "in_flig
 
 
 def over_drive(words: list[str], runs_dir: Path, run_name: str, **options) -> list[str]:
-    """Return the command of a storm's run, of an experiment that drive.py knows."""
+    """Return the command of a chaos run of an experiment that drive.py defines."""
     begun = [sys.executable, "-m", "jsrl", "run"]
     command = storm_command(words, runs_dir, run_name, **options)
     assert command[: len(begun)] == begun
@@ -93,7 +93,7 @@ def test_short_chaos_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", [pytest.param("shared-memory", marks=pytest.mark.nightly), "zeromq"])
 def test_strangers_at_every_socket_stop_no_worker(tmp_path: Path, transport: str) -> None:
-    """No restarts are allowed: whoever a message ended would end the run."""
+    """Restarts are off: any worker stopped by a message would end the run."""
     options = ["counting", *FOREVER, "--restart", "0", "--deadlines.silence-s", "20", "--transport", transport]
     settings = StormSettings(storm_s=0.5, calm_s=0.5, flood_s=3.0, every_s=100.0)
     card = Storm(over_drive(options, tmp_path, "flood"), tmp_path, "flood", settings, STRANGER).run()
@@ -159,7 +159,7 @@ def test_hung_process_has_one_stopped_thread() -> None:
             except OSError as error:
                 pytest.skip(f"no thread of another process may be stopped here: {error}")
             while "main\n" in [next(lines) for _ in range(20)]:
-                pass  # what was written before
+                pass  # the text written before
             hung.release()
             assert "main\n" in lines
             hung = HungProcess(popen.pid)
