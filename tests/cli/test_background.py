@@ -1,4 +1,4 @@
-"""One run in the background, from its start to its end, as a user meets it; what cannot begin leaves nothing."""
+"""One background run from start to end, as a user sees it; a refused start leaves no files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert "steps " in said(capsys, "logs", "x")
         assert "actor-0, learner, output" in said(capsys, "logs", "x", "critic", status=2)
         shows_live(tmp_path)
-        assert read_state(folder).word == "running"  # whoever looks on may leave
+        assert read_state(folder).word == "running"  # the viewer may leave
         text = said(capsys, "stop", "x")
         assert f"told process {pid} on" in text and "interrupted, " in text
         assert re.search(rf"^to go on: jsrl run --resume {folder}$", text, re.MULTILINE)
@@ -66,7 +66,7 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def shows_live(folder: Path) -> None:
-    """See the picture of `jsrl attach` on a terminal, and leave by Ctrl-C."""
+    """Check the display of `jsrl attach` on a terminal, and leave by Ctrl-C."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "jsrl", "attach", "ppo/x"]
     files = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
@@ -75,7 +75,7 @@ def shows_live(folder: Path) -> None:
     os.close(theirs)
     try:
         text = b""
-        while b"learning:" not in text:  # a part of the picture that comes after the first update
+        while b"learning:" not in text:  # a part of the display that appears after the first update
             text += os.read(ours, 1 << 16)
         process.send_signal(2)
         while b"detached from ppo/x" not in text:

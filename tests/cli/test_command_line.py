@@ -1,4 +1,4 @@
-"""The command line: every kind of option, and one clear sentence for everything that cannot be."""
+"""The command line: every kind of option, and one clear sentence for every invalid command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jsrl.experiment.options import COMMON, ELSEWHERE, RunOptions, differences, 
 
 @dataclass(frozen=True)
 class NetConfig:
-    """Stands for a network's options."""
+    """Stands for the options of a network."""
 
     hidden: tuple[int, ...] = (64, 64)
     core: Literal["none", "gru", "lstm"] = "none"
@@ -27,11 +27,11 @@ class NetConfig:
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Stands for an algorithm's options.
+    """Stands for the options of an algorithm.
 
     Attributes:
       learning_rate: of the optimizer. gamma: discount.
-      target_kl: where the epochs stop, None off.
+      target_kl: where the epochs stop; None: never.
     """
 
     factory: ClassVar[str] = "nowhere:agent"
@@ -52,7 +52,7 @@ DEFAULT = Experiment(agent=AgentConfig(), name="tested")
 
 
 def changed(*words: str, default: Experiment = DEFAULT) -> dict[str, Any]:
-    """Return option name -> new value of everything that the words changed."""
+    """Return option name -> new value for everything that the arguments changed."""
     line = parse(words, default)
     new = differences(default, line.experiment) | differences(RunOptions(), line.run)
     return {name: after for name, (_, after) in new.items()}
@@ -98,7 +98,7 @@ def changed(*words: str, default: Experiment = DEFAULT) -> dict[str, Any]:
         (["--env.atari.frame-skip", "2"], {"env.atari.frame-skip": 2}),
         (["--seeds", "0-4", "--plan"], {"seeds": "0-4", "plan": True}),
         (["--runs-dir", "/tmp/with space"], {"runs-dir": "/tmp/with space"}),
-        (["--num-envs", "8", "--num-envs", "32"], {"num-envs": 32}),  # the last word counts
+        (["--num-envs", "8", "--num-envs", "32"], {"num-envs": 32}),  # the last argument wins
     ],
 )
 def test_arguments_become_values(words, expected):
@@ -164,7 +164,7 @@ def test_an_agent_by_reference_keeps_its_function():
         (["--env.kwargs", "x"], "--env.kwargs is 'x', expected a JSON object, or keys one by one: --env.kwargs.KEY "
          "VALUE."),
         (["stray"], "'stray' is not an option; options begin with --; only NAME does not."),
-        # A value that cannot be read is told before what its neighbours cannot do without each other.
+        # An unreadable value is reported before a conflict between options.
         (["--num-groups", "3", "--num-envs", "12", "--seed", "x"], "--seed is 'x', expected a whole number."),
         (["--evaluator.env.max_steps", "9"], "evaluator.env has no option 'max_steps'; did you mean max_episode_steps?"),
         (["--env.atari.frame-skip", "0"], "atari.frame_skip is 0; give at least 1"),
@@ -174,7 +174,7 @@ def test_invalid_value_is_reported_in_one_sentence(words, sentence, capfd):
     with pytest.raises(ConfigError) as caught:
         parse(words, DEFAULT)
     assert str(caught.value) == sentence
-    assert capfd.readouterr() == ("", "")  # and nobody else says anything
+    assert capfd.readouterr() == ("", "")  # and no other message
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_the_full_help_shows_whole_texts_at_the_width_of_the_terminal(monkeypatc
     assert max(map(len, text.splitlines())) <= 80
     joined = " ".join(text.split())
     missing = [o.name for o in options_of(real()).values() if o.text not in joined]
-    assert not missing, "texts are cut"
+    assert not missing, "texts are cut off"
 
 
 def test_every_option_is_explained():
@@ -298,7 +298,7 @@ def test_policy_options_use_policy_names() -> None:
 
 
 def test_tyro_parses_only_the_given_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading all options of an experiment takes several times as long as reading those that are given."""
+    """Parsing all options of an experiment takes several times as long as parsing only the given ones."""
     cli, read = command_line.tyro.cli, []
 
     def remember(kind, **options):

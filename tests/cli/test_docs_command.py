@@ -48,7 +48,7 @@ def test_pages_are_served_on_loopback_only(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_site_is_complete_and_loads_nothing_external(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The build is strict: mkdocs itself fails on a dead link between pages, or a page that no menu shows."""
+    """The build is strict: mkdocs fails on a dead link between pages, or on a page missing from the menu."""
     docs.build(tmp_path / "site")
     shutil.copytree(docs.FOLDER, tmp_path / "broken")
     (tmp_path / "broken" / "pages" / "index.md").write_text("# Start\n\n[nowhere](nowhere.md)\n")
@@ -63,6 +63,6 @@ def test_site_is_complete_and_loads_nothing_external(tmp_path: Path, monkeypatch
         fetched += re.findall(r"<link\b[^>]*\brel=\"?(?:stylesheet|icon|preconnect|preload)\"?[^>]*", text)
         assert fetched
         assert not [one for one in fetched if "//" in one], page
-        assert 'class="mermaid"' not in text  # which the theme would fetch a program for
+        assert 'class="mermaid"' not in text  # for which the theme would load a script
     api = (tmp_path / "site" / "api.html").read_text()
-    assert "max_episode_steps" in api  # docstrings are there, not only titles
+    assert "max_episode_steps" in api  # docstrings are rendered, not only titles

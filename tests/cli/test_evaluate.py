@@ -1,4 +1,4 @@
-"""`jsrl evaluate --against` and `--tournament`: frozen players of a run, whose params say who must win."""
+"""`jsrl evaluate --against` and `--tournament`: frozen players of a run, whose params determine the winner."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class Wide(Duel):
 
 
 class Trio(Duel):
-    """The duel of three."""
+    """The duel with three seats."""
 
     possible_agents = ("left", "middle", "right")
 
 
 def freeze(folder):
-    """Write the frozen players that made 0, 4, 8 and 12 updates into a run's folder."""
+    """Write frozen players of 0, 4, 8 and 12 updates into a run folder."""
     players = PlayerStore(folder / PLAYERS_FOLDER)
     for updates, name in enumerate(("initial", "frozen-1", "frozen-2", "frozen-3")):
         players.freeze(name, 4 * updates, [np.full(1, 4.0 * updates, np.float32)])
@@ -68,7 +68,7 @@ def freeze(folder):
 
 @pytest.fixture(name="runs", scope="module")
 def runs_fixture(tmp_path_factory):
-    """Return a folder of runs: one policy with frozen players, one policy without names, two roles, another environment."""
+    """Return a folder of runs: a policy with frozen players, an unnamed policy, two roles, and another environment."""
     folder = tmp_path_factory.mktemp("runs")
     pool = run(DUEL, runs_dir=folder, name="pool", display="quiet")
     freeze(pool.folder)
@@ -102,7 +102,7 @@ def test_evaluates_a_run_against_its_own_past(runs, capsys):
 
 
 def test_runs_with_different_seat_groups_play_each_other(runs, capsys):
-    """One policy for all seats with a core, two policies of a seat each, and one of these alone; each made 5 updates."""
+    """One policy for all seats with a core, two policies of one seat each, and one of these alone; each made 5 updates."""
     for opponent in ("roles@latest", "roles@right_one/latest"):
         text, facts = evaluated(runs, capsys, "shared@latest", "--against", opponent, "--sampled")
         (match,) = facts["matches"]
@@ -127,7 +127,7 @@ def test_tournament_of_frozen_players(runs, capsys):
 
 
 def test_tournament_of_a_three_player_game(runs, capsys):
-    """Five players, of which three meet at a table; each is paid the updates that its params made, at each step."""
+    """Five players, three at a table; at each step, each is paid the number of updates of its params."""
     text, facts = evaluated(runs, capsys, "--tournament", "trio")
     made = {"trio@initial": 0, "trio@frozen-1": 4, "trio@latest": 5, "trio@frozen-2": 8, "trio@frozen-3": 12}
     assert set(facts["players"]) == set(made) and np.array(facts["games"]).sum() == 10 * 8 * 6
@@ -152,7 +152,7 @@ def test_an_arena_in_a_program(runs):
 
 
 def untrained(env):
-    """Return a player of an environment that never learned, as one in memory."""
+    """Return an untrained player, held in memory."""
     experiment = dataclasses.replace(DUEL, env=env, policies={}, agent=MarkedConfig())
     game = make_spec(env)
     spec = game.view(game.names)
@@ -179,7 +179,7 @@ def test_sampled_games_follow_the_seed_and_differ_between_players():
     players = [LoadedPlayer("one", (policy,)), LoadedPlayer("two", (policy,))]
     games = {seed: Arena(players, seed=seed).play(0, 1, 60) for seed in (1, 2)}
     assert games[1].games == Arena(players, seed=1).play(0, 1, 60).games != games[2].games
-    assert all(counts < 40 for score in games.values() for counts in score.counts)  # not draws alone
+    assert all(counts < 40 for score in games.values() for counts in score.counts)  # not only draws
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`jsrl logs`: of the controller, of a worker, of a run that goes on."""
+"""`jsrl logs`: of the controller, of a worker, of a running run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 def test_prints_the_end_of_a_log(folder: RunFolder, capsys):
     assert main.main(["logs", "x", "--lines", "1"]) == 0
     assert capsys.readouterr().out == "at work\n"
-    assert main.main(["logs", "ppo/x", "actor-0", "--follow"]) == 0  # it has ended
+    assert main.main(["logs", "ppo/x", "actor-0", "--follow"]) == 0  # the run has ended
     assert capsys.readouterr().out == "stepping\n"
 
 

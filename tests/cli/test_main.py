@@ -1,4 +1,4 @@
-"""`jsrl COMMAND`: what it lists, what it does with a wrong word, and configs of the working directory."""
+"""`jsrl COMMAND`: the list of commands, wrong commands, and configs of the working directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def config():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working directory with an experiment of its own; what is imported from it is forgotten."""
+    """A working directory with its own experiment; modules imported from it are forgotten afterwards."""
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
@@ -73,7 +73,7 @@ def test_wrong_command_prints_one_sentence_and_exits_2(word, hint, capsys):
 
 def test_configs_of_the_working_directory_are_found_beside_ours(folder, capsys):
     (folder / "configs" / "parts").mkdir()
-    (folder / "configs" / "parts" / "__init__.py").touch()  # no experiment
+    (folder / "configs" / "parts" / "__init__.py").touch()  # not an experiment
     assert main.main(["list"]) == 0
     assert "mine               My own task" in capsys.readouterr().out
     assert "ppo_cartpole" in experiments.files()
@@ -127,7 +127,7 @@ def test_doctor_detects_another_installed_jsrl(monkeypatch, tmp_path):
     [
         ({"dir_info": {"editable": True}, "url": "file:///a%20b/c"}, "-e '/a b/c[video]'"),
         ({"archive_info": {}, "url": "file:///x.whl"}, "'jsrl-jax[video] @ file:///x.whl'"),
-        (None, f"-e '{ROOT}[video]'"),  # a checkout on the path; its egg-info has no such facts
+        (None, f"-e '{ROOT}[video]'"),  # a checkout on the path; its egg-info lacks these facts
     ],
 )
 def test_extras_are_installed_from_the_source_of_jsrl(facts, words, monkeypatch):

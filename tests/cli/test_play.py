@@ -1,4 +1,4 @@
-"""A policy in a window: SDL's dummy driver stands for the display, keys are real events."""
+"""A policy in a window: SDL's dummy driver replaces the display, keys are real events."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ pygame = pytest.importorskip("pygame")
 
 
 class Right:
-    """A policy that always pushes right, and counts how often it was reset."""
+    """A policy that always pushes right and counts its resets."""
 
     resets, view = 0, None
 
@@ -51,7 +51,7 @@ def test_a_window_shows_every_episode_and_its_return(window, monkeypatch):
     returns, _ = play_cartpole(window, 2)
     assert len(returns) == 2 and all(7 < each < 13 for each in returns)
     assert "episode 1   return 0.0   step 0" in titles[0] and "episode 2" in titles[-1]
-    shown = [title.split("   ")[1:4] for title in titles]  # every row, the first and the last of an episode as well
+    shown = [title.split("   ")[1:4] for title in titles]  # every row, including the first and last of an episode
     assert shown == [
         [f"episode {i + 1}", f"return {k:.1f}", f"step {k}"]
         for i, each in enumerate(returns)

@@ -1,4 +1,4 @@
-"""`jsrl record` and `jsrl compare` on a small run, as its user gives them."""
+"""`jsrl record` and `jsrl compare` on a small run, as a user calls them."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from jsrl.recordings.recordings import open_recording
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A folder with a run that was to stop at a return."""
+    """A folder with a run that had a goal for its return."""
     experiment = Experiment(
         name="small",
         env=EnvConfig("probe:action_matters"),

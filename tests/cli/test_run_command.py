@@ -1,4 +1,4 @@
-"""`python experiments/run.py`: what it lists, how it is misunderstood, and its exit status."""
+"""`python experiments/run.py`: its lists, its error messages, and its exit status."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_invalid_commands_print_one_sentence_and_exit_2(words, sentence, capsys)
         (["ppo", "--seed", "3"], "ppo", ["--seed", "3"]),
         (["--seed", "3", "ppo"], "ppo", ["--seed", "3"]),
         (["--deterministic", "ppo", "--seed", "3"], "ppo", ["--deterministic", "--seed", "3"]),
-        (["--resume", "ppo"], None, ["--resume", "ppo"]),  # an experiment's newest run
+        (["--resume", "ppo"], None, ["--resume", "ppo"]),  # the newest run of an experiment
         (["--run_name", "ppo", "ppo_pong"], "ppo_pong", ["--run_name", "ppo"]),
         (["--resume=ppo"], None, ["--resume=ppo"]),
     ],
@@ -110,7 +110,7 @@ def test_seeds_run_in_sequence_each_in_its_folder(tmp_path):
 
 @pytest.mark.slow
 def test_runs_as_a_command(tmp_path):
-    """The real thing: another folder, a process of its own, status 0 and 2."""
+    """End to end: another folder, a separate process, exit status 0 and 2."""
     base = [sys.executable, str(RUN)]
     right = subprocess.run([*base, *TINY, "ppo", "--runs-dir", "r"], cwd=tmp_path, capture_output=True, text=True,
                            timeout=120, check=False)  # fmt: skip

@@ -1,4 +1,4 @@
-"""`jsrl run NAME --seeds`: what is started when, with runs that are short scripts; one test has real ones."""
+"""`jsrl run NAME --seeds`: which runs start when, with short scripts as runs; one test uses real runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import load_runs
 from jsrl.runs.state import ask_to_stop
 
-# Writes down how it was called, and leaves what a run leaves; FATE says what becomes of a seed.
+# Records its arguments and leaves the files of a run; FATE decides how a seed ends.
 CHILD = """
 import json, os, pathlib, signal, sys, time
 
@@ -62,7 +62,7 @@ WORDS = ("ppo", "--num-envs", "8", "--run-name", "x")
 
 @pytest.fixture
 def fates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Say what becomes of the runs of seeds."""
+    """Set how the runs of seeds end."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "child.py").write_text(CHILD)
     monkeypatch.setattr(seeds, "CHILD", (sys.executable, "-S", str(tmp_path / "child.py")))
@@ -96,7 +96,7 @@ def test_each_seed_is_a_run_in_one_table(fates, capsys):
     page = runs_dir / "ppo" / "x" / "comparison.html"
     assert f"report: {page}" in said.out
     page.unlink()
-    assert main.main(["report", "x"]) == 0  # the group's name stands for its runs
+    assert main.main(["report", "x"]) == 0  # the name of the group stands for its runs
     assert "ppo         3" in capsys.readouterr().out and page.exists()
     assert main.main(["status", "ppo/x"]) == 0
     text = capsys.readouterr().out
@@ -131,7 +131,7 @@ def test_group_continues_with_missing_seeds(fates, capsys):
     first, second = started()[len(begun) :]
     assert first.startswith(f"--resume {Path('runs/ppo/x-seed1').absolute()} --num-envs 8") and "init-from" not in first
     assert second.startswith("ppo --seed 2 --run-name x-seed2 --overwrite --init-from y@best --num-envs 8")
-    assert main.main(["run", "--resume", "x"]) == 0 and len(started()) == len(begun) + 2  # there is nothing left
+    assert main.main(["run", "--resume", "x"]) == 0 and len(started()) == len(begun) + 2  # nothing is left to run
     assert main.main(["run", "--resume", "x", "--num-envs", "4"]) == 2
     assert "--num-envs cannot change when a group of runs is continued" in capsys.readouterr().err
 
@@ -178,7 +178,7 @@ def test_overwriting_a_group_deletes_its_runs(fates):
 
 @pytest.fixture
 def cluster(fates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A command sbatch that writes down how it was called."""
+    """A fake command sbatch that records its arguments."""
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     (bin_folder / "sbatch").write_text(

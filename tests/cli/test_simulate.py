@@ -1,4 +1,4 @@
-"""`jsrl simulate`: a layout from a file of hosts, times from another."""
+"""`jsrl simulate`: hosts from one file, times from another."""
 
 from __future__ import annotations
 

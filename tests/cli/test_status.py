@@ -1,4 +1,4 @@
-"""`jsrl status`: what it says of runs in every state, from their folders alone."""
+"""`jsrl status`: its output for runs in every state, from their folders only."""
 
 from __future__ import annotations
 

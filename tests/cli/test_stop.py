@@ -1,4 +1,4 @@
-"""`jsrl stop`: by a signal on this host, by a request elsewhere, by Slurm for its jobs; never to a stranger."""
+"""`jsrl stop`: a signal on this host, a request file for other hosts, scancel for Slurm jobs; never an unrelated process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sleeper() -> Iterator[tuple[subprocess.Popen[bytes], ProcessIdentity]]:
 def test_only_the_recorded_process_is_signalled(sleeper):
     process, identity = sleeper
     for stranger in (
-        dataclasses.replace(identity, started=identity.started + 1),  # its id was given to another process
+        dataclasses.replace(identity, started=identity.started + 1),  # its process id was reused
         dataclasses.replace(identity, boot="another"),
         dataclasses.replace(identity, namespace="pid:[1]"),
         dataclasses.replace(identity, pid=2**22 + 1),
@@ -53,7 +53,7 @@ def test_only_the_recorded_process_is_signalled(sleeper):
 
 def test_local_run_gets_one_signal(folder: RunFolder, sleeper, capsys):
     process, identity = sleeper
-    with claimed(folder):  # as it would itself
+    with claimed(folder):  # as the run itself would
         (folder.path / RUNNING).write_bytes(msgspec.json.encode(identity))
         assert main.main(["stop", "x", "--wait", "0"]) == 0
         assert f"ppo/x: told process {identity} to end in order" in capsys.readouterr().out
@@ -85,7 +85,7 @@ def test_run_on_another_host_gets_a_request_file(folder: RunFolder, capsys):
     assert is_asked_to_stop(folder.path, ELSEWHERE) and not is_asked_to_stop(folder.path, OWN)
     (folder.path / RUNNING).unlink()
     (folder.path / "result.json").write_text(json.dumps({"ended": "interrupted", "env_steps": 64}))
-    assert main.main(["stop", "x"]) == 2  # it has followed
+    assert main.main(["stop", "x"]) == 2  # it has followed the request
 
 
 @pytest.mark.parametrize(("state", "over", "done", "asked"), [

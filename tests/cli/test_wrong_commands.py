@@ -1,4 +1,4 @@
-"""Wrong commands: each is refused before anything starts, in one sentence that says what was expected; nothing is left."""
+"""Wrong commands: each is refused before the start, in one sentence that says what was expected, and leaves no files."""
 
 import os
 
@@ -6,7 +6,7 @@ import pytest
 
 from jsrl.cli import main
 
-RUN = [  # what stands behind `jsrl run`, and what the sentence names
+RUN = [  # the arguments of `jsrl run`, and what the message names
     ("ppo_cartpol", "did you mean ppo_cartpole?"),
     ("ppo_cartpole stray", "options begin with --"),
     ("ppo_cartpole --xyzzy 3", "no option --xyzzy; --help-all"),
