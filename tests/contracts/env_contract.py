@@ -1,4 +1,4 @@
-"""What every environment adapter must hold; a test module gives a `config` and gets these tests."""
+"""Contract of every environment adapter; a test module gives a `config` and imports these tests."""
 
 from __future__ import annotations
 

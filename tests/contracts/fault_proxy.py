@@ -1,4 +1,4 @@
-"""A proxy between the ends of a ZeroMQ stream that loses, repeats, delays and reorders messages, both ways."""
+"""A proxy between the ends of a ZeroMQ stream that drops, repeats, delays and reorders messages in both directions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import zmq
 
 @dataclass(frozen=True)
 class Faults:
-    """What happens to a message, as probabilities.
+    """Probabilities of faults per message.
 
     Attributes:
       drop: it never arrives. duplicate: it arrives twice, the second time late. delay: it arrives up to `delay_s` seconds
@@ -28,10 +28,10 @@ class Faults:
 
 
 class FaultProxy:
-    """Producers connect to `address`; their messages go on to the consumer at `target`, and the answers back.
+    """Producers connect to `address`; their messages are forwarded to the consumer at `target`, and the replies back.
 
-    Both are `ipc://` addresses. Each producer has a connection of its own to the consumer, under its own routing id, so that
-    the consumer sees what it would see without the proxy. `counts` tells what was done to how many messages.
+    Both are `ipc://` addresses. Each producer has its own connection to the consumer, with its own routing id, so that
+    the consumer sees the same as without the proxy. `counts` holds the number of messages per fault.
     """
 
     def __init__(self, target: str, faults: Faults, seed: int = 0) -> None:
@@ -51,7 +51,7 @@ class FaultProxy:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; messages that are late never arrive."""
+        """Stop; delayed messages are dropped."""
         self._stop.set()
         self._thread.join(10)
         self._context.destroy(linger=0)
@@ -110,4 +110,4 @@ class FaultProxy:
         if forward:
             self._backs[route].send_multipart(frames)
         else:
-            self._front.send_multipart([route, *frames])  # dropped by ZeroMQ where the producer is gone
+            self._front.send_multipart([route, *frames])  # ZeroMQ drops it if the producer is gone

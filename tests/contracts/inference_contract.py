@@ -1,4 +1,4 @@
-"""What every transport of the inference stream must do. `Transport` says how to bind and connect; import the tests from a
+"""Contract of every inference transport. `Transport` says how to bind and connect; import the tests from a
 module that provides a `transport` fixture."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SPEC = InferenceSpec(
 
 
 class Transport(NamedTuple):
-    """One transport: `new_address()` gives an address to bind that nobody used yet."""
+    """One transport: `new_address()` returns an unused address to bind."""
 
     new_address: Callable[[], str]
 
@@ -63,7 +63,7 @@ def check_answer(request: Request, reply: Reply) -> None:
 
 
 class Serving:
-    """A server answering in a thread until closed."""
+    """A server that answers in a thread until closed."""
 
     def __init__(self, server: InferenceServer, hold: bool = False):
         self.server = server
@@ -123,17 +123,17 @@ def connect(
 
 
 def collect_some(server: InferenceServer, count: int, max_rows: int = 1000):
-    """Collect until `count` requests came."""
+    """Collect until `count` requests arrived."""
     found = []
     deadline = time.monotonic() + TIMEOUT_S
     while len(found) < count:
-        assert time.monotonic() < deadline, f"only {len(found)} of {count} requests came"
+        assert time.monotonic() < deadline, f"only {len(found)} of {count} requests arrived"
         found += server.collect(max_rows, 0.5)
     return found
 
 
 def connect_while(server: InferenceServer, *args, **kwargs) -> InferenceClient:
-    """Connect from a thread while this one collects (nothing may have been asked yet)."""
+    """Connect from a thread while this one collects (no request may have been sent yet)."""
     outcome: list = []
 
     def target() -> None:
@@ -189,7 +189,7 @@ def test_fields_are_transmitted(transport: Transport) -> None:
 
 
 def test_policy_and_version_are_transmitted_per_row(transport: Transport) -> None:
-    """Also after requests and replies that had one number for all rows, and before such."""
+    """Also after requests and replies with one number for all rows, and before such."""
     server = bind_inference(transport.new_address(), SPEC)
     client = connect_while(server, groups={2: 3})
     cases = [(0, 7), ([4, 0, 9], [1, (5 << 40) | 2, 3]), (0, 7), (4, [8, 8, 9]), (4, 7), ([0, 0, 0], 0)]
@@ -229,7 +229,7 @@ def test_unserved_policy_is_refused_by_name_and_the_stream_continues(transport: 
         assert client.receive(TIMEOUT_S)[0] == group
     client.close()
     wait_until(lambda: server.departed() == [ProducerId("actor-0", 0)], "the client left")
-    server.refuse(found, {0: "main"})  # goes nowhere
+    server.refuse(found, {0: "main"})  # is dropped
     server.close()
 
 
@@ -313,7 +313,7 @@ def test_collect_respects_its_timeout(transport: Transport) -> None:
         assert server.collect(10, 0.3) == []
         waited.append(time.monotonic() - started)
     assert min(waited) >= 0.29
-    assert min(waited) < 0.5  # and not twice as long
+    assert min(waited) < 0.5  # and not twice as late
     server.close()
 
 
@@ -393,7 +393,7 @@ def test_other_schema_is_refused_on_both_sides(serving: Serving) -> None:
         connect_inference(serving.address, other, ProducerId("actor-9", 0), {0: 2}, TIMEOUT_S)
     wait_until(lambda: bool(serving.errors), "the server's SpecMismatch")
     assert "action" in str(serving.errors[0]) and "actor-9" in str(serving.errors[0])
-    client = connect(serving.address)  # and the server goes on
+    client = connect(serving.address)  # and the server continues
     client.send(0, make_request(5, 3))
     check_answer(make_request(5, 3), client.receive(TIMEOUT_S)[1])
     client.close()
@@ -449,7 +449,7 @@ def test_higher_incarnation_fences_the_older(transport: Transport) -> None:
     (stale,) = collect_some(server, 1)
     newer = connect_while(server, "actor-0", 1, {0: 5})
     assert server.departed() == [ProducerId("actor-0", 0)]
-    server.reply(stale, answer_to(stale.request))  # goes nowhere
+    server.reply(stale, answer_to(stale.request))  # is dropped
     newer.send(0, make_request(5, 1))
     (fresh,) = collect_some(server, 1)
     assert fresh.client == ProducerId("actor-0", 1)
@@ -473,12 +473,12 @@ def test_uncollected_requests_of_a_replaced_client_are_forgotten(transport: Tran
     bystander.send(1, make_request(5, 8))
     older.send(0, make_request(5, 0))
     time.sleep(0.2)
-    taken = server.collect(1, TIMEOUT_S)  # leaves two queued inside the server
+    taken = server.collect(1, TIMEOUT_S)  # leaves two requests queued inside the server
     connecting = threading.Thread(target=lambda: newer.append(connect(server.address, "actor-0", 1)), daemon=True)
     newer: list[InferenceClient] = []
     connecting.start()
     while connecting.is_alive():
-        server.departed()  # serves hellos without taking requests
+        server.departed()  # accepts hellos without taking requests
         time.sleep(0.005)
     taken += collect_some(server, 2 - len([one for one in taken if one.client.name == "actor-1"]))
     assert [(one.client.name, one.group) for one in taken if one.client.name == "actor-1"] == [

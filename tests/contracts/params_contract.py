@@ -1,4 +1,4 @@
-"""What every transport of params must do; import the tests from a module that provides a `transport` fixture."""
+"""Contract of every params transport; import the tests from a module that provides a `transport` fixture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUT_S = 20.0
 
 
 class Transport(NamedTuple):
-    """One transport: `new_address()` gives an address that nobody used yet."""
+    """One transport: `new_address()` returns an unused address."""
 
     new_address: Callable[[], str]
 
@@ -78,7 +78,7 @@ def test_values_are_copied_both_ways(transport: Transport) -> None:
     got = poll_until(first, 3)
     check_values(got, 3)
     for value in got:
-        value[...] = 1  # a reader may write into what it got
+        value[...] = 1  # a reader may write into the arrays it received
     check_values(poll_until(second, 3), 3)
     third = connect_params(publisher.address)
     check_values(poll_until(third, 3), 3)
@@ -144,7 +144,7 @@ def test_wait_timeout_names_the_current_version(transport: Transport) -> None:
     with pytest.raises(StreamTimeout, match=r"at least 5 updates.*has 4 updates"):
         subscriber.wait(0, 5, 0.05)
     assert time.monotonic() - started < 5
-    assert subscriber.poll() is not None  # waiting polled nothing away
+    assert subscriber.poll() is not None  # waiting did not consume the update
     subscriber.close()
     publisher.close()
 

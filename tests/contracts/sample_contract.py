@@ -1,6 +1,6 @@
-"""What every transport of the sample stream must do; import the tests from a module that provides a `transport` fixture.
+"""Contract of every sample transport; import the tests from a module that provides a `transport` fixture.
 
-Producers of the transports between processes are processes of their own; those of the in-process transport are threads.
+Producers of transports between processes run as separate processes; those of the in-process transport are threads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ACTOR = ProducerId("actor-0", 0)
 
 
 class Transport(NamedTuple):
-    """One transport: `new_address()` gives an address to bind that nobody used yet; `keys` are those of its producers."""
+    """One transport: `new_address()` returns an unused address to bind; `keys` are those of its producers."""
 
     new_address: Callable[[], str]
     between_processes: bool
@@ -39,7 +39,7 @@ class Transport(NamedTuple):
 
 
 class RunningProducer:
-    """A producer that runs beside the test: `report()` waits for its JSON line, `kill()` is kill -9."""
+    """A producer that runs during the test: `report()` waits for its JSON line, `kill()` is kill -9."""
 
     def __init__(self, between_processes: bool, options: dict[str, Any]):
         self._process = self._thread = None
@@ -119,7 +119,7 @@ def connect(
 def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.005)
 
 
@@ -131,7 +131,7 @@ def drain(consumer: SampleConsumer, count: int, check: bool = True) -> list[Entr
             assert lease.trajectory.extras["checksum"][0, 0] == checksum(lease.trajectory)
         entries.append(lease.entry)
         consumer.release(lease)
-        wait_for(lambda: consumer.ledger.balanced)  # another thread may be between two counts of what it takes in
+        wait_for(lambda: consumer.ledger.balanced)  # another thread may be between two counter updates
     return entries
 
 
@@ -224,7 +224,7 @@ def test_stalled_consumer_blocks_producers(consumer: SampleConsumer) -> None:
     wait_for(lambda: consumer.pending() == 4)
     leases = [consumer.get(TIMEOUT_S) for _ in range(3)]
     with pytest.raises(StreamTimeout):
-        producer.reserve(0.1)  # lent is not released
+        producer.reserve(0.1)  # leased is not released
     consumer.release(leases[1])
     producer.reserve(TIMEOUT_S)
     with pytest.raises(StreamTimeout):
@@ -306,7 +306,7 @@ def test_closing_drops_what_is_in_flight(transport: Transport) -> None:
     kept = lease.trajectory.reward
     consumer.close()
     consumer.close()
-    assert (kept == 0).all()  # views of a closed stream show old values, never crash
+    assert (kept == 0).all()  # views of a closed stream keep old values and never crash
     consumer.release(lease)
     assert consumer.ledger.dropped == {"closed": 3} and consumer.ledger.balanced and not consumer.ledger.in_flight
     with pytest.raises(StreamClosed):
@@ -391,7 +391,7 @@ def test_fencing_delivers_only_committed_trajectories(consumer: SampleConsumer) 
     consumer.fence(ACTOR)
     consumer.fence(ProducerId("never-seen", 5))
     time.sleep(0.1)
-    fill(late.trajectory, 9)  # a late writer disturbs nobody
+    fill(late.trajectory, 9)  # a late writer has no effect
     with pytest.raises(StreamClosed):
         late.commit(0)
     assert held.trajectory.extras["checksum"][0, 0] == checksum(held.trajectory)
@@ -492,7 +492,7 @@ def test_killed_producer_leaves_no_partial_trajectory(transport: Transport, cons
     with producing(transport, consumer.address, count=3, then="hang") as running:
         entries = drain(consumer, 4)
         assert running.report()["committed"] == 6
-        wait_for(lambda: consumer.ledger.received == 6)  # a commit over ZeroMQ is on its way until it has arrived
+        wait_for(lambda: consumer.ledger.received == 6)  # a ZeroMQ commit is in transit until it has arrived
         running.kill()
         consumer.fence(ACTOR)
     with producing(transport, consumer.address, incarnation=1, count=4) as running:

@@ -1,4 +1,4 @@
-"""A producer for the contract of sample streams: a process of its own, or a thread for the in-process transport."""
+"""A producer for the contract of sample streams: a separate process, or a thread for the in-process transport."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def checksum(trajectory: Trajectory) -> int:
 
 
 def produce(producer: SampleProducer, num_groups: int, count: int, seed: int = 0) -> int:
-    """Write `count` trajectories per group, one block open per group at a time; return how many were committed.
+    """Write `count` trajectories per group, one open block per group at a time; return how many were committed.
 
     Trajectory `sequence` of `group` is filled from `seed + sequence * num_groups + group`.
     """
@@ -64,7 +64,7 @@ def say(report: dict) -> None:
 
 
 def main() -> None:
-    """Run as the command line says; print one JSON line when there."""
+    """Run with the command line arguments; print one JSON line once connected."""
     options = json.loads(sys.argv[1])
     producer_id = ProducerId(options["name"], options["incarnation"])
     schema = make_schema(options.get("image_bytes", 1024))

@@ -1,4 +1,4 @@
-"""What must hold however messages and producers fail: every trajectory once, whole, of its own life, and accounted for."""
+"""Invariants under any message or producer failure: each trajectory arrives once, intact, from one incarnation, counted."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from jsrl.errors import StreamTimeout
 from jsrl.transport.base import Lease, ProducerId, SampleConsumer
 from tests.contracts.sample_producer import checksum
 
-SEED_STRIDE = 1_000_000  # between the lives of a producer
+SEED_STRIDE = 1_000_000  # between the incarnations of a producer
 
 
 class Tally:
-    """Takes trajectories from a consumer and finds what should not be there.
+    """Takes trajectories from a consumer and finds violations.
 
     Attributes:
-      faults: duplicates, unknown (of nobody, or altered), mixed (content of another life), gaps.
-      counts: trajectories taken per (producer, group). known: producers that there are.
+      faults: duplicates, unknown (of no producer, or altered), mixed (content of another incarnation), gaps.
+      counts: trajectories taken per (producer, group). known: existing producers.
     """
 
     def __init__(self, consumer: SampleConsumer, num_groups: int, *, drop_every: int = 7) -> None:
@@ -28,7 +28,7 @@ class Tally:
         self.taken = self.dropped = 0
 
     def take(self, timeout_s: float) -> bool:
-        """Take one trajectory; return whether one came."""
+        """Take one trajectory; return whether one arrived."""
         try:
             lease = self._consumer.get(timeout_s)
         except StreamTimeout:
@@ -56,7 +56,7 @@ class Tally:
             self.faults["mixed"] += 1
 
     def settle(self, seconds: float) -> None:
-        """Take what still comes, until nothing has for `seconds`; then everything must be accounted for."""
+        """Take the remaining trajectories until none arrives for `seconds`; then the counts must balance."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if self.take(0.05):
