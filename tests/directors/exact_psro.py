@@ -1,4 +1,4 @@
-"""A whole PSRO run whose best responses and payoffs are exact: no games are drawn, no policies trained."""
+"""A full PSRO run with exact best responses and payoffs: no games are sampled and no policies trained."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run_psro(
     """Run a director until it stops.
 
     Args:
-      initial: policy -> strategy. respond: (policy, rival's strategies, mixture) -> best response.
+      initial: policy -> strategy. respond: (policy, opponent's strategies, mixture) -> best response.
       play: strategies by side -> returns by side. at_once: games that are proposed together.
 
     Returns:

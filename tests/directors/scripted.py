@@ -1,4 +1,4 @@
-"""Runs of a director whose games are scripted: who wins is a function of the assignment, and games end in any order."""
+"""Director runs with scripted games: the winner is a function of the assignment, and games end in any order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Script = Callable[[Assignment, random.Random], Any]
 
 
 def beaten(share: float) -> Script:
-    """Home wins with this probability."""
+    """Return the probability that home wins."""
 
     def script(assignment: Assignment, chance: random.Random) -> Outcome:
         won = float(chance.random() < share)
@@ -32,7 +32,7 @@ def run(
     """Play until `num_games` have ended, in random order; return (state, journal of all messages as JSON).
 
     Args:
-      restart_at: after so many games the state goes through JSON text, as in a snapshot.
+      restart_at: after this number of games the state is passed through JSON text, as in a snapshot.
     """
     chance, journal = random.Random(seed), []
     state = director.init(7)
@@ -50,7 +50,7 @@ def run(
             reports = [Outcome(game.id, void="its actor died")]
         before = json.dumps(state) if ended % 25 == 0 else ""
         after, commands = director.report(state, reports)
-        assert before in ("", json.dumps(state)), "report changed the state that it was given"
+        assert before in ("", json.dumps(state)), "report changed the state it was given"
         state = after
         assert state["assigned"] == state["finished"] + state["void"] + len(state["open"])
         journal += [to_json(message) for message in (*reports, *commands)]
@@ -62,10 +62,10 @@ def commands_of(journal: list[dict]) -> list[dict]:
 
 
 def check_replay(director, num_games: int, script: Script, **options: Any) -> tuple[dict, list[dict]]:
-    """Check that a run replays bit for bit, also across a restart in its middle; return its state and journal."""
+    """Check that a run replays bit for bit, also across a restart halfway; return its state and journal."""
     state, journal = run(director, num_games, script, **options)
     for restart_at in (-1, num_games // 3):
         again, other = run(director, num_games, script, restart_at=restart_at, **options)
         assert json.dumps(again) == json.dumps(state) and other == journal
-    assert json.loads(json.dumps(state)) == state, "the state is more than JSON values"
+    assert json.loads(json.dumps(state)) == state, "the state has more than JSON values"
     return state, journal

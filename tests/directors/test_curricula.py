@@ -22,7 +22,7 @@ EASY, HARD = (
 
 
 def finish(director, state, returns, length: int = 10):
-    """Play games one after another with the given returns; return (state, tasks, commands)."""
+    """Play games in sequence with the given returns; return (state, tasks, commands)."""
     tasks, commands = [], []
     for value in returns:
         state, (game,) = director.propose(state, 1)
@@ -46,7 +46,7 @@ def test_a_stage_is_passed_by_the_mean_of_its_newest_games():
     state, _, commands = finish(director, state, [1.0])
     assert commands == [Stop("the last stage, hard, is passed")]
     _, tasks, commands = finish(director, state, [1.0] * 10)
-    assert set(tasks) == {3} and commands == []  # told once
+    assert set(tasks) == {3} and commands == []  # announced once
 
 
 def test_stage_always_ends_after_its_env_steps():
@@ -191,7 +191,7 @@ def test_a_share_of_assignments_plays_new_levels():
     director = PLR(replay_share=0.7, capacity=100, min_fill=0.5)
     state, journal = run(director, 50, scored, slots=1, void=0.0)
     tasks = [message["task"] for message in journal if message["type"] == "Assignment"]
-    assert len(set(tasks)) == 50  # nothing is played again before half of the buffer is filled
+    assert len(set(tasks)) == 50  # nothing is replayed before half of the buffer is filled
     state, games = director.propose(state, 2_000)
     again = sum(game.task in tasks for game in games)
     assert again / 2_000 == pytest.approx(0.7, abs=0.045)
@@ -204,7 +204,7 @@ def test_new_levels_are_drawn_uniformly_from_unseen_ones():
         state, games = director.propose(director.init(seed), 10)
         assert sorted(game.task for game in games) == list(range(10))
         counts[games[3].task] += 1
-        _, (game,) = director.propose(state, 1)  # all are waiting for their scores
+        _, (game,) = director.propose(state, 1)  # all wait for their scores
         assert 0 <= game.task < 10
     assert chisquare(list(counts.values())).pvalue > 0.001
 

@@ -1,4 +1,4 @@
-"""The example of docs/populations.md runs, and prints what it says."""
+"""The example of docs/populations.md runs and prints the documented output."""
 
 from __future__ import annotations
 

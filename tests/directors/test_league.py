@@ -1,4 +1,4 @@
-"""The league's matches, freezes and resets: each rule on a state of known win rates."""
+"""The league's matches, freezes and resets: each rule on a state with known win rates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAIN, EXPLOITER = Player("main"), Player("main_exploiter")
 
 
 def state_of(league: League, rates: dict[tuple[Player, Player], float], frozen: list[Player]):
-    """Return a state with frozen players and win rates that are given."""
+    """Return a state with the given frozen players and win rates."""
     state = league.init(11)
     state["frozen"] = [list(player) for player in frozen]
     payoff, game = league.payoff(state), 10_000
@@ -40,7 +40,7 @@ def opponents(league: League, state, home: str, num: int = 8_000) -> Counter:
 
 
 def check_shares(counts: Counter, expected: dict[Player, float]) -> None:
-    """Check counts against shares by a chi-square test; players without a share were never drawn."""
+    """Check counts against shares by a chi-square test; players without a share are never drawn."""
     assert set(counts) == {player for player, share in expected.items() if share}
     drawn = {player: share for player, share in expected.items() if share}
     assert sum(drawn.values()) == pytest.approx(1.0)
@@ -61,7 +61,7 @@ def test_empty_league_plays_the_main_player():
 
 
 def test_main_plays_all_frozen_players_and_itself():
-    """50% (1 - w)^2 over all; 15% find nothing to verify and 35% self-play: the current main, against which w is 0.5."""
+    """50% (1 - w)^2 over all; 15% find nothing to verify and 35% are self-play: the current main, with w = 0.5."""
     pool = [frozen("main", 1), frozen("main_exploiter", 1), frozen("league_exploiter_1", 1)]
     state = state_of(LEAGUE, {(MAIN, pool[0]): 0.9, (MAIN, pool[1]): 0.5, (MAIN, pool[2]): 0.1}, pool)
     weights = [0.01, 0.25, 0.81]
@@ -78,7 +78,7 @@ def test_main_verifies_against_exploiters_that_beat_it():
 
 
 def test_main_verifies_against_forgotten_versions():
-    """Rates 0.5, 0.9, 0.8: the first one was forgotten, the last one belongs to the falling end."""
+    """Rates 0.5, 0.9, 0.8: the first one was forgotten, the last one is in the declining tail."""
     pool = [frozen("main", number) for number in (1, 2, 3)]
     rates = dict(zip([(MAIN, player) for player in pool], (0.5, 0.9, 0.8), strict=True))
     squares = [0.25, 0.01, 0.04]
@@ -129,7 +129,7 @@ def test_league_exploiters_play_all_frozen_players():
 
 
 def report_steps(league: League, state, policy: str, length: int):
-    """Let a policy finish one game of `length` env steps, lost; return (state, commands)."""
+    """Let a policy finish and lose one game of `length` env steps; return (state, commands)."""
     while True:
         state, (game,) = league.propose(state, 1)
         if game.players[0].policy == policy:
@@ -153,7 +153,7 @@ def test_games_before_a_reset_do_not_count():
     before = [game for game in games if game.players[0] == EXPLOITER]
     state, commands = report_steps(LEAGUE, state, "main_exploiter", 2_000)
     assert len(before) == 2 and len(commands) == 2
-    state, _ = LEAGUE.propose(state, 8)  # a cell for the new life
+    state, _ = LEAGUE.propose(state, 8)  # a cell for the player after the reset
     won = [Outcome(game.id, 1_999, (), tuple(float(side == game.sides[0]) for side in (0, 1))) for game in before]
     state, commands = LEAGUE.report(state, won)
     assert commands == [] and state["live"]["main_exploiter"]["env_steps"] == 0

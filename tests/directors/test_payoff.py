@@ -1,4 +1,4 @@
-"""Win rates are those of the games in the order of their assignment, and nothing is lost or counted twice."""
+"""Win rates equal those of the games in assignment order, and no game is lost or counted twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOME, AWAY = Player("main"), Player("main", "frozen-1")
 
 
 def play(num_games: int, slots: int, kill_rate: float, seed: int):
-    """Play games in `slots` actors at once: home wins in 100 steps, loses in 10, each half of the time.
+    """Play games in `slots` actors at once: home wins in 100 steps or loses in 10, each with probability one half.
 
     Yields (payoff, home's wins and games among those finished so far) after each game that ends. Actors are killed with
     `kill_rate` per step; their game is void then.
@@ -56,13 +56,13 @@ def test_short_losses_do_not_bias_the_win_rate():
                 early.append(1.0 - wins / games)
         assert counts["assigned"] == 400 and counts["open"] == 0 and counts["void"] > 0
         rates.append(payoff.win_rate(HOME, AWAY))
-    assert np.mean(early) >= 0.8  # the opponent seems to win nearly always: its wins are short
+    assert np.mean(early) >= 0.8  # the opponent seems to win nearly always, because its wins are short
     assert np.mean(rates) == pytest.approx(0.5, abs=0.05)
     assert all(abs(rate - 0.5) < 0.09 for rate in rates)  # 3.5 standard deviations of 400 games
 
 
 def test_counted_games_are_unbiased_at_every_moment():
-    """Also while long games are open: what is counted is a beginning of the list of assigned games."""
+    """Also while long games are open: the counted games are a prefix of the list of assigned games."""
     at_once = {}
     for seed in range(40):
         for payoff, _, games in play(num_games=400, slots=64, kill_rate=0.0, seed=seed):
@@ -120,7 +120,7 @@ def test_forgotten_player_starts_from_zero():
     payoff.forget(AWAY)
     assert payoff.win_rate(HOME, AWAY) == 0.5 and payoff.counts(HOME, other)["open"] == 1
     payoff.assign(3, HOME, AWAY)
-    payoff.end(1, HOME, AWAY, 1.0)  # of its life before
+    payoff.end(1, HOME, AWAY, 1.0)  # from before the copy
     payoff.end(3, HOME, AWAY, 0.0)
     assert payoff.win_rate(HOME, AWAY) == 0.0
     assert payoff.counts(HOME, AWAY) == {"assigned": 1, "finished": 1, "void": 0, "open": 0}

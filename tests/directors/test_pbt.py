@@ -1,4 +1,4 @@
-"""Population-based training: who copies whom and when, what is explored, and the edges."""
+"""Population-based training: which members copy which and when, exploration, and edge cases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RATES = {"rate": Range(1e-4, 1e-2), "rows": Range(8, 64, whole=True)}
 
 
 def play(director: PBT, state, skill: dict[str, float], rounds: int, length: int = 10):
-    """Let each member play so many games, each with its skill as return; return (state, commands)."""
+    """Let each member play this number of games, each with its skill as return; return (state, commands)."""
     commands = []
     for _ in range(rounds):
         state, games = director.propose(state, len(director.policies))
@@ -65,14 +65,14 @@ def test_copies_perturb_the_values_of_their_parent():
         factor = found / parent
         kinds["x0.8" if abs(factor - 0.8) < 1e-9 else "x1.2" if abs(factor - 1.2) < 1e-9 else "other"] += 1
     assert kinds["x0.8"] == pytest.approx(150, abs=45) and kinds["x1.2"] == pytest.approx(150, abs=45)
-    assert kinds["other"] == pytest.approx(100, abs=50)  # drawn anew, or cut off at an end of the range
+    assert kinds["other"] == pytest.approx(100, abs=50)  # drawn again, or clipped to the range
 
 
 def test_hyperparameters_stay_in_their_ranges():
     draws = Draws({"seed": 0, "draws": 0})
     values = [Range(8, 64, whole=True).draw(draws) for _ in range(500)]
     assert all(isinstance(value, int) for value in values) and min(values) == 8 and max(values) >= 60
-    assert sum(value < 8 * 8**0.5 for value in values) / 500 == pytest.approx(0.5, abs=0.1)  # even by logarithm
+    assert sum(value < 8 * 8**0.5 for value in values) / 500 == pytest.approx(0.5, abs=0.1)  # uniform in the logarithm
     flat = [Range(-1.0, 1.0, log=False).draw(draws) for _ in range(500)]
     assert sum(value < 0.0 for value in flat) / 500 == pytest.approx(0.5, abs=0.1)
     assert Range(1.0, 2.0).clip(2.4) == 2.0 and Range(8, 64, whole=True).clip(7.2) == 8
@@ -92,7 +92,7 @@ def test_copy_resets_scores_and_ignores_earlier_games():
     director = PBT(("a", "b"), ready_env_steps=20, window=2)
     state, before = director.propose(director.init(0), 2)
     state, commands = play(director, state, {"a": 0.0, "b": 1.0}, 4)
-    assert commands == []  # the first games are open: what came after them waits
+    assert commands == []  # the first games are open: later results wait
     state, commands = director.report(state, [Outcome(before[1].id, 10, (1.0,)), Outcome(before[0].id, 10, (0.0,))])
     assert commands == [Copy("a", "b", {})]
     assert director.score(state, "a") is None and state["members"]["a"]["life"] == 1

@@ -22,7 +22,7 @@ def member(number: int, policy: str = "main") -> Player:
 
 
 def ended(games, points: float = 1.0):
-    """Return outcomes in which the first player of each game gets `points`, and returns of 2 points - 1."""
+    """Return outcomes in which the first player of each game gets `points` and a return of 2 points - 1."""
     outcomes = []
     for game in games:
         per_side = (points, 1.0 - points) if game.sides[0] == 0 else (1.0 - points, points)
@@ -46,7 +46,7 @@ def test_phases_and_commands_are_in_order():
     state, commands = director.report(state, ended(games[3:4], 0.0))
     assert commands == [Reset("main", "initial")] and state["phase"] == "train"
     assert director.mixture(state, "main") == [0.0, 1.0]  # the initial member lost every game
-    state, commands = director.report(state, ended(games[4:]))  # training for the mixture before: counts for nothing
+    state, commands = director.report(state, ended(games[4:]))  # training for the previous mixture: not counted
     assert commands == [] and state["members"]["main"]["env_steps"] == 0
 
 
@@ -140,7 +140,7 @@ def test_the_higher_return_wins_where_the_environment_names_no_winner():
 @pytest.mark.slow
 @pytest.mark.parametrize(("games", "bar"), [(400, 0.15), pytest.param(4_000, 0.05, marks=pytest.mark.nightly)])
 def test_psro_solves_biased_rock_paper_scissors_from_sampled_games(games: int, bar: float):
-    """So many games a cell, moves drawn: NashConv falls from 0.667 to the bar with at most 6 members."""
+    """A fixed number of sampled games per cell: NashConv falls from 0.667 below the threshold with at most 6 members."""
     generator = np.random.default_rng(0)
 
     def play(strategies):
@@ -162,7 +162,7 @@ def test_general_sum_games_are_refused_by_zero_sum_solvers():
     with pytest.raises(ConfigError, match="PSRO with one policy needs a zero-sum game"):
         run_psro(PSRO(oracle_env_steps=1, games_per_cell=1, max_population=3), {"main": np.eye(3)[0]}, respond, play)
 
-    def stag(strategies):  # a coordination game: both get 1 where they choose alike
+    def stag(strategies):  # a coordination game: both get 1 if they choose the same action
         value = float(strategies[0] @ strategies[1])
         return value, value
 

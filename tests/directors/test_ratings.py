@@ -1,4 +1,4 @@
-"""Ratings of known games: what they are, how sure they are."""
+"""Ratings of known games: their values and intervals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jsrl.errors import ConfigError
 
 
 def table(skills, games_per_pair):
-    """Return (points, games) in which each pair's share is exactly what their Elo points predict."""
+    """Return (points, games) in which each pair's share is exactly the one predicted by their Elo points."""
     num = len(skills)
     games = games_per_pair * (1.0 - np.eye(num))
     points = np.array([[expected_points(a - b) for b in skills] for a in skills]) * games

@@ -1,4 +1,4 @@
-"""Meta-solvers on games whose solution is known."""
+"""Meta-solvers on games with known solutions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_nash_of_random_games_has_no_better_answer():
     generator = np.random.default_rng(1)
     for _ in range(10):
         row = generator.normal(size=(6, 4))
-        x, y = nash(row, 3.0 - row)  # a constant sum is as good as zero
+        x, y = nash(row, 3.0 - row)  # a constant-sum game counts as zero-sum
         assert (row @ y).max() - (x @ row).min() == pytest.approx(0.0, abs=1e-7)
 
 
