@@ -1,4 +1,4 @@
-"""Environments whose every row is known, and environments that break the contract; reached by reference."""
+"""Environments whose rows are all known, and environments that break the contract; given by reference."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Rich(gymnasium.Env):
 
 
 class Bounded(gymnasium.Env):
-    """Returns the action it got as its observation."""
+    """Returns its action as its observation."""
 
     def __init__(self, high: float = 2.0, shape: tuple[int, ...] = (2, 1)):
         self.action_space = spaces.Box(-1.0, high, tuple(shape), np.float64)
@@ -100,7 +100,7 @@ class Bounded(gymnasium.Env):
 
 
 class Faulty(gymnasium.Env):
-    """Well-behaved until step `at` of its second episode, then does `what`."""
+    """Well-behaved until step `at` of its second episode, then fails in the way of `what`."""
 
     def __init__(self, what: str, at: int = 2):
         self.observation_space = spaces.Box(0, 255, (3,), np.uint8 if what == "dtype" else np.float32)
@@ -148,7 +148,7 @@ class Sealed(Counting):
 
 
 class TextObservation(Counting):
-    """Observes a kind of space that is not supported."""
+    """Has an unsupported observation space."""
 
     def __init__(self):
         super().__init__()
@@ -156,7 +156,7 @@ class TextObservation(Counting):
 
 
 class DictAction(Counting):
-    """Acts in a kind of space that is not supported."""
+    """Has an unsupported action space."""
 
     def __init__(self):
         super().__init__()

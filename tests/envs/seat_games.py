@@ -1,4 +1,4 @@
-"""Games with random deaths, absences and turns that write down what truly happened; in PettingZoo's two forms."""
+"""Games with random deaths, absences and turns that record the true events; in both forms of PettingZoo."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 
 class Schedule:
-    """An episode's fate, drawn beforehand: who is absent, who dies when, how it ends, what is earned."""
+    """The events of an episode, drawn beforehand: absences, deaths, the ending, and rewards."""
 
     def __init__(self, rng: np.random.Generator, names: list[str]):
         self.present = [name for name in names if rng.random() < 0.8] or [names[0]]
@@ -23,12 +23,12 @@ class Schedule:
         self.closed = False
 
     def living(self, after: int) -> list[str]:
-        """Return who lives after so many steps."""
+        """Return the living agents after this number of steps."""
         return [name for name in self.present if self.death.get(name, 99) > after]
 
 
 class Fate:
-    """What both forms share."""
+    """Shared by both forms."""
 
     metadata = {"name": "fate"}  # noqa: RUF012
 
@@ -79,7 +79,7 @@ class Together(Fate):
 
     def step(self, actions):
         lived = list(self.agents)
-        assert set(actions) == set(lived), f"actions of {sorted(actions)}, but {lived} live"
+        assert set(actions) == set(lived), f"actions of {sorted(actions)}, but the living agents are {lived}"
         self.time += 1
         earned = self.earn(lived)
         died, cut = self.ended(lived)
@@ -93,7 +93,7 @@ class Together(Fate):
 
 
 class InTurn(Fate):
-    """One agent moves at a time, drawn anew; any move may kill anybody. Dead agents step with None."""
+    """One agent moves at a time, drawn at random; any move may kill any agent. Dead agents step with None."""
 
     def reset(self, seed=None, options=None):
         self.begin(seed)
@@ -120,7 +120,7 @@ class InTurn(Fate):
 
     def step(self, action):
         if self.agent_selection in self._flagged():
-            assert action is None, "a dead agent steps with None"
+            assert action is None, "dead agents must step with None"
             for kept in (self.agents, self.rewards, self.terminations, self.truncations, self.infos):
                 kept.remove(self.agent_selection) if kept is self.agents else kept.pop(self.agent_selection)
             self._clear()
@@ -141,7 +141,7 @@ class InTurn(Fate):
 
 
 class Masked(Together):
-    """Masks in `info`, one action allowed; `wrong` allows none."""
+    """Masks in `info`, with one allowed action; `wrong` allows none."""
 
     def reset(self, seed=None, options=None):
         seen, _ = super().reset(seed)

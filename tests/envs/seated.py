@@ -1,4 +1,4 @@
-"""A game with four unlike seats whose every number follows from the actions; reached by reference."""
+"""A game with four different seats whose numbers all follow from the actions; given by reference."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ UNLIKE = {"scout": ("scout",), "carriers": ("carrier_0", "carrier_1"), "boss": (
 
 
 class Depot:
-    """Every seat wants to match a secret number of its slot; what one seat does moves the others' secrets.
+    """Every seat should match a secret number of its slot; a seat's action changes the secrets of the others.
 
-    Slots are out of step with each other: slot b begins b steps into its first episode. Even episodes are truncated.
+    Slots are not in phase: slot b starts b steps into its first episode. Even episodes are truncated.
     """
 
     def __init__(

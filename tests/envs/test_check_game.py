@@ -36,7 +36,7 @@ def test_good_games_pass(config: EnvConfig, unseen: set[str]) -> None:
 
 
 class Broken:
-    """A game that does what a mutation does to each step: (step, how many steps were made) -> step."""
+    """A game with a mutation of each step: (step, number of steps so far) -> step."""
 
     def __init__(self, config: EnvConfig, num_envs: int, seed: int, mutate):
         self.game, self.mutate, self.count = make_game(config, num_envs, seed), mutate, 0

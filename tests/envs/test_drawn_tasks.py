@@ -1,4 +1,4 @@
-"""`env.tasks`: each episode gets a task that is drawn by weight, the same for the same seed."""
+"""`env.tasks`: each episode gets a task drawn by weight, the same for the same seed."""
 
 from __future__ import annotations
 

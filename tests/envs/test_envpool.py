@@ -1,4 +1,4 @@
-"""EnvPool's Procgen and football: protocol, pictures, and what is missing."""
+"""EnvPool's Procgen and football: the environment contract, rendering, and missing libraries."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_football_passes_check_env_and_renders() -> None:
 
 
 def test_football_renders_from_its_planes() -> None:
-    """One plane for each side, then the ball, then the player in control."""
+    """One plane for each side, then the ball, then the controlled player."""
     from jsrl.envs.adapters.envpool import _Football
 
     class Pool:

@@ -1,4 +1,4 @@
-"""The rows of environments with seats beside what truly happened in them, and beside rows written by hand."""
+"""The rows of environments with seats against their true events and against rows written by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def random_step(game, step, rng):
 
 
 def episodes_of(game, wanted: int):
-    """Yield (slot, its rows, the reported episode) of whole episodes, in the order in which they end in each slot."""
+    """Yield (slot, its rows, the reported episode) of complete episodes, in the order in which they end in each slot."""
     rng = np.random.default_rng(1)
     step, rows, ended = game.reset(), [[] for _ in range(game.num_envs)], 0
     while ended < wanted:
@@ -50,7 +50,7 @@ def side_of(name: str) -> set[str]:
 
 
 def expected(plan, names, turns: bool, team: bool):
-    """Return (rewards, discounts, acts) of an episode's steps and rows, by the words of the row table."""
+    """Return (rewards, discounts, acts) of an episode's steps and rows, following the row table."""
     rewards, discounts, acts = [], [], []
     for k in range(plan.length + 1):
         living = set(plan.living(k if k < plan.length else k - 1))
@@ -93,7 +93,7 @@ def check_against_the_truth(form: str, death: str, wanted: int) -> None:
         np.testing.assert_allclose(episode.returns, reward.sum(axis=0), atol=1e-6)
         np.testing.assert_array_equal([row.discount for row in rows[1:]], discount)
         shown = np.array([row.acts for row in rows])
-        if turns:  # who would have moved after the end is the environment's to say
+        if turns:  # the environment decides which seat would have moved after the end
             np.testing.assert_array_equal(shown[:-1], acts[:-1])
             assert (shown[-1] == 1).sum() == 1 and (shown[-1] <= acts[-1]).all()
         else:
@@ -151,7 +151,7 @@ def test_masks_in_info_apply_to_acting_seats() -> None:
 
 
 # rows by hand: crosses on 0, 1, 2; noughts on 3, 4 -> player_1 wins with the fifth move
-TICTACTOE = [  # (acts, reward, discount) of row 0 and of what each move leads to
+TICTACTOE = [  # (acts, reward, discount) of row 0 and of the row after each move
     ([1, 0], [0, 0], [1, 1]),
     ([0, 1], [0, 0], [1, 1]),
     ([1, 0], [0, 0], [1, 1]),
@@ -177,7 +177,7 @@ def test_tic_tac_toe_by_hand() -> None:
         assert (step.acts[0].tolist(), step.reward[0].tolist(), step.discount[0].tolist()) == (acts, reward, discount)
     assert [bool(step.is_first[0]) for step in steps] == [True, *[False] * 5, True]
     assert masks[0] == masks[1] == masks[5] == masks[6] == [1] * 9 and masks[2] == [0, 1, 1, 0, 1, 1, 1, 1, 1]
-    # the player who waits sees the board: channel 0 its own marks, channel 1 the other's
+    # the waiting player sees the board: channel 0 has its own marks, channel 1 the other's
     assert boards[5][..., 1].ravel().tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0]
     assert boards[5][..., 0].ravel().tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0] and not boards[6].any()
     (episode,) = steps[5].episodes
@@ -209,11 +209,11 @@ def test_turn_based_and_simultaneous_rewards_are_equal() -> None:
     )
     together.reset(), in_turn.reset()
     moves = np.random.default_rng(0).integers(0, 5, (25, 4))
-    moves[:, 3] = 2  # the prey leaves the screen, and pays for it
+    moves[:, 3] = 2  # the prey leaves the screen and is penalised
     for move in moves:
         at_once = together.step({name: move[i].reshape(1, 1) for i, name in enumerate(together.spec.names)})
         reward = np.zeros(4)
-        for i in range(4):  # only the mover's action counts
+        for i in range(4):  # only the mover's action matters
             step = in_turn.step({name: move[i].reshape(1, 1) for name in in_turn.spec.names})
             reward += step.reward[0]
         np.testing.assert_allclose(reward, at_once.reward[0], atol=1e-6)

@@ -1,4 +1,4 @@
-"""Environments with seats around their adapters: what is missing, what fails and is rebuilt, what is imported, who learns."""
+"""Environments with seats around their adapters: missing packages, failures and rebuilds, imports, training."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_one_game_of_a_vector_is_rebuilt_and_the_others_play_on() -> None:
     name, told = "pettingzoo:tests.envs.test_game_suites:Rash", list[str]()
     module = sys.modules.get("tests.envs.test_game_suites")
     rash = Rash if module is None else module.Rash
-    rash.made = 2  # nobody raises
+    rash.made = 2  # nothing raises
     calm = play(EnvConfig(name))
     rash.made = 0
     seen = play(EnvConfig(name, on_fault="restart-env", fault_limit=1), told.append)
@@ -134,7 +134,7 @@ def test_scaled_and_clipped_rewards_are_learned_from_and_raw_ones_reported() -> 
 
 
 def test_pettingzoo_class_is_given_by_reference() -> None:
-    """Also the class itself, as notebooks give it."""
+    """Also for the class itself, as in notebooks."""
     base = pytest.importorskip("pettingzoo").ParallelEnv
     mine = type("Mine", (Together, base), {})
     game = make_game(EnvConfig(mine, kwargs={"symmetric": True}), 2, 0)

@@ -1,4 +1,4 @@
-"""Level-based foraging: joint actions, its own rewards, and a time limit that is no termination."""
+"""Level-based foraging: joint actions, separate rewards, and a time limit that is not a termination."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_rewards_and_endings_are_those_of_the_environment() -> None:
 
 
 def _players(env):
-    """Its agents; `score` is summed over the life of the object, so it is read and cleared."""
+    """Its agents; `score` accumulates over the lifetime of the object, so it is read and cleared."""
     players = [type("Score", (), {"score": player.score})() for player in env.players]
     for player in env.players:
         player.score = 0
@@ -46,7 +46,7 @@ def _players(env):
 
 
 def test_assignment_of_food_does_not_depend_on_memory_addresses() -> None:
-    """The second agent stands between two foods, of which it lifts the first one only together with the other agent."""
+    """The second agent stands between two foods; it can lift the first one only together with the other agent."""
     kept, lifted = [], []
     for number in range(40):
         game = make_game(EnvConfig("lbf:Foraging-5x5-2p-2f-v3"), 1, 0)

@@ -1,4 +1,4 @@
-"""Games given by payoff arrays: what each joint action earns, and the rows of their episodes."""
+"""Games given by payoff arrays: the rewards of each joint action, and the rows of their episodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def joint(game, *actions):
 
 
 def table(name: str, actions: int, **kwargs) -> np.ndarray:
-    """Return [2, A, A]: what the players earn in one round of each joint action."""
+    """Return [2, A, A]: the players' rewards in one round of each joint action."""
     found = np.zeros((2, actions, actions))
     for one, two in itertools.product(range(actions), repeat=2):
         game = game_of(name, **kwargs)
@@ -37,7 +37,7 @@ def test_payoffs_of_the_named_games() -> None:
     biased = table("biased_rps", 3)
     np.testing.assert_array_equal(biased[0], -biased[1])
     nash = np.array([0.25, 0.5, 0.25])
-    np.testing.assert_allclose(biased[0] @ nash, 0.0, atol=1e-12)  # no reply gains against the equilibrium
+    np.testing.assert_allclose(biased[0] @ nash, 0.0, atol=1e-12)  # no deviation gains against the equilibrium
     uniform = np.full(3, 1 / 3)
     assert (biased[0] @ uniform).max() + (biased[1].T @ uniform).max() == pytest.approx(2 / 3)  # NashConv
     assert np.abs(table("rps", 3)[0] @ uniform).max() < 1e-12
@@ -74,7 +74,7 @@ def test_repeated_games_are_truncated_and_show_the_last_joint_action() -> None:
         (3, 18, False),
         (3, 33, False),
     ]
-    step = game.step({"all": np.array([[99, 99], [0, 0]])})  # of no account: an episode begins
+    step = game.step({"all": np.array([[99, 99], [0, 0]])})  # ignored: an episode starts
     assert step.is_first.all() and not step.reward.any() and step.state[0].tolist() == [1, 0, 0, 0, 0, 0, 0]
 
 

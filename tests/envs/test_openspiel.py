@@ -1,4 +1,4 @@
-"""OpenSpiel's card and board games as rows: turns, simultaneous moves, chance, last rewards."""
+"""OpenSpiel's card and board games as rows: turns, simultaneous moves, chance, final rewards."""
 
 from __future__ import annotations
 

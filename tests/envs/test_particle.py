@@ -1,4 +1,4 @@
-"""The particle world beside mpe2, step by step; its rows and starts on their own."""
+"""The particle world against mpe2, step by step; its rows and initial positions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CASES = [
 
 
 def start_like(game, slot: int, world) -> None:
-    """Put a slot into the state of mpe2's world, closer together so that its agents touch often."""
+    """Set a slot to the state of mpe2's world, with agents closer together so that they touch often."""
     for entity in world.entities:
         entity.state.p_pos = 0.5 * entity.state.p_pos
     position = np.array([agent.state.p_pos for agent in world.agents])
@@ -77,7 +77,7 @@ def test_equals_mpe2_step_by_step(name: str, kwargs: dict, continuous: bool) -> 
 
 
 def play(game, steps: int, seed: int = 0):
-    """Return copies of observations, rewards and firsts under random actions of a fixed stream."""
+    """Return copies of observations, rewards and first flags under random actions of a fixed stream."""
     rng, rows = np.random.default_rng(seed), [game.reset()]
     seen = [{name: array.copy() for name, array in rows[0].observation.items()}]
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""What is filmed is what was trained on: the same observations, and pictures beside them; or a refusal that says why."""
+"""Videos show the trained environment: the same observations with frames; otherwise a refusal with the reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jsrl.extras import install_command
 
 
 class Painted(gymnasium.Env):
-    """Shows its clock as a grey value."""
+    """Renders its clock as a grey value."""
 
     observation_space = gymnasium.spaces.Box(0.0, 100.0, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -39,7 +39,7 @@ class Painted(gymnasium.Env):
 
 
 class Blind(Painted):
-    """Takes no render_mode."""
+    """Does not accept render_mode."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +56,7 @@ def test_user_class_renders_at_its_own_frame_rate():
     for _ in range(7):
         env.step(np.zeros(1, np.int32))
         shades.append(int(env.picture()[0, 0, 0]))
-    assert shades == [1, 2, 3, 4, 5, 0, 1], "the last observation of an episode is seen, then the first of the next"
+    assert shades == [1, 2, 3, 4, 5, 0, 1], "the last observation of an episode is rendered, then the first of the next"
     env.close()
 
 
@@ -126,7 +126,7 @@ def test_opengl_failure_names_the_variable_to_set(monkeypatch):
 
 @pytest.mark.slow
 def test_cartpole_renders_from_the_single_environment():
-    """Its vectorised implementation would draw as well, but is seeded as a whole; the dynamics are the same."""
+    """Its vectorised implementation can render too, but is seeded as a whole; the dynamics are the same."""
     config = EnvConfig("CartPole-v1")
     filmed = make_rendered(config, (3, 1))
     plain = make(EnvConfig("CartPole-v1", backend="sync"), 1, (3, 1))
@@ -167,7 +167,7 @@ def test_atari_renders_in_colour_while_the_policy_sees_training_frames(sticky):
     assert (picture[..., 0] != picture[..., 2]).any(), "grey"
     assert len(seen) > 100
     assert filmed.fps == 15
-    # the policy's newest frame is the screen, made grey and small
+    # the policy's newest frame is the screen in grey and small
     grey = picture.astype(float) @ np.array([0.299, 0.587, 0.114])
     small = np.asarray(one.observation)[0, :, :, -1]
     assert np.corrcoef(grey[1::5, 1::4][:42, :40].ravel(), _small(small, 42, 40).ravel())[0, 1] > 0.8
@@ -196,7 +196,7 @@ def test_diverging_emulators_raise():
 
 @pytest.mark.slow
 def test_mujoco_renders_or_names_what_is_missing():
-    """Where no OpenGL is installed the error names what to install; a picture is never made up."""
+    """Without OpenGL the error names what to install; frames are never made up."""
     try:
         env = make_rendered(EnvConfig("InvertedPendulum-v5"), 0)
         env.reset()

@@ -1,4 +1,4 @@
-"""Environments that fail and are rebuilt: rows that stay true, other slots untouched, fresh seeds, a bounded number."""
+"""Failed environments are rebuilt: correct rows, other slots unchanged, fresh seeds, a bounded number of rebuilds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEEDS: list[int] = []
 
 
 class Frail(gymnasium.Env):
-    """Shows (lives before, steps of the episode); fails `what` way at step `at` of an episode in its first lives."""
+    """Observes (rebuilds so far, steps of the episode); fails as `what` says at step `at` of an episode until rebuilt."""
 
     action_space = gymnasium.spaces.Discrete(2)
     observation_space = gymnasium.spaces.Box(-1.0, 100.0, (2,), np.float32)
@@ -29,7 +29,7 @@ class Frail(gymnasium.Env):
 
     def __init__(self, what: str = "raise", at: int = 3, lives: int = 1, slots: int = 2, slot: int = 1) -> None:
         number, Frail.made = Frail.made, Frail.made + 1
-        self.slot = number if number < slots else slot  # only this slot is ever made again
+        self.slot = number if number < slots else slot  # only this slot is ever rebuilt
         self.life = max(0, number - slots + 1)
         self.fails = self.slot == slot and self.life < lives
         self.what, self.at, self.time, self.length = what, at, 0, 5
@@ -94,7 +94,7 @@ def frail(what: str, told: list[str] | None = None, seed: int = 5, **options: An
 
 
 def steps_of(env, count: int) -> list[EnvStep]:
-    """Return the reset's and `count` steps' EnvSteps, with arrays of their own."""
+    """Return the EnvSteps of the reset and of `count` steps, with copied arrays."""
     found = [env.reset()]
     kept = [found[0]._replace(observation=found[0].observation.copy())]
     for _ in range(count):
@@ -110,12 +110,12 @@ def test_failed_slot_is_rebuilt_and_its_episode_cut(what: str) -> None:
     # slot 0 has episodes of 5 steps; in slot 1 the third step fails: row 2 is a last observation, row 3 is first
     assert [s.is_first[0] for s in steps] == [t % 6 == 0 for t in range(13)]
     assert [s.is_first[1] for s in steps] == [t == 0 or (t >= 3 and (t - 3) % 6 == 0) for t in range(13)]
-    assert all((s.discount == 1.0).all() for s in steps)  # a truncation: nobody is told that it terminated
+    assert all((s.discount == 1.0).all() for s in steps)  # a truncation: it is not reported as a termination
     assert [s.reward[1] for s in steps] == [0.0 if s.is_first[1] else 2.0 for s in steps]
     assert [tuple(s.observation[1]) for s in steps[:6]] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     assert [tuple(s.observation[0]) for s in steps[:6]] == [(0, t) for t in range(6)]
     ended = [(t, e.slot, e.length, e.return_, e.metrics) for t, s in enumerate(steps) for e in s.episodes]
-    whole = {"score:sum": 5.0}  # nothing of the cut episode counts in any
+    whole = {"score:sum": 5.0}  # the cut episode does not count in any statistic
     assert ended == [(5, 0, 5, 5.0, whole), (8, 1, 5, 5.0, whole), (11, 0, 5, 5.0, whole)]
     assert CLOSED == ["slot 1, life 0"]
     assert len(told) == 1
@@ -140,7 +140,7 @@ def test_environment_whose_first_observation_fails_is_rebuilt(what: str) -> None
     told: list[str] = []
     steps = steps_of(frail(what, told, lives=3), 4)
     assert len(told) == 3 and not np.isnan(np.stack([s.observation for s in steps])).any()
-    rebuilt = 0 if what == "first reset" else 3  # in the very reset, or at the third step
+    rebuilt = 0 if what == "first reset" else 3  # in the reset itself, or at the third step
     assert [t for t, s in enumerate(steps) if s.is_first[1]] == ([0] if rebuilt == 0 else [0, 3])
     assert steps[rebuilt].observation[1].tolist() == [3.0, 0.0]
 
@@ -173,11 +173,11 @@ def test_without_restart_policy_the_fault_is_raised() -> None:
     assert Frail.made == 2 and not CLOSED
 
 
-# -- vectors that have no slots to replace ----------------------------------------------------------------------------
+# -- vector environments without replaceable slots --------------------------------------------------------------------
 
 
 class FrailVector:
-    """By jsrl's own protocol: two slots, a clock; the first one made raises at its third step."""
+    """A vector environment with jsrl's protocol: two slots, a clock; the first instance raises at its third step."""
 
     made: list[int] = []  # noqa: RUF012
 

@@ -28,7 +28,7 @@ def test_every_autoreset_becomes_the_row_table(mode, truncates, length):
     times, draws = [step.observation[:, 0].copy()], [step.observation[:, 1].copy()]
     for t in range(1, 4 * (length + 1)):
         step = env.step(np.zeros(2, np.int32))
-        place = t % (length + 1)  # 0: an episode opens, else env steps it has seen
+        place = t % (length + 1)  # 0: an episode starts, else env steps so far
         times.append(step.observation[:, 0].copy())
         draws.append(step.observation[:, 1].copy())
         assert (step.observation[:, 0] == place).all() and step.observation.dtype == np.float32
@@ -39,8 +39,8 @@ def test_every_autoreset_becomes_the_row_table(mode, truncates, length):
         total = length * (length + 1) / 2
         assert step.episodes == ([Episode(slot, total, length, not truncates) for slot in range(2)] if ended else [])
     by_episode = np.array(draws).reshape(4, length + 1, 2)
-    assert (by_episode == by_episode[:, :1]).all(), "a row shows another episode's observation"
-    assert len(np.unique(by_episode[:, 0])) > 4, "episodes or slots repeat each other"
+    assert (by_episode == by_episode[:, :1]).all(), "a row shows the observation of another episode"
+    assert len(np.unique(by_episode[:, 0])) > 4, "episodes or slots are equal"
 
 
 def test_slots_may_end_at_different_times_under_same_step():
@@ -233,7 +233,7 @@ def test_every_slot_of_every_group_has_its_own_seed():
     assert len(set(seeds)) == len(seeds)
 
 
-@pytest.mark.parametrize("steps", range(4))  # within an episode, and where one ends
+@pytest.mark.parametrize("steps", range(4))  # within an episode, and at its end
 def test_probes_continue_from_a_saved_state(steps):
     config = EnvConfig("probe:memory", kwargs={"delay": 2})
     one, two = make(config, 3, 7), make(config, 3, 99)

@@ -23,7 +23,7 @@ SCREENS = EnvConfig(
 
 
 class Doom(gymnasium.Env):
-    """Shows the number of its step as a colour; says of its third step what it is told to, with a black screen."""
+    """Shows its step number as a colour; its third step returns the given result, with a black screen."""
 
     observation_space = gymnasium.spaces.Dict(
         screen=gymnasium.spaces.Box(0, 255, (5, 6, 3), np.uint8),

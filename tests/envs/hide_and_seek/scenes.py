@@ -1,4 +1,4 @@
-"""Worlds of hide-and-seek set up by hand, and played with scripted actions."""
+"""Worlds of hide-and-seek set up by hand and played with scripted actions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jsrl.envs.hide_and_seek.walls import outer_walls
 from jsrl.envs.hide_and_seek.worlds import world_of
 
 STILL = (5, 5, 5, 0, 0)
-EAST, NORTH, WEST, SOUTH = math.pi / 2, math.pi, -math.pi / 2, 0.0  # angles of agents that look there
+EAST, NORTH, WEST, SOUTH = math.pi / 2, math.pi, -math.pi / 2, 0.0  # angles of agents that look that way
 
 
 def scene(agents, *, boxes=(), ramps=(), walls=None, hiders=1, sizes=None, scenario="empty", **options) -> HideAndSeek:

@@ -15,7 +15,7 @@ FAR = (30, 30)
 
 
 def beside(gap: float, angle: float = EAST) -> tuple[float, float, float]:
-    """Return where an agent stands west of a cube at (3, 3), its centre `gap` from the cube."""
+    """Return the position of an agent west of a cube at (3, 3), its centre `gap` from the cube."""
     return 3 - 0.25 - gap, 3, angle
 
 
@@ -99,7 +99,7 @@ def test_teammate_unlocks_and_a_lock_persists_without_agents() -> None:
 def test_team_of_the_last_lock_may_block_a_new_lock() -> None:
     game = scene([beside(0.2), (3.45, 3, WEST)], boxes=[(3, 3)], **OPEN)
     act(game, STILL, LOCK)
-    assert not locked(game), "what was never locked belongs to the hiders"
+    assert not locked(game), "an object that was never locked belongs to the hiders"
     act(game, LOCK, STILL)
     assert locked(game) and game.hands.owner[0, 0] == 0
     other = scene([(30, 30), (3.45, 3, WEST)], boxes=[(3, 3)], **OPEN)

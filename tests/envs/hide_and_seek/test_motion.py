@@ -1,4 +1,4 @@
-"""How agents, boxes and ramps move, beside what the original does."""
+"""Motion of agents, boxes and ramps, compared with the original."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_torque_turns() -> None:
 
 
 def test_agents_run_up_a_locked_ramp() -> None:
-    """From the slope's side (north) high, from the vertical face not; a free ramp is pushed away."""
+    """From the slope's side (north) the agent gets high, from the vertical face not; a free ramp is pushed away."""
     highest = {}
     for name, begin, force, locked in (
         ("slope", (3, 7.0), 0, True),

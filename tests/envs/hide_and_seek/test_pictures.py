@@ -1,6 +1,6 @@
-"""Pictures: colours of teams and of what is locked, lidar, and films across episodes.
+"""Pictures: colours of teams and locked objects, lidar, and films across episodes.
 
-In a process of its own: MuJoCo reads MUJOCO_GL as it is imported, which other tests have done long before.
+In a separate process: MuJoCo reads MUJOCO_GL when imported, which earlier tests have done already.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole episodes: random policies beside the values measured on another implementation, an oracle seeker, robustness."""
+"""Full episodes: random policies against values measured on another implementation, an oracle seeker, robustness."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_two_processes_play_the_same_bits() -> None:
 
 
 def robust(decisions: int) -> None:
-    """Play all sizes of teams at random; everything stays finite, and nobody flies."""
+    """Play all team sizes at random; all values stay finite, and no agent leaves the ground."""
     rng = np.random.default_rng(0)
     for hiders in (1, 2, 3):
         for seekers in (1, 2, 3):
@@ -149,7 +149,7 @@ def test_long_random_play_stays_sound() -> None:
 
 
 def test_jacobian_is_always_dense() -> None:
-    """MuJoCo 4.0.0 factorises the sparse one wrongly, which it would choose from 60 degrees of freedom on."""
+    """MuJoCo 4.0.0 factorises the sparse Jacobian wrongly, and would choose it from 60 degrees of freedom on."""
     options = {"n_hiders": 3, "n_seekers": 3, "n_boxes": 9}
     game = make_game(EnvConfig("hide_and_seek:randomwalls", kwargs=options), 1, 0)
     game.reset()

@@ -1,4 +1,4 @@
-"""Preparation, rewards, bounds, the end of an episode, its statistics, and states that became invalid."""
+"""Preparation, rewards, bounds, episode ends, statistics, and invalid states."""
 
 from __future__ import annotations
 

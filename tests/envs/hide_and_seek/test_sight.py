@@ -1,4 +1,4 @@
-"""Who sees whom: the view cone, what stands in the way, heights, lidar."""
+"""Visibility: the view cone, obstacles, heights, lidar."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.envs.hide_and_seek.scenes import EAST, NORTH, SOUTH, WEST, lift, scen
 mujoco = pytest.importorskip("mujoco")
 
 OPEN = {"walls": [], "restrict_rect": None}
-ALL_AROUND = -2.0  # no angle has such a cosine: the cone is a circle
+ALL_AROUND = -2.0  # no angle has such a cosine: the cone is a full circle
 
 
 @pytest.mark.parametrize("far", [0.7, 3.0, 8.0])
@@ -61,11 +61,11 @@ def test_objects_are_seen_and_hide_each_other() -> None:
     assert sees(game, 0, near) and not sees(game, 0, far) and not sees(game, 0, ramp)
     game.sight.cosine = ALL_AROUND
     game.refresh()
-    assert sees(game, 0, ramp), "the ramp is outside the cone, and nothing is in its way"
+    assert sees(game, 0, ramp), "the ramp is outside the cone and does not block anything"
 
 
 def test_the_cone_is_tested_between_corners() -> None:
-    """As in the original: the corner of a long box is 0.675 m further to one side than an agent's."""
+    """As in the original: the corner of a long box is 0.675 m further to one side than that of an agent."""
     box = (3, 3 + 1.0)
     for bias in (True, False):
         game = scene([(3, 3, 0.0), (9, 9)], boxes=[box], sizes=[LONG_X], corner_bias=bias, **OPEN)
@@ -92,7 +92,7 @@ def test_lidar_in_an_empty_room() -> None:
 
 
 def symmetric(steps: int):
-    """Play 3 against 3 at random; return the game. Of pairs of agents at most one in 1,000 sees in one direction alone."""
+    """Play 3 against 3 at random; return the game. At most one in 1,000 pairs of agents sees in one direction only."""
     game = make_game(EnvConfig("hide_and_seek:randomwalls", kwargs={"n_hiders": 3, "n_seekers": 3}), 4, 0)
     game.sight.cosine = ALL_AROUND
     rng, step = np.random.default_rng(0), game.reset()

@@ -1,4 +1,4 @@
-"""Worlds as they are drawn: counts, rooms, doors, places; and what observations show of them."""
+"""Random worlds: counts, rooms, doors, positions; and their observations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VARIANTS = [("empty", {"n_hiders": 1, "n_seekers": 1}), ("quadrant", {}), ("rand
 
 @pytest.mark.parametrize(("scenario", "options"), VARIANTS)
 def test_passes_the_environment_contract(scenario: str, options: dict) -> None:
-    """Among other things: equal seeds play the same episodes bit for bit, and others do not."""
+    """Among others: equal seeds play the same episodes bit for bit, and different seeds do not."""
     config = EnvConfig(f"hide_and_seek:{scenario}", kwargs={"horizon": 20, **options})
     report = check_env(config, steps=50, max_seconds=10)
     assert report.episodes >= 8 and report.env_steps_per_s > 0
@@ -59,7 +59,7 @@ def layouts(scenario: str, number: int, **options):
 
 
 def cells_of(layout, settings) -> np.ndarray:
-    """Return how often each cell is taken by walls and objects."""
+    """Return how often each cell is occupied by walls and objects."""
     taken = np.zeros((settings.grid_size, settings.grid_size), int)
     for wall in layout.walls:
         along = slice(wall.start, wall.end + 1)
@@ -106,7 +106,7 @@ def test_ten_thousand_resets_never_fail() -> None:
 
 
 def test_doors_are_wide_enough() -> None:
-    """Pieces of one wall stand on one line: what is between two of them is a door, one to a wall."""
+    """Pieces of one wall stand on one line: the gap between two of them is a door, one per wall."""
     settings, drawn = layouts("randomwalls", 300)
     widths = set()
     for layout in drawn:
@@ -135,7 +135,7 @@ def test_quadrant_scenario() -> None:
 
 
 def test_a_world_at_rest() -> None:
-    """Nothing turns or moves; agents' arms alone may reach into something."""
+    """Nothing turns or moves; only agents' arms may reach into objects."""
     for seed in range(20):
         world = build_world(settings_of("randomwalls", {"n_hiders": 3, "n_seekers": 3}), seed, 0)
         position = world.simulation.qpos.reshape(-1, 4)
@@ -192,7 +192,7 @@ def test_shapes_masks_and_order_of_rows(scenario: str, team: int) -> None:
             real = own["mask_ab_obs_spoof"].astype(bool)
             assert real.sum(axis=1).tolist() == [world.layout.boxes for world in game.worlds.worlds]
             assert not own["box_obs"][~real].any() and not own["mask_ab_obs"][~real].any()
-            assert own["box_obs"][real].any(axis=1).all(), "rows of boxes that are not seen keep their features"
+            assert own["box_obs"][real].any(axis=1).all(), "rows of unseen boxes keep their features"
 
 
 def test_rows_of_unseen_entities_may_be_hidden() -> None:
