@@ -1,4 +1,4 @@
-"""What `auto` stands for, on machines that are values."""
+"""The choices of `auto`, on described machines."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PPO = Experiment(PPOConfig(), num_envs=64)
 
 
 def choice(experiment: Experiment, machine: Machine, spec: EnvSpec | None = None) -> tuple[str, int | str]:
-    """Return the placement and the number of actors; the environment is made only where `spec` is given."""
+    """Return the placement and the number of actors; the environment is built only if `spec` is given."""
 
     def make() -> EnvSpec:
-        assert spec is not None, "the environment does not decide this choice"
+        assert spec is not None, "this choice does not need the environment"
         return spec
 
     chosen, said = settled(experiment, machine, make)
@@ -36,9 +36,9 @@ def choice(experiment: Experiment, machine: Machine, spec: EnvSpec | None = None
         ({}, Machine(1), ("inline", 1)),
         ({}, Machine(2), ("inline", 2)),
         ({}, Machine(64), ("inline", 8)),  # 8 environments each
-        ({"max_policy_lag": 1}, Machine(2), ("inline", 1)),  # the learner works beside the actors
+        ({"max_policy_lag": 1}, Machine(2), ("inline", 1)),  # the learner shares the cores with the actors
         ({"num_envs": 48, "num_groups": 6}, Machine(6), ("inline", 6)),
-        ({"num_groups": 4}, Machine(3), ("inline", 2)),  # groups are shared out evenly
+        ({"num_groups": 4}, Machine(3), ("inline", 2)),  # groups are distributed evenly
         ({"num_actors": 4}, Machine(2), ("inline", 4)),  # as given
         ({"placement": "served"}, Machine(2), ("served", 2)),
         ({"deterministic": True}, Machine(3), ("inline", 2)),

@@ -1,4 +1,4 @@
-"""Unlike seats and one agent: a policy for each group of alike seats, named after them."""
+"""Different seats and one agent: one policy per group of equal seats, named after them."""
 
 from __future__ import annotations
 

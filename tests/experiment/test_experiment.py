@@ -1,4 +1,4 @@
-"""Experiments check themselves, and say which numbers would do."""
+"""Experiments validate themselves and suggest valid numbers."""
 
 from __future__ import annotations
 
