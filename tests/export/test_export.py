@@ -1,4 +1,4 @@
-"""Exported policies: what they play, and which files are refused."""
+"""Exported policies: their outputs, and which files are refused."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def box(transform: str) -> Continuous:
 
 @functools.cache
 def exported(name: str, folder: str) -> tuple:
-    """Return (path, agent, spec, params, report) of a case, its params and moments moved away from their start."""
+    """Return (path, agent, spec, params, report) of a case, its params and moments changed from their initial values."""
     agent, spec = CASES[name]()
     params = agent.init(jax.random.key(1)).params
     weights = jax.tree.map(lambda x: 1.5 * x + 1e-3 if jnp.issubdtype(x.dtype, jnp.floating) else x, params.weights)
@@ -160,7 +160,7 @@ def test_an_observation_that_does_not_fit_is_refused(given, told, folder):
 
 
 class Sorted(nn.Module):
-    """A torso with an operation that the numpy player does not know."""
+    """A torso with an operation that the numpy player does not support."""
 
     @nn.compact
     def __call__(self, x):
