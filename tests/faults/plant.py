@@ -1,7 +1,7 @@
-"""Plant every fault of the table in a copy of the sources, one at a time: `python tests/faults/plant.py`.
+"""Insert every fault of the table into a copy of the sources, one at a time: `python tests/faults/plant.py`.
 
-Runs the tests that a fault names, first without any fault (they must pass), then with each. A fault whose tests still pass
-has survived: the suite has a hole. Exit status 1 if any survived.
+Runs the tests of a fault first without any fault (they must pass), then with each. A fault whose tests still pass
+has survived: the suite has a gap. Exit status 1 if any survived.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COPIED = ("jsrl", "tests", "experiments", "benchmarks", "pyproject.toml")
 
 
 def places(fault: Fault, root: Path) -> list[Path]:
-    """Return the files below jsrl/ that hold a fault's old text, each as often as it does."""
+    """Return the files below jsrl/ that contain a fault's old text, once per occurrence."""
     found = []
     for path in sorted((root / "jsrl").rglob("*.py")):
         found += [path] * path.read_text().count(fault.old)
@@ -32,7 +32,7 @@ def places(fault: Fault, root: Path) -> list[Path]:
 
 
 def copy_sources(folder: Path) -> None:
-    """Copy what tests need."""
+    """Copy the files that tests need."""
     for name in COPIED:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
@@ -41,7 +41,7 @@ def copy_sources(folder: Path) -> None:
 
 
 def run_tests(folder: Path, tests: tuple[str, ...], timeout_s: float) -> tuple[int, str]:
-    """Return pytest's exit status (1 where it did not end in time) and the line that says what failed."""
+    """Return pytest's exit status (1 on a time-out) and the line that names the failure."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", *tests]
     environment = {**os.environ, "PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu"}
     try:
@@ -55,10 +55,10 @@ def run_tests(folder: Path, tests: tuple[str, ...], timeout_s: float) -> tuple[i
 
 
 def plant(fault: Fault, folder: Path, given: argparse.Namespace) -> bool:
-    """Plant a fault, run its tests, take it out again; return whether it was caught."""
+    """Insert a fault, run its tests, remove it again; return whether it was caught."""
     (path,) = places(fault, folder)
     text, since = path.read_text(), path.stat()
-    path.write_text(text.replace(fault.old, fault.new))  # and a new time: no bytecode of the old text is taken for it
+    path.write_text(text.replace(fault.old, fault.new))  # with a new mtime, so that no bytecode of the old text is used
     try:
         status, told = run_tests(folder, fault.tests, given.timeout_s)
     finally:
@@ -70,7 +70,7 @@ def plant(fault: Fault, folder: Path, given: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    """Plant what the command line asks for."""
+    """Insert the faults given on the command line."""
     line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     line.add_argument("--only", nargs="+", metavar="TEXT", help="faults whose name holds one of these")
     line.add_argument("--timeout-s", type=float, default=300.0, help="of each run (default: %(default)s)")

@@ -1,6 +1,6 @@
-"""Faults that the suite must catch: each is a wrong line that looks right, and the tests that should fail with it.
+"""Faults that the suite must catch: each is a wrong line that looks right, with the tests that should fail.
 
-`plant.py` plants them one at a time. `old` occurs exactly once below `jsrl/`, so files may move freely.
+`plant.py` inserts them one at a time. `old` occurs exactly once below `jsrl/`, so files may move freely.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Fault(NamedTuple):
-    """One replacement of text. tests: what is run with it; one of them must fail."""
+    """One replacement of text. tests: the tests to run with it; one of them must fail."""
 
     name: str
     old: str

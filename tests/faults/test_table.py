@@ -1,4 +1,4 @@
-"""The table of faults stays alive: every old text is there, once, and every named test exists."""
+"""The table of faults is up to date: every old text exists once, and every named test exists."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ from tests.faults.table import FAULTS
 
 def test_every_fault_can_be_planted_in_one_place():
     wrong = {fault.name: [path.name for path in found] for fault in FAULTS if len(found := places(fault, ROOT)) != 1}
-    assert not wrong, f"the text of these faults is not there exactly once; change tests/faults/table.py: {wrong}"
+    assert not wrong, f"the text of these faults does not occur exactly once; update tests/faults/table.py: {wrong}"
 
 
 def test_every_fault_has_its_own_name_and_tests_that_exist():
