@@ -1,4 +1,4 @@
-"""The dataflow as a value: what experiments become, how users change it, what is refused, and who stops when."""
+"""The dataflow graph: built from experiments, changed by users, invalid graphs refused, and the order of stopping."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ ALL = [
 
 
 def test_graphs_and_configs_of_older_run_folders_are_read() -> None:
-    """They call the transport of streams `road`."""
+    """These files call the transport of streams `road`."""
     graph, e = graph_of(placement="inline"), Experiment(PPOConfig(), transport="zeromq")
     older_graph = json.dumps(graph.to_json()).replace('"transport":', '"road":')
     older_config = json.dumps(to_json(e)).replace('"transport":', '"road":')

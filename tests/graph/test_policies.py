@@ -1,4 +1,4 @@
-"""Several policies in one graph: who trains which on what, what is refused, and what the jobs of each are told."""
+"""Several policies in one graph: which learner trains on which streams, refusals, and the jobs of each policy."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_policy_has_its_learner_settings_and_group_batches() -> None:
     learner = graph.worker("learner-b")
     assert hop_of(graph, graph.stream("samples-b"), learner) == "samples-b.learner-b"
     e = experiment()
-    assert policies_of(make_graph(e), e)["policy"].experiment is e  # one policy: nothing is derived anew
+    assert policies_of(make_graph(e), e)["policy"].experiment is e  # one policy: the graph stays as it is
 
 
 def test_policy_jobs_have_its_schemas_seed_and_folders(tmp_path: Path) -> None:

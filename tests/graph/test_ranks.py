@@ -1,4 +1,4 @@
-"""Learners of several ranks in a graph: who reads what, what is refused, and what the jobs of each are told."""
+"""Learners of several ranks in a graph: which streams each rank reads, refusals, and the jobs of each rank."""
 
 from __future__ import annotations
 
