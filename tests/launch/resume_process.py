@@ -1,7 +1,7 @@
-"""One life of a run, in a process of its own: `python resume_process.py EXPERIMENT RUNS NAME [--stop K] [--resume]`.
+"""One session of a run in a separate process: `python resume_process.py EXPERIMENT RUNS NAME [--stop K] [--resume]`.
 
-It is stopped by a SIGTERM to itself as soon as K updates are made; where the learner is another process, as soon as a
-snapshot of at least K is seen.
+It is stopped by a SIGTERM to itself as soon as K updates are made; if the learner is another process, as soon as a
+snapshot of at least K exists.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ PPO = Experiment(
 SLOW = dataclasses.replace(
     PPO, env=EnvConfig("resume_process:SlowCartPole", max_episode_steps=200), deterministic=True, num_actors=2
 )
-REPLAY = ReplayConfig(capacity=512, batch_size=16, min_size=64, save=True)  # smaller than the run: its ring goes round
+REPLAY = ReplayConfig(
+    capacity=512, batch_size=16, min_size=64, save=True
+)  # smaller than the run: its ring wraps around
 EXPERIMENTS = {
     "ppo": PPO,
     "inline": dataclasses.replace(SLOW, placement="inline"),
@@ -68,7 +70,7 @@ EXPERIMENTS = {
 
 
 def fill_disk_after(updates: int) -> None:
-    """Have every snapshot after so many updates fail as on a full disk."""
+    """Make every snapshot after the given number of updates fail as on a full disk."""
     save = snapshots.orbax_save
 
     def failing(folder: Path, tree: dict) -> None:
@@ -80,7 +82,7 @@ def fill_disk_after(updates: int) -> None:
 
 
 class SlowCartPole(CartPoleEnv):
-    """Slow enough for a run of 30 updates to be stopped between two of them."""
+    """Slow enough that a run of 30 updates can be stopped between two of them."""
 
     def step(self, action):
         time.sleep(0.001)
@@ -88,7 +90,7 @@ class SlowCartPole(CartPoleEnv):
 
 
 def stop_when_saved(folder: Path, updates: int) -> None:
-    """Have this process sent SIGTERM as soon as a snapshot of so many updates or more is seen."""
+    """Send this process SIGTERM as soon as a snapshot of at least the given number of updates exists."""
 
     def watch() -> None:
         path, saved = folder / "snapshots" / "state" / "tags" / "latest.json", -1
@@ -102,7 +104,7 @@ def stop_when_saved(folder: Path, updates: int) -> None:
 
 
 def stop_at(updates: int) -> None:
-    """Have this process sent SIGTERM as soon as so many updates are made."""
+    """Send this process SIGTERM as soon as the given number of updates is made."""
     step = Learner.step
 
     def stopping(self: Learner) -> int:

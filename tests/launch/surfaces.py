@@ -1,4 +1,4 @@
-"""Response surfaces to search on: how fast settings are on machines that do not exist."""
+"""Response surfaces to search on: the speed of settings on simulated machines."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Surface = Callable[[Setting], float]
 
 @functools.cache
 def space_of(cores: int, num_envs: int = 64) -> Space:
-    """The space of a PPO experiment on a machine of so many cores."""
+    """The space of a PPO experiment on a machine with the given number of cores."""
     experiment = Experiment(agent=PPOConfig(), num_envs=num_envs, max_policy_lag=1, placement="served", num_actors=1)
     return make_space(experiment, make_knobs(experiment, Machine(cores)))
 
 
 def random_surface(seed: int, cores: int) -> Surface:
-    """A machine drawn at random: a best number of actors and ring per placement, and effects of the details."""
+    """A random machine: a best number of actors and groups per placement, and effects of the other options."""
     rng = np.random.default_rng(seed)
     level = {name: rng.normal(0, 0.5) for name in ("serial", "inline", "served", "apart")}
     peak_actors = {name: rng.uniform(0, math.log2(cores) + 1) for name in level}
@@ -62,10 +62,10 @@ def random_surface(seed: int, cores: int) -> Surface:
 
 @dataclass
 class Pretended:
-    """A machine that answers at once: a trial takes `trial_s` of its own clock, and shows the speed with noise.
+    """A simulated machine that answers at once: a trial takes `trial_s` of its own clock and returns the speed with noise.
 
     Attributes:
-      surface: true speeds. noise: spread of the log of one measurement. outliers: share of trials that are disturbed.
+      surface: true speeds. noise: spread of the log of one measurement. outliers: share of disturbed trials.
     """
 
     surface: Surface
@@ -77,24 +77,24 @@ class Pretended:
     made: int = 0
 
     def measure(self, setting: Setting, phase: str, best: float) -> Trial:
-        """Pretend to make a trial."""
+        """Simulate a trial."""
         self.made += 1
         self.now_s += self.trial_s
         speed = self.surface(setting) * math.exp(self.rng.normal(0, self.noise))
         if self.rng.random() < self.outliers:
-            speed *= self.rng.uniform(0.5, 0.9)  # something else ran meanwhile
+            speed *= self.rng.uniform(0.5, 0.9)  # another program ran meanwhile
         return Trial(setting, phase, speed, cut=phase == "explore" and speed < 0.5 * best)
 
     def search(self, space: Space, total_s: float = 180.0) -> list[Trial]:
-        """Search as the tuner does."""
+        """Search like the tuner."""
         return search(space, self.measure, Budget(total_s, lambda: self.now_s))
 
 
 def regret(space: Space, surface: Surface, chosen: Setting) -> float:
-    """By which share a setting is slower than the best one of a space."""
+    """Return how much slower a setting is than the best one of a space, as a share."""
     return 1 - surface(chosen) / max(surface(s) for s in space.candidates)
 
 
 def distinct(trials: list[Trial]) -> int:
-    """How many settings were measured."""
+    """Return the number of distinct measured settings."""
     return len({key_of(t.setting) for t in trials})

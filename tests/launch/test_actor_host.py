@@ -1,4 +1,4 @@
-"""The controller's side of an actor host, without a run: whatever is killed when, everybody goes and is accounted for."""
+"""The controller's side of an actor host, without a run: after any kill, all processes end and are accounted for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ACTORS = 6
 
 
 class Hosted:
-    """A host and its actors, which wait for streams that nobody serves."""
+    """A host and its actors, which wait for streams that no process serves."""
 
     def __init__(self, plan: Plan, control: ControlServer, folder: Path) -> None:
         self._control = control
@@ -55,7 +55,7 @@ class Hosted:
             self.let_run(0.01)
 
     def left(self) -> list[psutil.Process]:
-        """The living processes of this host, which all show its command line."""
+        """Return the living processes of this host; all show its command line."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -140,7 +140,7 @@ def test_stopped_host_does_not_delay_the_end(hosted: Hosted) -> None:
 
 
 def test_waits_on_large_file_descriptors() -> None:
-    """A process with more than 1,023 open files, such as a notebook's."""
+    """A process with more than 1,023 open files, such as a notebook."""
     one, other = socket.socketpair()
     with one, other, socket.socket(fileno=fcntl.fcntl(one.fileno(), fcntl.F_DUPFD_CLOEXEC, 1_100)) as large:
         other.send(b"x")

@@ -1,4 +1,4 @@
-"""`evaluator.against`: the score of a run is its result against named opponents; scores that say nothing are named."""
+"""`evaluator.against`: the score of a run is its result against named opponents; uninformative scores are reported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def scores(result, name="evaluator/win_rate"):
 
 @pytest.mark.slow
 def test_first_params_are_an_opponent_and_the_win_rate_is_the_score(tmp_path):
-    """Whoever made more updates wins, so that every evaluation wins all games and the first one stays the best."""
+    """The side with more updates wins, so that every evaluation wins all games and the first one stays the best."""
     result = run(DUEL, runs_dir=tmp_path, name="one", display="quiet")
     rates = scores(result)
     assert set(rates) == {1.0} and len(rates) >= 4
@@ -142,7 +142,7 @@ def test_a_zero_sum_run_whose_score_is_a_mean_return_is_refused():
 
 @pytest.mark.slow
 def test_each_policy_names_its_score_and_the_run_ends_once_all_goals_are_reached(tmp_path):
-    """Only the left one has opponents; the right one's score is its return, which grows with its updates."""
+    """Only the left policy has opponents; the right one's score is its return, which grows with its updates."""
     left = dataclasses.replace(ROLES["left_one"], against=("initial",), stop_at_return=0.9)
     roles = {"left_one": left, "right_one": dataclasses.replace(ROLES["right_one"], stop_at_return=5.0)}
     evaluator = dataclasses.replace(EVALUATOR, against=())

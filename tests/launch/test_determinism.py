@@ -1,4 +1,4 @@
-"""Same seed, same bits: serial twice, and every placement and number of actors in deterministic mode."""
+"""Equal seeds give equal bits: serial twice, and every placement and number of actors in deterministic mode."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHORT = Experiment(
 
 @pytest.fixture(name="final_state", scope="module")
 def final_state_fixture(tmp_path_factory):
-    """Return (changes) -> the final state's leaves by name; each run is made once."""
+    """Return (changes) -> the final state's leaves by name; each run is executed once."""
     folder, known = tmp_path_factory.mktemp("runs"), {}
 
     def final_state(name=None, **changes):
@@ -97,7 +97,7 @@ SGD = PPOConfig(
 
 @pytest.mark.slow
 def test_four_fake_devices_equal_one_to_rounding(final_state):
-    """The whole system on 4 CPU devices; one minibatch and SGD, so that nothing but rounding may differ."""
+    """The whole system on 4 CPU devices; one minibatch and SGD, so that only rounding may differ."""
     short = {"agent": SGD, "total_env_steps": 3 * 16 * 32}
     one = final_state(**short, placement="serial", name="one")
     four = final_state(**short, placement="inline", learner=LearnerConfig(num_devices=4), name="four")

@@ -1,4 +1,4 @@
-"""Stopped after any update and continued in a new process, a deterministic run ends as one that was never stopped."""
+"""A deterministic run that is stopped after any update and resumed in a new process ends like one that was never stopped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HEADER = JournalHeader("CartPole-v1", 1, 3, 4, ArraySpec((), "int32"), first=5, 
 
 
 def live(folder: Path, experiment: str, name: str, *arguments: str, expect: str | None = None) -> str:
-    """Live one life in a process of its own; return what it printed."""
+    """Run one session in a separate process; return its output."""
     command = [sys.executable, resume_process.__file__, experiment, str(folder), name, *arguments]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
@@ -57,7 +57,7 @@ def final_of(folder: Path, name: str) -> tuple[dict[str, np.ndarray], dict, list
 
 
 def assert_equal_ends(folder: Path, whole: str, parts: str) -> None:
-    """Parameters, optimizer, normalisers, replay, counters, and all that the environments were given and showed."""
+    """Parameters, optimizer, normalisers, replay, counters, and all actions and outputs of the environments."""
     (one, one_meta, one_played), (two, two_meta, two_played) = final_of(folder, whole), final_of(folder, parts)
     assert one.keys() == two.keys()
     assert [name for name in one if one[name].tobytes() != two[name].tobytes()] == []
@@ -70,14 +70,14 @@ def assert_equal_ends(folder: Path, whole: str, parts: str) -> None:
 
 @pytest.fixture(name="whole", scope="module")
 def whole_fixture(tmp_path_factory):
-    """Return experiment -> folder in which it was run without a stop, as WHOLE-experiment."""
+    """Return experiment -> folder in which it ran without a stop, as WHOLE-experiment."""
     folder, made, path = tmp_path_factory.mktemp("runs"), set(), list(sys.path)
     sys.path.insert(0, str(Path(resume_process.__file__).parent))  # as in the other processes, for its environment
 
     def run_whole(experiment: str) -> Path:
         if experiment not in made:
             made.add(experiment)
-            # in this process where the others have their own: a deterministic run is the same in every placement
+            # here in one process instead of several: a deterministic run is the same in every placement
             alone = dataclasses.replace(EXPERIMENTS[experiment], placement="serial")
             result = run(alone, runs_dir=folder, name=f"whole-{experiment}", display="quiet")
             assert (result.ended, result.updates) == ("total_env_steps", UPDATES)
@@ -108,11 +108,11 @@ def test_serial_run_stopped_after_k_updates_ends_the_same(whole, experiment: str
     ids=len,
 )
 def test_stopped_processes_end_the_same_in_another_placement(whole, placements: tuple[str, ...]) -> None:
-    """Two inline actors are stopped wherever they are; served ones go on, and at night then one process alone."""
+    """Two inline actors are stopped at any point; served ones resume, and in the nightly case one process alone."""
     folder, name, made = whole("inline"), f"parts-{len(placements)}", [0]
     for placement in placements[:-1]:
         again = ("--resume",) if made[-1] else ()
-        stop = made[-1] + 3  # the life before may have made more than it was to
+        stop = made[-1] + 3  # the previous session may have made more updates than planned
         text = live(folder, "inline", name, "--stop", str(stop), "--placement", placement, *again)
         assert "ENDED interrupted" in text and ("continuing exactly" in text) == bool(again), text
         made.append(int(text.rpartition("ENDED interrupted ")[2].split()[0]))
@@ -139,7 +139,7 @@ def test_full_disk_keeps_training_and_the_last_snapshot_resumes_exactly(whole) -
 
 
 class Silent:
-    """A reporter that remembers warnings."""
+    """A reporter that stores warnings."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -175,7 +175,7 @@ def test_environments_are_restored_and_continue_identically(tmp_path: Path) -> N
     first.reset()
     at_boundary = play(first, 200, seed=0)
     seen = (digest(at_boundary), [leaf.copy() for leaf in (at_boundary.observation, at_boundary.is_first)])
-    after = digest(play(first, 6, seed=1))  # into the trajectory after, which is not kept
+    after = digest(play(first, 6, seed=1))  # into the following trajectory, which is not kept
     first.close()
     assert Journal(path).num_records == 51 and path.stat().st_mode & 0o777 == 0o600
     second = journaled_env(path, 50)
@@ -189,7 +189,7 @@ def test_environments_are_restored_and_continue_identically(tmp_path: Path) -> N
 
 
 class Clockwork(resume_process.CartPoleEnv):
-    """An environment that no seed fixes."""
+    """An environment that ignores its seed."""
 
     def reset(self, *, seed=None, options=None):
         _, found = super().reset(seed=seed, options=options)
@@ -238,7 +238,7 @@ def test_restarted_environments_end_the_journal(tmp_path: Path) -> None:
 
 
 def test_replaced_actor_reports_that_its_journals_are_dropped(tmp_path: Path) -> None:
-    """Once; not in its first life, nor where no journal was kept."""
+    """Once; not at its first start, nor where no journal was kept."""
     plan = make_plan(Experiment(PPOConfig(), num_envs=2, deterministic=True, num_actors=1), str(tmp_path), tmp_path)
     first = plan.job("actor-0")
     reporter, path = Silent(), tmp_path / "journal" / "group-1"
@@ -319,4 +319,4 @@ def test_deterministic_runs_refuse_an_inexact_resume_and_others_warn(tmp_path: P
     assert start_point.journal_epoch is None and "2 trajectories, 3 are needed" in line
     off = dataclasses.replace(serial, snapshots=dataclasses.replace(serial.snapshots, exact=False))
     assert continue_exactly(off, folder, start_point) == (start_point, "")
-    assert json.dumps(dataclasses.asdict(start_point))  # it travels
+    assert json.dumps(dataclasses.asdict(start_point))  # it round-trips

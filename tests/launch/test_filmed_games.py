@@ -1,4 +1,4 @@
-"""Pictures of games: all seats are seen, and captions name who plays with which return."""
+"""Videos of games: all seats are visible, and captions name the players and returns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROLES = {"left_one": PolicyConfig(MarkedConfig(), "left"), "right_one": PolicyCo
 
 
 class Painted(Duel):
-    """The duel, as grey as there are steps left."""
+    """The duel; its grey value is the number of remaining steps."""
 
     metadata = {"render_fps": 4}  # noqa: RUF012
 
@@ -107,7 +107,7 @@ def test_run_of_two_policies_records_both_with_names(tmp_path, monkeypatch):
 
 
 def check_recordings(run_folder, tmp_path):
-    """The rows of one policy's seats, while the other plays along: left was paid its actions, right has its own rows."""
+    """The rows of one policy's seats, while the other plays along: left earned its actions, right has its own rows."""
     for tag, name in (("latest", "left"), ("right_one/latest", "right")):
         folder = tmp_path / name
         recorded = record_policy(run_folder, folder, tag=tag, episodes=6, num_envs=2, rollout_length=8)

@@ -1,4 +1,4 @@
-"""Hooks: what they are told, how they end a run, and that none of them can stop or delay it."""
+"""Hooks: their calls, how they end a run, and that no hook can stop or delay it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def experiment(**changes) -> Experiment:
 
 
 class Seen:
-    """Notes every call."""
+    """Records every call."""
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []

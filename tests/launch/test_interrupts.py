@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @pytest.fixture(autouse=True)
 def as_in_a_shell() -> Iterator[None]:
-    """Signals as a shell sets them, also where the tests run under nohup or in the background."""
+    """Set signals as a shell does, also where the tests run under nohup or in the background."""
     before = [signal.getsignal(number) for number in SIGNALS]
     for number in SIGNALS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -41,7 +41,7 @@ def test_first_interrupt_requests_second_raises_third_is_ignored():
 
 
 class Dropping:
-    """A destructor in which a signal arrives: Python prints the KeyboardInterrupt, and goes on."""
+    """A destructor in which a signal arrives: Python prints the KeyboardInterrupt and continues."""
 
     def __del__(self):
         os.kill(os.getpid(), signal.SIGINT)
@@ -96,7 +96,7 @@ def test_other_threads_do_not_change_signal_handlers():
 
 @pytest.fixture
 def no_alarm():
-    """Put pytest-timeout's own alarm aside."""
+    """Disable pytest-timeout's own alarm."""
     remaining_s, _ = signal.setitimer(signal.ITIMER_REAL, 0.0)
     yield
     signal.setitimer(signal.ITIMER_REAL, remaining_s)

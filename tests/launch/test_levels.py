@@ -1,4 +1,4 @@
-"""Prioritised levels in a run: each score is that of its own game, and the weights follow from the scores."""
+"""Prioritised levels in a run: each score belongs to its own game, and the weights follow from the scores."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def state_of(result) -> dict:
 
 
 def weights_of_log(director: LoggedPLR, log: list) -> dict[int, float]:
-    """Return level -> weight, by the equations of the paper, from what was proposed and scored (no level left the buffer)."""
+    """Return level -> weight, by the equations of the paper, from proposals and scores (no level left the buffer)."""
     level_of, score, proposed = dict[int, int](), dict[int, float](), dict[int, int]()
     for what, number, value in log:
         if what == "score":
@@ -65,7 +65,7 @@ def weights_of_log(director: LoggedPLR, log: list) -> dict[int, float]:
 def test_scores_belong_to_their_game_and_weights_follow_from_the_log(
     placement: str, robust: bool, tmp_path: Path
 ) -> None:
-    """In robust PLR the rows of new levels are only scored, and those of known levels are trained on as well."""
+    """In robust PLR the rows of new levels are only scored, while those of known levels are trained on too."""
     actors, director = 1 if placement == "serial" else 2, dataclasses.replace(PLAN.director, train_on_new=not robust)
     changes = {"placement": placement, "num_actors": actors, "director": director}
     state = state_of(run(PLAN, runs_dir=tmp_path, display="quiet", **changes))
@@ -74,14 +74,14 @@ def test_scores_belong_to_their_game_and_weights_follow_from_the_log(
     scores = [(number, value) for what, number, value in state["log"] if what == "score"]
     assert len(scores) > 100 and len({number for number, _ in scores}) == len(scores), "each game is scored once"
     assert all(value == level_of[number] + 0.5 * (number in only_scored) for number, value in scores)
-    assert state["finished"] - len(scores) <= 2 * PLAN.num_envs * actors, "but for games that ended in the last rows"
+    assert state["finished"] - len(scores) <= 2 * PLAN.num_envs * actors, "except games that ended in the last rows"
     newest = {level_of[number]: value for number, value in scores}
     assert len(state["levels"]) == 30 and state["scores"] == [newest[level] for level in state["levels"]]
     expected = weights_of_log(director, state["log"])
     found = dict(zip(state["levels"], director.weights(state).tolist(), strict=True))
     assert found == pytest.approx(expected)
     again = [level for what, _, level in state["log"] if what == "again"]
-    assert np.mean(np.array(again) >= 25) > 0.5, "levels with high scores come back"
+    assert np.mean(np.array(again) >= 25) > 0.5, "levels with high scores are replayed"
 
 
 def test_resumed_run_continues_its_levels(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_game_ending_at_a_stop_is_scored_after_a_resume(tmp_path: Path) -> None:
     stopped = json.loads(Path(first.folder, "director", "newest.json").read_text())
     scored = {number for what, number, _ in stopped["state"]["log"] if what == "score"}
     ended_there = {lease["before"] for _, _, lease in stopped["leases"]} - scored
-    assert ended_there, "no game ended in the last row, so that this test shows nothing"
+    assert ended_there, "no game ended in the last row, so this test shows nothing"
     parts = state_of(
         run(PLAN, runs_dir=tmp_path, resume="parts", display="quiet", num_groups=1, total_env_steps=16 * 32)
     )
@@ -121,7 +121,7 @@ def test_invalid_options_are_refused_before_the_start(changes: dict, expected: s
 
 @pytest.mark.parametrize("agent", [PPOConfig(num_minibatches=1, num_epochs=1), IMPALAConfig()], ids=["ppo", "impala"])
 def test_agents_train_on_levels(agent: Any, tmp_path: Path) -> None:
-    """Every level has the score of its newest game, which the update that trained on it found."""
+    """Every level has the score of its newest game, computed by the update that trained on it."""
     policies = {"main": PolicyConfig(agent)}
     result = run(PLAN, runs_dir=tmp_path, display="quiet", policies=policies, total_env_steps=30 * 32)
     state = state_of(result)

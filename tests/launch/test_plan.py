@@ -1,4 +1,4 @@
-"""From an experiment to processes: who exists, on which device, over which streams, and what is refused before a start."""
+"""From an experiment to processes: workers, devices, streams, and refusals before the start."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_matching_agent_is_accepted():
 
 
 def test_single_seat_agent_is_refused_for_several_seats():
-    """Also one whose actions are right: rows would take log-probabilities of the wrong shape by broadcasting."""
+    """Also one with correct actions: log-probabilities of the wrong shape would be broadcast into the rows."""
     env = EnvConfig("matrix:rps")
 
     def summed(params, key, observation, is_first, core, *, greedy=False):
@@ -170,7 +170,7 @@ def test_an_unknown_environment_is_refused():
 
 
 def environments(gpus: list[str], **values) -> dict[str, dict[str, str]]:
-    """Return kind -> variables of its process."""
+    """Return kind -> environment variables of its process."""
     plan = plan_of(**values)
     return {job.kind: process_environment(plan, job, gpus) for job in plan.jobs}
 
@@ -244,11 +244,11 @@ def test_servers_on_a_host_without_the_learner_share_its_gpus():
     here = {"inference-1", "inference-2", "actor-0"}
     given = {name: process_environment(plan, plan.job(name), ["0", "1"], here) for name in (*here, "inference-0")}
     devices = [given[f"inference-{i}"]["CUDA_VISIBLE_DEVICES"] for i in range(3)]
-    assert devices == ["", "0", "1"] and given["inference-0"]["JAX_PLATFORMS"] == "cpu"  # which was not laid here
+    assert devices == ["", "0", "1"] and given["inference-0"]["JAX_PLATFORMS"] == "cpu"  # which was not placed here
     assert given["inference-1"]["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false" and FRACTION not in given["inference-1"]
     assert given["actor-0"]["JAX_PLATFORMS"] == "cpu"
     home = process_environment(plan, plan.job("learner"), ["0"], {"learner", "actor-1"})
-    assert home["CUDA_VISIBLE_DEVICES"] == "0" and FRACTION not in home  # nobody shares its GPU
+    assert home["CUDA_VISIBLE_DEVICES"] == "0" and FRACTION not in home  # no other process shares its GPU
 
 
 def test_inference_on_cpu_by_choice():
@@ -299,7 +299,7 @@ REPLAY = ReplayConfig(kind="host", num_replays=2, capacity=2_000, batch_size=16,
 
 
 def addresses_of(plan: Plan) -> dict[str, str]:
-    """Every stream over ZeroMQ that a plan binds, by the name that it is registered under."""
+    """Return every ZeroMQ stream that a plan binds, by its registered name."""
     ends = [(job, end) for job in plan.jobs for _, end in job.ends]
     return {name_at(e.stream.name, job.name): e.address for job, e in ends if e.address and e.address[:4] != "shm:"}
 
@@ -322,7 +322,7 @@ def test_too_long_socket_paths_are_refused_with_the_remedy() -> None:
 
 
 def test_memory_of_workers_that_bind_message_streams_is_watched() -> None:
-    """The addresses say it: an end in shared memory holds nothing that others send, also in a run over ZeroMQ."""
+    """Determined by addresses: a shared-memory end holds no messages of others, also in a run over ZeroMQ."""
     bound = {
         transport: {job.name: job for job in plan_of(transport=transport, num_actors=2).jobs}
         for transport in ("shared-memory", "zeromq")
@@ -346,7 +346,7 @@ def _ends_over(hosts: Hosts):
 
 
 def test_hosts_of_a_stream_determine_its_transport() -> None:
-    """An actor lives elsewhere: what it uses goes over TCP, the params of those who live here over shared memory."""
+    """One actor is remote: its streams use TCP, and the params of local workers use shared memory."""
     e = experiment(num_actors=2)
     found = bind_addresses(make_graph(e), e, MEMORY, Hosts("10.0.0.1", {"actor-1": "10.0.0.7"}))
     here = "tcp://10.0.0.1:0"
@@ -373,7 +373,7 @@ def test_reachable_streams_use_the_run_keys(bind: str, expected: list[str]) -> N
     plan = plan_of(transport="zeromq", bind=bind, num_inference_servers=2, num_actors=2)
     assert [addresses_of(plan)[name] for name in NAMES] == expected
     assert plan.keys == "runs/x/keys" and {job.keys for job in plan.jobs} == {plan.keys}
-    assert not Path("runs/x/keys").exists()  # only a start makes them
+    assert not Path("runs/x/keys").exists()  # only a start creates them
     text = describe(plan, [])
     assert "transport zeromq (tcp, encrypted)" in text and "samples    zeromq (tcp, encrypted)" in text
 

@@ -1,4 +1,4 @@
-"""Population-based training in a run: a copy is the whole state of its parent, and a resume goes on bit for bit."""
+"""Population-based training in a run: a copy is the whole state of its parent, and a resume continues bit for bit."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def lines_of(result) -> list[dict]:
 
 
 class Watch:
-    """Keeps what learners of this process hand over, and what they have after the update that takes it."""
+    """Stores the states that learners of this process hand over, and their states after the update that takes it."""
 
     def __init__(self, monkeypatch) -> None:
         self.handed: dict[str, object] = {}
@@ -101,7 +101,9 @@ def test_copy_equals_its_parent_except_hyperparameters(tmp_path: Path, monkeypat
     lines = lines_of(result)
     for prefix in ("", "b/", "c/"):
         assert any(f"{prefix}learner/hyperparameter_step" in line for line in lines)
-        assert max(line.get(f"{prefix}learner/loss", 0.0) for line in lines) == 0.0, "rows of a life before trained"
+        assert max(line.get(f"{prefix}learner/loss", 0.0) for line in lines) == 0.0, (
+            "rows from before the copy were trained on"
+        )
         shares = [line[f"{prefix}learner/trained"] for line in lines if f"{prefix}learner/trained" in line]
         assert shares and 0.1 < np.mean(shares) < 0.6
     skipped = sum(lines[-1].get(f"{prefix}learner/skipped", 0.0) for prefix in ("", "b/", "c/"))
@@ -109,7 +111,7 @@ def test_copy_equals_its_parent_except_hyperparameters(tmp_path: Path, monkeypat
 
 
 def test_a_serial_run_is_the_same_whether_it_is_resumed_or_not(tmp_path: Path, monkeypatch) -> None:
-    """15 updates at once, and 5 + 10, where the first part ends with a copy: the same states, games and draws."""
+    """15 updates at once, and 5 + 10, where the first part ends with a copy: the same states, games and random numbers."""
     watch = Watch(monkeypatch)
     steps = CLIMB.num_envs * CLIMB.rollout_length
     whole = run(CLIMB, runs_dir=tmp_path, name="whole", display="quiet", total_env_steps=15 * steps)
@@ -145,7 +147,7 @@ def test_invalid_options_are_refused_before_the_start(changes: dict, expected: s
 
 
 def kill_when_handed_over(folder: Path, killed: list[str], stop: threading.Event) -> None:
-    """Kill the learner for which a state was handed over first, and that of the member which handed it over."""
+    """Kill the learner to which a state was handed over first, and the learner that handed it over."""
     while not stop.wait(0.005):
         for manifest in folder.rglob(f"{FOLDER}/[0-9]*/manifest.json"):
             member = manifest.parents[2].name

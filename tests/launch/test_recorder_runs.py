@@ -1,4 +1,4 @@
-"""Runs with a recorder: refused before the start, planned, filmed in one process, and never ended by it."""
+"""Runs with a recorder: refused before the start, planned, recorded in one process, and never ended by it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_missing_extras_and_non_rendering_environments_are_refused_before_the_st
 
 
 class Films:
-    """A sink that notes videos."""
+    """A sink that records videos."""
 
     def __init__(self):
         self.paths = []
@@ -105,13 +105,13 @@ def test_serial_run_records_videos_and_the_report_shows_them(tmp_path):
     assert len(films.paths) >= 4
     videos = json.loads((result.folder / "videos" / "videos.json").read_text())["videos"]
     assert result.ended == "total_env_steps"
-    assert videos[-1]["version_updates"] == result.updates == 4, "the last params are filmed"
+    assert videos[-1]["version_updates"] == result.updates == 4, "the last params are recorded"
     assert videos[-1]["env_steps"] == result.env_steps == 512
     assert sum(one["best"] for one in videos) == 1
     assert {path.name for path in (result.folder / "videos").glob("*.mp4")} == {one["file"] for one in videos}
     frames, fps = decode(result.folder / "videos" / videos[-1]["file"])
     assert (len(frames), fps) == (videos[-1]["frames"], 50.0)
-    assert len(frames) == videos[-1]["return_mean"] + 25  # a picture per step, the last one held for half a second
+    assert len(frames) == videos[-1]["return_mean"] + 25  # one frame per step, the last one held for half a second
     assert frames.shape[1:] == (videos[-1]["height"], videos[-1]["width"], 3)
     page = (result.folder / "report.html").read_text()
     assert all(f'<video controls preload="metadata" src="videos/{one["file"]}"' in page for one in videos)
@@ -125,7 +125,7 @@ def test_serial_run_records_videos_and_the_report_shows_them(tmp_path):
         4,
     ]
     resumed = run(experiment(total_env_steps=640), runs_dir=tmp_path, resume=str(result.folder), display="quiet")
-    assert len(list((resumed.folder / "videos").glob("*.mp4"))) == 3, "a resumed run goes on with its shelf"
+    assert len(list((resumed.folder / "videos").glob("*.mp4"))) == 3, "a resumed run continues its list of videos"
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_failing_recorder_does_not_end_a_serial_run(tmp_path, monkeypatch, where
 
 @pytest.mark.slow
 def test_recording_does_not_change_training(tmp_path):
-    """A serial run is deterministic; with a recorder it makes the same updates, to the bit."""
+    """A serial run is deterministic; with a recorder it makes the same updates, bit for bit."""
     with_recorder = run(experiment(), runs_dir=tmp_path / "a", display="quiet")
     without = run(experiment(recorder=RecorderConfig()), runs_dir=tmp_path / "b", display="quiet")
     for one, other in zip(_leaves(with_recorder.params), _leaves(without.params), strict=True):

@@ -1,4 +1,4 @@
-"""Whole runs with recordings: a run writes what it was trained on, a trained policy is recorded, and cloning learns it."""
+"""Runs with recordings: a run records its training data, a trained policy is recorded, and cloning learns it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_run_records_every_trajectory_that_it_was_trained_on(recording):
     for chunk in found.chunks:
         place, first, action = read_chunk(found, chunk, ["observation", "is_first", "action"])
         assert place.shape == (chunk.count, 17, 4, 4)
-        np.testing.assert_array_equal(place[:-1, -1], place[1:, 0])  # row T is the next one's row 0
+        np.testing.assert_array_equal(place[:-1, -1], place[1:, 0])  # row T is row 0 of the next one
         assert first[0, 0].all() and set(np.unique(action)) == {0, 1}
 
 
@@ -114,9 +114,9 @@ def test_actors_in_processes_record(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.nightly  # guards how well it learns
+@pytest.mark.nightly  # checks how well it learns
 def test_a_recorded_policy_is_cloned(recording, tmp_path):
-    """Recorded greedily, an expert's rows hold one action per observation: cloning comes to agree with nearly all."""
+    """Recorded greedily, an expert's rows hold one action per observation: cloning ends up agreeing with nearly all."""
     e = recorded_run(tmp_path / "unused", total_env_steps=30_000, num_envs=16, rollout_length=64)
     e = dataclasses.replace(e, record=None, agent=PPOConfig(network=SMALL, learning_rate=2e-3, num_epochs=10))
     quietly(e, tmp_path, name="expert")
@@ -135,7 +135,7 @@ def test_a_recorded_policy_is_cloned(recording, tmp_path):
     result = quietly(clone, tmp_path, name="clone")
     assert result.final["return_mean"] > 0.6 * told.return_mean
     losses = result.metrics["learner/loss"]
-    assert losses[~np.isnan(losses)][-1] < 0.35  # ln 2 = 0.69 is knowing nothing
+    assert losses[~np.isnan(losses)][-1] < 0.35  # ln 2 = 0.69 is chance level
 
 
 @pytest.mark.slow

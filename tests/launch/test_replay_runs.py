@@ -1,4 +1,4 @@
-"""Whole runs with replay: on the device and through replay workers, alike twice, continued, and stopped by a bad update."""
+"""Runs with replay: on the device and through replay workers; repeated, resumed, and stopped by a bad update."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_processes_with_two_replay_workers_and_threads(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["device", "host"])
 def test_bad_update_ends_the_run_and_can_be_replayed(kind, tmp_path):
-    """CartPole's reward is 1, so a poison of 0.5 spoils the first update."""
+    """CartPole's reward is 1, so a poison of 0.5 makes the first update fail."""
     with pytest.raises(NonFiniteUpdate, match="made loss = nan"):
         run(experiment(kind, poison=0.5), runs_dir=tmp_path, name="a", display="quiet")
     again = replay_update("a", str(tmp_path))

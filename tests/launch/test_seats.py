@@ -48,7 +48,7 @@ DEPOT = Experiment(
 
 @pytest.fixture(name="trained", scope="module")
 def trained_fixture(tmp_path_factory):
-    """Return (changes) -> the result of a run; each is made once."""
+    """Return (changes) -> the result of a run; each is executed once."""
     folder, known = tmp_path_factory.mktemp("runs"), {}
 
     def trained(**changes):
@@ -89,9 +89,9 @@ def test_each_policy_has_its_own_updates_scores_and_snapshots(trained) -> None:
     [("inline", False, "as-run"), ("served", True, "as-run"), ("served", False, "inline"), ("served", True, "inline")],
 )
 def test_processes_train_the_same_bits_as_one(trained, placement: str, shared: bool, boss: str) -> None:
-    """Also where one inference server answers for all policies, or actors act for one of them and servers for others."""
+    """Also if one inference server answers for all policies, or actors act for one of them and servers for others."""
     changes = {"inference": InferenceConfig(shared=True)} if shared else {}
-    changes["evaluator"] = EvaluatorConfig(enabled=False)  # which changes nothing that is learned
+    changes["evaluator"] = EvaluatorConfig(enabled=False)  # which does not change what is learned
     changes["policies"] = POLICIES | {"boss": dataclasses.replace(POLICIES["boss"], placement=boss)}
     serial, other = trained(), trained(placement=placement, num_actors=2, **changes)
     assert [same(serial, other, policy) for policy in POLICIES] == [True] * 3
@@ -102,7 +102,7 @@ def test_processes_train_the_same_bits_as_one(trained, placement: str, shared: b
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.nightly)])
 def test_finished_policy_keeps_playing_for_the_others(tmp_path: Path, placement: str) -> None:
-    """As when the learner of one was replaced and is behind: the other ends first, and nobody waits for its updates."""
+    """As when the learner of one was replaced and is behind: the other ends first and does not wait for its updates."""
     result = run(
         DEPOT,
         runs_dir=tmp_path,
@@ -121,7 +121,7 @@ def test_finished_policy_keeps_playing_for_the_others(tmp_path: Path, placement:
 
 @pytest.mark.slow
 def test_resumed_run_continues_bit_for_bit(trained) -> None:
-    """Learners, journals of all policies' actions and counters go on together, after an update that all have a snapshot of."""
+    """Learners, journals of all policies' actions and counters resume together, after an update with snapshots of all."""
     half = trained(total_env_steps=UPDATES // 2 * 32)
     again = {"resume": str(half.folder), "runs_dir": Path(half.folder).parents[1], "display": "quiet"}
     run(DEPOT, total_env_steps=(UPDATES // 2 + 1) * 32, **again)
@@ -135,7 +135,7 @@ def test_resumed_run_continues_bit_for_bit(trained) -> None:
 
 @pytest.mark.slow
 def test_settings_of_one_policy_affect_that_policy_first(trained) -> None:
-    """With one update, what a policy learns depends on its own settings alone: the first rows were played by fresh params."""
+    """With one update, what a policy learns depends only on its own settings: the first rows were played by initial params."""
     changed = POLICIES | {"carriers": PolicyConfig(dataclasses.replace(PPO, learning_rate=0.1), "carrier_*")}
     one, other = trained(total_env_steps=32), trained(total_env_steps=32, policies=changed)
     assert same(one, other, "scout") and same(one, other, "boss") and not same(one, other, "carriers")
@@ -153,7 +153,9 @@ def test_policies_see_only_their_own_seats() -> None:
     assert rows.reward.shape == rows.version.shape == (9, 2, 2)
     evaluator = plan.job("evaluator-boss")
     assert [job.policy for job in evaluator.by_policy] == ["boss", "scout", "carriers"]
-    assert len({job.experiment.seed for job in actor.by_policy}) == 3  # or seats of one kind would draw the same
+    assert (
+        len({job.experiment.seed for job in actor.by_policy}) == 3
+    )  # otherwise seats of one kind would have the same random numbers
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_options_incompatible_with_policies_are_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_killed_learner_of_one_policy_returns_and_all_finish(tmp_path: Path) -> None:
-    """It begins again behind the others, which end before it and go on to play with it."""
+    """It restarts behind the others, which finish before it and keep playing with it."""
     killed: list[int] = []
 
     def kill() -> None:

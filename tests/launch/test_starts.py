@@ -1,4 +1,4 @@
-"""Runs started and stopped again and again in one process leave nothing behind (100 of them: benchmarks/starts.py)."""
+"""Runs started and stopped repeatedly in one process leak nothing (100 of them: benchmarks/starts.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_growing_resources_are_found() -> None:
         "['socket']" in starts.faults([*[ONE] * 7, ONE._replace(descriptors=21, open=("pipe", "socket", "socket"))])[1]
     )
     assert starts.faults([ONE._replace(rss_mb=200.0 + i) for i in range(8)])[0].startswith("memory grows by 1.00 MB")
-    assert starts.faults([*[ONE._replace(rss_mb=100.0, threads=2)], *[ONE] * 7]) == []  # what the first start brings
+    assert starts.faults([*[ONE._replace(rss_mb=100.0, threads=2)], *[ONE] * 7]) == []  # resources of the first start
 
 
 HAS_ONE_MORE_OF_EACH = """
@@ -46,7 +46,7 @@ assert starts.kept().children == before.children
 
 
 def test_process_resources_are_listed() -> None:
-    """In a process of its own: threads of earlier tests may end at any time in this one."""
+    """In a separate process, because threads of earlier tests may end at any time in this one."""
     subprocess.run([sys.executable, "-c", HAS_ONE_MORE_OF_EACH], check=True, timeout=60, cwd=starts.ROOT)
 
 

@@ -1,4 +1,4 @@
-"""What a controller tells through the run folder, and the request to end that it finds there."""
+"""The controller's status file in the run folder, and the stop request that it finds there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets of restarts, and where a replaced worker begins."""
+"""Restart budgets, and where a replaced worker resumes."""
 
 from __future__ import annotations
 

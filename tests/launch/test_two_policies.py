@@ -1,4 +1,4 @@
-"""Two policies in one run: neither changes a bit of the other, both go on in a resume, and the run ends with the last."""
+"""Two policies in one run: neither changes a bit of the other, both resume, and the run ends with the last."""
 
 from __future__ import annotations
 
@@ -213,15 +213,15 @@ def test_a_run_ends_when_the_training_of_every_policy_has_ended(
     session.event(evaluated("evaluator-b", 110.0))
     assert session.reason is None  # it has to be confirmed
     session.event(confirmed("evaluator-b", 99.0))
-    assert session.reason is None  # it was luck
+    assert session.reason is None  # a lucky score
     session.event(confirmed("evaluator-b", 101.0, updates=0))
-    assert session.reason is None  # of params that it began with
+    assert session.reason is None  # of its initial params
     session.event(evaluated("evaluator-b", 120.0))
     session.event(confirmed("evaluator-b", 101.0))
     assert session.reason == "total_env_steps"  # of the first; b ended by its return
     said: list[str] = []
     monkeypatch.setattr(session.display, "message", lambda text, level="info": said.append(text))
-    session.event(confirmed("evaluator-b", 102.0))  # one that was on its way
+    session.event(confirmed("evaluator-b", 102.0))  # one in transit
     assert said == []
     session.event(evaluated("evaluator-b", 80.0))
     result = session.result()

@@ -1,4 +1,4 @@
-"""What worker processes and others take of the machine."""
+"""The load of the machine by workers and by other processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def start(kind: str, folder: Path) -> SupervisedWorker:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_cpu_time_is_split_into_workers_and_others(whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A worker and a process that nobody knows of each use 0.3 s."""
+    """A worker and an unrelated process each use 0.3 s."""
     monkeypatch.setattr(launcher, "owns_machine", lambda: whole)
     worker, other = start("parameter-server", tmp_path), start("stranger", tmp_path)
     try:
@@ -71,7 +71,7 @@ def test_child_time_counts_while_it_runs_and_only_once() -> None:
     handle = LocalHandle(popen, Path("log"), "actor")  # type: ignore[arg-type]
     try:
         popen.stdout.readline()  # the child has used its second
-        time.sleep(2.1)  # children are looked for every 2 s
+        time.sleep(2.1)  # children are listed every 2 s
         running = handle.usage().cpu_s
         popen.stdin.write(b"\n")
         popen.stdin.flush()
@@ -93,7 +93,7 @@ def test_partial_cpu_affinity_is_recognised(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_replaced_worker_is_counted_from_its_start_on():
-    """Its start is the run's own work, not that of other programs."""
+    """Its start-up is the run's own work, not that of other programs."""
 
     class Handle:
         def usage(self) -> ResourceUsage:
@@ -108,7 +108,7 @@ def test_a_replaced_worker_is_counted_from_its_start_on():
 
 
 def test_usage_is_sampled_once_a_line(tmp_path: Path):
-    """The display is drawn more often: a second sample after some milliseconds would divide by too little time."""
+    """The display refreshes more often: a second sample after some milliseconds would divide by too little time."""
     folder = RunFolder.create(tmp_path, "tried", "one")
     session = Session(Experiment(agent=None, name="tried"), folder, make_display("log-only"))
     written: list[int] = []

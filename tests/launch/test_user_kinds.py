@@ -1,4 +1,4 @@
-"""Workers of a user's own, from a file outside jsrl: in one process, shown, resumed, and refused where they cannot work."""
+"""User workers from a file outside jsrl: in one process, displayed, resumed, and refused where they cannot work."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def trained(tmp_path: Path, name: str, graph, **values) -> tuple[list, dict]:
 
 @pytest.fixture(name="plain", scope="module")
 def plain_fixture(tmp_path_factory) -> list:
-    """Return the final params of the run without any worker in between."""
+    """Return the final params of the run without any extra worker."""
     return trained(tmp_path_factory.mktemp("plain"), "plain", None)[0]
 
 
@@ -90,7 +90,7 @@ def test_second_learner_on_the_same_rows_is_independent(
         "agent": agent,
         "max_policy_lag": None,
         "max_minutes": 2.0,
-    }  # a learner that holds the others up is a failure
+    }  # a learner that delays the others is a failure
 
     def both(graph: Graph) -> Graph:
         from jsrl.graphs.broadcast import two_learners
@@ -135,7 +135,7 @@ def test_transform_worker_queries_a_server_for_entropy_rewards(
 
 @pytest.mark.slow
 def test_entropy_rewards_are_deterministic_with_processes(tmp_path: Path) -> None:
-    """A run in one process is the same as one of many: tests/launch/test_determinism.py."""
+    """A run in one process equals one of many: tests/launch/test_determinism.py."""
     plain, _ = trained(tmp_path, "plain", None, deterministic=True)
     processes = {"placement": "inline", "num_actors": 2}
     passed, _ = trained(tmp_path, "passed", "my_workers:passed_on", deterministic=True, **processes)

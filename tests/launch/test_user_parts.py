@@ -1,4 +1,4 @@
-"""A user's own kind of worker, transport and launcher, all defined here; nothing in jsrl knows them."""
+"""A user's own kind of worker, transport and launcher, all defined here and unknown to jsrl."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HERE = "tests.launch.test_user_parts"
 
 
 class Mark(Between):
-    """Passes trajectories on, with rewards that are marked."""
+    """Forwards trajectories with marked rewards."""
 
     def change(self, trajectory, entry) -> None:
         trajectory.reward[...] += self.job.settings["by"]
@@ -43,7 +43,7 @@ MARK = Kind("mark", "markers", f"{HERE}:Mark", ports=PORTS, activities=ACTIVITIE
 
 
 class Files(Transport):
-    """Carries params in files of a folder."""
+    """Transfers params in files of a folder."""
 
     def bind_params(self, address: str, **options: Any) -> FilePublisher:
         return FilePublisher(address)
@@ -66,7 +66,7 @@ class FilePublisher:
         os.replace(new, self._folder / f"{policy}.npz")
 
     def close(self) -> None:
-        """The last params stay readable."""
+        """Do nothing; the last params stay readable."""
 
 
 class FileSubscriber:
@@ -95,11 +95,11 @@ class FileSubscriber:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing; nothing is held."""
 
 
 class Noting:
-    """Starts workers as processes of this host, and notes where their streams are bound."""
+    """Starts workers as processes of this host, and records where their streams are bound."""
 
     def __init__(self) -> None:
         self._local = Local()
@@ -139,7 +139,7 @@ def small(**values) -> Experiment:
 
 @pytest.mark.slow
 def test_user_kind_transport_and_launcher(tmp_path: Path) -> None:
-    """Rows must be from the newest params, so the run only goes on when these travel."""
+    """Rows must be from the newest params, so the run only continues if params arrive."""
     launcher = Noting()
     result = run(
         small(placement="inline"), runs_dir=tmp_path, name="own", graph=edited, launcher=launcher, display="log-only"

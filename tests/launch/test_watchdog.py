@@ -1,4 +1,4 @@
-"""Reports of the watchdog: who is asked and who is signalled, in bounded time, number and size."""
+"""Reports of the watchdog: which workers are asked or signalled, in bounded time, number and size."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ nap()
 
 
 def session_in(folder: Path) -> SimpleNamespace:
-    """Return as much of a session as reports are made of."""
+    """Return the part of a session that reports use."""
     (folder / "logs").mkdir(exist_ok=True)
     run, hub = SimpleNamespace(path=folder, name="tiny/first"), SimpleNamespace(latest={"learner/queue_depth": 3.0})
     display = SimpleNamespace(told=[], message=lambda text, level="info": display.told.append((text, level)))
@@ -57,7 +57,7 @@ def job(name: str, kind: str = "actor", **env) -> Job:
 
 @pytest.fixture
 def sleeper(tmp_path: Path):
-    """Start a process that answers nothing but, where it `catches` it, SIGUSR1."""
+    """Start a process that reacts only to SIGUSR1, and only if it `catches` it."""
     begun: list[subprocess.Popen[bytes]] = []
 
     def start(how: str, name: str = "actor-0") -> SupervisedWorker:
@@ -88,7 +88,7 @@ def test_silent_worker_dumps_stacks_unless_that_would_kill_it(tmp_path: Path, sl
     watchdog = Watchdog(session_in(tmp_path), processes, lambda p: asked.append(p.name), time.sleep)
     begun_s = time.monotonic()
     seen = watchdog.look(tender)
-    assert time.monotonic() - begun_s < 2.0  # a second, on a machine that does nothing else
+    assert time.monotonic() - begun_s < 2.0  # one second on an idle machine
     assert asked == ["actor-1", "actor-0"] and seen.index("== actor-1") < seen.index("== actor-0")
     stacks = seen[seen.index("== actor-0") :]
     assert "in nap" in stacks and stacks.count("hread 0x") == 2 and "last line" in stacks
@@ -146,7 +146,7 @@ def test_with_many_workers_the_first_of_each_kind_are_inspected(tmp_path: Path) 
 
 
 def test_reports_are_numbered_and_the_newest_are_kept(tmp_path: Path) -> None:
-    for _ in range(2):  # a resumed run goes on counting
+    for _ in range(2):  # a resumed run continues the numbers
         watchdog = Watchdog(session_in(tmp_path), {}, lambda _: None, lambda _: None)
         told = [watchdog.write("request", f"noticed {number}", "seen") for number in range(KEPT // 2 + 3)]
     names = sorted(path.name for path in (tmp_path / "watchdog").iterdir())
@@ -176,7 +176,7 @@ def test_stacks_are_of_every_thread_and_of_bounded_size() -> None:
     assert text.count("in deep") <= 60
 
 
-# -- what an environment's end is -------------------------------------------------------------------------------------
+# -- ends of environments ---------------------------------------------------------------------------------------------
 
 
 def test_stop_policy_reacts_only_to_environment_faults() -> None:
@@ -248,16 +248,16 @@ def test_stall_is_reported_once_and_again_only_if_longer(tmp_path: Path, monkeyp
     watchdog = Watchdog(session, workers, lambda _: None, lambda _: None)
 
     def told(seconds: float, **counters: int) -> int:
-        """Return how often something was told by then; `counters`: what actor-0 reports first."""
+        """Return how often something was reported by then; `counters`: the first report of actor-0."""
         clock[0] += seconds
         workers["actor-0"].hear(Report("actor-0", 0, {}, counters))
         watchdog.tell_standstill(10.0)
         return len(session.display.told)
 
     assert [told(0.0, env_steps=8), told(9.0), told(9.0, env_steps=16), told(9.0)] == [0, 0, 0, 0]
-    assert [told(2.0), told(2.0), told(5.0), told(3.0)] == [1, 1, 1, 2]  # after 11 and 21 s of the same standstill
+    assert [told(2.0), told(2.0), told(5.0), told(3.0)] == [1, 1, 1, 2]  # after 11 and 21 s of the same stall
     text, level = session.display.told[0]
     assert "nothing was stepped, answered or trained for 11 s" in text and "0001-standstill.txt" in text
     assert level == "warning" and "== actor-1" in (tmp_path / "watchdog" / "0001-standstill.txt").read_text()
-    workers["actor-1"].stage = "compiling"  # a worker that is not ready yet is no standstill
+    workers["actor-1"].stage = "compiling"  # a worker that is not ready yet does not count as stalled
     assert told(1000.0) == 2

@@ -1,4 +1,4 @@
-"""Agents in processes of their own, as `jsrl join` starts them; where it is allowed, in network namespaces as hosts."""
+"""Agents in separate processes, as `jsrl join` starts them; where permitted, in network namespaces that act as hosts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Agent:
     """`jsrl join` on a host.
 
     Args:
-      address: of the controller. token: file. name: of the host. log: file of what it says.
-      namespace: of its network; it has its own /tmp, /dev/shm and host name then. None: it lives on this host as it is.
+      address: of the controller. token: file. name: of the host. log: file of its output.
+      namespace: of its network; it then has its own /tmp, /dev/shm and host name. None: it runs on this host.
     """
 
     def __init__(self, address: str, token: Path, name: str, log: Path, namespace: str | None = None) -> None:
@@ -41,17 +41,17 @@ class Agent:
         self._seen: dict[int, psutil.Process] = {}
 
     def workers(self) -> list[psutil.Process]:
-        """Return the living processes that it started, and theirs; also after its death those that were seen before."""
+        """Return its living child processes and their children; after its death also those found before."""
         with contextlib.suppress(psutil.Error):
             self._seen |= {child.pid: child for child in self.process.children(recursive=True)}
         return [child for child in self._seen.values() if lives(child)]
 
     def ends(self, timeout_s: float = 20.0) -> tuple[int, str]:
-        """Return (exit status, what it said), once it has ended."""
+        """Return (exit status, output) once it has ended."""
         return self.popen.wait(timeout_s), self.log.read_text()
 
     def close(self) -> None:
-        """End it, however it stands."""
+        """End it in any state."""
         with contextlib.suppress(ProcessLookupError):
             self.popen.send_signal(signal.SIGCONT)
         self.popen.kill()
@@ -66,7 +66,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 def await_that(reached: Callable[[], object], timeout_s: float = 30.0) -> None:
-    """Wait until something is so."""
+    """Wait until a condition is true."""
     until = time.monotonic() + timeout_s
     while not reached():
         assert time.monotonic() < until, reached
@@ -75,7 +75,7 @@ def await_that(reached: Callable[[], object], timeout_s: float = 30.0) -> None:
 
 @contextlib.contextmanager
 def namespaces(count: int) -> Iterator[tuple[str, list[str]]]:
-    """Yield (IP address of this host, network namespaces that reach it); ("", []) where that is not allowed."""
+    """Yield (IP address of this host, network namespaces that reach it); ("", []) where namespaces are not permitted."""
     tag = f"{os.getpid() % 100_000}"
     net = f"10.{64 + os.getpid() % 128}.{os.getpid() // 128 % 256}"
     bridge, names = f"jb{tag}", [f"jsrl-{tag}-{i}" for i in range(count)]

@@ -1,4 +1,4 @@
-"""Agents and the launcher that starts workers through them, without a run: who is started, ended, noticed and refused."""
+"""Agents and the launcher that starts workers through them, without a run: starts, ends, detected losses and refusals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LEASE_S, LOST_S = 4.0, 8.0  # a loaded machine must not end a lease
 
 
 class World:
-    """A launcher, agents, and the control connection; actors wait for streams that nobody serves."""
+    """A launcher, agents, and the control connection; actors wait for streams that no process serves."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.folder, self.told = folder, list[str]()
@@ -79,7 +79,7 @@ class World:
         return handle
 
     def listen(self) -> bool:
-        """Hear what workers say."""
+        """Read messages of workers."""
         for message in self.control.poll(0.02):
             if isinstance(message, Stage):
                 self.stages.setdefault(message.worker, set()).add(message.stage)
@@ -89,7 +89,7 @@ class World:
         return True
 
     def await_workers(self, *handles: HostHandle) -> None:
-        """Wait until workers look for their streams, and their process ids are known."""
+        """Wait until workers look for their streams and their process ids are known."""
         names = {handle.remote.worker for handle in handles}
         await_that(
             lambda: self.listen() and all("connecting to streams" in self.stages.get(name, ()) for name in names)
@@ -114,7 +114,7 @@ def world_of(folder: Path, count: int) -> Iterator[World]:
 
 
 def of_host(world: World, name: str) -> str:
-    """Return an actor that lives on a host."""
+    """Return an actor on a host."""
     actors = [job.name for job in world.plan.jobs if job.kind == "actor"]
     return next(actor for actor in actors if world.launcher._home.get(actor) == name)
 
@@ -128,17 +128,17 @@ def test_workers_under_an_agent(tmp_path: Path) -> None:
         assert handle.alive and handle.where == f"pid {handle.remote.pid} of host a" and handle.exit is None
         await_that(lambda: handle.usage() is not None)
         assert handle.usage().resident_bytes > 1e6 and world.launcher.busy_s() is None
-        world.control.tell("actor-0", 0, "stacks")  # a command of the control connection comes back through the agent
+        world.control.tell("actor-0", 0, "stacks")  # a command of the control connection is returned through the agent
         await_that(lambda: world.listen() and "Thread" in world.stacks and world.beats)
         assert "Thread" in handle.stacks(5.0)
         (worker,) = agent.workers()
         assert_nothing_secret(world, [agent.process, worker])
-        assert "jaxlib" not in Path(f"/proc/{agent.process.pid}/maps").read_text()  # it loads no jax
+        assert "jaxlib" not in Path(f"/proc/{agent.process.pid}/maps").read_text()  # it does not load jax
         assert worker.environ()["OMP_NUM_THREADS"] == "1" and worker.environ()["PATH"] != "/nowhere"
         again = Begin(handle.remote.host.epoch, "actor", "actor-0", 0, b"{}", {})
         world.launcher._port.send(handle.remote.host, again)
         time.sleep(0.3)
-        assert agent.workers() == [worker]  # the same life is started once
+        assert agent.workers() == [worker]  # the same incarnation is started once
         handle.pause()
         await_that(lambda: (used := handle.usage()) is not None and used.state == "stopped")
         handle.resume()
@@ -151,11 +151,11 @@ def test_workers_under_an_agent(tmp_path: Path) -> None:
 
 
 def assert_nothing_secret(world: World, processes) -> None:
-    """See that no key of the run or of a token is in the words or the environment of a process, or in what was told."""
+    """Check that no key of the run or of a token is in the arguments or environment of a process, or in its output."""
     keys = Path(str(world.plan.keys))
     (own,) = Path(world.launcher.members.hosts[0].folder).glob("keys/client.key")
     files = [*world.launcher.token_files, keys / "client.key", own]
-    assert load_client_keys(own).public != load_client_keys(keys).public  # a key of its own
+    assert load_client_keys(own).public != load_client_keys(keys).public  # its own key
     assert load_server_keys(keys).admits(load_client_keys(own).public) == "guest"
     secrets = [load_client_keys(path).secret.decode() for path in files]
     secrets += [load_server_keys(folder).secret.decode() for folder in (keys, own.parent)]
@@ -194,7 +194,7 @@ def test_suspended_agent_ends_its_workers_before_reading_messages(tmp_path: Path
         (agent,), epoch = world.agents, handle.remote.host.epoch
         (worker,) = agent.workers()
         agent.popen.send_signal(signal.SIGSTOP)
-        assert handle.wait(LOST_S + 30.0) and lives(worker)  # nobody can reach it
+        assert handle.wait(LOST_S + 30.0) and lives(worker)  # unreachable
         agent.popen.send_signal(signal.SIGCONT)
         await_that(lambda: not lives(worker))
         await_that(lambda: world.launcher.members.hosts)
@@ -212,7 +212,7 @@ def test_a_silent_controller_ends_the_lease(tmp_path: Path) -> None:
         world.await_workers(handle)
         (agent,) = world.agents
         (worker,) = agent.workers()
-        with world.launcher._port.changed:  # its thread answers nobody now
+        with world.launcher._port.changed:  # its thread does not answer now
             begin_s = time.monotonic()
             await_that(lambda: not lives(worker))
             assert time.monotonic() - begin_s > LEASE_S / 4
@@ -243,7 +243,7 @@ def test_agent_asked_to_end_leaves_once_its_workers_have_moved(tmp_path: Path) -
         agent = next(agent for agent in world.agents if "as a" in agent.log.read_text())
         agent.popen.terminate()
         await_that(lambda: world.launcher.moves() == {mine: "host a leaves"})
-        again = world.start(mine, 1)  # although this life has not left yet
+        again = world.start(mine, 1)  # although this incarnation has not left yet
         assert again.remote.host.name == "b" and handle.alive and agent.popen.poll() is None
         handle.kill()
         assert agent.ends()[0] == 0 and [host.name for host in world.launcher.members.hosts] == ["b"]
@@ -325,7 +325,7 @@ def test_remote_learner_starts_from_a_snapshot_in_its_host_folder(tmp_path: Path
 
     assert begins(None) is None and begins(f"{own}@7") == "/far/run/snapshots/state@7"
     assert not (tmp_path / "run" / "begins-with").exists()
-    assert begins(f"{other}@7") == "/far/run/begins-with@7"  # a copy of another run's, which the host does not see
+    assert begins(f"{other}@7") == "/far/run/begins-with@7"  # a copy from another run, which the host does not see
     assert (tmp_path / "run" / "begins-with" / "7" / "manifest.json").exists()
     assert find_kind("learner").keeps_files(job) == ("snapshots/state", "failed-update", "begins-with")
 
@@ -372,7 +372,7 @@ def test_missing_hosts_are_reported_in_one_sentence(tmp_path: Path) -> None:
 
 
 def test_agent_reads_heartbeat_replies_while_starting_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each start takes a second here, and a lease 15: with 100 of them in one turn a healthy host would end its workers."""
+    """Each start takes a second here, and a lease lasts 15 s: 100 starts in one turn would end a healthy host's workers."""
     clock, obeyed = [0.0], list[object]()
     begins = [Begin(1, "actor", f"actor-{number}", 0, b"", {}) for number in range(100)]
     come: deque[object] = deque([*begins, BeatReceived(1, 7.0)])

@@ -1,4 +1,4 @@
-"""The user's modules on their way to other hosts: what travels, under which name, and what is not unpacked."""
+"""The user's modules sent to other hosts: which are sent, under which name, and what is not unpacked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jsrl.launch.hosts.archive import archive, modules_named, unpack
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder on sys.path with a package and two modules that stand alone."""
+    """A folder on sys.path with a package and two single modules."""
     folder = tmp_path / "project"
     (folder / "my_game" / "levels").mkdir(parents=True)
     (folder / "my_game" / "__pycache__").mkdir()

@@ -1,4 +1,4 @@
-"""Engines: agents that are started, and started again, by themselves; ssh, as it is and played by a script."""
+"""Engines: agents that are started and restarted on this host; ssh, both real and replaced by a script."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scripted:
-    """An engine whose agents end as they are told to."""
+    """An engine whose agents end on command."""
 
     hosts = ("a", "b")
 
@@ -73,7 +73,7 @@ def test_ended_agent_is_restarted_with_a_new_token_up_to_the_limit(monkeypatch):
     engine.why["a"] = "it was killed"
     await_that(lambda: len(engine.begun) == 3)
     assert engine.begun == [("a", "t0"), ("b", "t1"), ("a", "t2")] and lost == [("a", "it was killed")]
-    assert back == ["t0"]  # each agent has a token of its own, which ends with it
+    assert back == ["t0"]  # each agent has its own token, which expires with it
     engine.why["b"] = "no way"
     await_that(lambda: keeper.given_up)
     assert keeper.given_up == {"b": "no way"} and [host for host, _ in engine.begun].count("b") == STARTS
@@ -86,14 +86,14 @@ def test_ended_agent_is_restarted_with_a_new_token_up_to_the_limit(monkeypatch):
     keeper.release("a", "its agent was told to end")
     engine.why["a"] = "status 0"
     time.sleep(0.1)
-    assert len(engine.begun) == count - 1 + STARTS  # it is not started again
+    assert len(engine.begun) == count - 1 + STARTS  # it is not restarted
     keeper.close()
     assert engine.closed
 
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The command of an ssh that starts everything on this host, and keeps its words in the file `words`."""
+    """A fake ssh command that starts everything on this host and writes its arguments to the file `words`."""
     monkeypatch.setenv("LOG", str(tmp_path / "words"))
     return ["sh", "-c", PLAYED, "sh"]
 
@@ -123,7 +123,7 @@ def test_ssh_hosts_join_and_rejoin(tmp_path: Path, played: list[str]) -> None:
         before_s = time.monotonic()
         agents["a"].send_signal(signal.SIGKILL)
         await_that(lambda: any("host a is gone" in line and "status 137" in line for line in told))
-        assert time.monotonic() - before_s < 10.0  # not the 20 s of a host that says nothing
+        assert time.monotonic() - before_s < 10.0  # not the 20 s of a silent host
         await_that(lambda: {host.name for host in hosts} == {"a", "b"})
     finally:
         launcher.close()
@@ -131,7 +131,7 @@ def test_ssh_hosts_join_and_rejoin(tmp_path: Path, played: list[str]) -> None:
 
 
 def agents_of(address: str) -> dict[str, psutil.Process]:
-    """Return name of host -> the process of its agent that lives."""
+    """Return name of host -> the living process of its agent."""
     found = {}
     for process in psutil.process_iter():
         try:
@@ -182,7 +182,7 @@ def test_a_host_behind_a_real_sshd(tmp_path: Path) -> None:
 
 
 def served_by_sshd(folder: Path, namespace: str) -> tuple[subprocess.Popen[bytes], list[str]]:
-    """Start sshd in a namespace, for this user's new key alone; return it, and the ssh command that reaches it."""
+    """Start sshd in a namespace with this user's new key only; return it, and the ssh command that reaches it."""
     for name in ("user", "host"):
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=20

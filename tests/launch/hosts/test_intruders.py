@@ -1,4 +1,4 @@
-"""Who does not belong to a run: joins with wrong, foreign, reused and revoked tokens, and garbage where a worker starts.
+"""Unauthorised access to a run: joins with wrong, foreign, reused and revoked tokens, and garbage where a worker starts.
 
 The short forms run daily; `python -m pytest -m nightly FILE` makes 10,000 joins and 100,000 starts.
 """
@@ -57,7 +57,7 @@ def hello(session: str, name: str) -> Hello:
 
 
 class Client:
-    """Somebody who wants to join, and says something once a connection is made."""
+    """A client that tries to join and sends a message once connected."""
 
     def __init__(self, context: zmq.Context, address: str, keys: ClientKeys, words: bytes) -> None:
         self.keys = keys
@@ -69,18 +69,18 @@ class Client:
         self.socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
         self.monitor = self.socket.get_monitor_socket(int(ENDED))
         self.socket.connect(f"tcp://{address}")
-        with contextlib.suppress(zmq.Again):  # refused already: the monitor has it
+        with contextlib.suppress(zmq.Again):  # already refused: the monitor has the event
             self.say(words)
 
     def say(self, words: bytes) -> None:
         self.socket.send_multipart(outgoing([words], self.keys), zmq.NOBLOCK)
 
     def answer(self) -> Any:
-        """Return what the controller answers, waiting for it; None: it ended the connection."""
+        """Return the controller's answer, after waiting for it; None: the controller closed the connection."""
         poller = zmq.Poller()
         for source in (self.socket, self.monitor):
             poller.register(source, zmq.POLLIN)
-        assert poller.poll(30_000), "neither an answer nor an end within 30 s"
+        assert poller.poll(30_000), "neither an answer nor a closed connection within 30 s"
         if self.socket.poll(0):
             (body,) = incoming(self.socket.recv_multipart(), self.keys, MAX_MESSAGE_BYTES)
             return decode(body, AnyControllerMessage)
@@ -93,7 +93,7 @@ class Client:
 
 
 class Port:
-    """The port of a run, one host that has joined, and the tokens of others who may not."""
+    """The port of a run, one joined host, and tokens of hosts that may not join."""
 
     def __init__(self, folder: Path) -> None:
         self.told: list[str] = []
@@ -111,7 +111,7 @@ class Port:
         self.launcher._tokens.discard(revoked)
 
     def attempts(self, number: int) -> tuple[str, ClientKeys, bytes]:
-        """Return what somebody tries: its name, keys, and first words."""
+        """Return one attempt: its name, keys, and first message."""
         rng = random.Random(number)
         kind = ("foreign", "wrong", "reused", "revoked", "garbage")[number % 5]
         words = encode(hello(f"s{number}", f"h{number}"))
@@ -131,7 +131,7 @@ class Port:
 
 
 def mutated(frame: bytes, rng: random.Random) -> bytes:
-    """Return a frame with a few other bytes, some more, or some less."""
+    """Return a frame with some bytes changed, added or removed."""
     found = bytearray(frame)
     for _ in range(rng.randrange(1, 5)):
         at = rng.randrange(len(found)) if found else 0
@@ -159,12 +159,12 @@ def test_joining_needs_an_own_token(count: int, tmp_path: Path) -> None:
             tries = [port.attempts(number) for number in range(begin, min(begin + AT_ONCE, count))]
             clients = [Client(port.context, port.launcher.address, keys, words) for _, keys, words in tries]
             for (kind, *_), client in zip(tries, clients, strict=True):
-                if kind != "garbage":  # which is dropped without a word
+                if kind != "garbage":  # which is dropped silently
                     answer = client.answer()
                     assert answer is None or isinstance(answer, Refused)
                     ends[kind] += 1
             port.member.say(encode(Beat(port.epoch, 1.0, [])))
-            assert port.member.answer().sent_s == 1.0  # who belongs to the run is served all the while
+            assert port.member.answer().sent_s == 1.0  # the run's own host is served throughout
             for client in clients:
                 client.close()
         assert [host.name for host in port.launcher.members.hosts] == ["a"]
@@ -183,7 +183,7 @@ NASTY = (
 
 
 class Started:
-    """What processes would have been started; nothing is."""
+    """Records the processes that would have been started; nothing is started."""
 
     def __init__(self) -> None:
         self.commands: list[list[str]] = []
@@ -194,7 +194,7 @@ class Started:
         raise OSError("nothing is started here")
 
     def host(self, start: Start) -> SimpleNamespace:
-        """Stand in for the process that forks actors."""
+        """Replace the process that forks actors."""
 
         def fork(job: Path, name: str, incarnation: int, log: Path) -> None:
             self([sys.executable, "-m", "jsrl.workers", "--job", str(job), "--name", name, "--log", str(log)])
@@ -203,7 +203,7 @@ class Started:
 
 
 def altered(rng: random.Random) -> bytes:
-    """Return the start of a worker with something else in it."""
+    """Return the start message of a worker with one field altered."""
     if rng.random() < 0.5:
         return mutated(encode(BEGIN), rng)
     fields = msgspec.to_builtins(BEGIN) | {"job": BEGIN.job}
@@ -240,7 +240,7 @@ def test_malformed_start_messages_run_nothing(count: int, tmp_path: Path, starte
             kinds.add(message.worker_kind)
             with contextlib.suppress(OSError, UnicodeDecodeError):
                 Children(folder, "ipc:///nowhere").begin(message)
-    assert begun > count / 100 and started.commands  # some are as good as before
+    assert begun > count / 100 and started.commands  # some are still valid
     for words in started.commands:
         assert words[:3] == [sys.executable, "-m", "jsrl.workers"]
         assert all(re.fullmatch(r"--[a-z]+|[\w.:/@-]*", word) for word in words[3:]), words

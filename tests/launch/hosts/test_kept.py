@@ -1,4 +1,4 @@
-"""Files that a worker keeps: they reach the run folder from its host, and its next host from there."""
+"""Files of a worker: they are copied from its host to the run folder, and from there to its next host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 class Ways:
-    """Two folders with a line between them that can be cut, and a clock that stands still until it is moved."""
+    """Two folders with a connection between them that can be cut, and a clock that is moved by hand."""
 
     def __init__(self, folder: Path) -> None:
         self.there, self.here, self.now_s = folder / "there", folder / "here", 0.0
@@ -37,7 +37,7 @@ class Ways:
             self.waiting.append(part)
 
     def carry(self) -> None:
-        """Let all arrive that is on its way or can be sent."""
+        """Deliver everything that is in transit or can be sent."""
         self.files.advance()
         while self.waiting:
             parts, self.waiting = self.waiting, []
@@ -48,7 +48,7 @@ class Ways:
             self.files.advance()
 
     def look(self) -> list[str]:
-        """Look for changes, and let them arrive; return the files that were sent."""
+        """Look for changes and deliver them; return the files that were sent."""
         self.sent.clear()
         self.files.look(FOLDERS)
         self.carry()
@@ -68,7 +68,7 @@ def test_changed_files_arrive_complete_and_tags_last(tmp_path: Path) -> None:
         put(ways.there, name, content)
     for other in ("snapshots/params/.partial-1/x", "snapshots/params/.lock", "snapshots/state/1/x", "keys/client.key"):
         put(ways.there, other, b"not of these")
-    assert ways.look()[-2:] == list(kept)[1::-1]  # what points to others comes after them
+    assert ways.look()[-2:] == list(kept)[1::-1]  # files that refer to others are sent after them
     assert contents(ways.here) == kept and ways.files.are_sent(FOLDERS) and not ways.look()
     put(ways.there, "snapshots/params/tags/best.json", b"8")
     shutil.rmtree(ways.there / "snapshots/params/7")
@@ -84,7 +84,7 @@ def test_changed_files_arrive_complete_and_tags_last(tmp_path: Path) -> None:
 
 def test_parts_lost_with_a_connection_are_resent(tmp_path: Path) -> None:
     ways = Ways(tmp_path)
-    content = bytes(range(256)) * (AHEAD_BYTES // 128)  # twice what may be on its way
+    content = bytes(range(256)) * (AHEAD_BYTES // 128)  # twice the limit in transit
     put(ways.there, "snapshots/params/x", content)
     put(ways.there, "snapshots/params/y", b"y")
     ways.cut = True
@@ -92,7 +92,7 @@ def test_parts_lost_with_a_connection_are_resent(tmp_path: Path) -> None:
     assert sum(len(part.part) for part in ways.sent) == AHEAD_BYTES and not ways.files.are_sent(FOLDERS)
     ways.cut, ways.now_s = False, AGAIN_S / 2
     ways.carry()
-    assert not ways.here.exists()  # it waits for what may still arrive
+    assert not ways.here.exists()  # it waits for parts that may still arrive
     ways.now_s = 2 * AGAIN_S
     ways.carry()
     assert contents(ways.here) == {"snapshots/params/x": content, "snapshots/params/y": b"y"}

@@ -1,4 +1,4 @@
-"""Workers on hosts: who goes where, and what is refused; no processes."""
+"""Placement of workers on hosts, and refusals; no processes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_host_that_joins_late_gets_its_share_by_the_fewest_moves():
     after = list((of | moves).values())
     assert set(moves.values()) == {"late"} and [after.count(name) for name in ("main", "a", "late")] == [3, 4, 6]
     assert evened_out(needs, hosts, of | moves, movable) == {}
-    assert evened_out(needs, hosts[:2], of, {"actor-0"}) == {}  # nobody who may not move does
+    assert evened_out(needs, hosts[:2], of, {"actor-0"}) == {}  # workers that may not move stay
     assert evened_out(needs, [host("main", memory_mb=1_000), host("a", memory_mb=900)], of, movable) == {}
 
 
@@ -103,7 +103,7 @@ def test_a_learner_of_several_cpu_devices_runs_on_the_named_host_without_gpus_an
     hosts = [host("login"), host("small", gpus=1), host("cloud")]
     layout = lay_out(placed([learner, rank, *actors(2)], [], "cloud"), hosts)
     assert (layout.of["learner"], layout.of["rank-1"]) == ("cloud", "login")
-    assert [need.gpus for need in layout.needs[:2]] == [0, 0]  # it may start again where no GPUs are
+    assert [need.gpus for need in layout.needs[:2]] == [0, 0]  # it may restart where there are no GPUs
     for name, there in (("small", "small"), ("", "small")):
         with pytest.raises(
             ConfigError, match=f"learner wants 4 GPUs on one host, but {there}, which has the most, has 1"
@@ -161,7 +161,7 @@ def test_local_workers_stay():
         placed(needs, ["actors"])
 
 
-@pytest.mark.parametrize("alone", [False, True])  # on CPU no server has a device of its own
+@pytest.mark.parametrize("alone", [False, True])  # on CPU no server has its own device
 def test_on_cpu_each_server_is_placed_with_its_actors(alone: bool):
     hosts = [host("a", cores=16), host("b", cores=8), host("c", cores=8)]
     asking = [dataclasses.replace(actor, asks=f"inference-{i % 3}") for i, actor in enumerate(actors(21))]
@@ -169,7 +169,7 @@ def test_on_cpu_each_server_is_placed_with_its_actors(alone: bool):
     assert [layout.of[f"inference-{i}"] for i in range(3)] == ["a", "b", "c"]
     assert all(layout.of[f"actor-{n}"] == layout.of[f"inference-{n % 3}"] for n in range(21))
     fewer = lay_out([LEARNER, SERVER, *asking[:12]], [*hosts[:2], host("c", cores=4)])
-    assert counts(fewer) == {"a": 4, "b": 5, "c": 3}  # cores come before nearness
+    assert counts(fewer) == {"a": 4, "b": 5, "c": 3}  # cores matter more than locality
     assert lay_out([LEARNER, SERVER, *actors(8)], [host("a"), host("b")]).of["inference-0"] == "b"  # as most actors do
 
 
@@ -195,7 +195,7 @@ def test_actors_name_their_rank():
 
 
 def fed_by(layout) -> dict[str, set[str]]:
-    """Return host -> the ranks that its actors feed."""
+    """Return host -> the ranks of its actors."""
     feeds = {need.worker: need.feeds for need in layout.needs}
     return {each.name: {feeds[worker] for worker in layout.on(each.name)} - {""} for each in layout.hosts}
 
@@ -219,7 +219,7 @@ def test_the_samples_of_a_host_go_to_one_rank_and_first_to_its_own():
     assert all(len(ranks) == 1 for ranks in fed_by(layout).values())
     assert counts(layout) == {"main": 4, "a": 4, "b": 8}
     layout = spread(60, *[host(name, 16, gpus=2) for name in ("main", "a")], host("vast", 200))
-    assert counts(layout)["vast"] > 40 and len(fed_by(layout)["vast"]) == 2  # else most of its cores would be idle
+    assert counts(layout)["vast"] > 40 and len(fed_by(layout)["vast"]) == 2  # otherwise most of its cores would be idle
 
 
 def test_memory_limits_the_actors_of_a_host():
@@ -314,7 +314,7 @@ def test_replay_workers_are_placed_with_the_learner_if_memory_allows(monkeypatch
     wide, small = host("wide"), host("small", memory_mb=size_mb["learner"] + size_mb["replay-0"])
     assert lay_out(needs, [wide, host("other")]).of["replay-1"] == "wide"
     assert lay_out(needs, [small, host("other")]).of["replay-1"] == "other"
-    stays = placed(needs, ["inference"])  # which takes the room of what can go elsewhere
+    stays = placed(needs, ["inference"])  # which takes the memory of workers that can run elsewhere
     small = host("small", memory_mb=size_mb["learner"] + size_mb["inference-0"])
     assert lay_out(stays, [small, host("other")]).on("small") == ["learner", "inference-0"]
     saved = dataclasses.replace(e, replay=dataclasses.replace(replay, save=True))

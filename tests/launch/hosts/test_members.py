@@ -1,4 +1,4 @@
-"""Which hosts belong to a run: joining, leaving, coming back; without sockets or processes, by a clock of its own."""
+"""The hosts of a run: joining, leaving, returning; without sockets or processes, with a clock moved by hand."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HELLO = Hello(
 
 
 class World:
-    """Members, with a clock that stands still until it is moved."""
+    """Members, with a clock that is moved by hand."""
 
     def __init__(self, folder: Path) -> None:
         self.tokens, self.now_s = Tokens(folder / "join"), 100.0
@@ -50,7 +50,7 @@ class World:
             self.names.append(self.tokens.admits(key))
 
     def hello(self, token: int = 0, **changes):
-        """Say hello with a token; return the answers."""
+        """Send a hello with a token; return the answers."""
         hello = msgspec.structs.replace(HELLO, **changes)
         return [answer for _, answer in self.members.hear(self.names[token], b"id", hello)]
 
@@ -161,7 +161,7 @@ def test_a_new_agent_of_the_same_host_ends_the_old_lease_at_once(world: World):
     refused, welcome = world.hello(1, session="s2")
     assert isinstance(refused, Refused) and "taken the place" in refused.text and isinstance(welcome, Welcome)
     assert host.workers["actor-0", 0].exit is not None
-    (answer,) = world.hello(0)  # the old one has lost its place, and its token
+    (answer,) = world.hello(0)  # the old one has lost its place and its token
     assert isinstance(answer, Refused)
     (answer,) = world.hello(2, session="s3", boot="b2")
     assert isinstance(answer, Refused) and "another host is called a" in answer.text
@@ -215,8 +215,8 @@ def test_host_may_register_only_streams_of_its_living_workers(world: World):
     epoch = Registration("samples.inference-0.epoch", "3", 0, 42, "a")  # of a worker that reads samples
     fine = [name("inference-0"), name("inference-1", 1), epoch]
     wrong = [
-        name("learner", stream="samples"),  # lives elsewhere
-        name("inference-1"),  # of an earlier life
+        name("learner", stream="samples"),  # runs elsewhere
+        name("inference-1"),  # of an earlier incarnation
         name("inference-0", key="cd" * 32),  # bound with another key
         dataclasses.replace(fine[0], address="shm:/dev/shm/x/y"),
         dataclasses.replace(epoch, address="tcp://10.0.0.9:7"),
@@ -275,7 +275,7 @@ def test_token_of_an_agent_that_ended_before_its_hello_is_replaced(world: World)
     (answer,) = world.hello(0, session="s9", name="z")  # too late: others have its place
     assert isinstance(answer, Refused) and "taken back" in answer.text
     left = [claim(folder, 0.0)[1] for _ in range(3)]
-    assert [path.stem for path in left] == ["host-3", "host-4", "host-5"]  # those that nobody took stand
+    assert [path.stem for path in left] == ["host-3", "host-4", "host-5"]  # those that no host took remain
     assert all(world.tokens.admits(load_client_keys(path).public).startswith(path.stem) for path in left)
 
 

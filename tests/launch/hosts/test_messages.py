@@ -1,4 +1,4 @@
-"""What an agent can be told: workers of jsrl, and nothing else."""
+"""Messages to an agent: only workers of jsrl can be started."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ values = st.one_of(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine draws slowly
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # generating examples is slow on a busy machine
 @given(
     st.one_of(
         st.binary(max_size=200), st.dictionaries(st.sampled_from([*FINE, "x"]), values).map(msgspec.msgpack.encode)

@@ -1,4 +1,4 @@
-"""Pages of counts on their way from a host's agent to the run folder."""
+"""Count pages sent from a host's agent to the run folder."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def test_only_changes_are_sent_and_new_hosts_get_everything(tmp_path: Path) -> N
     keep_pages(here, Pages(1, watch.changed()).pages, known)
     kept = here / "hops" / "samples.rank-1"
     assert sorted(path.name for path in kept.iterdir()) == ["actor-1.0.00000000000a.page", "ledger"]
-    keep_pages(here, first, set())  # another host: what the lost one counted of connections goes
+    keep_pages(here, first, set())  # another host: the lost one's connection counts are dropped
     assert [path.name for path in kept.iterdir()] == ["ledger"]
     (kept / "actor-0.0.00000000000b.page").write_bytes(b"c" * PAGE_BYTES)
-    keep_pages(here, first, {"samples.rank-1"})  # one that goes on with its counts
+    keep_pages(here, first, {"samples.rank-1"})  # one that continues its counts
     assert len(list(kept.iterdir())) == 2
     keep_pages(tmp_path / "new", first, {"samples.rank-1"})  # the first host of all
     assert (tmp_path / "new" / "hops" / "samples.rank-1" / "ledger").exists()

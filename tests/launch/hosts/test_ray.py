@@ -1,4 +1,4 @@
-"""What is asked of Ray, and what is refused, without any Ray."""
+"""Requests to Ray, and refusals, without Ray."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_options_become_a_ray_request() -> None:
     )
     assert request_of(RayOptions(address="local"), 1, None, {"RAY_ADDRESS": "10.0.0.5:6379"}).address == "local"
     assert request_of(RayOptions(), 1, None, {"RAY_ADDRESS": "auto"}).address == ""
-    assert RayRequest(**asked.entry) == asked  # as it goes to the driver
+    assert RayRequest(**asked.entry) == asked  # as sent to the driver
 
 
 def test_bundle_has_the_resources_of_each_host() -> None:
@@ -35,7 +35,7 @@ def test_bundle_has_the_resources_of_each_host() -> None:
     ("request_", "cpus"),
     [
         (RayRequest(1), 64),
-        (RayRequest(2), 8),  # of the smaller one, since bundles are alike
+        (RayRequest(2), 8),  # of the smaller one, because all bundles are equal
         (RayRequest(1, gpus=1), 64),
         (RayRequest(2, cpus=3), 3),
         (RayRequest(3), 8),
@@ -43,7 +43,7 @@ def test_bundle_has_the_resources_of_each_host() -> None:
 )
 def test_without_a_number_hosts_have_the_cpus_of_their_nodes(request_: RayRequest, cpus: int) -> None:
     assert cpus_of(request_, [SMALL, BIG]) == cpus
-    assert cpus_of(RayRequest(1), []) == 1  # a cluster that has yet to grow
+    assert cpus_of(RayRequest(1), []) == 1  # a cluster that can still grow
 
 
 def test_missing_cluster_resources_are_reported() -> None:

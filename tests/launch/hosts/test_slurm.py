@@ -1,4 +1,4 @@
-"""The Slurm script of a run, played with a Python that only writes down what it is asked for."""
+"""The Slurm script of a run, with a fake Python that only records its arguments."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def log_of(run: SlurmRun) -> Path:
 
 
 def asked(run: SlurmRun) -> list[str]:
-    """Return what its Python was asked for."""
+    """Return the arguments of its Python."""
     return log_of(run).read_text().splitlines() if log_of(run).exists() else []
 
 
@@ -97,7 +97,7 @@ def test_script_starts_a_new_run_or_resumes_a_snapshot(slurm: SlurmRun):
 def test_job_signal_stops_the_run_once_and_leaves_it_resumable(slurm: SlurmRun, who: str):
     script = play(slurm, WAITS="1")
     await_that(lambda: asked(slurm))
-    time.sleep(0.3)  # its Python sets its trap
+    time.sleep(0.3)  # its Python installs its trap
     if who == "everybody":  # a requeue, a preemption, scancel
         os.killpg(script.pid, signal.SIGTERM)
     else:  # before the time limit
@@ -159,7 +159,7 @@ def test_concurrent_token_requests_get_different_tokens(tmp_path: Path):
     tokens, found = Tokens(tmp_path / "join"), []
     wanting = [threading.Thread(target=lambda: found.append(claim(tmp_path / "join", 20.0))) for _ in range(6)]
     for thread in wanting:
-        thread.start()  # before there is anything to take
+        thread.start()  # before there is a token to take
     paths = [tokens.make() for _ in range(6)]
     tokens.publish("10.0.0.5:7000")
     for thread in wanting:
