@@ -1,4 +1,4 @@
-"""A game of which every number is known: each seat is paid its action at each step, and bids that win end early."""
+"""A game with known numbers: each seat earns its action at each step, and winning bids end the game early."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ACTION = Continuous((-100.0,), (100.0,))
 
 
 class Bids:
-    """Seats see their place and the slot; a game lasts 2 steps where the first side is ahead, else 9."""
+    """Seats observe their position and the slot; a game lasts 2 steps if the first side is ahead, else 9."""
 
     def __init__(self, sides, num_envs=3):
         seats = tuple(
@@ -59,7 +59,7 @@ class Bids:
 
 
 def bidder(name, bid, *seats):
-    """Return a contestant with a policy for each of `seats` (tuples of places) that bids `bid + place / 10`."""
+    """Return a contestant with a policy for each of `seats` (tuples of positions) that bids `bid + position / 10`."""
 
     def policy(places):
         def act(observation, is_first):

@@ -1,4 +1,4 @@
-"""Matches: who plays which seat, how games are counted, and what standings say."""
+"""Matches: the assignment of seats, how games are counted, and standings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_sides_are_swapped_evenly_and_seats_go_to_their_players():
         places = (0.0, 0.1) if game.side == 0 else (0.1, 0.0)
         assert game.home_return == pytest.approx(game.length * (2 + places[0]), rel=1e-5)
         assert game.away_return == pytest.approx(game.length * (1 + places[1]), rel=1e-5)
-        assert game.points == 1.0 and game.length == (2 if game.side == 0 else 9)  # short games count no more
+        assert game.points == 1.0 and game.length == (2 if game.side == 0 else 9)  # short games do not count more
     facts = match.score.facts()
     assert (facts["won"], facts["drawn"], facts["lost"], facts["win_rate"]) == (10, 0, 0, 1.0)
     assert facts["by_side"] == {
@@ -110,7 +110,7 @@ def test_standings_are_sorted_by_rating():
 
 
 def test_three_player_table_covers_all_pairs_and_sides():
-    """Seat k adds k / 10 to a bid a step: `high` always wins, and of the equals who sits later."""
+    """Seat k adds k / 10 to a bid per step: `high` always wins, and of two equals the one in the later seat."""
     players = [bidder(name, bid, (0, 1, 2)) for name, bid in (("one", 1.0), ("same", 1.0), ("high", 2.0))]
     bids = Bids(("", "", ""))
     orders = seatings(bids.spec, players)
@@ -134,7 +134,7 @@ def test_teams_of_two_at_three_sides_and_fewer_players_than_sides():
     spec = Bids(("x", "y", "z", "x", "y", "z")).spec
     teams = [bidder("a", 1.0, (0, 1, 2, 3, 4, 5)), bidder("b", 2.0, (0, 3), (1, 4))]
     orders = seatings(spec, teams)
-    assert sorted(orders) == [(0, 1, 0), (1, 0, 0), (1, 1, 0)]  # b has not the seats of z
+    assert sorted(orders) == [(0, 1, 0), (1, 0, 0), (1, 1, 0)]  # b lacks the seats of z
     table = Table(Bids(("x", "y", "z", "x", "y", "z"), num_envs=1), teams, orders, 3)
     table.advance()
     totals = {game.players: game.totals for game in table.finished}[0, 1, 0]
@@ -165,7 +165,7 @@ def test_many_sides_use_sampled_and_rotated_orders():
 
 
 def test_rating_intervals_have_their_coverage():
-    """500 tournaments of 4 equal players that end in a random order: 95% of the first one's intervals have 0 in them."""
+    """500 tournaments of 4 equal players that end in a random order: 95% of the first one's intervals contain 0."""
     draws, inside = np.random.default_rng(0), 0
     for _ in range(500):
         standings = Standings(list("abcd"), sides=4)
