@@ -241,7 +241,7 @@ def test_the_first_rate_after_a_resume_counts_only_new_steps():
     display = make_display("plain", stream=stream, interval_s=1e-9)
     resumed = {"env_steps": 900_000, "evaluations": [], "metrics": {}}
     display.update(make_state(elapsed_s=20, start_s=None, **resumed))
-    for second in range(5):  # the first update was heard of after 30 s
+    for second in range(5):  # the first update was reported after 30 s
         resumed["env_steps"] = 900_100 + 100 * second
         display.update(make_state(elapsed_s=30 + second, start_s=30, start_env_steps=900_100, **resumed))
     lines = stream.getvalue().splitlines()
@@ -300,7 +300,7 @@ def test_live_redraws_in_place_and_ends_with_the_last_state():
     display.close()
     text = console.file.getvalue()
     assert "\x1b[?25l" in text  # the cursor is hidden
-    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # and given back
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # and restored
     last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text[text.rindex("ppo_cartpole") :])
     assert "990k / 1.00M" in last
     assert "warning: actor-1 restarted" in last
@@ -344,4 +344,4 @@ display.close()
     assert "LiveDisplay" in text
     assert "4000 / 4000 env steps" in text
     assert "warning: the end" in text
-    assert "\x1b[1A" in text  # it moved up to redraw
+    assert "\x1b[1A" in text  # the cursor moved up to redraw

@@ -301,7 +301,7 @@ def test_after_a_full_disk_every_sink_continues_with_complete_records(tmp_path, 
     pytest.importorskip("tensorboardX")
     disk, warnings = FullDisk(monkeypatch, room), []
     hub = open_hub(tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tensorboard", on_warning=warnings.append)
-    for step in range(40):  # more than the queue of tensorboardX's own writer takes
+    for step in range(40):  # more than the queue of tensorboardX's own writer holds
         hub.write({"a": float(step)}, step, 0)
     assert hub.settle(10.0)
     assert len(warnings) == 2 and "metrics.jsonl" in warnings[0] and "events.out.tfevents" in warnings[1]
@@ -318,7 +318,7 @@ def test_after_a_full_disk_every_sink_continues_with_complete_records(tmp_path, 
 
 
 def read_events(path: Path) -> list:
-    """The events of a file, their checksums checked."""
+    """Return the events of a file, with checksums verified."""
     from tensorboardX.crc32c import crc32c
     from tensorboardX.proto.event_pb2 import Event
 

@@ -14,7 +14,7 @@ from jsrl.workers.kinds import catalogue, find_kind, own_kinds, phase_of
 
 
 class Clock:
-    """Nanoseconds that pass when told."""
+    """Nanoseconds that pass only when set."""
 
     def __init__(self) -> None:
         self.now_ns = 5_000
@@ -44,7 +44,7 @@ def test_every_moment_belongs_to_one_activity():
     phases.rest()
     clock.now_ns += 100
     assert phases.shares() == pytest.approx({"env": 0.8, "transport": 0.1, "other": 0.1})
-    clock.now_ns += 50  # the activity that goes on counts, too
+    clock.now_ns += 50  # the current activity counts too
     assert phases.shares() == pytest.approx({"env": 0.0, "transport": 0.0, "other": 1.0})
     phases.enter("env")
     clock.now_ns += 150
@@ -126,7 +126,7 @@ def test_traces_of_several_workers_share_one_axis(tmp_path: Path):
         main.mark("updates", 3)
         main.rest()
         tracer.save()
-    (tmp_path / FOLDER / "actor-1.0.json").write_text('{"worker": "actor-1", "thr')  # killed as it wrote
+    (tmp_path / FOLDER / "actor-1.0.json").write_text('{"worker": "actor-1", "thr')  # killed while writing
     path = merge_traces(tmp_path, phase_of())
     assert path == tmp_path / FILE
     assert not (tmp_path / FOLDER).exists()

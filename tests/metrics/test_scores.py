@@ -1,4 +1,4 @@
-"""How scores are written."""
+"""The format of scores."""
 
 from __future__ import annotations
 

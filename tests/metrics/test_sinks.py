@@ -1,4 +1,4 @@
-"""Sinks of one's own and Weights & Biases: none of them stops, delays or empties a run."""
+"""User sinks and Weights & Biases: none of them stops, delays or empties a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXPERIMENT = Experiment(
 
 
 class Kept:
-    """Keeps what it is given."""
+    """Stores its calls."""
 
     def __init__(self) -> None:
         self.rows, self.config, self.summary = [], {}, {}
@@ -133,7 +133,7 @@ def config_of(folder: Path) -> dict:
 def test_wandb_keeps_options_curves_videos_and_scores_offline(tmp_path):
     pytest.importorskip("wandb")
     (tmp_path / "film.mp4").write_bytes(b"not really a film")
-    for _ in range(2):  # the second time as a resume does it
+    for _ in range(2):  # the second time as in a resume
         thread = SinkThread(WandbSink("tried", mode="offline", group="of_tests"))
         thread.start(config_of(tmp_path))
         thread.write({"env_steps": 10, "updates": 1, "wall_s": 0.5, "learner/loss": 2.0, "learner/bad": float("nan")})
@@ -175,7 +175,7 @@ def test_unreachable_wandb_does_not_delay_the_end(tmp_path, monkeypatch):
     begun_s = time.monotonic()
     finish_all([thread], {"ended": "total_env_steps"}, 1.0)
     assert time.monotonic() - begun_s < 30
-    assert thread.settle(60.0)  # its process is dead, so that no call waits any more
+    assert thread.settle(60.0)  # its process is dead, so no call waits any more
     text = thread.messages()[0][0]
     assert "did not end within 1 s" in text and f"wandb sync {tmp_path}/wandb/" in text
     shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
