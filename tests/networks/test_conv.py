@@ -8,7 +8,7 @@ from jsrl.networks.kernels.pooling import max_pool
 
 CASES = [  # height, width, C_in, C_out, k, stride, padding, batch_first
     (36, 40, 4, 8, 8, 4, "VALID", True),
-    (37, 38, 4, 8, 8, 4, "VALID", True),  # rows and columns that no window reads
+    (37, 38, 4, 8, 8, 4, "VALID", True),  # rows and columns outside all windows
     (12, 10, 3, 6, 4, 2, "VALID", False),
     (9, 7, 5, 6, 3, 1, "VALID", False),
     (13, 11, 3, 5, 3, 1, "SAME", False),

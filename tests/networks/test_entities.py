@@ -1,4 +1,4 @@
-"""The torso that attends over entities: beside a slow oracle, masks, order, sizes, and agents that learn with it."""
+"""The torso that attends over entities: a slow oracle, masks, order, sizes, and agents that learn with it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def slow(weights: dict, seen: dict[str, np.ndarray], sets: list[tuple[str, str]]
 def made(config: NetworkConfig = CONFIG):
     network = actor_critic(config, SPEC)
     policy, value = network.init(jax.random.key(0))
-    noise = np.random.default_rng(1)  # biases and scales that are not 0 and 1
+    noise = np.random.default_rng(1)  # biases and scales other than 0 and 1
     policy, value = (
         jax.tree.map(lambda x: x + 0.1 * noise.normal(size=x.shape).astype(np.float32), tree)
         for tree in (policy, value)
@@ -205,7 +205,7 @@ def test_mismatched_inputs_are_refused(changed: dict, told: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("core", ["none", "lstm"])
 def test_agents_update_with_it_in_hide_and_seek(core: str) -> None:
-    """PPO with the masks of what is seen; its value function, where it has a torso of its own, with those of what is there."""
+    """PPO with the visibility masks; its value function, if it has its own torso, uses the masks of existing entities."""
     from jsrl.agents.check import check_agent
     from jsrl.agents.ppo import PPOConfig, ppo
     from jsrl.envs.hide_and_seek.observations import observation_spec

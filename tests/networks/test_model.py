@@ -116,7 +116,7 @@ def test_core_resets_before_reading_and_equals_single_steps(core):
         _, feature, stepped = network.policy(policy, rows[t : t + 1], is_first[t : t + 1], stepped)
         np.testing.assert_allclose(feature[0], features[t], atol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), end, stepped)
-    # environment 0 forgot what was before row 3; environment 1 did not
+    # environment 0 forgot everything before row 3; environment 1 did not
     _, fresh, _ = network.policy(policy, rows[3:], np.zeros((3, 2), bool), network.initial_core(2))
     np.testing.assert_allclose(fresh[:, 0], features[3:, 0], atol=1e-6)
     assert np.abs(fresh[:, 1] - features[3:, 1]).max() > 1e-3
@@ -163,7 +163,7 @@ def test_pixels_are_scaled_inside():
 
 
 class OwnTorso(nn.Module):
-    """Doubles."""
+    """Doubles its input."""
 
     @nn.compact
     def __call__(self, observation):

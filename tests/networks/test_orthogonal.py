@@ -32,7 +32,7 @@ def test_columns_of_an_ill_conditioned_matrix_are_orthonormal():
 
 
 def test_no_lapack_kernel_is_compiled():
-    """As many LAPACK kernels at once as there are cores wait for each other forever in jaxlib 0.10."""
+    """In jaxlib 0.10, as many concurrent LAPACK kernels as cores wait for each other forever."""
     init = orthogonal()
     compiled = (
         jax.jit(lambda key: [init(k, (8, 8)) for k in jax.random.split(key, 4)]).lower(jax.random.key(0)).as_text()

@@ -35,12 +35,12 @@ def test_dense_layer_and_gradients_equal_rounded_operands() -> None:
     np.testing.assert_allclose(d_x, rounded(gradient) @ rounded(kernel).T, atol=1e-5)
     on_cpu = np.einsum("tbf,tbo->fo", x.astype(np.float64), gradient.astype(np.float64))
     np.testing.assert_allclose(d_weights["params"]["kernel"], on_cpu, atol=1e-4)
-    assert np.abs(out - x @ kernel).max() > 1e-3  # rounding is seen: this test could fail
+    assert np.abs(out - x @ kernel).max() > 1e-3  # rounding is visible: this test can fail
     assert {leaf.dtype for leaf in jax.tree.leaves((out, d_x, d_weights, weights))} == {np.dtype("float32")}
 
 
 def test_first_layer_is_not_rounded() -> None:
-    x = jnp.linspace(1000.0, 1001.0, 12).reshape(4, 3)  # bfloat16 knows 1000 and 1004 only
+    x = jnp.linspace(1000.0, 1001.0, 12).reshape(4, 3)  # bfloat16 can represent 1000 and 1004 only
     one, two = (MLP(hidden, **LOW) for hidden in ((8,), (8, 8)))
     weights = two.init(jax.random.key(0), x)
     first = {"params": {"Dense_0": weights["params"]["Dense_0"]}}
@@ -75,7 +75,9 @@ def test_other_backends_multiply_rounded_operands() -> None:
     traced = jax.jit(jax.grad(lambda w: torso.apply(w, image).sum())).trace(weights)
     lines = traced.lower(lowering_platforms=("cuda",)).as_text().splitlines()
     products = [line for line in lines if "stablehlo.convolution" in line or "stablehlo.dot_general" in line]
-    assert len(products) == 3 + 3 + 2 + 1 + 2  # forward, gradients of kernels and of inputs; the linear layer's three
+    assert (
+        len(products) == 3 + 3 + 2 + 1 + 2
+    )  # forward, gradients of kernels and of inputs; the three of the linear layer
     for line in products:
         operands = line.rsplit(" : (", 1)[1].split(") -> ")[0]
         assert operands.count("bf16") == 2, line
