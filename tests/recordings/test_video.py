@@ -1,4 +1,4 @@
-"""Videos decode to what was put in, with captions in their pixels; the shelf keeps the best and the newest."""
+"""Videos decode to their input, with captions in their pixels; the best and the newest are kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.decoded import decode
 
 
 def test_video_decodes_to_its_frames_with_captions_below(tmp_path):
-    """An odd size becomes even, nothing is lost, colours stay, and different words are different pixels."""
+    """An odd size becomes even, nothing is lost, colours stay, and different captions have different pixels."""
     writer = VideoWriter(tmp_path / "a.mp4", fps=15.0)
     for number in range(12):
         picture = np.zeros((121, 401, 3), np.uint8)
@@ -35,7 +35,7 @@ def test_video_decodes_to_its_frames_with_captions_below(tmp_path):
         assert means.max() > 150
     strip = frames[:, 122:].astype(int)
     assert strip.max() > 180, "nothing is written below"
-    assert np.abs(strip[0] - strip[11]).max() > 100, "other words look the same"
+    assert np.abs(strip[0] - strip[11]).max() > 100, "different captions look the same"
     assert list(tmp_path.iterdir()) == [tmp_path / "a.mp4"]
 
 
@@ -162,4 +162,4 @@ def test_broken_index_still_lists_videos(tmp_path, text):
     (tmp_path / "videos" / "b.mp4.part").write_bytes(b"x")
     assert captions(tmp_path) == {"videos/a.mp4": "a.mp4"}
     VideoShelf(tmp_path / "videos", 1)
-    assert not list((tmp_path / "videos").glob("*.part")), "what a killed recorder left is swept"
+    assert not list((tmp_path / "videos").glob("*.part")), "leftovers of a killed recorder are removed"
