@@ -1,4 +1,4 @@
-"""References, trees as JSON, and what a child process needs to import."""
+"""References, trees as JSON, and the imports of a child process."""
 
 import functools
 import json
@@ -341,7 +341,7 @@ def test_references_stay_references(things):
     assert round_trip(nested) == nested
 
 
-# -- what a child process needs ---------------------------------------------------------------------------------------
+# -- imports of a child process ---------------------------------------------------------------------------------------
 
 
 def run_python(code, environment):

@@ -39,7 +39,7 @@ def refusals(**things):
 
 
 class Folder:
-    """A folder in which one script runs, and then a fresh process reads what it wrote."""
+    """A folder in which one script runs, and then a new process reads its output."""
 
     def __init__(self, path):
         self.path = path
