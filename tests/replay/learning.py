@@ -1,4 +1,4 @@
-"""A small off-policy agent whose update is easy to follow: least squares on row 0 of each window."""
+"""A small off-policy agent with a simple update: least squares on row 0 of each window."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutp
 def toy_agent(*, priorities: bool = True, poison: float = jnp.inf, poison_gradient: float = jnp.inf) -> Agent:
     """Return an agent that regresses the reward on the observation.
 
-    A target beyond `poison` makes its loss NaN, one beyond `poison_gradient` its gradient alone.
+    A target beyond `poison` makes its loss NaN, one beyond `poison_gradient` only its gradient.
     """
 
     def init(key):
@@ -38,7 +38,7 @@ def toy_agent(*, priorities: bool = True, poison: float = jnp.inf, poison_gradie
 
 
 def acting_toy(spec, poison: float = float("inf"), poison_gradient: float = float("inf")) -> Agent:
-    """Return the toy agent for an environment with two actions: it acts at random, and learns from two numbers."""
+    """Return the toy agent for an environment with two actions: it acts at random and learns from two numbers."""
     agent = toy_agent(poison=poison, poison_gradient=poison_gradient)
 
     def act(params, key, observation, is_first, core, *, greedy=False):

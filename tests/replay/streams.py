@@ -1,4 +1,4 @@
-"""A made-up stream of trajectories whose every row says who and when it is: the truth that replay is compared with."""
+"""A synthetic stream of trajectories whose every row encodes its environment and time: the reference for replay."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ FRAMES = 4
 
 
 class World:
-    """N environments that go on forever: `trajectory()` gives the next T rows and the bootstrap row.
+    """N endless environments: `trajectory()` gives the next T rows and the bootstrap row.
 
     Observations are float32 [2]: (row since the beginning, environment), or stacks of random frames uint8 [3, 3, 4],
-    black before a game begins; every second end of an episode is a lost life, where the stack goes on.
+    black before a game starts; every second end of an episode is a lost life, where the stack continues.
     """
 
     def __init__(self, num_envs: int, num_rows: int, *, seed: int = 0, frames: bool = False, core: bool = False):

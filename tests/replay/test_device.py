@@ -1,4 +1,4 @@
-"""The ring on the device: windows are the rows that were, starts are fair, priorities count, nothing is copied."""
+"""The ring on the device: windows hold the written rows, starts are uniform, priorities count, nothing is copied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ N, T = 3, 4
 
 
 class Replay:
-    """A ring beside the world that fills it."""
+    """A ring and the world that fills it."""
 
     def __init__(self, capacity: int, window: int, *, frames=False, core=False, prioritised=False, seed=0):
         self.world = World(N, T, seed=seed, frames=frames, core=core)
@@ -62,7 +62,7 @@ class Replay:
     [(False, False, 1, False), (True, False, 3, True), (True, False, 1, False), (False, True, 6, True)],
 )
 def test_windows_hold_the_written_rows_and_every_window_is_drawn(frames, core, window, prioritised):
-    """Through filling and several times round the ring, over seams, ends of episodes and lost lives."""
+    """While filling and several times around the ring, across seams, episode ends and lost lives."""
     replay = Replay(20 * N, window, frames=frames, core=core, prioritised=prioritised)
     for step in range(16):
         replay.more(1)
@@ -133,7 +133,7 @@ def test_sum_tree_is_consistent_after_any_write():
         at = rng.choice(size, 300, replace=False).astype(np.int32)
         weights = rng.random(300).astype(np.float32)
         tree, truth[at] = setter(tree, at, weights), weights
-    tree = setter(tree, np.full(300, 2**31 - 1, np.int32), np.ones(300, np.float32))  # beyond: ignored
+    tree = setter(tree, np.full(300, 2**31 - 1, np.int32), np.ones(300, np.float32))  # beyond the end: ignored
     for above, below in zip(tree[1:], tree, strict=False):
         sums = np.asarray(below).reshape(-1, 64).sum(1)
         np.testing.assert_allclose(np.asarray(above)[: len(sums)], sums, rtol=1e-5)
@@ -149,7 +149,7 @@ def test_sum_tree_is_consistent_after_any_write():
 
 @pytest.mark.parametrize("prioritised", [False, True])
 def test_adding_and_drawing_copy_no_ring(prioritised):
-    """XLA's own account: the ring is written over its donated self, and what is made beside it is small."""
+    """XLA's own report: the ring is written into its donated buffer, and temporary memory is small."""
     replay = Replay(40_000 * N, 2, frames=True, prioritised=prioritised)
 
     def call(ring, trajectory, key):

@@ -1,4 +1,4 @@
-"""Gaps of the ring on the device against a walk over the true rows in numpy: no transition is lost, none is made up."""
+"""Gaps of the ring on the device against a loop over the true rows in numpy: no transition is lost or invented."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N, GAMMA, FRAMES = 3, 0.9, 3
 
 
 class Row(NamedTuple):
-    """One row of one environment. stack: what the agent sees, [FRAMES]. acts: seen with it. The last row was only seen."""
+    """One row of one environment. stack: the agent's observation, [FRAMES]. acts: observed with it, but not in the last row."""
 
     stack: np.ndarray
     is_first: bool
@@ -28,14 +28,14 @@ class Row(NamedTuple):
 
 
 class Lives:
-    """N environments whose actors are replaced now and then: `lives[env]` are the rows of each life, one after another."""
+    """N environments whose actors are sometimes replaced: `lives[env]` holds the rows of each incarnation, in sequence."""
 
     def __init__(self, num_rows: int, seed: int) -> None:
         self.num_rows, self.rng = num_rows, np.random.default_rng(seed)
         self.lives: list[list[list[Row]]] = [[[self.begin()]] for _ in range(N)]
         self.starts: list[dict[int, tuple[int, int]]] = [
             {} for _ in range(N)
-        ]  # row of the ring -> (life, row of the life)
+        ]  # row of the ring -> (incarnation, row of the incarnation)
         self.written = 0
 
     def begin(self) -> Row:
@@ -44,7 +44,7 @@ class Lives:
         return Row(stack, True, acts=1)
 
     def act(self, life: list[Row]) -> None:
-        """Play the last row of a life, and see the next."""
+        """Play the last row of an incarnation, and observe the next."""
         terminated = len(life) > 1 and life[-2].discount == 0
         over = terminated or (not life[-1].is_first and self.rng.random() < 0.1)
         life[-1] = life[-1]._replace(
@@ -93,7 +93,7 @@ class Lives:
     def walk(self, at: int, env: int, window: int) -> tuple[int, float, float, np.ndarray] | None:
         """Return (mask, reward, discount, observation that bootstraps) of the window at a row of the ring.
 
-        It bootstraps at the last row on which the agent acts; mask is 0 where there is none but the first.
+        It bootstraps at the last row on which the agent acts; mask is 0 if there is none but the first.
         """
         life, row = self.starts[env][at]
         rows = self.lives[env][life]
@@ -112,7 +112,7 @@ class Lives:
 
 
 def with_state(windows: Trajectory) -> Trajectory:
-    """Return windows whose observation holds the state (that of a row is its stack) as well."""
+    """Return windows whose observation also holds the state (that of a row is its stack)."""
     return windows._replace(observation={"observation": windows.observation, "state": windows.state})
 
 

@@ -1,4 +1,4 @@
-"""Replay on the host: windows are the rows that were, gaps end them, priorities reach the right windows, threads agree."""
+"""Replay on the host: windows hold the written rows, gaps end them, priorities reach their windows, threads agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ B, T, LANES = 3, 4, 2
 
 
 class Replay:
-    """A host replay of two lanes beside the worlds that fill it, with what each row of a lane truly was."""
+    """A host replay of two lanes, the worlds that fill it, and the true source of each row of a lane."""
 
     def __init__(self, capacity: int, window: int, *, frames=False, core=False, prioritised=False):
         self.worlds = [World(B, T, seed=lane, frames=frames, core=core) for lane in range(LANES)]
@@ -45,7 +45,7 @@ class Replay:
         return self
 
     def gap(self, lane: int) -> None:
-        """Lose a trajectory: the bootstrap row of the last one stays, as a row of its own."""
+        """Lose a trajectory: the bootstrap row of the last one stays as a separate row."""
         self.worlds[lane].trajectory()
         self.sequence[lane] += 1
         self.truth[lane].append(None)
@@ -80,7 +80,7 @@ class Replay:
         return found
 
     def _frame_there(self, lane: int, at: int, env: int, back: int) -> bool:
-        """Return whether the row `back` rows before is in this segment, or the game began since."""
+        """Return whether the row `back` rows before is in this segment, or the game started since."""
         world, row = self.worlds[lane], self.truth[lane][at]
         for step in range(back):
             fresh = world.is_first(row - step, env) and not world.observation(row - step, env)[..., :-1].any()
@@ -112,7 +112,7 @@ def test_windows_hold_the_written_rows_and_every_window_is_drawn(frames, core, w
     assert len(replay.truth[0]) > 3 * replay.replay.shape.capacity
     assert replay.replay.drawn == 30 * 2_000
     assert replay.replay.inserted == 31 * LANES * B * T
-    assert replay.replay.size + replay.replay.evicted >= replay.replay.inserted  # a gap keeps a row more
+    assert replay.replay.size + replay.replay.evicted >= replay.replay.inserted  # a gap keeps one more row
 
 
 def test_window_ends_at_a_gap_with_its_bootstrap_row():
@@ -130,7 +130,7 @@ def test_window_ends_at_a_gap_with_its_bootstrap_row():
             assert (into.acts[2:, column] == 0).all()
             assert into.discount[2, column] == 1.0
             assert into.acts[0, column] == world.rows[at]["acts"][env]
-        if lane == 0 and at == kept + 1:  # the first row behind it begins windows like any other
+        if lane == 0 and at == kept + 1:  # the first row behind it starts windows like any other
             assert into.is_first[0, column] == world.is_first(2 * T, env)
     assert seen > 5
     assert not any(self_at == kept for lane, self_at, _ in map(replay.where, map(int, ids)) if lane == 0)
@@ -156,11 +156,11 @@ def test_uniform_draws_are_even_over_lanes_of_different_length():
     assert np.abs(counts / expected - 1).max() < 5 / np.sqrt(expected)
 
 
-LATE = 0.25  # priority of a window that was overwritten; no weight may become so
+LATE = 0.25  # priority of an overwritten window; no weight may become this
 
 
 def test_priorities_return_to_their_windows_through_any_delay():
-    """Batches are drawn ahead, rows go on being overwritten, priorities come back late: none lands on another window."""
+    """Batches are drawn ahead, rows keep being overwritten, priorities return late: none reaches another window."""
     replay = Replay(26 * B * LANES, 1, prioritised=True).more(3)
     drawn: list[np.ndarray] = []
     truth: dict[int, float] = {}
@@ -187,7 +187,7 @@ def test_priorities_return_to_their_windows_through_any_delay():
         if (lane, at, env) in alive:
             assert weight == alive[lane, at, env]
         else:
-            assert weight in {1.0, *(1.0 + k for k in range(97))}  # the highest that there was when it came
+            assert weight in {1.0, *(1.0 + k for k in range(97))}  # the highest priority at its arrival
     assert set(np.flatnonzero(tree.weights)) == {
         (lane * shape.capacity + at % shape.capacity) * B + env for lane, at, env in possible
     }
@@ -206,7 +206,7 @@ def test_importance_weights_follow_the_probabilities():
 
 
 def test_threads_draw_intact_windows_while_rows_are_overwritten():
-    """A ring that is overwritten all the time: every window drawn is one that was, in one piece."""
+    """A ring that is constantly overwritten: every drawn window holds written rows, in one piece."""
     spec = make_trajectory_spec(EnvSpec(ArraySpec((500,), "float32"), Discrete(2)), (), (), num_rows=8, num_envs=2)
     shape = RowsShape(1, 40, 2, 8, 4)
     replay = HostReplay(shape, spec, prioritised=True)

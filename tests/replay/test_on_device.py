@@ -1,4 +1,4 @@
-"""An agent combined with a ring on the device: one call adds, draws and updates, in place, alike on any devices."""
+"""An agent combined with a ring on the device: one call adds, draws and updates, in place, the same on any devices."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_updates_start_at_min_size_with_k_per_call():
     assert state.updates == state.extra.made == 30
     assert state.extra.agent["seen"] == 30 * 16
     assert min(losses[2:]) > 0
-    assert 0.1 < state.params.weights["kernel"][0] < 1.1  # the truth is 1
+    assert 0.1 < state.params.weights["kernel"][0] < 1.1  # the true value is 1
 
 
 def test_a_call_copies_no_ring():
@@ -58,7 +58,7 @@ def test_a_call_copies_no_ring():
 
 
 def test_bad_update_changes_nothing_and_can_be_replayed():
-    """The second call meets a window that makes the loss NaN: what was before it is kept, with its windows."""
+    """The second call meets a window that makes the loss NaN: the state before it is kept, with its windows."""
     world = World(N, T)
     first = world.trajectory()
     own = toy_agent(poison=40.0)
