@@ -1,4 +1,4 @@
-"""Every verdict from made-up measurements: which one, and that it names numbers and an option."""
+"""Every verdict from synthetic measurements: which one, and that it names numbers and an option."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SYNCHRONOUS = dataclasses.replace(EIGHT, synchronous=True)
 
 
 def measured(cpu: dict[str, float] | None = None, others: float = 0.0, **kinds: dict[str, float]) -> dict[str, float]:
-    """Return metrics of shares by kind, the rest of each worker's time being `other`."""
+    """Return metrics of shares by kind, where the rest of each worker's time is `other`."""
     metrics = {"system/others_cpu_share": others}
     for kind, shares in kinds.items():
         rest = 1.0 - sum(share for name, share in shares.items() if not name.startswith(SECOND_THREADS))
@@ -33,7 +33,7 @@ STARVED = {"wait_batch": 0.55, "update": 0.4, "publish": 0.02}
 IDLE_SERVER = {"act": 0.2, "wait": 0.7}
 ASKING = {"env": 0.2, "wait_inference": 0.7, "transport": 0.05}
 
-# verdict -> (metrics, facts, what the sentence must hold)
+# verdict -> (metrics, facts, required parts of the sentence)
 CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
     ("unknown", {}, EIGHT, ("too short",)),
     ("unknown", measured(learner=STARVED), EIGHT, ("too short",)),

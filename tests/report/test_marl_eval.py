@@ -49,7 +49,7 @@ def test_environment_task_algorithm_seed_and_step(tmp_path):
     }
     spread = tree["particle"]["simple_spread_v3"]["mappo"]
     assert list(spread) == ["seed_1", "seed_2"]
-    # as many evaluations as the run with the fewest has: the first, one of the middle, the last
+    # as many evaluations as the run with the fewest has: the first, one in the middle, the last
     assert [step["step_count"] for name, step in spread["seed_2"].items() if name != "absolute_metrics"] == [
         100,
         300,

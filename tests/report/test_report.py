@@ -1,4 +1,4 @@
-"""Reports from the files of a run: of one that ended, of one that was killed, and with things in them that bite in HTML."""
+"""Reports from the files of a run: a finished one, a killed one, and one with special characters of HTML."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_every_policy_has_its_curves_its_lag_and_its_bottleneck(run_folder: RunF
 
 
 def test_machine_load_is_shown_for_the_time_of_the_run(run_folder: RunFolder):
-    """The last line of a run that ended was written after its end; a lag that was always 0 needs no panel."""
+    """The last line of an ended run was written after its end; a lag that was always 0 needs no panel."""
     entries = [line | {f"learner/policy_lag_{what}": 0.0 for what in ("p50", "p95", "max")} for line in lines(9)]
     entries[-1] |= {"wall_s": 5000.0}
     write_lines(run_folder, entries)

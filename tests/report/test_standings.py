@@ -1,4 +1,4 @@
-"""Who beats whom, in reports."""
+"""The table of win rates in reports."""
 
 from __future__ import annotations
 

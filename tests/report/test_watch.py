@@ -1,4 +1,4 @@
-"""`jsrl watch`: its pages over HTTP, and what is rendered when."""
+"""`jsrl watch`: its pages over HTTP, and when they are rendered."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write(folder: RunFolder, count: int) -> None:
 
 @pytest.fixture
 def runs_dir(tmp_path: Path) -> Path:
-    """One run in order, one that is damaged, one that has only begun to be written; beside their folder a secret."""
+    """One valid run, one damaged, one that is only half created; beside their folder a secret file."""
     runs_dir = tmp_path / "runs"
     config = to_json(Experiment(agent=None, name="ppo", total_env_steps=1000))
     for name in ("whole", "damaged", "begun"):
