@@ -1,4 +1,4 @@
-"""Files that were made to do harm: a FIFO in place of each, small ones that declare large arrays. Typed errors, at once."""
+"""Malicious files: a FIFO in place of each, small files that declare large arrays. Typed errors, without delay."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = [name for name, _ in named_leaves(SCHEMA)]
 
 
 def promptly(do: Callable[[], Any]) -> BaseException | None:
-    """Return what `do` raised, and fail where it waits for something that never comes."""
+    """Return the exception of `do`, and fail if it hangs."""
     raised: list[BaseException | None] = []
 
     def run() -> None:

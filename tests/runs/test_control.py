@@ -1,4 +1,4 @@
-"""The control connection between heartbeats: its thread sleeps, and is woken by whoever has something to say."""
+"""The control connection between heartbeats: its thread sleeps and is woken by pending messages."""
 
 import contextlib
 import os
@@ -25,14 +25,14 @@ def transport(tmp_path, monkeypatch):
     yield server, client
     client.close()
     server.close()
-    assert not open_files() - before  # there may be fewer, where garbage of earlier tests went
+    assert not open_files() - before  # there may be fewer, if garbage of earlier tests was collected
 
 
 def open_files() -> Counter[str]:
-    """Return what this process has open: sockets, pipes and files each by itself, others by kind."""
+    """Return what this process has open: sockets, pipes and files individually, others by kind."""
     found = Counter[str]()
     for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the listing's own
+        with contextlib.suppress(OSError):  # the one of the listing itself
             found[os.readlink(f"/proc/self/fd/{descriptor}")] += 1
     return found
 
@@ -68,7 +68,7 @@ def test_close_sends_queued_messages_without_waiting(transport):
     client.close(DEADLINE_S)
     assert time.monotonic() - began_s < DEADLINE_S / 2
     assert heard(server, Bye).facts == {"rows": 3}
-    client.send(Event, name="note", text="after the end")  # nobody hears it, and it is no error
+    client.send(Event, name="note", text="after the end")  # nothing listens, and it is not an error
     client.close()
 
 

@@ -1,4 +1,4 @@
-"""Bodies of control messages: what cannot be right is refused by name, counted, logged once, and never ends a run."""
+"""Bodies of control messages: invalid ones are refused by name, counted, logged once, and never end a run."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ WORKERS = {"learner": "learner", "actor-0": "actor", "evaluator": "evaluator", "
 
 
 class Rig:
-    """A controller that has started nothing, and hears what the test says."""
+    """A controller that has started nothing and reads the messages of the test."""
 
     def __init__(self, folder) -> None:
         agent, env = AgentReference("tests.replay.learning:acting_toy"), EnvConfig("CartPole-v1")
@@ -90,7 +90,7 @@ class Rig:
         return SupervisedWorker(job, handle=None)  # type: ignore[arg-type]
 
     def hear(self, message: AnyMessage) -> None:
-        """Hear a message as it comes from the socket."""
+        """Read a message as if it came from the socket."""
         self.controller._hear(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=AnyMessage))
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ def test_no_message_ends_a_run(rig, message) -> None:
     rig.session.hub.tick(rig.session.env_steps, rig.session.updates)
     assert rig.session.reason is None
     assert 0 <= rig.session.updates <= MOST and 0 <= rig.session.env_steps <= MOST
-    assert rig.session.result().ended == "interrupted"  # it can be written down
+    assert rig.session.result().ended == "interrupted"  # it can be written as JSON
 
 
 @given(facts=FACTS)

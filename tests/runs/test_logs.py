@@ -1,4 +1,4 @@
-"""A log that grows too large is cut, and what is written afterwards is kept."""
+"""A log that grows too large is rotated, and later output is kept."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_log_is_followed_across_a_rotation(tmp_path: Path) -> None:
         assert reader.new_lines() == [] and reader.rest() == ["eight"]
     finally:
         os.close(fd)
-    assert LogReader(path, 4).new_lines() == ["five", "six", "sev", "en"]  # as the files have it
+    assert LogReader(path, 4).new_lines() == ["five", "six", "sev", "en"]  # in the format of the files
     assert LogReader(path, 0).new_lines() == []
 
 

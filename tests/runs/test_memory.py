@@ -1,4 +1,4 @@
-"""The watch over a worker's memory, and what it finds: messages that never end."""
+"""The limit on a worker's memory, and its cause: endless messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_memory_bound_is_baseline_declared_and_margin(monkeypatch: pytest.Monkey
     monkeypatch.setattr(memory, "resident_bytes", lambda: now[0])
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000 * MIB)
     watch = MemoryWatch(30 * MIB, 20 * MIB)
-    assert watch.look() is None, "not begun"
+    assert watch.look() is None, "not started"
     watch.begin(settled=False)
     assert watch.bound_bytes == 650 * MIB
     now[0] = 600 * MIB
@@ -113,12 +113,12 @@ def test_control_connection_drops_endless_messages_and_keeps_workers(tmp_path: P
         told: list[str] = []
         reader = threading.Thread(target=lambda: told.append(controller.stdout.readline()), daemon=True)
         reader.start()
-        while reader.is_alive():  # what is said while it connects again may be lost
+        while reader.is_alive():  # messages during the reconnection may be lost
             client.send(Event, name="note", text="still here")
             reader.join(0.1)
             assert controller.poll() is None
         most, now = json.loads(told[0])
-        assert now < baseline + 64 * MIB, "what it had sent was freed"
+        assert now < baseline + 64 * MIB, "the memory of its messages was freed"
         assert most > baseline + 64 * MIB
         client.close()
     finally:

@@ -112,6 +112,6 @@ def test_names_of_other_hosts_do_not_affect_local_names(tmp_path):
     names.show([dataclasses.replace(own, address="tcp://earlier", incarnation=0)])
     assert list(names.names().values()) == [own]
     later = dataclasses.replace(own, address="tcp://later", incarnation=2, host="elsewhere")
-    names.show([later])  # its next life is elsewhere
+    names.show([later])  # its next incarnation is elsewhere
     assert names.names()["inference.inference-0"] == dataclasses.replace(later, host="") and not names.own()
     assert names.register("inference.inference-0", "tcp://back", 3) == names.own()[0]

@@ -1,4 +1,4 @@
-"""How a run is, from its folder: while its process lives, after that, and on another host."""
+"""The state of a run from its folder: while its process lives, after that, and on another host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def leave(folder: RunFolder, process: ProcessIdentity, *, news: bool = True, age_s: float = 0.0) -> None:
-    """Leave what a process wrote that holds no lock which this host sees."""
+    """Leave the files of a process that holds no lock visible to this host."""
     (folder.path / RUNNING).write_bytes(msgspec.json.encode(process))
     if news:
         write_status(folder.path, ControllerStatus(process, time.time()))
@@ -43,7 +43,7 @@ def test_process_is_identified_despite_id_reuse():
 
 
 def test_a_run_that_this_host_runs(folder: RunFolder):
-    write_status(folder.path, ControllerStatus(ELSEWHERE, 0.0))  # of an earlier life
+    write_status(folder.path, ControllerStatus(ELSEWHERE, 0.0))  # of an earlier session
     with claimed(folder):
         assert read_state(folder.path).word == "starting" and read_state(folder.path).news is None
         write_status(folder.path, ControllerStatus(OWN, time.time()))
