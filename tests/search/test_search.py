@@ -1,4 +1,4 @@
-"""Searches: ranges, trials (stand-ins of runs), pruning, an interruption and what follows it, and the command."""
+"""Searches: ranges, trials (fake runs), pruning, an interruption and its continuation, and the command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def often(monkeypatch):
     monkeypatch.setattr("jsrl.search.search.POLL_S", 0.01)
 
 
-# What stands in for a run: its score rises over ten evaluations to 10 - (x - 3)^2, plus its seed.
+# A fake run: its score rises over ten evaluations to 10 - (x - 3)^2, plus its seed.
 RUN = """
 import json, pathlib, sys, time
 x, mode, seed, folder, hang = float(sys.argv[1]), sys.argv[2], int(sys.argv[3]), pathlib.Path(sys.argv[4]), sys.argv[5]
@@ -72,7 +72,7 @@ def test_planted_optimum_is_found_and_shown(tmp_path):
 
 
 def test_a_trial_behind_the_median_is_ended_early(tmp_path):
-    """Runs with x above 9 hang half-way, after scores far below all others': only pruning ends them in time."""
+    """Runs with x above 9 hang half-way, after scores far below all others: only pruning ends them in time."""
     search = Search(setup_of(tmp_path / "s", RANGES[:1]), SearchOptions(trials=5), lambda line: None)
     for x in (1.0, 2.0, 3.0, 4.0, 5.0):
         search.study.enqueue_trial({"x": x})
@@ -109,7 +109,7 @@ def test_interrupted_search_continues(tmp_path):
     again.run()
     after = {trial.number: trial.value for trial in finished(again.study)}
     assert len(after) == 6 and done.items() <= after.items()
-    assert [t.params["x"] for t in finished(again.study)].count(2.5) == 1  # what was cut off was begun again
+    assert [t.params["x"] for t in finished(again.study)].count(2.5) == 1  # the interrupted trials were restarted
     Search(setup_of(folder), SearchOptions(trials=6), lambda line: None).run()  # nothing is left to do
     assert len(finished(again.study)) == 6
 
