@@ -1,4 +1,4 @@
-"""The model of a run against what can be computed by hand: one limit at a time."""
+"""The model of a run against hand calculations: one limit at a time."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_slow_updates_hold_actors_back_by_their_credits():
 
 
 def test_inference_server_batches_all_waiting_requests():
-    """Of 8 actors that only ask, one half is answered while the other half's requests arrive."""
+    """Of 8 actors that only send requests, one half is answered while the other half's requests arrive."""
     times = ServiceTimes(server=ServerTimes(act=Cost(0.002, 0.0001)), hop_s=1e-5)
     one, many = simulate(served(1), times), simulate(served(8), times)
     assert one.env_steps_per_s == pytest.approx(SIZE / (0.002 + SIZE * 0.0001 + 2e-5), rel=0.02)
@@ -115,14 +115,14 @@ def test_synchronous_run_alternates_and_has_no_lag():
 
 def test_rows_that_are_too_old_are_dropped():
     hosts = (HostFacts("home", 64, 1000), HostFacts("away", 64, 1000, in_mbit=0.8))
-    slow = Sizes(params=50_000.0)  # half a second on its way
+    slow = Sizes(params=50_000.0)  # half a second in transit
     system = inline(4, hosts=hosts, actor_host=1, bytes=slow, far_rows=True, far_params=True, max_lag=2)
     outcome = simulate(system, FREE)
     assert outcome.dropped > 0.2 and max(outcome.lags) <= 2
 
 
 def test_a_tree_brings_params_to_many_hosts_sooner():
-    """12 hosts, 1 MB of params, 100 Mbit/s out of the learner's host: directly 12 copies leave it, with a tree 3."""
+    """12 hosts, 1 MB of params, 100 Mbit/s out of the learner's host: 12 copies leave it directly, 3 with a tree."""
     hosts = tuple(HostFacts(f"h{n}", 64, 1000, out_mbit=100.0, in_mbit=100.0) for n in range(13))
     parts = tuple(ActorPart(1 + n, (n,)) for n in range(12))
     flat = System(
@@ -142,7 +142,7 @@ def test_a_tree_brings_params_to_many_hosts_sooner():
 
 def test_deaths_cost_the_time_of_restarts():
     calm = simulate(inline(16), FREE, seconds=60.0)
-    storm = simulate(inline(16, deaths_per_hour=360.0, restart_s=10.0), FREE, seconds=60.0)  # half of the time dead
+    storm = simulate(inline(16, deaths_per_hour=360.0, restart_s=10.0), FREE, seconds=60.0)  # down for half of the time
     assert storm.deaths > 40
     assert 0.2 < storm.env_steps_per_s / calm.env_steps_per_s < 0.6
 

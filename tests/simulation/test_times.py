@@ -1,4 +1,4 @@
-"""Service times: straight lines through measurements, files, and what a calibration makes of runs."""
+"""Service times: straight lines through measurements, files, and calibrations from runs."""
 
 from __future__ import annotations
 
