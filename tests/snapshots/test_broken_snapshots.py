@@ -1,4 +1,4 @@
-"""A broken snapshot directory: refused by name, nothing in it is executed, and a resume goes on from the newest good one."""
+"""A broken snapshot directory: refused by name, nothing in it is executed, and a resume uses the newest good one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from jsrl.snapshots.format import version_damage
 from jsrl.snapshots.store import SnapshotStore
 
 ELSEWHERE = '{"version": 9, "digest": "", "wall_time_s": 0, "meta": {}}'
-EXAMPLE = Path(__file__).with_name("snapshot_0_1")  # as jsrl 0.1.0 wrote it
+EXAMPLE = Path(__file__).with_name("snapshot_0_1")  # as written by jsrl 0.1.0
 
 
 class Evil:
-    """Once unpickled, it leaves a file."""
+    """Creates a file when unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self._mark = str(mark)
@@ -109,7 +109,7 @@ def test_each_broken_file_is_named_and_the_newest_good_snapshot_is_used(run: Pat
 
 
 def test_broken_snapshot_raises_our_error_or_loads_completely(run: Path, tmp_path: Path) -> None:
-    """Whoever loads it without asking first, an evaluator for one."""
+    """For readers that load it without a check before, such as an evaluator."""
     mark, refused = tmp_path / "executed", 0
     store = SnapshotStore(run / "snapshots" / "state")
     for path in files_of(run):

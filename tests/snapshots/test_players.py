@@ -1,4 +1,4 @@
-"""Frozen players never change, and a file that did is refused."""
+"""Frozen players never change, and a changed file is refused."""
 
 import subprocess
 import sys

@@ -248,7 +248,7 @@ def test_a_failed_write_warns_and_the_last_good_snapshot_loads(store, monkeypatc
 
 
 def test_real_write_error_from_the_system(tmp_path):
-    """A file size limit stands in for a full disk: the system refuses in the middle of Orbax's own writing."""
+    """A file size limit replaces a full disk: the system refuses a write in the middle of Orbax's own writing."""
     program = """
 import resource, signal, sys
 import numpy as np
@@ -382,7 +382,7 @@ def test_leftovers_of_dead_processes_are_removed(store):
 
 @pytest.mark.slow
 def test_readers_race_with_a_writer_and_its_retention(store):
-    """A reader in another process loads all the while; it must never see a mixture, a gap or an error."""
+    """A reader in another process loads continuously; it must never see a mixture, a gap or an error."""
     program = """
 import sys, time
 from jsrl.snapshots.store import SnapshotStore
