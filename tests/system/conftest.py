@@ -15,7 +15,7 @@ class Launch(Protocol):
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Launch]:
-    """Start a run as a user does; whatever it left is killed after the test."""
+    """Start a run like a user; its remaining processes are killed after the test."""
     launched: list[Launched] = []
 
     def start(*arguments: str, **options: Any) -> Launched:

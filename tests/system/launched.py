@@ -1,4 +1,4 @@
-"""A run in processes of its own, as a user starts it: found, stopped, and checked for what it leaves behind."""
+"""A run in separate processes, started like a user would: found, stopped, and checked for leftovers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FOREVER = ("--total-env-steps", "1000000000")
 
 
 def assert_balanced(result: dict, *, killed_over_zeromq: bool = False) -> None:
-    """See that what consumers of a run account for is what its producers counted, in every hop.
+    """Check that the consumers' ledgers of a run match the producers' counts, in every hop.
 
-    A producer that was killed may have taken with it what ZeroMQ had not sent yet: nobody knows what became of that.
+    A killed producer may have taken along messages that ZeroMQ had not sent yet: their fate is unknown.
     """
     for name, counts in {"samples": result["ledger"], **result["hops"]}.items():
         ledger = hop_ledger(counts)
@@ -32,10 +32,10 @@ def assert_balanced(result: dict, *, killed_over_zeromq: bool = False) -> None:
 
 
 class Launched:
-    """`python drive.py tiny ...` in a session of its own.
+    """`python drive.py tiny ...` in its own session.
 
     Attributes:
-      text: what it printed, once it has ended.
+      text: its output, once it has ended.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Launched:
         output_dir: Path | None = None,
         within: Sequence[str] = (),
     ) -> None:
-        """Start it; `within`: a command that starts it somewhere else, such as in a network of its own."""
+        """Start it; `within`: a command prefix that starts it elsewhere, such as in its own network."""
         self.runs_dir, self.words = runs_dir, list(arguments)
         words = [experiment, "--runs-dir", str(runs_dir), "--display", "plain", *arguments]
         self._output = (output_dir or runs_dir) / f"output-{time.monotonic_ns()}.txt"
         runs_dir.mkdir(parents=True, exist_ok=True)
-        # as short-lived and quiet as a child can be: one math thread, no accelerator
+        # as small as possible: one math thread, no accelerator
         environment = os.environ | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
         with self._output.open("wb") as output:
             self.popen = subprocess.Popen(
@@ -72,11 +72,11 @@ class Launched:
 
     @property
     def folder(self) -> Path:
-        """The newest run folder."""
+        """Return the newest run folder."""
         return max(self.runs_dir.glob("*/*/experiment.json"), key=lambda path: path.stat().st_mtime).parent
 
     def lines(self) -> list[dict]:
-        """The lines of metrics.jsonl so far."""
+        """Return the lines of metrics.jsonl so far."""
         try:
             return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
         except (ValueError, OSError):
@@ -86,7 +86,7 @@ class Launched:
         return json.loads((self.folder / "result.json").read_text())
 
     def workers(self) -> dict[str, psutil.Process]:
-        """Worker name -> its living process."""
+        """Return worker name -> its living process."""
         found: dict[str, psutil.Process] = {}
         try:
             children = psutil.Process(self.popen.pid).children(recursive=True)
@@ -110,7 +110,7 @@ class Launched:
         return self.until(lambda: self.workers().get(name), f"{name} to exist", timeout_s)
 
     def await_another(self, name: str, old_pid: int, timeout_s: float = 30.0) -> psutil.Process:
-        """Wait until a worker has another process than that one; return it."""
+        """Wait until a worker has another process than the given one; return it."""
 
         def another() -> psutil.Process | None:
             process = self.workers().get(name)
@@ -124,18 +124,24 @@ class Launched:
         self.workers()
 
     def until(self, ready: Callable, what: str, timeout_s: float = 30.0):
-        """Return what `ready` returns once it is true."""
+        """Return the value of `ready` once it is true."""
         deadline = time.monotonic() + timeout_s
         while not (value := ready()):
-            assert self.popen.poll() is None, f"the run ended while the test waited for {what}:\n{self.text}"
-            assert time.monotonic() < deadline, f"{what} did not come in {timeout_s} s:\n{self.text}"
+            assert self.popen.poll() is None, (
+                f"the run ended while the test waited for {what}:\
+{self.text}"
+            )
+            assert time.monotonic() < deadline, (
+                f"{what} did not happen in {timeout_s} s:\
+{self.text}"
+            )
             time.sleep(0.02)
         return value
 
     def end(self, timeout_s: float) -> tuple[int, float]:
         """Wait for the launching process; return (exit status, seconds that it took).
 
-        On a machine that does other things as well, the limit is stretched by its load.
+        On a busy machine, the limit is stretched by its load.
         """
         timeout_s *= min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), 6.0)
         start = time.monotonic()
@@ -146,20 +152,20 @@ class Launched:
         return status, time.monotonic() - start
 
     def expect(self, status: int, timeout_s: float) -> str:
-        """Wait for the end, check its status and that nothing is left; return what was printed."""
+        """Wait for the end, check its status and that nothing is left; return the output."""
         found, _ = self.end(timeout_s)
         assert found == status, f"exit status {found}, expected {status}:\n{self.text}"
         self.assert_nothing_left()
         return self.text
 
     def expect_status(self, status: int, timeout_s: float) -> str:
-        """As `expect`, where others go on in the same folder."""
+        """Like `expect`, where other runs continue in the same folder."""
         found, _ = self.end(timeout_s)
         assert found == status, f"exit status {found}, expected {status}:\n{self.text}"
         return self.text
 
     def assert_nothing_left(self, timeout_s: float = 0.5) -> None:
-        """No process of the run lives, no shared memory or socket of it exists."""
+        """Check that no process of the run lives, and that no shared memory or socket of it exists."""
         deadline = time.monotonic() + timeout_s
         while left := self.left_processes():
             assert time.monotonic() < deadline, f"left behind: {left}\n{self.text}"
@@ -168,7 +174,7 @@ class Launched:
         assert not list(self.folder.glob("**/*.sock")) if self.runs_dir.glob("*/*/experiment.json") else True
 
     def left_processes(self) -> list[str]:
-        """Every living process that this run started, by its session or by its run folder."""
+        """Return every living process that this run started, by its session or by its run folder."""
         left = []
         for process in psutil.process_iter():
             try:
@@ -181,7 +187,7 @@ class Launched:
         return left
 
     def memory_folders(self) -> list[Path]:
-        """The shared-memory folders of this run."""
+        """Return the shared-memory folders of this run."""
         return list(Path(f"/dev/shm/jsrl-{os.getuid()}").glob(f"{self.popen.pid}-*"))
 
     def kill(self) -> None:

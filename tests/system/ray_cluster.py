@@ -1,7 +1,7 @@
-"""A Ray cluster of several nodes on this machine, as a process of its own: `python -m tests.system.ray_cluster COUNT CPUS`.
+"""A Ray cluster of several nodes on this machine in a separate process: `python -m tests.system.ray_cluster COUNT CPUS`.
 
-It prints the address of the head, then obeys lines of its input: `remove N` kills a node without a word, `add` starts one, and
-prints `done` after each. The head has no CPUs. It ends with its input.
+It prints the address of the head, then reads commands from its input: `remove N` kills a node without notice, `add` starts
+one; each prints `done`. The head has no CPUs. It ends with its input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many actors, forked by one host: cheap, quickly ready, named when they die, and gone with their host."""
+"""Many actors, forked by one host: cheap, quickly ready, named when they die, and ended with their host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ nightly = pytest.mark.nightly
 
 
 def host_of(run: Launched) -> psutil.Process | None:
-    """The actor host of a run, while it lives."""
+    """Return the actor host of a run, while it lives."""
     try:
         return next((c for c in psutil.Process(run.popen.pid).children() if c.name() == "actor-host"), None)
     except psutil.Error:
@@ -28,7 +28,7 @@ def host_of(run: Launched) -> psutil.Process | None:
 
 
 def forked(run: Launched, count: int) -> dict[str, psutil.Process]:
-    """Worker name -> process of `count` actors, once the host has forked them all."""
+    """Return worker name -> process of `count` actors, once the host has forked them all."""
 
     def all_of_them() -> dict[str, psutil.Process] | None:
         host = host_of(run)
@@ -96,7 +96,7 @@ def test_small_run_has_no_actor_host(launch) -> None:
 
 
 @slow
-@nightly  # with a child of its environment, below, every day
+@nightly  # daily: with a child of its environment, below
 def test_a_killed_actor_is_named(launch) -> None:
     run = launch(*FOREVER, *FOUR)
     actors = forked(run, 4)
@@ -139,7 +139,7 @@ def test_a_killed_actor_is_replaced_and_then_all_actors_of_a_killed_host(launch)
 
 
 @slow
-@nightly  # a host that is killed is named above, every day
+@nightly  # daily: a killed host is named, above
 @pytest.mark.parametrize("early", [pytest.param(False, id="at work"), pytest.param(True, id="in start-up")])
 def test_killed_host_ends_its_actors_and_is_named(launch, early: bool) -> None:
     run = launch(*FOREVER, *FOUR)

@@ -1,4 +1,4 @@
-"""A launcher from outside jsrl: workers on hosts of their own, reached over TCP with keys alone, sharing the run folder."""
+"""A launcher from outside jsrl: workers on separate hosts, reached over TCP with keys, sharing only the run folder."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ LIMIT_S = 300.0
 
 
 class Killer(threading.Thread):
-    """Kills an actor and the inference server of a run, through their handles, and looks at what the run uses meanwhile.
+    """Kills an actor and the inference server of a run through their handles, and inspects the run's resources meanwhile.
 
     Attributes:
-      killed: what their handles said afterwards. addresses: where streams were bound. memory: files in the run's
+      killed: exit states of their handles afterwards. addresses: where streams were bound. memory: files in the run's
         folder of shared memory.
     """
 
@@ -43,7 +43,7 @@ class Killer(threading.Thread):
         self.memory: set[str] = set()
 
     def run(self) -> None:
-        """Kill each once trajectories flow, the server as soon as the actor has its next life."""
+        """Kill each once trajectories flow, the server as soon as the actor is replaced."""
         self._await(lambda: (ledger := read_hop(self._folder)) is not None and ledger.consumed >= 4)
         self._look()
         self._kill("actor-0")
@@ -99,7 +99,7 @@ def test_run_on_other_hosts_survives_killed_workers(tmp_path: Path, monkeypatch:
     assert_balanced(json.loads((folder / "result.json").read_text()), killed_over_zeromq=True)
     metrics = read_metrics(folder / "metrics.jsonl")
     assert (metrics["restarts/actor"][-1], metrics["restarts/inference"][-1]) == (1, 1)
-    bound = {name: address for name, address in killer.addresses.items() if "://" in address}  # others say an epoch
+    bound = {name: address for name, address in killer.addresses.items() if "://" in address}  # others report an epoch
     hosts = {name.rpartition(".")[2]: address.rpartition(":")[0] for name, address in bound.items()}
     assert hosts == {"learner": "tcp://127.0.0.2", "inference-0": "tcp://127.0.0.3"}
     assert killer.memory <= {"alive"} and (folder / "keys" / "client.key").exists()

@@ -1,4 +1,4 @@
-"""Workers that are killed, stopped or end by themselves: seen, named, and nothing is left behind."""
+"""Workers that are killed, stopped or end by themselves: detected, named, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def of_kinds(daily: str | None) -> pytest.MarkDecorator:
-    """One kind of worker every day and the others by night: the controller sees them all in the same way."""
+    """One kind of worker daily and the others nightly: the controller handles them all in the same way."""
     nightly = pytest.mark.nightly
     return pytest.mark.parametrize("worker", [pytest.param(k, marks=() if k == daily else nightly) for k in KINDS])
 
@@ -35,7 +35,7 @@ def assert_died(run: Launched, worker: str, why: str) -> None:
     run.assert_nothing_left()
 
 
-@of_kinds(None)  # the learner, below, and a hosted actor, in test_actor_host, every day
+@of_kinds(None)  # daily: the learner, below, and a hosted actor, in test_actor_host
 def test_worker_killed_during_the_run(launch, worker: str) -> None:
     run = launch(*FOREVER, *KINDS[worker])
     run.await_updates()

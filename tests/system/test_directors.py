@@ -1,4 +1,4 @@
-"""A storm of games among many frozen players while workers die: nobody is ever played by another, and memory stays bounded."""
+"""Many games among many frozen players while workers die: every seat is played by its player, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def kill_in_turn(names: list[str], stop: threading.Event, killed: list[str]) -> 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("core", [False, True])
 def test_games_are_played_by_the_assigned_players_under_kills(core: bool, tmp_path: Path) -> None:
-    """64 slots, 32 frozen players of 1 MiB of which 8 fit, 10^5 rows, workers killed: none is of another player."""
+    """64 slots, 32 frozen players of 1 MiB of which 8 fit, 10^5 rows, workers killed: no row is of another player."""
     policy = PolicyConfig(MarkedConfig(core=core, padding=MIB // 4, most_lag=50))
     storm = dataclasses.replace(
         DUEL,
@@ -70,4 +70,4 @@ def test_games_are_played_by_the_assigned_players_under_kills(core: bool, tmp_pa
     assert max(line.get("learner/loss", 0.0) for line in lines) == 0.0
     assert max(line.get("inference/frozen_mib", 0.0) for line in lines) <= 8.1
     assert max(line.get("inference/compilations_after_warmup", 0.0) for line in lines) == 0.0
-    assert 2 * rows > 60_000  # of two seats; the others were in games that count as nothing
+    assert 2 * rows > 60_000  # of two seats; the others were in games that do not count

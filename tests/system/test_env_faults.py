@@ -1,4 +1,4 @@
-"""Environments that fail in real processes: what test_wrong_inputs leaves out, and what follows by `--env.on-fault`."""
+"""Environments that fail in real processes: cases not in test_wrong_inputs, and the effect of `--env.on-fault`."""
 
 from __future__ import annotations
 

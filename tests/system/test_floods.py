@@ -1,4 +1,4 @@
-"""A connection that sends messages without end to each socket of a run: memory stays bounded, and the run goes on."""
+"""A connection that sends endless messages to each socket of a run: memory stays bounded, and the run continues."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.system.test_supervision import await_training, consumed, counting, en
 
 MARGIN_MB = 128
 CONTROLLER_MARGIN_MB = 256
-LATE_MB = 384  # what may arrive between two looks and while last words are said
+LATE_MB = 384  # what may arrive between two checks and during the last messages
 
 
 class Peak:
-    """The largest resident memory of a process from now on."""
+    """The peak resident memory of a process from now on."""
 
     def __init__(self, process: psutil.Process) -> None:
         self.first = self.bytes = process.memory_info().rss
@@ -51,19 +51,19 @@ def test_memory_stays_bounded_under_message_floods(launch) -> None:
         (path,) = {entry.address[6:] for entry in found if entry.pid == process.pid and entry.address[:6] == "ipc://"}
         since_s, peak = time.monotonic(), Peak(process)
         flood = Flood(path)
-        assert flood.ended.wait(60), f"{worker} still takes what is sent"
+        assert flood.ended.wait(60), f"{worker} still accepts messages"
         flood.close()
         assert peak.growth_mb() < MARGIN_MB + LATE_MB
         await_training(run, since_s, worker, process.pid)
     lives = {name: process.pid for name, process in run.workers().items()}
     peak = Peak(psutil.Process(run.popen.pid))
     flood = Flood(f"{memory}/control")
-    assert flood.ended.wait(60), "the controller still takes what is sent"
+    assert flood.ended.wait(60), "the controller still accepts messages"
     flood.close()
     assert peak.growth_mb() < CONTROLLER_MARGIN_MB + LATE_MB
     before = consumed(run)[1]
     run.until(lambda: consumed(run)[1] > before + 5, "training after the flood")
-    assert {name: process.pid for name, process in run.workers().items()} == lives, "the controller lost nobody"
+    assert {name: process.pid for name, process in run.workers().items()} == lives, "the controller lost no worker"
     text = run.text
     assert text.count("MemoryExceeded") >= 3 and "unfinished multiparts" in text
     end(run)

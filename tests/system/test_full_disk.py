@@ -1,4 +1,4 @@
-"""A disk that is full under a whole run: training goes on, each writer says so once, and goes on when there is room."""
+"""A full disk during a whole run: training continues, each writer warns once, and continues once there is space."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OFTEN = ("--snapshots.period-s", "0.5", "--evaluator.period-env-steps", "2000", 
 
 
 class Disk:
-    """A small file system of its own; `full` fills it, and keeps it so while files are removed."""
+    """A small separate file system; `full` fills it, and keeps it full while files are removed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -64,7 +64,7 @@ def warnings_in(text: str) -> list[str]:
 
 
 def assert_once_each(text: str) -> None:
-    """No writer warned twice."""
+    """Check that no writer warned twice."""
     warnings = warnings_in(text)
     for writer in (
         "metrics.jsonl",

@@ -1,4 +1,4 @@
-"""Every graph of experiments/graphs runs, outlives a kill of each kind of its workers, and goes on from its graph.json."""
+"""Every graph of experiments/graphs runs, survives a kill of each kind of its workers, and resumes from its graph.json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FURTHER = {"broadcast", "impala", "two_policies"}  # test_user_kinds and test_tw
     "name", [pytest.param(n, marks=pytest.mark.nightly if n in FURTHER else ()) for n in sorted(GRAPHS)]
 )
 def test_graph_survives_kills_and_resumes(launch, name: str) -> None:
-    """The update fails where rows or cores of two lives are mixed."""
+    """The update fails where rows or cores of two incarnations are mixed."""
     command = GRAPHS[name]
     assert command is not None, f"the docstring of {name}.py has no command with --graph"
     words = ("--num-actors", "2", "--run-name", "one", "--graph", command[1], *WORDS.get(name, ()))

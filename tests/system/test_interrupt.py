@@ -45,12 +45,12 @@ def assert_interrupted(run: Launched, within_s: float = 5.0) -> None:
 def test_interrupt_ends_in_order(launch, placement: str, number: int) -> None:
     run = launch(*FOREVER, "--placement", placement)
     run.await_updates()
-    os.killpg(run.popen.pid, number)  # the whole foreground group, as a terminal does it
+    os.killpg(run.popen.pid, number)  # the whole foreground group, like a terminal
     assert_interrupted(run)
 
 
 def test_a_signal_to_all_processes_of_a_job_ends_in_order(launch) -> None:
-    """As Slurm and Ray stop a job: the controller hears of workers that leave without its word."""
+    """As Slurm and Ray stop a job: workers leave without being asked by the controller."""
     run = launch(*FOREVER, "--placement", "served")
     run.await_updates()
     for process in [psutil.Process(run.popen.pid), *psutil.Process(run.popen.pid).children(recursive=True)]:

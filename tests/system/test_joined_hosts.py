@@ -1,4 +1,4 @@
-"""Runs whose actors and servers live on hosts that joined: network namespaces without a common folder. One is lost."""
+"""Runs with actors and servers on joined hosts: network namespaces without a common folder. One host is lost."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def make():
 """
 
 
-GRAPH = "my_workers:watched"  # with a worker of a user's kind, which only reads params
+GRAPH = "my_workers:watched"  # with a worker of a user kind that only reads params
 HIDDEN = ("/tmp", "/dev/shm")  # of the hosts of this test, each of which has its own
 
 
@@ -74,7 +74,7 @@ def hosts() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A user's modules that lie where only this host sees them."""
+    """A user's modules in a place that only this host sees."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "far_away_env.py").write_text(PROJECT)
@@ -101,7 +101,7 @@ def close_all(launcher: JoinedHosts, agents: dict[str, Agent]) -> None:
 
 
 class Trained:
-    """How much the learner of the run in a folder has consumed."""
+    """The number of trajectories consumed by the learner of the run in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -117,10 +117,10 @@ class Trained:
 
 
 class Storm(threading.Thread):
-    """Kills a server on one host once trajectories flow, then the other host's agent, and ends the run once all are back.
+    """Kills a server on one host once trajectories flow, then the other host's agent, and ends the run after the recovery.
 
     Attributes:
-      moved: who was started again on the host that is left. done: trajectories flow again after both.
+      moved: workers that were restarted on the remaining host. done: trajectories flow again after both.
     """
 
     def __init__(self, launcher: JoinedHosts, agents: dict[str, Agent], folder: Path) -> None:
@@ -131,11 +131,11 @@ class Storm(threading.Thread):
 
     def run(self) -> None:
         self._trained.some_more()
-        for host in self._launcher.members.hosts:  # whose server reads what its host fetched
+        for host in self._launcher.members.hosts:  # whose server reads the params that its host fetched
             await_that(lambda host=host: list(host.relays) == ["params.learner"])
         (server,) = [worker for worker in self._kept_agent.workers() if "inference" in worker.cmdline()]
         server.kill()
-        self._trained.some_more()  # its actors ask the other host's server, which is lost as well now
+        self._trained.some_more()  # its actors use the other host's server, which is now lost too
         workers = self._lost_agent.workers()
         assert len(workers) > 2
         self._lost_agent.popen.kill()
@@ -147,7 +147,7 @@ class Storm(threading.Thread):
         self.done = True
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
-        """End the run once all has come to pass; see jsrl.launch.hooks."""
+        """End the run once everything has happened; see jsrl.launch.hooks."""
         return STOP if self.done else None
 
 
@@ -171,7 +171,7 @@ def test_run_survives_a_lost_server_and_a_lost_host(hosts, tmp_path: Path) -> No
     )
     told: list[str] = []
     learner, *_ = needs_of(make_plan(experiment, str(tmp_path), tmp_path))
-    own = HostFacts("here", 2, learner.memory_mb + 1, address)  # so that what can leave does
+    own = HostFacts("here", 2, learner.memory_mb + 1, address)  # so that what can leave leaves
     launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", told.append, lease_s=5.0, lost_s=8.0)
     agents = agents_on(launcher, networks, tmp_path)
     folder = tmp_path / "experiment" / "far"
@@ -265,10 +265,10 @@ def test_frozen_players_are_copied_to_the_host_that_plays_them(placement: str, t
 
 
 class Moves(threading.Thread):
-    """Lets a second host join while a run goes on, tells the first one to end once actors have moved, and ends the run.
+    """Lets a second host join during a run, asks the first one to end once actors have moved, and ends the run.
 
     Attributes:
-      moved: who lived on the second host before the first one left. left: exit status of the first one's agent, and its words.
+      moved: workers on the second host before the first one left. left: exit status and output of the first one's agent.
     """
 
     def __init__(self, launcher: JoinedHosts, folder: Path) -> None:
@@ -298,7 +298,7 @@ class Moves(threading.Thread):
         self.done = True
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
-        """End the run once all has come to pass; see jsrl.launch.hooks."""
+        """End the run once everything has happened; see jsrl.launch.hooks."""
         return STOP if self.done else None
 
 
@@ -328,7 +328,7 @@ def test_actors_move_to_a_host_that_joins_late_and_away_from_one_that_leaves(tmp
     ledger = hop_ledger(result.ledger)
     assert ledger.balanced, ledger
     assert not result.ledger["dropped"].get("lost")
-    assert "restarts/actor" not in read_metrics(result.folder / "metrics.jsonl")  # a move is no restart
+    assert "restarts/actor" not in read_metrics(result.folder / "metrics.jsonl")  # a move is not a restart
 
 
 class Agents:
@@ -353,10 +353,10 @@ class Agents:
 
 
 class Kills(threading.Thread):
-    """Kills the agents of two hosts in turn, each time at a random moment of its work, and ends the run.
+    """Kills the agents of two hosts alternately, each time at a random moment of its work, and ends the run.
 
     Attributes:
-      gone_s, replaced_s: for each kill, when all processes of the host were gone, and when all its actors lived elsewhere.
+      gone_s, replaced_s: for each kill, when all processes of the host were gone, and when all its actors ran elsewhere.
     """
 
     def __init__(self, launcher: JoinedHosts, engine: Agents, folder: Path, kills: int) -> None:
@@ -392,12 +392,12 @@ class Kills(threading.Thread):
         self.replaced_s.append(time.monotonic() - killed_s)
 
     def _is_replaced(self, lost: RemoteWorker) -> bool:
-        if self._launcher._at[lost.worker] == "here":  # no host was there at this moment
+        if self._launcher._at[lost.worker] == "here":  # no host existed at this moment
             return True
         return any(life.worker == lost.worker and life.incarnation > lost.incarnation for life in self._lives())
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
-        """End the run once all has come to pass; see jsrl.launch.hooks."""
+        """End the run once everything has happened; see jsrl.launch.hooks."""
         return STOP if self.done else None
 
 
@@ -405,7 +405,7 @@ class Kills(threading.Thread):
 def test_agents_killed_twenty_times_return_and_actors_are_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "LIVED_S", 1.0)  # the kills follow one another faster than an agent proves itself
+    monkeypatch.setattr(engines, "LIVED_S", 1.0)  # the kills follow each other faster than an agent proves stable
     experiment = Experiment(
         agent=PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1),
         num_envs=8,
@@ -414,7 +414,7 @@ def test_agents_killed_twenty_times_return_and_actors_are_replaced(
         rollout_length=16,
         total_env_steps=10**9,
         max_minutes=20.0,
-        restart=1,  # which the loss of a host does not spend
+        restart=1,  # which the loss of a host does not use up
         evaluator=EvaluatorConfig(enabled=False),
     )
     engine, told = Agents(tmp_path), list[str]()
@@ -437,7 +437,7 @@ class ReplayMoves(threading.Thread):
     """Kills the replay worker on its host, lets that host leave once it works again, and ends the run after that.
 
     Attributes:
-      received: trajectories that replay had taken in before the kill, after it, and on the other host.
+      received: trajectories that replay had received before the kill, after it, and on the other host.
     """
 
     def __init__(self, launcher: JoinedHosts, agents: dict[str, Agent], folder: Path) -> None:
@@ -467,7 +467,7 @@ class ReplayMoves(threading.Thread):
         self.received.append(life.ledger.received)
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
-        """End the run once all has come to pass; see jsrl.launch.hooks."""
+        """End the run once everything has happened; see jsrl.launch.hooks."""
         return STOP if self.done else None
 
 
@@ -501,7 +501,7 @@ def test_replay_and_evaluator_on_joined_hosts_keep_counts_and_files(hosts, tmp_p
         close_all(launcher, agents)
     assert moves.done and result.ended.startswith(STOPPED)
     assert set(launcher._laid.values()) - {"here"} == {launcher._laid["replay-0"], launcher._laid["actor-1"], *networks}
-    assert moves.received == sorted(set(moves.received))  # each life goes on with the counts of the one before
+    assert moves.received == sorted(set(moves.received))  # each incarnation continues the counts of the previous one
     assert json.loads((folder / "replay" / "0" / "counters.json").read_text())["drawn"] > 0
     SnapshotStore(folder / "snapshots" / "params").load("best")
     assert_balanced(json.loads((folder / "result.json").read_text()), killed_over_zeromq=True)
@@ -542,7 +542,7 @@ class LearnerMoves(threading.Thread):
         self.hosts.append(self._launcher._at["learner"])
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
-        """End the run once all has come to pass; see jsrl.launch.hooks."""
+        """End the run once everything has happened; see jsrl.launch.hooks."""
         return STOP if self.done else None
 
 
@@ -577,7 +577,7 @@ def test_learner_on_a_joined_host_resumes_from_its_last_snapshot_on_any_host(hos
     assert store.resolve("final") == store.resolve("latest") >= moves.snapshots[-1]
     assert not [path for path in folder.rglob("*.draft")]
     assert all(version_damage(store.folder / str(version)) is None for version in store.versions())
-    assert len(store.versions()) <= 4  # what the learner removed is gone here as well
+    assert len(store.versions()) <= 4  # files removed by the learner are removed here as well
     assert_balanced(json.loads((folder / "result.json").read_text()), killed_over_zeromq=True)
     launcher = join(learner_on=networks[1])
     agents = agents_on(launcher, networks, tmp_path)

@@ -1,4 +1,4 @@
-"""The ledger over all lives of a run: nothing is unaccounted for, however its processes are killed."""
+"""The ledger over all sessions of a run: every trajectory is accounted for, however its processes are killed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def kill_everything(run: Launched) -> None:
 
 
 def life_of(run: Launched) -> PageContent:
-    """What the page of a run that has ended tells."""
+    """Return the page content of an ended run."""
     life = read_page(run.folder / LEDGER)
     found = read_hop(run.folder)
     assert life is not None and found is not None and found.holds, found
@@ -56,7 +56,7 @@ def await_incarnation(run: Launched, after: int) -> PageContent:
 
 
 def await_batch(run: Launched, consumed: int) -> None:
-    """Wait until more than `consumed` trajectories are."""
+    """Wait until more than `consumed` trajectories are consumed."""
 
     def came() -> bool:
         life = read_page(run.folder / LEDGER)
@@ -73,7 +73,7 @@ def snapshot_of(folder: Path) -> dict:
     return SnapshotStore(folder / "snapshots" / "state").meta("latest")
 
 
-# By night: learners are killed in test_supervision, and everything over shared memory in the test below, every day.
+# Nightly: daily, test_supervision kills learners, and the test below covers shared memory.
 CASES = [(kill_everything, "zeromq")]
 FURTHER = [(kill_learner, "shared-memory"), (kill_learner, "zeromq"), (kill_everything, "shared-memory")]
 
@@ -109,7 +109,7 @@ def test_ledger_continues_over_three_sessions(launch, kill, transport: str) -> N
     assert found.holds and (found.balanced or transport == "zeromq"), found
     assert found.produced > produced and found.in_flight == 0
     final = snapshot_of(run.folder)
-    assert 0 <= result["consumed"] - final["ledger"]["trained"] <= 8  # what was joined to batches that nobody needed
+    assert 0 <= result["consumed"] - final["ledger"]["trained"] <= 8  # trajectories in batches that were not needed
     assert (
         version_epoch(SnapshotStore(run.folder / "snapshots" / "state").versions()[-1]) == final["epoch"] == epoch + 1
     )

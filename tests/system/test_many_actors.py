@@ -1,4 +1,4 @@
-"""Many actors under several agents, in the small form of benchmarks/scale/thousand_actors.py."""
+"""Many actors under several agents: a small form of benchmarks/scale/thousand_actors.py."""
 
 from __future__ import annotations
 

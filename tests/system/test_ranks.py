@@ -29,7 +29,7 @@ RECOVERED_S = 30.0
 
 
 def await_both(run: Launched, before: dict[str, int], timeout_s: float) -> None:
-    """Wait until both ranks are processes of another life."""
+    """Wait until both ranks are new processes."""
 
     def others() -> bool:
         now = run.workers()
@@ -111,7 +111,7 @@ MAIN = 'hostname "$NAME"; exec "$@"'
 
 @pytest.fixture
 def hosts() -> Iterator[tuple[str, list[str]]]:
-    """Two networks as hosts with names of their own, and the address of the first."""
+    """Two networks that act as hosts with their own names, and the address of the first."""
     with namespaces(2) as (address, names):
         if not names:
             pytest.skip("network namespaces are not allowed here (they need root)")
@@ -130,7 +130,7 @@ def hosts() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.nightly
 def test_ranks_on_two_hosts(hosts, tmp_path: Path) -> None:
-    """The learner on one host, its other rank on a second one that joined; that rank is killed, and begins again there."""
+    """The learner on one host, its other rank on a joined one; that rank is killed and restarts there."""
     address, (main, far) = hosts
     run = Launched(
         tmp_path,

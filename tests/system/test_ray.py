@@ -1,7 +1,7 @@
-"""A real Ray of several nodes on this machine: where it gives hosts, loses one, and is asked for too much.
+"""A real Ray of several nodes on this machine: placing hosts, losing one, and impossible requests.
 
-`pip install -e '.[ray]'` brings what it needs (for the job `pip install 'ray[default]'`); the command is
-`python -m pytest -m nightly FILE`. What is pure is tested daily in tests/launch/hosts/test_ray.py.
+`pip install -e '.[ray]'` installs its dependencies (for the job `pip install 'ray[default]'`); the command is
+`python -m pytest -m nightly FILE`. Pure functions are tested daily in tests/launch/hosts/test_ray.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MARK = "JSRL_TEST_RAY"
 
 
 class Cluster:
-    """A head and two nodes of one CPU each, in processes of their own; see tests.system.ray_cluster."""
+    """A head and two nodes of one CPU each, in separate processes; see tests.system.ray_cluster."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.runs = folder, list[subprocess.Popen[bytes]]()
@@ -64,14 +64,14 @@ class Cluster:
         raise AssertionError((self.folder / "cluster.log").read_text()[-2000:])
 
     def do(self, command: str) -> None:
-        """Add a node, or kill one without a word to Ray."""
+        """Add a node, or kill one without telling Ray."""
         assert self.popen.stdin is not None
         self.popen.stdin.write(f"{command}\n")
         self.popen.stdin.flush()
         assert self._line() == "done\n"
 
     def start(self, name: str, *words: str) -> tuple[subprocess.Popen[bytes], Path]:
-        """Start a run; return (its process, the file of what it prints)."""
+        """Start a run; return (its process, the file of its output)."""
         log = self.folder / f"{name}.log"
         command = [
             sys.executable,
@@ -89,7 +89,7 @@ class Cluster:
         return self.runs[-1], log
 
     def processes(self) -> list[psutil.Process]:
-        """Return the living processes of jsrl that began here."""
+        """Return the living processes of jsrl that were started here."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -100,7 +100,7 @@ class Cluster:
         return found
 
     def close(self) -> None:
-        """End what is left."""
+        """End the remaining processes."""
         for run in self.runs:
             run.kill()
             run.wait(10)

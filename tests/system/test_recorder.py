@@ -1,4 +1,4 @@
-"""The recorder in a run of processes: it films, and neither its death nor its failure ends the run."""
+"""The recorder in a run of processes: it records, and neither its death nor its failure ends the run."""
 
 from __future__ import annotations
 

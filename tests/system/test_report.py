@@ -1,4 +1,4 @@
-"""Reports, traces and verdicts of real runs: served, serial, interrupted, and two whose bottleneck is forced."""
+"""Reports, traces and verdicts of real runs: served, serial, interrupted, and two with a forced bottleneck."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from jsrl.workers.kinds import find_kind
 from tests.system.launched import FOREVER, Launched
 
 slow = pytest.mark.slow
-ZEROMQ = ("--transport", "zeromq")  # which has the one worker more
-PATIENCE_S = 180.0  # on a machine that does much else
+ZEROMQ = ("--transport", "zeromq")  # which has one worker more
+PATIENCE_S = 180.0  # on a busy machine
 
 
 def spans(run: Launched) -> dict[str, list[dict]]:
-    """Worker -> the spans of its trace."""
+    """Return worker -> the spans of its trace."""
     events = json.loads((run.folder / "trace.json").read_text())["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     found: dict[str, list[dict]] = {name: [] for name in names.values()}
@@ -32,7 +32,7 @@ def spans(run: Launched) -> dict[str, list[dict]]:
 
 
 def reports(run: Launched) -> int:
-    """How many lines of metrics have a learner's report in them."""
+    """Return the number of lines of metrics with a learner's report."""
     return sum("learner/update_share" in line for line in run.lines())
 
 
@@ -43,7 +43,7 @@ def assert_shares_add_up(run: Launched, kinds: tuple[str, ...]) -> None:
         shares = [columns.get(f"{found.prefix}/{a.name}_share") for a in of_main_thread(found.all_activities)]
         total = np.nansum([share for share in shares if share is not None], axis=0)
         reported = total[total > 0]
-        # a phase that is under way at a report counts in the next one
+        # a phase in progress at a report counts in the next one
         assert reported.size and np.allclose(reported, 1.0, atol=0.08), f"{kind}: {total}"
         assert np.isclose(np.median(reported), 1.0, atol=0.02), f"{kind}: {total}"
 
@@ -93,7 +93,7 @@ def test_served_run_over_zeromq_writes_one_trace_of_all_workers(launch) -> None:
 
 
 @slow
-@pytest.mark.nightly  # the run above accounts for its time every day
+@pytest.mark.nightly  # the run above accounts for its time daily
 @pytest.mark.parametrize("transport", ["shared-memory", "zeromq"])
 def test_every_worker_on_every_transport_accounts_for_its_time(launch, transport: str) -> None:
     run = launch(*FOREVER, "--evaluator.enabled", "--transport", transport)
@@ -137,7 +137,7 @@ def test_slow_environments_are_named(launch) -> None:
     run.until(lambda: reports(run) >= 5, "lines of a learner", PATIENCE_S)
     text = bottleneck(run)
     assert "Environments limit this run" in text, text
-    assert "--num-actors" in text or "other programs" in text, text  # advice, if this machine had room for it
+    assert "--num-actors" in text or "other programs" in text, text  # advice, if this machine has room for it
 
 
 @slow

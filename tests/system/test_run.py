@@ -1,4 +1,4 @@
-"""Whole runs: how they end, what they leave, how they are continued, restarted, replayed, and where jax is loaded."""
+"""Whole runs: their endings, their files, resumes, restarts, replayed updates, and where jax is loaded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDINGS = {
 }
 
 
-# By night: the final evaluation, below, ends by max_minutes, and the definitions of a script by stop_at_return.
+# Nightly: the final evaluation, below, ends by max_minutes, and the definitions of a script by stop_at_return.
 BY_NIGHT = ("max_minutes", "stop_at_return")
 
 
@@ -82,7 +82,7 @@ def test_resume_continues_from_the_snapshot_in_another_placement(launch) -> None
 
 
 def test_resumed_state_is_the_snapshot(tmp_path: Path) -> None:
-    """A run that has nothing left to do writes the state that it began with."""
+    """A run that has nothing left to do writes the state that it started with."""
     code = f"""
 import sys
 sys.path[:0] = [{str(WORLD)!r}, {str(WORLD / "extra_configs")!r}]
@@ -150,12 +150,12 @@ RESTARTS = {
 }
 
 
-@pytest.mark.nightly  # below every day; test_supervision kills more in these, and test_actor_host hosted actors
+@pytest.mark.nightly  # daily below; test_supervision kills more in these, and test_actor_host hosted actors
 @pytest.mark.parametrize("case", RESTARTS)
 def test_killed_actors_are_replaced_and_learning_continues(launch, case: str) -> None:
     run = launch(*FOREVER, "--restart", "3", *RESTARTS[case])
     run.await_updates()
-    for number in range(3):  # wherever in its trajectory it is
+    for number in range(3):  # at any point of its trajectory
         updates = run.lines()[-1]["updates"]
         victim = run.workers()["actor-0"]
         victim.kill()
@@ -289,7 +289,7 @@ def test_definitions_of_a_script_reach_the_workers(tmp_path: Path, placement: st
 
 
 def test_with_reuse_no_trajectory_is_acted_too_early(launch) -> None:
-    """The least lag that two updates with a batch allow: what is acted sooner would be stale, and the run stood still."""
+    """The smallest lag for two updates per batch: a trajectory acted earlier would be stale, and the run would stall."""
     run = launch("--learner.reuse", "2", "--max-policy-lag", "1")
     run.expect(0, 60.0)
     result = run.result()

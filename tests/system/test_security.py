@@ -1,4 +1,4 @@
-"""A whole run, seen from outside: nothing is unpickled or evaluated, and nobody else may open what it makes."""
+"""A whole run, seen from outside: nothing is unpickled or evaluated, and its files and sockets are private."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ slow = pytest.mark.slow
 
 @pytest.fixture(name="spied")
 def spied_fixture(tmp_path: Path, monkeypatch) -> Path:
-    """Have every interpreter started from now on spied on; return where it is written down."""
+    """Record calls in every interpreter started from now on; return the folder of the records."""
     folder = tmp_path / "spied"
     folder.mkdir()
     monkeypatch.setenv("JSSPY_FOLDER", str(folder))
@@ -81,12 +81,15 @@ def test_run_and_resume_use_no_pickle_and_no_eval(launch, spied: Path, transport
         *(["parameter-server"] * (transport == "zeromq")),
     ]
     for kind in kinds:
-        assert processes.count(kind) >= 2, f"{kind} was not spied on:\n{processes}"
+        assert processes.count(kind) >= 2, (
+            f"{kind} was not recorded:\
+{processes}"
+        )
     assert calls == []
 
 
 def loose(path: Path) -> bool:
-    """Return whether others than the owner may reach a file (of names, whose folder keeps them out: the folder)."""
+    """Return whether other users can reach a file (of names, whose folder is private: the folder)."""
     mode = path.lstat().st_mode
     if path.parent.name == "names" and stat.S_ISREG(mode):
         return loose(path.parent)
@@ -110,7 +113,7 @@ def test_run_files_are_private_and_no_port_is_open(launch, transport: str) -> No
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     ]
-    assert listening == [], "streams within a host are files and Unix sockets in a folder of their owner"
+    assert listening == [], "streams within a host are files and Unix sockets in a private folder"
     run.popen.terminate()
     run.expect(130, 20.0)
 
@@ -133,7 +136,7 @@ def test_tcp_without_keys_is_refused(transport: str, host: str) -> None:
 
 
 def reachable() -> str:
-    """Return an address of this machine that other hosts could reach, else every one that it has."""
+    """Return an address of this machine that other hosts could reach, else all of its addresses."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing
         return str(probe.getsockname()[0])
@@ -202,7 +205,7 @@ def test_reachable_run_accepts_only_its_keys(launch, tmp_path: Path) -> None:
     invited.close()
     updates = run.lines()[-1]["updates"]
     run.await_updates(updates + 5)
-    assert {name: process.pid for name, process in run.workers().items()} == lives  # nobody took any notice
+    assert {name: process.pid for name, process in run.workers().items()} == lives  # no worker was affected
     run.popen.terminate()
     text = run.expect(130, 20.0)
     assert f"streams listen on {bind} and are encrypted" in text and str(keys / "client.key") in text
@@ -213,13 +216,13 @@ def test_reachable_run_accepts_only_its_keys(launch, tmp_path: Path) -> None:
     steps = str(run.result()["env_steps"] + 800)
     again = launch("--resume", str(run.folder), "--total-env-steps", steps, experiment="", runs_dir=run.runs_dir)
     again.expect(0, 90.0)
-    assert keys_of(run) == before, "what was copied to other hosts still fits"
+    assert keys_of(run) == before, "what was copied to other hosts is still valid"
 
 
 @slow
 def test_workers_are_replaced_at_their_encrypted_addresses(launch) -> None:
-    """With fixed ports whoever is connected meets the next life of a dead peer at the old address."""
-    port = 20_000 + os.getpid() % 10_000  # below those that the kernel gives to others
+    """With fixed ports, connected peers find the replacement of a dead worker at the old address."""
+    port = 20_000 + os.getpid() % 10_000  # below the kernel's ephemeral ports
     run = counting(launch, "--transport", "zeromq", "--encrypt", "--bind", f"127.0.0.1:{port}")
     for worker in ("inference-0", "learner"):
         process = run.workers()[worker]

@@ -1,6 +1,6 @@
-"""A real Slurm of three nodes on this machine: a run is submitted, requeued in its middle, and goes on to its end.
+"""A real Slurm of three nodes on this machine: a run is submitted, requeued during training, and runs to its end.
 
-`apt-get install slurmctld slurmd munge` brings what it needs; the command is `python -m pytest -m nightly FILE`.
+`apt-get install slurmctld slurmd munge` installs its dependencies; the command is `python -m pytest -m nightly FILE`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Cluster:
         self.environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "JSRL_ADDRESS": "127.0.0.1"}
 
     def ask(self, *words: str) -> str:
-        """Return what a command prints."""
+        """Return the output of a command."""
         ended = subprocess.run(
             words, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
         )
@@ -104,7 +104,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def free_ports(count: int) -> int:
-    """Return the first of so many neighbouring ports that nobody listens at."""
+    """Return the first of a number of consecutive free ports."""
     for first in range(20_000 + os.getpid() % 9_000, 32_000, count):
         probes = [socket.socket() for _ in range(count)]
         try:
@@ -144,7 +144,7 @@ def test_requeued_run_continues_from_its_last_update(cluster: Cluster) -> None:
     run = cluster.folder / "runs" / "ppo_cartpole" / "x"
     assert json.loads((run / "snapshots" / "state" / "tags" / "latest.json").read_text())["meta"]["updates"] == made
     wait_for(lambda: f"{controller} PENDING" in cluster.jobs(), 60.0)
-    assert f"{actors}_1 RUNNING" in cluster.jobs()  # hosts wait for the run to come back
+    assert f"{actors}_1 RUNNING" in cluster.jobs()  # hosts wait for the run to return
 
     cluster.ask("scontrol", "update", f"JobId={controller}", "StartTime=now")
     wait_for(lambda: not cluster.jobs().strip(), 300.0)

@@ -1,4 +1,4 @@
-"""A learner that stands still: its actors fill the room they were given, and nobody grows beyond what `--plan` says."""
+"""A stopped learner: its actors fill the space they were given, and no process grows beyond the bounds of `--plan`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONS = (
 
 
 def stated(launch, *options: str) -> tuple[dict[str, float], float]:
-    """Return what `--plan` says: worker kind -> MB of each process, and MB of shared memory."""
+    """Return the bounds of `--plan`: worker kind -> MB of each process, and MB of shared memory."""
     told = launch(*options, "--plan")
     told.end(60.0)
     rows = re.findall(r"^  ([a-z-]+) +1  cpu +(\d+)$", told.text, re.MULTILINE)
@@ -58,10 +58,10 @@ def test_memory_stays_within_its_bounds_while_the_learner_is_stopped(launch, tra
     memory_mb, memory_shared_mb = stated(launch, *options)
     run = launch(*FOREVER, *options)
     run.await_updates(12)
-    # as long as it takes for rows that nobody takes to show beyond the slack, at the speed of before
+    # the time after which untaken rows would exceed the slack, at the speed measured before
     bytes_per_s = column(run, "actor/env_steps_per_s") * ROW_BYTES
     stall_s = min(max(3.0, 3e6 * SLACK_MB / bytes_per_s), LONGEST_S)
-    assert bytes_per_s * stall_s >= 2e6 * SLACK_MB, "too slow for anything to be seen to grow"
+    assert bytes_per_s * stall_s >= 2e6 * SLACK_MB, "too slow for any growth to show"
     learner = run.workers()["learner"]
     learner.suspend()
     before = held(run)
@@ -87,7 +87,7 @@ def test_memory_stays_within_its_bounds_while_the_learner_is_stopped(launch, tra
         assert largest <= memory_mb[kind] + memory_shared_mb + SLACK_MB + working_mb, name
         assert largest <= before[name].rss_mb + SLACK_MB, name
         assert samples[-1].segments == before[name].segments, name
-        # a process opens a file for a moment now and then: what it keeps is the fewest of the last second
+        # a process opens a file for a moment now and then: count the fewest of the last second
         assert min(each.descriptors for each in samples[-10:]) <= before[name].descriptors, name
     run.popen.terminate()
     run.expect(130, 30.0)

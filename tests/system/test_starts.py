@@ -1,4 +1,4 @@
-"""Slow starts: silence, the time limit and an interrupt while workers are made."""
+"""Slow starts: silence, the time limit and an interrupt while workers are built."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.slow
 
 
 def stopped_in_its_start(run: Launched) -> None:
-    """Have the learner die once and stop its next life before it is ready."""
+    """Let the learner die once and stop its replacement before it is ready."""
     old = run.workers()["learner"]
     old.kill()
     run.await_another("learner", old.pid).suspend()
 
 
 def test_constructor_holding_the_gil_is_not_silent_and_not_timed(launch) -> None:
-    """Two environments that take 3 s each are made one after the other; the limit is 3 s from the first update."""
+    """Two environments that take 3 s each are built one after the other; the limit is 3 s from the first update."""
     world = ("--env.id", "worlds:HoldsTheGilInActor", "--num-envs", "2")
     run = launch(*FOREVER, *world, "--deadlines.silence-s", "2", "--max-minutes", "0.05")
     text = run.expect(0, 60.0)
@@ -31,10 +31,10 @@ def test_constructor_holding_the_gil_is_not_silent_and_not_timed(launch) -> None
     assert run.result()["wall_s"] > 9.0
 
 
-@pytest.mark.nightly  # where an interrupt ends the run, below, every day
+@pytest.mark.nightly  # daily below: an interrupt ends the run
 def test_learner_still_compiling_at_the_end_is_not_a_failure(launch) -> None:
     run = launch(*FOREVER, "--max-minutes", "0.25", "--restart", "1", "--snapshots.period-s", "0.2")
-    run.await_updates()  # until the controller has heard of an update, the clock of --max-minutes stands
+    run.await_updates()  # the clock of --max-minutes starts with the first update known to the controller
     run.until(lambda: list(run.runs_dir.glob("tiny/*/snapshots/state/tags/latest.json")), "a snapshot")
     stopped_in_its_start(run)
     text = run.expect(0, 60.0)

@@ -1,4 +1,4 @@
-"""Workers that die, stop or get stuck under a run that repairs itself: replaced in time, fenced, nothing lost or mixed."""
+"""Workers that die, stop or hang in a run with restarts: replaced in time, fenced, nothing lost or mixed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from jsrl.transport.ledger.page import LEDGER, read_page
 from tests.system.launched import Launched, assert_balanced
 
 pytestmark = pytest.mark.slow
-RECOVERED_S = 30.0  # on a busy machine; what it took is printed
+RECOVERED_S = 30.0  # on a busy machine; the time it took is printed
 
 
 def counting(launch, *arguments: str) -> Launched:
-    """Start the run whose update fails where rows or cores of two lives are mixed."""
+    """Start the run whose update fails where rows or cores of two incarnations are mixed."""
     run = launch(*arguments, experiment="counting")
     run.await_updates(5)
     return run
 
 
 def consumed(run: Launched) -> tuple[int, int]:
-    """Return (epoch, trajectories consumed) as the ledger's page has them now."""
+    """Return (epoch, trajectories consumed) from the ledger's page."""
     life = read_page(run.folder / LEDGER)
     assert life is not None
     return life.epoch, life.ledger.consumed
@@ -43,7 +43,7 @@ def await_snapshot(run: Launched) -> None:
 
 
 def await_training(run: Launched, since_s: float, worker: str, old_pid: int) -> float:
-    """Wait until the worker has another process and trajectories are consumed again; return the seconds since a time."""
+    """Wait until the worker has a new process and trajectories are consumed again; return the seconds since a time."""
     run.await_another(worker, old_pid, RECOVERED_S)
     while True:
         before = consumed(run)
@@ -86,13 +86,13 @@ def test_killed_workers_are_replaced_and_incarnations_are_not_mixed(launch, work
         print(f"{worker}: kill -> training again in {took_s:.1f} s")  # noqa: T201
         assert {
             name: p.pid for name, p in run.workers().items() if name != worker
-        } == survivors  # nobody else restarted
+        } == survivors  # no other worker restarted
         if worker == "learner":
             assert consumed(run)[0] == epoch + 1
             job = json.loads((run.folder / "jobs" / "learner.json").read_text())
             assert (
                 saved <= start_point_of(job)["updates"]
-            )  # at most what came after the last committed snapshot is lost
+            )  # at most the updates after the last committed snapshot are lost
     end(run, "zeromq" if "zeromq" in arguments else "shared-memory")
     line = {name: value for each in run.lines() for name, value in each.items()}
     kinds = {worker.rstrip("-0123456789").replace("-", "_") for worker in workers}
@@ -116,7 +116,7 @@ def test_producers_and_consumers_are_killed_and_the_ledger_reconciles(launch, tr
     assert produced <= result["ledger"]["produced"] <= produced + 2  # each killed actor may have been inside a commit
     assert result["ledger"]["dropped"]["rolled_back"] > 0
     page = sorted(pages_in(hop_folder(run.folder, SAMPLES)))[-1]
-    with page.open("r+b") as file:  # a producer that counted one commit twice would show
+    with page.open("r+b") as file:  # a producer that counted one commit twice would show here
         words = np.frombuffer(file.read(), np.int64).copy()
         words[9:11] += 1
         file.seek(0)
@@ -165,7 +165,7 @@ def test_actor_of_a_hung_server_fails_over_once_it_is_declared_lost(launch, tran
 
 
 def start_point_of(job: dict) -> dict:
-    """Return the fields of the job's start point, wherever the JSON form of values keeps them."""
+    """Return the fields of the job's start point, at any depth of the JSON form."""
     if isinstance(job, dict):
         if isinstance(job.get("start_point"), dict):
             start = job["start_point"]
@@ -198,7 +198,7 @@ def test_stopped_worker_is_replaced_and_its_late_messages_are_ignored(launch, wo
     victim.suspend()
     took_s = await_training(run, since_s, worker, victim.pid)
     print(f"{worker}: stopped -> training again in {took_s:.1f} s, found by its silence of 1.5 s")  # noqa: T201
-    assert not victim.is_running()  # killed before it was replaced: nothing can wake
+    assert not victim.is_running()  # killed before it was replaced: it cannot wake up
     end(run)
 
 
@@ -222,7 +222,7 @@ def test_replay_workers_learner_and_evaluator_are_replaced_independently(launch)
     assert "ledger of samples.replay-0: produced" in run.text
 
 
-@pytest.mark.nightly  # by `--env.on-fault restart-actor` every day: test_env_faults
+@pytest.mark.nightly  # daily with `--env.on-fault restart-actor`: test_env_faults
 def test_an_environment_that_hangs_is_replaced_with_its_actor(launch) -> None:
     run = launch("--env.id", "worlds:HangsOnce", "--restart", "1", "--actor.step-deadline-s", "2")
     text = run.expect(0, 60.0)

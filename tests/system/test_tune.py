@@ -1,4 +1,4 @@
-"""The tuner on the real system: fresh processes for every trial, a profile at the end, Ctrl-C keeps the best so far."""
+"""The tuner on the real system: a new process for every trial, a profile at the end, and Ctrl-C keeps the best so far."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORLD = Path(__file__).parent / "world"
 
 
 class Tuning:
-    """`python drive_tune.py tiny ...` in a session of its own; temporary folders lie in `folder`."""
+    """`python drive_tune.py tiny ...` in its own session; temporary folders are in `folder`."""
 
     def __init__(self, folder: Path, *words: str, script: str = "drive_tune.py") -> None:
         self.folder, self.profiles = folder, folder / "profiles"
@@ -63,7 +63,7 @@ class Tuning:
 
 @pytest.fixture
 def tuning(tmp_path):
-    """Start a tuning; whatever it left running is ended."""
+    """Start a tuning; its remaining processes are ended afterwards."""
     begun: list[Tuning] = []
 
     def begin(*words: str, script: str = "drive_tune.py") -> Tuning:
@@ -94,12 +94,12 @@ def test_tune_writes_a_profile_for_the_next_run(tuning):
     good = [t for t in measurements["trials"] if not t["error"]]
     assert good, one.text
     assert all(t["env_steps_per_s"] > 0 and t["updates"] >= 1 and t["start_s"] > 0 for t in good)
-    assert {t["setting"].get("num-inference-servers", 1) for t in good} == {1}  # as it was given
+    assert {t["setting"].get("num-inference-servers", 1) for t in good} == {1}  # as given
     assert not list((one.folder / "tmp").iterdir())
     assert not (one.folder / "runs").exists()
-    # the next run has the profile's settings, whatever they are, and another experiment has not
+    # the next run has the profile's settings, whatever they are, and another experiment does not
     run = [sys.executable, str(WORLD / "drive.py"), "tiny", "--plan", "--profiles-dir", str(one.profiles)]
-    run += ["--num-inference-servers", "1"]  # a profile is for runs that give the options its tuning was given
+    run += ["--num-inference-servers", "1"]  # a profile is for runs with the options that its tuning was given
     same = subprocess.run(run, capture_output=True, text=True, check=True, cwd=one.folder)
     default = subprocess.run([*run, "--profile", "none"], capture_output=True, text=True, check=True, cwd=one.folder)
     assert f"placement {profile.options['placement']}" in same.stdout

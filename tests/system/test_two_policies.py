@@ -1,4 +1,4 @@
-"""Two policies in one run with processes: one learner's death is no matter of the other, and a resume goes on with both."""
+"""Two policies in one run with processes: the death of one learner does not affect the other, and a resume continues both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def saved(run: Launched, policy: str = "") -> dict:
 
 
 def test_killed_learner_recovers_and_both_policies_resume(launch) -> None:
-    """The update fails where rows or cores of two lives are mixed."""
+    """The update fails where rows or cores of two incarnations are mixed."""
     run = counting(launch, "--graph", "my_workers:two_policies", "--num-actors", "2", "--restart", "5")
     for policy in ("", "b"):
         run.until(

@@ -1,4 +1,4 @@
-"""A user's own kinds of workers in processes: supervised, fenced, counted in both hops, and hit by kills on all sides."""
+"""User kinds of workers in processes: supervised, fenced, counted in both hops, with all neighbours killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("transport", ["shared-memory", pytest.param("zeromq", marks=pytest.mark.nightly)])
 def test_augmenters_and_watchers_survive_kills_of_themselves_and_neighbours(launch, transport: str) -> None:
-    """The update fails where rows or cores of two lives are mixed."""
+    """The update fails where rows or cores of two incarnations are mixed."""
     run = counting(
         launch,
         "--graph",

@@ -1,4 +1,4 @@
-"""The watchdog's reports of real runs: asked for, and written when workers are stopped, hold the GIL, or die."""
+"""The watchdog's reports of real runs: on demand, and when workers are stopped, hold the GIL, or die."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_report_shows_the_stack_of_a_worker_holding_the_gil(launch) -> None:
     text = run.expect(1, 30.0)
     assert "WorkerDied: actor-0 sent no message for 2 s" in text and "0001-actor-0.txt" in text
     seen = sections(run, 1)
-    assert "in misbehave" in seen["actor-0"] and "most recent call first" in seen["actor-0"]  # by a signal's handler
+    assert "in misbehave" in seen["actor-0"] and "most recent call first" in seen["actor-0"]  # by a signal handler
     assert "in _loop" in seen["learner"]
 
 

@@ -1,4 +1,4 @@
-"""What cannot work: a typed error that names environment, slot and worker, and reaches the user's terminal."""
+"""Invalid inputs: a typed error that names environment, slot and worker, and reaches the user's terminal."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_vector_environment_of_the_users_own_that_raises(world, tmp_path: Path) 
         assert part in str(caught.value)
 
 
-IN_A_PROCESS = ("CallsSysExit",)  # the transport of the message is one; serial mode has every message
+IN_A_PROCESS = ("CallsSysExit",)  # the message has one transport; serial mode covers every message
 
 
 @slow
@@ -123,7 +123,7 @@ def test_environment_that_prints_a_lot_goes_to_the_log(launch) -> None:
     run = launch("--env.id", "worlds:Prints")
     text = run.expect(0, 40.0)
     assert len(text) < 20_000
-    logs = (run.folder / "logs").glob("actor-0.log*")  # a large one is cut
+    logs = (run.folder / "logs").glob("actor-0.log*")  # a large one is cut off
     assert sum(log.stat().st_size for log in logs) > 10_000_000
 
 

@@ -1,4 +1,4 @@
-"""A host agent: starts workers where it runs, and answers for them to the one launcher that knows its key.
+"""A host agent: starts workers on its host and answers for them to the one launcher that knows its key.
 
 `python agent.py IP_ADDRESS` reads the key from its standard input, listens on a free port of the address, and prints it. It
 ends with the launcher's connection, and its workers end with it.

@@ -1,4 +1,4 @@
-"""A launcher of many hosts: each worker lives under an agent at an IP address of its own; they share only the run folder."""
+"""A launcher of many hosts: each worker runs under an agent at its own IP address; they share only the run folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AGENT = Path(__file__).parent / "agent.py"
 
 
 class AgentLink:
-    """An agent, started on an IP address, and the questions to it."""
+    """An agent, started on an IP address, and requests to it."""
 
     def __init__(self, host: str) -> None:
         self.host, key = host, secrets.token_bytes(32)
@@ -37,13 +37,13 @@ class AgentLink:
         self._one_at_a_time = threading.Lock()
 
     def ask(self, *words: Any) -> Any:
-        """Return what the agent answers."""
+        """Return the agent's answer."""
         with self._one_at_a_time:
             self._connection.send_bytes(json.dumps(words).encode())
             return json.loads(self._connection.recv_bytes())
 
     def close(self) -> None:
-        """Leave the agent, which ends with all its workers."""
+        """Disconnect from the agent, which ends with all its workers."""
         self._connection.close()
         self._popen.communicate(timeout=30)
 
@@ -107,10 +107,10 @@ class AgentHandle:
 
 
 class Agents:
-    """Starts each worker under an agent of its own, at 127.0.0.2 and after; see jsrl.launch.launcher.Launcher.
+    """Starts each worker under its own agent, at 127.0.0.2 and after; see jsrl.launch.launcher.Launcher.
 
     Attributes:
-      handles: worker -> those of all its lives.
+      handles: worker -> the handles of all its incarnations.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""An environment whose module cannot be forked, or not even imported by a worker, as an environment variable says."""
+"""An environment whose module cannot be forked, or not imported by a worker, depending on an environment variable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent whose core counts the rows since its episode began, and whose update fails where the count is another's."""
+"""An agent whose core counts the rows since its episode started; its update fails if the count does not match."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jsrl.types import EnvSpec
 
 @dataclasses.dataclass(frozen=True)
 class CountingConfig:
-    """Options; `width`: further float32 in the params, so that a snapshot takes its time."""
+    """Options; `width`: extra float32 in the params, so that a snapshot takes time."""
 
     width: int = 0
     factory: ClassVar[str] = "counting_agent:counting"
@@ -36,7 +36,7 @@ def counting(config: CountingConfig, spec: EnvSpec) -> Agent:
         wrong = jnp.abs(trajectory.extras["count"][:-1] - shown).max()
         begun = jnp.where(trajectory.is_first[0], 0.0, trajectory.core[:, 0])
         wrong = jnp.maximum(wrong, jnp.abs(begun - shown[0]).max())
-        # rows follow each other: the next shows one more, or opens an episode
+        # rows follow each other: the next one shows one more, or starts an episode
         follows = (trajectory.observation[1:, :, 0] == shown + 1.0) | trajectory.is_first[1:]
         wrong = jnp.maximum(wrong, 1.0 - follows.min())
         params = jax.tree.map(lambda w: w + 1.0, state.params.weights)

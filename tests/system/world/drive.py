@@ -1,4 +1,4 @@
-"""experiments/run.py, which also knows the experiments in extra_configs."""
+"""experiments/run.py with the additional experiments in extra_configs."""
 
 import sys
 from pathlib import Path

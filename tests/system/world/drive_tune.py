@@ -1,4 +1,4 @@
-"""experiments/tune.py, which also knows the experiments in extra_configs."""
+"""experiments/tune.py with the additional experiments in extra_configs."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A user's own kinds of workers, in a file outside jsrl: one changes trajectories on their way, one watches params."""
+"""User kinds of workers, in a file outside jsrl: one changes trajectories, one watches params."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jsrl.workers.kinds import Kind, Port, make_recorder
 
 
 class Augment(Between):
-    """Adds noise of a given size to every observation; size 0 passes trajectories on as they are."""
+    """Adds noise of a given size to every observation; size 0 forwards trajectories unchanged."""
 
     def change(self, trajectory, entry):
         size = self.job.settings["noise"]
@@ -136,7 +136,7 @@ COUNT = Kind(
 
 
 def counted(graph: Graph) -> Graph:
-    """Let a second worker read all that goes to the learner."""
+    """Let a second worker read everything that goes to the learner."""
     return graph.add(node("count", "my_workers:COUNT", rows="samples")).with_stream("samples", routing="broadcast")
 
 
@@ -156,7 +156,7 @@ def watched(graph: Graph) -> Graph:
 
 
 def passed_on_and_watched(graph: Graph) -> Graph:
-    """Do both."""
+    """Apply both changes."""
     return watched(passed_on(graph))
 
 

@@ -1,4 +1,4 @@
-"""An agent that compiles in no time: a linear softmax policy, REINFORCE on immediate rewards. For system tests."""
+"""An agent that compiles quickly: a linear softmax policy, REINFORCE on immediate rewards. For system tests."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def tiny(config: TinyConfig, spec: EnvSpec) -> Agent:
         spoiled = jnp.where(state.updates == config.nan_gradient_at_update, jnp.nan, 0.0)
         grads = jax.tree.map(lambda g: g + spoiled, grads)
         weights = jax.tree.map(lambda w, g: w - config.learning_rate * g, state.params.weights, grads)
-        # the sum of the weights that the update began with shows which state it was given
+        # the sum of the weights before the update identifies the state that it was given
         metrics = {"loss": value, "weights_before": state.params.weights["policy"][0, 0]}
         updated = AgentState(ActParams(weights, ()), (), (), (), state.updates + 1)
         return updated, UpdateOutput(metrics, None)

@@ -82,7 +82,7 @@ class HangsInConstruction(World):
 
 
 class HangsInActor(World):
-    """Can be made by the launching process, but not by a worker."""
+    """Can be built by the launching process, but not by a worker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,14 +113,14 @@ class HangsInReset(World):
 
 
 class HoldsTheGil(World):
-    """Hangs in a C function that does not let other threads of Python run."""
+    """Hangs in a C function that holds the GIL."""
 
     def misbehave(self, action):
         ctypes.PyDLL(None).sleep(3600)
 
 
 class HoldsTheGilInActor(World):
-    """Takes three seconds to be made by a worker, in a C function that does not let other threads of Python run."""
+    """Takes three seconds to build in a worker, in a C function that holds the GIL."""
 
     def __init__(self) -> None:
         super().__init__(1 << 30)
@@ -129,7 +129,7 @@ class HoldsTheGilInActor(World):
 
 
 class Allocates(World):
-    """Wants 2 GB in a process that may have 1 GB more than it has now."""
+    """Allocates 2 GB in a process that may have 1 GB more than it has now."""
 
     def misbehave(self, action):
         pages = int(open("/proc/self/statm").read().split()[0])  # noqa: SIM115
@@ -142,7 +142,7 @@ class Allocates(World):
 
 
 class AllocatesAndGoesOn(World):
-    """Takes 2 GB and keeps them, which a process may do."""
+    """Allocates and keeps 2 GB, which a process may do."""
 
     def misbehave(self, action):
         self.kept = np.zeros(1 << 28, np.float64)
@@ -158,7 +158,7 @@ class Prints(World):
 
 
 class HasChild(World):
-    """Starts a process of its own, which must not outlive the run."""
+    """Starts a process, which must not outlive the run."""
 
     def __init__(self) -> None:
         super().__init__(count=-1)
@@ -172,7 +172,7 @@ class ImportsJax(World):
 
 
 class SlowInSecondActor(World):
-    """So that the first actor mostly waits for params, right after a commit, and the second is mostly in a trajectory."""
+    """Makes the first actor mostly wait for params, right after a commit, while the second is mostly inside a trajectory."""
 
     def __init__(self) -> None:
         super().__init__(count=-1, step_s=0.01 if "actor-1" in sys.orig_argv else 0.0)
@@ -196,7 +196,7 @@ class Counts(gymnasium.Env):
 
 
 class Once(World):
-    """Fails in the first life of an actor; `count` steps in."""
+    """Fails in the first incarnation of an actor, `count` steps in."""
 
     def misbehave(self, action):
         if "--incarnation" not in sys.orig_argv or sys.orig_argv[sys.orig_argv.index("--incarnation") + 1] == "0":
@@ -225,7 +225,7 @@ class SegfaultsOnce(Once):
 
 
 class TellsOfJax(World):
-    """Fails with the list of what the actor's process should not have loaded, and how many objects it has frozen."""
+    """Fails with the list of modules that the actor's process should not have loaded, and the number of its frozen objects."""
 
     def misbehave(self, action):
         loaded = [name for name in ("jax", "jaxlib", "flax", "optax", "orbax") if name in sys.modules]
@@ -233,7 +233,7 @@ class TellsOfJax(World):
 
 
 class RaisesAsVector:
-    """A vector environment of the user's own, by jsrl's protocol, that no adapter stands before."""
+    """A user's vector environment with jsrl's protocol, without an adapter."""
 
     def __init__(self, num_envs: int, seed: int, group: int) -> None:
         from jsrl.envs.config import EnvConfig
@@ -252,7 +252,7 @@ def in_worker() -> bool:
 
 
 class Wide(World):
-    """Shows 64 KiB at each step, so that whoever keeps rows that nobody takes grows fast."""
+    """Observes 64 KiB at each step, so that a process that keeps untaken rows grows fast."""
 
     observation_space = gymnasium.spaces.Box(0, 255, (65536,), np.uint8)
 

@@ -1,4 +1,4 @@
-"""The counting agent, which tells whether rows and cores of different lives are ever mixed."""
+"""The counting agent, which detects rows and cores of mixed incarnations."""
 
 from counting_agent import CountingConfig
 
@@ -7,7 +7,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment, SnapshotConfig, Supervi
 
 
 def config() -> Experiment:
-    """Return an experiment that is as quick as processes can be, with an environment that takes some time."""
+    """Return an experiment with the fastest possible processes and an environment that takes some time."""
     return Experiment(
         name="counting",
         agent=CountingConfig(),

@@ -1,4 +1,4 @@
-"""Replay workers between actors and a learner that needs next to no time."""
+"""Replay workers between actors and a very fast learner."""
 
 import sys
 from pathlib import Path

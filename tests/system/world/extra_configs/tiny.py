@@ -1,4 +1,4 @@
-"""The tiny agent on an environment that sleeps: a run that a test watches leaves the machine to others."""
+"""The tiny agent on an environment that sleeps, so that a run under test leaves CPU time to others."""
 
 from tiny_agent import TinyConfig
 

@@ -1,6 +1,6 @@
-"""Imported by every interpreter that has this folder on its path: writes down who unpickles or evaluates something.
+"""Imported by every interpreter with this folder on its path: records unpickling and evaluation.
 
-A line in JSSPY_FOLDER/PID for each call that has a file of jsrl on its stack, below which no import is going on.
+A line in JSSPY_FOLDER/PID for each call with a file of jsrl on its stack, unless an import is in progress below it.
 """
 
 import builtins
@@ -11,7 +11,7 @@ import sys
 import traceback
 
 FOLDER = os.environ["JSSPY_FOLDER"]
-# what evaluates annotations and templates of the code itself, never anything that was received or read
+# evaluates annotations and templates of the code itself, never received or read data
 OWN_CODE = ("/typing.py", "/dataclasses.py", "/inspect.py", "/collections/__init__.py", "/enum.py", "/functools.py")
 
 
@@ -21,7 +21,7 @@ def write(line: str) -> None:
 
 
 def blamed() -> str:
-    """Return the file of jsrl that the call goes back to, or nothing."""
+    """Return the file of jsrl that made the call, or an empty string."""
     frames = traceback.extract_stack()[:-2][::-1]
     if frames and frames[0].filename.endswith(OWN_CODE):
         return ""
