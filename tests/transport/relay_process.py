@@ -1,6 +1,6 @@
-"""A params publisher or relay in a process of its own, told what to do in lines of JSON; see test_params_tree.
+"""A params publisher or relay in a separate process, controlled by lines of JSON; see test_params_tree.
 
-It prints its address first; a relay then prints [version, time in seconds] of each arrival. The clock is that of the machine.
+It prints its address first; a relay then prints [version, time in seconds] of each arrival, by the machine's clock.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def say(*words: object) -> None:
 
 
 def sent_bytes() -> int:
-    """Return the bytes that this network namespace has sent on all links but its own loop."""
+    """Return the bytes that this network namespace has sent on all links except loopback."""
     lines = [line.split(":") for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
     return sum(int(counts.split()[8]) for name, counts in lines if name.strip() != "lo")
 
 
 def publish(endpoint: str, keys: str) -> None:
-    """Publish as the lines say: `[first version, how many, bytes of each, seconds between]`; say how that was."""
+    """Publish as the lines request: `[first version, count, bytes of each, seconds between]`; print the result."""
     publisher = bind_params(endpoint, keys=keys)
     say(publisher.address)
     for line in sys.stdin:
@@ -45,7 +45,7 @@ def publish(endpoint: str, keys: str) -> None:
 
 
 def relay(endpoint: str, keys: str, folder: str) -> None:
-    """Relay from the parents that the newest line names."""
+    """Relay from the parents named in the newest line."""
     own = ParamsRelay(f"shm:{folder}/params", endpoint, keys)
     say(own.address)
 

@@ -1,4 +1,4 @@
-"""What the child processes of these tests do: `python -m tests.transport.stream_process ROLE ADDRESS [NUMBER]`."""
+"""Child processes of these tests: `python -m tests.transport.stream_process ROLE ADDRESS [NUMBER]`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def say(line: str) -> None:
 
 
 def ask(address: str, number: int) -> None:
-    """Ask and check, then stay (to be killed) where the number says so."""
+    """Send requests and check replies, then wait (to be killed) if the number says so."""
     client = connect_inference(address, SPEC, ProducerId("actor-0", number), {0: 5, 1: 3}, 20)
     for step in range(ASKED):
         asked = {0: make_request(5, step), 1: make_request(3, step + 1, wants_core=step % 3 == 0)}
@@ -44,7 +44,7 @@ def serve(address: str, number: int) -> None:
 
 
 def publish(address: str, number: int) -> None:
-    """Publish versions of arrays that are full of the version's number, then wait to be told to leave."""
+    """Publish versions of arrays filled with the version number, then wait for the order to leave."""
     publisher = bind_params(address)
     say(publisher.address)
     sys.stdin.readline()
@@ -61,7 +61,7 @@ def read(address: str, number: int) -> None:
     say("reading")
     last, seen, deadline = 0, 0, time.monotonic() + 60
     while last < STRESS_VERSIONS:
-        assert time.monotonic() < deadline, f"only version {last} came"
+        assert time.monotonic() < deadline, f"only version {last} arrived"
         subscriber.wait(0, last + 1, 30)
         found = subscriber.poll()
         if found is None:

@@ -1,4 +1,4 @@
-"""The codec gives back what it was given, and answers broken bytes with CodecError and nothing else."""
+"""The codec round-trips its input, and raises only CodecError for broken bytes."""
 
 import struct
 import zlib

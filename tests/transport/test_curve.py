@@ -1,4 +1,4 @@
-"""Encrypted streams: the run's keys open them; no key, another run's, or half of the right ones open nothing."""
+"""Encrypted streams: the run's keys are accepted; no key, another run's, or half of the right ones are not."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ LOOPBACK = "tcp://127.0.0.1:0"
 
 @pytest.fixture(scope="module", name="world")
 def world_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Keys of a run, and everything that a stranger may have instead."""
+    """Keys of a run, and all keys that an unauthorised client may have."""
     folder = tmp_path_factory.mktemp("world")
     ours, theirs = (json.loads((make_keys(folder / name) / "client.key").read_text()) for name in ("run", "other"))
     strangers = {
-        "wrong-client": theirs | {"server": ours["server"]},  # knows whom it talks to, as anybody may
+        "wrong-client": theirs | {"server": ours["server"]},  # the server key, which is public
         "wrong-server": ours | {"server": theirs["server"]},
     }
     for name, content in strangers.items():
@@ -60,7 +60,10 @@ STRANGERS = {
 }
 
 
-QUICKLY = ("no-key", "wrong-client")  # found out at once; a server that cannot even read the first message says nothing
+QUICKLY = (
+    "no-key",
+    "wrong-client",
+)  # detected at once; a server that cannot even read the first message sends no reason
 
 
 def stranger_keys(world: Path, stranger: str) -> Path | None:
@@ -68,11 +71,11 @@ def stranger_keys(world: Path, stranger: str) -> Path | None:
     return None if name is None else world / name
 
 
-# -- the transports, each as: bind, connect and use as the run would, connect and use with keys of any kind
+# -- each transport: bind, connect and use as the run would, connect and use with any keys
 
 
 class Samples:
-    """A sample stream whose consumer takes what comes."""
+    """A sample stream whose consumer takes everything."""
 
     def __init__(self, address: str, keys: Path | None) -> None:
         self.end = bind_samples(address, SCHEMA, keys=keys)
@@ -94,7 +97,7 @@ class Samples:
 
 
 class Inference:
-    """An inference stream that is answered."""
+    """An inference stream with a server that answers."""
 
     def __init__(self, address: str, keys: Path | None) -> None:
         self.end = Serving(bind_inference(address, SPEC, keys=keys))
@@ -116,7 +119,7 @@ class Inference:
 
 
 class Params:
-    """A params transport with something published."""
+    """A params transport with a published version."""
 
     def __init__(self, address: str, keys: Path | None) -> None:
         self.end = bind_params(address, keys=keys)
@@ -153,7 +156,7 @@ def opened(transport: str, keys: Path | None, address: str = LOOPBACK) -> Iterat
 
 
 def own_address() -> str | None:
-    """Return an address of this machine that is not loopback, if it has one."""
+    """Return an address of this machine other than loopback, if it has one."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing
         return probe.getsockname()[0]
@@ -193,7 +196,7 @@ def test_unauthenticated_clients_are_refused_with_the_reason(world: Path, transp
         started = time.monotonic()
         with pytest.raises(AccessDenied, match=STRANGERS[stranger][1]) as caught:
             end.use("stranger", stranger_keys(world, stranger))
-        assert time.monotonic() - started < 10.0  # not only at the deadline
+        assert time.monotonic() - started < 10.0  # before the deadline
         assert end.address in str(caught.value)
         assert end.accepted() == 1
         end.use("actor-1", world / "run")
@@ -204,7 +207,7 @@ def test_unauthenticated_clients_are_refused_with_the_reason(world: Path, transp
 def test_short_deadline_names_the_reason(world: Path, transport: str) -> None:
     with opened(transport, world / "run") as end, pytest.raises(StreamError) as caught:
         end.use("stranger", world / "wrong-server", 0.6)
-    if transport != "params":  # whose ends may come and go, so that its waits say what they waited for
+    if transport != "params":  # whose peers may connect at any time, so its time-outs name what they waited for
         assert isinstance(caught.value, StreamTimeout | AccessDenied)
         assert "server key is not the one" in str(caught.value)
 
@@ -293,7 +296,7 @@ def test_guest_key_works_until_revoked(world: Path, tmp_path: Path, transport: s
 
 
 def host_with_keys(run: Path, folder: Path) -> tuple[Path, Path]:
-    """Make the keys of a host of a run; return (file that lets it in, folder of its keys)."""
+    """Create the keys of a host of a run; return (file that admits it, folder of its keys)."""
     keys = make_host_keys(run)
     folder.mkdir(mode=0o700)
     for name, content in (("client.key", keys.client), ("server.key", keys.server)):
@@ -321,7 +324,7 @@ def test_host_binds_with_its_own_key_named_in_addresses(world: Path, tmp_path: P
         show_guests(first, [own.name])
         with pytest.raises(AccessDenied, match="refused this end's key"):
             end.use("actor-4", second)
-        end.address = named_by_key(plain, second)  # a wrong key: somebody else's
+        end.address = named_by_key(plain, second)  # a wrong key: another host's
         with pytest.raises(AccessDenied, match="server key is not the one"):
             end.use("actor-5", world / "run")
     assert named_by_key(plain, world / "run") == plain and named_by_key("shm:/x/y", first) == "shm:/x/y"
@@ -331,7 +334,7 @@ def test_host_binds_with_its_own_key_named_in_addresses(world: Path, tmp_path: P
 
 
 def test_client_with_only_the_server_key_delivers_nothing(world: Path, caplog) -> None:
-    """What CURVE alone would let in; raw, so that no client of ours stands between."""
+    """CURVE alone would accept this client; raw sockets, so that none of our checks on the client side apply."""
     consumer: Any = bind_samples(LOOPBACK, SCHEMA, keys=world / "run")
     context = zmq.Context()
     public, secret = zmq.curve_keypair()
@@ -356,7 +359,7 @@ def test_client_with_only_the_server_key_delivers_nothing(world: Path, caplog) -
 
 
 def test_traffic_is_encrypted(world: Path, tmp_path: Path) -> None:
-    """A relay between the ends sees neither what is written nor who writes."""
+    """A relay between the ends sees neither the content nor the sender."""
     with opened("samples", world / "run") as end:
         seen, address = bytearray(), end.address
         relay = Relay(address, seen)
@@ -370,13 +373,13 @@ def test_traffic_is_encrypted(world: Path, tmp_path: Path) -> None:
         end.use("actor-of-mine", None)
         relay.close()
     for text in (b"actor-of-mine", b"observation", b"checksum"):
-        assert text in plain, "the relay sees what it is for"
+        assert text in plain, "the relay can see plain content"
         assert text not in seen
     assert len(seen) > 1000
 
 
 class Relay:
-    """Passes bytes between a producer and a consumer, and keeps a copy of them."""
+    """Forwards bytes between a producer and a consumer, and keeps a copy of them."""
 
     def __init__(self, target: str, seen: bytearray) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -419,7 +422,7 @@ class Relay:
 
 
 def test_a_trajectory_of_the_largest_size_fits(world: Path) -> None:
-    """What CURVE adds to a message does not count against the limit of the stream."""
+    """The overhead of CURVE does not count against the limit of the stream."""
     from tests.contracts.sample_producer import make_schema
 
     schema = make_schema(image_bytes=300_000)
@@ -450,7 +453,7 @@ def test_close_leaves_no_files_or_threads(world: Path) -> None:
     deadline = time.monotonic() + 5.0
     while any(now > then for now, then in zip(count(), before, strict=True)):
         assert time.monotonic() < deadline, f"threads and descriptors: {before} before, {count()} now"
-        time.sleep(0.05)  # what ZeroMQ closes goes a moment later
+        time.sleep(0.05)  # ZeroMQ closes a moment later
 
 
 def test_taken_port_is_reported_and_leaves_no_authenticator(world: Path) -> None:

@@ -32,7 +32,7 @@ STORMS = {
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask again soon: what takes half a second otherwise takes a twentieth."""
+    """Retry soon: what takes half a second otherwise takes a twentieth."""
     monkeypatch.setattr(samples_zmq, "_SYNC_S", 0.05)
 
 
@@ -67,7 +67,7 @@ class Actor:
 
 
 def abandon(producer: ZmqSampleProducer) -> None:
-    """Do what kill -9 does to a producer: its sockets close, nothing more is said."""
+    """Act like kill -9 on a producer: its sockets close without a message."""
     producer._stop.set()
     producer._thread.join()
     producer._context.destroy(linger=0)
@@ -115,7 +115,7 @@ def test_lost_trajectory_is_resent_by_an_idle_producer(consumer: ZmqSampleConsum
     block.commit(0)
     wait_for(lambda: proxy.counts["dropped"] >= 1)
     proxy.faults = Faults()
-    lease = consumer.get(TIMEOUT_S)  # in a synchronous run the actor now waits for what the learner makes of this one
+    lease = consumer.get(TIMEOUT_S)  # in a synchronous run the actor now waits for the learner's update with this one
     assert (lease.trajectory.version == 5).all()
     consumer.release(lease)
     producer.close()

@@ -1,4 +1,4 @@
-"""Hellos that a stream does not take: refused before anything is set aside for them, and nobody else notices."""
+"""Invalid hellos: refused before any memory is reserved for them, without effect on other clients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HUGE = 1 << 31
 
 
 def connecting(server: Any, connect: Callable[[], Any]) -> Any:
-    """Return what `connect` returned or raised while the server was served."""
+    """Return the result or exception of `connect` while the server was stepped."""
     found: list[Any] = []
 
     def run() -> None:
@@ -55,7 +55,7 @@ def address(transport: str, folder: Path) -> str:
 
 
 def refuse_work(patch: pytest.MonkeyPatch) -> None:
-    """Have the test fail where anything is set aside or compared for a client from now on."""
+    """Let the test fail where memory is reserved or a schema compared for a client from now on."""
 
     def work(*_: Any, **__: Any) -> None:
         raise AssertionError("a hello was worked on before it was checked")
@@ -81,7 +81,7 @@ def refuse_work(patch: pytest.MonkeyPatch) -> None:
 def test_inference(transport: str, producer, groups, expected: str, tmp_path: Path, monkeypatch) -> None:
     server = bind_inference(address(transport, tmp_path), SPEC, guests=ACTORS)
     refuse_work(monkeypatch)
-    if producer.incarnation > HUGE:  # the asking end refuses that too
+    if producer.incarnation > HUGE:  # the connecting end refuses that too
         monkeypatch.setattr("jsrl.transport.inference.transports.check_producer", lambda _: None)
     where = (server.address, SPEC, producer, groups, TIMEOUT_S)
     error = connecting(server, lambda: connect_inference(*where))
@@ -129,7 +129,7 @@ def test_oversized_hello_is_not_decoded(transport: str, tmp_path: Path) -> None:
         stranger.connect(place)
         fields = {"name": "actor-0", "incarnation": 0, "groups": [[0, 1]], "schema": [["x", [1], "f4"]] * 100_000}
         stranger.send_multipart(encode(HELLO, fields | {"schema": fields["schema"][:50_000]}))
-        assert not stranger.poll(300), "the connection was ended, or the hello refused unread"
+        assert not stranger.poll(300), "the connection was closed, or the hello refused unread"
     connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 4, TIMEOUT_S).close()
     consumer.close()
 
@@ -168,7 +168,7 @@ def test_malformed_groups_are_refused(given: Any) -> None:
 
 
 def test_hello_fields_are_checked_before_the_schema(tmp_path: Path) -> None:
-    """A hello of a stranger costs nothing, whatever schema comes with it."""
+    """A hello of an unauthorised client costs nothing, with any schema."""
     consumer: Any = bind_samples(f"ipc://{tmp_path}/s", SCHEMA, guests=ACTORS)
     frames = hello_of_producer(ProducerId("stranger", 0), 1, flatten_schema(SCHEMA)).frames()
     message = decode(frames)

@@ -1,4 +1,4 @@
-"""Ledgers of real streams, from the pages of both ends: deaths of either end are accounted for, a miscount is not."""
+"""Ledgers of real streams, from the pages of both ends: deaths of either end are accounted for, miscounts are detected."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ while True:
 
 
 class Other:
-    """A process of the test."""
+    """Another process of the test."""
 
     def __init__(self, script: str, **options: Any) -> None:
         root = Path(__file__).parents[2]
@@ -133,7 +133,7 @@ def address_of(transport: str, run: Path) -> str:
 
 
 def bind(run: Path, address: str) -> SampleConsumer:
-    """Bind the next life of a run's consumer, whose outcomes stand."""
+    """Bind the next incarnation of a run's consumer, whose outcomes remain."""
     hop = hop_folder(run, SAMPLES)
     _, ledger = open_ledger(ledger_path(run, SAMPLES), 0, None, hop=hop, rolls_back=False)
     return bind_samples(address, SCHEMA, ledger=ledger, hop=hop, blocks_per_producer=8)
@@ -158,7 +158,7 @@ def ledger_of(run: Path) -> HopLedger:
 
 
 def play(run: Path, transport: str) -> tuple[HopLedger, HopLedger]:
-    """Have a producer write seven trajectories, of which the consumer takes four; return the ledger then and at the end."""
+    """Let a producer write seven trajectories, of which the consumer takes four; return the ledger then and at the end."""
     consumer = bind(run, address_of(transport, run))
     hop = hop_folder(run, SAMPLES)
     producer = connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S, hop=hop)
@@ -198,7 +198,7 @@ def test_miscount_on_either_side_is_detected_on_every_transport(
 
     monkeypatch.setattr(kind, side, wrong)
     midway, found = play(tmp_path / "run", transport)
-    assert not midway.balanced  # over ZeroMQ, it may still be on its way
+    assert not midway.balanced  # over ZeroMQ, it may still be in transit
     assert not found.holds and not found.balanced and "NOT BALANCED" in str(found)
 
 
@@ -234,8 +234,8 @@ def test_killed_consumer_leaves_no_unknown_trajectory(
     producer = connect_samples(address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S, hop=hop)
     put(producer, 4)
     assert consumer.line() == "taken"
-    consumer.kill()  # one lent, never released
-    put(producer, 2)  # nobody will take these
+    consumer.kill()  # one leased, never released
+    put(producer, 2)  # no consumer will take these
     if producer_lives:
         producer.lose("its consumer was replaced")
         producer.close()
@@ -245,7 +245,7 @@ def test_killed_consumer_leaves_no_unknown_trajectory(
     assert found.holds and found.balanced == known
     lost = {"lost": 2} if known else {}
     assert found == HopLedger(6, 3, lost, in_flight=1, unknown=0 if known else 2)
-    again = bind(run, address_of(transport, run))  # what the dead one's queue held is lost as well
+    again = bind(run, address_of(transport, run))  # trajectories in the dead one's queue are lost too
     after = ledger_of(run)
     assert (after.in_flight, after.dropped["lost"], after.produced) == (0, lost.get("lost", 0) + 1, 6)
     again.close()

@@ -57,7 +57,7 @@ def test_impossible_groups(groups: dict[int, int]) -> None:
 
 
 def test_silent_connections_are_evicted(tmp_path) -> None:
-    """More connections that say nothing than there are descriptors: they make room for a client."""
+    """More silent connections than descriptors: they are closed to admit a client."""
     held = len(os.listdir("/proc/self/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     server = bind_inference(f"shm:{tmp_path}/run/inference", SPEC)

@@ -1,4 +1,4 @@
-"""Key files: who can read them, and what is refused."""
+"""Key files: permissions and refusals."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_keys_match_within_a_run_and_differ_between_runs(tmp_path: Path) -> None
     assert load_client_keys(folder / "client.key") == client
     for value in (server.secret, client.secret):
         assert value.decode() not in repr(server) + repr(client) + str(server) + str(client)
-    text = (folder / "client.key").read_text()  # what is copied to other hosts
+    text = (folder / "client.key").read_text()  # the file that is copied to other hosts
     assert server.secret.decode() not in text
 
 

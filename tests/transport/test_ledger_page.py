@@ -1,4 +1,4 @@
-"""A consumer's ledger over all its lives: kept in a file, off by at most one whenever its writer is killed."""
+"""A consumer's ledger over all its incarnations: kept in a file, off by at most one when its writer is killed."""
 
 from __future__ import annotations
 
@@ -94,31 +94,31 @@ def test_replaced_but_living_writer_does_not_touch_the_new_page(tmp_path: Path) 
     newer.hold(1)
     life = read_page(path)
     assert life is not None and life.epoch == epoch == 1
-    assert life.ledger == Ledger(1, 0, {}, 1)  # nobody looked into the older one's queue
+    assert life.ledger == Ledger(1, 0, {}, 1)  # the queue of the older one was not read
 
 
 @pytest.mark.parametrize(
     ("epoch", "last", "snapshot", "expected"),
     [
         (0, None, None, Ledger(0, 0, {})),
-        # the whole of a life without a snapshot is rolled back; what was in flight is lost
+        # all of an incarnation without a snapshot is rolled back; what was in flight is lost
         (0, Ledger(9, 6, {"stale": 1}, 2), None, Ledger(9, 0, {"stale": 1, "rolled_back": 6, "lost": 2})),
         # 10 of 16 consumed are in the snapshot
         (0, Ledger(20, 16, {}, 4), saved(12, 11, 10), Ledger(20, 10, {"rolled_back": 6, "lost": 4})),
-        # a later life resumes from the same snapshot again: rolled back adds up
+        # a later incarnation resumes from the same snapshot again: rolled back adds up
         (
             1,
             Ledger(30, 17, {"rolled_back": 6, "lost": 4}, 3),
             saved(12, 11, 10),
             Ledger(30, 10, {"rolled_back": 13, "lost": 7}),
         ),
-        # and once more, by a life that consumed nothing: what was rolled back is not so twice
+        # and once more, by one that consumed nothing: rows are not rolled back twice
         (1, Ledger(20, 10, {"rolled_back": 6, "lost": 4}), saved(12, 11, 10), Ledger(20, 10, {"rolled_back": 6, "lost": 4})),
-        # a page from before jsrl kept one, or gone: the snapshot's counts are all there is
+        # a page from before jsrl kept one, or a missing one: only the snapshot's counts exist
         (0, None, saved(12, 11, 10, stale=1), Ledger(12, 10, {"stale": 1, "rolled_back": 1})),
-        # a page put back from a copy of the run folder: the snapshot of a later life knows more
+        # a page restored from a copy of the run folder: the snapshot is newer
         (1, Ledger(9, 9, {"rolled_back": 0}), saved(12, 7, 7, 2, rolled_back=5), Ledger(12, 7, {"rolled_back": 5})),
-        # the machine lost its power, and the page its last minutes: no count is below the snapshot's
+        # a power failure lost the page's last minutes: no count is below the snapshot's
         (3, Ledger(4, 4, {}), saved(12, 10, 10, 3, stale=2), Ledger(12, 10, {"stale": 2})),
     ],
 )  # fmt: skip

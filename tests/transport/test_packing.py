@@ -77,7 +77,7 @@ def test_mismatched_inputs_are_refused() -> None:
         with pytest.raises(CodecError):
             packer.unpack(fields, found)
     with pytest.raises(CodecError):
-        Packer(schema, PLAIN).unpack({THIN: True}, packed)  # it did not ask for that
+        Packer(schema, PLAIN).unpack({THIN: True}, packed)  # it did not request that
     with pytest.raises(CodecError, match="asks for the packing"):
         read_packing({"frames": "many"})
     assert read_packing(Packing(4, True).fields) == Packing(4, True) and read_packing(None) == PLAIN

@@ -47,7 +47,7 @@ def test_publish_wakes_a_waiting_reader(tmp_path) -> None:
     publisher.publish(0, 1, params_contract.make_values(1))
     subscriber = connect_params(publisher.address)
     with pytest.raises(StreamTimeout):
-        subscriber.wait(0, 2, 0.0)  # this hangs up its bell
+        subscriber.wait(0, 2, 0.0)  # this removes its bell
     subscriber._bell.drain()
     publisher.publish(0, 2, params_contract.make_values(2))
     assert subscriber._bell.wait(0.0)

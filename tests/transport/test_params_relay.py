@@ -1,4 +1,4 @@
-"""Relays of params: a tree, whose orphans turn to their grandparents; the newest version wins at each hop."""
+"""Relays of params: a tree whose orphans reconnect to their grandparents; the newest version wins at each hop."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Tree:
         self.publisher.publish(0, version, [np.full(3, version, np.float32)])
 
     def reach(self, version: int, *places: int) -> None:
-        """Wait until relays have passed on a version."""
+        """Wait until relays have forwarded a version."""
         await_that(lambda: all(self.relays[place].version == version for place in places))
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ def test_orphaned_relays_read_from_their_grandparents(tree: Tree, tmp_path: Path
     tree.publish(2)
     tree.reach(2, *range(1, 7))
     assert {relay.parent for relay in tree.relays[3:6]} == {tree.publisher.address}
-    tree.relays[3].follow([tree.relays[2].address, tree.publisher.address])  # as the controller says next
+    tree.relays[3].follow([tree.relays[2].address, tree.publisher.address])  # the next message of the controller
     await_that(lambda: tree.relays[3].parent == tree.relays[2].address)
     tree.publish(3)
     tree.reach(3, *range(1, 7))

@@ -1,6 +1,6 @@
 """Thirteen relays of params in network namespaces with links of 20 Mbit/s: copies, delays, a dead relay, too many versions.
 
-`python -m pytest -s -m nightly FILE` shows the figures. What does not depend on speed is tested daily in test_params_relay.
+`python -m pytest -s -m nightly FILE` shows the figures. Tests that do not depend on speed run daily in test_params_relay.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Process:
 
 
 def publish(root: Process, first: int, count: int, size: int, pause_s: float) -> tuple[list[float], list[int], int]:
-    """Have versions published; return their times, the publisher's memory over time, and the bytes that it sent."""
+    """Publish versions; return their times, the publisher's memory over time, and the bytes that it sent."""
     root.tell([first, count, size, pause_s])
     times, residents, sent = root.said.get(timeout=120)
     return times, residents, sent
@@ -123,7 +123,7 @@ def test_params_tree_on_slow_links(tree: tuple[Process, list[Process]]) -> None:
     assert all(orphan.parent == root.address for orphan in orphans)
     assert max(back) - killed_s <= 3.0
 
-    pause_s = SIZE / (10 * RATE)  # ten times what the link carries
+    pause_s = SIZE / (10 * RATE)  # ten times the capacity of the link
     times, residents, sent = publish(root, 1000, round(10 / pause_s), SIZE, pause_s)
     last = 1000 + len(times) - 1
     await_that(lambda: all(last in relay.arrived for relay in relays[1:]), 60.0)

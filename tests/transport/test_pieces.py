@@ -1,4 +1,4 @@
-"""Frames in pieces: what is cut is joined again, and nobody without a key can have a large frame kept."""
+"""Frames in pieces: pieces are joined again, and clients without a key cannot make a peer keep a large frame."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.contracts.sample_producer import fill, make_schema
 
 TIMEOUT_S = 20.0
 LOOPBACK = "tcp://127.0.0.1:0"
-CLOSED_S = 8.0  # before a handshake that takes too long is given up
+CLOSED_S = 8.0  # before a handshake that takes too long is aborted
 LARGE = make_schema(3 * PIECE_BYTES)
 
 
@@ -121,7 +121,7 @@ def test_unauthenticated_large_frame_is_disconnected(keys: Path, end: str, flags
     with socket.create_connection(("127.0.0.1", int(bound.address.rpartition(":")[2])), CLOSED_S) as stranger:
         stranger.sendall(_GREETING + struct.pack(">BQ", flags, 4 << 20))
         heard = bytearray()
-        while part := stranger.recv(4096):  # until it is closed; raises where that does not happen
+        while part := stranger.recv(4096):  # until it is closed; raises if that does not happen
             heard += part
-    assert len(heard) <= 64 + 512, "its greeting, and perhaps why it ends"
+    assert len(heard) <= 64 + 512, "its greeting, and perhaps the reason for the end"
     bound.close()

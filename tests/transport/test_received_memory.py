@@ -1,4 +1,4 @@
-"""Memory of received trajectories: freed by its last user, then used again without asking the kernel."""
+"""Memory of received trajectories: freed by its last user, then reused without asking the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger of a hop: counts of producers against counts of consumers, and what becomes of it when one is wrong."""
+"""The ledger of a hop: counts of producers against counts of consumers, and the effect of a wrong count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRANSPORTS = [LOCAL, SHARED, ZEROMQ]
 
 
 def connection(transport: int = SHARED, committed: int = 7, received: int = 7, **others: int) -> Connection:
-    """A connection over which both ends left in order."""
+    """A connection that both ends left in order."""
     counts = {"blocks": 4, "begun": committed, "left": 0 if transport == ZEROMQ else -1, **others}
     return Connection("actor-0.0", transport, committed=committed, received=received, **counts)
 
@@ -91,7 +91,7 @@ def test_producer_killed_inside_a_commit_is_off_by_one(received: int) -> None:
     found = reconcile(accounted(received), [connection(SHARED, 7, received, begun=8)])
     assert found.balanced and found.produced == received
     assert not reconcile(accounted(9), [connection(SHARED, 7, 9, begun=8)]).holds
-    assert not reconcile(accounted(9), [connection(SHARED, 7, 9, begun=9)]).holds  # two cannot be in the making
+    assert not reconcile(accounted(9), [connection(SHARED, 7, 9, begun=9)]).holds  # two cannot be in progress
 
 
 def test_consumer_killed_between_two_stores_is_off_by_one() -> None:
@@ -100,7 +100,7 @@ def test_consumer_killed_between_two_stores_is_off_by_one() -> None:
     assert reconcile(after_outcome, [connection()], uncertain=1) == HopLedger(7, 6, {"stale": 1})
     after = reconcile(Ledger(7, 6, {"stale": 1, "lost": 1}), [connection()], uncertain=1)
     assert after.balanced and after.dropped == {"stale": 1, "lost": 0}
-    before = reconcile(accounted(6), [connection()], uncertain=1)  # taken in, but not in the queue yet
+    before = reconcile(accounted(6), [connection()], uncertain=1)  # received, but not in the queue yet
     assert before.balanced and before.dropped == {"stale": 1, "lost": 1}
     assert not reconcile(accounted(5), [connection()], uncertain=1).holds
 

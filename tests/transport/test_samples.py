@@ -1,4 +1,4 @@
-"""The sample streams: one contract on every transport, and what is special to each."""
+"""The sample streams: one contract on every transport, and the special cases of each."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_dead_consumer_is_detected_and_replaced(scheme: str, tmp_path: Path) -> 
         for _ in range(3):
             producer.reserve(2.0)
     if scheme != "shm":
-        with pytest.raises(StreamClosed):  # the new consumer says that it does not know this life
+        with pytest.raises(StreamClosed):  # the new consumer reports that it does not know this incarnation
             producer.reserve(0.0)
     del block
     producer.close()
@@ -130,7 +130,7 @@ def test_shared_files_are_private_and_removed(tmp_path: Path) -> None:
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files.values())
     producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
     producer.close()
-    assert consumer.pending() == 1 and not pages.exists()  # the file goes, the committed block stays readable
+    assert consumer.pending() == 1 and not pages.exists()  # the file is removed, the committed block stays readable
     drain(consumer, 1, check=False)
     consumer.close()
     assert list(folder.iterdir()) == []
@@ -194,7 +194,7 @@ def test_waiting_producer_is_woken_by_the_doorbell(tmp_path: Path) -> None:
         producer._pages.waiting(waiting)
         producer._bell.drain()
         consumer.release(lease)
-        assert producer._bell.wait(0.0) is waiting  # nobody is rung for who does not wait
+        assert producer._bell.wait(0.0) is waiting  # a producer that does not wait is not woken
     producer.close()
     consumer.close()
 
@@ -215,7 +215,7 @@ def test_files_of_a_dead_consumer_are_removed(tmp_path: Path) -> None:
 
 
 class CuttingProxy:
-    """Passes TCP bytes on, and cuts every connection after `cut_bytes` from the producer."""
+    """Forwards TCP bytes, and cuts every connection after `cut_bytes` from the producer."""
 
     def __init__(self, target: str, cut_bytes: int):
         self._target = ("127.0.0.1", int(target.rpartition(":")[2]))
@@ -273,7 +273,7 @@ def test_broken_connections_lose_and_repeat_nothing(tmp_path: Path) -> None:
 
 
 class StallingProxy(CuttingProxy):
-    """Passes bytes on while `flowing` is set; what came in the meantime goes on afterwards, if the connection still stands."""
+    """Forwards bytes while `flowing` is set; bytes that arrived meanwhile follow later, if the connection still exists."""
 
     def __init__(self, target: str):
         self.flowing = threading.Event()
@@ -291,7 +291,7 @@ class StallingProxy(CuttingProxy):
 
 @pytest.mark.slow
 def test_partition_beyond_the_silence_limit_loses_and_repeats_nothing(tmp_path: Path, monkeypatch) -> None:
-    """The consumer gives the connection up; what was on its way is sent again on the next one."""
+    """The consumer drops the connection; trajectories in transit are sent again on the next one."""
     monkeypatch.setattr(sockets, "_SILENCE_MS", 3000)  # after a heartbeat that may be 1 s away
     transport = make_transport("tcp", tmp_path)._replace(keys=str(make_keys(tmp_path / "keys")))
     consumer = bind_samples(transport.new_address(), SCHEMA, keys=transport.keys)
@@ -314,7 +314,7 @@ def test_partition_beyond_the_silence_limit_loses_and_repeats_nothing(tmp_path: 
         assert time.monotonic() - healed_s < 5.0
         entries += drain(consumer, 800 - len(entries))
         assert running.report().get("committed") == 800
-    assert made_meanwhile < 100  # credits held the producer back
+    assert made_meanwhile < 100  # credits blocked the producer
     assert proxy.cuts >= 1
     assert sorted((entry.group, entry.sequence) for entry in entries) == [(g, s) for g in (0, 1) for s in range(400)]
     assert consumer.ledger.received == 800 and consumer.ledger.balanced
@@ -338,7 +338,7 @@ def test_a_block_is_not_reused_while_zeromq_reads_it(tmp_path: Path) -> None:
     second = producer.reserve(TIMEOUT_S)
     assert second.trajectory.reward.ctypes.data != address
     with pytest.raises(StreamError):
-        producer.reserve(0.1)  # credit is there, but ZeroMQ still holds the only other block
+        producer.reserve(0.1)  # there is credit, but ZeroMQ still holds the only other block
     Busy.done = True
     assert producer.reserve(TIMEOUT_S).trajectory.reward.ctypes.data == address
     producer.close()
@@ -390,14 +390,14 @@ def test_large_trajectories_are_received_without_a_copy(tmp_path: Path) -> None:
 
 
 def test_unadmitted_client_cannot_fill_consumer_memory(tmp_path: Path) -> None:
-    """A stranger sends as fast as it can to a consumer that is busy: soon it cannot send any more."""
+    """An unadmitted client sends as fast as it can to a busy consumer: soon it is blocked."""
     consumer = bind_samples(f"ipc://{tmp_path}/s", SCHEMA)
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
     stranger.setsockopt(zmq.SNDHWM, 10)
     stranger.connect(consumer.address)
     sent = 0
-    with consumer._socket_lock:  # nothing is read meanwhile, as where the learner's process computes
+    with consumer._socket_lock:  # nothing is read meanwhile, as while the learner's process computes
         while stranger.poll(1000, zmq.POLLOUT) and sent < 20_000:
             stranger.send(bytes(4096))
             sent += 1

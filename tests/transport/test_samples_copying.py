@@ -1,4 +1,4 @@
-"""Rows written aside: the consumer gets the same trajectories, and the stream's memory is not touched before."""
+"""Rows written into separate memory: the consumer gets the same trajectories, and the stream's memory is untouched before."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ends(request, tmp_path):
 
 def test_trajectories_arrive_as_they_were_written(ends):
     consumer, _, copying = ends
-    for number in range(6):  # more than there are blocks: memory is used again
+    for number in range(6):  # more than there are blocks: memory is reused
         block = copying.reserve(1.0)
         fill(block.trajectory, number)
         expected = checksum(block.trajectory)
@@ -75,5 +75,5 @@ def test_open_blocks_have_memory_of_their_own(ends):
     first.abandon()
     second.abandon()
     third = copying.reserve(1.0)
-    assert np.shares_memory(third.trajectory.reward, second.trajectory.reward)  # used again
+    assert np.shares_memory(third.trajectory.reward, second.trajectory.reward)  # reused
     third.abandon()

@@ -44,7 +44,7 @@ def test_a_segment_is_private_aligned_and_shared(tmp_path):
     with python(code, folder / "s") as child:
         assert child.wait() == 0
     assert tree["image"].ravel()[:2].tolist() == [2, 1] and np.isnan(tree["x"][0])
-    assert (folder / "s").exists()  # an attaching process that exits takes nothing along
+    assert (folder / "s").exists()  # an attaching process that exits removes nothing
     frozen = segment.views(layout, 64, writeable=False)
     with pytest.raises(ValueError):
         frozen[1][:] = 1
@@ -105,7 +105,7 @@ def test_a_doorbell_wakes_across_processes_and_restarts(tmp_path):
             assert child.wait() == 0
     assert not bell.wait(0)
     bell.ring()
-    bell.close()  # the waiter restarts: a ring in between is not lost as long as somebody has it open, and never blocks
+    bell.close()  # the waiter restarts: a ring in between is not lost while any process has it open, and never blocks
     again = Doorbell.create(tmp_path / "bell")
     again.ring()
     assert again.wait(1)

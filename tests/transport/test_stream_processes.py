@@ -1,4 +1,4 @@
-"""Inference and params between real processes: deaths, new lives, torn reads, permissions, what is left behind."""
+"""Inference and params between real processes: deaths, replacements, torn reads, permissions, leftovers."""
 
 from __future__ import annotations
 
