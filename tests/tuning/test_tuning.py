@@ -1,4 +1,4 @@
-"""The tuner: its space, its search on machines that do not exist, its advice, and what later runs make of it."""
+"""The tuner: its space, its search on simulated machines, its advice, and how later runs use it."""
 
 import dataclasses
 import json
@@ -164,7 +164,7 @@ def advice_of(space: Space, trials: list[Trial]):
 
 
 def small_grid(space: Space) -> Space:
-    """Placements, actors and rings with every detail as it is by default: what an exhaustive grid would try."""
+    """Placements, actors and groups with the defaults of all other options: what an exhaustive grid would try."""
     return dataclasses.replace(space, candidates=tuple(s for own in space.grid.values() for s in own))
 
 
@@ -179,7 +179,7 @@ def regrets(cores: int, seeds: range, noise: float, total_s: float = 180.0) -> n
 
 
 def test_regret_is_small_on_most_machines():
-    """With 5% noise and a disturbed measurement in twenty; details may make it better than the grid (negative)."""
+    """With 5% noise and one disturbed measurement in twenty; other options may make it better than the grid (negative)."""
     found = regrets(cores=2, seeds=range(16), noise=0.05)
     assert found.mean() <= 0.03
     assert np.median(found) <= 0.02
@@ -196,7 +196,7 @@ def test_regret_over_many_machines(cores, mean, share):
 
 
 def test_regret_without_search_is_larger():
-    """The bound above can fail: the default alone, and the luckiest of as many random settings, are worse."""
+    """The bound above can fail: the default alone, and the best of as many random settings, are worse."""
     space, default, lucky = space_of(2), [], []
     for seed in range(24):
         surface, rng = random_surface(seed, 2), np.random.default_rng(seed)
@@ -233,7 +233,7 @@ def test_time_budget_is_respected():
     for total_s, trial_s in ((180.0, 7.0), (60.0, 9.0), (20.0, 7.0), (5.0, 7.0)):
         machine = Pretended(random_surface(0, 2), np.random.default_rng(0), trial_s=trial_s)
         trials = machine.search(space_of(2), total_s)
-        assert trials[0].setting == space_of(2).default  # the first one is made in any case
+        assert trials[0].setting == space_of(2).default  # the first one is always made
         assert machine.now_s <= max(total_s, trial_s)
 
 
@@ -244,7 +244,7 @@ def test_stop_ends_the_search_and_keeps_the_measurements():
 
 
 def test_failed_setting_is_not_tried_again():
-    """Where every served setting dies, the search does not go on dying."""
+    """If every served setting dies, the search stops trying them."""
     space, surface = space_of(2), random_surface(1, 2)
     machine = Pretended(surface, np.random.default_rng(0))
 
@@ -310,7 +310,7 @@ def test_advice_names_the_setting_and_its_gain():
     trials += [Trial(fast, "final", 190.0), Trial(default, "final", 100.0), Trial(fast, "final", 188.0)]
     advice = advise(measured(trials))
     assert advice.setting == fast
-    assert advice.env_steps_per_s == 189.0  # of the finals: the first measurement was a lucky one
+    assert advice.env_steps_per_s == 189.0  # of the finals: the first measurement was an outlier
     assert advice.text.startswith("some: served, 2 actors x 32 slots, ring 2: 1.9x the default, 189 env steps/s")
     assert "--num-actors 2 --num-groups 4" in advice.text
     assert "--placement served" in advice.text
@@ -360,7 +360,7 @@ def test_invalid_measurement_files_are_refused(tmp_path, text):
         Measurements.load(tmp_path / "m.json")
 
 
-# -- one trial's figures ----------------------------------------------------------------------------------------------
+# -- figures of one trial ---------------------------------------------------------------------------------------------
 
 
 def line(updates: int, at_s: float, rows: int = 100) -> dict:
