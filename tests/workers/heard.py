@@ -1,4 +1,4 @@
-"""A reporter that remembers events."""
+"""A reporter that stores events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from jsrl.workers.base import NullReporter
 
 
 class Heard(NullReporter):
-    """A reporter that remembers events."""
+    """A reporter that stores events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, dict]] = []

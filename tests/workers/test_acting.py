@@ -1,4 +1,4 @@
-"""Acting: what a group gets does not depend on its host or company; cores are kept by slot; nothing compiles twice."""
+"""Acting: a group's results do not depend on its host or on other groups; cores are kept by slot; nothing compiles twice."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_padding_and_other_rows_do_not_change_greedy_actions(engine, core):
 
 
 def test_cores_are_kept_by_slot_reset_on_is_first_and_returned_as_they_were_before(engine):
-    """The reply's core is the one before the row; the agent's own act, fed with it, gives what the engine gave."""
+    """The reply's core is the one before the row; the agent's own act with it gives the engine's result."""
     built, e = agent("gru"), engine("gru", greedy=True)
     seats = [e.serve(group, SIZE) for group in range(2)]
     act = jax.jit(built.act, static_argnames="greedy")
@@ -171,7 +171,7 @@ def test_version_belongs_to_the_params_used(engine):
 
 
 class Params:
-    """A params transport where versions appear when the test says so."""
+    """A params transport where versions appear when the test adds them."""
 
     def __init__(self) -> None:
         self.newest: tuple[int, list[np.ndarray]] | None = None
@@ -206,7 +206,7 @@ def test_inline_waits_for_the_version_that_a_request_names(engine):
         client.receive(0.0)
     client.send(0, request(0, 0, min_updates=7))
     client.send(1, request(1, 0, min_updates=5))
-    assert client.receive(0.0)[0] == 1  # version 5 will do for it
+    assert client.receive(0.0)[0] == 1  # version 5 is new enough for it
     with pytest.raises(StreamTimeout):
         client.receive(0.01)
     assert params.waited == [7]

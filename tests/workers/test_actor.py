@@ -33,7 +33,7 @@ class Counted:
         self.group, self.clock, self.actions, self.closed = group, 0, [], False
 
     def at(self, t: int) -> EnvStep:
-        """Return what the step before row t brought: the row table's rows, 3 + b and an ignored one per episode."""
+        """Return the result of the step before row t: the row table's rows, 3 + b and an ignored one per episode."""
         period = np.arange(B) + 4
         is_first = t % period == 0
         over = (t + 1) % period == 0  # row t is a last observation
@@ -82,7 +82,7 @@ class Rig:
         self.updates = 0
 
     def answer(self, only=None) -> int:
-        """Answer what was asked (by one group: the others wait), by a rule that a test can check row by row."""
+        """Answer requests (of one group: the others wait), by a rule that a test can check row by row."""
         asked = self.kept + self.server.collect(100, 0.0)
         found = [r for r in asked if only is None or r.group == only]
         self.kept = [r for r in asked if only is not None and r.group != only]
@@ -114,7 +114,7 @@ def expected_rows(env: Counted, begin: int, group: int = 0) -> dict[str, np.ndar
         "is_first": np.stack([s.is_first for s in steps]),
         "reward": np.stack([s.reward for s in steps[1:]]),
         "discount": np.stack([s.discount for s in steps[1:]]),
-        "acts": np.stack([s.acts for s in steps]),  # row T has them too: they say whether its value bootstraps
+        "acts": np.stack([s.acts for s in steps]),  # row T has them too: they decide whether its value bootstraps
         "log_prob": np.stack([np.full(B, -float(t)) for t in range(begin, begin + T)]),
         "action": np.stack([np.array([t % 90, t % 90 + 5]) + group for t in range(begin, begin + T)]),
     }
@@ -133,7 +133,7 @@ def test_rows_follow_the_table_and_trajectories_are_contiguous():
         np.testing.assert_array_equal(rows.extras["value"][:T, 0], np.arange(n * T, n * T + T) + 0.25)
         np.testing.assert_array_equal(rows.core[0], np.full((B, 3), float(n * T)))  # the core of row 0's reply
         for leaf in (rows.action, rows.reward, rows.discount, rows.log_prob, rows.version):
-            assert not leaf[T].any(), "the bootstrap row carries observation, is_first and acts only"
+            assert not leaf[T].any(), "the bootstrap row has only observation, is_first and acts"
         endings += int(rows.is_first[:T].sum())
     for one, other in itertools.pairwise(leases):
         np.testing.assert_array_equal(one.trajectory.observation[T], other.trajectory.observation[0])
@@ -170,7 +170,7 @@ def test_versions_equal_those_of_the_replies():
 def test_trajectory_n_waits_for_the_version_required_by_max_lag(max_lag, per_batch, expected):
     rig = Rig(max_lag=max_lag, updates_per_batch=per_batch)
     rig.turn(2 * T + 1)
-    # Row 0 of the first trajectory does not know its number yet; it waits for where the run stands.
+    # Row 0 of the first trajectory does not have its number yet; it waits for the current version of the run.
     assert [rig.asked[0][n * T].min_updates for n in range(3)] == expected
 
 
@@ -181,7 +181,7 @@ def test_without_max_lag_actors_do_not_wait():
 
 
 def test_group_ahead_leaves_blocks_to_the_group_a_batch_needs():
-    """Group 1 gets no answers for a while; with 2 blocks for each, group 0 takes 2 and no more."""
+    """Group 1 gets no replies for a while; with 2 blocks for each, group 0 takes 2 and no more."""
     rig = Rig(groups=(0, 1), blocks=4, most_ahead=1)
     rig.turn(5 * T, only=0)
     assert [lease.entry.group for lease in rig.leases()] == [0, 0]
@@ -191,7 +191,7 @@ def test_group_ahead_leaves_blocks_to_the_group_a_batch_needs():
 
 
 def test_number_of_an_abandoned_trajectory_is_skipped():
-    """So that replay does not join what came before a lost server with what came after."""
+    """So that replay does not join rows from before a lost server with rows after it."""
     rig = Rig(blocks=8)
     rig.turn(2 * T + 1)
 
@@ -219,7 +219,7 @@ def test_reply_waits_for_a_free_block():
     rig = Rig(blocks=2)
     assert rig.turn(2 * T) == 2 * T * B
     for _ in range(5):
-        assert rig.turn() == 0  # both blocks are committed; the reply to row 8 is here and waits
+        assert rig.turn() == 0  # both blocks are committed; the reply to row 8 has arrived and waits
     assert len(rig.envs[0].actions) == 2 * T
     first = rig.consumer.get(0.0)
     rig.consumer.release(first)
@@ -228,7 +228,7 @@ def test_reply_waits_for_a_free_block():
     assert [lease.entry.sequence for lease in rest] == [1, 2]
     for name, wanted in expected_rows(rig.envs[0], 2 * T).items():
         np.testing.assert_array_equal(getattr(rest[1].trajectory, name)[: len(wanted)], wanted, err_msg=name)
-    assert [r.step for r in rig.asked[0]][:9] == list(range(9))  # asked once each
+    assert [r.step for r in rig.asked[0]][:9] == list(range(9))  # requested once each
 
 
 def test_groups_share_an_actor_and_have_their_own_trajectories():

@@ -1,4 +1,4 @@
-"""What an actor host loads before it forks: all that actors need, nothing else, and no thread."""
+"""Modules that an actor host loads before it forks: all that actors need, nothing else, and no thread."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ def test_imports_happen_before_the_fork_and_no_thread_runs(env: str, tmp_path: P
     )
     packages = {name.partition(".")[0] for name in found["loaded"]}
     assert not packages & {"jax", "jaxlib", "flax", "optax", "orbax", "rich", "tyro", "psutil", "tensorboard"}
-    # what is left to each actor is small: it costs memory and time once per actor
+    # the rest for each actor is small: it costs memory and time once per actor
     assert len(found["later"]) <= 12, found["later"]

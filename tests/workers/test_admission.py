@@ -1,4 +1,4 @@
-"""What may enter a batch, driven through recoveries: never a row that is too old or was undone, and never starvation."""
+"""Admission to batches across recoveries: never a row that is too old or was undone, and never starvation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _numbers = itertools.count()
 class Admission(RuleBasedStateMachine):
     """A learner, its stream and actors that may have missed any number of updates, or a recovery.
 
-    `history`: every version that was ever published. `lineage`: those that the learner's params go back to.
+    `history`: all published versions. `lineage`: the ancestors of the learner's params.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Admission(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="jsrl-admission-", dir=memory))
         self.hop = hop_folder(self.folder, SAMPLES)
         self.consumer = None
-        self.ends: list = []  # of all lives: what died is cleared away at the end only
+        self.ends: list = []  # of all incarnations: dead ones are removed at the end only
 
     @initialize(
         order=st.sampled_from(["fifo", "by_group", "freshest"]), slack=st.integers(0, 2), reuse=st.integers(1, 2)
@@ -61,7 +61,7 @@ class Admission(RuleBasedStateMachine):
         self.live()
 
     def live(self) -> None:
-        """Start a life of the learner from the snapshot; actors join it with what they are in the middle of."""
+        """Start a learner from the snapshot; actors join it in the middle of their trajectories."""
         self.epoch, ledger = open_ledger(self.folder / LEDGER, 0, self.snapshot["ledger"], hop=self.hop)
         self.updates = self.snapshot["updates"]
         self.trained = self.snapshot["ledger"]["trained"] if self.snapshot["ledger"] else 0
@@ -85,7 +85,7 @@ class Admission(RuleBasedStateMachine):
 
     @rule(group=st.integers(0, GROUPS - 1), age=st.integers(0, 12))
     def act(self, group: int, age: int) -> None:
-        """Play one row with params that were published `age` publications ago, maybe in another life."""
+        """Play one row with params that were published `age` publications ago, maybe by an earlier learner."""
         self.open[group].append(self.history[max(-1 - age, -len(self.history))])
         if len(self.open[group]) == T:
             self.commit(group, self.open[group])
@@ -99,7 +99,7 @@ class Admission(RuleBasedStateMachine):
     def commit(self, group: int, versions: list[int]) -> None:
         trajectory = zeros(SPEC)
         trajectory.version[:-1] = np.array(versions)[:, None]
-        trajectory.reward[:-1] = trajectory.version[:-1] % 1_000_003  # travels with the version, and must stay with it
+        trajectory.reward[:-1] = trajectory.version[:-1] % 1_000_003  # is sent with the version, and must stay with it
         self.producer.put(trajectory, group, 1.0)
         self.produced += 1
 
@@ -133,7 +133,7 @@ class Admission(RuleBasedStateMachine):
     @precondition(lambda self: len(self.history) > 1)
     @rule()
     def kill_the_learner(self) -> None:
-        """What was committed, joined and published since the snapshot is gone; the page is not."""
+        """Lose everything committed, joined and published since the snapshot; the page stays."""
         self.lineage = {v for v in self.lineage if v & ((1 << 40) - 1) <= self.snapshot["updates"]}
         last = self.epoch
         self.live()
@@ -150,7 +150,7 @@ class Admission(RuleBasedStateMachine):
         assert ledger.consumed >= self.trained
 
     def teardown(self) -> None:
-        """Actors that follow the params feed the learner, whatever came before."""
+        """Let actors that follow the params feed the learner after any history."""
         if self.consumer is not None:
             target = self.updates + 2 * self.reuse
             for _ in range(400):
@@ -181,7 +181,7 @@ def drive(examples: int, *, derandomize: bool) -> None:
             suppress_health_check=quiet,
         ),
     )
-    gc.collect()  # pages of dead lives, each an open file
+    gc.collect()  # pages of dead incarnations, each an open file
 
 
 def test_admission_through_recoveries() -> None:

@@ -1,4 +1,4 @@
-"""Batches: which trajectories go where, what is dropped and why, and that every one of them is accounted for."""
+"""Batches: which trajectories go where, what is dropped and why, and that every one is accounted for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ numbers = itertools.count()
 
 
 def filled(seed: int, version: int = 0, spec: Trajectory = SPEC) -> Trajectory:
-    """Return a trajectory whose every element is drawn from `seed`, of one version."""
+    """Return a trajectory with all elements drawn from `seed`, of one version."""
     rng = np.random.default_rng(seed)
     tree = map_tree(lambda leaf: rng.integers(0, 2, leaf.shape).astype(leaf.dtype) + leaf.zeros(), spec)
     tree = map_tree(lambda x: (rng.random(x.shape) * 200).astype(x.dtype), tree)
@@ -61,7 +61,7 @@ class Stream:
         return trajectory
 
     def fill(self, tries: int = 8):
-        """Pump until there is a batch, or nothing more comes."""
+        """Pump until there is a batch, or nothing more arrives."""
         for _ in range(tries):
             batch = self.batcher.fill(0.0)
             if batch is not None:
@@ -75,7 +75,7 @@ class Stream:
 
 
 def joined(trajectories: list[Trajectory], devices: int = 1) -> Trajectory:
-    """Return what a batch of these trajectories, side by side, must be."""
+    """Return the expected batch of these trajectories side by side."""
     columns = [t._replace(core=(), sampling=()) for t in trajectories]
     body = map_tree(lambda *x: np.concatenate(x, 1), columns[0], *columns[1:])
     columns = [(t.core, t.sampling) for t in trajectories]
@@ -122,7 +122,7 @@ def test_devices_get_the_columns_of_split_devices(groups, devices):
 
 
 def test_a_second_trajectory_of_a_group_waits_for_the_next_batch():
-    """Asynchronous actors: group 0 is two ahead of group 1; nothing is lost, and the order of each group stays."""
+    """Asynchronous actors: group 0 is two ahead of group 1; nothing is lost, and each group keeps its order."""
     stream = Stream(groups=2, max_lag=None)
     ahead = [stream.put(0, seed) for seed in (1, 2, 3)]
     behind = [stream.put(1, 11)]
@@ -171,7 +171,7 @@ def test_lag_is_the_age_of_the_oldest_row_at_the_update():
 
 
 def test_lag_stale_and_rolled_back_look_at_trained_rows_only():
-    """A row is not trained on where no agent acts, or where the next row opens an episode."""
+    """A row is not trained on where no agent acts, or where the next row starts an episode."""
     rows = filled(1, make_version(1, 5))
     rows.acts[...], rows.is_first[...] = 1, False
     rows.acts[0, 1], rows.version[0, 1] = 0, make_version(1, 1)
@@ -213,7 +213,7 @@ def test_with_reuse_the_last_use_of_a_batch_must_be_within_the_lag():
 
 
 def test_rows_of_an_earlier_epoch_past_the_snapshot_are_rolled_back():
-    """Resumed at 5 updates in epoch 1: what updates 6 and 7 of epoch 0 made never happened; what 5 made is usable."""
+    """Resumed at 5 updates in epoch 1: updates 6 and 7 of epoch 0 were undone; rows of update 5 are usable."""
     stream = Stream(groups=2, max_lag=None, start_updates=5, epoch=1)
     stream.put(0, 1, make_version(0, 7))
     mixed = filled(2, make_version(1, 5))
@@ -227,13 +227,13 @@ def test_rows_of_an_earlier_epoch_past_the_snapshot_are_rolled_back():
 
 
 def test_no_free_buffer_takes_nothing_from_the_stream():
-    """Back-pressure: with all buffers lent the blocks stay committed, and fill again when one comes back."""
+    """Back-pressure: with all buffers lent the blocks stay committed, and are read again when one is returned."""
     stream = Stream(groups=1, buffers=2, max_lag=None)
     given = [stream.put(0, seed) for seed in range(3)]
     batches = [stream.fill(), stream.fill()]
     assert stream.fill() is None
     assert stream.consumer.pending() == 1
-    same(batches[0].trajectory, joined([given[0]]))  # untouched by what came later
+    same(batches[0].trajectory, joined([given[0]]))  # unchanged by later trajectories
     stream.batcher.recycle(batches[0])
     third = stream.fill()
     assert third.trajectory is batches[0].trajectory
@@ -242,7 +242,7 @@ def test_no_free_buffer_takes_nothing_from_the_stream():
 
 
 def test_blocks_are_released_once_copied():
-    """Two blocks are enough for any number of trajectories, although no batch was ever given back."""
+    """Two blocks are enough for any number of trajectories, although no batch was ever returned."""
     stream = Stream(groups=4, blocks=2, columns=16, max_lag=None)
     for group in range(4):
         stream.put(group, group)

@@ -1,4 +1,4 @@
-"""Workers between actors and replay: who made a trajectory is known behind them, and replay joins by that."""
+"""Workers between actors and replay: the origin of a trajectory is passed on, and replay joins lanes by it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
 
 
 class Row:
-    """An actor's end, two workers in a row, a replay worker and a learner's end, in this process."""
+    """An actor's end, two workers in sequence, a replay worker and a learner's end, in this process."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -73,7 +73,7 @@ class Row:
         self.workers[name].setup()
 
     def act(self, incarnation: int) -> None:
-        """Begin a life of the actor."""
+        """Start an incarnation of the actor."""
         job = dataclasses.replace(self.plan.job("actor-0"), incarnation=incarnation)
         self.actor = Writer(job, "samples", job.schemas.trajectory)
         self.actor.open()
@@ -86,14 +86,14 @@ class Row:
                     self.workers[name].step()
 
     def replace(self, name: str) -> None:
-        """End a worker with all that it holds, and begin its next life."""
+        """End a worker with all that it holds, and start its replacement."""
         old = self.workers[name]
         old.close()
         self.start(name, old.job.incarnation + 1)
 
     @property
     def breaks(self) -> int:
-        """Return how often the replay worker found that a trajectory does not follow the last."""
+        """Return how often the replay worker found a trajectory that does not follow the last one."""
         replay: ReplayWorker = self.workers["replay-0"]
         return int(replay._replay.rows.seam.sum()) // self.plan.experiment.group_size
 

@@ -1,8 +1,8 @@
-"""No staging buffer, block or request is written again while JAX may still read it.
+"""No staging buffer, block or request is overwritten while JAX may still read it.
 
-JAX on CPU computes asynchronously and reads aligned numpy arrays where they lie. So each proof has two arms on the same
-slow computation: one that gives memory back too early, in which the corruption shows (the test can fail), and the code
-that workers run, in which it does not.
+JAX on CPU computes asynchronously and reads aligned numpy arrays in place. So each proof has two arms on the same
+slow computation: one that releases memory too early, where the corruption shows (the test can fail), and the code
+of the workers, where it does not.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from jsrl.workers.learner.updaters import OwnUpdate
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 
 T, B, WIDTH = 7, 8, 64
-READS = 2_000_000  # of one update, one after another: tens of milliseconds, long enough for a refill to fall into them
+READS = 2_000_000  # of one update, one after another: tens of milliseconds, long enough for a refill during them
 ENV = EnvSpec(ArraySpec((WIDTH,), "float32"), Discrete(2))
 SPEC = make_trajectory_spec(ENV, (), (), num_rows=T, num_envs=B)
 numbers = itertools.count()
 
 
 def smallest_and_largest(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Read elements one after another, so that the memory is read from the call's begin to its end.
+    """Read elements one after another, so that the memory is read throughout the call.
 
-    XLA on CPU computes in the caller's thread what it takes for cheap, by counting instructions: hence the unrolled body.
+    XLA on CPU runs cheap computations in the caller's thread, judged by the number of instructions: hence the unrolled body.
     """
     flat = x.reshape(-1)
 
@@ -80,12 +80,12 @@ AGENT = Agent(init, lambda rows: (), act, update)
 
 
 def constant(value: float) -> Trajectory:
-    """Return a trajectory of one number only."""
+    """Return a trajectory filled with one number."""
     return map_tree(lambda leaf: np.full(leaf.shape, value if leaf.dtype == "float32" else 0, leaf.dtype), SPEC)
 
 
 class AlignedBatcher(Batcher):
-    """Staging buffers at multiples of 64 bytes: those that JAX reads in place (numpy's own are only sometimes so)."""
+    """Staging buffers at multiples of 64 bytes, which JAX reads in place (numpy's own are aligned only sometimes)."""
 
     def _allocate(self, spec: Trajectory) -> Trajectory:
         def aligned(x: np.ndarray) -> np.ndarray:
@@ -95,7 +95,7 @@ class AlignedBatcher(Batcher):
 
 
 class Feed:
-    """A stream whose n-th trajectory holds the number n only; a thread puts them as fast as there is room."""
+    """A stream whose n-th trajectory is filled with n; a thread puts them as fast as there is room."""
 
     def __init__(self, transport: str, folder) -> None:
         address = f"local:reuse-{next(numbers)}" if transport == "local" else f"shm:{folder}/samples"
@@ -125,7 +125,7 @@ class Feed:
 
 
 class Published:
-    """A params transport that remembers everything."""
+    """A params transport that stores everything."""
 
     address = "nowhere"
 
@@ -140,10 +140,10 @@ class Published:
 
 
 class Early(OwnUpdate):
-    """What must not be: the buffer goes back while the computation that reads it runs."""
+    """The wrong order: the buffer is released while the computation that reads it runs."""
 
     def give_back(self, batcher: Batcher) -> None:
-        """Take over what `batcher` is told after an update."""
+        """Replace the `batcher` method that is called after an update."""
         self._recycle, batcher.recycle = batcher.recycle, lambda batch: None
 
     def __call__(self, state, batch, key):
@@ -153,7 +153,7 @@ class Early(OwnUpdate):
 
 
 def evidence(feed: Feed, folder, *, buffers: int, reuse: int = 1, aligned: bool = True, early: bool = False):
-    """Run a learner with prefetching over a feed; return (smallest, largest) number that each update saw."""
+    """Run a learner with prefetching over a feed; return the (smallest, largest) number in each update."""
     plan = BatchPlan("fifo", (0,), B, B, T, max_lag=None, buffers=buffers, reuse=reuse)
     batcher = (AlignedBatcher if aligned else Batcher)(feed.consumer, SPEC, plan)
     spread = data_parallel(AGENT.update, jax.local_devices()[:1], donate=False)
@@ -182,9 +182,9 @@ def feed_fixture(request, tmp_path):
 
 
 def test_early_released_buffer_changes(feed, tmp_path):
-    """The control: with one buffer, refilled while the update reads it, updates see numbers of two batches."""
+    """The control: with one buffer, refilled while the update reads it, updates read numbers of two batches."""
     seen = evidence(feed, tmp_path, buffers=1, early=True)
-    assert any(low != high for low, high in seen), f"no corruption to be seen in {seen}; this control is blind"
+    assert any(low != high for low, high in seen), f"no corruption in {seen}; this control cannot detect it"
 
 
 @pytest.mark.parametrize(("buffers", "reuse"), [(1, 1), (3, 1), (3, 2)])
@@ -201,7 +201,7 @@ def test_numpy_allocated_buffers_behave_alike(feed, tmp_path):
 
 
 class WatchedConsumer:
-    """A consumer that overwrites a block the moment it is released, as the next trajectory would."""
+    """A consumer that overwrites a block at its release, as the next trajectory would."""
 
     def __init__(self, consumer) -> None:
         self._consumer, self.address = consumer, consumer.address
@@ -221,7 +221,7 @@ class WatchedConsumer:
 @pytest.mark.parametrize("order", ["by_group", "fifo", "freshest"])
 @pytest.mark.parametrize("transport", ["local", "shared-memory"])
 def test_block_is_released_only_after_its_copy(transport, order, tmp_path):
-    """Every released block is spoilt at once; no batch shows it, nor a trajectory that waits for the next batch."""
+    """Every released block is overwritten at once; no batch shows it, nor a trajectory that waits for the next batch."""
     address = f"local:reuse-{next(numbers)}" if transport == "local" else f"shm:{tmp_path}/samples"
     consumer = WatchedConsumer(bind_samples(address, SPEC, blocks_per_producer=8))
     producer = connect_samples(consumer.address, SPEC, ProducerId("actor-0", 0), 2, 5.0)
@@ -266,18 +266,18 @@ def test_request_overwritten_during_the_call_changes():
     time.sleep(0.005)
     request.observation[:] = 2.0
     low, high = np.asarray(output.extras)[0]
-    assert (low, high) != (1.0, 1.0), "no corruption to be seen; this control is blind"
+    assert (low, high) != (1.0, 1.0), "no corruption; this control cannot detect it"
 
 
 @pytest.mark.parametrize("merged", [False, True])
 def test_act_returns_after_the_request_was_read(merged):
-    """What a server does: it replies after `act`, and only then may the client write the next request."""
+    """A server replies after `act`, and only then may the client write the next request."""
     engine, served = make_engine()
     for number in range(4):
         request = aligned_request(float(number))
         reply = engine.act_merged([(served, request)])[0] if merged else engine.act(served, request)
         request.observation[:] = -7.0
         for target in engine._padded.values():
-            target[0][:] = -7.0  # the padded buffers of merged batches as well
+            target[0][:] = -7.0  # the padded buffers of merged batches too
         np.testing.assert_array_equal(reply.extras[:, 0], float(number))
         np.testing.assert_array_equal(reply.extras[:, 1], float(number))

@@ -1,4 +1,4 @@
-"""The director's worker and the assignments of actors, joined without processes: nobody is lost, and nothing counts twice."""
+"""The director's worker and the assignments of actors, joined without processes: none is lost or counted twice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SLOTS = 3
 
 
 class Wire(NullReporter):
-    """What a worker says, by kind of event."""
+    """The messages of a worker, by kind of event."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, dict]] = []
@@ -42,7 +42,7 @@ class Wire(NullReporter):
 
 
 class Fleet:
-    """Actors, a learner and a director whose messages are carried by hand, and lost where one of them dies."""
+    """Actors, a learner and a director whose messages are delivered by hand, and lost where one of them dies."""
 
     def __init__(self, folder: Path, director, actors: int = 3) -> None:
         self.folder, self.plan = folder, director
@@ -73,7 +73,7 @@ class Fleet:
         self.actors[name] = self._actor(self.actors[name][2] + 1)
 
     def turn(self, rng: np.random.Generator) -> None:
-        """Let everybody do something, and carry all messages."""
+        """Let each process do one step, and deliver all messages."""
         for name, (assignments, wire, incarnation) in self.actors.items():
             self._play(name, assignments, rng)
             assignments.tell()
@@ -123,7 +123,7 @@ class Fleet:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch) -> None:
-    """Nothing waits for the clock."""
+    """Make everything due at once."""
     monkeypatch.setattr("jsrl.workers.actor.assignments.TELL_S", 0.0)
     monkeypatch.setattr("jsrl.workers.actor.assignments.URGE_S", 0.0)
     monkeypatch.setattr(module, "AGAIN_S", 0.0)
@@ -141,7 +141,7 @@ def test_every_assignment_ends_once_under_kills(tmp_path: Path, seed: int) -> No
             fleet.kill_actor(f"actor-{rng.integers(3)}")
         elif event < 0.08:
             if rng.random() < 0.5:
-                fleet.worker.close()  # else it goes on from what it wrote last
+                fleet.worker.close()  # otherwise it continues from its last state
             fleet.start_director()
         state = fleet.state
         assert state["assigned"] == state["finished"] + state["void"] + len(state["open"]), turn
@@ -153,11 +153,11 @@ def test_every_assignment_ends_once_under_kills(tmp_path: Path, seed: int) -> No
     )
     for _ in range(3):
         fleet.turn(rng)
-    assert all(assignments.is_ready(0) for assignments, _, _ in fleet.actors.values()), "an actor waits for ever"
+    assert all(assignments.is_ready(0) for assignments, _, _ in fleet.actors.values()), "an actor waits forever"
 
 
 def test_win_rates_are_fair_while_actors_die(tmp_path: Path) -> None:
-    """The opponent wins in 10 steps and loses in 100; half of all assigned games are won, whoever dies in them."""
+    """The opponent wins in 10 steps and loses in 100; half of all assigned games are won, under any deaths."""
     rng = np.random.default_rng(1)
     fleet = Fleet(tmp_path, Fixed((Match(("main", "main@initial")),)))
     wins: list[float] = []
@@ -235,7 +235,7 @@ def test_no_proposals_before_confirmed_orders_and_lost_orders_are_resent(tmp_pat
 
 
 def test_copy_is_handed_over_before_it_is_taken_and_both_are_resent(tmp_path: Path) -> None:
-    """The parent's learner dies with the order, then the child's does, then the director: each is told again."""
+    """The parent's learner dies with the order, then the child's, then the director: each order is sent again."""
     rng = np.random.default_rng(0)
     fleet = Fleet(tmp_path, Orders(Copy("main", "other", {"rate": 0.5})))
     asked: list[tuple[str, dict]] = []
@@ -255,9 +255,11 @@ def test_copy_is_handed_over_before_it_is_taken_and_both_are_resent(tmp_path: Pa
     fleet.start_director()
     asked.clear()
     fleet.turn(rng)
-    fleet.worker.command(Command("done", {"ticket": late, "version": 1}))  # of the life before: it confirms nothing
+    fleet.worker.command(
+        Command("done", {"ticket": late, "version": 1})
+    )  # from before the restart: it confirms nothing
     fleet.turn(rng)
-    assert {command for command, _ in asked} == {"hand_over"}, "the next life begins with the hand-over"
+    assert {command for command, _ in asked} == {"hand_over"}, "the next incarnation starts with the hand-over"
     fleet._learn = lambda command, facts: fleet.worker.command(
         Command("done", {"ticket": facts["ticket"], "version": 1})
     )

@@ -1,4 +1,4 @@
-"""A director in a run whose every bit is fixed: what it assigns does not depend on whose message comes first."""
+"""A director in a deterministic run: its assignments do not depend on the order of arrival of messages."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ TEAM = dataclasses.replace(SPEC, seats=tuple(dataclasses.replace(seat, side="all
 def test_next_message_is_chosen_once_no_earlier_one_can_arrive() -> None:
     merge = Merge(OrderSettings(groups=2, learners=1, rows=4, begun=0, updates=1))
     merge.add(1, 0, "b0")
-    assert merge.next() is None  # group 0 may say something of step 0
+    assert merge.next() is None  # group 0 may still send a message of step 0
     merge.add(0, 2, "a2")
-    assert [merge.take(place) for place in iter(merge.next, None)] == ["b0"]  # group 1 may say something of step 1
+    assert [merge.take(place) for place in iter(merge.next, None)] == [
+        "b0"
+    ]  # group 1 may still send a message of step 1
     merge.add(1, 4, "b4")
     assert [merge.take(place) for place in iter(merge.next, None)] == ["a2"]
     merge.add(0, 4, "a4")
@@ -46,7 +48,7 @@ def test_next_message_is_chosen_once_no_earlier_one_can_arrive() -> None:
 
 
 class Hasty:
-    """Actors of one group each, a learner and a director; who does something next is drawn."""
+    """Actors of one group each, a learner and a director, in random order."""
 
     def __init__(self, folder: Path, director, seed: int) -> None:
         self.random, self.folder, self.store = np.random.default_rng(seed), folder, PlayerStore(folder / "players")
@@ -66,7 +68,7 @@ class Hasty:
         self.mail: list[tuple[str, str, dict]] = []
 
     def play(self, group: int) -> None:
-        """Make a step of a group, whose episodes end by a rule of its own."""
+        """Make a step of a group; a fixed rule ends its episodes."""
         assignments = self.actors[group]
         if assignments.is_ready(group) and self.steps[group] < (self.updates + 1) * ROWS:
             assignments.opened(group, self.over[group])
@@ -81,7 +83,7 @@ class Hasty:
         self.mail += [(f"actor-{group}", event, facts) for event, facts in said]
 
     def learn(self) -> None:
-        """Make an update once all groups have handed their trajectories over, and sometimes write a snapshot."""
+        """Make an update once all groups have delivered their trajectories, and sometimes write a snapshot."""
         if any(
             a.holds(g) or s < (self.updates + 1) * ROWS
             for g, (a, s) in enumerate(zip(self.actors, self.steps, strict=True))
@@ -94,7 +96,7 @@ class Hasty:
             self.mail.append(("learner", "saving", {"version": make_version(0, self.updates)}))
 
     def carry(self) -> None:
-        """Carry about half of the mail; of one sender in its order."""
+        """Deliver about half of the messages; those of one sender in order."""
         for _ in range(len(self.mail) // 2 + 1 if self.mail else 0):
             sender = self.mail[int(self.random.integers(len(self.mail)))][0]
             number = next(i for i, (name, _, _) in enumerate(self.mail) if name == sender)
@@ -127,7 +129,7 @@ class Hasty:
             self.actors[group].take(leases, body["session"], body["sent"], [tuple(slot) for slot in body["slots"]])
 
     def run(self, updates: int) -> dict[str, dict]:
-        """Return what was written beside snapshots."""
+        """Return the states written beside snapshots."""
         last = self.folder / "director" / f"state-{make_version(0, updates)}.json"
         for _ in range(100_000):
             self.turn()
@@ -140,9 +142,7 @@ class Hasty:
     "director", [DeltaUniform(freeze_env_steps=30, latest_share=0.3), PLR(num_levels=9, capacity=4)]
 )
 def test_worker_speed_does_not_change_the_order(tmp_path: Path, director, monkeypatch) -> None:
-    monkeypatch.setattr(
-        "jsrl.workers.actor.assignments.URGE_S", 0.0
-    )  # what was not answered is said again all the time
+    monkeypatch.setattr("jsrl.workers.actor.assignments.URGE_S", 0.0)  # unanswered messages are repeated continually
     fleets = [Hasty(tmp_path / str(seed), director, seed) for seed in range(3)]
     first, *others = [fleet.run(20) for fleet in fleets]
     assert len(first) == 4 and all(other == first for other in others)
@@ -157,13 +157,13 @@ def test_worker_speed_does_not_change_the_order(tmp_path: Path, director, monkey
 
 
 def test_last_snapshot_keeps_its_state_when_one_group_is_ahead(tmp_path: Path) -> None:
-    """Actors play on until they are stopped, so that messages of the next trajectory wait at the end of a run."""
+    """Actors play until they are stopped, so that messages of the next trajectory are pending at the end of a run."""
     fleet = Hasty(tmp_path, DeltaUniform(freeze_env_steps=30, latest_share=0.3), 0)
     while fleet.updates < 5:
         fleet.turn()
     (saving,) = [mail for mail in fleet.mail if mail[1] == "saving"]
     fleet.mail.remove(saving)
-    last = GROUPS - 1  # of equal steps it comes after the others, so that what it says waits for them
+    last = GROUPS - 1  # at equal steps it comes after the others, so that its messages wait for them
     while fleet.steps[last] <= 5 * ROWS or not fleet.over[last]:
         fleet.play(last)
         fleet.carry()

@@ -57,7 +57,7 @@ def remembering_act(params, key, observation, is_first, core, *, greedy=False):
 
 
 def act_by_weights(params, key, observation, is_first, core, *, greedy=False):
-    """Act as the weights say: every episode's return is that much higher."""
+    """Act by the weights: every episode's return is their value higher."""
     rows = observation.shape[0]
     return ActOutput(jnp.full(rows, params.weights["w"][0], jnp.int32), jnp.zeros(rows)), core
 
@@ -68,7 +68,7 @@ REMEMBERING = Agent(init, lambda rows: jnp.zeros(rows, jnp.int32), remembering_a
 
 
 class Uneven:
-    """Slot b ends an episode every 1 + 3 b steps, with return b + (1 where actions are greedy): short ones come often."""
+    """Slot b ends an episode every 1 + 3 b steps, with return b + (1 where actions are greedy): short ones end often."""
 
     spec = ENV
 
@@ -132,7 +132,7 @@ class EvaluatorRig:
 
 
 def test_every_slot_plays_its_share_of_episodes(tmp_path):
-    """10 episodes on 4 slots: 3, 3, 2, 2; the mean is not pulled towards the slot whose episodes are short."""
+    """10 episodes on 4 slots: 3, 3, 2, 2; the mean is not biased towards the slot with short episodes."""
     rig = EvaluatorRig(tmp_path)
     rig.params.publish(3)
     rig.play()
@@ -154,7 +154,7 @@ def test_each_evaluation_starts_with_a_fresh_core(tmp_path):
     rig.evaluator.begin_final("latest")
     rig.play()
     first, *later = rig.heard.named("evaluated")
-    # slots end every 1, 4, 7, 10 steps: 0 + 1 thrice, 1 + 1 and twice 1 + 0, and so on
+    # slots end every 1, 4, 7, 10 steps: 0 + 1 three times, 1 + 1 and twice 1 + 0, and so on
     assert first["return_mean"] == pytest.approx((3 * 1.0 + 2.0 + 2 * 1.0 + 2 * 2.0 + 2 * 3.0) / 10)
     assert [told["return_mean"] for told in later] == [first["return_mean"]] * 2
     assert len(rig.heard.named("evaluated finally")) == 1
@@ -184,7 +184,7 @@ def test_goal_score_is_confirmed_with_other_seeds(tmp_path, goal, seconds):
     told = rig.heard.named("confirmed")
     assert [one["updates"] for one in told] == [0, 5][:seconds]
     assert all(one["episodes"] == 10 for one in told)
-    assert len(rig.evaluator._envs) == 1 + (seconds > 0)  # environments of their own
+    assert len(rig.evaluator._envs) == 1 + (seconds > 0)  # its own environments
     rig.evaluator.close()
 
 
@@ -212,7 +212,7 @@ def test_final_evaluation_has_its_own_seeds_and_episode_number(tmp_path):
     assert told["version_updates"] == 3
     seeds = [env.seed for env in rig.envs]
     assert len(seeds) == len(set(seeds)) == 2
-    assert 7 not in seeds  # the training environments' own
+    assert 7 not in seeds  # those of the training environments
     rig.evaluator.close()
     assert all(env.closed for env in rig.envs)
 
@@ -304,7 +304,7 @@ class LearnerRig:
 
 def test_versions_metrics_and_ledger_of_a_few_updates(tmp_path):
     rig = LearnerRig(tmp_path)
-    assert rig.learner.step() == 0  # nothing came
+    assert rig.learner.step() == 0  # nothing arrived
     for reward in (1.0, 2.0, 3.0, 4.0):
         rig.put(reward, make_version(0, 0))
         assert rig.learner.step() == 1
@@ -390,7 +390,7 @@ def test_non_finite_update_is_not_published_and_can_be_replayed(tmp_path):
 
 
 def update_by_gradient(state, trajectory, key, *, axis_name=None):
-    """Descend on sqrt(mean(reward)) + sum(w): at a reward of 0 the loss is finite, and the gradient by it is not."""
+    """Descend on sqrt(mean(reward)) + sum(w): at a reward of 0 the loss is finite, but its gradient is not."""
 
     def loss(w):
         return jnp.sqrt(trajectory.reward[:-1].mean() * w[0] ** 2) + w.sum()

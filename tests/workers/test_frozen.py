@@ -1,4 +1,4 @@
-"""Frozen players: each row is acted on by the version that it asks for, in any company; what is loaded is bounded and fair."""
+"""Frozen players: each row is acted on by its requested version, in any batch; loading is bounded and fair."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def draw_versions(kind, rng: np.random.Generator) -> np.ndarray:
 
 
 def oracle(kind, group: int, versions: list[np.ndarray], greedy: bool) -> list[list[np.ndarray]]:
-    """Act step by step with an engine of its own for each version, whose cores are set to what the rows had."""
+    """Act step by step with one engine per version, whose cores are set to those of the rows."""
     engines = {v: make_engine(kind, NEWEST if v == LATEST_VERSION else v, False, greedy) for v in (-1, *VERSIONS)}
     places = {v: engine.serve(group, SIZE) for v, engine in engines.items()}
     found = []
@@ -89,7 +89,7 @@ def oracle(kind, group: int, versions: list[np.ndarray], greedy: bool) -> list[l
 
 
 def share_cores(engines: dict[int, Engine], wanted: np.ndarray) -> None:
-    """Give all engines the cores of the one that played; where none did, those of before."""
+    """Give all engines the cores of the one that played; if none did, those of before."""
     if not engines[-1].has_core:
         return
     tables = {v: jax.device_get(engine._table) for v, engine in engines.items()}
@@ -109,7 +109,7 @@ share_cores.kept = {}  # type: ignore[attr-defined]
 
 @pytest.mark.parametrize("kind", AGENTS, ids=str)
 def test_each_row_is_acted_on_by_its_version_with_its_core(kind) -> None:
-    """One group at its full shape: the bits of an engine that has that version alone."""
+    """One group at its full shape: the bits equal those of an engine with that version only."""
     share_cores.kept.clear()  # type: ignore[attr-defined]
     rng = np.random.default_rng(0)
     versions = [draw_versions(kind, rng) for _ in range(7)]
@@ -129,7 +129,7 @@ def test_each_row_is_acted_on_by_its_version_with_its_core(kind) -> None:
 
 @pytest.mark.parametrize("kind", AGENTS, ids=str)
 def test_merged_batch_acts_like_separate_groups(kind) -> None:
-    """Greedy actions do not depend on the key: several groups at once, against each on an engine of its own."""
+    """Greedy actions do not depend on the key: several groups at once, against each with its own engine."""
     rng = np.random.default_rng(1)
     merged, alone = make_engine(kind, greedy=True), [make_engine(kind, greedy=True) for _ in range(GROUPS)]
     places, own = [merged.serve(g, SIZE) for g in range(GROUPS)], [e.serve(g, SIZE) for g, e in enumerate(alone)]
@@ -149,7 +149,7 @@ def test_merged_batch_acts_like_separate_groups(kind) -> None:
 
 
 class Loads:
-    """Players of 100 bytes that load when they are let."""
+    """Players of 100 bytes that load when permitted."""
 
     def __init__(self) -> None:
         self.gate, self.asked = threading.Semaphore(0), []
@@ -180,19 +180,19 @@ def test_memory_is_bounded_by_evicting_the_least_recently_used() -> None:
         assert frozen.size_bytes <= 300
         assert [int(frozen.get(v)[0]) for v in versions] == list(versions)
     assert loads.asked == [1, 2, 3, 4, 2] and frozen.misses == 5
-    assert frozen.take("a", (5, 6, 7, 8))  # what one request needs is kept, whatever the bound
+    assert frozen.take("a", (5, 6, 7, 8))  # the players of one request are kept, under any bound
     assert frozen.size_bytes == 400
 
 
 def test_others_are_served_while_one_waits_longest_wait_first() -> None:
-    """Three owners that each need all the room, as often as they ask: each gets its players."""
+    """Three owners that each need all the memory for every request: each gets its players."""
     loads = Loads()
     frozen = FrozenParams(loads, lambda values: values[0], max_bytes=200, background=True)
     for _ in range(2):
         loads.gate.release()
     take_until(frozen, "a", (1, 2))
     assert not frozen.take("b", (3, 4))
-    assert frozen.take("a", (1, 2)), "those that are there are not waited for"
+    assert frozen.take("a", (1, 2)), "loaded players do not wait for others"
     for _ in range(1000):
         loads.gate.release()
     needs = {"b": (3, 4), "c": (5, 6), "d": (7, 8)}

@@ -1,4 +1,4 @@
-"""The inference server as a worker: what a dead client had asked takes no seat, and who comes again is answered."""
+"""The inference server as a worker: requests of dead clients use no slot, and returning clients are answered."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def engine(num_slots: int) -> Engine:
 
 
 class Serving:
-    """An inference worker on a transport of its own, stepped by hand."""
+    """An inference worker on its own transport, stepped by hand."""
 
     def __init__(self, address: str, num_slots: int) -> None:
         self.server = bind_inference(address, ACT)
@@ -82,7 +82,7 @@ def asked(step: int) -> Request:
 
 
 def test_clients_that_die_waiting_do_not_use_up_slots(serving: Serving) -> None:
-    """Each leaves a request behind; with two seats, none of the next ones finds them taken."""
+    """Each leaves a request behind; with two slots, the next clients still get one."""
     for life in range(6):
         client = serving.connect(life)
         client.send(0, asked(0))
@@ -94,7 +94,7 @@ def test_clients_that_die_waiting_do_not_use_up_slots(serving: Serving) -> None:
 
 
 def test_returning_client_is_answered(serving: Serving) -> None:
-    """The same life leaves with a question open and connects anew, as an actor does that has lost another stream."""
+    """The same incarnation leaves with an open request and reconnects, as an actor does after losing another stream."""
     client = serving.connect(0)
     for step in range(6):
         client.send(0, asked(10 * step))
@@ -106,11 +106,11 @@ def test_returning_client_is_answered(serving: Serving) -> None:
 
 
 def test_messages_before_a_second_hello_are_read_first(serving: Serving) -> None:
-    """It came, asked, left and knocked again while the server did something else."""
+    """It connected, sent a request, left and reconnected while the server did something else."""
     who = ProducerId("actor-0", 0)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(connect_inference, serving.server.address, ACT, who, {0: SIZE}, 20.0)
-        while not serving.server._askers:  # from its welcome on the server looks no more
+        while not serving.server._askers:  # the server stops checking once it is welcome
             serving.worker.step()
         client = first.result()
         client.send(0, asked(0))
@@ -151,7 +151,7 @@ def test_cores_are_never_shared_by_two_groups() -> None:
 
 
 class NeverAwaited(Params):
-    """Params for which a server of several policies may not wait, as the other requests would wait too."""
+    """Params for which a server of several policies may not wait, because the other requests would wait too."""
 
     def wait(self, *_: object) -> None:
         raise AssertionError("the requests of the other policy wait meanwhile")
@@ -161,7 +161,7 @@ class NeverAwaited(Params):
 
 @pytest.mark.parametrize("transport", ["shm", "ipc"])
 def test_server_of_several_policies_answers_each_request_at_once(transport: str, tmp_path: Path) -> None:
-    """Two policies of unlike environments; a request for params that have not come holds up nobody else."""
+    """Two policies of different environments; a request for missing params does not delay the other."""
     other = EnvSpec(ArraySpec((7,), "float32"), Discrete(2))
     agents = ppo(PPOConfig(network=NetworkConfig(hidden=(8,))), ENV), ppo(PPOConfig(), other)
     settings = InferenceSettings(max_rows=8, merge=True, poll_s=20.0)

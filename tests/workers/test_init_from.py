@@ -1,4 +1,4 @@
-"""A run that begins with another run's params: targets follow them, and exploration starts over where actors act as well."""
+"""A run that starts with another run's params: targets follow them, and exploration restarts in actors too."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ TARGETS = {
 
 
 def begun_from(agent: Agent, folder, updates: int) -> tuple[AgentState, AgentState]:
-    """Return (the state whose params were saved after so many updates, the state of a run that begins with them)."""
+    """Return (the state whose params were saved after the given updates, the state of a run that starts with them)."""
     other = jax.jit(agent.init)(jax.random.key(1))
     weights = other.params.weights._replace(updates=jnp.int32(updates))
     other = other._replace(params=other.params._replace(weights=weights))
@@ -96,7 +96,7 @@ def test_linear_exploration_restarts_in_actors_and_learner(tmp_path):
 
 @pytest.mark.parametrize("name", ["ladder", "r2d2", "td3", "ddpg"])
 def test_loaded_policies_act_from_the_start(name, tmp_path):
-    """Random first actions are for a policy that has learned nothing yet."""
+    """Random first actions are only for a policy that has not learned anything."""
     agent = AGENTS[name]()
     assert explored(agent, begun_from(agent, tmp_path / "trained", updates=5000)[1]) == 0.0
     assert explored(agent, begun_from(agent, tmp_path / "untrained", updates=0)[1]) > 0.5

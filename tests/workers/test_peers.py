@@ -1,4 +1,4 @@
-"""Whom a worker finds behind several names."""
+"""The peers that a worker finds under several names."""
 
 import dataclasses
 import threading
@@ -62,7 +62,7 @@ def test_other_servers_answer_while_a_host_may_be_lost(tmp_path, monkeypatch) ->
     assert peer.find(0.0) == other
     peer.check()
     names.show([dataclasses.replace(far, incarnation=1)])
-    assert peer.find(0.0) != other  # its next life is no suspect
+    assert peer.find(0.0) != other  # its replacement is not suspected
     names.show([far])
     now_s[0] += 31.0
     with pytest.raises(StreamClosed, match="inference-1 is back"):
@@ -70,7 +70,7 @@ def test_other_servers_answer_while_a_host_may_be_lost(tmp_path, monkeypatch) ->
 
 
 class Broken:
-    """A client whose server does not answer, as the loss of its host begins."""
+    """A client whose server does not answer, as when its host is lost."""
 
     def receive(self, timeout_s: float) -> None:
         raise StreamClosed("the connection to the server broke.")

@@ -1,4 +1,4 @@
-"""How the process of a worker begins."""
+"""The start of a worker's process."""
 
 import gc
 

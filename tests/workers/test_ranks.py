@@ -1,4 +1,4 @@
-"""How the ranks of a learner agree: all make an update or none does, and nobody waits for one that has left."""
+"""Agreement between the ranks of a learner: all make an update or none does, and none waits for one that has left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEGIN = RankStart(0, 0, "", epoch=3, updates=40, trained=80, saved_epoch=2)
 
 
 def make_job(folder: Path, name: str, *peers: str, incarnation: int = 1, **limits: float) -> Any:
-    """What ranks need of a job."""
+    """The fields of a job that ranks need."""
     names = FileNames(folder / "names")
     end = End(Stream("ranks", "ranks"), address=f"ipc://{folder}/ranks.learner", peers=tuple(map(Peer, peers)))
     return SimpleNamespace(
@@ -39,7 +39,7 @@ def make_job(folder: Path, name: str, *peers: str, incarnation: int = 1, **limit
 
 @pytest.fixture
 def joined(monkeypatch) -> list[tuple[str, int, int, int]]:
-    """Calls of jax.distributed, which is not there; parting is noted as a number."""
+    """Fake calls of jax.distributed; a departure is recorded as a number."""
     calls: list[Any] = []
     monkeypatch.setattr(ranks, "join_processes", lambda *call: calls.append(call))
     monkeypatch.setattr(ranks, "leave_processes", lambda: calls.append("parted"))
@@ -69,7 +69,7 @@ def close(*ends: Leader | Follower) -> None:
 
 
 class Beside(threading.Thread):
-    """Do something in another thread meanwhile; its error is raised at the end."""
+    """Runs a function in another thread meanwhile; its error is raised at the end."""
 
     def __init__(self, task: Callable[[], None]) -> None:
         super().__init__(daemon=True)

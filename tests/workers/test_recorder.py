@@ -1,4 +1,4 @@
-"""The recorder films what is due, burns in return and version, survives a lost video, and ends with the last params."""
+"""The recorder records due videos, writes return and version into captions, survives a lost video, and ends with the last one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ AGENT = Agent(init, lambda rows: (), act, update)
 
 
 class Painted:
-    """An episode of LENGTH steps; reward 2 for action 1; its picture gets lighter step by step."""
+    """An episode of LENGTH steps; reward 2 for action 1; its frames get lighter step by step."""
 
     spec, num_envs, fps = ENV, 1, 4.0
 
@@ -134,7 +134,7 @@ def test_videos_are_recorded_once_per_period_and_hold_the_whole_episode(tmp_path
     told = rig.heard.named("filmed")[1]
     assert told["env_steps"] == 1200
     assert told["metrics"]["recorder/return_mean"] == 12.0
-    assert told["metrics"]["recorder/video_frames"] == LENGTH + 2  # the last picture is held for half a second
+    assert told["metrics"]["recorder/video_frames"] == LENGTH + 2  # the last frame is held for half a second
     assert [(v.version_updates, v.return_mean, v.best) for v in rig.videos] == [(12, 12.0, True), (25, 12.0, False)]
     frames, fps = rig.frames()
     assert (len(frames), fps) == (LENGTH + 2, 4.0)
@@ -146,7 +146,7 @@ def test_videos_are_recorded_once_per_period_and_hold_the_whole_episode(tmp_path
 
 
 def test_return_and_version_are_in_the_caption(tmp_path):
-    """Two videos of the same pictures differ below them, where return and version stand, and nowhere else."""
+    """Two videos of the same frames differ only below them, where return and version are written."""
     rig = Rig(tmp_path)
     for updates, weight in ((0, 0.0), (77, 1.0)):
         rig.params.publish(updates, weight)
@@ -158,7 +158,7 @@ def test_return_and_version_are_in_the_caption(tmp_path):
     half = strip.start + (first.shape[1] - strip.start) // 2
     assert apart[-1, strip.start : half].max() > 80, "return 0.0 and 12.0 look the same"
     assert apart[0, half:].max() > 80, "versions 0 and 77 look the same"
-    assert apart[0, strip.start : half].max() < 40, "both begin with return 0.0"
+    assert apart[0, strip.start : half].max() < 40, "both start with return 0.0"
     rig.recorder.close()
 
 
@@ -169,7 +169,7 @@ def test_video_length_is_bounded_and_returns_cover_full_episodes(tmp_path):
     rig.film()
     frames, fps = rig.frames()
     assert (len(frames), fps) == (10, 5.0)
-    assert rig.env.drawn - drawn <= 10, "what is not shown is not drawn"
+    assert rig.env.drawn - drawn <= 10, "hidden values must not be drawn"
     assert rig.videos[0].return_mean == 12.0
     assert rig.heard.named("filmed")[0]["metrics"]["recorder/length_mean"] == LENGTH
     rig.recorder.close()
@@ -229,7 +229,9 @@ def test_stopping_during_a_video_leaves_no_file(tmp_path):
     rig.params.publish(1)
     assert rig.recorder.due
     until_s = time.monotonic() + 30.0
-    while not list(tmp_path.glob("*.part")) and time.monotonic() < until_s:  # the encoder, a process, makes the file
+    while (
+        not list(tmp_path.glob("*.part")) and time.monotonic() < until_s
+    ):  # the encoder, a separate process, creates the file
         rig.recorder.step()
     assert list(tmp_path.glob("*.part"))
     rig.recorder.close()

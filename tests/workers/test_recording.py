@@ -1,4 +1,4 @@
-"""Recordings: what is written is what was committed, nobody waits for the disk, and it comes back as windows."""
+"""Recordings: they hold the committed trajectories, nothing waits for the disk, and they are read back as windows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPEC = make_spec(extras={"value": ArraySpec((), "float32")}, core=ArraySpec((5,)
 
 
 def numbered(number: int, spec: Trajectory = SPEC) -> Trajectory:
-    """A trajectory whose `place` says which trajectory, row and column it was; other leaves are noise."""
+    """A trajectory whose `place` encodes trajectory, row and column; other leaves are noise."""
     rng = np.random.default_rng(number)
     made = map_tree(lambda leaf: rng.integers(0, 2, leaf.shape).astype(leaf.dtype), spec)
     rows, columns = np.indices(spec.is_first.shape)
@@ -53,18 +53,18 @@ def record(folder, number: int, *, first: int = 0, **options) -> RecordingWriter
         source = numbered(i)
         copied = writer.copy(source)
         for leaf in leaves(source):
-            leaf[...] = 0  # after the commit, the memory is the consumer's
+            leaf[...] = 0  # after the commit, the memory belongs to the consumer
         writer.put(Entry(ProducerId("actor-0", 0), i % 2, i), copied)
     writer.close()
     return writer
 
 
 def test_files_hold_the_committed_trajectories(tmp_path):
-    assert record(tmp_path, 7, chunk_bytes=1).recorded == 7  # a file each
+    assert record(tmp_path, 7, chunk_bytes=1).recorded == 7  # one file each
     found = open_recording(tmp_path)
     assert [chunk.count for chunk in found.chunks] == [1] * 7
     assert found.env_steps == 7 * T * B
-    assert not list(tmp_path.glob(".*"))  # no drafts
+    assert not list(tmp_path.glob(".*"))  # no partial files
     assert found.manifest.versions == {"jsrl": "0"}
     with np.load(found.chunks[3].path, allow_pickle=False) as file:  # numpy alone reads it
         expected = numbered(3)
@@ -180,7 +180,7 @@ def consumer_of(folder, *, rows: int = 2, columns: int = 4, start: int = 0, **op
 
 
 def first_places(consumer: RecordedConsumer, number: int) -> list[float]:
-    """Take leases; check that each window's rows are consecutive rows of one column; return where windows begin."""
+    """Take leases; check that each window has consecutive rows of one column; return where windows start."""
     places = []
     for _ in range(number):
         lease = consumer.get(1.0)

@@ -1,4 +1,4 @@
-"""A stream's complaints end no worker: they are counted, told of once, and what is good still arrives."""
+"""Complaints of a stream end no worker: they are counted, logged once, and valid messages still arrive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA = make_schema(3)
 
 
 class Told:
-    """A reporter that keeps what it is told."""
+    """A reporter that stores its messages."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []

@@ -1,4 +1,4 @@
-"""The replay worker and the learner's end of it, over streams of this process: rows in, windows out, priorities back."""
+"""The replay worker and its learner's end, over in-process streams: rows in, windows out, priorities back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ numbers = itertools.count()
 
 
 class Quiet:
-    """A reporter that keeps warnings."""
+    """A reporter that stores warnings."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -43,7 +43,7 @@ class Quiet:
 
 
 class World:
-    """Two replay workers between a producer of rows each and one learner's end."""
+    """Two replay workers, each with a producer of rows, and one learner's end."""
 
     def __init__(self, folder, *, threads=0, ratio=None, min_size=24, capacity=2_000, wait=True, save_rows=False):
         name = f"replay-{next(numbers)}"
@@ -103,7 +103,7 @@ def test_batches_start_at_min_size_and_priorities_reach_their_window(world):
         w.put(1, 1.0)
         for worker in w.workers:
             worker.step()
-    assert w.learner.pending() == 2  # a batch of each, once 24 env steps were in
+    assert w.learner.pending() == 2  # one batch of each, once 24 env steps had arrived
     plan = BatchPlan(order="fifo", groups=(0,), group_size=M, columns=2 * M, num_rows=1, max_lag=None, judge=of_any_age)
     batcher = Batcher(w.learner, WINDOWS, plan)
     assert batcher.fill(0.0) is None
@@ -136,7 +136,7 @@ def test_feedback_of_several_batches_and_a_full_connection(world):
     assert w.workers[0]._replay.ignored == 0
     for _ in range(5):
         w.learner.feedback(ids[:M], np.ones(M))
-    assert w.learner.lost_feedback == M  # four blocks are on their way; the fifth had no room
+    assert w.learner.lost_feedback == M  # four blocks are in transit; the fifth had no room
 
 
 def test_ratio_holds_rows_back_until_the_learner_samples(world):
@@ -147,7 +147,9 @@ def test_ratio_holds_rows_back_until_the_learner_samples(world):
     for _ in range(20):
         worker.step()
     counters = worker.report()[0]
-    assert counters["replay/inserted"] == 60  # min_size 24, then as much as three blocks of windows and the slack pay
+    assert (
+        counters["replay/inserted"] == 60
+    )  # min_size 24, then as much as three blocks of windows and the slack permit
     assert counters["replay/drawn"] == 3 * M
     for _ in range(3):
         w.learner.release(w.learner.get(0.0))
@@ -197,7 +199,7 @@ def test_snapshot_with_rows_continues_exactly(tmp_path):
     one, two = into(), into()
     np.testing.assert_array_equal(replay.draw(one), again.draw(two))
     np.testing.assert_array_equal(one.observation, two.observation)
-    again.insert(0, (0, 0), map_tree(lambda leaf: leaf.zeros(), SPEC))  # a new life: behind a gap
+    again.insert(0, (0, 0), map_tree(lambda leaf: leaf.zeros(), SPEC))  # a new incarnation: behind a gap
     assert again.lanes[0].written == replay.lanes[0].written + T + 1
 
 

@@ -1,4 +1,4 @@
-"""Scores of games, as a learner counts them over batches and over its lives."""
+"""Scores of games, counted by a learner over batches and sessions."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def values(*scores: float) -> np.ndarray:
 
 
 def test_later_session_continues_open_games():
-    """Game 7 has the rows 1, 2 in one life and 6 in the next: its score is 3."""
+    """Game 7 has the rows 1, 2 in one session and 6 in the next: its score is 3."""
     heard = Heard()
     first = Scores(heard)
     first.add(batch(5, 7, 7), values(4.0, 1.0))
     first.add(batch(7, 7), values(2.0))
     assert heard.scores == [(5, 4.0)] and first.open_games == [(7, 3.0, 2.0)]
-    later = Scores(heard, known=[list(game) for game in first.open_games])  # as JSON keeps it
+    later = Scores(heard, known=[list(game) for game in first.open_games])  # as stored in JSON
     later.add(batch(7, 8), values(6.0))
     assert heard.scores == [(5, 4.0), (7, 3.0)] and later.open_games == []

@@ -1,4 +1,4 @@
-"""Policy and critics on two devices: taking turns they are the agent's own update; apart they stay within the lead."""
+"""Policy and critics on two devices: alternating equals the agent's own update; asynchronously they stay within the lead."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_a_split_run_repeats_itself_and_is_continued_split_or_not(tmp_path):
     assert run_script(RESUMED, str(tmp_path)) == "resumed"
 
 
-# -- what is refused, and what the plan says --------------------------------------------------------------------------
+# -- refusals, and the plan -------------------------------------------------------------------------------------------
 
 
 def experiment(**changes) -> Experiment:

@@ -1,4 +1,4 @@
-"""A worker whose loop hangs behind a living process: its control thread ends it with the stack."""
+"""A worker whose loop hangs in a living process: its control thread ends it with the stack."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_hung_loop_is_detected_and_start_up_does_not_count(tmp_path) -> None:
     assert process.returncode == 71
     stages = [message.stage for message in said if isinstance(message, Stage)]
     crashes = [message for message in said if isinstance(message, Crash)]
-    assert stages == ["building", "ready"] and len(crashes) == 1  # 1.2 s of setup were not taken for a hang of 0.5 s
+    assert stages == ["building", "ready"] and len(crashes) == 1  # 1.2 s of setup did not count as a hang of 0.5 s
     assert crashes[0].error == "WorkerStuck" and "within 0.5 s" in crashes[0].text
     assert "wait_for_a_thread_that_died" in crashes[0].trace
     beats = [message for message in said if isinstance(message, Heartbeat)]
