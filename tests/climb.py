@@ -1,4 +1,4 @@
-"""A population whose ranking is known: an agent that climbs by its step with each update, and is paid its height."""
+"""A population with known ranking: the agent's height rises by its step in each update, and its reward is the height."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutp
 
 
 class Climb(gymnasium.Env):
-    """One agent, which is paid its actions for a random number of steps."""
+    """One agent whose reward is its action, for a random number of steps."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Box(-1e9, 1e9, (1,), np.float32)
@@ -33,7 +33,7 @@ class Climb(gymnasium.Env):
 
 @dataclass(frozen=True)
 class ClimbConfig:
-    """Options of the agent that climbs. step: of each update. scale: something else that no run can change."""
+    """Options of the climbing agent. step: of each update. scale: an option that runs cannot change."""
 
     factory: ClassVar[str] = "tests.climb:climbing"
     explorable: ClassVar[tuple[str, ...]] = ("step", "limit")
@@ -44,7 +44,7 @@ class ClimbConfig:
 
 
 def climbing(config: ClimbConfig, spec) -> Agent:
-    """Return the agent; its loss is the number of its trained rows that other params chose. Every part of its state moves."""
+    """Return the agent; its loss counts the trained rows that other params chose. Every part of its state changes."""
 
     def init(key):
         params = ActParams({"height": jnp.zeros(1)}, {"seen": jnp.zeros(())})

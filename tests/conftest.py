@@ -1,4 +1,4 @@
-"""What every test shares: programs are compiled quickly, because tests check results and not speed."""
+"""Shared by all tests: programs are compiled quickly, because tests check results and not speed."""
 
 import gc
 import os
@@ -14,14 +14,14 @@ import pytest
 
 NIGHTLY = tomllib.loads((Path(__file__).parent / "nightly.toml").read_text())
 
-os.environ.setdefault("JSRL_PROFILES", "")  # what a developer has tuned is nothing to tests
-# The suite starts hundreds of processes: without __pycache__ each compiles jsrl's sources, for a third of its start.
+os.environ.setdefault("JSRL_PROFILES", "")  # profiles that a developer has tuned must not affect tests
+# The suite starts hundreds of processes: without __pycache__ each compiles jsrl's sources, a third of its start-up time.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# Tracing makes many objects that are no garbage: with Python's threshold of 700, looking for some takes a third of a test.
+# Tracing allocates many live objects: with Python's threshold of 700, garbage collection takes a third of a test.
 gc.set_threshold(50_000)
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # before jax is imported; worker processes inherit it
-if version("jaxlib").startswith("0.10."):  # which knows these flags; they halve what is left of the time to compile
+if version("jaxlib").startswith("0.10."):  # this version knows these flags; they halve the remaining compile time
     flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # each program is compiled once for all test processes and sessions
@@ -34,7 +34,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # each program is compiled on
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs() -> Iterator[None]:
-    """Drop what jax keeps in memory after each module; the programs stay on disk."""
+    """Drop jax's in-memory caches after each module; the programs stay on disk."""
     yield
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
@@ -46,12 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Have `-n auto` start one test process more than there are cores: some always wait for runs of their own."""
+    """Make `-n auto` start one test process more than there are cores, because some always wait for subprocesses."""
     return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the nightly tests of nightly.toml; leave those out unless `-m` speaks of them; begin with the slowest files.
+    """Mark the nightly tests of nightly.toml, skip them unless `-m` names them, and run the slowest files first.
 
     With `--dist loadfile` each file runs in one process: quick files come last, so that all processes end together.
     """

@@ -1,4 +1,4 @@
-"""A video file as arrays, by the ffmpeg that comes with the extra `video`."""
+"""A video file as arrays, decoded by the ffmpeg of the extra `video`."""
 
 from __future__ import annotations
 

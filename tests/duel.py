@@ -1,4 +1,4 @@
-"""A game and an agent by which one sees who played: each action is the number of updates that its params have seen."""
+"""A game and an agent that identify the player: each action is the number of updates of the params that chose it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jsrl.directors.stages import Stages
 
 
 class Duel:
-    """Two seats; each is paid its actions, for a random number of steps."""
+    """Two seats; the reward of each is its action, for a random number of steps."""
 
     possible_agents = ("left", "right")
 
@@ -57,8 +57,8 @@ class MarkedConfig:
     """Options of the agent whose actions count its updates.
 
     Attributes:
-      core: it has one, which counts the rows of an episode.
-      padding: numbers in its params that mean nothing. most_lag: updates by which params may be older than the newest.
+      core: whether it has one, which counts the rows of an episode.
+      padding: unused numbers in its params. most_lag: updates by which params may be older than the newest.
     """
 
     factory: ClassVar[str] = "tests.duel:marked"
@@ -69,7 +69,7 @@ class MarkedConfig:
 
 
 def marked(config: MarkedConfig, spec) -> Agent:
-    """Return the agent; its loss is the number of its trained rows that other params chose."""
+    """Return the agent; its loss counts the trained rows that other params chose."""
 
     def init(key):
         weights = {"made": jnp.zeros(1)} | ({"padding": jnp.zeros(config.padding)} if config.padding else {})
@@ -87,7 +87,7 @@ def marked(config: MarkedConfig, spec) -> Agent:
         trained = trajectory.acts[:-1] == 1
         lag = state.updates - trajectory.action[:-1, ..., 0]
         wrong = (trained & ((lag < 0) | (lag > config.most_lag))).sum()
-        if config.core:  # it begins anew with an episode, and goes on in between
+        if config.core:  # it is reset at episode starts and continues in between
             rows = slice(1, -1)
             first = trajectory.is_first[rows].reshape(*trajectory.is_first[rows].shape, *[1] * (trained.ndim - 2))
             expected = jnp.where(first, 1.0, trajectory.log_prob[:-2] + 1)
@@ -101,7 +101,7 @@ def marked(config: MarkedConfig, spec) -> Agent:
 
 
 class Watching:
-    """Keeps every outcome in the state of a director."""
+    """Stores every outcome in the state of a director."""
 
     def _assign(self, state, *args, task=None, **kept):
         return super()._assign(state, *args, task=task, **(kept if task is None else kept | {"about": task}))
@@ -123,26 +123,26 @@ class Watching:
 
 @dataclass(frozen=True)
 class Watched(Watching, DeltaUniform):
-    """Delta-uniform self-play that keeps every outcome in its state."""
+    """Delta-uniform self-play that stores every outcome in its state."""
 
 
 @dataclass(frozen=True)
 class WatchedLeague(Watching, League):
-    """A league that keeps every outcome in its state."""
+    """A league that stores every outcome in its state."""
 
 
 @dataclass(frozen=True)
 class WatchedMatches(Watching, Fixed):
-    """Fixed matches that keep every outcome in their state."""
+    """Fixed matches that store every outcome in their state."""
 
 
 @dataclass(frozen=True)
 class WatchedStages(Watching, Stages):
-    """A curriculum that keeps every outcome in its state."""
+    """A curriculum that stores every outcome in its state."""
 
 
 class Walk(gymnasium.Env):
-    """One agent; an episode is as long as its task says."""
+    """One agent; the task is the length of the episode."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
     action_space = spaces.Box(-1e9, 1e9, (1,), np.float32)
@@ -159,7 +159,7 @@ class Walk(gymnasium.Env):
 
 @dataclass(frozen=True)
 class ResetOnce(LatestSelfPlay):
-    """Everybody plays with the newest params; after some games they are reset, and the run stops."""
+    """All seats play with the newest params; after some games they are reset, and the run stops."""
 
     games: int = 40
 

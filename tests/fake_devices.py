@@ -1,4 +1,4 @@
-"""The environment of a process that has several devices made of one CPU."""
+"""The environment of a process with several devices on one CPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def fake_devices(number: int, *flags: str) -> dict[str, str]:
-    """Return this process's environment with so many CPU devices, and XLA flags besides."""
+    """Return this process's environment with the given number of CPU devices and extra XLA flags."""
     given = [os.environ.get("XLA_FLAGS", ""), f"--xla_force_host_platform_device_count={number}", *flags]
-    threads = str(max(8, 2 * number))  # fewer can deadlock in the all-reduce
+    threads = str(max(8, 2 * number))  # fewer threads can deadlock in the all-reduce
     return {**os.environ, "JAX_PLATFORMS": "cpu", "PJRT_NPROC": threads, "XLA_FLAGS": " ".join(given)}

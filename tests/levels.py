@@ -1,5 +1,5 @@
-"""Levels whose score is known: the number of the level is in the observation, and the agent scores each row by it,
-and by half more where it must not train on it."""
+"""Levels with known scores: the level number is in the observation, and the agent scores each row by it,
+and by half more on rows that it must not train on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jsrl.types import ONLY_SCORED
 
 
 class Levels(gymnasium.Env):
-    """One agent; it sees the number of its level, for a random number of steps."""
+    """One agent; it observes the number of its level, for a random number of steps."""
 
     observation_space = spaces.Box(-1e9, 1e9, (1,), np.float32)
     action_space = spaces.Discrete(2)
@@ -35,7 +35,7 @@ class Levels(gymnasium.Env):
 
 @dataclass(frozen=True)
 class ScoringConfig:
-    """Options of the agent that scores rows by what it sees."""
+    """Options of the agent that scores rows by its observation."""
 
     factory: ClassVar[str] = "tests.levels:scoring"
     scores_rows: ClassVar[bool] = True
@@ -60,7 +60,7 @@ def scoring(config: ScoringConfig, spec) -> Agent:
 
 
 class LoggedPLR(PLR):
-    """PLR that keeps what it proposed, and the scores that it was told, in its state."""
+    """PLR that stores its proposals and received scores in its state."""
 
     def _next(self, state, draws, cache):
         known = list(state["levels"])

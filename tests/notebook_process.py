@@ -1,7 +1,7 @@
-"""Runs a notebook, or interrupts one of its cells: a process of its own, for nbclient leaves event loops open.
+"""Runs a notebook, or interrupts one of its cells, in a separate process, because nbclient leaves event loops open.
 
-`python notebook_process.py execute NOTEBOOK [OLD NEW]` prints what the notebook printed, with OLD in its source made NEW.
-`python notebook_process.py interrupt NOTEBOOK` starts its run without an end, interrupts it, and prints what it saw as JSON.
+`python notebook_process.py execute NOTEBOOK [OLD NEW]` prints the notebook's output, with OLD in its source replaced by NEW.
+`python notebook_process.py interrupt NOTEBOOK` starts its endless run, interrupts it, and prints its findings as JSON.
 Both use the working directory as the kernel's.
 """
 
@@ -36,7 +36,7 @@ def execute(notebook: nbformat.NotebookNode) -> None:
 
 
 def interrupt(notebook: nbformat.NotebookNode) -> None:
-    """Interrupt the run once its workers train, and tell what was there before and after."""
+    """Interrupt the run once its workers train, and report the state before and after."""
     seen = {}
     cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"][:2]
     manager = KernelManager()
@@ -78,14 +78,14 @@ def lines_of_metrics() -> int:
 
 
 def workers() -> list[str]:
-    """Return the command lines of live worker processes whose run lies in the working directory."""
+    """Return the command lines of living worker processes whose run is in the working directory."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
             working_directory = os.readlink(path.parent / "cwd")
         except OSError:
-            continue  # it has just ended, or is somebody else's
+            continue  # it has just ended, or belongs to another user
         if "jsrl" in command and working_directory == os.getcwd() and "ipykernel" not in command:
             found.append(command)
     return [command for command in found if "notebook_process" not in command]
@@ -96,7 +96,7 @@ if __name__ == "__main__":
     notebook = nbformat.read(path, 4)
     if changed:
         cells = [cell for cell in notebook.cells if cell.cell_type == "code" and changed[0] in cell.source]
-        assert cells, f"{path} does not say {changed[0]!r}"
+        assert cells, f"{path} does not contain {changed[0]!r}"
         for cell in cells:
             cell.source = cell.source.replace(*changed)
     {"execute": execute, "interrupt": interrupt}[what](notebook)

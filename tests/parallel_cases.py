@@ -71,7 +71,7 @@ def equal():
         results.append((parallel.fetch(state), norms))
     bare = jax.jit(update)(init(), make_batch(0), key)[1].metrics["grad_norm"]
     np.testing.assert_allclose(results[1][1][0], bare, rtol=1e-5)
-    assert min(results[0][1]) > 0.05  # the clip was at work
+    assert min(results[0][1]) > 0.05  # gradients were clipped
     assert_trees_close(results[0], results[1], rtol=1e-5, atol=1e-6)
     assert results[1][0].updates == 20
 
@@ -89,7 +89,7 @@ def place():
     host = parallel.fetch(second)
     kept = jax.tree.map(np.copy, host)
     parallel(second, batch, key)
-    assert_trees_close(host, kept, rtol=0, atol=0)  # fetched arrays are the caller's own
+    assert_trees_close(host, kept, rtol=0, atol=0)  # fetched arrays belong to the caller
     assert_trees_close(parallel.fetch(parallel.place(host)), kept, rtol=0, atol=0)
     keeping = data_parallel(update, donate=False)
     third = keeping.place(mine)

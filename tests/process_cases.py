@@ -49,7 +49,7 @@ def first(number: int) -> None:
 
 
 def leave() -> None:
-    """Python's handler of SIGTERM is called, and the state can be fetched when the others have left."""
+    """Python's handler of SIGTERM is called, and the state can be fetched once the others have left."""
     parallel = data_parallel(parallel_cases.update)
     state = parallel.place(parallel_cases.init())
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The rules of the house, as data: who may import whom, what no file says, how long files and functions are."""
+"""The rules of the code base as data: allowed imports, forbidden code, the length of files and functions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from jsrl.workers.kinds import own_kinds
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jsrl"
-SOURCES = sorted(p for p in PACKAGE.rglob("*.py") if "project" not in p.parts)  # what `jsrl new` copies: a user's
+SOURCES = sorted(p for p in PACKAGE.rglob("*.py") if "project" not in p.parts)  # copied by `jsrl new`: a user's code
 
-# Room (folder or top-level module of jsrl) -> what else of jsrl it may import, and which packages.
+# Package (folder or top-level module of jsrl) -> the other parts of jsrl and external packages that it may import.
 ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "__init__": (set(), set()),
     "__main__": ({"cli"}, set()),
@@ -177,7 +177,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
 }
 
-# Files that may import more than their room does, each with its reason.
+# Files that may import more than their package does, each with its reason.
 MORE: dict[str, tuple[set[str], str]] = {
     "cli/play.py": ({"pygame"}, "a window, of the extra `video`"),
     "agents/check.py": ({"jsrl.parallel"}, "check_agent compares one device with two, the way a learner uses them"),
@@ -189,7 +189,7 @@ MORE: dict[str, tuple[set[str], str]] = {
     "snapshots/orbax.py": ({"jax", "orbax", "absl"}, "Orbax is a library of jax arrays"),
 }
 
-# Files of the launching side that know processes other than as handles, outside of launch/local, each with its reason.
+# Files of the launching side, outside launch/local, that use processes other than as handles, each with its reason.
 LOCAL = "jsrl.launch.local"
 PROCESSES: dict[str, tuple[set[str], str]] = {
     "launch/run.py": ({f"{LOCAL}.launcher"}, "the launcher of a run that names none"),
@@ -206,7 +206,7 @@ PROCESSES: dict[str, tuple[set[str], str]] = {
     ),
 }
 
-# Workers whose module never imports jax or an agent when it is loaded, and what stands in for a worker of another kind.
+# Workers whose module never imports jax or an agent when it is loaded, and a replacement for workers of other kinds.
 WITHOUT_JAX = (
     "workers/__main__.py",
     "workers/actor/worker.py",
@@ -222,7 +222,7 @@ WORKERS = ("actor", "inference", "learner", "evaluator", "recorder", "relay", "r
 LONGER_FUNCTIONS: dict[str, str] = {}
 
 FORBIDDEN_NAMES = {"done", "data", "info", "item", "utils", "helper", "helpers", "misc", "manager", "runner", "sampler"}
-# What other libraries call their arguments, and what a file calls another library's words.
+# Argument names of other libraries, and names that a file imports from them.
 FOREIGN_NAMES = {"envs/": {"info"}}
 
 
@@ -240,13 +240,13 @@ def room_of(path: Path) -> str:
 
 
 def imported(tree: ast.AST) -> set[str]:
-    """Return every module that a tree imports, wherever the statement stands."""
+    """Return every module that a tree imports, anywhere in it."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
+            assert node.level == 0, "imports must be absolute"
             assert node.module is not None
             found.add(node.module)
             if node.module == "jsrl":
@@ -255,7 +255,7 @@ def imported(tree: ast.AST) -> set[str]:
 
 
 def at_load(tree: ast.Module) -> ast.Module:
-    """Return the tree without the bodies of functions: what runs when the module is imported."""
+    """Return the tree without the bodies of functions: the code that runs when the module is imported."""
 
     class Bare(ast.NodeTransformer):
         def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
@@ -292,14 +292,14 @@ def test_packages_import_only_what_the_table_allows():
 
 
 def test_import_check_finds_a_forbidden_import():
-    """The rule can fail: an import inside a function of a file that must not have it is found."""
+    """The rule can fail: an import inside a function of a forbidden file is found."""
     tree = ast.parse("import numpy\ndef f():\n    from jax import numpy as jnp\n    import jsrl.workers.actor.worker\n")
     assert imported(tree) == {"numpy", "jax", "jsrl.workers.actor.worker"}
     assert imported(at_load(tree)) == {"numpy"}
 
 
 def imports_of(path: Path) -> set[Path]:
-    """Return the files of jsrl that a file imports, wherever; not those whose types alone it names."""
+    """Return the files of jsrl that a file imports anywhere, except those imported only for type annotations."""
     found = set()
     for node in ast.walk(without_typing(parsed(path))):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -338,18 +338,18 @@ def test_no_circular_imports():
     assert circles({Path("a"): {Path("b")}, Path("b"): {Path("a")}, Path("c"): {Path("a")}}) == {Path("a"), Path("b")}
 
 
-SORTS = {"inference"}  # of streams: what is called so is not a kind of worker
+SORTS = {"inference"}  # of streams: not kinds of workers
 
 
 def kinds_named(tree: ast.Module) -> list[str]:
-    """Return the string literals of a tree that are names of kinds of workers, or begin one of their workers' names."""
+    """Return the string literals of a tree that are names of worker kinds, or start the name of one of their workers."""
     kinds = {kind.name for kind in own_kinds()}
     words = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     begun = tuple(f"{kind}-" for kind in kinds)
     return [word for word in words if word in kinds - SORTS or (word.startswith(begun) and " " not in word)]
 
 
-# Words of other things that are called as a kind is: files and options, each with its reason.
+# Files and options that are named like a worker kind, each with its reason.
 NOT_KINDS = {
     "agents/ppo.py": "whose values the loss takes: an option's value",
     "experiment/options.py": "names that people try for options",
@@ -398,7 +398,7 @@ def test_modules_of_actors_do_not_name_jax():
 
 
 def sees_processes(path: Path, tree: ast.Module) -> list[str]:
-    """Return with what a file of the launching side reaches for processes, which it may see as handles alone."""
+    """Return how a file of the launching side accesses processes, which it should use only through handles."""
     modules = {module for module in imported(tree) if module.startswith(("subprocess", "signal", "psutil", LOCAL))}
     words = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     calls = words & {"os.kill", "os.killpg", "os.waitpid", "os.waitid", "os.fork"}
@@ -429,7 +429,7 @@ def test_addresses_are_parsed_in_the_transport_table_only():
 
 
 def test_package_inits_import_nothing():
-    for path in set(PACKAGE.rglob("__init__.py")) - {PACKAGE / "experiment/__init__.py"}:  # a user's first import
+    for path in set(PACKAGE.rglob("__init__.py")) - {PACKAGE / "experiment/__init__.py"}:  # the first import of a user
         assert not imported(parsed(path)), f"{relative(path)} imports something"
 
 
@@ -514,7 +514,7 @@ def test_served_actor_has_not_loaded_jax(tmp_path):
     assert ended.returncode == 0, ended.stderr
 
 
-# -- what no file says ------------------------------------------------------------------------------------------------
+# -- forbidden code ---------------------------------------------------------------------------------------------------
 
 
 def calls_and_names(tree: ast.AST) -> set[str]:
@@ -524,7 +524,7 @@ def calls_and_names(tree: ast.AST) -> set[str]:
 
 
 def forbidden(path: Path) -> list[str]:
-    """Return what a file says that no file may say."""
+    """Return the forbidden calls and names of a file."""
     tree = parsed(path)
     tops = {module.split(".")[0] for module in imported(tree)}
     wrong = [f"imports {name}" for name in tops & {"pickle", "cloudpickle", "dill", "marshal", "shelve"}]
@@ -565,13 +565,13 @@ def test_rule_finds_forbidden_code(program, told, monkeypatch):
 
 
 def test_exactly_one_file_maps_over_devices():
-    """pmap and shard_map are spelled (as names, not in prose) in jsrl/parallel.py alone."""
+    """pmap and shard_map appear (as names, not in prose) only in jsrl/parallel.py."""
     spelled = {relative(path) for path in SOURCES if calls_and_names(parsed(path)) & {"pmap", "shard_map"}}
     assert spelled == {"parallel.py"}
 
 
 def public_names(tree: ast.Module) -> set[str]:
-    """Return the names that a module offers: its definitions, and the fields, methods and arguments of public ones."""
+    """Return the public names of a module: its definitions, and the fields, methods and arguments of public ones."""
     names: set[str] = set()
     scopes: list[ast.AST] = [tree]
     while scopes:
@@ -590,7 +590,7 @@ def public_names(tree: ast.Module) -> set[str]:
 
 
 def empty_names(path: Path) -> list[str]:
-    """Return the public names of a file that mean nothing."""
+    """Return the meaningless public names of a file."""
     allowed = {name for prefix, names in FOREIGN_NAMES.items() if relative(path).startswith(prefix) for name in names}
     words = {name.lower() for name in public_names(parsed(path))}
     parts = set(re.split(r"[/_.]", relative(path)))
@@ -617,10 +617,12 @@ def test_functions_fit_on_a_screen():
 
 def test_exceptions_are_still_needed():
     for file in MORE:
-        assert (PACKAGE / file).exists(), f"{file} is gone; take it out of the table"
+        assert (PACKAGE / file).exists(), f"{file} no longer exists; remove it from the table"
     for file, (modules, _) in MORE.items():
         used = imported(ast.parse((PACKAGE / file).read_text()))
-        assert all(any(name.startswith(module) for name in used) for module in modules), f"{file} needs less"
+        assert all(any(name.startswith(module) for name in used) for module in modules), (
+            f"{file} needs fewer exceptions; shorten the table"
+        )
 
 
 # -- experiments ------------------------------------------------------------------------------------------------------

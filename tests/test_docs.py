@@ -1,4 +1,4 @@
-"""What README and docs mention exists: links, files, commands with their options, Python examples."""
+"""Everything that README and docs mention exists: links, files, commands with their options, Python examples."""
 
 import ast
 import contextlib
@@ -50,9 +50,9 @@ def spans(page: Path) -> list[str]:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Every command line in the page's bash blocks and code spans that calls python or jsrl, as words.
+    """Every command line of python or jsrl in the page's bash blocks and code spans, split into arguments.
 
-    `jsrl run NAME` comes as the script that is the same: `experiments/run.py NAME`.
+    `jsrl run NAME` is returned as the equivalent script: `experiments/run.py NAME`.
     """
     lines = [line for block in blocks(page, "bash") for line in block.splitlines()] + spans(page)
     found = []
@@ -67,7 +67,7 @@ def commands(page: Path) -> list[list[str]]:
 
 
 def test_commands_are_found() -> None:
-    """The parsing above sees what is there; otherwise the tests below prove nothing."""
+    """Check the parser above; otherwise the tests below prove nothing."""
     assert ["experiments/run.py", "ppo_cartpole"] in commands(ROOT / "README.md")
     assert sum(len(commands(page)) for page in PAGES) > 25
 
@@ -115,11 +115,11 @@ def test_documented_commands_parse(name: str) -> None:
 
 @functools.cache
 def error_of_run(given: tuple[str, ...]) -> str:
-    """Parse a command of run.py as run.py does; return what is wrong with it."""
+    """Parse a command of run.py like run.py does; return its error."""
     words = list(given)
     if words == ["NAME"]:
         return ""
-    if words[:1] == ["my_project"]:  # what `jsrl new my_project` makes
+    if words[:1] == ["my_project"]:  # created by `jsrl new my_project`
         words[0] = "ppo"
     experiment = None if "--resume" in words else take_name(words)
     try:
@@ -151,7 +151,7 @@ def known_options() -> dict[str, command_line.Option]:
 
 
 def test_mentioned_options_of_other_commands_exist() -> None:
-    """Options of a command, and of its script in `experiments/`; chaos, search, simulate and tune take those of run too."""
+    """Options of a command, and of its script in `experiments/`; chaos, search, simulate and tune accept those of run too."""
     for page in PAGES:
         for words in commands(page):
             command = words[1] if words[0] == "jsrl" else Path(words[0]).stem
@@ -176,12 +176,12 @@ def help_of(command: str) -> str:
 
 @pytest.mark.parametrize("name", PAGE_NAMES)
 def test_options_exist(name: str) -> None:
-    """Code spans that begin with `--` are options of some experiment, of run.py itself, or of a search."""
+    """Code spans that start with `--` are options of some experiment, of run.py itself, or of a search."""
     known = known_options()
     elsewhere = {"help", "help-all", "shm-size"}
     for span in spans(ROOT / name):
         if re.match(r"jsrl (?!run )|python benchmarks/", span):
-            continue  # the test above, and scripts with options of their own
+            continue  # the test above, and scripts with their own options
         for option in re.findall(r"(?:^|\s)--([a-z][a-z0-9.-]*)", span):
             if option in elsewhere or any(full.startswith(f"{option}.") for full in known):
                 continue
@@ -228,12 +228,12 @@ def test_the_examples_environment_trains(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     returned = float(re.search(r"fresh seeds: return (-?[\d.]+)", ended.stdout).group(1))
-    assert returned > 0.0  # arrived, in about as many steps as it takes; a random walk mostly times out at -10
+    assert returned > 0.0  # arrived, in about the required number of steps; a random walk mostly times out at -10
 
 
 @pytest.mark.slow
 def test_the_examples_game_of_two_policies_trains(tmp_path: Path) -> None:
-    """The file and the commands of docs/policies.md, shortened; a user's own copy in another folder."""
+    """The file and the commands of docs/policies.md, shortened; a user's copy in another folder."""
     block = blocks(ROOT / "docs" / "policies.md", "python")[0]
     assert block == (ROOT / "experiments" / "configs" / "chase.py").read_text()
     (tmp_path / "configs").mkdir()
@@ -271,12 +271,15 @@ def test_docs_algorithm_equals_the_project_template() -> None:
 
 
 def changed_by(diff: str, source: str) -> str:
-    """Return a source with the hunks of a diff applied, which blank lines separate; each must fit in one place."""
+    """Return a source with the hunks of a diff applied; blank lines separate hunks, and each must match exactly once."""
     for hunk in diff.strip("\n").split("\n\n"):
         lines = hunk.splitlines()
         old = "\n".join(line[1:] for line in lines if line[0] in " -") + "\n"
         new = "\n".join(line[1:] for line in lines if line[0] in " +") + "\n"
-        assert source.count(old) == 1, f"fits {source.count(old)} times:\n{hunk}"
+        assert source.count(old) == 1, (
+            f"matches {source.count(old)} times:\
+{hunk}"
+        )
         source = source.replace(old, new)
     return source
 
@@ -303,7 +306,7 @@ def test_documented_algorithm_changes_pass_check_agent(place: int, spec: EnvSpec
 
 @pytest.mark.slow
 def test_documented_workers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that docs/dataflow.md puts into my_workers.py, together in one graph."""
+    """All code that docs/dataflow.md puts into my_workers.py, together in one graph."""
     (tmp_path / "my_workers.py").write_text("\n".join(blocks(ROOT / "docs" / "dataflow.md", "python")[:4]))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "my_workers", raising=False)
@@ -320,7 +323,7 @@ def test_documented_workers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     )
     assert result.metrics["count/counted"][-1] == 12
     assert result.metrics["watch/params_updates"][-1] == 6
-    sys.modules.pop("my_workers")  # not by monkeypatch, which would bring it back
+    sys.modules.pop("my_workers")  # not by monkeypatch, which would restore it
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ TESTS = Path(__file__).parent
 def test_nightly_table_names_existing_tests() -> None:
     table = tomllib.loads((TESTS / "nightly.toml").read_text())
     for nightly, daily in table.items():
-        assert daily not in table and nightly != daily, f"{daily} runs nightly itself"
+        assert daily not in table and nightly != daily, f"{daily} itself runs nightly"
         for name in (nightly, daily):
             path, _, test = name.partition("::")
             function = test.partition("[")[0]

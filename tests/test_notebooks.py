@@ -40,7 +40,7 @@ def code(notebook) -> list[str]:
 
 
 def process(what: str, name: str, folder: Path, *changed: str, optimised: bool = False) -> str:
-    """Run tests/notebook_process.py in `folder`; return what it printed. optimised: programs are compiled for speed."""
+    """Run tests/notebook_process.py in `folder`; return its output. optimised: programs are compiled for speed."""
     command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "notebook_process.py"), what]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""One update on 1 and on 4 (fake) devices. XLA counts its devices once, so each case runs in a process of its own."""
+"""One update on 1 and on 4 (fake) devices. XLA counts its devices once, so each case runs in a separate process."""
 
 import subprocess
 import sys
@@ -67,7 +67,7 @@ def test_refuses_an_unsplit_batch():
 
 
 def test_small_calls_compute_the_same_bits():
-    """Two independent networks, one program: in turn or at once."""
+    """Two independent networks, one program: in sequence or at once."""
     key = jax.random.key(0)
     layers = jax.random.normal(key, (2, 3, 64, 64))
 

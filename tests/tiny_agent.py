@@ -17,8 +17,8 @@ class TinyConfig:
     """Options of the agent that learns nothing.
 
     Attributes:
-      offset: what it adds to the right action, less `best`. best: the offset whose actions are right.
-      repeats: a whole number that changes nothing. mode: `nan` has a loss that is not finite; other texts change nothing.
+      offset: added to the right action, minus `best`. best: the offset whose actions are right.
+      repeats: an integer without effect. mode: `nan` has a loss that is not finite; other texts have no effect.
     """
 
     factory: ClassVar[str] = "tests.tiny_agent:tiny"
