@@ -18,7 +18,7 @@ N, GAMMA, FRAMES = 3, 0.9, 3
 
 
 class Row(NamedTuple):
-    """One row of one environment. stack: the agent's observation, [FRAMES]. acts: observed with it, but not in the last row."""
+    """One row of one environment. stack: the agent's observation, [FRAMES]. acts: observed with it, except in the last row."""
 
     stack: np.ndarray
     is_first: bool

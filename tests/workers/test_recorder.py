@@ -1,4 +1,4 @@
-"""The recorder records due videos, writes return and version into captions, survives a lost video, and ends with the last one."""
+"""The recorder records due videos with captions of return and version, survives a lost video, and ends with the last one."""
 
 from __future__ import annotations
 
