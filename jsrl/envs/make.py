@@ -352,6 +352,10 @@ class ScaledReward:
         self.spec: EnvSpec = replace(env.spec)
         self.num_envs = env.num_envs
 
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the vector: its `groups` of seats and `set_tasks`, if it has them."""
+        return getattr(self._env, name)
+
     def reset(self) -> EnvStep:
         """Reset every slot."""
         return self._env.reset()
