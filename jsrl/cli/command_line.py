@@ -96,13 +96,18 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
 
 
 def _for_environment(arguments: Sequence[str], default: Experiment) -> Experiment:
-    """Return the default without the options of its own environment, if the arguments name another environment."""
+    """Return the default without the options of its own environment, if the arguments name another environment.
+
+    Environments of one family (`hide_and_seek:empty`, `hide_and_seek:quadrant`) report the same statistics: these stay.
+    """
     words = [word for argument in arguments for word in argument.split("=", 1)]
     named = [after for word, after in pairwise(words) if word == "--env.id"]
     if not named or named[-1] == default.env.id:
         return default
+    (family, colon, _), (of_named, _, _) = default.env.id.partition(":"), named[-1].partition(":")
+    metrics = default.env.episode_metrics if colon and family == of_named else ()
     return dataclasses.replace(
-        default, env=dataclasses.replace(default.env, kwargs={}, wrappers=(), episode_metrics=())
+        default, env=dataclasses.replace(default.env, kwargs={}, wrappers=(), episode_metrics=metrics)
     )
 
 

@@ -131,6 +131,14 @@ def test_another_environment_drops_options_of_the_default_one():
     assert same == dataclasses.replace(env, kwargs={"size": 8, "length": 3})
 
 
+def test_another_scenario_of_the_same_environment_reports_the_same_statistics():
+    default = Experiment(env=EnvConfig("hide_and_seek:empty", kwargs={"n_hiders": 1}, episode_metrics=("num_box_lock",)))
+    other = parse(["--env.id", "hide_and_seek:quadrant"], default).experiment.env
+    assert other == EnvConfig("hide_and_seek:quadrant", episode_metrics=("num_box_lock",))
+    none = parse(["--env.id", "particle:simple_spread_v3"], default).experiment.env
+    assert none == EnvConfig("particle:simple_spread_v3")
+
+
 def test_an_agent_by_reference_keeps_its_function():
     def mine(spec):
         return spec
