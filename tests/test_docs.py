@@ -145,6 +145,8 @@ def known_options() -> dict[str, command_line.Option]:
         "chase",
         "ppo_connect_four",
         "pbt_cartpole",
+        "plr_maze",
+        "league_tic_tac_toe",
     ):
         known |= command_line.options_of(load(experiment))
     return known

@@ -132,7 +132,9 @@ def test_another_environment_drops_options_of_the_default_one():
 
 
 def test_another_scenario_of_the_same_environment_reports_the_same_statistics():
-    default = Experiment(env=EnvConfig("hide_and_seek:empty", kwargs={"n_hiders": 1}, episode_metrics=("num_box_lock",)))
+    default = Experiment(
+        env=EnvConfig("hide_and_seek:empty", kwargs={"n_hiders": 1}, episode_metrics=("num_box_lock",))
+    )
     other = parse(["--env.id", "hide_and_seek:quadrant"], default).experiment.env
     assert other == EnvConfig("hide_and_seek:quadrant", episode_metrics=("num_box_lock",))
     none = parse(["--env.id", "particle:simple_spread_v3"], default).experiment.env

@@ -13,6 +13,7 @@ import pytest
 from jsrl.agents.bc import BCConfig
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.ppo import PPOConfig
+from jsrl.configs.plr_maze import SIZE, Maze
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
@@ -128,3 +129,21 @@ def test_agents_train_on_levels(agent: Any, tmp_path: Path) -> None:
     assert (
         len(state["levels"]) > 10 and min(state["scores"]) > 0.0 and len(set(state["scores"])) == len(state["scores"])
     )
+
+
+def test_a_level_of_the_example_is_one_maze_in_which_every_place_is_reached() -> None:
+    maze = Maze()
+    seen = set()
+    for level in range(20):
+        first, _ = maze.reset(seed=1, options={"task": level})
+        walls, goal = maze.walls, tuple(maze.goal)
+        again, _ = maze.reset(seed=2, options={"task": level})
+        assert np.array_equal(first, again) and np.array_equal(walls, maze.walls) and goal == tuple(maze.goal)
+        seen.add((walls.tobytes(), goal))
+        reached = {tuple(maze.place)}
+        while more := {(r + y, c + x) for r, c in reached for y, x in ((-1, 0), (0, 1), (1, 0), (0, -1))} - reached:
+            if not (new := {cell for cell in more if not walls[cell]}):
+                break
+            reached |= new
+        assert len(reached) == (~walls).sum() == 2 * ((SIZE - 1) // 2) ** 2 - 1, "a tree over the rooms"
+    assert len(seen) == 20
