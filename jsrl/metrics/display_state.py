@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -46,6 +47,16 @@ class PlayerRow:
     elo: float
     half: float
     shares: tuple[float | None, ...]
+
+
+def games_text(metric: Callable[[str], float | None]) -> str:
+    """Return how a director's games ended, and its copies and scores, from metrics by name; empty: no director."""
+    values = [(metric(f"director/{name}"), name) for name in ("finished", "void", "open", "copies")]
+    parts = [f"{value:,.0f} {name}" for value, name in values if value is not None]
+    worst, best = (metric(f"director/score_{which}") for which in ("worst", "best"))
+    if worst is not None and best is not None:
+        parts.append(f"scores {short(worst)} to {short(best)}")
+    return f"games: {', '.join(parts)}" if parts else ""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jsrl.metrics.display_state import DisplayState, WorkerRow, clock, names, percent, short
+from jsrl.metrics.display_state import DisplayState, WorkerRow, clock, games_text, names, percent, short
 from jsrl.metrics.sparkline import sparkline
 
 LEARNING = (  # the algorithm's metrics in the line about learning
@@ -73,6 +73,8 @@ def picture(state: DisplayState, env_steps_per_s: float | None, messages: Sequen
         parts.append(_Facts(["learning:", *learning]))
     if state.evaluations:
         parts.append(_evaluations(state))
+    if games := games_text(state.metric):
+        parts.append(Text(games))
     if state.players:
         parts.append(_players(state))
     parts += [_Message(level, text) for level, text in messages]

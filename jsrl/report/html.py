@@ -6,6 +6,7 @@ from html import escape
 from urllib.parse import quote
 
 from jsrl.launch.result import is_intended
+from jsrl.metrics.display_state import games_text
 from jsrl.metrics.phases import PHASES, of_main_thread
 from jsrl.report.curves import FIRST, algorithm, learning, machine, shares_of_time
 from jsrl.report.graph import dataflow
@@ -38,7 +39,7 @@ def body(report: RunReport) -> str:
         _verdicts(report),
         _warnings(report),
         section("Learning", "".join(learning(report)), "grid2"),
-        section("Players", standings_page(report.standings) if report.standings is not None else ""),
+        section("Players", _players(report)),
         section("Algorithm", algorithm(report)),
         section("Speed and machine", "".join(machine(report)), "grid2"),
         section("Where time went", _time(report) + shares_of_time(report)),
@@ -50,6 +51,13 @@ def body(report: RunReport) -> str:
         section("Files", _files(report)),
     ]
     return "\n".join(one for one in sections if one)
+
+
+def _players(report: RunReport) -> str:
+    """Return how a director's games ended, and its players."""
+    games = games_text(report.last)
+    table = standings_page(report.standings) if report.standings is not None else ""
+    return (f"<p>{escape(games)}</p>" if games else "") + table
 
 
 def _dataflow(report: RunReport) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from jsrl.launch.result import fitted, ledger_lines, other_lines, score
-from jsrl.metrics.display_state import percent
+from jsrl.metrics.display_state import games_text, percent
 from jsrl.metrics.phases import of_main_thread
 from jsrl.report.run_report import RunReport, WorkerTime
 from jsrl.report.standings import standings_lines
@@ -33,6 +33,8 @@ def summary(report: RunReport) -> str:
         if lag := lag_text(report, policy):
             lines.append(f"policy lag{of}: {lag}")
         lines.append(f"bottleneck{of}: {bottleneck.text}")
+    if games := games_text(report.last):
+        lines.append(games)
     if report.standings is not None:
         lines += standings_lines(report.standings)
     return "\n".join(lines)
