@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jsrl.launch.result import contradicted, ledger_lines
+from jsrl.workers.director.audit import Games
 from jsrl.workers.jobs import kind_of
 
 HARMED_SHARE = 0.1  # by which share of the best score before the storm the best one during it may be lower
@@ -13,11 +14,17 @@ HARMED_SHARE = 0.1  # by which share of the best score before the storm the best
 
 @dataclass
 class InjectedFault:
-    """A fault injected into one worker: how (`kill`, `pause`, `hang`), and seconds until recovery (None: no recovery)."""
+    """A fault injected into one worker: how (`kill`, `pause`, `hang`), and seconds until recovery (None: no recovery).
+
+    others: learners of other policies that were replaced too, after a fault of a learner. held_games: it plays or counts
+    the games of a director, so that its open games become void.
+    """
 
     worker: str
     how: str
     recovered_s: float | None = None
+    others: tuple[str, ...] = ()
+    held_games: bool = False
 
 
 @dataclass
@@ -48,6 +55,7 @@ class ScoreCard:
       calm_per_s, storm_per_s: trajectories produced per second before and during the storm. result: the run's own.
       left: processes that remained after the run. ended: why it ended before the storm did; empty: it did not.
       flood: of unauthorised messages; None: none. scores: evaluations before and since the storm began.
+      games: of the director before the storm and at the end; None: the run has no director.
     """
 
     faults: list[InjectedFault] = field(default_factory=list)
@@ -58,12 +66,13 @@ class ScoreCard:
     ended: str = ""
     flood: Flood | None = None
     scores: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
+    games: tuple[Games, Games] | None = None
 
     @property
     def passed(self) -> bool:
         """Return whether the run recovered from every fault, nothing else was harmed, and nothing remained."""
-        recovered = all(fault.recovered_s is not None for fault in self.faults)
-        unharmed = (self.flood is None or self.flood.passed) and self.learns
+        recovered = all(fault.recovered_s is not None and not fault.others for fault in self.faults)
+        unharmed = (self.flood is None or self.flood.passed) and self.learns and not self.game_faults
         return bool(self.faults) and recovered and unharmed and self.accounted and not self.left and not self.ended
 
     @property
@@ -77,6 +86,20 @@ class ScoreCard:
         """Return whether the run's ledgers balance: the producers' and consumers' counts match, except for unknown ones."""
         return not contradicted(self.result)
 
+    @property
+    def game_faults(self) -> list[str]:
+        """Return what is wrong with the director's games, as sentences."""
+        if self.games is None:
+            return []
+        before, end = self.games
+        faults = list(end.faults)
+        if end.finished <= before.finished:
+            faults.append("no game was finished since the storm began")
+        holders = sorted({fault.worker for fault in self.faults if fault.held_games})
+        if holders and end.void <= before.void:
+            faults.append(f"{', '.join(holders)} held games when hit, but no game became void")
+        return faults
+
     def text(self) -> str:
         """Return the card as text."""
         lines = [f"score card: {'passed' if self.passed else 'FAILED'}", *self._fault_lines(), *self._flood_lines()]
@@ -86,7 +109,7 @@ class ScoreCard:
         )
         ledgers = ledger_lines(self.result.get("ledger") or {}, self.result.get("hops") or {})
         lines += [f"  {line}" for line in ledgers or ["ledger: none was left"]]
-        lines += self._learning_lines()
+        lines += [*self._game_lines(), *self._learning_lines()]
         if self.ended:
             lines.append(f"  the run ended before the storm: {self.ended}")
         if self.left:
@@ -102,7 +125,18 @@ class ScoreCard:
             times = sorted(fault.recovered_s for fault in faults if fault.recovered_s is not None)
             p50, p95 = (f"{quantile(times, q):.1f}" if times else "-" for q in (0.5, 0.95))
             lines.append(f"  {name:<18} {len(faults):>5}  {len(times):>9}  {p50:>5}  {p95:>5}")
+        for fault in self.faults:
+            if fault.others:
+                lines.append(f"    {fault.how} {fault.worker}: {', '.join(fault.others)} had to be replaced too")
         return lines
+
+    def _game_lines(self) -> list[str]:
+        if self.games is None:
+            return []
+        before, end = self.games
+        finished, void = end.finished - before.finished, end.void - before.void
+        lines = [f"  games: {end}", f"    since the storm began: {finished:,} finished, {void:,} void"]
+        return lines + [f"    WRONG: {fault}" for fault in self.game_faults]
 
     def _flood_lines(self) -> list[str]:
         if self.flood is None:

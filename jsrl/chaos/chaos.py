@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +20,16 @@ from jsrl.chaos.card import Flood, InjectedFault, ScoreCard
 from jsrl.errors import ConfigError
 from jsrl.launch.graph_file import graph_of
 from jsrl.launch.local.outside import ObservedRun, ObservedWorker
-from jsrl.transport.ledger.hops import read_hop
+from jsrl.transport.ledger.hops import SAMPLES, read_hops
+from jsrl.workers.director.audit import Games, read_games
 from jsrl.workers.jobs import kind_of
-from jsrl.workers.kinds import own_kinds
+from jsrl.workers.kinds import Kind, own_kinds
 
 __all__ = ["Flood", "InjectedFault", "ScoreCard", "Storm", "StormSettings", "storm_command"]
 
 MEAN_REST_S, STEP_S, STRANGER_LEAVES_S = 0.5, 0.1, 10.0
 METRICS, SCORE = "metrics.jsonl", "evaluator/return_mean"
-FLOWING = 3  # trajectories that arrive after a replacement before the run counts as recovered
+FLOWING = 3  # trajectories of each sample stream that arrive after a replacement before the run counts as recovered
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,10 @@ class StormSettings:
     """Settings of a storm.
 
     Attributes:
-      storm_s: its duration. calm_s: before it, to measure the undisturbed throughput. every_s: mean time between faults.
-      kinds: of workers to hit; None: all whose kind allows it.
+      storm_s: its longest duration. faults: after so many it ends; None: it lasts as long. calm_s: before it, to measure
+        the undisturbed throughput. every_s: mean time between faults.
+      kinds: of workers to hit; None: all whose kind allows it. Each of these workers is hit once, in random order, before
+        one is hit again.
       pauses: share of faults that stop a process instead of killing it. hangs: share that
         stop only its main thread, so that it is alive and does nothing. seed: of the storm.
       patience_s: time within which a run must recover from a fault.
@@ -52,6 +56,7 @@ class StormSettings:
     seed: int = 0
     patience_s: float = 60.0
     flood_s: float = 10.0
+    faults: int | None = None
 
 
 class Storm:
@@ -77,7 +82,7 @@ class Storm:
         self.card = ScoreCard()
         self._popen = subprocess.Popen(command)
         self._seen = ObservedRun(self._popen.pid)
-        self._calm_lines = 0
+        self._calm_lines, self._calm_games = 0, None  # type: int, Games | None
 
     def run(self) -> ScoreCard:
         """Wait for calm, flood, storm, stop the run cleanly; return the score card."""
@@ -89,6 +94,8 @@ class Storm:
         with contextlib.suppress(OSError, ValueError, StopIteration):
             self.card.result = json.loads((self._folder() / "result.json").read_text())
         self.card.scores = self._scores()
+        if (end := self._games()) is not None:
+            self.card.games = self._calm_games or Games(), end
         self.card.left = self._seen.left()
         return self.card
 
@@ -102,7 +109,7 @@ class Storm:
 
     def _measure(self) -> None:
         self.card.calm_per_s = self._rate_of_rest(self._settings.calm_s)
-        self._calm_lines = self._lines()
+        self._calm_lines, self._calm_games = self._lines(), self._games()
         if self._stranger is not None:
             self.card.flood = Flood()
             with self._strangers("--jobs", str(self._folder() / "jobs")):
@@ -118,7 +125,8 @@ class Storm:
     def _storm(self) -> None:
         begun_s, before = time.monotonic(), self._produced()
         until = begun_s + self._settings.storm_s
-        while time.monotonic() < until and self._popen.poll() is None:
+        most = self._settings.faults
+        while time.monotonic() < until and self._popen.poll() is None and len(self.card.faults) != most:
             self._rest(min(self._rng.expovariate(1.0 / self._settings.every_s), until - time.monotonic()))
             if time.monotonic() < until:
                 self._inject_fault()
@@ -175,23 +183,51 @@ class Storm:
         workers = {name: worker for name, worker in self._seen.workers().items() if self._is_hit(name)}
         if not workers:
             return
-        name = self._rng.choice(sorted(workers))
-        begun_s, victim, fault = time.monotonic(), workers[name], InjectedFault(name, self._way())
+        hits = Counter(fault.worker for fault in self.card.faults)
+        fewest = min(hits[name] for name in workers)
+        name = self._rng.choice(sorted(name for name in workers if hits[name] == fewest))
+        others, victim, begun_s = self._other_learners(name), workers[name], time.monotonic()
+        fault = InjectedFault(name, self._way(), held_games=self._holds_games(name))
         self.card.faults.append(fault)
         strike(victim, fault)
         try:
             self._await_recovery(fault, victim, begun_s)
+            now = self._seen.workers()
+            fault.others = tuple(sorted(other for other, worker in others.items() if now.get(other) != worker))
         finally:
             victim.release()
 
     def _is_hit(self, worker: str) -> bool:
         """Return whether a worker may be hit: by the settings, else by its kind."""
+        kind = self._kind(worker)
         if self._settings.kinds is not None:
-            return kind_of(worker) in self._settings.kinds
-        graph = graph_of(self._folder())
-        known = {kind.name: kind for kind in own_kinds()} if graph is None else graph.kinds
-        kind = known.get(worker if graph is not None else kind_of(worker))
+            return (kind_of(worker) if kind is None else kind.name) in self._settings.kinds
         return kind is None or kind.is_hit
+
+    def _other_learners(self, worker: str) -> dict[str, ObservedWorker]:
+        """Return the learners that must survive a fault of this one, if it is a learner."""
+        if not self._is_learner(worker):
+            return {}
+        return {name: one for name, one in self._seen.workers().items() if name != worker and self._is_learner(name)}
+
+    def _is_learner(self, worker: str) -> bool:
+        kind = self._kind(worker)
+        return kind is not None and kind.must_finish and any(port.publishes for port in kind.ports)
+
+    def _holds_games(self, worker: str) -> bool:
+        """Return whether a worker plays episodes, or counts them as a director."""
+        kind = self._kind(worker)
+        if kind is None:
+            return False
+        plays = any(port.does == "writes" and "trajectory" in port.schemas for port in kind.ports)
+        return plays or "games" in kind.receives
+
+    def _kind(self, worker: str) -> Kind | None:
+        """Return the kind of a worker of the run; None: it is not known."""
+        graph = graph_of(self._folder())
+        if graph is not None:
+            return graph.kinds.get(worker)
+        return next((kind for kind in own_kinds() if kind.name == kind_of(worker)), None)
 
     def _way(self) -> str:
         """Return the kind of the next fault."""
@@ -199,13 +235,14 @@ class Storm:
         return "pause" if drawn < settings.pauses else "hang" if drawn < settings.pauses + settings.hangs else "kill"
 
     def _await_recovery(self, fault: InjectedFault, victim: ObservedWorker, begun_s: float) -> None:
-        """Wait until the victim has been replaced and trajectories arrive again, and record the time."""
-        name, arrived = fault.worker, None
+        """Wait until the victim has been replaced and trajectories of every stream arrive again, and record the time."""
+        name, arrived = fault.worker, dict[str, int]()
         while self._popen.poll() is None and time.monotonic() - begun_s < self._settings.patience_s:
             found = self._seen.workers().get(name)
             if not victim.alive and found is not None and found != victim:
-                arrived = self._produced() if arrived is None else arrived
-                if self._produced() >= arrived + FLOWING:
+                now = self._produced_by_stream()
+                arrived = arrived or now
+                if now and all(now.get(stream, 0) >= before + FLOWING for stream, before in arrived.items()):
                     fault.recovered_s = time.monotonic() - begun_s
                     return
             time.sleep(STEP_S)
@@ -214,11 +251,21 @@ class Storm:
         return next(self._runs_dir.glob(f"*/{self._run_name}"))
 
     def _produced(self) -> int:
+        """Return the trajectories that the learner's producers have sent; of several policies, those of the first."""
+        return self._produced_by_stream().get(SAMPLES, 0)
+
+    def _produced_by_stream(self) -> dict[str, int]:
+        """Return the number of trajectories sent on each sample stream; {} before the run has a folder."""
         try:
-            ledger = read_hop(self._folder())
+            return {name: ledger.produced for name, ledger in read_hops(self._folder()).items()}
         except StopIteration:
-            return 0
-        return ledger.produced if ledger is not None else 0
+            return {}
+
+    def _games(self) -> Games | None:
+        """Return the games of the run's director."""
+        with contextlib.suppress(StopIteration):
+            return read_games(self._folder())
+        return None
 
     def _lines(self) -> int:
         """Return the number of the run's lines of metrics."""

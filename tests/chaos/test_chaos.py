@@ -14,6 +14,7 @@ import pytest
 from jsrl.chaos.chaos import Flood, InjectedFault, ScoreCard, Storm, StormSettings, storm_command
 from jsrl.errors import ConfigError
 from jsrl.launch.local.hang import HungProcess
+from jsrl.workers.director.audit import Games
 from tests.system.launched import DRIVE, FOREVER
 
 STRANGER = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "strangers.py"), "--per-s", "400"]
@@ -71,6 +72,28 @@ def test_report_card_passes_only_if_recovered_balanced_and_cleaned_up() -> None:
         assert words in flooded.text()
 
 
+def test_report_card_passes_only_if_games_are_consistent() -> None:
+    faults = [InjectedFault(worker, "kill", 1.0, held_games=True) for worker in ("actor-0", "director")]
+    before, end = Games(100, 90, 0, 10), Games(260, 200, 30, 30, players=4)
+
+    def card(end: Games, faults: list[InjectedFault] = faults) -> ScoreCard:
+        return ScoreCard(faults, 10.0, 8.0, {"ledger": LEDGER}, games=(before, end))
+
+    good = card(end)
+    assert good.passed
+    assert "assigned 260 = finished 200 + void 30 + open 30; 4 frozen players" in good.text()
+    assert "since the storm began: 110 finished, 30 void" in good.text()
+    of_inference = [InjectedFault("inference-0", "kill", 1.0)]
+    assert card(Games(260, 230, 0, 30), of_inference).passed  # it holds no games
+    for bad, why in (
+        (card(Games(260, 230, 0, 30)), "actor-0, director held games when hit, but no game became void"),
+        (card(Games(130, 90, 30, 10)), "no game was finished since the storm began"),
+        (card(Games(260, 200, 30, 30, faults=("payoff of a b: it is wrong",))), "payoff of a b: it is wrong"),
+        (card(end, [InjectedFault("learner", "kill", 1.0, ("learner-b",))]), "learner-b had to be replaced too"),
+    ):
+        assert not bad.passed and why in bad.text(), bad.text()
+
+
 def test_restarts_are_enabled_unless_the_user_disables_them(tmp_path: Path) -> None:
     words = storm_command(["ppo_cartpole", "--restart", "2"], tmp_path, "x")
     assert words[:5] == [sys.executable, "-m", "jsrl", "run", "ppo_cartpole"]
@@ -88,6 +111,18 @@ def test_short_chaos_run(tmp_path: Path) -> None:
     card = Storm(command, tmp_path, "storm", settings).run()
     assert card.passed, card.text()
     assert {fault.worker for fault in card.faults} <= {"actor-0", "inference-0"} and card.calm_per_s > 0
+
+
+@pytest.mark.slow
+def test_chaos_run_with_a_director_and_two_learners(tmp_path: Path) -> None:
+    """Each worker is killed once; the other learner survives, and games, payoffs and frozen players stay consistent."""
+    command = over_drive(["dueling", "--deadlines.silence-s", "5"], tmp_path, "storm")
+    kinds = ("actor", "director", "learner")
+    settings = StormSettings(storm_s=60.0, calm_s=1.0, every_s=0.5, kinds=kinds, pauses=0.0, seed=1, faults=4)
+    card = Storm(command, tmp_path, "storm", settings).run()
+    assert card.passed, card.text()
+    assert sorted(fault.worker for fault in card.faults) == ["actor-0", "director", "learner", "learner-hunter"]
+    assert set(card.result["hops"]) == {"samples-hunter.learner-hunter"}
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from jsrl.runs.files import read_json, write_atomic
 from jsrl.types import version_updates
 
 FOLDER = "director"  # of a run
+NEWEST = "newest.json"
 KEPT = 8  # files of versions
 PERIOD_S = 1.0
 
@@ -65,7 +66,7 @@ class StateFile:
             ) from error
 
     def _path(self) -> Path | None:
-        newest = self.folder / "newest.json"
+        newest = self.folder / NEWEST
         if self._updates is None:
             return newest if newest.exists() else None
         versions = [v for v in self._versions() if version_updates(v) == self._updates]
@@ -96,7 +97,7 @@ class StateFile:
     def write_periodically(self, values: Callable[[], dict[str, Any]], *, now: bool = False) -> None:
         """Write the newest state, if a second has passed."""
         if now or time.monotonic() >= self._due_s:
-            self._write(self.folder / "newest.json", values(), durable=now)
+            self._write(self.folder / NEWEST, values(), durable=now)
             self._due_s = time.monotonic() + PERIOD_S
 
     def _write(self, path: Path, values: dict[str, Any], *, durable: bool = True) -> None:
