@@ -51,6 +51,7 @@ class Controller:
         self._restarts: list[Restart] = []
         self._check_s = 0.0
         self._groups = {w.name: [rank.name for rank in ranks_of(plan.graph, w)] for w in plan.graph.workers}
+        self._silence_s = self._silence_limits()
         self._watchdog = Watchdog(
             session, self._workers, lambda worker: self._tell(worker.name, "stacks"), self._listen
         )
@@ -206,16 +207,17 @@ class Controller:
             self._died(worker, "left without being asked to (a SIGTERM from elsewhere?)")
         elif not worker.ready and now - worker.started_s > limits.ready_s:
             self._died(worker, f"was not ready within {limits.ready_s:g} s; it is still {worker.stage!r}")
-        elif worker.ready and now - worker.beat_s > self._silence_s(worker):  # before that, ready_s applies
+        elif worker.ready and now - worker.beat_s > self._silence_s[worker.name]:  # before that, ready_s applies
             self._died(worker, self._silent(worker))
 
     def _ranks(self, worker: SupervisedWorker) -> list[SupervisedWorker]:
         """Return the lives of all ranks of a learner, the first rank first; any other worker has no others."""
         return [self._workers[name] for name in self._groups[worker.name]]
 
-    def _silence_s(self, worker: SupervisedWorker) -> float:
-        limits, alone = self._deadlines, len(self._ranks(worker)) == 1
-        return limits.silence_s if alone else min(limits.silence_s, limits.rank_s)
+    def _silence_limits(self) -> dict[str, float]:
+        """Return worker -> seconds without a message after which it counts as hung."""
+        usual_s, of_ranks_s = self._deadlines.silence_s, min(self._deadlines.silence_s, self._deadlines.rank_s)
+        return {worker: of_ranks_s if len(ranks) > 1 else usual_s for worker, ranks in self._groups.items()}
 
     def _silent(self, worker: SupervisedWorker) -> str:
         silent_s = time.monotonic() - worker.beat_s
@@ -298,7 +300,7 @@ class Controller:
             self._listen(0.1)
             if not other.alive and not other.left and other.name not in self._crashes:
                 return other, f"ended unexpectedly: {other.ending}", None
-            if other.alive and time.monotonic() - other.beat_s > self._silence_s(other) / 2:
+            if other.alive and time.monotonic() - other.beat_s > self._silence_s[other.name] / 2:
                 return other, self._silent(other), None
         return None
 

@@ -21,11 +21,11 @@ from jsrl.graph.policies import PolicyPart
 from jsrl.launch.hooks import Hooks, LiveRun, SavedSnapshot
 from jsrl.launch.progress import Progress
 from jsrl.launch.result import Result, ledger_lines
+from jsrl.launch.stages import Stages
 from jsrl.launch.status_writer import StatusWriter
 from jsrl.metrics.display import Display
-from jsrl.metrics.display_state import DisplayState, OtherPolicy, PlayerRow, Waiting, WorkerRow
+from jsrl.metrics.display_state import DisplayState, OtherPolicy, PlayerRow
 from jsrl.metrics.metrics import MetricsHub
-from jsrl.metrics.phases import of_main_thread
 from jsrl.metrics.scores import score_name, score_of
 from jsrl.recordings.video_shelf import FOLDER as VIDEOS
 from jsrl.runs.control import AnyMessage, Event, Report
@@ -91,7 +91,7 @@ class Session:
             on_line=self.hooks.write,
         )
         self.reason: str | None = None
-        self._stages: dict[str, tuple[str, float]] = {}  # of each worker, and since when
+        self._stages = Stages(self._kinds)
         self.finals: set[str] = set()
         self.ledger: dict[str, Any] = {}
         self.hops: dict[str, dict[str, Any]] = {}
@@ -276,7 +276,7 @@ class Session:
         """Continue without a worker: show why, and count it."""
         kind = self._kinds[worker]
         self.finals.add(worker)
-        self._stages.pop(worker, None)
+        self._stages.remove(worker)
         self._receive(worker, {f"{kind.prefix}/lost": 1.0})
         whom = worker if worker == kind.title else f"{kind.title} {worker}"
         self.display.message(f"{notice}\n(the run goes on without the {whom})", "warning")
@@ -303,7 +303,7 @@ class Session:
 
     def stage(self, worker: str, stage: str) -> None:
         """Record the stage of a worker; `ready` ends its start."""
-        self._stages[worker] = (stage, self.now())
+        self._stages.set(worker, stage, self.now())
 
     def tick(self) -> None:
         """Write a line of metrics every second, refresh the display, check the clock; may be called at any rate."""
@@ -333,7 +333,7 @@ class Session:
         known, now = self.whereabouts(), self.now()
         return [
             WorkerSummary(name, self._kinds[name].name, stage, round(now - since_s, 1), *known.get(name, (0, "")))
-            for name, (stage, since_s) in self._stages.items()
+            for name, stage, since_s in self._stages
         ]
 
     def _hear_hooks(self) -> None:
@@ -366,8 +366,6 @@ class Session:
 
     def state(self) -> DisplayState:
         """Return the state for the display."""
-        workers = [self._kinds[worker] for worker in self._stages]
-        now = self.now()
         return DisplayState(
             run=self.folder.name,
             elapsed_s=self.elapsed_s,
@@ -378,13 +376,13 @@ class Session:
             start_env_steps=self._trained_steps,
             start_s=None if self._trained_s is None else self._trained_s - self._begin_s,
             action_repeat=frames_per_step(self.experiment.env),
-            workers={kind.name: workers.count(kind) for kind in workers},
-            rows={kind.name: row_of(kind) for kind in workers},
+            workers={name: count for name, count in self._stages.counts.items() if count},
+            rows=dict(self._stages.rows),
             metrics=dict(self.hub.latest),
             evaluations=self._first.curve,
             others=tuple(map(other_policy, self._others)),
             players=self._players.rows() if self.experiment.director is not None else (),
-            waiting=tuple(Waiting(n, stage, now - at) for n, (stage, at) in self._stages.items() if stage != "ready"),
+            waiting=self._stages.waiting(self.now()),
         )
 
     def result(self, error: str = "") -> Result:
@@ -484,16 +482,4 @@ def player_rows(table: StandingsTable) -> tuple[PlayerRow, ...]:
     return tuple(
         PlayerRow(table.players[i], float(table.elo[i]), float(table.half[i]), tuple(table.share(i, j) for j in every))
         for i in every
-    )
-
-
-def row_of(kind: Kind) -> WorkerRow:
-    """Return the live display's row for a kind of worker."""
-    prefix, headline = kind.prefix, kind.headline
-    shown = [a for a in of_main_thread(kind.activities) if a.phase == "wait" or a.name in headline.others]
-    return WorkerRow(
-        rate=f"{prefix}/{headline.rate}" if headline.rate else "",
-        unit=headline.unit,
-        queue=f"{prefix}/{headline.queue}" if headline.queue else "",
-        waits=tuple((a.waits_for or a.name, f"{prefix}/{a.name}_share") for a in shown),
     )

@@ -51,14 +51,27 @@ class Watchdog:
         self._session, self._workers, self._ask, self._listen = session, workers, ask, listen
         self._run = session.folder.path
         self._asked_s: dict[str, float] = {}
+        self._looked_s = -FRESH_S  # at all workers
         self._counted: dict[str, list[object]] = {}
         self._moved_s, self._patience = time.monotonic(), 1
 
     def look(self, subject: SupervisedWorker | None = None) -> str:
-        """Return the state of every worker, `subject` first; takes less than a second."""
+        """Return the state of every worker, `subject` first; takes less than a second.
+
+        If many workers die at once, not every look includes all workers: replacements must not wait.
+        """
         now_s = time.monotonic()
+        if subject is not None and now_s - self._looked_s < FRESH_S:
+            earlier = f"(An earlier report, not older than {FRESH_S:g} s, has the other workers.)\n"
+            return "\n".join([*self._sections([subject], subject, now_s), earlier])
+        self._looked_s = now_s
         everybody = sorted(self._workers.values(), key=lambda worker: (worker is not subject, worker.job.index))
         workers, rest = everybody[:MOST_LOOKED_AT], len(everybody) - MOST_LOOKED_AT
+        others = [f"({rest} other workers were not looked at.)\n"] if rest > 0 else []
+        return "\n".join([*self._sections(workers, subject, now_s), *others])
+
+    def _sections(self, workers: list[SupervisedWorker], subject: SupervisedWorker | None, now_s: float) -> list[str]:
+        """Ask workers for their stacks, and return the part of a report about each."""
         asked = [worker for worker in workers if can_answer(worker) and self._is_due(worker, subject, now_s)]
         for worker in asked:
             self._asked_s[worker.name] = now_s
@@ -68,8 +81,7 @@ class Watchdog:
                 self._signal_for_stacks(silent)
                 break
             self._listen(LOOK_S)
-        others = [f"({rest} other workers were not looked at.)\n"] if rest > 0 else []
-        return "\n".join([*(section(worker) for worker in workers), *others])
+        return [section(worker) for worker in workers]
 
     def _is_due(self, worker: SupervisedWorker, subject: SupervisedWorker | None, now_s: float) -> bool:
         """Return whether a worker is asked now: the waits for many hanging workers must not add up."""

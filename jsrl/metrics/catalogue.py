@@ -87,6 +87,7 @@ class Catalogue:
 
     Attributes:
       metrics: all of them. by_name: the same, by name; those of policies other than the first are `POLICY/NAME`.
+      weights: names of the totals whose growth weighs means.
     """
 
     def __init__(self, metrics: Iterable[Metric] = (), policies: Iterable[str] = ()) -> None:
@@ -95,6 +96,7 @@ class Catalogue:
         self.by_name = {metric.name: metric for metric in self.metrics}
         for policy in policies:
             self.by_name |= {f"{policy}/{metric.name}": _of_policy(policy, metric) for metric in self.metrics}
+        self.weights = frozenset(metric.weight for metric in self.by_name.values() if metric.weight)
 
     def combination(self, name: str) -> str:
         """Return how reports of several workers are combined: `total`, `sum`, `mean`, `max` or `min`."""

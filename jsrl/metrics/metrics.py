@@ -191,7 +191,7 @@ class _Spread:
 class _Report:
     """The latest report of one worker; totals include the counts of its earlier incarnations.
 
-    `whole` has the values since the last line of metrics that represent all of the time between two lines.
+    `whole` has sum and number of the values since the last line, of metrics that represent all of the time between lines.
     """
 
     kind: str
@@ -199,7 +199,7 @@ class _Report:
     arrived_s: float = 0.0
     earlier_lives: dict[str, float] = field(default_factory=dict)
     at_last_line: dict[str, float] = field(default_factory=dict)
-    whole: dict[str, list[float]] = field(default_factory=dict)
+    whole: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def total(self, name: str) -> float:
         return self.earlier_lives.get(name, 0.0) + self.metrics.get(name, 0.0)
@@ -265,20 +265,23 @@ class MetricsHub:
             if self._catalogue.combination(name) == "total" and value < before:  # the worker was restarted
                 report.earlier_lives[name] = report.earlier_lives.get(name, 0.0) + before
             if name.endswith(WHOLE_TIME):
-                report.whole.setdefault(name, []).append(value)
+                total, count = report.whole.get(name, (0.0, 0))
+                report.whole[name] = total + value, count + 1
             self._fresh.add((kind, name))
         report.metrics.update(metrics)
-        report.metrics.update({name: float(np.mean(values)) for name, values in report.whole.items()})
+        report.metrics.update({name: total / count for name, (total, count) in report.whole.items()})
         report.arrived_s = self._clock()
 
     def tick(self, env_steps: int, updates: int) -> Line:
         """Write one line of what arrived since the last one (combined over workers) and return it."""
-        line = {name: self._combine(kind, name) for kind, name in sorted(self._fresh)}
+        of_kind: dict[str, list[_Report]] = {}
+        for report in self._reports.values():
+            of_kind.setdefault(report.kind, []).append(report)
+        line = {name: self._combine(of_kind[kind], name) for kind, name in sorted(self._fresh)}
         self._fresh.clear()
         for report in self._reports.values():
             report.whole.clear()
-            totals = [name for name in report.metrics if self._catalogue.combination(name) == "total"]
-            report.at_last_line = {name: report.total(name) for name in totals}
+            report.at_last_line = {name: report.total(name) for name in self._catalogue.weights & report.metrics.keys()}
         return self.write(line, env_steps, updates)
 
     def write(self, metrics: dict[str, float], env_steps: int, updates: int) -> Line:
@@ -333,12 +336,14 @@ class MetricsHub:
         finish_all(self._sinks, summary, limit_s)
         self.tell()
 
-    def _combine(self, kind: str, name: str) -> float:
+    def _combine(self, of_kind: list[_Report], name: str) -> float:
+        """Return a metric of all workers of a kind."""
         how = self._catalogue.combination(name)
-        reports = [r for r in self._reports.values() if r.kind == kind and name in r.metrics]
+        reports = [r for r in of_kind if name in r.metrics]
         if how == "total":
             return sum(report.total(name) for report in reports)
-        alive = [r for r in reports if self._clock() - r.arrived_s <= self._stale_after_s] or reports
+        oldest_s = self._clock() - self._stale_after_s
+        alive = [r for r in reports if r.arrived_s >= oldest_s] or reports
         values = np.asarray([report.metrics[name] for report in alive], np.float64)
         if how in ("sum", "max", "min"):
             return float(getattr(np, how)(values))

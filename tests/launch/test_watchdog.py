@@ -145,6 +145,19 @@ def test_with_many_workers_the_first_of_each_kind_are_inspected(tmp_path: Path) 
     assert "== actor-99:" not in seen and "(950 other workers were not looked at.)" in seen
 
 
+def test_when_many_die_at_once_only_the_first_report_has_all_workers(tmp_path: Path) -> None:
+    tails: list[int] = []
+    handle = SimpleNamespace(
+        alive=False, exit=Exit(-9, "killed"), where="", log="", tail=lambda n: str(tails.append(n)), usage=lambda: None
+    )
+    workers = {f"actor-{n}": SupervisedWorker(job(f"actor-{n}"), handle) for n in range(20)}
+    watchdog = Watchdog(session_in(tmp_path), workers, lambda _: None, lambda _: None)
+    seen = [watchdog.look(worker) for worker in workers.values()]
+    assert all(f"== actor-{n}:" in seen[0] for n in range(20))
+    assert seen[7].startswith("== actor-7:") and "earlier report" in seen[7] and len(tails) == 20 + 19
+    assert "== actor-3:" in watchdog.look()  # asked for by the user: all workers
+
+
 def test_reports_are_numbered_and_the_newest_are_kept(tmp_path: Path) -> None:
     for _ in range(2):  # a resumed run continues the numbers
         watchdog = Watchdog(session_in(tmp_path), {}, lambda _: None, lambda _: None)

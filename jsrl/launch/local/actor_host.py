@@ -18,6 +18,7 @@ from jsrl.runs.files import process_alive
 from jsrl.workers.actor_host import MAX_ORDER_BYTES, kill_group
 
 _POLL_S = 0.02
+LOOK_S = 0.005
 
 
 class ActorHost:
@@ -33,6 +34,7 @@ class ActorHost:
         self.log = logs / "actor-host.log"
         self.mute = False
         self._actors: list[HostedActor] = []
+        self._listened_s = 0.0
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.setblocking(False)
         command = [sys.executable, "-m", "jsrl.workers", "actor-host", *control_words(start)]
@@ -66,6 +68,17 @@ class ActorHost:
             except OSError:
                 break
         return actor
+
+    def is_over(self) -> bool:
+        """Return whether the host has ended; its reports up to then are received. A living one is looked at every LOOK_S."""
+        now_s = time.monotonic()
+        if (
+            self.popen.returncode is not None or now_s - self._listened_s >= LOOK_S
+        ):  # asked for each of hundreds of actors
+            self._listened_s = now_s
+            self.popen.poll()
+            self.listen()
+        return self.popen.returncode is not None
 
     def ends(self, timeout_s: float) -> bool:
         """Return whether the host has ended, or does within `timeout_s`."""
@@ -129,8 +142,7 @@ class HostedActor:
     @property
     def died_with_host(self) -> bool:
         """Return whether this actor ended because its host died."""
-        self.host.listen()
-        return self.status is None and self.host.popen.poll() is not None
+        return self.host.is_over() and self.status is None
 
     def poll(self) -> int | None:
         """Return the exit status, None while the actor is alive."""
@@ -159,6 +171,7 @@ class HostedActor:
 
     def kill(self) -> None:
         """End the actor and the processes it started; if it is not forked yet, the host and all its actors."""
+        self.host.listen()
         if self.poll() is None and self.pid is None:
             self.host.popen.kill()
             self.host.popen.wait(5.0)

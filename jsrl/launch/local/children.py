@@ -21,6 +21,7 @@ from jsrl.runs.control import MAX_MESSAGE_BYTES, AnyMessage, Heartbeat, Report, 
 from jsrl.transport.meeting.sockets import bind
 
 TAIL_LINES = 200
+MOST_MEASURED = 50  # workers, at one time
 _MOST_AT_ONCE = 4_096
 
 
@@ -37,6 +38,8 @@ class Children:
         self._handles: dict[tuple[str, int], LocalHandle] = {}
         self._newest: dict[str, int] = {}
         self._ending: set[tuple[str, int]] = set()
+        self._measured: dict[tuple[str, int], int] = {}  # the turn of the last measurement
+        self._turn = 0
 
     def begin(self, message: Begin) -> None:
         """Start an incarnation of a worker; does nothing if this or a later one was started before. An earlier one is ended.
@@ -78,16 +81,24 @@ class Children:
 
     def _exited(self, key: tuple[str, int], epoch: int) -> Exited:
         handle = self._handles.pop(key)
+        self._measured.pop(key, None)
         ended = handle.exit
         status, text = (ended.status, ended.text) if ended is not None else (None, "ended")
         return Exited(epoch, *key, status, text, handle.tail(TAIL_LINES)[-MAX_TAIL_CHARS:])
 
     def usage(self) -> list[Usage]:
-        """Return the resources that all running workers use on this host."""
+        """Return the resources that running workers use on this host: of all, or, if there are many, of some in turn.
+
+        Those that were not measured for the longest time come first.
+        """
         found = []
-        for key, handle in self._handles.items():
+        waiting = sorted(self._handles, key=lambda key: self._measured.get(key, -1))[:MOST_MEASURED]
+        self._turn += 1
+        for key in waiting:
+            handle = self._handles[key]
             used = handle.usage()
             if handle.pid is not None:
+                self._measured[key] = self._turn
                 found.append(Usage(*key, handle.pid, **(dataclasses.asdict(used) if used is not None else {})))
         return found
 
@@ -95,7 +106,7 @@ class Children:
         """End all workers at once; return how many there were. They may be started again."""
         count = self.count
         self._local.close()
-        self._handles, self._newest, self._ending = {}, {}, set()
+        self._handles, self._newest, self._ending, self._measured = {}, {}, set(), {}
         return count
 
 

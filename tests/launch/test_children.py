@@ -1,0 +1,42 @@
+"""The workers of an agent, without processes: who is measured when there are many, and how often reports are read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jsrl.launch.launcher import ResourceUsage
+from jsrl.launch.local import actor_host
+from jsrl.launch.local.children import MOST_MEASURED, Children
+
+
+def test_of_many_workers_some_are_measured_in_turn_the_new_ones_first(tmp_path: Path) -> None:
+    children = Children(tmp_path, "")
+    used = ResourceUsage("running", 1.0, 2, 3)
+    for number in range(2 * MOST_MEASURED):
+        children._handles[f"actor-{number}", 0] = SimpleNamespace(pid=number, usage=lambda: used)
+    rounds = [{one.worker for one in children.usage()} for _ in range(2)]
+    assert len(rounds[0]) == len(rounds[1]) == MOST_MEASURED and not rounds[0] & rounds[1]
+    children._handles["new", 0] = SimpleNamespace(pid=None, usage=lambda: None)
+    assert "new" not in {one.worker for one in children.usage()}  # its process is not known yet
+    children._handles["new", 0] = SimpleNamespace(pid=1, usage=lambda: used)
+    assert "new" in {one.worker for one in children.usage()}
+
+
+def test_a_host_of_many_actors_is_read_once_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor_host, "LOOK_S", 60.0)
+    host = object.__new__(actor_host.ActorHost)
+    host.popen = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    reads: list[float] = []
+    host._listened_s, host.listen = 0.0, lambda timeout_s=0.0: reads.append(timeout_s)  # type: ignore[method-assign]
+    actors = [actor_host.HostedActor(host, number) for number in range(250)]
+    try:
+        assert all(actor.poll() is None for actor in actors) and len(reads) == 1
+    finally:
+        host.popen.kill()
+        host.popen.wait()
+    assert all(actor.poll() == -9 for actor in actors)  # its end is seen at once

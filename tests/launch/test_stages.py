@@ -1,0 +1,27 @@
+"""Stages of workers: counts and waits follow every change."""
+
+from __future__ import annotations
+
+from jsrl.launch.stages import Stages
+from jsrl.metrics.display_state import Waiting
+from jsrl.workers.kinds import find_kind
+
+
+def test_counts_and_waits_follow_every_change():
+    kinds = {"actor-0": find_kind("actor"), "actor-1": find_kind("actor"), "learner": find_kind("learner")}
+    stages = Stages(kinds)
+    for worker in kinds:
+        stages.set(worker, "starting the interpreter", 1.0)
+    assert stages.counts == {"actor": 2, "learner": 1} and stages.rows.keys() == {"actor", "learner"}
+    stages.set("actor-0", "ready", 2.0)
+    stages.set("learner", "compiling", 3.0)
+    assert stages.waiting(5.0) == (
+        Waiting("actor-1", "starting the interpreter", 4.0),
+        Waiting("learner", "compiling", 2.0),
+    )
+    stages.set("actor-0", "restarting", 6.0)  # counted once
+    stages.remove("actor-1")
+    stages.remove("actor-1")
+    assert stages.counts == {"actor": 1, "learner": 1}
+    assert list(stages) == [("actor-0", "restarting", 6.0), ("learner", "compiling", 3.0)]
+    assert [waits.worker for waits in stages.waiting(6.0)] == ["learner", "actor-0"]
