@@ -336,12 +336,22 @@ class Controller:
         for restart in [restart for restart in self._restarts if restart.due_s <= now]:
             if restart not in self._restarts:
                 continue  # another rank could not be started: all start once more
+            if now < restart.due_s + self._deadlines.snapshot_s and self._files_travel(restart):
+                continue
             self._restarts.remove(restart)
             try:
                 self._start(replacement_job(restart.job, self._folder), restart.count)
             except OSError as error:  # a full disk, no memory: it may be temporary
                 if not self._replace(self._workers[restart.job.name], f"could not be started again: {error}"):
                     raise WorkerDied(f"{restart.job.name} could not be started again: {error}") from error
+
+    def _files_travel(self, restart: Restart) -> bool:
+        """Return whether files of the last incarnation, such as its snapshots, are on their way from another host.
+
+        The run folder may lack its newest snapshot until then, and its host may have deleted the one that the run folder has.
+        """
+        ranks = self._ranks(self._workers[restart.job.name])
+        return any(r.replaced and self._kind(r).saves and r.handle.host and r.alive for r in ranks)
 
     def _save_learners(self) -> None:
         """Let working learners write their snapshots, so that the run can be continued from here."""
