@@ -111,8 +111,8 @@ MAIN = 'hostname "$NAME"; exec "$@"'
 
 @pytest.fixture
 def hosts() -> Iterator[tuple[str, list[str]]]:
-    """Two networks that act as hosts with their own names, and the address of the first."""
-    with namespaces(2) as (address, names):
+    """Three networks that act as hosts with their own names, and the address of the first."""
+    with namespaces(3) as (address, names):
         if not names:
             pytest.skip("network namespaces are not allowed here (they need root)")
         net = address.rpartition(".")[0]
@@ -131,7 +131,7 @@ def hosts() -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.nightly
 def test_ranks_on_two_hosts(hosts, tmp_path: Path) -> None:
     """The learner on one host, its other rank on a joined one; that rank is killed and restarts there."""
-    address, (main, far) = hosts
+    address, (main, far, _) = hosts
     run = Launched(
         tmp_path,
         *(*TWO, *AGAIN, "--listen", f"{address}:7000", "--num-hosts", "1", "--tokens-dir", str(tmp_path / "join")),
@@ -151,6 +151,43 @@ def test_ranks_on_two_hosts(hosts, tmp_path: Path) -> None:
         assert agent.ends()[0] == 0
     finally:
         if agent is not None:
+            agent.close()
+        run.kill()
+
+
+@pytest.mark.nightly
+def test_a_learner_with_ranks_on_a_joined_host(hosts, tmp_path: Path) -> None:
+    """The first rank is on another host than the run folder; each rank is killed once, and both begin again."""
+    address, (main, first, second) = hosts
+    words = ("--listen", f"{address}:7000", "--num-hosts", "2", "--tokens-dir", str(tmp_path / "join"))
+    run = Launched(
+        tmp_path,
+        *(*TWO, *AGAIN, *words, "--learner-on", first),
+        within=["ip", "netns", "exec", main, "unshare", "--uts", "sh", "-c", MAIN.replace("$NAME", main), "sh"],
+    )
+    agents: list[Agent] = []
+    try:
+        tokens = run.until(
+            lambda: found if len(found := list((tmp_path / "join").glob("*.token"))) == 2 else [], "tokens", 120.0
+        )
+        for name, token in zip((first, second), tokens, strict=True):
+            agents.append(Agent(f"{address}:7000", token, name, tmp_path / f"{name}.txt", name))
+        run.until(lambda: list(tmp_path.glob("*/*/experiment.json")), "the run", 120.0)
+        await_training(run, 0, 300.0)
+        snapshots = SnapshotStore(run.folder / "snapshots" / "state")
+        run.until(lambda: snapshots.tags().get("latest"), "a snapshot in the run folder", 60.0)
+        for epoch, kind in enumerate(("rank", "learner"), 1):
+            before = snapshots.meta("latest")["updates"]
+            everybody = [*run.workers().values(), *(worker for agent in agents for worker in agent.workers())]
+            (victim,) = [worker for worker in everybody if kind in worker.cmdline()]
+            victim.kill()
+            await_training(run, epoch, 300.0)
+            assert snapshots.meta("latest")["updates"] >= before
+        meta = end(run)
+        assert meta["epoch"] == 2 and meta["updates"] > 0 and len(run.result()["hops"]) >= 1
+        assert [agent.ends()[0] for agent in agents] == [0, 0]
+    finally:
+        for agent in agents:
             agent.close()
         run.kill()
 

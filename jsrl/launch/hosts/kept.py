@@ -3,6 +3,9 @@
 Its agent sends their changes, and the controller writes them to the run folder. Before an incarnation of the worker starts on
 another host, that host gets the files of the run folder. The parts of a file are sent in order; it appears once it is
 complete and its digest is the sender's. Each part is confirmed: what a broken connection lost is sent again.
+
+What a worker writes and deletes meanwhile does not change the files that are on their way: these are all sent before the
+folders are looked at again. So the other side always has whole snapshots, also if the network is slower than they are written.
 """
 
 from __future__ import annotations
@@ -10,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 PART_BYTES = 1 << 20
-AHEAD_BYTES = 8 << 20  # that may be sent and not confirmed
+AHEAD_BYTES = 2 << 20  # that may be sent and not confirmed: heartbeats wait behind them on a slow network
 AGAIN_S = 5.0  # without a confirmation, after which a file is sent again
 REMOVED = -1  # instead of a byte position: the file was removed
 _DRAFT = ".draft"
@@ -40,10 +44,19 @@ class KeptFiles:
 
     Args:
       root: the run folder, or the agent's folder for it. send: sends a part; it may get lost.
+      held: a folder for links to the files that are on their way, which their worker may delete; None: nobody deletes them.
     """
 
-    def __init__(self, root: Path, send: Callable[[Part], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._root, self._send, self._clock = root, send, clock
+    def __init__(
+        self,
+        root: Path,
+        send: Callable[[Part], None],
+        clock: Callable[[], float] = time.monotonic,
+        held: Path | None = None,
+    ) -> None:
+        self._root, self._send, self._clock, self._held = root, send, clock, held
+        self._links: dict[str, Path] = {}  # name -> the link to this file
+        self._later: dict[str, None] = {}  # folders to look at once all is sent
         self._known: dict[str, tuple[int, int]] = {}  # files that the other side has -> size and time of change
         self._waiting: dict[str, None] = {}  # names, in order
         self._name = ""  # of the file that is being sent; empty: none
@@ -54,16 +67,44 @@ class KeptFiles:
         self._heard_s = 0.0
 
     def look(self, folders: Iterable[str]) -> None:
-        """Note the changed and the removed files of some folders, to be sent.
+        """Note the changed and the removed files of some folders, to be sent; later, if files are still on their way.
 
         Files that name other files come after these: manifests, then tags; removed ones come last, in reverse order.
         """
-        folders = tuple(folders)
-        found = {name: state for folder in folders for name, state in self._files(folder)}
+        self._later |= dict.fromkeys(folders)
+        if self._later and not (self._name or self._waiting):
+            self._look()
+
+    def _look(self) -> None:
+        self._release()
+        folders, self._later = tuple(self._later), {}
+        found: dict[str, tuple[int, int]] = {}
+        changed: list[str] = []
+        for name, state in (file for folder in folders for file in self._files(folder)):
+            found[name] = state
+            if self._known.get(name) != state and self._hold(name):
+                changed.append(name)
         of_these = tuple(f"{folder}/" for folder in folders)
         gone = [name for name in self._known if name.startswith(of_these) and name not in found]
-        changed = [name for name in found if self._known.get(name) != found[name]]
         self.add([*sorted(changed, key=_order), *sorted(gone, key=_order, reverse=True)])
+
+    def _hold(self, name: str) -> bool:
+        """Keep a file until it is sent; return whether it still exists."""
+        if self._held is None:
+            return True
+        self._held.mkdir(mode=0o700, exist_ok=True)
+        link = self._held / str(len(self._links))
+        try:
+            link.hardlink_to(self._root / name)
+            self._links[name] = link
+        except FileNotFoundError:
+            return False
+        except OSError:  # this file system has no links: the file is sent if it still exists
+            pass
+        return True
+
+    def _place(self, name: str) -> Path:
+        return self._links.get(name, self._root / name)
 
     def add(self, names: Iterable[str]) -> None:
         """Note files to be sent."""
@@ -72,12 +113,17 @@ class KeptFiles:
     def are_sent(self, folders: Iterable[str]) -> bool:
         """Return whether the other side has all files that were noted, of some folders, or with these names."""
         names = tuple(folders)
+        if any(folder in names for folder in self._later):
+            return False
         waiting = [*self._waiting, *([self._name] if self._name else [])]
         return not any(name in names or name.startswith(tuple(f"{one}/" for one in names)) for name in waiting)
 
     def advance(self) -> None:
         """Send what the other side is ready for; call it often."""
-        while self._name or self._waiting:
+        while self._name or self._waiting or self._later:
+            if not (self._name or self._waiting):
+                self._look()
+                continue
             if not self._name:
                 self._begin(next(iter(self._waiting)))
                 continue
@@ -93,7 +139,7 @@ class KeptFiles:
     def _begin(self, name: str) -> None:
         self._waiting.pop(name, None)
         self._name, self._sent, self._confirmed, self._digest, self._heard_s = name, 0, 0, "", self._clock()
-        self._state = _state(self._root / name)
+        self._state = _state(self._place(name))
         if self._state is not None:
             self._parts = self._read(name)
         elif name in self._known:
@@ -104,7 +150,7 @@ class KeptFiles:
     def _read(self, name: str) -> Iterator[Part]:
         """Yield the parts of a file; not all if it becomes shorter meanwhile."""
         digest = hashlib.blake2b(digest_size=16)
-        with contextlib.suppress(FileNotFoundError), (self._root / name).open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), self._place(name).open("rb") as file:
             size, at = os.fstat(file.fileno()).st_size, 0
             while at < size or not at:
                 part = file.read(min(PART_BYTES, size - at))
@@ -139,14 +185,23 @@ class KeptFiles:
         """Note that the other side has none of the files, and that nothing is to be sent."""
         self._known.clear()
         self._waiting.clear()
+        self._later.clear()
         self._name, self._parts = "", iter(())
+        self._release()
+
+    def _release(self) -> None:
+        """Remove the links to files that were sent."""
+        if self._links and self._held is not None:
+            shutil.rmtree(self._held, ignore_errors=True)
+        self._links.clear()
 
     def _files(self, folder: str) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Yield name and state of the files in a folder, except those being written."""
+        """Yield name and state of the files in a folder, except those being written; tags first: what they name is there."""
         base = self._root / folder
         for place, folders, files in os.walk(base):
             if Path(place) == base:
                 folders[:] = [name for name in folders if not name.startswith(".")]
+            folders.sort(key=lambda name: name != "tags")
             for name in files:
                 path = Path(place, name)
                 if name.startswith(".") or name.endswith(_DRAFT):

@@ -120,7 +120,7 @@ class Agent:
         self._context = zmq.Context()
         self._control = ChildrenControl(self._context, folder)
         self._pages = PageWatch(folder)
-        self._kept = KeptFiles(folder, lambda part: self._say(KeptFile(self._epoch, *part)))
+        self._kept = KeptFiles(folder, lambda part: self._say(KeptFile(self._epoch, *part)), held=folder / "held")
         self._keeps: dict[str, list[str]] = {}  # worker -> folders in which it keeps files
         self._exits: list[Exited] = []  # not said yet: files of these workers are on their way
         self._children = Children(folder, self._control.address)

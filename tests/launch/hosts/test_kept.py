@@ -29,7 +29,7 @@ class Ways:
     def __init__(self, folder: Path) -> None:
         self.there, self.here, self.now_s = folder / "there", folder / "here", 0.0
         self.cut, self.sent, self.waiting = False, list[Part](), list[Part]()
-        self.files = KeptFiles(self.there, self._send, lambda: self.now_s)
+        self.files = KeptFiles(self.there, self._send, lambda: self.now_s, held=folder / "held")
 
     def _send(self, part: Part) -> None:
         self.sent.append(part)
@@ -97,6 +97,32 @@ def test_parts_lost_with_a_connection_are_resent(tmp_path: Path) -> None:
     ways.carry()
     assert contents(ways.here) == {"snapshots/params/x": content, "snapshots/params/y": b"y"}
     assert ways.files.are_sent(FOLDERS) and not ways.look()
+
+
+def test_a_slow_network_carries_whole_snapshots_while_newer_ones_replace_them(tmp_path: Path) -> None:
+    ways, tag, arrays = Ways(tmp_path), "snapshots/params/tags/latest.json", b"x" * (2 * AHEAD_BYTES)
+    for version in range(1, 8):
+        put(ways.there, f"snapshots/params/{version}/x", arrays)
+        put(ways.there, f"snapshots/params/{version}/manifest.json", b"{}")
+        put(ways.there, f"{tag}.draft", str(version).encode())
+        (ways.there / f"{tag}.draft").rename(ways.there / tag)
+        shutil.rmtree(ways.there / f"snapshots/params/{version - 1}", ignore_errors=True)
+        ways.files.look(FOLDERS)
+        ways.files.advance()
+        for part in ways.waiting[:2]:  # two parts arrive in the time of one snapshot
+            size = keep_part(ways.here, part)
+            assert size is not None
+            ways.files.confirm(part.name, size, part.digest)
+        del ways.waiting[:2]
+        if (ways.here / tag).exists():
+            named = (ways.here / tag).read_text()
+            assert (ways.here / f"snapshots/params/{named}/x").read_bytes() == arrays
+            assert (ways.here / f"snapshots/params/{named}/manifest.json").exists()
+    assert (ways.here / tag).exists() and not ways.files.are_sent(FOLDERS)
+    ways.carry()
+    assert contents(ways.here) == contents(ways.there) and ways.files.are_sent(FOLDERS)
+    ways.files.forget()
+    assert not (tmp_path / "held").exists()
 
 
 def test_file_changed_during_transfer_is_refused(tmp_path: Path) -> None:
