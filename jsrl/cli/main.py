@@ -6,6 +6,9 @@ import argparse
 import contextlib
 import difflib
 import importlib
+import os
+import select
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -54,7 +57,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         print(f"ConfigError: there is no command {command!r}; {_hint(command)}", file=sys.stderr)
         return 2
-    return _load(command).main(words[1:])
+    try:
+        status: int = _load(command).main(words[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # `jsrl list | head`
+        if not _reader_has_gone():
+            raise
+        return 128 + signal.SIGPIPE
+    return status
+
+
+def _reader_has_gone() -> bool:
+    """Return whether stdout is a pipe that nobody reads; if so, discard what is still to be written to it."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _load(command: str) -> Any:

@@ -15,7 +15,7 @@ from jsrl.envs.faults import describe
 from jsrl.envs.repair import SlotRepairs
 from jsrl.envs.rows import Rows, slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
-from jsrl.errors import EnvironmentFault
+from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import Array, EnvSpec, Tree
 
 ADVICE_SPACE = "Correct the environment's declared space or what it returns"
@@ -59,6 +59,9 @@ class SyncVectorEnv(SlotRepairs):
 
     def _read_spaces(self, config: EnvConfig) -> None:
         env = self._envs[0]
+        for name in ("observation_space", "action_space"):
+            if getattr(env, name, None) is None:
+                raise ConfigError(f"environment {config.id!r} has no {name}; set one of gymnasium.spaces in __init__")
         actions = action_layout(env.action_space, config.id, config.action_transform)
         self._actions = actions
         space = env.observation_space
@@ -157,10 +160,16 @@ class SyncVectorEnv(SlotRepairs):
             seed = self._seeds[slot]
         if self._reseeds:
             seed = slot_seeds((self._seeds[slot], int(self._rows.episode[slot])), 0, 1)[0]
+        if seed is not None:
+            given["seed"] = seed
         try:
-            return self._envs[slot].reset(**given) if seed is None else self._envs[slot].reset(seed=seed, **given)
+            opening = self._envs[slot].reset(**given)
         except (Exception, SystemExit) as error:
             raise self._raised(slot, "reset", error) from error
+        if isinstance(opening, tuple) and len(opening) == 2 and isinstance(opening[1], Mapping):
+            return opening
+        problem = f"returned what reset must not: {describe(opening)}"
+        raise self._rows.fault(slot, problem, "Expected the two values (observation, info), with a dict as info")
 
     def _take(self, slot: int, info: dict[str, Any]) -> None:
         if self._layout.mask_in_info:

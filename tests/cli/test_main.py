@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,14 @@ def test_without_arguments_lists_all_commands(capsys):
     for command in main.COMMANDS:
         assert f"  {command}" in text
         assert callable(importlib.import_module(f"jsrl.cli.{command}").main)
+
+
+def test_a_reader_that_closes_the_pipe_gets_no_traceback():
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run([sys.executable, "-m", "jsrl", "list"], stdout=writer, stderr=subprocess.PIPE, cwd=ROOT)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_loading_message_goes_only_to_terminals(monkeypatch, capsys):

@@ -163,6 +163,17 @@ class Sealed(Counting):
         return super().reset(seed=1)
 
 
+class NoSpaces(gymnasium.Env):
+    """Forgot its spaces."""
+
+
+class OldReset(Counting):
+    """Returns from reset what gym did before gymnasium: the observation alone."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
 class TextObservation(Counting):
     """Has an unsupported observation space."""
 

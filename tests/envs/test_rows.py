@@ -169,6 +169,11 @@ def test_faults_name_slot_episode_step_and_values(what, message):
     assert what == "raise in reset" or "step 1" in text or "step 2" in text
 
 
+def test_a_reset_without_info_is_a_fault():
+    with pytest.raises(EnvironmentFault, match=r"slot 0.*returned what reset must not: float64 \[2\].*\(observation, info\)"):
+        make(EnvConfig(S + "OldReset"), 2, 0)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -181,6 +186,7 @@ def test_faults_name_slot_episode_step_and_values(what, message):
         (EnvConfig("Acrobot-v1", backend="native"), "no vector entry point"),
         (EnvConfig("CartPole-v1", backend="native", wrappers=(S + "Shouting",)), "wrappers"),
         (EnvConfig(S + "TextObservation"), "Text"),
+        (EnvConfig(S + "NoSpaces"), "has no observation_space; set"),
         (EnvConfig(S + "DictAction"), "Dict"),
         (EnvConfig(S + "Countin"), "Counting"),
         (EnvConfig("ALE/Pong-v5", kwargs={"difficulty": 1}), "difficulty"),
