@@ -51,6 +51,6 @@ def first_non_finite(leaf: np.ndarray) -> tuple[int, tuple[int, ...], float] | N
 def foreign(where: str, error: BaseException) -> EnvironmentFault:
     """Return the error for an exception that a user's environment raised and its adapter did not catch."""
     return EnvironmentFault(
-        f"{where} raised {type(error).__name__}: {error}. The traceback above is its own; check_env finds such errors in "
+        f"{where} raised {type(error).__name__}: {error}. Its own traceback shows where; check_env finds such errors in "
         "seconds, in your own process"
     )

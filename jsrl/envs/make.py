@@ -292,8 +292,8 @@ def _built(config: EnvConfig, build: Callable[[], Any]) -> Any:
         raise
     except (Exception, SystemExit) as error:
         raise EnvironmentFault(
-            f"environment {config.id!r} raised {type(error).__name__} as it was made with {config.kwargs}: {error}. The "
-            "traceback above is its own"
+            f"environment {config.id!r} raised {type(error).__name__} as it was made with {config.kwargs}: {error}. Its "
+            "own traceback shows where"
         ) from error
 
 

@@ -19,7 +19,7 @@ from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import Array, EnvSpec, Tree
 
 ADVICE_SPACE = "Correct the environment's declared space or what it returns"
-ADVICE_RAISED = "The traceback above is the environment's own; run it alone with this seed to see it again"
+ADVICE_RAISED = "Its own traceback shows where; run it alone with this seed to see it again"
 
 
 class SyncVectorEnv(SlotRepairs):

@@ -85,6 +85,6 @@ def agent_faults(where: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise AgentFault(
-            f"the agent's {where} raised {type(error).__name__}: {error}. The traceback above is its own; "
+            f"the agent's {where} raised {type(error).__name__}: {error}. Its own traceback shows where; "
             "jsrl.agents.check.check_agent finds such errors in seconds, in your own process."
         ) from error

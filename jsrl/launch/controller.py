@@ -101,7 +101,7 @@ class Controller:
         except WorkerDied as error:
             self._save_learners()
             if (self._session.folder.snapshots / "state" / "tags" / "latest.json").exists():
-                raise WorkerDied(f"{error}\n(to go on: --resume {self._session.folder.name})") from None
+                raise WorkerDied(f"{error}\n(to go on: jsrl run --resume {self._session.folder.path})") from None
             raise
         self._end_in_order()
 

@@ -170,7 +170,9 @@ def test_faults_name_slot_episode_step_and_values(what, message):
 
 
 def test_a_reset_without_info_is_a_fault():
-    with pytest.raises(EnvironmentFault, match=r"slot 0.*returned what reset must not: float64 \[2\].*\(observation, info\)"):
+    with pytest.raises(
+        EnvironmentFault, match=r"slot 0.*returned what reset must not: float64 \[2\].*\(observation, info\)"
+    ):
         make(EnvConfig(S + "OldReset"), 2, 0)
 
 
