@@ -23,6 +23,7 @@ from jsrl.launch.watchdog import Watchdog
 from jsrl.references.reference import spawn_environment
 from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Report, Stage
 from jsrl.runs.control_bodies import complaint
+from jsrl.runs.pauses import Pauses
 from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import make_folder
 from jsrl.workers.jobs import Job
@@ -50,6 +51,7 @@ class Controller:
         self._supervision = Supervision(plan.experiment)
         self._restarts: list[Restart] = []
         self._check_s = 0.0
+        self._pauses = Pauses()
         self._groups = {w.name: [rank.name for rank in ranks_of(plan.graph, w)] for w in plan.graph.workers}
         self._silence_s = self._silence_limits()
         self._watchdog = Watchdog(
@@ -141,6 +143,7 @@ class Controller:
 
     def _watch(self) -> None:
         self._listen(POLL_S)
+        self._pauses.look()
         for name, why in self._launcher.moves().items():
             self._move(self._workers[name], why)
         for worker in self._due_checks():
@@ -196,7 +199,7 @@ class Controller:
         """Check that a worker is alive, becomes ready in time, and sends heartbeats."""
         if worker.replaced:
             return
-        now, limits = time.monotonic(), self._deadlines
+        limits = self._deadlines
         if not worker.alive and not (worker.left or worker.moves):
             self._listen(0.1)
             if not worker.left:
@@ -205,9 +208,9 @@ class Controller:
             self._follow(worker)
         elif worker.left and not worker.alive:
             self._died(worker, "left without being asked to (a SIGTERM from elsewhere?)")
-        elif not worker.ready and now - worker.started_s > limits.ready_s:
+        elif not worker.ready and self._pauses.since(worker.started_s) > limits.ready_s:
             self._died(worker, f"was not ready within {limits.ready_s:g} s; it is still {worker.stage!r}")
-        elif worker.ready and now - worker.beat_s > self._silence_s[worker.name]:  # before that, ready_s applies
+        elif worker.ready and self._pauses.since(worker.beat_s) > self._silence_s[worker.name]:  # before that: ready_s
             self._died(worker, self._silent(worker))
 
     def _ranks(self, worker: SupervisedWorker) -> list[SupervisedWorker]:
@@ -300,7 +303,7 @@ class Controller:
             self._listen(0.1)
             if not other.alive and not other.left and other.name not in self._crashes:
                 return other, f"ended unexpectedly: {other.ending}", None
-            if other.alive and time.monotonic() - other.beat_s > self._silence_s[other.name] / 2:
+            if other.alive and self._pauses.since(other.beat_s) > self._silence_s[other.name] / 2:
                 return other, self._silent(other), None
         return None
 

@@ -23,6 +23,7 @@ import zmq
 from jsrl.errors import AccessDenied, CodecError, StreamClosed
 from jsrl.runs.logs import MOST_BYTES, cut_log
 from jsrl.runs.memory import MIB, MemoryWatch, give_freed_memory_back, resident_bytes
+from jsrl.runs.pauses import Pauses
 from jsrl.runs.stacks import all_stacks, main_stack
 from jsrl.transport.meeting.curve import (
     Handshakes,
@@ -138,6 +139,7 @@ class ControlClient:
         self.memory: MemoryWatch | None = None
         self.slowness = 1.0
         self._activity: tuple[object, float, float | None] = ("", 0.0, None)
+        self._pauses = Pauses()
         self._outgoing: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._bell, self._rung = socketpair()
@@ -187,6 +189,7 @@ class ControlClient:
         beat_at = 0.0
         try:
             while self._let_in(handshakes):
+                self._pauses.look(HEARTBEAT_S * self.slowness)
                 closing = self._closing.is_set()  # messages queued before that are sent
                 while not self._outgoing.empty():
                     self._say(socket, self._outgoing.get())
@@ -230,7 +233,7 @@ class ControlClient:
     def _beat(self, socket: zmq.Socket) -> None:
         entered, since, deadline_s = self._activity
         activity = str(entered)
-        inside_s = time.monotonic() - since if activity else 0.0
+        inside_s = self._pauses.since(since) if activity else 0.0
         beat = Heartbeat(self.worker, self.incarnation, self.progress, activity, inside_s)
         self._say(socket, beat)
         if log := cut_log():
@@ -245,7 +248,7 @@ class ControlClient:
             )
             self._give_up(socket, "EnvironmentFault", text, 70)
         turned_s = self.turned_s  # the worker's thread writes it
-        turn_s = time.monotonic() - turned_s
+        turn_s = self._pauses.since(turned_s)
         if self.stuck_s is not None and deadline_s is None and turned_s and turn_s > self.stuck_s:
             text = (
                 f"its loop has not completed a turn for {turn_s:.1f} s, though the process is alive. Expected a turn within "

@@ -48,7 +48,7 @@ def test_without_arguments_lists_all_commands(capsys):
         assert callable(importlib.import_module(f"jsrl.cli.{command}").main)
 
 
-def test_a_reader_that_closes_the_pipe_gets_no_traceback():
+def test_closed_pipe_ends_a_command_without_traceback():
     reader, writer = os.pipe()
     os.close(reader)
     ended = subprocess.run([sys.executable, "-m", "jsrl", "list"], check=False, stdout=writer, stderr=subprocess.PIPE)

@@ -169,7 +169,7 @@ def test_faults_name_slot_episode_step_and_values(what, message):
     assert what == "raise in reset" or "step 1" in text or "step 2" in text
 
 
-def test_a_reset_without_info_is_a_fault():
+def test_reset_without_info_is_a_fault():
     with pytest.raises(
         EnvironmentFault, match=r"slot 0.*returned what reset must not: float64 \[2\].*\(observation, info\)"
     ):

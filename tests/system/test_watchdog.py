@@ -6,6 +6,7 @@ import re
 import signal
 import time
 
+import psutil
 import pytest
 
 from tests.system.launched import FOREVER, Launched
@@ -56,6 +57,23 @@ def test_serial_run_dumps_its_stack(launch) -> None:
     run.popen.send_signal(signal.SIGUSR1)
     seen = await_report(run, 1)
     assert "in run" in seen["controller"] and "serial.py" in seen["controller"]
+    run.popen.terminate()
+    run.expect(130, 20.0)
+
+
+def test_run_stopped_and_continued_as_a_whole_goes_on(launch) -> None:
+    run = launch(*FOREVER, "--placement", "served", "--deadlines.silence-s", "4", "--actor.step-deadline-s", "4")
+    run.await_updates(5)
+    workers = run.workers()
+    whole = [psutil.Process(run.popen.pid), *workers.values()]
+    for process in whole:  # as `scontrol suspend` and a paused container do
+        process.suspend()
+    time.sleep(8.0)
+    for process in whole:
+        process.resume()
+    run.await_updates(run.lines()[-1]["updates"] + 20)
+    assert {name: process.pid for name, process in run.workers().items()} == {n: p.pid for n, p in workers.items()}
+    assert "warning" not in run.text
     run.popen.terminate()
     run.expect(130, 20.0)
 
