@@ -7,7 +7,7 @@ from gymnasium import spaces
 from jsrl.agents.ppo import PPOConfig
 from jsrl.directors.plr import PLR
 from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
 from jsrl.networks.model import NetworkConfig
 
 SIZE, VIEW, LIMIT = 13, 2, 80
@@ -67,17 +67,18 @@ class Maze(gymnasium.Env):
 
 def config() -> Experiment:
     """Return the experiment; evaluations play levels that were never trained on."""
+    agent = PPOConfig(
+        learning_rate=1e-3,
+        gamma=0.98,
+        entropy_coef=0.02,
+        num_epochs=4,
+        num_minibatches=4,
+        network=NetworkConfig(core="gru", core_size=64, hidden=(64,)),
+    )
     return Experiment(
         name="plr_maze",
         env=EnvConfig(Maze),
-        agent=PPOConfig(
-            learning_rate=1e-3,
-            gamma=0.98,
-            entropy_coef=0.02,
-            num_epochs=4,
-            num_minibatches=4,
-            network=NetworkConfig(core="gru", core_size=64, hidden=(64,)),
-        ),
+        policies={"main": PolicyConfig(agent)},
         director=PLR(num_levels=200, replay_share=0.8, min_fill=0.5),
         num_envs=32,
         rollout_length=80,

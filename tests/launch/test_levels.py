@@ -13,6 +13,7 @@ import pytest
 from jsrl.agents.bc import BCConfig
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.ppo import PPOConfig
+from jsrl.configs import plr_maze
 from jsrl.configs.plr_maze import SIZE, Maze
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
@@ -147,3 +148,13 @@ def test_a_level_of_the_example_is_one_maze_in_which_every_place_is_reached() ->
             reached |= new
         assert len(reached) == (~walls).sum() == 2 * ((SIZE - 1) // 2) ** 2 - 1, "a tree over the rooms"
     assert len(seen) == 20
+
+
+@pytest.mark.slow
+def test_the_example_scores_its_levels(tmp_path: Path) -> None:
+    smaller = {"placement": "serial", "num_envs": 8, "total_env_steps": 3 * 8 * 80}
+    result = run(
+        plr_maze.config(), runs_dir=tmp_path, display="quiet", evaluator=EvaluatorConfig(enabled=False), **smaller
+    )
+    state = state_of(result)
+    assert state["finished"] > 10 and len(state["levels"]) > 10 and min(state["scores"]) > 0.0
