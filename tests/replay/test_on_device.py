@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from jsrl.agents.base import Agent
+from jsrl.agents.base import Agent, UpdateOutput
 from jsrl.errors import ConfigError
 from jsrl.experiment.settings import ReplayConfig
 from jsrl.replay.device.agent import MADE, on_device, update_keys, with_replay
@@ -43,6 +43,38 @@ def test_updates_start_at_min_size_with_k_per_call():
     assert state.extra.agent["seen"] == 30 * 16
     assert min(losses[2:]) > 0
     assert 0.1 < state.params.weights["kernel"][0] < 1.1  # the true value is 1
+
+
+def least_weights(config: ReplayConfig, total_updates: int) -> list[float]:
+    """Return the smallest importance weight of each update; priorities are the rewards, whatever was learned before."""
+
+    def update(state, windows, key, *, axis_name=None):
+        least = {"least": windows.sampling.min()}
+        return state._replace(updates=state.updates + 1), UpdateOutput(least, windows.reward[0])
+
+    world = World(N, T)
+    first = world.trajectory()
+    agent = with_replay(toy_agent()._replace(update=update), config, spec_of(first), total_updates=total_updates)
+    state, program, found = agent.init(jax.random.key(0)), jax.jit(agent.update), []
+    for step in range(7):
+        state, output = program(state, first if step == 0 else world.trajectory(), jax.random.key(step))
+        found.append(float(output.metrics["least"]))
+    return found
+
+
+def test_exponent_of_importance_weights_rises_to_its_end():
+    options = {
+        "capacity": 400,
+        "batch_size": 32,
+        "window": 1,
+        "min_size": N * T,
+        "updates_per_call": 1,
+        "prioritised": True,
+    }
+    risen = least_weights(ReplayConfig(**options, beta=1.0, beta_end=1.0), 4)
+    rising = least_weights(ReplayConfig(**options, beta=0.0, beta_end=1.0), 4)
+    assert max(risen[1:]) < 0.9
+    np.testing.assert_allclose(rising, np.array(risen) ** [0.0, 0.25, 0.5, 0.75, 1.0, 1.0, 1.0], rtol=1e-4)
 
 
 def test_a_call_copies_no_ring():

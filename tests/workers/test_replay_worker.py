@@ -45,7 +45,9 @@ class Quiet:
 class World:
     """Two replay workers, each with a producer of rows, and one learner's end."""
 
-    def __init__(self, folder, *, threads=0, ratio=None, min_size=24, capacity=2_000, wait=True, save_rows=False):
+    def __init__(
+        self, folder, *, threads=0, ratio=None, min_size=24, capacity=2_000, wait=True, save_rows=False, **more
+    ):
         name = f"replay-{next(numbers)}"
         batches = bind_samples(f"local:{name}-batches", replay_batch_spec(WINDOWS), blocks_per_producer=3)
         self.workers, self.actors, self.sequence = [], [], itertools.count()
@@ -57,8 +59,8 @@ class World:
             limiter = make_limiter(min_size, ratio, 0.1, insert_size=T * B, draw_size=M)
             out = connect_samples(batches.address, replay_batch_spec(WINDOWS), ProducerId(f"replay-{index}", 0), 1, 1.0)
             settings = ReplaySettings(
-                index=index, groups=(index,), batch_size=M, threads=threads, beta=0.4, beta_end=0.4,
-                total_env_steps=10_000, folder=str(folder / str(index)), poll_s=0.0, save_rows=save_rows,
+                index=index, groups=(index,), batch_size=M, threads=threads, folder=str(folder / str(index)), poll_s=0.0,
+                save_rows=save_rows, **{"beta": 0.4, "beta_end": 0.4, "total_env_steps": 10_000, **more},
             )  # fmt: skip
             transports = ReplayStreams(rows, out, back)
             worker = ReplayWorker(f"replay-{index}", settings, replay, limiter, lambda r=transports: r, Quiet())
@@ -157,6 +159,21 @@ def test_ratio_holds_rows_back_until_the_learner_samples(world):
         worker.step()
     assert worker.report()[0]["replay/inserted"] == 84
     assert worker.report()[0]["replay/trajectories_inserted"] == 7
+
+
+def test_exponent_of_importance_weights_rises_with_the_rows_inserted(world):
+    w = world(min_size=T * B, beta=0.2, beta_end=1.0, total_env_steps=4 * T * B)
+    worker = w.workers[0]
+    for exponent in (0.4, 0.6, 0.8, 1.0, 1.0):
+        w.put(0, 0.0)
+        worker.step()  # inserts, then draws
+        lease = w.learner.get(0.0)
+        weights, (_, _, places) = worker._replay._tree.weights, read_ids(lease.ids)
+        chances = weights[places]
+        np.testing.assert_allclose(lease.trajectory.sampling, (chances / chances.min()) ** -exponent, rtol=1e-5)
+        worker._replay.feedback(lease.ids, np.linspace(1.0, 9.0, M))
+        w.learner.release(lease)
+    assert len(set(chances)) > 1
 
 
 def test_threads_keep_the_learner_fed(world):
