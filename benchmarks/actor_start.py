@@ -1,9 +1,9 @@
-"""Measure what actors cost: private memory, and the time from their start until all of them are ready.
+"""Measure the cost of actors: private memory, and the time from their start until all of them are ready.
 
 `python benchmarks/actor_start.py [--env ID ...] [--actors 1 16] [--rounds N]`: actors of a served experiment against
-streams that this process serves (so that no learner's start is waited for), each started as a process of its own and
+streams that this process serves (so that the start of a learner is not included), started as separate processes and
 forked by an actor host, alternating. "private" is Private_Clean + Private_Dirty of /proc/PID/smaps_rollup; "environment
-alone" is a process that has only made the same environments.
+alone" is a process that has only built the same environments.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def private_mb(pid: int) -> float:
 
 
 def environment_alone(env: str, group_size: int) -> float:
-    """Return the private MB of a process that has only made and reset the environments of one actor."""
+    """Return the private MB of a process that has only built and reset the environments of one actor."""
     command = [sys.executable, "-c", ALONE, env, str(group_size)]
     pipe = subprocess.PIPE
     with subprocess.Popen(
@@ -74,7 +74,7 @@ def environment_alone(env: str, group_size: int) -> float:
 
 @contextmanager
 def streams(plan: Plan) -> Iterator[None]:
-    """Serve the streams of a plan: actions of zeros, trajectories thrown away."""
+    """Serve the streams of a plan: actions of zeros, trajectories discarded."""
     job, serving = plan.job("learner"), plan.job("inference-0")
     consumer = bind_reader(job, "samples", job.schemas.trajectory)
     server = bind_server(serving, "inference")
@@ -122,7 +122,7 @@ def measure(env: str, actors: int, envs_per_actor: int, hosted: bool) -> tuple[f
 def await_actors(
     plan: Plan, jobs: list[Job], control: ControlServer, folder: Path, hosted: bool
 ) -> tuple[float, float, float]:
-    """Start actors and return what `measure` returns."""
+    """Start actors and return the results of `measure`."""
     start = Start(folder, control.address, spawn_environment(), process_environment(plan, jobs[0], []), forks=hosted)
     begin_s = time.monotonic()
     launcher = Local()
@@ -158,7 +158,7 @@ def main() -> None:
     print("environment | actors | started as | all ready, s | private MB per actor | host, MB | in all, MB | alone, MB")
     for env in options.env:
         for actors in options.actors:
-            # alternating arms: whatever else the machine does falls on both
+            # alternating arms: other load on the machine affects both
             arms: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
             for _ in range(options.rounds):
                 for hosted, results in arms.items():

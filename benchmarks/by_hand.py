@@ -1,14 +1,14 @@
-"""What does jsrl cost beside a loop written by hand, on one core? `python benchmarks/by_hand.py` says so.
+"""The overhead of jsrl against a hand-written loop, on one core: `python benchmarks/by_hand.py`.
 
   loop      a loop as a researcher writes it: gymnasium environments stepped one after another, a jitted `act`, rows put into
-            arrays, a jitted `update`; nothing of jsrl but the agent's pure functions
+            arrays, a jitted `update`; it uses only the agent's pure functions of jsrl
   serial    the same experiment by run.py in one process
   inline    the same in two processes, an actor and a learner
 
-All on one core with one math thread, once with CartPole as it is and once with an environment that takes 1 ms a step. Arms
-alternate (A B, B A, ...); the figure is trained env steps/s, ratios are medians over rounds with a bootstrap interval of 95%.
-Asked: `serial` at least 95% of the loop, `inline` at least 80% where a step takes 1 ms; the command ends with 1 where a whole
-interval lies below. Everything goes to benchmarks/results/by-hand.json.
+All arms run on one core with one math thread, once with plain CartPole and once with an environment that takes 1 ms a step.
+Arms alternate (A B, B A, ...); the figure is trained env steps/s, ratios are medians over rounds with a bootstrap interval of
+95%. Limits: `serial` at least 95% of the loop, `inline` at least 80% where a step takes 1 ms; the exit status is 1 if a whole
+interval lies below. Results go to benchmarks/results/by-hand.json.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ASKED = {("serial", "cartpole"): 0.95, ("serial", "slow"): 0.95, ("inline", "slo
 
 
 class Loop:
-    """PPO by hand: environments that are reset in the step after their episode's end, whose row trains nothing."""
+    """PPO by hand: environments are reset in the step after the end of their episode; that row is not trained on."""
 
     def __init__(self, make_env: Any, experiment: Any) -> None:
         import jax
@@ -66,7 +66,7 @@ class Loop:
         self.over = np.zeros(len(self.envs), bool)
 
     def iterate(self) -> int:
-        """Play T rows, update; return the env steps."""
+        """Play T rows and update; return the env steps."""
         import jax
         import numpy as np
 
@@ -99,7 +99,7 @@ class Loop:
         return T * B
 
     def step(self, action: Any, reward: Any, discount: Any) -> None:
-        """Step every environment, or reset it where its episode is over."""
+        """Step every environment, or reset it if its episode is over."""
         for i, env in enumerate(self.envs):
             self.is_first[i] = self.over[i]
             if self.over[i]:
@@ -131,7 +131,7 @@ def run_loop(env: str, seconds: float, warm_up_s: float) -> None:
 
 
 def loop_arm(env: str, given: argparse.Namespace) -> Arm:
-    """Return the arm of the loop by hand, in a process of its own."""
+    """Return the arm of the loop by hand, in a separate process."""
     times = ["--seconds", f"{given.seconds}", "--warm-up-s", f"{given.warm_up_s}"]
     words = [sys.executable, str(Path(__file__).resolve()), "--loop", env, *times]
 

@@ -1,9 +1,9 @@
-"""Time the forms of convolution on this backend: the Nature CNN's rows per second, arms alternating.
+"""Time the implementations of convolution on this backend: the Nature CNN's rows per second, arms alternating.
 
     python benchmarks/conv.py [--batch 512] [--rounds 5]
 
 infer: forward pass. train: forward and backward. scan: train inside `lax.scan` over 4 minibatches with a gradient step.
-One math thread; every figure is the best of `rounds`, as other load only ever slows a run down.
+One math thread; every figure is the best of `rounds`, because other load only slows a run down.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def make_arm(form: Callable, precision: Precision, kind: str, batch: int) -> Cal
         "train": lambda: jax.jit(step).lower(weights, pixels[0]),
         "scan": lambda: jax.jit(partial(jax.lax.scan, step)).lower(weights, pixels),
     }[kind]
-    conv._conv = form  # trace this form
+    conv._conv = form  # trace this implementation
     try:
         compiled = call().compile()
     finally:

@@ -1,9 +1,9 @@
 """Draw the learning curves of docs/algorithms from benchmarks/results: `python benchmarks/curves.py`.
 
-Each picture has one curve per seed: the mean return of greedy evaluation episodes over env steps, with a band of 95%
+Each plot has one curve per seed: the mean return of greedy evaluation episodes over env steps, with a band of 95%
 confidence over those episodes. The files were written by benchmarks/keep.py. Dashed curves are those of another library, one
-per seed (benchmarks/peers/run_curve.py and run_replay_curve.py). A dotted line is a published final score, or what planned
-play reaches.
+per seed (benchmarks/peers/run_curve.py and run_replay_curve.py). A dotted line is a published final score, or the return of
+optimal planning.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PLANNED = (-7.9, "planned play: -7.9")  # docs/results.md, several seats
 
 @dataclass(frozen=True)
 class Picture:
-    """What one picture shows.
+    """The content of one plot.
 
     Attributes:
-      title: above the curves. start: the seeds' files begin with it. x_label: of the horizontal axis.
-      peer: another library's curves beside them: (what the legend says, their files begin with it).
-      reference: a score to compare with: (its value, whose it is).
+      title: above the curves. start: prefix of the seeds' files. x_label: of the horizontal axis.
+      peer: curves of another library: (legend, prefix of their files).
+      reference: a score to compare with: (value, its source).
     """
 
     title: str
@@ -109,7 +109,7 @@ TOP, ROW = 26, 15  # of the title with the seeds, and of each further line of th
 
 
 def draw(picture: Picture, results: Path = RESULTS) -> str:
-    """Return one picture as a standalone SVG, from the files of its seeds in a folder of results."""
+    """Return one plot as a standalone SVG, from the files of its seeds in a folder of results."""
     series = [_series(path) for path in sorted(results.glob(f"{picture.start}?.json"))]
     peers = [_peer(path) for path in sorted(results.glob(f"{picture.peer[1]}?.json"))] if picture.peer else []
     drawn, notes = [*peers, *series], []
@@ -161,7 +161,7 @@ def _peer(path: Path) -> Series:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draw all pictures."""
+    """Draw all plots."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--to", type=Path, default=ROOT / "docs" / "pictures", help="folder of the pictures")
     folder = parser.parse_args(arguments).to

@@ -1,4 +1,4 @@
-"""Connections that send ZeroMQ frames without a last one, as a broken or malicious peer may; pyzmq sends none such."""
+"""Connections that send ZeroMQ frames without a last one, as a broken or malicious peer may; pyzmq cannot send these."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 _GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _MORE, _LONG, _COMMAND = 1, 2, 4
-FRAME_BYTES = 1 << 14  # below what any stream takes
+FRAME_BYTES = 1 << 14  # below the limit of every stream
 
 
 def shake_hands(path: str, identity: bytes, timeout_s: float | None = None) -> socket.socket:
@@ -22,7 +22,7 @@ def shake_hands(path: str, identity: bytes, timeout_s: float | None = None) -> s
     connection.connect(path)
     connection.sendall(_GREETING + bytes([_COMMAND, len(body)]) + body)
     _hear(connection, 64)
-    _hear(connection, _hear(connection, 2)[1])  # the other end is ready, and takes messages
+    _hear(connection, _hear(connection, 2)[1])  # the other end is ready and accepts messages
     return connection
 
 
@@ -37,7 +37,7 @@ def _hear(connection: socket.socket, size_bytes: int) -> bytes:
 
 
 def as_sent(frames: Sequence[bytes], *, ended: bool) -> bytes:
-    """Return the bytes that carry these frames; not `ended`: more of the same message are to come."""
+    """Return the bytes of these frames; not `ended`: more frames of the same message follow."""
     return b"".join(
         struct.pack(">BQ", _LONG | (0 if ended and number == len(frames) - 1 else _MORE), len(frame)) + frame
         for number, frame in enumerate(frames)
@@ -45,7 +45,7 @@ def as_sent(frames: Sequence[bytes], *, ended: bool) -> bytes:
 
 
 class Flood:
-    """Sends frames over a Unix socket from a thread of its own until the other end closes, or `close`.
+    """Sends frames over a Unix socket from a separate thread until the other end closes, or `close`.
 
     Attributes:
       sent_bytes: so far. ended: set once the other end closed the connection.

@@ -1,10 +1,10 @@
-"""What an environment that fails costs the other actors: `python benchmarks/env_faults.py` says so.
+"""The effect of a failing environment on the other actors: `python benchmarks/env_faults.py`.
 
-Four actors play CartPole for IMPALA (asynchronous, `served` unless another placement is named). In one of them the
-environment misbehaves every 5 seconds: it raises, returns NaN, sleeps 60 s, exits, crashes in C code, prints 10 MB, allocates
-2 GB. The figure is the env steps/s of the other three, beside a run in which nothing happens. Arms alternate (A B, B A,
-...); ratios are medians over rounds with a bootstrap interval of 95%. The others have to keep 90% of their speed: the command
-ends with 1 where the whole interval lies below. Everything goes to benchmarks/results/env-faults.json.
+Four actors play CartPole for IMPALA (asynchronous, `served` unless another placement is given). In one of them the
+environment misbehaves every 5 seconds: it raises, returns NaN, sleeps 60 s, exits, crashes in C code, prints 10 MB, or
+allocates 2 GB. The figure is the env steps/s of the other three, compared with a run without faults. Arms alternate (A B, B A,
+...); ratios are medians over rounds with a bootstrap interval of 95%. The others must keep 90% of their speed: the exit
+status is 1 if the whole interval lies below. Results go to benchmarks/results/env-faults.json.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.throughput.alone import split_options  # noqa: E402
 from benchmarks.throughput.end_to_end import ENDLESS, START_LIMIT_S, BenchmarkError, Watched, command  # noqa: E402
 
 LIMIT, NONE = 0.9, "none"
-PLAYING = 2000  # env steps after which a process has begun in earnest
+PLAYING = 2000  # env steps after which a process runs at full speed
 ACTORS = 4
 OPTIONS = ("--env.id", "benchmarks.endurance.faulty:Faulty", "--num-actors", str(ACTORS), "--num-envs", "16")
 REPAIR = ("--env.on-fault", "auto", "--env.fault-limit", "1000", "--restart", "1000", "--actor.step-deadline-s", "2")
@@ -42,14 +42,14 @@ def counts(folder: Path) -> dict[str, tuple[float, int, bool]]:
 
 
 def others(before: dict[str, tuple[float, int, bool]], after: dict[str, tuple[float, int, bool]]) -> float:
-    """Return the env steps/s of an actor that does not misbehave: the mean over those that were there all the time."""
+    """Return the env steps/s of an actor that does not misbehave: the mean over those that ran all the time."""
     steady = [pid for pid in before if pid in after and not after[pid][2]]
     found = [(after[pid][1] - before[pid][1]) / (after[pid][0] - before[pid][0]) for pid in steady]
     return sum(found) / len(found)
 
 
 def faulty_run(misdeed: str, given: argparse.Namespace) -> Arm:
-    """Return the arm in which one actor's environments misbehave so."""
+    """Return the arm in which one actor's environments misbehave in this way."""
 
     def block() -> Figures:
         with tempfile.TemporaryDirectory(prefix="jsrl-faults-") as name:

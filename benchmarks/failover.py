@@ -1,9 +1,9 @@
-"""How long do actors stand still when their inference server is killed? `python benchmarks/failover.py` says so.
+"""Pauses of actors after their inference server is killed: `python benchmarks/failover.py`.
 
 A recurrent PPO plays CartPole with four actors, served by two inference servers, of which one at random is killed every few
-seconds (arm `two`); beside it the same with one server, for which everybody has to wait (arm `one`). The figure is the longest
-time that any actor took no step after each kill. With two servers it has to stay within 3 seconds for every kill, and the
-counts of its ledger must not contradict each other: the command ends with 1 where not. Everything goes to
+seconds (arm `two`); for comparison the same with one server, for which all actors have to wait (arm `one`). The figure is the
+longest time without a step of any actor after each kill. With two servers it must stay within 3 seconds for every kill, and
+the counts of the ledger must be consistent; otherwise the exit status is 1. Results go to
 benchmarks/results/failover.json.
 """
 
@@ -36,7 +36,7 @@ REPAIR = ("--restart", "1000", "--supervision.max-backoff-s", "1")
 
 
 def await_servers(run: Watched, number: int, killed: set[int]) -> list[int]:
-    """Return the servers' process IDs, once so many that were not killed have said where they are found."""
+    """Return the servers' process IDs, once the given number of living ones have registered their addresses."""
     shared = Path("/dev/shm", f"jsrl-{os.getuid()}")
     deadline_s = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline_s:
@@ -50,7 +50,7 @@ def await_servers(run: Watched, number: int, killed: set[int]) -> list[int]:
 
 
 def storm(number: int, given: argparse.Namespace) -> Arm:
-    """Return the arm with so many servers."""
+    """Return the arm with the given number of servers."""
 
     def block() -> Figures:
         rng = random.Random(given.seed)

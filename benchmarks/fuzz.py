@@ -1,12 +1,11 @@
-"""Throw broken messages at the codec and at live sockets: every one must end in a typed error, none in a crash.
+"""Send broken messages to the codec and to live sockets: every one must end in a typed error, none in a crash.
 
 Run: python benchmarks/fuzz.py [--frames 1000000] [--seed 0] [--targets codec,samples,...] [--output FILE]
 
 Valid messages of each stream are mutated: bits flipped, truncated, extended, frames lost, doubled, swapped, oversized; headers
-of valid checksum with other numbers, other nesting, impossible counts and shapes. Half of the connections say a valid hello
-first; some send a message without end. Each target has one process; beside its
-failures it reports the memory that it took: more than twice its limit of a message is a failure of the codec, more than
-LIVE_BYTES one of a socket.
+of valid checksum with other numbers, other nesting, impossible counts and shapes. Half of the connections send a valid hello
+first; some send a message without end. Each target has one process, which also reports its memory: more than twice its
+limit of a message is a failure of the codec, more than LIVE_BYTES a failure of a socket.
 """
 
 from __future__ import annotations
@@ -64,10 +63,10 @@ ODD_VALUES: tuple[Any, ...] = (
 MAX_CHANGED_BYTES = 20_000
 LIVE = ("samples", "inference", "params", "segment", "control")
 TARGETS = ("codec", *LIVE)
-LIVE_BYTES = 128 << 20  # what a live socket may take, with the thousands of messages that ZeroMQ queues before it
+LIVE_BYTES = 128 << 20  # memory limit of a live socket, with the thousands of messages in ZeroMQ's queues
 STRANGERS = tuple(f"stranger-{i}" for i in range(32))
 GUESTS = JoinRules(frozenset({"good", *STRANGERS}), num_groups=4, rows=4)
-UNFINISHED, MOST_OPEN = 0.05, 8  # share of rounds with a message without end; how many such connections stay open
+UNFINISHED, MOST_OPEN = 0.05, 8  # share of rounds with a message without end; number of such connections that stay open
 SPEC = InferenceSpec(ArraySpec((4,), "float32"), ArraySpec((), "int32"), ArraySpec((), "float32"), (), ())
 SCHEMA = make_trajectory_spec(EnvSpec(ArraySpec((4,), "float32"), Discrete(2)), (), (), num_rows=3, num_envs=2)
 
@@ -76,12 +75,12 @@ SCHEMA = make_trajectory_spec(EnvSpec(ArraySpec((4,), "float32"), Discrete(2)), 
 
 
 def with_checksum(body: bytes, frames: int) -> bytes:
-    """Return a header frame whose prefix and checksum are right, whatever its body."""
+    """Return a header frame with a valid prefix and checksum for any body."""
     return PREFIX.pack(b"JSRL", PROTOCOL_VERSION, frames & 0xFFFF, zlib.crc32(body)) + body
 
 
 def change_value(value: Any, chance: random.Random) -> Any:
-    """Return a msgpack value with something in it replaced, removed, repeated or nested."""
+    """Return a msgpack value with a part of it replaced, removed, repeated or nested."""
     if isinstance(value, list) and value and chance.random() < 0.85:
         at = chance.randrange(len(value))
         kind = chance.random()
@@ -107,15 +106,15 @@ def change_value(value: Any, chance: random.Random) -> Any:
 
 
 def change_header(frame: bytes, frames: int, chance: random.Random) -> bytes:
-    """Return a header of right checksum with other values in it, or with other bytes."""
+    """Return a header with a valid checksum and other values, or with other bytes."""
     body = frame[PREFIX.size :]
     kind = chance.random()
-    if kind < 0.7 and len(body) < MAX_CHANGED_BYTES:  # what was repeated already would grow without end
+    if kind < 0.7 and len(body) < MAX_CHANGED_BYTES:  # repeating it again would grow without end
         try:
             body = msgspec.msgpack.encode(change_value(msgspec.msgpack.decode(body), chance))
         except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError):
             body = body[::-1]
-    elif kind < 0.8:  # counts that promise more than there is
+    elif kind < 0.8:  # counts larger than the content
         at = chance.randrange(len(body) or 1)
         body = (
             body[:at] + chance.choice((b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9")) + b"\xff\xff\xff\xff" + body[at:]
@@ -171,7 +170,7 @@ def mutate(frames: list[bytes], chance: random.Random, oversize_bytes: int = 1 <
 
 @dataclass
 class Outcome:
-    """What became of a target's messages. memory_bytes: taken at most beyond what it had; limit_bytes: what it may take."""
+    """The result of a target's messages. memory_bytes: peak beyond the memory at the start; limit_bytes: its limit."""
 
     target: str
     frames: int = 0
@@ -182,13 +181,13 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
 
     def check_memory(self) -> None:
-        """Compare the memory that was taken with what may be."""
+        """Compare the used memory with its limit."""
         if self.memory_bytes > self.limit_bytes:
             self.failures.append(f"took {self.memory_bytes} bytes, expected at most {self.limit_bytes}")
 
 
 def peak_bytes() -> int:
-    """Return the largest resident size of this process so far."""
+    """Return the peak resident size of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -222,14 +221,16 @@ def fuzz_codec(number: int, seed: int) -> Outcome:
     for count in range(number):
         frames = mutate(chance.choice(known), chance)
         traced = count % 10 == 0 or sum(map(len, frames)) > LIMITS.header_bytes // 2
-        if traced:  # every tenth message, and every large one: what decoding it takes, apart from the message itself
+        if (
+            traced
+        ):  # for every tenth message, and every large one: memory used by decoding, apart from the message itself
             tracemalloc.start()
         try:
             decode(frames, LIMITS)
             outcome.answers["accepted"] += 1
         except CodecError:
             outcome.answers["CodecError"] += 1
-        except BaseException as error:  # whatever else it is, it is what this looks for
+        except BaseException as error:  # any other exception is the failure that this script looks for
             outcome.failures.append(f"{type(error).__name__}: {error}: {[f[:80] for f in frames[:4]]}")
             if len(outcome.failures) > 20:
                 break
@@ -244,7 +245,7 @@ def fuzz_codec(number: int, seed: int) -> Outcome:
 
 @dataclass(frozen=True)
 class Live:
-    """A bound end: `endpoint` to send to, `serve` to call again and again, `works` to show that it still does its work."""
+    """A bound end: `endpoint` to send to, `serve` to call repeatedly, `works` to check that it still works."""
 
     endpoint: str
     limit_bytes: int
@@ -254,7 +255,7 @@ class Live:
 
 
 def fuzz_live(target: str, number: int, seed: int, folder: Path) -> Outcome:
-    """Send broken messages to a bound end and see that it lives, answers, and then serves a good client."""
+    """Send broken messages to a bound end; check that it survives, answers, and then serves a valid client."""
     live = make_live(target, folder)
     live.works()
     outcome = Outcome(target, limit_bytes=live.limit_bytes)
@@ -293,7 +294,7 @@ def fuzz_live(target: str, number: int, seed: int, folder: Path) -> Outcome:
 
 
 def send(endpoint: str, number: int, seed: int, target: str) -> Outcome:
-    """Send broken messages to an endpoint, over one new connection after another; count the answers."""
+    """Send broken messages to an endpoint, over a series of new connections; count the answers."""
     outcome, chance = Outcome(endpoint), random.Random(seed)
     context = zmq.Context()
     unfinished: list[Any] = []
@@ -314,7 +315,7 @@ def send(endpoint: str, number: int, seed: int, target: str) -> Outcome:
 
 
 def hello_of(target: str, who: ProducerId) -> list[bytes]:
-    """Return the valid hello with which a stranger joins a target's stream; nothing where there are none."""
+    """Return a valid hello for a target's stream; empty if it has none."""
     if target in ("samples", "segment"):
         return [bytes(frame) for frame in hello_of_producer(who, 2, flatten_schema(SCHEMA)).frames()]
     if target != "inference":
@@ -323,11 +324,11 @@ def hello_of(target: str, who: ProducerId) -> list[bytes]:
 
 
 def begin_without_end(endpoint: str, life: int, hello: list[bytes], chance: random.Random) -> Any:
-    """Return an open connection that said hello, and then began a message of up to 1 MiB that never ends."""
+    """Return an open connection that sent a hello and then started a message of up to 1 MiB that never ends."""
     connection = shake_hands(endpoint.removeprefix("ipc://"), f"endless-{life}".encode(), 20.0)
     begun = mutate(chance.choice(examples(life)), chance, oversize_bytes=0)
     more = [bytes(chance.randrange(FRAME_BYTES)) for _ in range(chance.choice((0, 1, 64)))]
-    with contextlib.suppress(OSError):  # it may be ended, as a frame was too large
+    with contextlib.suppress(OSError):  # it may be closed, because a frame was too large
         connection.sendall((as_sent(hello, ended=True) if hello else b"") + as_sent([*begun, *more], ended=False))
     return connection
 
@@ -341,7 +342,7 @@ def send_round(
     outcome: Outcome,
     number: int,
 ) -> int:
-    """Send a hello, if there is one, and some broken messages over a new connection; return how many."""
+    """Send a hello, if given, and some broken messages over a new connection; return their number."""
     known = examples(life)
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 2000)
@@ -364,7 +365,7 @@ def send_round(
 
 
 def answered(frames: list[bytes]) -> str:
-    """Return what an answer is called."""
+    """Return the name of an answer."""
     try:
         message = decode(frames)
     except CodecError:
@@ -404,7 +405,7 @@ def live_samples(address: str) -> Live:
             except StreamTimeout:
                 raise
             except JsrlError:
-                continue  # of those before
+                continue  # of earlier clients
             consumer.release(lease)
             if lease.entry.producer.name == "good" or time.monotonic() > until:
                 break
@@ -437,7 +438,7 @@ def live_inference(folder: Path) -> Live:
             try:
                 serve()
             except JsrlError:
-                continue  # of those before
+                continue  # of earlier clients
         thread.join()
         if not welcomed:
             raise StreamTimeout("a good client was not welcomed")
@@ -484,7 +485,7 @@ def fuzz(target: str, number: int, seed: int) -> Outcome:
 
 
 def own_process(*arguments: str) -> dict[str, Any]:
-    """Return the outcome of this script in a process of its own; one that dies is a failure."""
+    """Run this script for one target in a separate process; return the outcome. A process that dies is a failure."""
     ended = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=False)
     try:
         return json.loads(ended.stdout.splitlines()[-1])
@@ -493,7 +494,7 @@ def own_process(*arguments: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Fuzz; return 1 where anything failed."""
+    """Fuzz; return 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, default=1_000_000, help="messages in all; half of them for the codec")
     parser.add_argument("--seed", type=int, default=0)

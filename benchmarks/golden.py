@@ -1,9 +1,9 @@
-"""Record the bits of trained params, and compare them later: did a change leave the arithmetic as it was?
+"""Record the bits of trained params and compare them later: did a change alter the arithmetic?
 
   python benchmarks/golden.py record --out golden.json     train every case, write name -> seed -> hash
-  python benchmarks/golden.py compare golden.json          train again, say which differ; exit status 1 if any does
+  python benchmarks/golden.py compare golden.json          train again, print the differences; exit status 1 if any
 
-Each case is a serial run in a process of its own, so the result depends on the code, the versions and the machine alone.
+Each case is a serial run in a separate process, so the result depends only on the code, the versions and the machine.
 A hash covers the final params (values, shapes and types of the leaves) and not their names: a rename changes nothing.
 Compare on the machine that recorded: another processor may round differently.
 """
@@ -42,7 +42,7 @@ ALWAYS = ["--placement", "serial", "--no-evaluator.enabled", "--profile", "none"
 
 
 def digest(params: Any) -> str:
-    """Return the SHA-256 of the leaves of a tree of arrays, whatever their names and order."""
+    """Return the SHA-256 of the leaves of a tree of arrays, independent of their names and order."""
     import jax
     import numpy as np
 
@@ -52,7 +52,7 @@ def digest(params: Any) -> str:
 
 
 def train(name: str, seed: int, steps: int, runs_dir: str) -> str:
-    """Run a case in a process of its own and return the hash of its final params.
+    """Run a case in a separate process and return the hash of its final params.
 
     Raises:
       SystemExit: the run failed; its output has been printed.
@@ -77,7 +77,7 @@ def train(name: str, seed: int, steps: int, runs_dir: str) -> str:
 
 
 def hashes(names: list[str], seeds: list[int], steps: int) -> dict[str, dict[str, str]]:
-    """Return name -> seed -> hash, saying each as it comes."""
+    """Return name -> seed -> hash, printing each one."""
     found: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as runs_dir:
         for name in names:
@@ -89,7 +89,7 @@ def hashes(names: list[str], seeds: list[int], steps: int) -> dict[str, dict[str
 
 
 def differences(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> list[str]:
-    """Return "NAME seed SEED" of every hash of `after` that `before` does not have."""
+    """Return "NAME seed SEED" of every hash of `after` that is not in `before`."""
     return [
         f"{name} seed {seed}"
         for name, seeds in after.items()
@@ -99,7 +99,7 @@ def differences(before: dict[str, dict[str, str]], after: dict[str, dict[str, st
 
 
 def other_machine(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return what of the machine and the versions differs; such a difference explains different bits."""
+    """Return the differences of the machine and the versions, which can explain different bits."""
     pairs = [("python", before["python"], now["python"])]
     pairs += [(what, before["hardware"][what], now["hardware"][what]) for what in ("processor", "cores")]
     packages = sorted({*before["packages"], *now["packages"]} - {"jsrl"})
@@ -117,7 +117,7 @@ def record(given: argparse.Namespace) -> int:
 
 
 def compare(given: argparse.Namespace) -> int:
-    """Train again what the file has and say which differ."""
+    """Train the cases of the file again and print the differences."""
     kept = json.loads(Path(given.file).read_text())
     for line in other_machine(kept["facts"], environment_facts(ROOT)):
         print(f"not the same machine: {line}")
@@ -129,7 +129,7 @@ def compare(given: argparse.Namespace) -> int:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Do what the command line asks for."""
+    """Run the command of the command line."""
     line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = line.add_subparsers(required=True)
     recording = parts.add_parser("record", help="train every case and write the hashes")

@@ -1,4 +1,4 @@
-"""What a machine with accelerators does, in ten minutes: `jsrl bench --gpu`, or `python benchmarks/gpu.py`.
+"""Measure a machine with accelerators in ten minutes: `jsrl bench --gpu`, or `python benchmarks/gpu.py`.
 
   placements       whole runs: inline, served, and apart where there are two accelerators
   prefetch         whole runs: the next batch is joined during an update, or after it
@@ -6,8 +6,8 @@
   updates          SAC's update frame rate by batch size
   split            policy and critics on two devices against one device and both, where there are two
 
-Each part is a command of its own that may be repeated alone. Its text and raw numbers go to a folder,
-with the hardware. A part that does not end in the time that is left is stopped, and the last lines say so.
+Each part is a separate command that can be repeated alone. Its text and raw numbers go to a folder,
+with the hardware. A part that does not finish in the remaining time is stopped, and the last lines report it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LAST_LINES = 30
 
 @dataclass(frozen=True)
 class Part:
-    """One command: its words after `python`, and the accelerators that it needs."""
+    """One command: its arguments after `python`, and the accelerators that it needs."""
 
     name: str
     words: tuple[str, ...]
@@ -43,7 +43,7 @@ class Part:
 
 
 def parts(experiment: str, seconds: float, batches: str, folder: Path) -> list[Part]:
-    """Return what is measured, the most important first."""
+    """Return the measured parts, the most important first."""
     bench = ("experiments/bench.py", experiment, "--repetitions", "1", "--starts", "0", "--seconds", f"{seconds:g}")
     lever = ("--experiment", experiment, "--rounds", "1", "--seconds", f"{seconds:g}")
     updates = (
@@ -72,7 +72,7 @@ def parts(experiment: str, seconds: float, batches: str, folder: Path) -> list[P
 
 
 def measure(part: Part, left_s: float, folder: Path) -> str:
-    """Run a part for at most so many seconds, and show what it prints; return how it ended."""
+    """Run a part for at most the given seconds, and show its output; return how it ended."""
     words = [sys.executable, *part.words]
     print(f"\n== {part.name}: python {shlex.join(part.words)}", flush=True)
     text = folder / f"{part.name}.txt"
@@ -92,7 +92,7 @@ def measure(part: Part, left_s: float, folder: Path) -> str:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Leave nothing behind: half a minute to end in order, then the group is killed."""
+    """End the process group: half a minute to end in order, then it is killed."""
     try:
         process.wait(30)
     except subprocess.TimeoutExpired:
@@ -101,7 +101,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def devices() -> list[list[str]]:
-    """Return the devices that jax has here, asked in a process of its own: they are not kept from the parts."""
+    """Return jax's devices here, queried in a separate process so that the parts can use them."""
     asked = subprocess.run([sys.executable, "-c", DEVICES], capture_output=True, text=True, check=False)
     return json.loads(asked.stdout.replace("'", '"')) if asked.returncode == 0 else []
 
@@ -124,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure all parts; return 0 where none failed."""
+    """Measure all parts; return 0 if none failed."""
     given = parser().parse_args(arguments)
     found = devices()
     count = len(accelerators())

@@ -1,12 +1,12 @@
-"""Decisions per second of hide-and-seek beside bare MuJoCo physics of the same worlds, random actions.
+"""Decisions per second of hide-and-seek against bare MuJoCo physics of the same worlds, random actions.
 
     python benchmarks/hide_and_seek.py [--num-envs 16] [--rounds 5] [--decisions 400] [--out FILE]
 
 A decision is an env step of one world: 15 steps of physics. The arms alternate in one process; CPU time is counted, not wall
-time, so that other processes matter less. `game` is all of an env step, with the episodes that begin and the thread that
-builds their worlds; `inside` is the part of it that MuJoCo takes for the 15 steps of physics, with what is held and locked,
-and the rest is what the game costs outside; `bare` only steps the physics of worlds that were built beforehand, from the
-start again after every horizon.
+time, so that other processes matter less. `game` is all of an env step, including resets and the thread that builds worlds;
+`inside` is the part of it that MuJoCo takes for the 15 steps of physics, with grabbed and locked objects, and the rest is the
+game's own cost outside physics; `bare` only steps the physics of worlds that were built beforehand, restarted after every
+horizon.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CASES = {  # name -> scenario, options, the budget of a decision in microseconds
     "main 2v2": ("randomwalls", {}, 1200),
     "main 3v3, 9 boxes": ("randomwalls", {"n_hiders": 3, "n_seekers": 3, "n_boxes": 9}, 1600),
 }
-NUMS, DRAWN = (11, 11, 11, 2, 2), 100  # choices, and vectors of actions that are drawn beforehand
+NUMS, DRAWN = (11, 11, 11, 2, 2), 100  # choices, and vectors of actions, drawn beforehand
 
 
 def bare_arm(scenario: str, options: dict, num_envs: int) -> Callable[[], None]:
@@ -50,7 +50,7 @@ def bare_arm(scenario: str, options: dict, num_envs: int) -> Callable[[], None]:
 
     def step() -> None:
         nonlocal count
-        if count % settings.horizon == 0:  # as a game does; else agents run away, and touch less
+        if count % settings.horizon == 0:  # as a game does; otherwise agents run away and touch less
             for world, start in zip(worlds, begun, strict=True):
                 mujoco.mj_resetData(world.model, world.simulation)
                 world.simulation.qpos[:] = start
@@ -63,7 +63,7 @@ def bare_arm(scenario: str, options: dict, num_envs: int) -> Callable[[], None]:
 
 
 def game_arm(scenario: str, options: dict, num_envs: int) -> tuple[Callable[[], None], Callable[[], float]]:
-    """Return a function that steps the game once, and one that tells the CPU seconds of its physics so far."""
+    """Return a function that steps the game once, and one that returns the CPU seconds of its physics so far."""
     settings, rng = settings_of(scenario, options), np.random.default_rng(0)
     sizes = {"hider": settings.n_hiders, "seeker": settings.n_seekers}
     groups = {name: tuple(f"{name}_{i}" for i in range(size)) for name, size in sizes.items()}

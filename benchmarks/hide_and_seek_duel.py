@@ -2,13 +2,13 @@
 
     python benchmarks/hide_and_seek_duel.py RUN [--tag final] [--runs-dir runs] [--episodes 100] [--curve N] [--out FILE]
 
-Self-play returns say little: both sides improve. Here each side plays against uniformly random opponents, and beside it play a
-seeker that only turns to the nearest hider (sight has no limit of distance, so it sees much) and one that also runs to it.
-Both know where it is, seen or not.
+Self-play returns say little, because both sides improve. Here each side plays against uniformly random opponents; for
+comparison, one scripted seeker only turns to the nearest hider (sight has no limit of distance, so it sees much) and another
+one also runs to it. Both know its position, seen or not.
 Printed: the share of rewarded steps in which a hider is seen, from any distance, and the median distance of a seeker to the
 nearest hider; then whether the learned seeker chases random hiders: it sees one in `--share` of the steps, from at most half
-as far as the seeker that only turns. `--curve N`: only the two learned sides against random opponents, at N of the snapshots
-that the run has kept (train with `--snapshots.keep 200`).
+the distance of the seeker that only turns. `--curve N`: only the two learned sides against random opponents, at N of the
+snapshots that the run has kept (train with `--snapshots.keep 200`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def random_side(team: str, rng: np.random.Generator) -> Side:
 
 
 def learned_side(policy: Policy, team: str) -> Side:
-    """Return a team that a policy plays, of this team or of all seats; it samples its actions."""
+    """Return a team played by a policy, of this team or of all seats; it samples its actions."""
 
     def act(game: HideAndSeek, observation: Any, is_first: np.ndarray) -> np.ndarray:
         seats = game.groups[team]
@@ -51,7 +51,7 @@ def learned_side(policy: Policy, team: str) -> Side:
         if len(own) == len(policy.seats):
             return policy(observation, is_first, greedy=False, raw=True)
         whole = {}
-        for name, leaf in observation.items():  # what it is told of the other team's seats changes nothing here
+        for name, leaf in observation.items():  # observations of the other team's seats do not matter here
             whole[name] = np.zeros((len(leaf), len(policy.seats), *leaf.shape[2:]), leaf.dtype)
             whole[name][:, own] = leaf
         return policy(whole, is_first, greedy=False, raw=True)[:, own]
@@ -60,7 +60,7 @@ def learned_side(policy: Policy, team: str) -> Side:
 
 
 def learned_sides(run: str, tag: str, runs_dir: str) -> dict[str, Side]:
-    """Return both teams of a run; each has policies, and their memory, of its own."""
+    """Return both teams of a run, each with its own policies and their memory."""
     sides = {}
     for team in TEAMS:
         players = load_players(run, tag, runs_dir=runs_dir)
@@ -69,7 +69,7 @@ def learned_sides(run: str, tag: str, runs_dir: str) -> dict[str, Side]:
 
 
 def turning_seekers(game: HideAndSeek, observation: object, is_first: np.ndarray) -> np.ndarray:
-    """Turn to the nearest hider, on the spot."""
+    """Turn to the nearest hider without moving."""
     chosen = chasing_seekers(game, observation, is_first)
     chosen[..., :2] = 5
     return chosen
@@ -135,7 +135,7 @@ def kept_tags(run: str, runs_dir: str, points: int) -> list[str]:
 
 
 def pairs_of(learned: dict[str, Side], random: dict[str, Side], *, every: bool) -> dict[str, tuple[Side, Side]]:
-    """Return who plays whom: name -> (hider, seeker)."""
+    """Return the pairings: name -> (hider, seeker)."""
     pairs = {
         "learned seeker, random hider": (random["hider"], learned["seeker"]),
         "random seeker, learned hider": (learned["hider"], random["seeker"]),
@@ -152,7 +152,7 @@ def pairs_of(learned: dict[str, Side], random: dict[str, Side], *, every: bool) 
 
 
 def chases(duels: dict[str, dict[str, float]], share: float) -> bool:
-    """Return whether the learned seeker sees enough of random hiders, from half as far as one that only turns, or nearer."""
+    """Return whether the learned seeker sees random hiders often enough, at no more than half the distance of a turning one."""
     learned, turning = (duels[f"{name} seeker, random hider"] for name in ("learned", "turning"))
     return learned["seen_share"] >= share and learned["median_distance"] <= turning["median_distance"] / 2
 

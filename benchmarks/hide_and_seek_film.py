@@ -1,10 +1,10 @@
-"""Film hide-and-seek: the policies of a run, or in a scenario hiders that act at random and seekers that run to them.
+"""Film hide-and-seek: the policies of a run, or, for a scenario, random hiders and seekers that run to them.
 
     python benchmarks/hide_and_seek_film.py OUT.webp --run RUN [--tag final] [--runs-dir runs]
     python benchmarks/hide_and_seek_film.py OUT.webp --scenario quadrant
     options: [--episodes 2] [--size 320] [--lidar] [--seed 7] [--sheet FRAMES.png]
 
-An animated WebP in real time, which browsers show; `--sheet` also writes twelve of its frames side by side.
+Writes an animated WebP in real time for browsers; `--sheet` also writes twelve of its frames side by side.
 It needs Pillow (extra `video`) and OpenGL (MUJOCO_GL egl or osmesa without a display).
 """
 

@@ -4,7 +4,7 @@
 
 acting: forward pass of one row for each of a batch of agents. training: forward and backward pass of 64 sequences of 10 rows.
 A row is one agent in one step. One math thread; the CPU time of the whole process counts. The arms alternate, and the best of
-the rounds is printed, as other load only ever slows a run down.
+the rounds is printed, because other load only slows a run down.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 
 
 def rows(time_steps: int, batch: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return random observations [T, B, ...] and no first rows [T, B]."""
+    """Return random observations [T, B, ...] and is_first [T, B], all false."""
     rng = np.random.default_rng(0)
     made = {}
     for name, leaf in SPEC.observation.items():

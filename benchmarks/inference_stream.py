@@ -44,7 +44,7 @@ def serve(address: str) -> None:
 
 
 def echo_params(address: str) -> None:
-    """Publish back, with a small leaf, when each version was seen and when it was read (monotonic, one clock a host)."""
+    """Publish back, with a small leaf, when each version was seen and read (monotonic, one clock per host)."""
     there, back = address.split("|")
     subscriber, publisher = connect_params(there), bind_params(back)
     print(publisher.address, flush=True)
@@ -57,7 +57,7 @@ def echo_params(address: str) -> None:
 
 
 def start(role: str, address: str) -> tuple[subprocess.Popen[str], str]:
-    """Start this file as a child and return it and the address it bound."""
+    """Start this file as a child; return it and the address it bound."""
     child = subprocess.Popen([sys.executable, __file__, "--role", role, address], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     return child, child.stdout.readline().strip()
@@ -107,7 +107,7 @@ def measure_inference(folder: Path, rounds: int) -> None:
 
 
 def measure_params(folder: Path, rounds: int) -> None:
-    """Print how long params take from the start of `publish` to the reader's wake-up and to its copy."""
+    """Print the time from the start of `publish` to the reader's wake-up and to its copy."""
     for name, size_bytes in (("20 kB", 20_000), ("6.8 MB", PARAMS_BYTES)):
         publisher = bind_params(f"shm:{folder}/params-{size_bytes}")
         child, back = start("echo", f"{publisher.address}|shm:{folder}/back-{size_bytes}")
@@ -142,7 +142,7 @@ def _poll_us(subscriber: object) -> float:
 
 
 def main() -> None:
-    """Run what the command line says."""
+    """Run the benchmarks of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=6, help="alternating rounds of 500 round trips")
     parser.add_argument("--role", choices=["serve", "echo"], help=argparse.SUPPRESS)

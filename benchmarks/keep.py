@@ -1,4 +1,4 @@
-"""Keep what a finished run showed: `python benchmarks/keep.py RUN ...` writes benchmarks/results/EXPERIMENT-RUN.json.
+"""Keep the results of a finished run: `python benchmarks/keep.py RUN ...` writes benchmarks/results/EXPERIMENT-RUN.json.
 
 Each file holds the outcome, the command, commit, versions and hardware, the configuration, and the evaluation curve: the raw
 numbers behind docs/results.md.
@@ -19,7 +19,7 @@ CURVES = ("evaluator/return_mean", "evaluator/return_ci95", "actor/return_mean")
 
 
 def keep(run: str, runs_dir: str, results: Path) -> Path:
-    """Write one run's file and return where."""
+    """Write one run's file and return its path."""
     folder = RunFolder.open(run, runs_dir)
     outcome = json.loads((folder.path / "result.json").read_text())
     outcome["folder"] = folder.name
@@ -41,7 +41,7 @@ def keep(run: str, runs_dir: str, results: Path) -> Path:
 
 
 def main() -> int:
-    """Keep every run that is named."""
+    """Keep every given run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", help="paths, EXPERIMENT/NAME or NAME")
     parser.add_argument("--runs-dir", default="runs")

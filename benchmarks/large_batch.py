@@ -1,4 +1,4 @@
-"""What large batches give and cost: update frame rate, and time to a threshold on Pendulum, by batch size.
+"""Benefit and cost of large batches: update frame rate, and time to a threshold on Pendulum, by batch size.
 
     python benchmarks/large_batch.py --batch 128,1024,8192 --seeds 0,1,2
     python benchmarks/large_batch.py --show benchmarks/results/large-batch.json
@@ -9,8 +9,8 @@ CPU-second and the share of the matrix-product rate (see benchmarks/updates/ours
 which hardly depend on the machine's load.
 
 The rule (`scaled`): with f = min(sqrt(batch / 128), cap), the learning rate and tau are f times those at 128, and updates
-per env step 1 / f of them. A gradient's noise falls with the root of its batch, so that steps may be longer and fewer;
-Adam's steps do not bear any length, hence the cap. `fixed` changes nothing but the batch.
+per env step 1 / f of them. A gradient's noise falls with the root of its batch, so steps may be longer and fewer;
+Adam does not tolerate arbitrarily long steps, hence the cap. `fixed` changes only the batch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BATCHES = "128,256,512,1024,2048,4096,8192,16384"
 
 
 class Scaling(NamedTuple):
-    """What a batch size is learned with. updates: per 64 env steps (one call)."""
+    """The hyperparameters for a batch size. updates: per 64 env steps (one call)."""
 
     batch: int
     learning_rate: float
@@ -51,7 +51,7 @@ class Scaling(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        """Return the words for run.py."""
+        """Return the arguments for run.py."""
         words = {
             "replay.batch-size": self.batch,
             "replay.samples-per-insert": self.batch * self.updates / ENV_STEPS_PER_CALL,
@@ -62,13 +62,13 @@ class Scaling(NamedTuple):
 
 
 def scaling(batch: int, rule: str, cap: float) -> Scaling:
-    """Return how a batch size is learned with under a rule."""
+    """Return the hyperparameters for a batch size under a rule."""
     factor = min(math.sqrt(batch / BASE), cap) if rule == "scaled" else 1.0
     return Scaling(batch, LEARNING_RATE * factor, TAU * factor, max(1, round(ENV_STEPS_PER_CALL / factor)))
 
 
 def rate_arm(batch: int, seconds: float) -> Arm:
-    """Return updates alone at a batch size, one math thread."""
+    """Return the arm of updates alone at a batch size, one math thread."""
     (work,) = works("sac_halfcheetah", (batch,), ())
 
     def block() -> Figures:
@@ -86,7 +86,7 @@ def rate_arm(batch: int, seconds: float) -> Arm:
 
 
 def learning_arm(how: Scaling, rule: str, seeds: list[int]) -> Arm:
-    """Return whole runs to the threshold; each block takes the next seed."""
+    """Return the arm of whole runs to the threshold; each block uses the next seed."""
     waiting = list(seeds)
 
     def block() -> Figures:
@@ -96,7 +96,7 @@ def learning_arm(how: Scaling, rule: str, seeds: list[int]) -> Arm:
 
 
 def run_once(how: Scaling, seed: int) -> Figures:
-    """Return what one run to the threshold took, everything from imports to the last evaluation.
+    """Return the cost of one run to the threshold, from imports to the last evaluation.
 
     Raises:
       BenchmarkError: it failed.
@@ -124,7 +124,7 @@ def run_once(how: Scaling, seed: int) -> Figures:
 
 
 def middle(blocks: list[dict[str, Any]], arm: str, figure: str, digits: int = 0) -> str:
-    """Return an arm's median and range for people."""
+    """Return an arm's median and range as text."""
     values = [block["figures"][figure] for block in blocks if block["arm"] == arm]
     values = [value for value in values if not math.isnan(value)]
     if not values:
@@ -164,7 +164,7 @@ def table(raw: dict[str, Any]) -> str:
 
 
 def numbers(text: str) -> list[int]:
-    """Return the whole numbers of a comma-separated list."""
+    """Return the integers of a comma-separated list."""
     return [int(word) for word in text.split(",")]
 
 
@@ -202,7 +202,7 @@ def main() -> int:
             for r in rules
             for b in given.learning_batch or given.batch
         ]
-        for _ in given.seeds:  # saved after each seed: these runs take their time
+        for _ in given.seeds:  # saved after each seed, because these runs are long
             alternate(record, arms, 1)
             record.save(path)
     record.save(path)

@@ -6,8 +6,8 @@
   inline-served  acting in the actor against acting in a server, by network width: where the curves cross
   placements     whole runs: inline (as IMPALA does it), served (as SEED), apart (decoupled)
   prefetch       whole runs: the learner's next batch is joined during an update, or after it
-  roads          whole runs: shared memory against sockets
-  rows-in-place  actors write rows into the stream's memory, or aside and copy
+  transports     whole runs: shared memory against sockets
+  rows-in-place  actors write rows into the stream's memory, or into separate memory and copy
   slots          environments per group, 1 to 64
 
 Arms alternate (A B, B A, ...); every block's figures, the machine's load and medians go to benchmarks/results/lever-NAME.json.
@@ -33,7 +33,7 @@ CLIENTS = (1, 2, 4, 8, 16)
 
 
 def measure_ring(given: argparse.Namespace, record: Record, folder: Path) -> list[str]:
-    """Emulated: speed over that of a ring of 1, for each t_inf / t_env, against min(R, 1 + t_inf / t_env)."""
+    """Emulated: speed relative to a ring of 1, for each t_inf / t_env, against min(R, 1 + t_inf / t_env)."""
     step_s, seconds = given.t_env_ms / 1000, given.seconds or 0.8
     lines = [f"  t_env {given.t_env_ms:g} ms; speed over that of a ring of 1 (expected)"]
     for t_ratio in ring.PUBLISHED:
@@ -120,7 +120,7 @@ def measure_inline_served(given: argparse.Namespace, record: Record, folder: Pat
 
 
 def measure_acting(given: argparse.Namespace, record: Record, folder: Path) -> list[str]:
-    """Levers of the acting half: all arms exist at once and are measured in turns."""
+    """Levers of the acting half: all arms exist at once and are measured in alternation."""
     if record.lever == "ring-real":
         base = chosen(given, "ppo_cartpole")
         experiments = system.rings(base, [n for n in (1, 2, 4, 8, 16) if n <= given.largest])
@@ -137,7 +137,7 @@ def measure_acting(given: argparse.Namespace, record: Record, folder: Path) -> l
 
 
 def measure_runs(given: argparse.Namespace, record: Record, folder: Path) -> list[str]:
-    """Levers of whole runs: every block is a run of its own in fresh processes."""
+    """Levers of whole runs: every block is a run in new processes."""
     from jsrl.launch.plan import accelerators
 
     notes = []
@@ -185,7 +185,7 @@ MAIN = {"batching": "rows_per_s"}
 
 
 def chosen(given: argparse.Namespace, usual: str):
-    """Return the experiment to measure on, with the options that were given after `--`."""
+    """Return the experiment to measure, with the options given after `--`."""
     from jsrl.cli.command_line import parse
     from jsrl.cli.experiments import experiments
 
@@ -238,7 +238,7 @@ def main() -> int:
 
 
 def child(words: list[str]) -> bool:
-    """Be one of the processes that a lever needs, if the words ask for one; return whether they did."""
+    """Run one of the processes that a lever needs, if the arguments request one; return whether they did."""
     if words[:1] == ["--serve"]:
         ring.serve(words[1], float(words[2]))
     elif words[:1] == ["--client"]:

@@ -1,11 +1,11 @@
-"""How fast the off-policy agents learn: batch x updates per CPU-second, and the share of the matrix-product rate.
+"""Speed of the off-policy updates: batch x updates per CPU-second, and the share of the matrix-product rate.
 
     python benchmarks/off_policy.py --agents sac td3 ddpg --batch 256 8192
 
 Observations of 17 and actions of 6 numbers (HalfCheetah), networks of 256 x 256, K updates in one compiled call with batches
-gathered from 100,000 rows. One thread; CPU time, so that other load counts less; arms take turns and the best round counts.
-The matrix-product rate is measured in the same process, [batch, 256] x [256, 256]. Operations counted are the products of
-the networks' layers, forward and backward, and nothing else.
+gathered from 100,000 rows. One thread; CPU time, so that other load matters less; arms alternate and the best round counts.
+The matrix-product rate is measured in the same process, [batch, 256] x [256, 256]. Operations counted are only the products
+of the networks' layers, forward and backward.
 """
 
 from __future__ import annotations

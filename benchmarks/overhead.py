@@ -1,13 +1,13 @@
-"""What repairing, accounting and watching cost in steady state: `python benchmarks/overhead.py ppo_cartpole`.
+"""Steady-state cost of supervision, accounting and metrics: `python benchmarks/overhead.py ppo_cartpole`.
 
   on, off                      whole runs with heartbeats, deadlines, phases, metrics and the ledger's page, and without all
-                               of them (benchmarks/without leaves them out of every process)
-  journals on, journals off    deterministic whole runs that keep, or do not, the actions of each group for an exact resume
+                               of them (benchmarks/without removes them from every process)
+  journals on, journals off    deterministic whole runs with and without the journals of actions for an exact resume
   parts                        of each of them: calls per row in a real run x nanoseconds per call, and CPU of control
 
 Arms alternate (A B, B A, ...) in fresh process trees, watched from outside after a warm-up. The figure is CPU microseconds of
-all processes per trained row: it survives a busy machine better than the clock does. Ratios are medians over rounds with a
-bootstrap interval of 95%. Everything goes to benchmarks/results/overhead-NAME-PLACEMENT.json.
+all processes per trained row, which depends less on other load than wall time. Ratios are medians over rounds with a
+bootstrap interval of 95%. Results go to benchmarks/results/overhead-NAME-PLACEMENT.json.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ PARTS = "heartbeats,deadlines,phases,metrics,ledger"
 LIMIT = 0.03
 CALLS = 100_000
 IDLE_S = 3.0
-NO_SILENCE = ("--deadlines.silence-s", "1e9")  # without heartbeats nobody is to be missed
+NO_SILENCE = ("--deadlines.silence-s", "1e9")  # without heartbeats no worker may count as silent
 EXACT = ("--deterministic", "true", "--snapshots.exact")
 
 
 def whole_run(given: argparse.Namespace, name: str, options: list[str], without: str = "") -> Arm:
-    """Return the arm that watches a run in its steady state."""
+    """Return the arm that measures a run in its steady state."""
     path = os.pathsep.join(filter(None, [str(WITHOUT), str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
     def block() -> Figures:
@@ -65,7 +65,7 @@ def whole_run(given: argparse.Namespace, name: str, options: list[str], without:
 
 
 def counted_parts() -> list[tuple[str, type, tuple[str, ...]]]:
-    """Return (part, class, methods) of what is called while rows are made."""
+    """Return (part, class, methods) that are called while rows are made."""
     from jsrl.launch.serial import SerialReporter
     from jsrl.metrics.metrics import Recorder
     from jsrl.metrics.phases import Phases
@@ -161,7 +161,7 @@ def ns_per_call(folder: Path) -> dict[str, float]:
 
 
 def timed(call: Callable[[], Any]) -> float:
-    """Return CPU nanoseconds per call, the loop's own included: the smallest of five."""
+    """Return CPU nanoseconds per call, loop overhead included: the smallest of five."""
     best = float("inf")
     for _ in range(5):
         begin = time.thread_time_ns()
@@ -251,7 +251,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure, print, write the file; 1: a cost is above the limit."""
+    """Measure, print, write the file; return 1 if a cost is above the limit."""
     given = parse(sys.argv[1:])
     options = {name: value for name, value in vars(given).items() if name != "json"}
     record = Record("overhead", "cpu_us_per_row", options)

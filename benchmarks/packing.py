@@ -1,10 +1,10 @@
-"""Measure what leaving out old frames and LZ4 are worth on links of several speeds: trajectories/s, bytes sent, CPU seconds.
+"""The effect of omitting old frames and of LZ4 on links of several speeds: trajectories/s, bytes sent, CPU seconds.
 
 Run: python benchmarks/packing.py [--seconds S] [--rates 100 1000] [--output FILE]
 
 A producer sends trajectories of Pong (84x84, stacks of 4 frames, 20 rows of 16 games, random play) over TCP with keys to a
-consumer, which copies all arrays, as a learner does. Each lives in a network namespace of its own (root is needed) on a link
-that sends so many Mbit/s (tbf; 0: unshaped). All arms take turns in rounds; medians are shown.
+consumer, which copies all arrays, as a learner does. Each runs in its own network namespace (root is needed) on a link
+limited to the given Mbit/s (tbf; 0: unshaped). All arms alternate in rounds; medians are shown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ARMS = {"whole": Packing(), "newest": Packing(4), "newest + lz4": Packing(4, Tru
 
 
 def recorded() -> tuple[Trajectory, list[Trajectory]]:
-    """Return the schema of trajectories, and some of random play."""
+    """Return the schema of trajectories, and some from random play."""
     env = make(EnvConfig("ALE/Pong-v5"), GAMES, 0, group=0)
     spec, rng = env.spec, np.random.default_rng(0)
     schema = make_trajectory_spec(spec, {"value": ArraySpec((), "float32")}, (), num_rows=ROWS, num_envs=GAMES)
@@ -61,13 +61,13 @@ def cpu_s() -> float:
 
 
 def sent_bytes() -> int:
-    """Return the bytes that this network namespace has sent, also to itself."""
+    """Return the bytes that this network namespace has sent, loopback included."""
     lines = [line.split(":")[1].split() for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
     return sum(int(counts[8]) for counts in lines)
 
 
 def produce(address: str, keys: str, seconds: float) -> dict[str, float]:
-    """Send trajectories for so long; return how many, and what that took."""
+    """Send trajectories for the given time; return their number and cost."""
     schema, trajectories = recorded()
     producer = connect_samples(address, schema, ProducerId("actor-0", 0), 2, 30.0, keys=keys)
     count, begin_s, begin_cpu, begin_bytes = 0, 0.0, 0.0, 0
@@ -85,7 +85,7 @@ def produce(address: str, keys: str, seconds: float) -> dict[str, float]:
 
 
 def consume(address: str, keys: str, arm: str) -> dict[str, float]:
-    """Print the address, and copy what comes until it ends; return the CPU seconds of a trajectory."""
+    """Print the address, and copy trajectories until the end; return the CPU seconds per trajectory."""
     schema, trajectories = recorded()
     consumer = bind_samples(address, schema, keys=keys, packing=ARMS[arm])
     print(json.dumps(consumer.address), flush=True)
@@ -108,7 +108,7 @@ def consume(address: str, keys: str, arm: str) -> dict[str, float]:
 
 
 def shape(namespace: str, link: str, rate: int) -> None:
-    """Let the link of a namespace send so many Mbit/s (0: as many as it can)."""
+    """Limit the link of a namespace to the given Mbit/s (0: no limit)."""
     inside = ["ip", "netns", "exec", namespace, "tc", "qdisc"]
     subprocess.run([*inside, "del", "dev", link, "root"], check=False, stderr=subprocess.DEVNULL)
     if rate:
@@ -117,7 +117,7 @@ def shape(namespace: str, link: str, rate: int) -> None:
 
 
 def measure(names: list[str], net: str, keys: str, arm: str, seconds: float) -> dict[str, float]:
-    """Return what an arm does between two namespaces."""
+    """Return the figures of an arm between two namespaces."""
     reader = start(names[0], "consume", f"tcp://{net}.2:0", keys, arm)
     assert reader.stdout is not None
     writer = start(names[1], "produce", json.loads(reader.stdout.readline()), keys, str(seconds))

@@ -1,14 +1,16 @@
 """Compare the updates of two commits: `python benchmarks/paired.py main HEAD`.
 
-Both commits are checked out beside each other, and each makes the updates of some experiments in a process of its own that
+Both commits are checked out side by side, and each makes the updates of some experiments in a separate process that
 stays warm. Blocks alternate (A B, B A, ...). The figure is CPU microseconds per trained row, on one math thread; the ratio
-is before / after, so below 1 the change costs. Verdicts, by the 95% interval of the median of the pairs' ratios:
+is before / after, so a value below 1 means the change costs time. Verdicts, by the 95% interval of the median of the pairs'
+ratios:
 
   passed         the lower bound is above 0.97
   failed         the upper bound is below 0.97 (exit status 1)
   not resolved   neither: measure more pairs, on a quieter machine (exit status 3)
 
-`--self-check [COMMIT]` measures the measurement: a commit against itself must pass, with a planted slowdown of 5% fail.
+`--self-check [COMMIT]` checks the measurement itself: a commit against itself must pass, and with a planted slowdown of 5%
+fail.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Updates:
     """A process that makes updates of one checkout."""
 
     def __init__(self, checkout: Path) -> None:
-        own = checkout / "benchmarks" / DRIVER.name  # a commit's own driver knows its own names
+        own = checkout / "benchmarks" / DRIVER.name  # a commit's own driver uses the names of that commit
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(checkout)}
         self._process = subprocess.Popen(
             [sys.executable, str(own if own.exists() else DRIVER), str(checkout)],
@@ -54,7 +56,7 @@ class Updates:
         """Return the figures of one block.
 
         Raises:
-          SystemExit: the process has ended; its error stands above.
+          SystemExit: the process has ended; its error is printed above.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -85,7 +87,7 @@ def checked_out(commit: str, folder: Path) -> Iterator[Path]:
 
 
 def verdict(ratio: dict[str, float]) -> str:
-    """Return what an interval of before / after says."""
+    """Return the verdict of an interval of before / after."""
     if ratio["low"] > LIMIT:
         return "passed"
     return "failed" if ratio["high"] < LIMIT else "not resolved"
@@ -121,7 +123,7 @@ def compare(given: argparse.Namespace) -> int:
 
 
 def self_check(given: argparse.Namespace) -> int:
-    """Compare a commit with itself, and with itself slowed down; return 0 if both verdicts are as they must be."""
+    """Compare a commit with itself, and with itself slowed down; return 0 if both verdicts are as expected."""
     wrong = []
     with arms(given.self_check, given.self_check) as (before, after):
         for name in given.works:
@@ -145,7 +147,7 @@ def arms(before: str, after: str) -> Iterator[tuple[Updates, Updates]]:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Do what the command line asks for."""
+    """Run the command of the command line."""
     line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     line.add_argument("before", nargs="?", default="main", help="a commit (default: %(default)s)")
     line.add_argument("after", nargs="?", default="HEAD", help="a commit (default: %(default)s)")

@@ -46,14 +46,14 @@ def make_update(name: str) -> tuple[Callable[[], None], int]:
         held[0], output = update(held[0], given, key)
         jax.block_until_ready((held[0].params, output.metrics))
 
-    fills = RING_ROWS // 100 // batch.reward[1:].size + 2 if rows else 2  # until updates are made, and compiled
+    fills = RING_ROWS // 100 // batch.reward[1:].size + 2 if rows else 2  # until updates are made and compiled
     for _ in range(fills):
         call()
     return call, rows or batch.reward[1:].size
 
 
 def random_trajectory(spec: Any, columns: int, key: Any) -> Any:
-    """Return a trajectory [T+1, columns, ...] with random numbers in it; every action is allowed by its type."""
+    """Return a trajectory [T+1, columns, ...] with random numbers; its type allows every action."""
     import jax
     import jax.numpy as jnp
     import numpy as np

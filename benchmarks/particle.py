@@ -26,7 +26,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.particle.game import make_particle
 from jsrl.envs.particle.tasks import TASKS
 
-DRAWN = 100  # vectors of actions that are drawn beforehand
+DRAWN = 100  # vectors of actions, drawn beforehand
 
 
 def particle_arm(name: str, num_envs: int) -> Callable[[], int]:
@@ -69,7 +69,7 @@ def mpe2_arm(name: str, num_envs: int) -> Callable[[], int]:
 
 
 def core_arm(name: str, num_envs: int) -> Callable[[], int]:
-    """Return a function that steps `num_envs` of mpe2's raw AEC environments once, and observes what all agents see."""
+    """Return a function that steps `num_envs` of mpe2's raw AEC environments once and computes all observations."""
     module = importlib.import_module(f"mpe2.{name}")
     envs = [module.raw_env() for _ in range(num_envs)]
     rng, count = np.random.default_rng(0), 0

@@ -2,9 +2,9 @@
 
     python benchmarks/pool.py [--pairs 5] [--seconds 60] [--live 4] [--out FILE]
 
-The runs alternate; each has actors, an inference server, a learner and a director in processes of their own. Counted is what
-comes after the pool is full: env steps per second, CPU seconds of all workers per 1,000 env steps, and how often each
-opponent was met. Both arms train the same share of their rows, so that ratios of env steps are those of trained rows.
+The runs alternate; each has actors, an inference server, a learner and a director in separate processes. Measured after the
+pool is full: env steps per second, CPU seconds of all workers per 1,000 env steps, and the number of games with each
+opponent. Both arms train the same share of their rows, so ratios of env steps equal those of trained rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jsrl.launch.run import run
 
 @dataclass(frozen=True)
 class FullPool(DeltaUniform):
-    """Freezes until the pool is full, and counts whom the games since then were against."""
+    """Freezes until the pool is full, and counts the opponents of the games since then."""
 
     size: int = 50
 
@@ -48,7 +48,7 @@ class FullPool(DeltaUniform):
 
 
 def measure(size: int, live: int, seconds: float, folder: Path, name: str) -> dict[str, Any]:
-    """Return what one run did after its pool was full."""
+    """Return the figures of one run after its pool was full."""
     director = FullPool(size=size, live=live, freeze_env_steps=400, renew_games=50)
     experiment = replace(
         config(), director=director, placement="served", num_actors=2, total_env_steps=10**9, max_minutes=seconds / 60

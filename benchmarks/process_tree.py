@@ -1,6 +1,6 @@
-"""What a process and everything it started takes of the machine: CPU seconds and memory. Linux, standard library only.
+"""CPU seconds and memory of a process and its descendants. Linux, standard library only.
 
-The drivers of other libraries measure themselves with this file too, in virtual environments of their own.
+The drivers of other libraries also use this file to measure themselves, in their own virtual environments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Stat(NamedTuple):
-    """The part of /proc/PID/stat that matters: CPU seconds of the process and of children that it waited for."""
+    """The relevant part of /proc/PID/stat: CPU seconds of the process and of children that it waited for."""
 
     parent: int
     state: str
@@ -42,14 +42,14 @@ def adopt_orphans() -> None:
 
 
 def parse_stat(text: str) -> Stat:
-    """Return what a line of /proc/PID/stat says; the command's name may hold spaces and brackets."""
+    """Return the parsed line of /proc/PID/stat; the command's name may contain spaces and brackets."""
     fields = text[text.rindex(")") + 2 :].split()
     user, system, waited_user, waited_system = (int(field) / TICKS_PER_S for field in fields[11:15])
     return Stat(int(fields[1]), fields[0], user + system, waited_user + waited_system)
 
 
 def parse_rollup_mb(text: str) -> dict[str, float]:
-    """Return megabytes (10^6 bytes) by the names that a smaps_rollup gives them."""
+    """Return megabytes (10^6 bytes) by their names in a smaps_rollup."""
     found = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
@@ -60,7 +60,7 @@ def parse_rollup_mb(text: str) -> dict[str, float]:
 
 
 def parse_pss_mb(text: str) -> float:
-    """Return megabytes of the line `Pss:` of a smaps_rollup; 0 where it has none."""
+    """Return megabytes of the line `Pss:` of a smaps_rollup; 0 if it has none."""
     return parse_rollup_mb(text).get("Pss", 0.0)
 
 
@@ -96,7 +96,7 @@ def cpu_seconds(root: int, proc: Path = PROC) -> float:
 
 
 def pss_mb(pids: Iterable[int], proc: Path = PROC) -> float:
-    """Return the proportional set size of processes: shared pages count once, split between those that map them."""
+    """Return the proportional set size of processes: shared pages count once, split between the processes that map them."""
     total = 0.0
     for pid in pids:
         try:
@@ -107,7 +107,7 @@ def pss_mb(pids: Iterable[int], proc: Path = PROC) -> float:
 
 
 def usage(root: int, proc: Path = PROC) -> Usage:
-    """Return CPU seconds and memory of a tree; reading the memory costs some milliseconds a process."""
+    """Return CPU seconds and memory of a tree; reading the memory costs some milliseconds per process."""
     stats = all_stats(proc)
     pids = tree(root, stats)
     cpu_s = sum(stats[pid].own_cpu_s + stats[pid].waited_cpu_s for pid in pids)
@@ -115,7 +115,7 @@ def usage(root: int, proc: Path = PROC) -> Usage:
 
 
 def start_time_s(pid: int, proc: Path = PROC) -> float:
-    """Return when a process began, in seconds of the epoch (to a hundredth)."""
+    """Return the start time of a process, in seconds since the epoch (to a hundredth)."""
     text = (proc / str(pid) / "stat").read_text()
     ticks = int(text[text.rindex(")") + 2 :].split()[19])
     return time.time() - (float((proc / "uptime").read_text().split()[0]) - ticks / TICKS_PER_S)
@@ -127,7 +127,7 @@ def descendants() -> set[int]:
 
 
 def end_all(pids: Iterable[int]) -> None:
-    """Kill processes, and wait for those that are this process's children."""
+    """Kill processes, and wait for those that are children of this process."""
     pids = list(pids)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

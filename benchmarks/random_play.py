@@ -2,7 +2,7 @@
 
     python benchmarks/random_play.py ppo_coinrun [--episodes 100] [--num-envs 10] [--seed 0] [--json FILE]
 
-Env steps per second are those of the process's CPU time; engines in processes of their own, such as ViZDoom's, are not in it.
+Env steps per second use the process's CPU time; engines in separate processes, such as ViZDoom's, are not included.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jsrl.types import GameSpec
 
 
 def play(name: str, episodes: int, num_envs: int, seed: int) -> dict[str, Any]:
-    """Play the environment of an experiment; returns what goes to the file. A game's return is the mean over its seats."""
+    """Play the environment of an experiment; return the content of the file. A game's return is the mean over its seats."""
     env: Any = make(import_module(f"jsrl.configs.{name}").config().env, num_envs, seed)
     draw = random_joint_actions if isinstance(env.spec, GameSpec) else random_actions
     first = env if isinstance(env.spec, GameSpec) else env.spec

@@ -3,11 +3,11 @@
 Run: python benchmarks/replay.py [flow|tree|device] [--seconds S] [--output FILE]
 
 `flow`: three processes over shared memory. One writes trajectories, one is the replay worker (insertion and one drawing
-thread), one copies batches to a staging buffer, as a learner does. Each transport is measured alone (rows in without draws,
-batches out of a full replay) and both at once. Beside bytes per second of wall clock stand bytes per CPU second of the
-replay worker, which a loaded machine changes less. `image`: uint8 [84, 84] kept as it is; `stack`: [84, 84, 4] of which
-each frame is kept once (bytes out are those of whole stacks); `vector`: 376 numbers. `tree`: microseconds for drawing and
-for changing priorities by fan-out. `device`: microseconds of a compiled add, draw and read, uniform and prioritised.
+thread), one copies batches to a staging buffer, as a learner does. Each direction is measured alone (rows in without draws,
+batches out of a full replay) and both at once. In addition to bytes per second of wall clock, bytes per CPU second of the
+replay worker are printed, which depend less on other load. `image`: uint8 [84, 84] stored unchanged; `stack`: [84, 84, 4] of
+which each frame is stored once (bytes out are those of whole stacks); `vector`: 376 numbers. `tree`: microseconds for drawing
+and for changing priorities by fan-out. `device`: microseconds of a compiled add, draw and read, uniform and prioritised.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def size_bytes(spec: Any) -> int:
 
 
 def act(kind: str, folder: str) -> None:
-    """Be the process that writes trajectories, as fast as there is room."""
+    """Run the process that writes trajectories, as fast as there is room."""
     spec = rows_spec(kind)
     producer = connect_samples(f"shm:{folder}/rows", spec, ProducerId("actor", 0), 1, 30.0)
     try:
@@ -76,7 +76,7 @@ def act(kind: str, folder: str) -> None:
 
 
 def replay(kind: str, folder: str, mode: str, seconds: float) -> None:
-    """Be the replay worker for so long; print what went through, and the CPU seconds that it took."""
+    """Run the replay worker for the given time; print the amounts of data and the CPU seconds used."""
     spec = rows_spec(kind)
     shape = rows_shape(spec, lanes=1, capacity=CAPACITY, window=1, frames=KINDS[kind].frames)
     kept = HostReplay(shape, spec, prioritised=True)
@@ -113,7 +113,7 @@ def replay(kind: str, folder: str, mode: str, seconds: float) -> None:
 
 
 def flow(kind: str, mode: str, seconds: float) -> dict[str, float]:
-    """Run the three processes (this one copies batches); return what the replay worker told."""
+    """Run the three processes (this one copies batches); return the output of the replay worker."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="jsrl-bench-") as folder:
         spec = replay_batch_spec(batch_spec(kind))
         consumer = bind_samples(f"shm:{folder}/batches", spec, blocks_per_producer=3)
@@ -209,7 +209,7 @@ def device() -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Measure what was asked for, print it and write it down."""
+    """Run the requested measurements, print the results and write them to a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="flow", choices=("flow", "tree", "device"))
     parser.add_argument("--seconds", type=float, default=3.0)

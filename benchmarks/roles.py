@@ -1,6 +1,6 @@
-"""Measure what evaluator and recorder cost those who train: `python benchmarks/roles.py ppo_cartpole`.
+"""Measure the cost of evaluator and recorder for training: `python benchmarks/roles.py ppo_cartpole`.
 
-Whole runs in fresh processes, with neither, one, or both; arms alternate (A B C D, D C B A, ...). Of each run's metrics
+Whole runs in fresh processes, with neither, one, or both; arms alternate (A B C D, D C B A, ...). From each run's metrics
 between start and end:
 
   sampling_hz            env steps that actors take per second
@@ -53,10 +53,10 @@ def command(given: argparse.Namespace, arm: str, runs_dir: Path) -> list[str]:
 
 
 def figures(folder: Path) -> Figures:
-    """Return what a run's metrics say of its time at work.
+    """Return the steady-state figures of a run's metrics.
 
     Raises:
-      RuntimeError: it was too short to say anything.
+      RuntimeError: the run was too short.
     """
     from jsrl.report.run_report import make_report
     from jsrl.runs.runs import RunFolder
@@ -79,7 +79,7 @@ def figures(folder: Path) -> Figures:
 
 
 def arm(given: argparse.Namespace, name: str, folder: Path) -> Arm:
-    """Return the arm that makes whole runs with these roles."""
+    """Return the arm of whole runs with these roles."""
 
     def block() -> Figures:
         words = command(given, name, folder / name)

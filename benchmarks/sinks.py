@@ -1,4 +1,4 @@
-"""Measure what hooks and sinks cost training, also broken ones: `python benchmarks/sinks.py`.
+"""Measure the cost of hooks and sinks for training, including broken ones: `python benchmarks/sinks.py`.
 
 Short serial runs in one process, with nothing, and with each of the following; arms alternate (A B C, C B A, ...):
 
@@ -7,9 +7,9 @@ Short serial runs in one process, with nothing, and with each of the following; 
   full-disk       a second TensorBoard sink, whose disk is full
   hooks           a hook that raises, and one that never returns
 
-The figure is CPU microseconds of the training process per trained row, from the first line of metrics to the last; processes
-that a sink starts for itself are not in it. The ratio is without / with, so below 1 the arm costs; its 95% interval is that of
-the median over the pairs. Everything goes to benchmarks/results/sinks.json.
+The figure is CPU microseconds of the training process per trained row, from the first line of metrics to the last, without
+processes that a sink starts. The ratio is without / with, so a value below 1 means the arm costs time; its 95% interval is
+that of the median over the pairs. Results go to benchmarks/results/sinks.json.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ Extras = dict[str, list[Any]]
 
 
 class Clock:
-    """A sink that notes the CPU time of this process at each line of metrics."""
+    """A sink that records the CPU time of this process at each line of metrics."""
 
     def __init__(self) -> None:
         self.points: list[tuple[float, float]] = []
 
     def write(self, row: dict[str, Any]) -> None:
-        """Note a line."""
+        """Record a line."""
         self.points.append((row["env_steps"], time.process_time()))
 
     def figures(self) -> Figures:
         """Return CPU time per row between the first line and the last.
 
         Raises:
-          RuntimeError: there were not two lines.
+          RuntimeError: there were fewer than two lines.
         """
         if len(self.points) < 3:
             raise RuntimeError(f"a run wrote {len(self.points)} lines of metrics; give more --seconds.")
@@ -84,7 +84,7 @@ class Hangs:
 
 
 def extras(arm: str, folder: Path) -> Extras:
-    """Return what an arm gives `run`."""
+    """Return the arguments that an arm passes to `run`."""
     if arm == "wandb-offline":
         return {"sinks": [WandbSink("measured", mode="offline")]}
     if arm == "wandb-silent":
@@ -135,7 +135,7 @@ def measured(seconds: float) -> Experiment:
 
 
 def block(arm: str, experiment: Experiment, folder: Path) -> Callable[[], Figures]:
-    """Return what makes one run of an arm."""
+    """Return a function that makes one run of an arm."""
 
     def measure() -> Figures:
         clock, given = Clock(), extras(arm, folder)
@@ -149,7 +149,7 @@ def block(arm: str, experiment: Experiment, folder: Path) -> Callable[[], Figure
 
 
 def check(arm: str, log: str) -> None:
-    """Check that an arm did what it is for.
+    """Check that an arm had its intended effect.
 
     Raises:
       RuntimeError: it did not; with the run's log.

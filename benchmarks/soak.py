@@ -1,15 +1,15 @@
-"""Does anything grow in half an hour of a run? `python benchmarks/soak.py ppo_cartpole --minutes 30` says so.
+"""Check for growth in half an hour of a run: `python benchmarks/soak.py ppo_cartpole --minutes 30`.
 
-The experiment runs as its user starts it (real processes, `served` unless another placement is named), without an end. Every
-few seconds each process's memory (RSS, PSS, USS), open descriptors, threads and mapped segments of shared memory are noted,
-and what the run keeps in /dev/shm. Each process also logs what it compiles. After the warm-up must hold, for each process:
+The experiment runs as a user starts it (real processes, `served` unless another placement is given), without an end. Every
+few seconds each process's memory (RSS, PSS, USS), open descriptors, threads and mapped segments of shared memory are recorded,
+and the run's files in /dev/shm. Each process also logs its compilations. Limits after the warm-up, for each process:
 
   RSS                             grows by less than 1 MB/min (Theil-Sen slope over all samples)
-  descriptors, threads, segments  are in the last third what they were in the first (the lowest)
+  descriptors, threads, segments  equal in the first and the last third (the lowest values)
   compilations                    none
 
-All samples, slopes with their 95% intervals, commit and machine go to benchmarks/results/soak-NAME.json. The command ends with
-1 where something grew. Options of run.py follow after `--`.
+All samples, slopes with their 95% intervals, commit and machine go to benchmarks/results/soak-NAME.json. The exit status is 1
+if something grew. Options of run.py follow after `--`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COMPILED = "Compiling "  # what jax logs for each program, with JAX_LOG_COMPILES
 
 
 class Soak:
-    """A run and what was seen of it.
+    """A run and its samples.
 
     Args:
       given: the command's options. runs_dir: where the run writes.
@@ -66,7 +66,7 @@ class Soak:
 
     @property
     def seconds(self) -> float:
-        """Return the time since the run trains."""
+        """Return the time since the first update."""
         return time.monotonic() - self._begin_s
 
     def await_training(self) -> None:
@@ -85,7 +85,7 @@ class Soak:
         self._begin_s = time.monotonic()
 
     def give_way(self) -> None:
-        """Have the run's processes take only what others leave, where that was asked for."""
+        """Lower the priority of the run's processes, if requested."""
         if not self._given.give_way:
             return
         for pid in named_tree(self._popen.pid, CONTROLLER).values():
@@ -96,7 +96,7 @@ class Soak:
                 self._yielded.add(pid)
 
     def sample(self) -> bool:
-        """Note what every process holds; return whether the run goes on."""
+        """Record the resources of every process; return whether the run still runs."""
         now = self.seconds
         found = named_tree(self._popen.pid, CONTROLLER)
         for name, watched in self.watched.items():
@@ -140,7 +140,7 @@ class Soak:
         return lines
 
     def end(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """Stop the run in order; return (its result, what was left behind)."""
+        """Stop the run in order; return (its result, leftovers)."""
         pids = [watched.pid for watched in self.watched.values()]
         folders = [folder for folder in self._folders() if folder.exists()]
         if self._popen.poll() is None:
@@ -160,7 +160,7 @@ class Soak:
 
 
 def watch(soak: Soak, minutes: float, every_s: float) -> None:
-    """Sample until the time is over, and say where it stands."""
+    """Sample until the time is over, printing the state."""
     on_terminal, told_s = sys.stderr.isatty(), -60.0
     while soak.seconds < 60 * minutes and soak.sample():
         now = soak.seconds
@@ -174,7 +174,7 @@ def watch(soak: Soak, minutes: float, every_s: float) -> None:
 
 
 def raw_numbers(soak: Soak, given: argparse.Namespace) -> dict[str, Any]:
-    """End the run and return everything that was seen."""
+    """End the run and return all samples."""
     from jsrl.runs.provenance import environment_facts
 
     lines = soak.metrics()

@@ -1,9 +1,9 @@
-"""Policy and critics on two devices, against one device and against each batch spread over both; arms alternate.
+"""Policy and critics on two devices, against one device and against each batch split over both; arms alternate.
 
     python benchmarks/split.py --batch 256 8192 --repeats 5
 
-On CPU it makes two fake devices, which share the cores: the ratios then say what the exchange costs, not what a second
-device brings. Times are wall clock of `calls` calls, each of `--updates` updates; the ratio is of medians.
+On CPU it makes two fake devices, which share the cores: the ratios then show the cost of the exchange, not the gain of a
+second device. Times are wall clock of `calls` calls, each of `--updates` updates; the ratio is of medians.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SPEC = EnvSpec(ArraySpec((17,), "float32"), Continuous((-1.0,) * 6, (1.0,) * 6),
 
 
 class Arm:
-    """One way to make the updates: a state, and what makes a call of it."""
+    """One way to make the updates: a state, and a call that updates it."""
 
     def __init__(self, update, batch, key, *, drain) -> None:
         self.update, self.batch, self.key, self._drain = update, batch, key, drain
@@ -46,7 +46,7 @@ class Arm:
         update.compile(self.state, batch, key)
 
     def run(self, calls: int) -> float:
-        """Return the seconds of so many calls."""
+        """Return the seconds of the given number of calls."""
         begin_s = time.perf_counter()
         for number in range(calls):
             self.state, output = self.update(self.state, self.batch, jax.random.fold_in(self.key, number))

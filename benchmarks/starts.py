@@ -1,11 +1,11 @@
-"""Does anything stay behind where runs start and stop in one process? `python benchmarks/starts.py --starts 100` says so.
+"""Check for leaks where runs start and stop in one process: `python benchmarks/starts.py --starts 100`.
 
-Each start is a whole `jsrl.launch.run.run` with a few rows of a real experiment, in this process (a notebook's or a tuner's
-case). After each one are counted: threads, open descriptors, child processes, ZeroMQ contexts, files of this process's runs in
-/dev/shm, and resident memory. After the first starts nothing of it may grow: counts stay the same, memory by less than
+Each start is a whole `jsrl.launch.run.run` with a few rows of a real experiment, in this process (as in a notebook or a
+tuner). After each one are counted: threads, open descriptors, child processes, ZeroMQ contexts, files of this process's runs
+in /dev/shm, and resident memory. After the first starts none may grow: counts stay the same, memory grows by less than
 --limit-mb (Theil-Sen slope).
 
-Placements take turns in processes of their own. Raw numbers go to benchmarks/results/starts-NAME.json.
+Placements alternate in separate processes. Raw numbers go to benchmarks/results/starts-NAME.json.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from benchmarks.endurance.holdings import holdings  # noqa: E402 (where it lies 
 from benchmarks.endurance.slopes import theil_sen  # noqa: E402
 
 WARM_UP_SHARE, LIMIT_MB_PER_START = 0.25, 0.5
-# XLA and Orbax begin the last threads of their pools late: one in so many starts, and so many even in a few starts.
+# XLA and Orbax start the last threads of their pools late: in one of many starts, and sometimes in one of few.
 LATE_THREADS, POOL_THREADS = 10, 4
 COUNTED = ("threads", "descriptors", "children", "contexts", "shared_files")
 
 
 class Kept(NamedTuple):
-    """What this process has after a run; `open`: what its descriptors are of."""
+    """The resources of this process after a run; `open`: the kinds of its descriptors."""
 
     threads: int
     descriptors: int
@@ -47,7 +47,7 @@ class Kept(NamedTuple):
 
 
 def kept() -> Kept:
-    """Return what this process has now."""
+    """Return the current resources of this process."""
     import psutil
     import zmq
 
@@ -61,12 +61,12 @@ def kept() -> Kept:
 
 
 def descriptors() -> tuple[str, ...]:
-    """Return what the open descriptors of this process are of, by kind or path."""
+    """Return the kind or path of each open descriptor of this process."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
             found.append(os.readlink(f"/proc/self/fd/{name}").partition(":[")[0])
-        except OSError:  # the listing's own
+        except OSError:  # the one of the listing itself
             continue
     return tuple(sorted(found))
 
@@ -92,7 +92,7 @@ def short_run(name: str, placement: str, folder: Path) -> Callable[[], None]:
 
 
 def measure(start: Callable[[], None], number: int, show: Callable[[str], None] = lambda _: None) -> list[Kept]:
-    """Return what was there after each of so many starts."""
+    """Return the resources after each of the given number of starts."""
     seen = []
     for count in range(number):
         start()
@@ -102,7 +102,7 @@ def measure(start: Callable[[], None], number: int, show: Callable[[str], None] 
 
 
 def faults(seen: list[Kept], limit_mb: float = LIMIT_MB_PER_START) -> list[str]:
-    """Return what grew after the first starts; memory may by so many MB a start."""
+    """Return what grew after the first starts; memory may grow by the given MB per start."""
     warm = seen[max(1, int(WARM_UP_SHARE * len(seen))) :]
     found = []
     for name in COUNTED:
@@ -119,7 +119,7 @@ def faults(seen: list[Kept], limit_mb: float = LIMIT_MB_PER_START) -> list[str]:
 
 
 def new_ones(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
-    """Return what is in the second list beyond the first."""
+    """Return the items of the second list that are not in the first."""
     rest = list(after)
     for name in before:
         if name in rest:
@@ -128,7 +128,7 @@ def new_ones(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
 
 
 def own_process(given: argparse.Namespace, placement: str, number: int) -> dict[str, Any]:
-    """Measure one placement in a process of its own; return its numbers."""
+    """Measure one placement in a separate process; return its numbers."""
     words = [sys.executable, __file__, given.experiment, "--only", placement, "--starts", str(number)]
     words += ["--limit-mb", str(given.limit_mb)]
     ended = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)

@@ -1,11 +1,11 @@
-"""Be a stranger to a run: send garbage, oversized and repeated messages to its sockets until told to stop.
+"""Send garbage, oversized and repeated messages to a run's sockets, like an unauthorised client, until told to stop.
 
   python benchmarks/strangers.py /dev/shm/jsrl-UID/PID-XXXX [--jobs RUN/jobs] [--per-s 200] [--seed 0]
 
-The sockets are found where the run keeps them: Unix sockets in its folder of shared memory, and the addresses of its registry
-of names. Each round opens a connection of its own and sends what benchmarks/fuzz.py breaks, bytes that are no protocol at all,
-and, with --jobs, the hellos of the run's living workers once more, unbroken. On SIGTERM it prints what it sent as JSON.
-`experiments/chaos.py` starts it; nothing here is told anything that is not in these folders.
+The sockets are found from the run's files: Unix sockets in its folder of shared memory, and the addresses in its registry
+of names. Each round opens a new connection and sends messages broken by benchmarks/fuzz.py, random bytes without a protocol,
+and, with --jobs, repeated valid hellos of the run's living workers. On SIGTERM it prints the number of messages as JSON.
+`experiments/chaos.py` starts it; it gets no information beyond these folders.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT)]
 
 from benchmarks.fuzz import answered, change_value, examples, flip, mutate  # noqa: E402 (where it lies is said above)
 
-FOUND_S = 1.0  # between looks for sockets: replaced workers bind new ones
+FOUND_S = 1.0  # between scans for sockets: replaced workers bind new ones
 ROUND = 20  # messages over one connection
 LARGE_BYTES = 1 << 21
 CONTROL = [
@@ -57,7 +57,7 @@ class Target:
 
 
 def find_targets(folder: Path) -> list[Target]:
-    """Return every socket that a run has bound, by its files."""
+    """Return every socket that a run has bound, from its files."""
     found = []
     for path in sorted((folder / "names").glob("[!.]*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -75,7 +75,7 @@ def find_targets(folder: Path) -> list[Target]:
 
 
 def repeated_hellos(jobs: Path | None) -> list[tuple[str, list[bytes]]]:
-    """Return (protocol, frames) of hellos that the run's living actors have said already, to each kind of stream."""
+    """Return (protocol, frames) of hellos that the run's living actors have sent before, for each kind of stream."""
     if jobs is None:
         return []
     from jsrl.references.reference import from_json
@@ -96,7 +96,7 @@ def repeated_hellos(jobs: Path | None) -> list[tuple[str, list[bytes]]]:
 
 
 class Stranger:
-    """Sends; `sent` counts messages by target, `answers` what came back."""
+    """Sends messages; `sent` counts them by target, `answers` the replies."""
 
     def __init__(self, folder: Path, jobs: Path | None, per_s: float, seed: int) -> None:
         self._folder, self._per_s, self._chance = folder, per_s, random.Random(seed)
@@ -122,7 +122,7 @@ class Stranger:
 
     def _round(self, target: Target) -> None:
         kind = self._chance.random()
-        with contextlib.suppress(OSError, zmq.ZMQError):  # the worker behind it may be gone for a while
+        with contextlib.suppress(OSError, zmq.ZMQError):  # the worker behind it may be down for a while
             if kind < 0.1:
                 self._noise(target)
             elif target.protocol == "zmq":
@@ -134,7 +134,7 @@ class Stranger:
         self.sent[target.name] += number
 
     def _noise(self, target: Target) -> None:
-        """Bytes that are no protocol, over a bare connection."""
+        """Return random bytes without a protocol, for a bare connection."""
         if target.place.startswith("tcp://"):
             host, _, port = target.place.removeprefix("tcp://").partition("?")[0].rpartition(":")
             bare = socket.create_connection((host, int(port)), 1.0)
@@ -206,7 +206,7 @@ class Stranger:
 
 
 def main() -> int:
-    """Send until SIGTERM, then say what was sent."""
+    """Send until SIGTERM, then print the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="of the run's shared memory and sockets")
     parser.add_argument("--jobs", type=Path, help="of the run's jobs, whose hellos are repeated")

@@ -3,9 +3,9 @@
 Run: python benchmarks/streams.py [--rounds N] [--output FILE]
 
 Every arm does the same work for a trajectory: one process writes all of its arrays once, the other copies all of them to
-a staging buffer, as a learner does. Each arm has two processes of its own, so that what one does to its memory allocator
-is not the others' gain; all stay alive and take turns in every round, and medians over the rounds are shown, of the rate
-and of the CPU seconds of both processes (which a loaded machine changes less). Yardsticks, all TCP with pickle:
+a staging buffer, as a learner does. Each arm has its own two processes, so that the state of one arm's memory allocator
+does not affect the others; all stay alive and alternate in every round. Shown are medians over the rounds of the rate
+and of the CPU seconds of both processes (which depend less on other load). Baselines, all TCP with pickle:
 `pickle`, sockets tuned by hand; `stdlib`, multiprocessing.connection; `kept`, as `pickle` but with an allocator that
 keeps freed memory, as the ZeroMQ transport sets it. Pickle is used in this file only. `tcp` is encrypted, as always.
 """
@@ -68,13 +68,13 @@ def filled(schema: Trajectory) -> Trajectory:
 
 
 def cpu_s() -> float:
-    """Return the CPU seconds of this process so far, all its threads together."""
+    """Return the CPU seconds of this process so far, over all threads."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 def page_faults() -> int:
-    """Return how many pages this process has been given so far."""
+    """Return the number of page faults of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
@@ -88,7 +88,7 @@ def copy_leaves(sources: list[np.ndarray], destinations: list[np.ndarray]) -> No
 
 
 def run_producer(arm: str, size: str, address: str) -> None:
-    """Write as many trajectories as each line of standard input says; answer with the CPU seconds that it took."""
+    """Write as many trajectories as each line of standard input says; print the CPU seconds."""
     schema = make_schema(size)
     source = filled(schema)
     writers = {"pickle": pickle_writer, "kept": pickle_writer, "stdlib": stdlib_writer}
@@ -116,7 +116,7 @@ def stream_writer(arm: str, address: str, schema: Trajectory, source: Trajectory
 
 
 def pickle_writer(address: str, source: Trajectory) -> Callable[[int], object]:
-    """Return a function that writes one trajectory into arrays of its own, pickles them and sends the bytes over TCP."""
+    """Return a function that writes one trajectory into its own arrays, pickles them and sends the bytes over TCP."""
     connection = socket.create_connection(("127.0.0.1", int(address)))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     arrays = leaves(source)
@@ -148,7 +148,7 @@ def stdlib_writer(address: str, source: Trajectory) -> Callable[[int], object]:
 
 
 class Reader:
-    """The reading end of one transport, its writing process, and what takes a trajectory to the staging arrays."""
+    """The reading end of one transport, its writing process, and a function that copies a trajectory to the staging arrays."""
 
     def __init__(self, name: str, size: str, folder: Path):
         schema = make_schema(size)
@@ -194,7 +194,7 @@ class Reader:
         return message
 
     def measure(self, count: int) -> dict[str, float]:
-        """Return trajectories per second over `count` of them, CPU seconds and page faults for one."""
+        """Return trajectories per second over `count` of them, CPU seconds and page faults of one."""
         ask(self._writer, count + WARM_UP)
         for _ in range(WARM_UP):
             self.take()
@@ -212,7 +212,7 @@ class Reader:
 
 
 def run_reader(name: str, size: str, folder: str) -> None:
-    """Measure as many trajectories as each line of standard input says; answer with the figures as JSON."""
+    """Measure as many trajectories as each line of standard input says; print the figures as JSON."""
     reader = Reader(name, size, Path(folder))
     try:
         for line in sys.stdin:
@@ -225,7 +225,7 @@ def run_reader(name: str, size: str, folder: str) -> None:
 
 
 def start(*role: str) -> subprocess.Popen[str]:
-    """Start this file in another role, spoken to in lines."""
+    """Start this file in another role, controlled by lines of text."""
     command = [sys.executable, __file__, "--role", *role]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -238,7 +238,7 @@ def ask(process: subprocess.Popen[str], count: int) -> None:
 
 
 def answer(process: subprocess.Popen[str]) -> str:
-    """Return the line that a process answers."""
+    """Return the reply line of a process."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
@@ -247,7 +247,7 @@ def answer(process: subprocess.Popen[str]) -> str:
 
 
 def measure_memcpy(size_bytes: int, count: int) -> float:
-    """Return copies per second of one array of this size to another, both in the cache as far as it goes."""
+    """Return copies per second of one array of this size to another, both in the cache as far as they fit."""
     source, destination = np.ones(size_bytes, np.uint8), np.zeros(size_bytes, np.uint8)
     for _ in range(5):
         np.copyto(destination, source)
@@ -311,7 +311,7 @@ def table(size: str, figures: dict[str, dict[str, list[float]]]) -> str:
 
 
 def cpu_of(arm: dict[str, list[float]]) -> list[float]:
-    """Return the CPU seconds of both ends for a trajectory, one number per round."""
+    """Return the CPU seconds of both ends per trajectory, one number per round."""
     return [sum(pair) for pair in zip(arm["writer_cpu_s"], arm["reader_cpu_s"], strict=True)]
 
 
@@ -321,7 +321,7 @@ def ratio(numerators: list[float], denominators: list[float]) -> float:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what the figures depend on."""
+    """Return the properties of the machine that the figures depend on."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {

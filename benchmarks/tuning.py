@@ -1,8 +1,8 @@
 """Measure the tuner against an exhaustive small grid: `python benchmarks/tuning.py ppo_cartpole`.
 
-Tunes several times, measures every setting of a grid (placements x actors x rings, details at their default), then measures
-the tuned settings, the default and the best of the grid again in alternating rounds, longer. Regret is how much slower the
-tuned settings are than the best of the grid in these rounds; agreement, the slowest tuned setting over the fastest.
+Tunes several times, measures every setting of a grid (placements x actors x groups, other options at their defaults), then
+measures the tuned settings, the default and the best of the grid again in alternating rounds, longer. Regret is how much
+slower the tuned settings are than the best of the grid in these rounds; agreement, the slowest tuned setting over the fastest.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def grid_of(space: Space, cores: int, rings: tuple[int, ...]) -> list[Setting]:
 
 
 def arms_of(experiment: Experiment, settings: list[Setting], seconds: float) -> list[Arm]:
-    """Return an arm per setting, named in words."""
+    """Return an arm per setting, named by its text."""
     return [whole_run(describe(experiment, s), with_setting(experiment, s), seconds) for s in settings]
 
 
@@ -51,7 +51,7 @@ def unique(settings: list[Setting]) -> list[Setting]:
 
 
 def measure(given: argparse.Namespace, asked: CommandLine, record: Record) -> list[str]:
-    """Tune, measure the grid, compare; return the lines for people."""
+    """Tune, measure the grid, compare; return the printed lines."""
     experiment = asked.experiment
     machine = this_machine()
     space = make_space(experiment, make_knobs(experiment, machine), asked.given)
@@ -88,7 +88,7 @@ def measure(given: argparse.Namespace, asked: CommandLine, record: Record) -> li
 def conclude(
     record: Record, final: Record, chosen: list[str], of_grid: list[str], default: str, tuned: list
 ) -> list[str]:
-    """Put regret and agreement into the record's summary; return the lines for people."""
+    """Put regret and agreement into the record's summary; return the printed lines."""
     best = max(of_grid, key=final.median)
     speeds = [final.median(words) for words in chosen]
     regrets = [1 - speed / final.median(best) for speed in speeds]

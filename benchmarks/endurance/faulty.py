@@ -1,7 +1,7 @@
-"""CartPole that counts its steps, and misbehaves every few seconds in one of the processes that play it.
+"""CartPole that counts its steps and misbehaves every few seconds in one of the processes that play it.
 
-JSRL_FAULTS names a folder. Each process keeps there, in a file named by its process ID, the steps that its environments took.
-From when a file `begin` lies there, the first process that comes (and, when it has died, the next new one) misbehaves.
+JSRL_FAULTS names a folder. Each process writes the steps of its environments there, into a file named by its process ID.
+Once a file `begin` exists there, the first process that steps (and after its death the next new one) misbehaves.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def allocate() -> None:
 
 MISDEEDS: dict[str, Callable[[], object]] = {
     "raise": fail,
-    "nan": lambda: None,  # the observation is, see step
+    "nan": lambda: None,  # see step for the observation
     "sleep": lambda: time.sleep(60.0),
     "exit": lambda: os._exit(3),
     "segfault": lambda: ctypes.string_at(0),
@@ -72,7 +72,7 @@ class Counted:
         return True
 
     def _choose(self) -> bool:
-        """Return whether this process is the one from now on."""
+        """Return whether this process misbehaves from now on."""
         begin, chosen = self.folder / "begin", self.folder / "chosen"
         if not begin.exists():
             return False

@@ -1,4 +1,4 @@
-"""What processes hold on to: memory, descriptors, threads, mapped segments. Linux, standard library only."""
+"""Resources of processes: memory, descriptors, threads, mapped segments. Linux, standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHARED = "/dev/shm/"
 
 
 class Holdings(NamedTuple):
-    """What one process holds: megabytes (10^6 bytes) resident, proportional and private; counts of the rest."""
+    """Resources of one process: megabytes (10^6 bytes) resident, proportional and private; counts of the rest."""
 
     rss_mb: float
     pss_mb: float
@@ -30,7 +30,7 @@ def parse_rollup(text: str) -> tuple[float, float, float]:
 
 
 def parse_segments(text: str) -> int:
-    """Return how many files of shared memory a /proc/PID/maps shows, those that were removed already included."""
+    """Return the number of shared-memory files in a /proc/PID/maps, including those already removed."""
     files = set()
     for line in text.splitlines():
         words = line.split(maxsplit=5)
@@ -40,7 +40,7 @@ def parse_segments(text: str) -> int:
 
 
 def holdings(pid: int, proc: Path = PROC) -> Holdings | None:
-    """Return what a process holds; None where it has just ended, or is a zombie."""
+    """Return the resources of a process; None if it has just ended, or is a zombie."""
     folder = proc / str(pid)
     try:
         rss_mb, pss_mb, uss_mb = parse_rollup((folder / "smaps_rollup").read_text())
@@ -52,7 +52,7 @@ def holdings(pid: int, proc: Path = PROC) -> Holdings | None:
 
 
 def named_tree(root: int, root_name: str, proc: Path = PROC) -> dict[str, int]:
-    """Return name -> process id of a run's processes: workers by their names, what else there is by its command."""
+    """Return name -> process id of a run's processes: workers by their names, other processes by their command."""
     found = {root_name: root}
     for pid in tree(root, all_stats(proc)):
         if pid == root:
@@ -68,7 +68,7 @@ def named_tree(root: int, root_name: str, proc: Path = PROC) -> dict[str, int]:
 
 
 def folder_usage(folder: Path) -> tuple[int, float]:
-    """Return (files, megabytes that they take) of a folder and all below it."""
+    """Return (files, megabytes on disk) of a folder and its subfolders."""
     files, size_bytes = 0, 0
     for path, _, names in os.walk(folder):
         for name in names:

@@ -1,7 +1,7 @@
-"""CartPole that notes when nobody stepped it for a while.
+"""CartPole that records pauses between its steps.
 
 JSRL_IDLE names a folder. Each process writes there, into a file named by its process ID, a line for every pause between two
-steps of its environments that was longer than SHORTEST_S: when it ended (monotonic seconds) and how long it was.
+steps of its environments that was longer than SHORTEST_S: its end (monotonic seconds) and its duration.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SHORTEST_S = 0.1
 
 
 def pauses(folder: Path) -> list[tuple[float, float]]:
-    """Return (end, duration) of every pause that was noted."""
+    """Return (end, duration) of every recorded pause."""
     lines = [line for path in folder.glob("[0-9]*") for line in path.read_text().splitlines()]
     return [(float(end), float(duration)) for end, duration in map(str.split, lines)]
 

@@ -1,4 +1,4 @@
-"""Does something grow? A slope that outliers do not move, its interval, and levels of what is counted."""
+"""Detection of growth: a slope that is robust to outliers, its interval, and levels of counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Z_95 = 1.959964
 
 
 class Slope(NamedTuple):
-    """Theil-Sen slope per unit of time with its 95% interval; NaN where there is too little to say."""
+    """Theil-Sen slope per unit of time with its 95% interval; NaN if there are too few samples."""
 
     slope: float
     low: float
@@ -20,9 +20,9 @@ class Slope(NamedTuple):
 
 
 class Level(NamedTuple):
-    """What is counted: the lowest of the first and of the last third, and the range over all.
+    """A count over time: the lowest of the first and of the last third, and the range over all.
 
-    What is held for a moment only (a snapshot that is being written) comes and goes; what stays behind raises the lowest.
+    Resources that are held briefly (a snapshot being written) come and go; leaks raise the lowest value.
     """
 
     first: float
@@ -32,7 +32,7 @@ class Level(NamedTuple):
 
     @property
     def constant(self) -> bool:
-        """Return whether the last third stands where the first one stood."""
+        """Return whether the last third equals the first one."""
         return self.first == self.last
 
 
@@ -55,6 +55,6 @@ def theil_sen(times: Sequence[float], values: Sequence[float]) -> Slope:
 
 
 def level(values: Sequence[float]) -> Level:
-    """Return where a count stood at first and at last."""
+    """Return the levels of a count in the first and the last third."""
     third = max(1, len(values) // 3)
     return Level(min(values[:third]), min(values[-third:]), min(values), max(values))

@@ -1,4 +1,4 @@
-"""CartPole that takes its time: each step costs a given CPU time, as a simulator's does."""
+"""CartPole with slow steps: each one costs a given CPU time, like that of a simulator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Slow(CartPoleEnv):
         self._step_s = step_ms / 1e3
 
     def step(self, action: Any) -> Any:
-        """Take a step, and be busy."""
+        """Take a step after using CPU time."""
         until_s = time.thread_time() + self._step_s
         result = super().step(action)
         while time.thread_time() < until_s:

@@ -1,4 +1,4 @@
-"""What a soak showed: a line per process, and whether anything grew that must not."""
+"""Results of a soak: a line per process, and everything that grew but must not."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ LEAST_SAMPLES = 12  # after the warm-up
 
 @dataclass
 class Watched:
-    """One process over time: seconds since the warm-up began, what it held, lines of its log about compiled programs.
+    """One process over time: seconds since the warm-up started, its resources, and log lines about compiled programs.
 
     Attributes:
-      pid: of its first sample. ended_s: when it, or its place under that name, was no longer the same; None: never.
+      pid: of its first sample. ended_s: when the process ended or was replaced under its name; None: never.
     """
 
     name: str
@@ -31,13 +31,13 @@ class Watched:
     ended_s: float | None = None
 
     def add(self, second: float, held: Holdings, compiled: int) -> None:
-        """Keep a sample."""
+        """Add a sample."""
         self.seconds.append(round(second, 2))
         self.held.append(held)
         self.compiled.append(compiled)
 
     def after(self, second: float) -> Watched:
-        """Return the part of it from a time on."""
+        """Return its samples from a time on."""
         start = next((i for i, s in enumerate(self.seconds) if s >= second), len(self.seconds))
         return Watched(
             self.name, self.pid, self.seconds[start:], self.held[start:], self.compiled[start:], self.ended_s
@@ -50,7 +50,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one process after the warm-up; `faults` is empty where nothing grew.
+    """The result of one process after the warm-up; `faults` is empty if nothing grew.
 
     Attributes:
       rss, uss: slopes in MB per minute. counts: name -> level. recompiled: programs compiled after the warm-up.
@@ -67,7 +67,7 @@ class Verdict:
 
 
 def judge(watched: Watched, warm_up_s: float) -> Verdict:
-    """Return what a process did after the warm-up."""
+    """Return the verdict on a process after the warm-up."""
     warm = watched.after(warm_up_s)
     if len(warm.held) < LEAST_SAMPLES:
         nothing = Slope(*[float("nan")] * 3)
@@ -86,7 +86,7 @@ def judge(watched: Watched, warm_up_s: float) -> Verdict:
 
 
 def run_faults(raw: dict[str, Any]) -> list[str]:
-    """Return what went wrong in the run as a whole."""
+    """Return the faults of the run as a whole."""
     faults = []
     files = level([row[1] for row in raw["memory_folder"] if row[0] >= raw["warm_up_s"]] or [0])
     if not files.constant:
@@ -104,7 +104,7 @@ def run_faults(raw: dict[str, Any]) -> list[str]:
 
 
 def table(verdicts: Sequence[Verdict], faults: Sequence[str]) -> str:
-    """Return the lines for people."""
+    """Return the printed lines."""
     lines = [f"  {'process':<18}{'RSS MB':>15}{'MB/min (95%)':>26}{'fds':>10}{'threads':>10}{'segments':>10}  verdict"]
     for v in verdicts:
         rss = f"{v.rss_mb.first:.0f} -> {v.rss_mb.last:.0f}"
@@ -117,5 +117,5 @@ def table(verdicts: Sequence[Verdict], faults: Sequence[str]) -> str:
 
 
 def span(found: Level) -> str:
-    """Return a level for people: one number where it stood still, else the range."""
+    """Return a level as text: one number if it is constant, else the range."""
     return f"{found.lowest:g}" if found.lowest == found.highest else f"{found.lowest:g}-{found.highest:g}"

@@ -1,6 +1,6 @@
-"""Tic-tac-toe and connect four on small boards, exactly: the best response to a policy that is asked in batches.
+"""Tic-tac-toe and connect four on small boards, exactly: the best response to a policy that is queried in batches.
 
-A game is kept as its positions (not its histories), ply by ply: 5,478 of tic-tac-toe, 161,029 of connect four on 4 x 4.
+A game is stored as its positions (not its histories), ply by ply: 5,478 of tic-tac-toe, 161,029 of connect four on 4 x 4.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def legal_shares(logits: np.ndarray, legal: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Ply:
-    """Positions after equally many moves in which the game goes on. P positions, A actions.
+    """Non-terminal positions after the same number of moves. P positions, A actions.
 
     Attributes:
-      own, other: [P], squares of who moves and of the other one, as bits. legal: bool [P, A].
-      child: [P, A], the position in the next ply, -1 where the move ends the game. reward: [P, A], the mover's for an end.
+      own, other: [P], squares of the player to move and of the other one, as bits. legal: bool [P, A].
+      child: [P, A], the position in the next ply, -1 where the move ends the game. reward: [P, A], the mover's at an end.
     """
 
     own: np.ndarray
@@ -41,11 +41,11 @@ class Ply:
 
 @dataclass(frozen=True)
 class Board:
-    """A game on a board: two players put pieces in turn; `line` of one's own in a row win, a full board is a draw.
+    """A board game: two players place pieces in turn; `line` own pieces in a row win, a full board is a draw.
 
     Attributes:
       drops: an action is a column, and pieces fall down (connect four); false: an action is a square (tic-tac-toe).
-      num_positions: all that can be reached, ends included. plies: those in which the game goes on.
+      num_positions: all reachable ones, including terminal ones. plies: the non-terminal ones.
     """
 
     rows: int
@@ -62,7 +62,7 @@ class Board:
         return (own - other).astype(np.int8).reshape(-1, self.rows, self.columns)
 
     def ask(self, policy: Policy, ply: Ply) -> np.ndarray:
-        """Return a policy's probabilities [P, A] in all positions of a ply, asked in batches.
+        """Return a policy's probabilities [P, A] in all positions of a ply, queried in batches.
 
         Raises:
           ValueError: they are not probabilities of legal actions.
@@ -80,22 +80,22 @@ class Board:
         return np.concatenate(parts)
 
     def best_response_value(self, policy: Policy, player: int) -> float:
-        """Return what the best response gets as `player` (0 moves first), when the other one plays `policy`."""
+        """Return the value of the best response as `player` (0 moves first) when the other one plays `policy`."""
         return self._value([policy, policy], player, {player})
 
     def expected(self, first: Policy, second: Policy) -> float:
-        """Return what the player who moves first gets on average."""
+        """Return the expected value for the first player."""
         return self._value([first, second], 0, set())
 
     def solved_value(self) -> float:
-        """Return what the player who moves first gets when both play perfectly."""
+        """Return the value for the first player under perfect play."""
         return self._value([], 0, {0, 1})
 
     def nash_conv(self, policy: Policy) -> float:
-        """Return what both players together gain by best responses to a policy that plays both of them.
+        """Return the total gain of both players by best responses to a policy that plays both of them.
 
-        The policy must depend on the position alone. A mixture that draws one policy for a whole game does not: what its
-        player did before says which policy was drawn. Its NashConv is not computed here.
+        The policy must depend on the position only. A mixture that draws one policy per game does not: the player's
+        earlier moves reveal which policy was drawn. Its NashConv is not computed here.
         """
         gained = self.best_response_value(policy, 0) + self.best_response_value(policy, 1)
         if gained < -1e-9:
@@ -103,7 +103,7 @@ class Board:
         return gained
 
     def _value(self, policies: list[Policy], player: int, perfect: set[int]) -> float:
-        """Return the value for `player`, where the players in `perfect` play perfectly and others by their policies."""
+        """Return the value for `player`, where the players in `perfect` play perfectly and others follow their policies."""
         after = np.zeros(0)
         for number in range(len(self.plies) - 1, -1, -1):
             ply, mover = self.plies[number], number % 2
@@ -118,7 +118,7 @@ class Board:
 
 
 def uniform(boards: np.ndarray, legal: np.ndarray) -> np.ndarray:
-    """Return the policy that plays each legal action alike."""
+    """Return the policy that plays legal actions uniformly."""
     return legal / legal.sum(axis=1, keepdims=True)
 
 
@@ -128,7 +128,7 @@ def tic_tac_toe() -> Board:
 
 
 def connect_four(rows: int = 4, columns: int = 4, line: int = 4) -> Board:
-    """Return connect four, on 4 x 4 unless told otherwise."""
+    """Return connect four, by default on 4 x 4."""
     return unfold(rows, columns, line, drops=True)
 
 
@@ -145,7 +145,7 @@ def unfold(rows: int, columns: int, line: int, *, drops: bool) -> Board:
         won = legal & (moved[..., None] & lines == lines).any(axis=-1)
         full = legal & ((moved | other[:, None]) == (1 << squares) - 1)
         goes_on = legal & ~won & ~full
-        # the next mover's squares are the other's of now
+        # the squares of the next mover are those of the other player now
         keys = np.where(legal, (np.broadcast_to(other[:, None], moved.shape) << 32) | moved, -1)
         num_positions += len(np.unique(keys[legal]))
         following, index = np.unique(keys[goes_on], return_inverse=True)
@@ -169,7 +169,7 @@ def _moves(taken: np.ndarray, rows: int, columns: int, drops: bool) -> tuple[np.
 
 
 def _lines(rows: int, columns: int, line: int) -> np.ndarray:
-    """Return the squares of every line that wins, as bits."""
+    """Return the squares of every winning line, as bits."""
     found = []
     for row in range(rows):
         for column in range(columns):

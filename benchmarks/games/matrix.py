@@ -20,5 +20,5 @@ def best_responses(row: np.ndarray, column: np.ndarray, x: np.ndarray, y: np.nda
 
 
 def nash_conv(row: np.ndarray, column: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
-    """Return what both players together gain by best responses: 0 in an equilibrium, twice the exploitability."""
+    """Return the total gain of both players by best responses: 0 in an equilibrium, twice the exploitability."""
     return float((row @ y).max() - x @ row @ y + (x @ column).max() - x @ column @ y)

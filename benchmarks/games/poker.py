@@ -1,4 +1,4 @@
-"""Kuhn poker and Leduc poker, as rules of `benchmarks.games.trees`."""
+"""Kuhn poker and Leduc poker, as `Rules` of `benchmarks.games.trees`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Kuhn:
         return None
 
     def player(self, state) -> int:
-        """Return who moves."""
+        """Return the player to move."""
         if state is None:
             return CHANCE
         return END if state[1] in ("pp", "pbp", "pbb", "bp", "bb") else len(state[1]) % 2
@@ -34,7 +34,7 @@ class Kuhn:
         return range(len(self.deals)) if state is None else (0, 1)
 
     def probability(self, state, outcome: int) -> float:
-        """Return that of a deal."""
+        """Return the probability of a deal."""
         return 1.0 / len(self.deals)
 
     def step(self, state, action: int):
@@ -49,7 +49,7 @@ class Kuhn:
         return (1.0 if first > second else -1.0) * (2.0 if played.endswith("bb") else 1.0)
 
     def information(self, state) -> str:
-        """Return one's own card and the actions so far, as OpenSpiel writes them."""
+        """Return the player's own card and the actions so far, in OpenSpiel's notation."""
         return f"{state[0][len(state[1]) % 2]}{state[1]}"
 
     def observation(self, state) -> np.ndarray:
@@ -90,21 +90,21 @@ class Leduc:
         return LeducState()
 
     def player(self, state: LeducState) -> int:
-        """Return who moves; player 0 opens both rounds."""
+        """Return the player to move; player 0 opens both rounds."""
         played = state.rounds[-1]
         if played.endswith("f") or (len(state.rounds) == 2 and _is_over(played)):
             return END
         return CHANCE if len(state.cards) < 1 + len(state.rounds) else len(played) % 2
 
     def actions(self, state: LeducState):
-        """Return the legal actions, or the cards that are left."""
+        """Return the legal actions, or the remaining cards."""
         if self.player(state) == CHANCE:
             return [card for card in range(6) if card not in state.cards]
         folds = [FOLD] if state.stakes[0] != state.stakes[1] else []
         return [*folds, CALL, *([RAISE] if state.rounds[-1].count("r") < 2 else [])]
 
     def probability(self, state: LeducState, outcome: int) -> float:
-        """Return that of a card."""
+        """Return the probability of a card."""
         return 1.0 / (6 - len(state.cards))
 
     def step(self, state: LeducState, action: int) -> LeducState:
@@ -133,7 +133,7 @@ class Leduc:
         )
 
     def information(self, state: LeducState) -> str:
-        """Return one's own card, the public one, and the actions of each round."""
+        """Return the player's own card, the public one, and the actions of each round."""
         own = state.cards[len(state.rounds[-1]) % 2]
         public = state.cards[2] if len(state.cards) > 2 else "-"
         return f"{own} {public} {'/'.join(state.rounds)}"
@@ -155,5 +155,5 @@ def _one_hot(size: int, bits: list[int]) -> np.ndarray:
 
 
 def _is_over(played: str) -> bool:
-    """Return whether the actions of a round end it: everybody has called."""
+    """Return whether the actions of a round end it: all players have called."""
     return len(played) >= 2 and played.endswith("c")

@@ -78,7 +78,7 @@ def strategies(folder: Path, tree: Tree, versions: dict[str, int]) -> dict[str, 
 
 
 def exact(tree: Tree, members: list[np.ndarray], weights: list[float]) -> float:
-    """Return the NashConv of a mixture that both sides draw from."""
+    """Return the NashConv of a mixture that both sides sample from."""
     return tree.nash_conv(tree.profile(*(tree.mixture(members, weights, player) for player in (0, 1))))
 
 
@@ -110,7 +110,7 @@ def train(game: str, director: PSRO, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train with each seed and print what it gave."""
+    """Train with each seed and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("game", choices=GAMES)
     parser.add_argument("--solver", default="nash")

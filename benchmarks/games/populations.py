@@ -1,4 +1,4 @@
-"""NashConv of populations of exact best responses, by the rule that mixes them: what a population can reach at best.
+"""NashConv of populations of exact best responses, by mixing rule: the best result that a population can reach.
 
 `python benchmarks/games/populations.py kuhn --sizes 3,5,7,11`
 """
@@ -20,13 +20,13 @@ Rule = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 def latest(payoff: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the newest member alone."""
+    """Return the newest member only."""
     newest = np.eye(len(payoff))[-1]
     return newest, newest
 
 
 def newest_half(payoff: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the newer half of the population, each member alike: delta-uniform with delta 0.5."""
+    """Return the newer half of the population with equal weights: delta-uniform with delta 0.5."""
     kept = (np.arange(len(payoff)) >= len(payoff) // 2).astype(float)
     return kept / kept.sum(), kept / kept.sum()
 
@@ -39,7 +39,7 @@ RULES: dict[str, Rule] = {
 
 
 def grow(tree: Tree, rule: Rule, sizes: Sequence[int]) -> dict[int, float]:
-    """Return the NashConv of the mixture at each population size; members are exact best responses to the mixture before.
+    """Return the NashConv of the mixture at each population size; members are exact best responses to the previous mixture.
 
     Args:
       tree: the game. rule: how members are mixed. sizes: of the populations, the uniform policy included.

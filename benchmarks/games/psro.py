@@ -2,8 +2,8 @@
 
     python benchmarks/games/psro.py [--seeds 3] [--out FILE]
 
-Reported is the exact NashConv (0: an equilibrium; 0.667 at the start): of PSRO's mixture of its population, and against the
-newest params of the policy's average over the run, beside the range of the policy itself.
+Reported is the exact NashConv (0: an equilibrium; 0.667 at the start): of PSRO's mixture of its population, and for self-play
+against the newest params of the policy's average over the run, with the range of the policy itself.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def psro(seed: int, folder: Path) -> dict[str, Any]:
 def latest(seed: int, folder: Path) -> dict[str, Any]:
     """Return the NashConv of the average over a run of self-play against the newest params, and the policy's range."""
     director = DeltaUniform(freeze_env_steps=5_000, latest_share=1.0)
-    slow = replace(AGENT, learning_rate=3e-4, entropy_coef=0.02)  # a fast one is soon sure of one action, and stays
+    slow = replace(AGENT, learning_rate=3e-4, entropy_coef=0.02)  # a fast one soon becomes deterministic and stays so
     run_folder, state, wall_s = train(director, seed, 1_000_000, folder, slow)
     names = state["pools"]["main"]["frozen"]
     store = PlayerStore(run_folder / "players")

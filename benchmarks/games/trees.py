@@ -1,6 +1,6 @@
 """Small zero-sum games of two players with hidden cards, exactly: values, best responses, NashConv, CFR.
 
-The whole tree is kept as arrays in the order of depth, so that a pass over it is a few NumPy calls per depth.
+The whole tree is stored as arrays in order of depth, so that a pass over it is a few NumPy calls per depth.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Rules(Protocol):
         """Return the first state."""
 
     def player(self, state: Any) -> int:
-        """Return who moves: 0, 1, CHANCE or END."""
+        """Return the player to move: 0, 1, CHANCE or END."""
 
     def actions(self, state: Any) -> Sequence[int]:
-        """Return the legal actions of the player who moves, or chance's outcomes."""
+        """Return the legal actions of the player to move, or chance's outcomes."""
 
     def probability(self, state: Any, outcome: int) -> float:
         """Return the probability of an outcome of chance."""
@@ -35,10 +35,10 @@ class Rules(Protocol):
         """Return the next state."""
 
     def value(self, state: Any) -> float:
-        """Return what player 0 gets at the end, which player 1 pays."""
+        """Return player 0's payoff at the end, which player 1 pays."""
 
     def information(self, state: Any) -> Hashable:
-        """Return what the player who moves knows; with perfect recall."""
+        """Return the information of the player to move, with perfect recall."""
 
     def observation(self, state: Any) -> np.ndarray:
         """Return the same as numbers [D], for networks."""
@@ -48,15 +48,15 @@ class Rules(Protocol):
 class Tree:
     """A game as arrays: N nodes, I information sets of both players, A actions.
 
-    A policy is an array [I, A] of probabilities, for both players at once; rows of the player that is not asked for
+    A policy is an array [I, A] of probabilities, for both players at once; rows of the player that is not queried
     are ignored. In `parent`, `owner`, `edge_set`, `edge_action` and `chance` an entry describes the edge into a node.
 
     Attributes:
       depths: for each depth the slice of its nodes.
-      parent: [N]. owner: [N], who made the move: 0, 1 or CHANCE. edge_set, edge_action: [N], where and which.
+      parent: [N]. owner: [N], the player of the move: 0, 1 or CHANCE. edge_set, edge_action: [N], where and which.
       chance: [N], the probability of a chance edge, else 1. value: [N], player 0's at ends, else 0.
-      information: what each information set is, in their order. player: [I]. legal: bool [I, A].
-      node_of_set: [I], a node of each information set. observations: float32 [I, D], each set as numbers for networks.
+      information: the key of each information set, in order. player: [I]. legal: bool [I, A].
+      node_of_set: [I], a node of each information set. observations: float32 [I, D], network inputs of each set.
     """
 
     depths: tuple[slice, ...]
@@ -73,14 +73,14 @@ class Tree:
     observations: np.ndarray
 
     def uniform(self) -> np.ndarray:
-        """Return the policy [I, A] that plays each legal action alike."""
+        """Return the policy [I, A] that plays legal actions uniformly."""
         return self.legal / self.legal.sum(axis=1, keepdims=True)
 
     def ask(self, policy: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-        """Return the policy [I, A] that a function of (observations [I, D], legal bool [I, A]) plays, asked once.
+        """Return the policy [I, A] of a function of (observations [I, D], legal bool [I, A]), called once.
 
         Raises:
-          ValueError: it gives something else than probabilities of legal actions.
+          ValueError: the result is not a set of probabilities of legal actions.
         """
         shares = np.asarray(policy(self.observations, self.legal), np.float64)
         if (
@@ -99,7 +99,7 @@ class Tree:
         return np.where(self.owner == CHANCE, self.chance, policy[self.edge_set, self.edge_action])
 
     def reach(self, edges: np.ndarray, counted: np.ndarray) -> np.ndarray:
-        """Return the product [N] of those edges on the way to each node that are counted (bool [N])."""
+        """Return the product [N] of the selected edges (bool [N]) on the way to each node."""
         reach = np.ones(len(self.parent))
         steps = np.where(counted, edges, 1.0)
         for nodes in self.depths[1:]:
@@ -114,7 +114,7 @@ class Tree:
         return values
 
     def expected(self, policy: np.ndarray) -> float:
-        """Return what player 0 gets on average."""
+        """Return player 0's expected payoff."""
         return float(self.values(self.edges(policy))[0])
 
     def best_response(self, policy: np.ndarray, player: int) -> tuple[float, np.ndarray]:
@@ -134,7 +134,7 @@ class Tree:
         return float(values[0]), response
 
     def nash_conv(self, policy: np.ndarray) -> float:
-        """Return what both players together gain by best responses: 0 in an equilibrium, twice the exploitability."""
+        """Return the total gain of both players by best responses: 0 in an equilibrium, twice the exploitability."""
         gained = sum(self.best_response(policy, player)[0] for player in (0, 1))
         if gained < -1e-9:
             raise ArithmeticError(
@@ -143,9 +143,9 @@ class Tree:
         return gained
 
     def mixture(self, policies: Sequence[np.ndarray], weights: Sequence[float], player: int) -> np.ndarray:
-        """Return the policy [I, A] that plays like one of `policies`, which is drawn anew for each game.
+        """Return the policy [I, A] that plays like one of `policies`, drawn once per game.
 
-        In each information set the policies count by how often they come there, never by their weights alone.
+        In each information set the policies are weighted by their reach probability, not by their mixture weights alone.
         """
         total, played = np.zeros((2, *self.legal.shape))
         for policy, weight in zip(policies, weights, strict=True):
@@ -181,7 +181,7 @@ def unfold(rules: Rules) -> Tree:
                     nodes_of_sets.append(node)
                     observations.append(rules.observation(state))
                     depth_of.append(len(depths))
-                assert depth_of[number] == len(depths), "an information set lies at several depths"
+                assert depth_of[number] == len(depths), "an information set has nodes at several depths"
             for action in actions:
                 states.append(rules.step(state, action))
                 parent.append(node)

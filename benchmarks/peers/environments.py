@@ -1,4 +1,4 @@
-"""The environments of works, made for other libraries from gymnasium and ale-py: the same ones that jsrl steps."""
+"""The environments of works, built for other libraries from gymnasium and ale-py: the same ones that jsrl steps."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ def make_one(asked: dict[str, Any]) -> Any:
     import ale_py
     from gymnasium.wrappers import AtariPreprocessing
 
-    if hasattr(gymnasium, "register_envs"):  # before 1.0 the import registers
+    if hasattr(gymnasium, "register_envs"):  # before 1.0 the import registers them
         gymnasium.register_envs(ale_py)
     env = gymnasium.make(asked["env"], frameskip=1, repeat_action_probability=0.0)
     return stack(AtariPreprocessing(env, noop_max=30, frame_skip=asked["frames_per_step"], screen_size=84), 4)
 
 
 def known(name: str) -> str:
-    """Return an environment's id, or that of the version before where this gymnasium has not got it yet."""
+    """Return an environment's id, or the previous version's if this gymnasium does not have it yet."""
     import gymnasium
 
     return name if name in gymnasium.registry else name.replace("-v5", "-v4")
 
 
 def notes(asked: dict[str, Any]) -> list[str]:
-    """Return what differs in the environments that `make_one` makes."""
+    """Return the differences of the environments that `make_one` builds."""
     name = asked["env"]
     return [] if name.startswith("ALE/") or known(name) == name else [f"{known(name)} for {name}"]
 
 
 def stack(env: Any, frames: int) -> Any:
-    """Return an environment whose observation is the last frames [frames, H, W], whatever the wrapper is called."""
+    """Return an environment whose observation is the last frames [frames, H, W], with either name of the wrapper."""
     from gymnasium import wrappers
 
     if hasattr(wrappers, "FrameStackObservation"):
@@ -43,7 +43,7 @@ def stack(env: Any, frames: int) -> Any:
 
 
 def make_ale_vector(asked: dict[str, Any], threads: int) -> Any:
-    """Return ale-py's vector of games, which steps and preprocesses in C++; episodes begin again in the same step."""
+    """Return ale-py's vector of games, which steps and preprocesses in C++; episodes restart in the same step."""
     import gymnasium
     from ale_py.vector_env import AtariVectorEnv
 

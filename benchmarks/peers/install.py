@@ -1,9 +1,9 @@
-"""Make virtual environments of other libraries for `bench.py --against`: `python benchmarks/peers/install.py sb3 sbx`.
+"""Create virtual environments of other libraries for `bench.py --against`: `python benchmarks/peers/install.py sb3 sbx`.
 
 One folder per library under ~/.cache/jsrl/peers (or --peers-dir), from registry packages of pinned versions, about 1.3 to
-2 GB each with a CPU build of torch. Without such a build at hand pip takes the registry's, with several GB of CUDA packages:
+2 GB each with a CPU build of torch. Without a local CPU build, pip installs the registry's, with several GB of CUDA packages:
 point pip at one with --pip-option=--find-links=FOLDER or --pip-option=--extra-index-url=ADDRESS.
-What cannot be installed leaves NAME.failed with the reason, and bench.py goes on without it.
+A failed installation leaves NAME.failed with the reason, and bench.py continues without that library.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Recipe:
     """How to install one library.
 
     Attributes:
-      packages: of each call of pip, in order. check: what has to be importable in the end.
+      packages: of each call of pip, in order. check: the module that must be importable in the end.
     """
 
     packages: tuple[tuple[str, ...], ...]
@@ -59,14 +59,14 @@ RECIPES = {
 
 
 def build_pufferlib(python: Path, folder: Path, options: list[str]) -> None:
-    """Build PufferLib from its source archive without its own games, whose libraries lie outside of package registries.
+    """Build PufferLib from its source archive without its own games, whose libraries are not in package registries.
 
-    Its set-up fetches them over the network and has no way without, so only its Python files and its one extension for
-    training (advantages, on CPU) are built, with a set-up of our own.
+    Its set-up script always fetches them over the network, so only its Python files and its one extension for training
+    (advantages, on CPU) are built, with our own set-up script.
     """
     scratch = folder / "sources"
     scratch.mkdir(exist_ok=True)
-    # pip unpacks the archive and then fails on the package's own set-up: --no-clean leaves what it unpacked.
+    # pip unpacks the archive and then fails on the package's own set-up: --no-clean keeps the unpacked files.
     words = ["download", "--no-clean", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
     run([str(python), "-m", "pip", *words, *options, "-d", str(scratch), PUFFERLIB], scratch)
     found = sorted(scratch.glob("**/pufferlib/pufferl.py"))
@@ -103,24 +103,24 @@ class Failed(Exception):
 
 
 def run(words: list[str], scratch: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command with its temporary files in a folder of ours."""
+    """Run a command with its temporary files in our folder."""
     return subprocess.run(
         words, capture_output=True, text=True, check=False, cwd=scratch, env={**os.environ, "TMPDIR": str(scratch)}
     )
 
 
 def last_line(ran: subprocess.CompletedProcess[str]) -> str:
-    """Return the line of a failed command's output that says most."""
+    """Return the most informative line of a failed command's output."""
     lines = [line.strip() for line in (ran.stdout + ran.stderr).splitlines() if line.strip()]
     errors = [line for line in lines if "rror" in line and not line.startswith("note:")]
     return (errors or lines or ["it said nothing"])[-1][:300]
 
 
 def install(name: str, folder: Path, options: list[str]) -> dict[str, str]:
-    """Make one library's environment and return the versions in it.
+    """Create one library's environment and return its versions.
 
     Raises:
-      Failed: pip, a build or the final import did.
+      Failed: pip, a build or the final import failed.
     """
     home = folder / name
     shutil.rmtree(home, ignore_errors=True)
@@ -143,7 +143,7 @@ def install(name: str, folder: Path, options: list[str]) -> dict[str, str]:
 
 
 def main() -> int:
-    """Install every library that is named; return 1 where one failed."""
+    """Install every given library; return 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "names", nargs="+", choices=[*RECIPES, "all"], metavar="NAME", help=f"{', '.join(RECIPES)}, all"

@@ -1,4 +1,4 @@
-"""What every driver shares: its orders, a meter that is told of each update, and the one line of JSON at the end.
+"""Shared by all drivers: the arguments, a meter called after each update, and the final line of JSON.
 
 A driver runs in the virtual environment of its library, where jsrl is not installed: standard library only.
 """
@@ -21,7 +21,7 @@ KEY = "peer"
 
 
 class Meter:
-    """Sees each update end: the start, the warm-up, the window.
+    """Records the end of each update: the start, the warm-up, the window.
 
     Attributes:
       env_steps, seconds, cpu_s: of the window so far, from the end of one update to the end of another.
@@ -37,7 +37,7 @@ class Meter:
         self.env_steps, self.seconds, self.cpu_s, self.updates = 0, 0.0, 0.0, 0
 
     def update(self, env_steps: int) -> bool:
-        """Note that an update has ended after so many env steps in all; return whether the window is full."""
+        """Record the end of an update after the given total of env steps; return whether the window is full."""
         now = time.monotonic()
         if self.first_update_s is None:
             self.first_update_s, self._first_s = time.time() - self._began_s, now
@@ -56,7 +56,7 @@ class Meter:
     def report(
         self, peer: str, work: dict[str, Any], setting: dict[str, Any], versions: dict[str, str], **more: Any
     ) -> None:
-        """Print the line of JSON, with the memory of the process tree as it is now."""
+        """Print the line of JSON, with the current memory of the process tree."""
         used = process_tree.usage(os.getpid())
         line = {
             KEY: peer,
@@ -77,19 +77,19 @@ class Meter:
 
 
 def leave() -> None:
-    """End this process at once, and everything that it started: a library's own way out may hang or leave daemons."""
+    """End this process and all its descendants at once: a library's own shutdown may hang or leave daemons."""
     sys.stdout.flush()
     process_tree.end_all(process_tree.descendants())
     os._exit(0)
 
 
 def orders() -> dict[str, Any]:
-    """Return what the driver was asked for: a work's fields, seconds, warm_up_s and the setting, as JSON in argv[1]."""
+    """Return the driver's arguments: a work's fields, seconds, warm_up_s and the setting, as JSON in argv[1]."""
     return json.loads(sys.argv[1])
 
 
 def command(settings: list[dict[str, Any]], main: Callable[[], None]) -> None:
-    """Be a driver's command: with `--settings` list what may be tried, else do what was asked for."""
+    """Run a driver's command: with `--settings` list the settings to try, otherwise run the work."""
     if sys.argv[1] == "--settings":
         print(json.dumps(settings))
     else:
@@ -104,7 +104,7 @@ def versions_of(*packages: str) -> dict[str, str]:
 
 
 def count_steps(*optimizers: Any) -> Callable[[], int]:
-    """Return a function that says how many gradient steps torch optimizers have made in all, from now on."""
+    """Return a function that returns the total number of gradient steps of torch optimizers from now on."""
     taken = 0
 
     def count(*_: Any) -> None:
@@ -117,6 +117,6 @@ def count_steps(*optimizers: Any) -> Callable[[], int]:
 
 
 def done_work(asked: dict[str, Any], **seen: Any) -> dict[str, Any]:
-    """Return the field `work` of the report: what was asked for, with what the real model and optimizer show on top."""
+    """Return the field `work` of the report: the requested one, overridden by the real model and optimizer."""
     names = ("env", "num_envs", "rollout", "minibatch", "epochs", "learning_rate")
     return {**{name: asked[name] for name in names}, **seen}

@@ -10,7 +10,7 @@ import pufferlib
 
 
 class Games(pufferlib.PufferEnv):
-    """All games in one C++ vector, written into the buffers that the trainer reads."""
+    """All games in one C++ vector, written into the trainer's buffers."""
 
     def __init__(self, vector: Any) -> None:
         self._vector = vector
@@ -21,12 +21,12 @@ class Games(pufferlib.PufferEnv):
         super().__init__()
 
     def reset(self, seed: int | None = None) -> tuple[np.ndarray, list[dict[str, Any]]]:
-        """Begin every game."""
+        """Reset every game."""
         self.observations[:] = self._vector.reset(seed=seed)[0]
         return self.observations, []
 
     def step(self, actions: np.ndarray) -> tuple[Any, ...]:
-        """Step every game; those that ended begin again."""
+        """Step every game; ended ones restart."""
         observation, reward, terminated, truncated, _ = self._vector.step(np.asarray(actions, np.int64))
         self.observations[:], self.rewards[:] = observation, reward
         self.terminals[:], self.truncations[:] = terminated, truncated

@@ -1,7 +1,7 @@
-"""Works of off-policy learning: what every library does in a comparison of updates, as plain values. Standard library only.
+"""Works of off-policy learning: what every library runs in a comparison of updates, as plain values. Standard library only.
 
-Two parts: `updates` (batches drawn from rows that are there already, nothing else) and `learning` (environments are stepped as
-well, so many updates per env step). Networks, batch and their number agree; `differences` says where they do not.
+Two parts: `updates` (only batches drawn from existing rows) and `learning` (environments are stepped as well, with a fixed
+number of updates per env step). Networks, batch and their number agree; `differences` lists the deviations.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class ReplayWork:
     """One part of one algorithm at one batch size.
 
     Attributes:
-      rows: in replay, for the part `updates`. updates_per_call: gradient steps that a library is asked for at once there.
+      rows: in replay, for the part `updates`. updates_per_call: gradient steps per call of a library there.
       num_envs: stepped together in the part `learning`. updates_per_step: gradient steps per env step (row) there.
-      parameters: of the policy and two critics, targets apart.
+      parameters: of the policy and two critics, without targets.
     """
 
     algorithm: Literal["sac", "td3"]
@@ -52,7 +52,7 @@ class ReplayWork:
 
     @property
     def name(self) -> str:
-        """Return what tables call it."""
+        """Return its name in tables."""
         return f"updates, batch {self.batch}" if self.part == "updates" else f"learning, {self.num_envs} environments"
 
 
@@ -78,13 +78,13 @@ COMPARED = ("env", "batch", "num_envs", "updates_per_step", "parameters", "learn
 
 
 def seen(asked: dict[str, Any], **found: Any) -> dict[str, Any]:
-    """Return the field `work` of a driver's report: what was asked for, with what the real model shows on top."""
+    """Return the field `work` of a driver's report: the requested one, overridden by the real model."""
     return {**{name: asked[name] for name in COMPARED}, **found}
 
 
 def differences(work: ReplayWork, done: dict[str, Any]) -> list[str]:
-    """Return where what a system did is not this work, each as a few words."""
-    from benchmarks.peers.works import same  # here: drivers, which import this file by itself, have no such package
+    """Return the differences between a system's run and this work, each in a few words."""
+    from benchmarks.peers.works import same  # imported here: drivers import this file alone, without the package
 
     names = [name for name in COMPARED if work.part == "learning" or name not in ("num_envs", "updates_per_step")]
     expected = {name: getattr(work, name) for name in names}

@@ -1,8 +1,8 @@
 """A learning curve of SBX (Stable-Baselines in JAX): `python run_curve.py ppo_cartpole --seed 0`, in its own environment.
 
-Each task has the environment, networks and hyperparameters of the experiment of jsrl that it is named after, as far as
-SBX has them (`note` says what differs). Greedy episodes are played every so many env steps. The points go to
-benchmarks/results/TASK-sbx-seedN.json, and benchmarks/curves.py draws them beside jsrl's.
+Each task has the environment, networks and hyperparameters of the jsrl experiment of the same name, as far as SBX supports
+them (`note` lists the differences). Greedy episodes are played at a fixed interval of env steps. The points go to
+benchmarks/results/TASK-sbx-seedN.json, and benchmarks/curves.py draws them with jsrl's.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned, and how.
+    """A learning task and its settings.
 
     Attributes:
-      algorithm: class of SBX. settings: its arguments. env_steps: in all. every: env steps between evaluations.
+      algorithm: class of SBX. settings: its arguments. env_steps: in total. every: env steps between evaluations.
       episodes: greedy ones of an evaluation. goal: mean return that ends the run, if any. hidden: layers of every network.
       relu: their activation; else tanh. noise: standard deviation of the noise on played actions. normalize: normalise
-        observations and rewards by running moments. updates_per_step: gradient steps per env step, with replay. note: what
-        differs from jsrl's settings.
+        observations and rewards by running moments. updates_per_step: gradient steps per env step, with replay. note: the
+        differences from jsrl's settings.
     """
 
     algorithm: str
@@ -116,12 +116,12 @@ TASKS = {
 
 
 def linear(first: float) -> Callable[[float], float]:
-    """Return a learning rate that falls to 0."""
+    """Return a learning rate that decreases linearly to 0."""
     return lambda left: left * first
 
 
 def make_envs(task: Task, number: int, *, training: bool) -> Any:
-    """Return environments that are stepped together, with running moments of their own where the task normalises."""
+    """Return environments that are stepped together, with their own running moments if the task normalises."""
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
     envs: Any = DummyVecEnv([lambda: make_one({"env": task.env}) for _ in range(number)])

@@ -15,7 +15,7 @@ SETTINGS = [
 
 
 def make_vector(asked: dict[str, Any]) -> Any:
-    """Return its vector environment; games step in ale-py's own vector, which it calls a native environment."""
+    """Return its vector environment; games step in ale-py's vector, wrapped as a native environment."""
     import pufferlib.emulation
     import pufferlib.vector
 
@@ -36,7 +36,7 @@ def make_vector(asked: dict[str, Any]) -> Any:
 
 
 def trainer_options(asked: dict[str, Any]) -> dict[str, Any]:
-    """Return what its trainer is configured with; what the work does not say stays at the library's defaults."""
+    """Return the trainer's configuration; options outside the work keep the library's defaults."""
     return {
         "env": asked["env"],
         "device": "cpu",
@@ -90,7 +90,7 @@ def main() -> None:
     network = policy(asked["network"], vector.single_observation_space, vector.single_action_space)
 
     class Quiet(pufferl.PuffeRL):
-        """Its trainer, which would draw a picture on the terminal several times a second."""
+        """Its trainer without the picture that it draws on the terminal several times a second."""
 
         def print_dashboard(self, *_: Any, **__: Any) -> None:
             pass
@@ -116,7 +116,7 @@ def main() -> None:
     )
     meter.report("pufferlib", done, asked["setting"], versions_of("pufferlib", "torch", "gymnasium", "numpy"))
     vector.close()
-    leave()  # its thread that watches the machine's load never ends
+    leave()  # its thread that monitors the machine's load never ends
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 HalfCheetah-v5 with the libraries' defaults, which are those of their published curves (10,000 env steps first, one update of
 256 rows per env step, 256 x 256, Adam at 3e-4), or with `--num-envs` environments stepped together, other numbers of updates
-and learning rates. Every `--every` env steps 10 greedy episodes are played; the clock stands while they are, and starts with
+and learning rates. Every `--every` env steps 10 greedy episodes are played; the clock is paused meanwhile, and starts with
 the process.
 """
 

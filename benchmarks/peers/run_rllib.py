@@ -18,7 +18,7 @@ SETTINGS = [
 
 
 def make_env(asked: dict[str, Any]) -> Any:
-    """Return one environment; images as its networks want them: [84, 84, 4] float32."""
+    """Return one environment; images in the format of its networks: [84, 84, 4] float32."""
     env = make_one(asked)
     if asked["network"] != "nature_cnn":
         return env
@@ -32,7 +32,7 @@ def make_env(asked: dict[str, Any]) -> Any:
 
 
 def configuration(asked: dict[str, Any]) -> Any:
-    """Return its configuration; what the work does not say stays at the library's defaults."""
+    """Return its configuration; options outside the work keep the library's defaults."""
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def notes(rows_per_update: float, asked: dict[str, Any]) -> list[str]:
-    """Return what differs: how many rows an update really had."""
+    """Return the differences: how many rows an update really had."""
     rows = asked["num_envs"] * asked["rollout"]
     found = [f"{rows_per_update:.0f} rows an update for {rows}"] if abs(rows_per_update / rows - 1) > 0.02 else []
     return found + (["images as float32"] if asked["network"] == "nature_cnn" else [])

@@ -1,6 +1,6 @@
 """RLlib's PPO on the nodes of a Ray cluster: `python run_rllib_hosts.py JSON`, in its own virtual environment.
 
-It prints the env steps sampled after each iteration, and goes on until it is killed; see benchmarks/scale/beside_rllib.py.
+It prints the env steps sampled after each iteration and runs until it is killed; see benchmarks/scale/beside_rllib.py.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ RECEIVED = json.loads(sys.argv[1]) if sys.argv[1] != "--settings" else {}
 
 
 def make_env(name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None) -> Any:
-    """Make one environment, in whatever process asks for it."""
+    """Make one environment, in the process that needs it."""
     return make_one(RECEIVED)
 
 
 def arguments(asked: dict[str, Any]) -> list[str]:
-    """Return its command line; what the work does not say stays at the library's defaults."""
+    """Return its command line; options outside the work keep the library's defaults."""
     setting = {"mode": "async", "workers": 2, "splits": 2} | asked["setting"]
     images = asked["network"] == "nature_cnn"
     options: dict[str, Any] = {
@@ -84,7 +84,7 @@ def main() -> None:
     rows = asked["num_envs"] * asked["rollout"]
 
     class Watch(AlgoObserver):
-        """Hears of every training iteration, which is one update of ours."""
+        """Called after every training iteration, which is one update of ours."""
 
         def on_training_step(self, runner: Any, training_iteration_since_resume: int) -> None:
             if meter.update(training_iteration_since_resume * rows):
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def report(meter: Meter, asked: dict[str, Any], cfg: Any, runner: Any) -> None:
-    """Print the result, with the parameters of the network as its configuration makes it."""
+    """Print the result, with the number of parameters of the configured network."""
     from sample_factory.model.actor_critic import create_actor_critic
 
     network = create_actor_critic(cfg, runner.env_info.obs_space, runner.env_info.action_space)

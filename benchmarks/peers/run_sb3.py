@@ -16,7 +16,7 @@ SETTINGS = [
 
 
 def make_vector(asked: dict[str, Any]) -> Any:
-    """Return all environments in this process or each in one of its own; games in ale-py's own vector (threads apart)."""
+    """Return all environments in this process or each in its own; games in ale-py's vector (with separate threads)."""
     if asked["network"] == "nature_cnn":
         from sb3_ale import AleVecEnv
 
@@ -32,7 +32,7 @@ def train(ppo: type, asked: dict[str, Any], meter: Meter, policy_kwargs: dict[st
     from stable_baselines3.common.callbacks import BaseCallback
 
     class Watch(BaseCallback):
-        """Tells the meter: the update before a rollout has ended."""
+        """Calls the meter at the start of a rollout, when the previous update has ended."""
 
         full = False
 
@@ -62,14 +62,14 @@ def train(ppo: type, asked: dict[str, Any], meter: Meter, policy_kwargs: dict[st
 
 
 def counted(model: Any) -> Callable[[], int]:
-    """Return a function that says how many gradient steps a model has made, of torch or of JAX."""
+    """Return a function that returns the number of gradient steps of a model, in torch or JAX."""
     if hasattr(model.policy, "actor_state"):
         return lambda: int(model.policy.actor_state.step)
     return count_steps(model.policy.optimizer)
 
 
 def done(model: Any, asked: dict[str, Any], parameters: int, notes: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return what the model really did, per update."""
+    """Return what the model really ran, per update."""
     updates = model.num_timesteps // (model.n_envs * model.n_steps)
     return done_work(
         asked,

@@ -39,7 +39,7 @@ def make_model(algorithm: type, asked: dict[str, Any], **further: Any) -> Any:
 
 
 def fill(buffer: Any) -> None:
-    """Put random rows into every place of a replay buffer."""
+    """Fill a replay buffer with random rows."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -65,7 +65,7 @@ def learn(model: Any, asked: dict[str, Any], meter: Meter) -> float:
     from stable_baselines3.common.callbacks import BaseCallback
 
     class Watch(BaseCallback):
-        """Tells the meter of env steps once updates are made: what came before the last rollout has been learned from."""
+        """Calls the meter with env steps once updates are made; rows before the last rollout have been learned from."""
 
         full = False
 
@@ -74,7 +74,7 @@ def learn(model: Any, asked: dict[str, Any], meter: Meter) -> float:
 
         def _on_rollout_start(self) -> None:
             if self.model._n_updates:
-                self.counts[1:] = []  # the first stays
+                self.counts[1:] = []  # keep the first
                 self.counts.append((self.num_timesteps, self.model._n_updates))
                 self.full = meter.update(self.num_timesteps)
 
@@ -88,7 +88,7 @@ def learn(model: Any, asked: dict[str, Any], meter: Meter) -> float:
 
 
 def drive(model: Any, asked: dict[str, Any], meter: Meter) -> float | None:
-    """Do the work; return the gradient steps per env step, which only the part `learning` has."""
+    """Run the work; return the gradient steps per env step, only for the part `learning`."""
     if asked["part"] == "updates":
         return train_alone(model, asked, meter)
     return learn(model, asked, meter)

@@ -1,7 +1,7 @@
-"""A single-file loop in torch, as people write it for SAC and TD3: `python run_torch_replay.py JSON`, where torch is.
+"""A single-file loop in torch, as commonly written for SAC and TD3: `python run_torch_replay.py JSON`; it needs torch.
 
-Nothing of a library: modules, Adam, a replay of numpy arrays, gymnasium's vector of environments. Gradients are only made
-for what is trained (the critics' are switched off while the policy learns), no value leaves torch during an update.
+No library besides modules, Adam, a replay of numpy arrays and gymnasium's vector environment. Gradients are computed only
+for trained parameters (those of the critics are off while the policy learns), and no value leaves torch during an update.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ LOG_STD = (-20.0, 2.0)
 
 
 class Replay:
-    """Rows in arrays that were made once; the oldest are written over."""
+    """Rows in preallocated arrays; the oldest are overwritten."""
 
     def __init__(self, rows: int, observation: int, action: int) -> None:
         self.leaves = [np.zeros((rows, size), np.float32) for size in (observation, action, 1, 1, observation)]
         self.held, self._next, self._rng = 0, 0, np.random.default_rng(0)
 
     def fill(self) -> None:
-        """Put random rows into every place."""
+        """Fill it with random rows."""
         for leaf in self.leaves:
             leaf[...] = np.tanh(self._rng.normal(size=leaf.shape))
         self.held = len(self.leaves[0])
@@ -40,7 +40,7 @@ class Replay:
         self._next, self.held = (self._next + count) % size, min(size, self.held + count)
 
     def draw(self, batch: int) -> list[Any]:
-        """Return tensors of rows drawn evenly."""
+        """Return tensors of uniformly drawn rows."""
         import torch
 
         places = self._rng.integers(0, self.held, batch)
@@ -90,7 +90,7 @@ class Learner:
         return [critic(joined) for critic in critics]
 
     def update(self, rows: list[Any]) -> None:
-        """Make one gradient step of the critics and, when it is due, of policy and temperature; targets follow."""
+        """Make one gradient step of the critics and, when due, of policy and temperature; targets follow."""
         torch, asked = self.torch, self.asked
         observation, action, reward, discount, following = rows
         with torch.no_grad():
@@ -133,7 +133,7 @@ class Learner:
             self.alpha_optimizer.step()
 
     def follow(self, online: Any, target: Any) -> None:
-        """Move a target towards what is trained, all tensors in one call."""
+        """Move a target towards the trained network, all tensors in one call."""
         torch = self.torch
         with torch.no_grad():
             torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), self.asked["tau"])

@@ -20,11 +20,11 @@ class AleVecEnv(VecEnv):
         self._actions: np.ndarray | None = None
 
     def reset(self) -> np.ndarray:
-        """Begin every game."""
+        """Reset every game."""
         return self._games.reset()[0]
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Keep the actions; the games step all at once."""
+        """Store the actions; all games step at once."""
         self._actions = np.asarray(actions, np.int64)
 
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
@@ -43,7 +43,7 @@ class AleVecEnv(VecEnv):
         self._games.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Return what the games are asked for, the same for each."""
+        """Return an attribute of the games, equal for all."""
         return [getattr(self, attr_name, None)] * self.num_envs
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:

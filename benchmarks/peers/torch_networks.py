@@ -1,4 +1,4 @@
-"""The networks of works in torch, for libraries that take a module of the user's."""
+"""The networks of works in torch, for libraries that accept user modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def linear(inputs: int, outputs: int, gain: float = 2**0.5) -> nn.Linear:
-    """Return a linear layer with orthogonal weights and no bias to begin with."""
+    """Return a linear layer with orthogonal weights and zero bias."""
     layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
@@ -33,7 +33,7 @@ def nature(channels: int) -> nn.Sequential:
 
 
 class Policy(nn.Module):
-    """Actor and critic: apart on vectors, one torso on images. Returns (logits or a Normal, values [N, 1])."""
+    """Actor and critic: separate for vectors, one torso for images. Returns (logits or a Normal, values [N, 1])."""
 
     def __init__(self, network: str, observations: Any, actions: Any) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Policy(nn.Module):
         self.hidden_size = width
 
     def forward_eval(self, observations: torch.Tensor, state: Any = None) -> tuple[Any, torch.Tensor]:
-        """Act and judge."""
+        """Return action distribution and values."""
         x = observations.float() / 255.0 if self.images else observations.float()
         features = self.actor(x)
         values = self.value_head(features if self.critic is None else self.critic(x))
@@ -58,7 +58,7 @@ class Policy(nn.Module):
         return torch.distributions.Normal(outputs, torch.exp(self.log_std).expand_as(outputs)), values
 
     def forward(self, observations: torch.Tensor, state: Any = None) -> tuple[Any, torch.Tensor]:
-        """Do the same while training."""
+        """Return the same while training."""
         return self.forward_eval(observations, state)
 
 

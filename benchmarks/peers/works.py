@@ -1,7 +1,7 @@
-"""Works: what every library does in a comparison, as plain values, and the options with which jsrl does the same.
+"""Works: what every library runs in a comparison, as plain values, and the options with which jsrl runs the same.
 
-A row below is one env step. Two systems do the same work when environment, network, rows per update, minibatch and epochs
-agree; `differences` says where they do not.
+A row below is one env step. Two systems run the same work when environment, network, rows per update, minibatch and epochs
+agree; `differences` lists the deviations.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Work:
     """One update: rows from `num_envs` environments, `rollout` each, learned from in minibatches, `epochs` times.
 
     Attributes:
-      network: `mlp` (actor and critic apart, 64 and 64 units, tanh) or `nature_cnn` (one torso of 512 features for both).
-      parameters: of that network and its heads; what a driver's real model is compared with.
+      network: `mlp` (separate actor and critic, 64 and 64 units, tanh) or `nature_cnn` (one torso of 512 features for both).
+      parameters: of that network and its heads; compared with a driver's real model.
       frames_per_step: game frames of one env step.
     """
 
@@ -68,7 +68,7 @@ WORKS: dict[str, Work] = {
 
 
 def jsrl_options(work: Work) -> list[str]:
-    """Return the options of run.py with which an experiment on PPOConfig does this work and nothing beside it."""
+    """Return the options of run.py with which an experiment on PPOConfig runs exactly this work."""
     options: dict[str, Any] = {
         "num-envs": work.num_envs,
         "rollout-length": work.rollout,
@@ -83,13 +83,13 @@ def jsrl_options(work: Work) -> list[str]:
         "agent.normalize-observations": "false",
         "agent.normalize-values": "false",
         "agent.target-kl": "none",
-        "agent.values": "acting",  # as every one of the others: the old values are what acting saw
+        "agent.values": "acting",  # as in all other libraries: the old values are those of acting
     }
     return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
 def jsrl_work(experiment: Any, parameters: int) -> dict[str, Any]:
-    """Return what jsrl does in an experiment, in the words of a driver's `work`."""
+    """Return the work of a jsrl experiment, in the form of a driver's `work`."""
     rows, agent = experiment.rows_per_update, experiment.agent
     return {
         "env": experiment.env.id,
@@ -104,7 +104,7 @@ def jsrl_work(experiment: Any, parameters: int) -> dict[str, Any]:
 
 
 def differences(work: Work, done: dict[str, Any]) -> list[str]:
-    """Return where what a system did is not this work, each as a few words."""
+    """Return the differences between a system's run and this work, each in a few words."""
     expected = {**dataclasses.asdict(work), "gradient_steps": work.gradient_steps}
     names = ("env", "num_envs", "rollout", "minibatch", "epochs", "gradient_steps", "parameters", "learning_rate")
     found = [f"{n} {done.get(n)} for {expected[n]}" for n in names if not same(done.get(n), expected[n])]

@@ -1,13 +1,13 @@
-"""PPO on environments that sleep, on 1, 2 and 3 hosts, beside RLlib: rows/s, efficiency, CPU, memory, recovery after a loss.
+"""PPO on environments that sleep, on 1, 2 and 3 hosts, against RLlib: rows/s, efficiency, CPU, memory, recovery after a loss.
 
     python benchmarks/peers/install.py rllib
     python benchmarks/scale/beside_rllib.py [--hosts 1 2 3] [--actors 6] [--rounds 3] [--out FILE]
 
 Hosts are network namespaces (root is needed) that share the cores of this machine. The learner is on this host, the actors
 are on the others, one environment each. Both systems have the same network, rows per update, epochs and minibatches. The
-efficiency is the share of the rows that the environments could give if nothing but their sleep took time. On the largest
-number of hosts one of them is killed with all its processes; each host has room for all actors. Recovered is the run when the
-rate over 10 s is at 85% of the rate before; told are the seconds until those 10 s began.
+efficiency is the share of the rows that the environments could give if only their sleep took time. With the largest number
+of hosts, one of them is killed with all its processes; each host has room for all actors. The run counts as recovered when
+the rate over 10 s reaches 85% of the rate before; reported are the seconds until those 10 s started.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ class Progress:
     """A hook that prints the env steps trained on."""
 
     def on_metrics(self, live: LiveRun, row: dict[str, Any]) -> None:
-        """Print them; see jsrl.launch.hooks."""
+        """Print the env steps; see jsrl.launch.hooks."""
         print(json.dumps({"env_steps": live.env_steps}), flush=True)
 
 
 def drive(address: str, hosts: int, actors: int, folder: Path) -> None:
-    """Be the process of a jsrl run: print the address and the token files, then the progress."""
+    """Run the process of a jsrl run: print the address and the token files, then the progress."""
     launcher = JoinedHosts(Local(), HostFacts("here", 1, 8_000, address), 0, hosts, folder / "join", lambda line: None)
     print(json.dumps({"address": launcher.address, "tokens": list(map(str, launcher.token_files))}), flush=True)
     try:
@@ -87,10 +87,10 @@ def drive(address: str, hosts: int, actors: int, folder: Path) -> None:
 
 
 class Driver:
-    """A process that prints its progress, one JSON object a line, and how fast it was.
+    """A process that prints its progress, one JSON object per line, and its speed.
 
     Attributes:
-      process: it. steps: (time.monotonic(), env steps) of each line.
+      process: of the system. steps: (time.monotonic(), env steps) of each line.
     """
 
     def __init__(self, words: list[str], environment: dict[str, str], log: Path) -> None:
@@ -108,7 +108,7 @@ class Driver:
         raise RuntimeError(f"the driver ended:\n{self.log.read_text()[-3000:]}")
 
     def follow(self) -> None:
-        """Keep reading progress in a thread."""
+        """Read progress continuously in a thread."""
 
         def take() -> None:
             with contextlib.suppress(RuntimeError):
@@ -118,14 +118,14 @@ class Driver:
         threading.Thread(target=take, daemon=True).start()
 
     def rate(self, since_s: float) -> float:
-        """Return env steps per second between the first and the last line since then; 0 where there are not two."""
+        """Return env steps per second between the first and the last line since a time; 0 with fewer than two lines."""
         found = [step for step in self.steps if step[0] >= since_s]
         if len(found) < 2 or found[-1][0] <= found[0][0]:
             return 0.0
         return (found[-1][1] - found[0][1]) / (found[-1][0] - found[0][0])
 
     def steps_at(self, at_s: float) -> int:
-        """Return the env steps of the last line until then."""
+        """Return the env steps of the last line before a time."""
         return max(steps for time_s, steps in self.steps if time_s <= at_s)
 
 
@@ -133,7 +133,7 @@ class Driver:
 def started(
     system: str, address: str, names: list[str], actors: int, folder: Path
 ) -> Iterator[tuple[Driver, list[int]]]:
-    """Yield the driver of a system that has begun, and the first process of each host."""
+    """Yield the driver of a started system, and the first process of each host."""
     with contextlib.ExitStack() as stack:
         begin = _jsrl if system == "jsrl" else _rllib
         driver, roots = begin(stack, address, names, actors, folder)
@@ -216,7 +216,7 @@ def _rllib(
 
 
 def measure(system: str, address: str, names: list[str], given: argparse.Namespace) -> dict[str, Any]:
-    """Return what one run on these namespaces showed; with the most hosts one of them is lost at the end."""
+    """Return the figures of one run on these namespaces; with the most hosts one of them is killed at the end."""
     hosts = len(names)
     actors = given.actors * hosts
     with (
@@ -250,7 +250,7 @@ def measure(system: str, address: str, names: list[str], given: argparse.Namespa
 
 
 def recovery(driver: Driver, root: int, rate: float) -> float | None:
-    """Kill a host; return the seconds until the rate is back, or None: it did not come back in time."""
+    """Kill a host; return the seconds until the rate has recovered; None: it did not in time."""
     killed_s = time.monotonic()
     process_tree.end_tree(root)
     until = killed_s + PATIENCE_S
@@ -287,7 +287,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Measure all arms in turns, print a table and write the file."""
+    """Measure all arms in alternation, print a table and write the file."""
     if sys.argv[1:2] == ["--drive"]:
         address, hosts, actors, folder = sys.argv[2:]
         drive(address, int(hosts), int(actors), Path(folder))

@@ -1,6 +1,6 @@
-"""Held-out layouts of the real system on this machine: experiments, hosts with shaped links, and how one of them is run.
+"""Held-out layouts of the real system on this machine: experiments, hosts with shaped links, and how to run one.
 
-python benchmarks/scale/layouts.py NAME OUT.json      # run one layout, and write what it showed
+python benchmarks/scale/layouts.py NAME OUT.json      # run one layout, and write its figures
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STAYS = ("inference",)  # on the first host, where the learner is
 
 @dataclass(frozen=True)
 class Work:
-    """What is learned: bytes of an observation, seconds that an environment sleeps, widths of the network, rows."""
+    """The workload: bytes of an observation, sleep of an environment in seconds, widths of the network, rows."""
 
     size: int = 64
     step_s: float = 0.004
@@ -58,7 +58,7 @@ WORKS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """One layout. far: hosts beside this one; mbit: of their links, 0: not shaped. keys: streams on one host go over TCP.
+    """One layout. far: remote hosts; mbit: of their links, 0: not shaped. keys: streams on one host go over TCP.
 
     reuse: updates with a batch.
     """
@@ -105,7 +105,7 @@ LAYOUTS = (
 
 
 def experiment(work: str, actors: int = 4, placement: Any = "served", **fields: Any) -> Experiment:
-    """Return the experiment of a work with so many actors."""
+    """Return the experiment of a work with the given number of actors."""
     w = WORKS[work]
     env = EnvConfig("benchmarks.scale.sleeping:Sleeping", kwargs={"step_s": w.step_s, "size": w.size})
     return Experiment(
@@ -138,7 +138,7 @@ def experiment_of(layout: Layout) -> Experiment:
 
 
 def hosts_of(layout: Layout) -> tuple[HostFacts, ...]:
-    """Return the hosts of a layout as a file would list them; all share the cores of this machine."""
+    """Return the hosts of a layout as a hosts file lists them; all share the cores of this machine."""
     cores = os.cpu_count() or 1
     away = [
         HostFacts(f"host-{n}", cores, 8_000, out_mbit=layout.mbit, in_mbit=layout.mbit, machine="this")
@@ -148,13 +148,13 @@ def hosts_of(layout: Layout) -> tuple[HostFacts, ...]:
 
 
 def place(needs: Any, hosts: Any) -> Any:
-    """Lay workers on hosts as the runs below do."""
+    """Place workers on hosts as in the runs below."""
     families = {need.worker.rpartition("-")[0] for need in needs}
     return lay_out(placed(needs, [name for name in STAYS if name in families and len(hosts) > 1]), hosts)
 
 
 class Meter:
-    """A hook that reads CPU and links while the run is steady, and ends it when it was for long enough."""
+    """A hook that measures CPU and links while the run is steady, and ends it after long enough."""
 
     def __init__(self, links: list[str], agents: list[psutil.Process]) -> None:
         self._links, self._progress = links, Progress(LIMITS)
@@ -162,7 +162,7 @@ class Meter:
         self._marks: list[dict[str, float]] = []
 
     def on_metrics(self, live: LiveRun, row: dict[str, Any]) -> str | None:
-        """Take a line; see jsrl.launch.hooks."""
+        """Process a line; see jsrl.launch.hooks."""
         warm = self._progress.warm
         self._progress.take(row, row["wall_s"])
         if self._progress.warm:
@@ -177,7 +177,7 @@ class Meter:
         return found | {"control": sum(times.user + times.system for times in cpu), "at": time.monotonic()}
 
     def found(self, layout: Layout) -> dict[str, Any]:
-        """Return throughput, and how busy everything was."""
+        """Return throughput, and the load of every resource."""
         self._progress.settle()
         speed = self._progress.speed()
         first, last = self._marks[0], self._marks[-1]
@@ -230,7 +230,7 @@ def far_hosts(layout: Layout, folder: Path) -> Iterator[tuple[JoinedHosts | None
 
 
 def _shape(namespace: str, number: int, mbit: float) -> str:
-    """Shape both ways of a namespace's link with a token bucket; return the name of its end here."""
+    """Limit both directions of a namespace's link with a token bucket; return the name of its end here."""
     tag = f"{os.getpid() % 100_000}{number}"
     if mbit:
         bucket = ["root", "tbf", "rate", f"{mbit:g}mbit", "burst", "64kb", "latency", "300ms"]
@@ -241,7 +241,7 @@ def _shape(namespace: str, number: int, mbit: float) -> str:
 
 
 def measure(layout: Layout) -> dict[str, Any]:
-    """Run a layout and return what it showed."""
+    """Run a layout and return its figures."""
     with tempfile.TemporaryDirectory(prefix="jsrl-layout-") as name, far_hosts(layout, Path(name)) as (launcher, meter):
         run(experiment_of(layout), runs_dir=name, name="one", launcher=launcher, display="log-only", hooks=[meter])
     return meter.found(layout)

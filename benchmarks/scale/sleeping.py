@@ -1,4 +1,4 @@
-"""An environment that sleeps in each step and shows as many bytes as it is told: layouts of it repeat well."""
+"""An environment that sleeps in each step and returns observations of a given size, for reproducible layouts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Sleeping(gymnasium.Env):
-    """Args: step_s: of each step, asleep. size: bytes of an observation. length: steps of an episode."""
+    """Args: step_s: sleep of each step. size: bytes of an observation. length: steps of an episode."""
 
     def __init__(self, step_s: float = 0.005, size: int = 64, length: int = 200) -> None:
         self.observation_space = gymnasium.spaces.Box(0, 255, (size,), np.uint8)
@@ -19,7 +19,7 @@ class Sleeping(gymnasium.Env):
         self._observation = np.arange(size, dtype=np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        """Begin an episode."""
+        """Start an episode."""
         super().reset(seed=seed)
         self._steps = 0
         return self._observation, {}

@@ -1,19 +1,19 @@
-"""SRL's published scale in jsrl's capacity model, and what as many actors would need of jsrl: extrapolation, not measurement.
+"""SRL's published scale in jsrl's capacity model, and the needs of as many actors with jsrl: extrapolation, not measurement.
 
     python benchmarks/scale/srl_shape.py [--out FILE]
 
 Published (arXiv 2306.16688, the comparison of architectures, and the authors' configurations): 32 trainers; with 480 actors
 each that infer on their own core 477,000 FPS, with 120 actors each, rings of 20 and 8 policy workers of a quarter GPU 453,000,
-with inference on the trainer's own device 169,000. From these follow per-actor figures, and they are the model's inputs:
+with inference on the trainer's own device 169,000. The model's inputs are the per-actor figures that follow:
 
 * a core with inference on GPUs makes 453,000 / 3,840 = 118 env steps/s, so an env step takes 8.5 ms;
 * a core that infers itself makes 477,000 / 15,360 = 31 env steps/s, so inference takes the other 23.7 ms of its 32.2 ms;
 * a trainer keeps up with 477,000 / 32 = 14,900 rows/s: at most 67 us a row (taken as 67);
 * a device that trains and infers makes 169,000 / 32 = 5,281 rows/s, 189 us a row, so inference takes the other 122 us.
 
-The three rates at 32 trainers are therefore reproduced by construction. What the model adds is who limits each, and what
-happens with other numbers of actors, rings and trainers. Trainers are units without a common part in the model; the published
-efficiency from 8 to 32 GPUs is 0.86 to 0.98.
+The three rates at 32 trainers are therefore reproduced by construction. The model adds the bottleneck of each, and the effect
+of other numbers of actors, rings and trainers. Trainers are independent units in the model; the published efficiency from 8
+to 32 GPUs is 0.86 to 0.98.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ SRL = ServiceTimes(
 
 
 def unit(actors: int, ring: int, servers: int, gpus: int, *, nic_gbit: float = 0.0, beside: bool = False) -> System:
-    """Return one trainer and its actors, which have a core each.
+    """Return one trainer and its actors, one core each.
 
     Args:
-      actors, ring: how many, and environments of each. servers: policy workers; 0: actors infer. gpus: that they share.
+      actors, ring: how many, and environments of each. servers: policy workers; 0: actors infer. gpus: shared by these.
       nic_gbit: of the trainer's share of its host's network; 0: enough. beside: they infer on the trainer's own device.
     """
     nic = nic_gbit * GBIT
@@ -86,7 +86,7 @@ def row(
     trainers: int = TRAINERS,
     seconds: float = 20.0,
 ) -> dict[str, Any]:
-    """Return what one unit does, and as many as there are trainers."""
+    """Return the figures of one unit, and of as many units as there are trainers."""
     outcome: Outcome = simulate(system, times, seconds=seconds, warm_s=seconds)
     found = {
         "what": name,
@@ -124,7 +124,7 @@ def main() -> int:
 
 
 def ours() -> list[dict[str, Any]]:
-    """Return what 15,360 actors would need with jsrl's own times.
+    """Return the needs of 15,360 actors with jsrl's own times.
 
     Main game, 2 against 2: 966 us of a core a step (benchmarks/results/hide_and_seek.json); acting of an MLP with four agents
     about 118 us a step on a core (8,500 steps/s); 1.65 CPU seconds a GB over TCP with keys, both ends.
@@ -133,7 +133,7 @@ def ours() -> list[dict[str, Any]]:
     actor = ActorTimes(act=Cost(0.0, 118e-6), own=Cost(0.0, 50e-6), far_rows=Cost(0.0, ROW_BYTES * byte_s))
     learner = LearnerTimes(update=Cost(0.0, TRAIN_S), threads=0.0, far_take=Cost(0.0, ROW_BYTES * byte_s))
     times = ServiceTimes(env=EnvTimes(step=Cost(0.0, 966e-6)), actor=actor, learner=learner, far_hop_s=3e-4)
-    share = 8  # a unit is an eighth of a trainer, so that it is simulated in a minute
+    share = 8  # a unit is an eighth of a trainer, to simulate it within a minute
     eighth = unit(480 // share, 1, 0, 0, nic_gbit=100.0 / 8 / share)
     as_srl = LearnerTimes(update=Cost(0.0, share * TRAIN_S), threads=0.0, far_take=learner.far_take)
     quick = LearnerTimes(update=Cost(0.0, share * 2e-6), threads=0.0, far_take=learner.far_take)

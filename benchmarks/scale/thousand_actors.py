@@ -1,10 +1,10 @@
-"""Many actors under several host agents on this machine: start, fan-in, params, a storm of kills, and what control costs.
+"""Many actors under several host agents on this machine: start, fan-in, params, many kills, and the cost of control.
 
     python benchmarks/scale/thousand_actors.py [--actors 1000] [--agents 4] [--kills 200] [--seconds 30] [--out FILE]
 
 Actors sleep in their environments and are forked by their agents; the controller, the learner and one inference server are
-those of any run with `--listen`. The controller is this process: its CPU time over the calm part is divided by the time that
-passed. Nothing may be lost: no trajectory is counted twice or missed in the ledger, and every killed actor comes back.
+those of any run with `--listen`. The controller is this process: its CPU time in the phase without kills is divided by the
+elapsed time. Nothing may be lost: no trajectory is counted twice or missed in the ledger, and every killed actor returns.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def experiment(actors: int) -> Experiment:
 
 
 class Watch:
-    """A hook and a thread: waits for all actors, measures the calm part, kills, waits until all are back, and ends the run.
+    """A hook and a thread: waits for all actors, measures without kills, kills, waits until all are back, and ends the run.
 
     Args:
       given: the options. agents: the processes of the agents.
@@ -82,7 +82,7 @@ class Watch:
         self._thread.start()
 
     def on_metrics(self, live: LiveRun, row: dict[str, Any]) -> str | None:
-        """Note how far the run is; see jsrl.launch.hooks."""
+        """Record the progress of the run; see jsrl.launch.hooks."""
         self.restarts = row.get("restarts/actor", self.restarts)
         return STOP if self._over else None
 
@@ -113,7 +113,7 @@ class Watch:
         found["after"] = self._calm(min(10.0, self._given.seconds))
 
     def _calm(self, seconds: float) -> dict[str, float]:
-        """Return cores that the controller and each agent keep busy, and rates, over a while."""
+        """Return the CPU load in cores of the controller and each agent, and rates, over a while."""
         own = psutil.Process()
         before = [self._cpu_s(own), *(self._cpu_s(agent) for agent in self._agents)]
         machine, consumed, begin_s = psutil.cpu_times(), self._consumed(), time.monotonic()
@@ -137,7 +137,7 @@ class Watch:
         return times.user + times.system
 
     def _actors(self) -> list[psutil.Process]:
-        """Return the living actors: those that a process forked, and later lives, which are interpreters of their own."""
+        """Return the living actors: forked ones, and restarted ones, which are separate interpreters."""
         children = [child for agent in self._agents for child in agent.children()]
         forking = [child for child in children if "actor-host" in child.cmdline()]
         alone = [child for child in children if "actor" in child.cmdline()]
@@ -167,7 +167,7 @@ def _pss_mb(process: psutil.Process) -> float:
 
 @contextlib.contextmanager
 def agents_of(launcher: JoinedHosts, count: int, folder: Path) -> Iterator[list[psutil.Process]]:
-    """Start agents of this host under names of their own, and end them afterwards."""
+    """Start agents with separate names on this host, and end them afterwards."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     started = []
     try:
@@ -186,7 +186,7 @@ def agents_of(launcher: JoinedHosts, count: int, folder: Path) -> Iterator[list[
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """Run it and return what was found."""
+    """Run it and return the figures."""
     with tempfile.TemporaryDirectory(prefix="jsrl-scale-") as name:
         folder = Path(name)
         own = HostFacts("here", 1, 16_000, "127.0.0.1")

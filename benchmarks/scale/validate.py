@@ -1,12 +1,12 @@
-"""Predict held-out layouts of the real system from a calibration with 1 to 4 actors, and compare with what they do.
+"""Predict held-out layouts of the real system from a calibration with 1 to 4 actors, and compare with measurements.
 
     python benchmarks/scale/validate.py calibrate DATA.json [--budget-s 450]   # service times of each work
-    python benchmarks/scale/validate.py measure DATA.json [--budget-s 450]     # three runs of each layout, as far as time goes
+    python benchmarks/scale/validate.py measure DATA.json [--budget-s 450]     # three runs of each layout, within the budget
     python benchmarks/scale/validate.py compare DATA.json                      # predict, and print every error
 
-`calibrate` and `measure` need a machine on which nothing else runs, and go on where they stopped. A layout whose runs differ
-by more than 10% is named and left out. Two rivals are compared: linear extrapolation of the largest calibrating run of the
-same placement and transport by the number of environments, and, for the bottleneck, `always cores`.
+`calibrate` and `measure` need an otherwise idle machine, and continue where they stopped. A layout whose runs differ by more
+than 10% is named and excluded. Two baselines are compared: linear extrapolation of the largest calibrating run of the same
+placement and transport by the number of environments, and, for the bottleneck, `always cores`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RUNS, SPREAD = 3, 0.10
 
 
 class Data:
-    """What was measured so far, in a file that is written after each piece."""
+    """The measurements so far, in a file that is written after each one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,7 +64,7 @@ def runs_of(work: str) -> list[Variant]:
 
 
 def calibrate(data: Data, until_s: float) -> bool:
-    """Time what is missing; return whether nothing is."""
+    """Measure missing times; return whether none is missing."""
     for work in WORKS:
         runs = runs_of(work)
         if work not in data.content["env"]:
@@ -88,7 +88,7 @@ def calibrate(data: Data, until_s: float) -> bool:
 
 
 def measure(data: Data, until_s: float) -> bool:
-    """Run layouts that lack runs, those with the fewest first; return whether none does."""
+    """Run layouts that lack runs, those with the fewest first; return whether none lacks any."""
     if not calibrate(data, until_s):
         return False
     while missing := [one for one in LAYOUTS if len(data.content["layouts"].get(one.name, [])) < RUNS]:
@@ -120,7 +120,7 @@ def calibration_of(data: Data, work: str) -> list[Measured]:
 
 
 def predict(data: Data, layout: Layout) -> Outcome:
-    """Return what the model says of a layout."""
+    """Return the model's prediction of a layout."""
     _, system = lay_out_on(experiment_of(layout), hosts_of(layout), place)
     system = dataclasses.replace(system, fan_out=0)  # the runs were made before host agents formed a tree
     return simulate(system, times_of(data, layout.work), seconds=4.0, warm_s=1.0)
@@ -143,7 +143,7 @@ def key(text: str) -> tuple[str, str]:
 
 
 def compare(data: Data) -> dict[str, Any]:
-    """Return each layout's prediction and truth, and the summary."""
+    """Return the prediction and measurement of each layout, and the summary."""
     rows, left_out = [], {}
     for layout in LAYOUTS:
         runs = data.content["layouts"].get(layout.name, [])
@@ -174,7 +174,7 @@ def compare(data: Data) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the errors over all layouts, ours and the rivals'."""
+    """Return the errors over all layouts, of the model and the baselines."""
     kinds = Counter(row["bottleneck"].split(" host")[0] for row in rows)
     absolute = {name: [abs(row[name]) for row in rows] for name in ("error", "linear_error")}
     right = [row["bottleneck"].split(" host")[0] == row["predicted_bottleneck"].split(" host")[0] for row in rows]
@@ -204,7 +204,7 @@ def show(found: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Do one part."""
+    """Run one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["calibrate", "measure", "compare"])
     parser.add_argument("data", type=Path)

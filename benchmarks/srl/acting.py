@@ -1,7 +1,7 @@
-"""Everything of a run but its learner: real actors and inference servers, whose trajectories are counted and dropped.
+"""All of a run but its learner: real actors and inference servers, whose trajectories are counted and dropped.
 
-Several such systems may exist side by side: one whose blocks nobody releases rests (its actors wait for room), so that arms
-can be measured in alternating blocks without being started anew.
+Several such systems may exist at the same time: one whose blocks are not released is idle (its actors wait for room), so that
+arms can be measured in alternating blocks without restarts.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ STALLED_S = 60.0
 
 
 class ActingSystem:
-    """The acting half of an experiment, in processes of its own; a context manager.
+    """The acting half of an experiment, in separate processes; a context manager.
 
     Args:
-      experiment: whose placement, actors, groups and transport count; it acts by its first params forever.
-      folder: for logs. actors: start the experiment's actors (False: whoever uses this asks the servers itself).
+      experiment: its placement, actors, groups and transport are used; it always acts by its initial params.
+      folder: for logs. actors: start the experiment's actors (False: the caller queries the servers itself).
     """
 
     def __init__(self, experiment: Experiment, folder: Path, *, actors: bool = True) -> None:
@@ -68,7 +68,7 @@ class ActingSystem:
     def _begin(self) -> None:
         import jax
 
-        jax.config.update("jax_platforms", "cpu")  # accelerators are the workers'
+        jax.config.update("jax_platforms", "cpu")  # accelerators are for the workers
         e, learner = self.plan.experiment, self.plan.job("learner")
         self._control = ControlServer(f"ipc://{self._memory}/control")
         self._consumer = bind_reader(learner, "samples", learner.schemas.trajectory)
@@ -89,7 +89,7 @@ class ActingSystem:
                 raise RuntimeError(f"not ready: {[(p.name, p.stage) for p in self._lives if not p.ready]}")
 
     def _hear(self, wait_s: float) -> None:
-        """Take what workers say; raise when one has died."""
+        """Read messages of workers; raise when one has died."""
         by_name = {p.name: p for p in self._lives}
         for message in self._control.poll(wait_s):
             if isinstance(message, Crash):
@@ -101,7 +101,7 @@ class ActingSystem:
                 raise RuntimeError(f"{life.name} ended ({life.ending}):\n{life.handle.tail(15)}")
 
     def write_jobs(self) -> list[Path]:
-        """Write the actors' jobs to files, for whoever takes the actors' place; return where."""
+        """Write the actors' jobs to files, for processes that replace the actors; return the paths."""
         self._folder.joinpath("jobs").mkdir(exist_ok=True)
         paths = []
         for job in self.plan.jobs:
@@ -111,7 +111,7 @@ class ActingSystem:
         return paths
 
     def measure(self, seconds: float) -> dict[str, float]:
-        """Let it act for so long (and a moment before); return env steps per second, and per CPU-second of all processes."""
+        """Let it act for a moment and then the given time; return env steps per second, and per CPU-second of all processes."""
         e = self.plan.experiment
         rows = e.rollout_length * e.group_size
         self._drain(time.monotonic() + WARM_S, 1)
@@ -127,7 +127,7 @@ class ActingSystem:
         }
 
     def _drain(self, until: float, least: int) -> tuple[int, float]:
-        """Release trajectories until then, and at least so many; return how many came, and when the last one did."""
+        """Release trajectories until then, and at least the given number; return the count and the time of the last one."""
         count, last_s, hear_at = 0, time.monotonic(), time.monotonic()
         while (now := time.monotonic()) < until or count < least:
             if now > until + STALLED_S:
@@ -143,7 +143,7 @@ class ActingSystem:
         return count, last_s
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds that its processes took so far."""
+        """Return the CPU seconds of its processes so far."""
         used = [life.handle.usage() for life in self._lives]
         return sum(one.cpu_s for one in used if one is not None)
 
@@ -157,7 +157,7 @@ class ActingSystem:
 
 
 def facts_of(experiment: Experiment) -> dict[str, Any]:
-    """Return how an experiment's environments are shared out, for records."""
+    """Return how an experiment's environments are distributed, for records."""
     e = experiment
     return {
         "placement": e.placement,

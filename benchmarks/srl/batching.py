@@ -1,6 +1,6 @@
-"""Inference batching: one real server process, 1 to 16 clients in processes of their own, each asking again when answered.
+"""Inference batching: one real server process and 1 to 16 separate client processes, each with one request at a time.
 
-On: the server acts once for all that has arrived. Off: once for each request (`inference.max_rows` of one client's rows).
+On: the server acts once for all waiting requests. Off: once for each request (`inference.max_rows` of one client's rows).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from jsrl.experiment import Experiment, InferenceConfig
 from jsrl.transport.base import ProducerId, Request
 from jsrl.types import map_tree
 
-SAMPLE = 4000  # latencies that a client hands back at most, evenly spaced
+SAMPLE = 4000  # the largest number of latencies that a client returns, evenly spaced
 
 
 def client(name: str, jobs: list[str]) -> None:
-    """Be a client of several servers: for each line `SERVER SECONDS` of standard input ask, then print what was seen."""
+    """Run a client of several servers: for each input line `SERVER SECONDS` send requests, then print the figures."""
     from jsrl.references.reference import from_json
     from jsrl.transport.inference.transports import connect_inference
     from jsrl.workers.ends import names_of_peers
@@ -45,7 +45,7 @@ def client(name: str, jobs: list[str]) -> None:
 
 
 def ask(end: Any, request: Request, seconds: float) -> dict[str, Any]:
-    """Ask again and again for so long; return the count, the time, and a sample of the latencies (us)."""
+    """Send requests one after another for the given time; return the count, the time, and a sample of the latencies (us)."""
     latencies = []
     begin = time.perf_counter()
     while (sent := time.perf_counter()) - begin < seconds:
@@ -58,7 +58,7 @@ def ask(end: Any, request: Request, seconds: float) -> dict[str, Any]:
 
 
 class Crowd:
-    """Client processes that can all talk to the same servers; a context manager."""
+    """Client processes that are connected to the same servers; a context manager."""
 
     def __init__(self, systems: list[ActingSystem], number: int, rows: int) -> None:
         self._rows = rows
@@ -98,7 +98,7 @@ class Crowd:
     def measure(
         self, server: int, clients: int, seconds: float, cpu_s: Callable[[], float] = lambda: 0.0
     ) -> dict[str, float]:
-        """Let the first `clients` ask one server; return rows per second, and per CPU-second of the server, and latency."""
+        """Let the first `clients` query one server; return rows per second, and per CPU-second of the server, and latency."""
         asking = self._clients[:clients]
         before_s = cpu_s()
         for one in asking:

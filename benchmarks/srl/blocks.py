@@ -1,4 +1,4 @@
-"""Arms measured in alternating blocks of one session, and what their ratios are."""
+"""Arms measured in alternating blocks of one session, and their ratios."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of doing it: `measure` makes one block and returns its figures."""
+    """One arm: `measure` runs one block and returns its figures."""
 
     name: str
     measure: Callable[[], Figures]
@@ -29,7 +29,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Block:
-    """What one block showed. load: load average of the machine when it ended."""
+    """The figures of one block. load: load average of the machine at its end."""
 
     arm: str
     round: int
@@ -40,11 +40,11 @@ class Block:
 
 @dataclass
 class Record:
-    """Everything that one lever's session measured, as it is written to a file.
+    """All measurements of one lever's session, as written to a file.
 
     Attributes:
       lever: its name. main: the figure that arms are compared by. options: of the session. blocks: in order.
-      summary: figures that follow from the blocks.
+      summary: figures computed from the blocks.
     """
 
     lever: str
@@ -55,7 +55,7 @@ class Record:
     notes: list[str] = field(default_factory=list)
 
     def values(self, arm: str, figure: str | None = None) -> list[float]:
-        """Return an arm's figure, a number per round."""
+        """Return an arm's figure, one number per round."""
         name = figure or self.main
         return [b.figures[name] for b in self.blocks if b.arm == arm and name in b.figures]
 
@@ -74,7 +74,7 @@ class Record:
 
 
 def alternate(record: Record, arms: Sequence[Arm], rounds: int, *, show: bool = True) -> None:
-    """Measure every arm once a round, forwards and backwards in turns (A B, B A, ...); appends to the record."""
+    """Measure every arm once a round, alternating forwards and backwards (A B, B A, ...); appends to the record."""
     for number in range(rounds):
         for arm in arms if number % 2 == 0 else arms[::-1]:
             begin = time.monotonic()
@@ -104,5 +104,5 @@ def paired_ratio(record: Record, arm: str, against: str, figure: str | None = No
 
 
 def ratio_text(ratio: dict[str, float]) -> str:
-    """Return a ratio for people."""
+    """Return a ratio as text."""
     return f"{ratio['median']:.2f}x ({ratio['low']:.2f} - {ratio['high']:.2f}, {ratio['pairs']:.0f} pairs)"

@@ -1,7 +1,7 @@
-"""The environment ring on an emulated accelerator: replies come t_inf after their request, all at once, without any CPU.
+"""The environment ring on an emulated accelerator: replies arrive t_inf after their request, all at once, without any CPU.
 
-The actor is jsrl's own, on jsrl's own streams; only its environment (which takes t_env a step) and the process that answers
-are emulated. Full speed is reached when a reply comes within t_env x (R - 1), so that the speed over that of R = 1 is
+The actor and the streams are jsrl's own; only its environment (which takes t_env a step) and the answering process are
+emulated. Full speed is reached when a reply arrives within t_env x (R - 1), so that the speed relative to R = 1 is
 min(R, 1 + t_inf / t_env). Source: Mei et al., 2023, arXiv 2306.16688.
 """
 
@@ -37,7 +37,7 @@ _numbers = itertools.count()
 
 
 def plateau(ratio: float, ring: int) -> float:
-    """Return the expected speed over that of a ring of 1, for t_inf / t_env."""
+    """Return the expected speed relative to a ring of 1, for t_inf / t_env."""
     return min(ring, 1 + ratio)
 
 
@@ -55,11 +55,11 @@ class TimedEnv:
         self._step = EnvStep(observation, later, one, one, acts, [])
 
     def reset(self) -> EnvStep:
-        """Open an episode."""
+        """Start an episode."""
         return self._opening
 
     def step(self, action: np.ndarray) -> EnvStep:
-        """Take the time that a step takes."""
+        """Take the time of a step."""
         until = time.perf_counter() + self._step_s
         if not self._spins:
             time.sleep(self._step_s)
@@ -68,14 +68,14 @@ class TimedEnv:
         return self._step
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing; nothing is held."""
 
 
-# -- the process that answers -----------------------------------------------------------------------------------------
+# -- the answering process --------------------------------------------------------------------------------------------
 
 
 def serve(address: str, answer_s: float) -> None:
-    """Answer every request `answer_s` after it came, until standard input ends."""
+    """Answer every request `answer_s` after its arrival, until standard input ends."""
     server = bind_inference(address, ACT)
     print(server.address, flush=True)
     ended = threading.Event()
@@ -112,7 +112,7 @@ class EmulatedAccelerator:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let it end."""
+        """End it."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         try:
@@ -129,10 +129,10 @@ class EmulatedAccelerator:
 def measure_ring(
     accelerator: EmulatedAccelerator, ring: int, step_s: float, seconds: float, *, spins: bool = False
 ) -> dict[str, float]:
-    """Return env steps per second of an actor with a ring of so many environments: of its median turn, and of all turns.
+    """Return env steps per second of an actor with a ring of the given size: of its median turn, and of all turns.
 
     Args:
-      accelerator: that answers. ring: R. step_s: t_env. seconds: to measure, after one turn. spins: see TimedEnv.
+      accelerator: the one that answers. ring: R. step_s: t_env. seconds: to measure, after one turn. spins: see TimedEnv.
     """
     number = next(_numbers)
     consumer = bind_samples(f"local:ring-{number}", SAMPLES, blocks_per_producer=2 * ring)

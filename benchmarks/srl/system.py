@@ -1,4 +1,4 @@
-"""Levers that are measured on whole runs, or on all of a run but its learner: which arms each has."""
+"""The arms of levers that are measured on whole runs, or on all of a run but its learner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTHS = (64, 128, 256, 512, 1024, 2048)
 
 
 def whole_run(name: str, experiment: Experiment, seconds: float) -> Arm:
-    """Return the arm that trains for so long in a run of its own (warm-up not counted)."""
+    """Return the arm that trains for the given time in a separate run (warm-up not counted)."""
 
     def block() -> Figures:
         speed = measure(experiment, Limits(seconds, longest_s=6 * seconds, start_s=180.0))
@@ -34,7 +34,7 @@ def whole_run(name: str, experiment: Experiment, seconds: float) -> Arm:
 
 @contextlib.contextmanager
 def acting(experiments: dict[str, Experiment], seconds: float, folder: Path) -> Iterator[list[Arm]]:
-    """Yield arms that act without a learner; all of them exist at once, and rest while another one is measured."""
+    """Yield arms that act without a learner; all of them exist at once, and are idle while another one is measured."""
     with contextlib.ExitStack() as stack:
         arms = []
         for name, experiment in experiments.items():
@@ -44,7 +44,7 @@ def acting(experiments: dict[str, Experiment], seconds: float, folder: Path) -> 
 
 
 def with_width(experiment: Experiment, width: int) -> Experiment:
-    """Return the experiment with an MLP of two layers of so many units.
+    """Return the experiment with an MLP of two layers of the given width.
 
     Raises:
       ConfigError: its agent has no such network.
@@ -70,7 +70,7 @@ def rings(experiment: Experiment, sizes: Sequence[int]) -> dict[str, Experiment]
 
 
 def slots(experiment: Experiment, sizes: Sequence[int]) -> dict[str, Experiment]:
-    """Return the experiment with one served actor, a ring of 2, and so many slots per group."""
+    """Return the experiment with one served actor, a ring of 2, and the given number of slots per group."""
     fixed = {"placement": "served", "num-actors": 1, "num-groups": 2, "max-policy-lag": None, "batch-envs": None}
     return {f"{size} slots": applied(experiment, fixed | {"num-envs": 2 * size}) for size in sizes}
 

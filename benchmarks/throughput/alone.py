@@ -1,4 +1,4 @@
-"""One part of a system at a time, on one core: a process of its own, which prints a line of JSON.
+"""One part of a system at a time, on one core, in a separate process that prints a line of JSON.
 
 `python benchmarks/throughput/alone.py ppo_cartpole --seconds 2 -- --rollout-length 128`: environment, inference and update
 of that experiment, all environments in one group, each in rows per second and per CPU-second. With an accelerator, the last
@@ -23,7 +23,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 def rate(work: Callable[[], float], seconds: float) -> tuple[float, float]:
-    """Return rows per second and per CPU-second of a piece of work that returns its rows, after two calls to warm up."""
+    """Return rows per second and per CPU-second of a function that returns its rows, after two calls to warm up."""
     work()
     work()
     rows, begin, cpu_begin = 0.0, time.perf_counter(), time.process_time()
@@ -34,20 +34,20 @@ def rate(work: Callable[[], float], seconds: float) -> tuple[float, float]:
 
 
 def split_options(words: list[str]) -> tuple[list[str], list[str]]:
-    """Return the words before and behind the first `--`."""
+    """Return the arguments before and after the first `--`."""
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at + 1 :]
 
 
 def on_one_core() -> None:
-    """Keep this process to one core and one math thread; call it before jax or numpy are imported."""
+    """Restrict this process to one core and one math thread; call it before jax or numpy are imported."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()
 
 
 def parts(experiment: Any) -> tuple[dict[str, Callable[[], float]], dict[str, Any]]:
-    """Return environment, inference and update as pieces of work, and what is known of them."""
+    """Return environment, inference and update as functions, and facts about them."""
     import jax
     import numpy as np
 
@@ -92,7 +92,7 @@ def parts(experiment: Any) -> tuple[dict[str, Callable[[], float]], dict[str, An
 
     def learn() -> float:
         jax.block_until_ready(update(placed, batch, key))
-        return experiment.rows_per_update / experiment.learner.reuse  # each row is learned from so often
+        return experiment.rows_per_update / experiment.learner.reuse  # each row is learned from this many times
 
     facts = {
         "backend": jax.default_backend(),

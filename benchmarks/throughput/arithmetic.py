@@ -12,7 +12,7 @@ LIMIT_DEVICE_TEXT = "min(cores x environment, 1 / (1 / inference + 1 / update)),
 
 
 class Sample(NamedTuple):
-    """One look at a run: seconds on any clock, env steps trained so far, CPU seconds of the process tree so far."""
+    """One sample of a run: seconds on any clock, env steps trained so far, CPU seconds of the process tree so far."""
 
     time_s: float
     env_steps: float
@@ -28,7 +28,7 @@ class Spread(NamedTuple):
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return median, smallest and largest; not-a-numbers are left out."""
+    """Return median, smallest and largest; NaN values are left out."""
     finite = [value for value in values if not math.isnan(value)]
     if not finite:
         return Spread(math.nan, math.nan, math.nan)
@@ -36,7 +36,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return the slope of the least-squares line: a rate that no single late or early sample decides."""
+    """Return the slope of the least-squares line, a rate that is robust to a single late or early sample."""
     mean_x, mean_y = statistics.fmean(x), statistics.fmean(y)
     spread_x = sum((a - mean_x) ** 2 for a in x)
     if spread_x == 0:
@@ -45,7 +45,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def rates(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return env steps per second and per CPU-second of a window of samples; needs two of them."""
+    """Return env steps per second and per CPU-second of a window of samples; needs at least two."""
     steps = [sample.env_steps for sample in samples]
     per_s = slope([sample.time_s for sample in samples], steps)
     cores = slope([sample.time_s for sample in samples], [sample.cpu_s for sample in samples])
@@ -65,7 +65,7 @@ def physical_limit(
     """Return the env steps per second that no arrangement of these three parts can exceed.
 
     On CPU every row needs the time of all three on one of the cores. With an accelerator, inference and update share it
-    while the cores step environments. Transport, waiting and everything else cost nothing here.
+    while the cores step environments. Transport, waiting and all other costs are ignored.
 
     Args:
       environment, inference, update: rows per second of each part alone, on one core (or on the accelerator).
@@ -84,5 +84,5 @@ def best(results: Mapping[str, float], *, smallest: bool = False) -> str | None:
 
 
 def ratio(ours: float, theirs: float) -> float:
-    """Return ours / theirs, not a number where one of them is missing."""
+    """Return ours / theirs, NaN if one of them is missing."""
     return ours / theirs if theirs else math.nan

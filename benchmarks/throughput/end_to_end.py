@@ -25,7 +25,7 @@ START_LIMIT_S = 300.0
 POLL_S = 0.05
 ENDLESS = 10**12  # env steps
 LEAST_SAMPLES = 4
-# Nothing but training: no evaluation, no snapshots in between, no end before the watcher's own (unless it was killed).
+# Training only: no evaluation, no snapshots in between, no end before the watcher's own (unless it was killed).
 ALWAYS = (
     "--max-minutes",
     "60",
@@ -40,12 +40,12 @@ ALWAYS = (
     "--display",
     "quiet",
 )
-OTHERS_TURN = "wait_turn"  # serial placement: one process is never idle because another worker has its turn
+OTHERS_TURN = "wait_turn"  # serial placement: one process is never idle because another worker is running
 KINDS = ("actor", "inference", "learner")
 
 
 class BenchmarkError(JsrlError):
-    """A run did not give what it was watched for."""
+    """A run did not give the expected result."""
 
 
 def command(name: str, placement: str, folder: Path, env_steps: int, options: Sequence[str]) -> list[str]:
@@ -55,7 +55,7 @@ def command(name: str, placement: str, folder: Path, env_steps: int, options: Se
 
 
 def last_lines(text: str, number: int = 15) -> str:
-    """Return the end of what a process wrote."""
+    """Return the end of a process's output."""
     return "\n".join(text.splitlines()[-number:])
 
 
@@ -82,10 +82,10 @@ class Watched:
         self._errors.close()
 
     def check(self) -> None:
-        """See that it lives.
+        """Check that it is alive.
 
         Raises:
-          BenchmarkError: it has ended; the message has its last words.
+          BenchmarkError: it has ended; the message has the end of its output.
         """
         if self._popen.poll() is not None:
             raise BenchmarkError(f"the run ended with status {self._popen.returncode}:\n{self.last_words()}")
@@ -96,8 +96,8 @@ class Watched:
         return last_lines(self._errors.read())
 
     def leave(self, timeout_s: float) -> None:
-        """Ask it to end in order, and wait; what has not left by then is killed at the end of the block."""
-        self._popen.send_signal(signal.SIGTERM)  # heard also where interrupts are ignored, as in a background job
+        """Ask it to end in order, and wait; remaining processes are killed at the end of the block."""
+        self._popen.send_signal(signal.SIGTERM)  # read even where interrupts are ignored, as in a background job
         try:
             self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -107,7 +107,7 @@ class Watched:
         """Wait until it ends by itself.
 
         Raises:
-          BenchmarkError: it does not, or not in order.
+          BenchmarkError: it does not end, or not in order.
         """
         try:
             status = self._popen.wait(timeout_s)
@@ -118,14 +118,14 @@ class Watched:
 
 
 class Tail:
-    """The lines of a metrics.jsonl as they come."""
+    """The lines of a metrics.jsonl as they are written."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._path, self._read = folder, None, 0
         self._rest = ""
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return what is new; a line that is being written waits for its end."""
+        """Return the new lines; an incomplete line waits for its end."""
         if self._path is None:
             self._path = next(iter(self._folder.glob("*/bench/metrics.jsonl")), None)
         if self._path is None or self._path.stat().st_size == self._read:
@@ -167,7 +167,7 @@ def watch(run: Watched, folder: Path, seconds: float, warm_up_s: float) -> tuple
 
 
 def end_to_end(name: str, placement: str, seconds: float, warm_up_s: float, options: Sequence[str]) -> dict[str, float]:
-    """Return what one run in a placement showed: rates, memory, lag, batch size, shares of each worker's time."""
+    """Return the figures of one run in a placement: rates, memory, lag, batch size, shares of each worker's time."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Watched(command(name, placement, Path(folder), ENDLESS, options)) as run,
@@ -221,7 +221,7 @@ def start_s(name: str, placement: str, options: Sequence[str], *, rows_per_updat
 
 
 def starts(name: str, placement: str, options: Sequence[str], rows_per_update: int) -> dict[str, float]:
-    """Return the seconds to the first update with no compiled program kept, and with those of the run before."""
+    """Return the seconds to the first update without compiled programs, and with those of the run before."""
     with tempfile.TemporaryDirectory() as cache:
         once: Callable[[], float] = lambda: start_s(  # noqa: E731
             name, placement, options, rows_per_update=rows_per_update, cache=Path(cache)

@@ -1,4 +1,4 @@
-"""Other libraries: their virtual environments, their drivers, the settings that are tried, and what a driver prints."""
+"""Other libraries: their virtual environments, their drivers, the settings to try, and the output of a driver."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PASSED_ON = ("HOME", "PATH", "LANG", "LC_ALL", "TMPDIR", "USER", "CUDA_VISIBLE_D
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """A library that takes part.
+    """A participating library.
 
     Attributes:
       python: interpreter of its virtual environment. driver: our script that runs it.
@@ -44,13 +44,13 @@ class Peer:
 
 
 def peers_folder(given: str | None) -> Path:
-    """Return where virtual environments of peers lie."""
+    """Return the folder of the peers' virtual environments."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(given).expanduser() if given else base / "jsrl" / "peers"
 
 
 def find(name: str, folder: Path, driver: Path | None = None) -> Peer | str:
-    """Return a peer with a driver (its usual one), or why there is none."""
+    """Return a peer with a driver (its usual one), or the reason why there is none."""
     home = folder / name
     if not (home / "installed.json").is_file():
         failed = home.parent / f"{name}.failed"
@@ -75,7 +75,7 @@ def drive(
     warm_up_s: float,
     options: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run a peer once and return what its driver printed; `options` of run.py are for jsrl's own driver.
+    """Run a peer once and return its driver's result; `options` of run.py are for jsrl's own driver.
 
     Raises:
       BenchmarkError: it failed, hung, or printed no result.
@@ -84,7 +84,7 @@ def drive(
     asked = {**dataclasses.asdict(work), **times, "setting": setting, "options": list(options)}
     words = [str(peer.python), str(peer.driver), json.dumps(asked)]
     limit_s = LIMIT_S + 10 * (seconds + warm_up_s)
-    process_tree.adopt_orphans()  # daemons that outlive their driver are found again, and ended
+    process_tree.adopt_orphans()  # daemons that outlive their driver are found and ended
     before = process_tree.descendants()
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
         popen = subprocess.Popen(
@@ -107,9 +107,9 @@ def drive(
 
 
 def parse(printed: str) -> dict[str, Any] | None:
-    """Return the last line of a driver's output that is its result, with rates; None where there is none.
+    """Return the last line of a driver's output that is a result with rates; None if there is none.
 
-    Libraries print between and behind as they like.
+    Libraries may print other lines between and after.
     """
     for line in reversed(printed.splitlines()):
         if not line.startswith("{"):
@@ -126,7 +126,7 @@ def parse(printed: str) -> dict[str, Any] | None:
 
 
 def variants(peer: Peer) -> list[dict[str, Any]]:
-    """Return the settings worth trying on this machine, as its driver lists them (`--settings`)."""
+    """Return the settings to try on this machine, as listed by its driver (`--settings`)."""
     listed = subprocess.run(
         [str(peer.python), str(peer.driver), "--settings"], capture_output=True, text=True, timeout=60, check=False
     )
@@ -136,7 +136,7 @@ def variants(peer: Peer) -> list[dict[str, Any]]:
 
 
 def attempt(peer: Peer, work: Work, setting: dict[str, Any], seconds: float, warm_up_s: float) -> dict[str, Any]:
-    """Run a peer once in a setting; a failure becomes a result with its error."""
+    """Run a peer once with a setting; a failure becomes a result with its error."""
     try:
         return drive(peer, work, setting, seconds, warm_up_s)
     except BenchmarkError as error:
@@ -144,20 +144,20 @@ def attempt(peer: Peer, work: Work, setting: dict[str, Any], seconds: float, war
 
 
 def choose(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the best setting by wall clock and, where it is another, the best per CPU-second."""
+    """Return the best setting by wall clock and, if different, the best per CPU-second."""
     known = {json.dumps(r["setting"], sort_keys=True): r for r in results if "error" not in r}
     chosen = [best({key: r[rate] for key, r in known.items()}) for rate in ("env_steps_per_s", "env_steps_per_cpu_s")]
     return [json.loads(key) for key in dict.fromkeys(chosen) if key is not None]
 
 
 def kept_settings(name: str, work: str) -> list[dict[str, Any]]:
-    """Return the settings that an earlier search chose and that were committed; the library's defaults without one."""
+    """Return the committed settings of an earlier search; the library's defaults without one."""
     kept = json.loads(SETTINGS.read_text()) if SETTINGS.is_file() else {}
     return kept.get(work, {}).get(name, {}).get("best", [{}])
 
 
 def keep_settings(name: str, work: str, chosen: list[dict[str, Any]], raw: str) -> None:
-    """Write down what a search chose, and in which file its raw numbers lie."""
+    """Store the settings chosen by a search, and the file with its raw numbers."""
     kept = json.loads(SETTINGS.read_text()) if SETTINGS.is_file() else {}
     kept.setdefault(work, {})[name] = {"best": chosen, "raw": raw}
     SETTINGS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")

@@ -1,4 +1,4 @@
-"""What a person sees while a benchmark goes on: a bar on a terminal, a line per step elsewhere."""
+"""Progress of a benchmark: a bar on a terminal, a line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Progress:
 
     @contextlib.contextmanager
     def step(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Show what is being measured; call what the block is given with the result."""
+        """Show the current step; call the function that the block receives with the result."""
         results: list[str] = []
         self._bar.update(self._task, description=text)
         yield results.append

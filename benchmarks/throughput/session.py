@@ -1,4 +1,4 @@
-"""One benchmark from beginning to end: all arms, alternating, with what is known so far on show."""
+"""One benchmark from beginning to end: all arms, alternating, with intermediate results shown."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def take_placement(
     *,
     with_start: bool,
 ) -> None:
-    """Run one placement once, and its starts where asked for; a failure is kept beside what worked."""
+    """Run one placement once, and its starts if requested; a failure is stored beside the successes."""
     with progress.step(f"jsrl {placement}") as told:
         try:
             run = end_to_end(given.name, placement, given.seconds, given.warm_up_s, options)
@@ -99,10 +99,10 @@ def take_placement(
 
 
 def chosen(text: str, known: Sequence[str], what: str) -> list[str]:
-    """Return the words of a comma-separated list.
+    """Return the entries of a comma-separated list.
 
     Raises:
-      ConfigError: one of them is not known.
+      ConfigError: one of them is unknown.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
@@ -115,7 +115,7 @@ def with_repetitions(text: str, most: int) -> dict[str, int]:
     """Return peer -> repetitions of a list such as `sb3,rllib:1`; those without a number take part in all of them.
 
     Raises:
-      ConfigError: an unknown peer, or what is no number.
+      ConfigError: an unknown peer, or an invalid number.
     """
     counts = {}
     for word in text.split(","):
@@ -127,10 +127,10 @@ def with_repetitions(text: str, most: int) -> dict[str, int]:
 
 
 def work_of(given: argparse.Namespace) -> Work | None:
-    """Return the work that peers are to do as well; None without --against.
+    """Return the work for the peers; None without --against.
 
     Raises:
-      ConfigError: this experiment is not one that is compared, or its rows cannot be shared by so many environments.
+      ConfigError: this experiment is not compared, or its rows do not divide by this number of environments.
     """
     if not given.against:
         return None
@@ -144,7 +144,7 @@ def work_of(given: argparse.Namespace) -> Work | None:
 
 
 def experiment_of(name: str, placement: str, options: Sequence[str]) -> Experiment:
-    """Return the experiment that run.py makes of these words.
+    """Return the experiment that run.py makes of these arguments.
 
     Raises:
       ConfigError: no such experiment or option.
@@ -158,7 +158,7 @@ def experiment_of(name: str, placement: str, options: Sequence[str]) -> Experime
 
 
 def header(given: argparse.Namespace, options: list[str], experiments: dict[str, Experiment]) -> dict[str, Any]:
-    """Return what is known before anything runs."""
+    """Return the facts known before any run."""
     one = next(iter(experiments.values()))
     facts = {name: fact for name, fact in environment_facts().items() if name != "working_directory"}
     return {
@@ -184,7 +184,7 @@ def header(given: argparse.Namespace, options: list[str], experiments: dict[str,
 
 
 def take_alone(raw: dict[str, Any], given: argparse.Namespace, options: list[str]) -> None:
-    """Measure the parts in a process of their own, which keeps to one core.
+    """Measure the parts in a separate process restricted to one core.
 
     Raises:
       BenchmarkError: it failed.
@@ -199,7 +199,7 @@ def take_alone(raw: dict[str, Any], given: argparse.Namespace, options: list[str
 
 
 def find_peers(given: argparse.Namespace, raw: dict[str, Any]) -> dict[str, peers.Peer]:
-    """Return the peers that are there; why others are not goes into the raw numbers.
+    """Return the installed peers; the reasons for missing ones go into the raw numbers.
 
     Raises:
       ConfigError: an unknown peer.
@@ -230,7 +230,7 @@ def search(given: argparse.Namespace, work: Work, taking_part: dict[str, peers.P
 
 
 def add_arms(given: argparse.Namespace, peer: peers.Peer, raw: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return an arm for each setting of a peer that is to be run, which the raw numbers hold as well."""
+    """Return an arm for each setting of a peer to run; the raw numbers hold the same arms."""
     repetitions = with_repetitions(given.against, given.repetitions)[peer.name]
     arms = [
         {"setting": setting, "repetitions": repetitions, "runs": [], "errors": [], "differences": []}
@@ -241,7 +241,7 @@ def add_arms(given: argparse.Namespace, peer: peers.Peer, raw: dict[str, Any]) -
 
 
 def drive_arm(peer: peers.Peer, arm: dict[str, Any], work: Work | None, given: argparse.Namespace) -> str:
-    """Run a peer once more; a failure is kept beside what worked. Return what to show."""
+    """Run a peer once more; a failure is stored beside the successes. Return the text to show."""
     assert work is not None
     try:
         result = peers.drive(peer, work, arm["setting"], given.seconds, given.warm_up_s)

@@ -1,4 +1,4 @@
-"""What a benchmark's raw numbers say, as tables for people: a pure function of the JSON that it writes."""
+"""The raw numbers of a benchmark as tables: a pure function of the JSON that it writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTHING = "-"
 
 
 def number(value: float, digits: int = 0) -> str:
-    """Return a number for people."""
+    """Return a number as text."""
     return NOTHING if math.isnan(value) else f"{value:,.{digits}f}"
 
 
@@ -37,12 +37,12 @@ def percent(value: float) -> str:
 
 
 def of(runs: Sequence[dict[str, Any]], name: str) -> Spread:
-    """Return a number's spread over repetitions."""
+    """Return the spread of a number over repetitions."""
     return spread([float(run[name]) if run.get(name) is not None else math.nan for run in runs])
 
 
 def parts_of(raw: dict[str, Any], what: str) -> dict[str, Spread]:
-    """Return part -> spread of `rows_per_s` or `rows_per_cpu_s` alone."""
+    """Return part -> spread of its `rows_per_s` or `rows_per_cpu_s`."""
     return {part: spread([once[part][what] for once in raw["alone"]]) for part in PARTS}
 
 
@@ -121,7 +121,7 @@ def placement_row(
 
 
 def caption(raw: dict[str, Any]) -> str:
-    """Return what the columns mean."""
+    """Return the explanation of the columns."""
     formula = LIMIT_DEVICE_TEXT if raw["backend"] != "cpu" else LIMIT_TEXT
     frames = raw["frames_per_step"]
     named = f" One env step is {frames} game frames." if frames > 1 else ""
@@ -135,7 +135,7 @@ def caption(raw: dict[str, Any]) -> str:
 
 
 def peers_table(raw: dict[str, Any]) -> Table:
-    """Return the other libraries, and how many times better the best placement is."""
+    """Return the other libraries, and how many times faster the best placement is."""
     fastest, thriftiest = best_of(raw, "env_steps_per_s"), best_of(raw, "env_steps_per_cpu_s")
     ours = raw["end_to_end"]
     started = raw["starts"].get(fastest, [])
@@ -245,5 +245,5 @@ def search_table(raw: dict[str, Any]) -> Table:
 
 
 def setting_text(setting: dict[str, Any]) -> str:
-    """Return a setting for people."""
+    """Return a setting as text."""
     return ", ".join(f"{key} {value}" for key, value in setting.items()) or "defaults"

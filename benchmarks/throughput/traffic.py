@@ -1,4 +1,4 @@
-"""Bytes that a row costs on each stream, from the schemas, and how often its observation is copied, by construction."""
+"""Bytes per row on each stream, from the schemas, and the number of copies of its observation, by construction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jsrl.experiment import Experiment
 from jsrl.types import leaves
 
 SERVED = ("served", "apart")
-# Who copies an observation, in bytes of its own; through a socket the kernel copies twice more.
+# The copies of an observation in user space; a socket adds two copies by the kernel.
 ALWAYS = ("environment into the block", "block into the batch")
 ON_REQUEST = ("environment into the request", "request into the batch of act")
 IN_KERNEL = 2

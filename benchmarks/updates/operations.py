@@ -1,4 +1,4 @@
-"""Floating-point operations of an off-policy update, by formula: the products of the networks' layers and nothing else."""
+"""Floating-point operations of an off-policy update, by formula: only the products of the networks' layers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from __future__ import annotations
 def operations_per_row(algorithm: str, *, observation: int, action: int, width: int) -> float:
     """Return the operations of one row of one update of SAC, TD3 or DDPG, averaged over TD3's delay of two.
 
-    Networks have two hidden layers. Forward costs the layers' products; a gradient for the weights costs them again, and
-    one for the inputs again but for those of the first layer where nothing asks for them.
+    Networks have two hidden layers. A forward pass costs the layers' products; a gradient for the weights costs them
+    again, and one for the inputs once more, without those of the first layer if its input gradient is not needed.
     """
     hidden = width * width
     outputs = 2 * action if algorithm == "sac" else action

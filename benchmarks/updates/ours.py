@@ -1,8 +1,8 @@
-"""jsrl's updates alone on a work of replay, in the words of the other libraries' drivers: `python ours.py JSON`.
+"""jsrl's updates alone on a work of replay, in the format of the other libraries' drivers: `python ours.py JSON`.
 
 The compiled call is the learner's own: it adds a trajectory to the ring on the device, draws windows and makes K updates;
 params and metrics are fetched after each, as for publishing. Between windows the rate of matrix products is measured in
-the same process, with the same threads: [batch, width] x [width, width], and at the rows that an update works on at once.
+the same process, with the same threads: [batch, width] x [width, width], and with the number of rows of an update.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAMES = {"sac": "sac_halfcheetah", "td3": "td3"}
 
 
 def make_update(asked: dict[str, Any]) -> tuple[Callable[[], None], int]:
-    """Return a call of the compiled update on a full ring, and the parameters of what is trained."""
+    """Return a call of the compiled update on a full ring, and the number of trained parameters."""
     import dataclasses
 
     import jax
@@ -73,7 +73,7 @@ def make_update(asked: dict[str, Any]) -> tuple[Callable[[], None], int]:
 
 
 def random_trajectory(spec: Any, key: Any) -> Any:
-    """Return a trajectory of one long episode with random numbers in it."""
+    """Return a trajectory of one long episode with random numbers."""
     import jax
     import jax.numpy as jnp
 

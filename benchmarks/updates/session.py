@@ -21,7 +21,7 @@ from jsrl.runs.provenance import environment_facts
 
 OURS = Path(__file__).parent / "ours.py"
 DRIVERS = {"sb3": "run_sb3_replay.py", "sbx": "run_sbx_replay.py", "torch-loop": "run_torch_replay.py"}
-ENVIRONMENTS = {"torch-loop": "sb3"}  # whose virtual environment a driver runs in, where it is not its own
+ENVIRONMENTS = {"torch-loop": "sb3"}  # the peer whose virtual environment a driver uses, if not its own
 
 
 def is_compared(name: str) -> bool:
@@ -32,11 +32,11 @@ def is_compared(name: str) -> bool:
 def measure(given: argparse.Namespace, further: list[str]) -> dict[str, Any]:
     """Return the raw numbers; `further` are options of run.py for jsrl's arms.
 
-    In the first repetition every setting of every system takes part; in those that follow only its best by wall clock and
-    its best per CPU-second, for each work apart.
+    In the first repetition every setting of every system takes part; afterwards only its best by wall clock and its best
+    per CPU-second, separately for each work.
 
     Raises:
-      ConfigError: an unknown peer or part. BenchmarkError: no run of jsrl's gave anything.
+      ConfigError: an unknown peer or part. BenchmarkError: no run of jsrl's succeeded.
     """
     todo = [work for work in works(given.name, numbers(given.batch), numbers(given.envs)) if work.part in parts(given)]
     raw = header(given, further)
@@ -58,10 +58,10 @@ def measure(given: argparse.Namespace, further: list[str]) -> dict[str, Any]:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Return the whole numbers of a comma-separated list.
+    """Return the integers of a comma-separated list.
 
     Raises:
-      ConfigError: one of them is none, or smaller than 1.
+      ConfigError: one of them is not an integer, or smaller than 1.
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdigit() and int(word) > 0 for word in words):
@@ -70,7 +70,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def parts(given: argparse.Namespace) -> list[str]:
-    """Return the parts that are asked for.
+    """Return the requested parts.
 
     Raises:
       ConfigError: one of them does not exist.
@@ -79,7 +79,7 @@ def parts(given: argparse.Namespace) -> list[str]:
 
 
 def header(given: argparse.Namespace, further: list[str]) -> dict[str, Any]:
-    """Return what is known before anything runs."""
+    """Return the facts known before any run."""
     facts = {name: fact for name, fact in environment_facts().items() if name != "working_directory"}
     return {
         "kind": KIND,
@@ -116,7 +116,7 @@ def our_arms(work: ReplayWork, given: argparse.Namespace) -> list[Arm]:
 
 
 def peer_arms(given: argparse.Namespace, raw: dict[str, Any]) -> list[Arm]:
-    """Return the arms of other libraries; why others are not there goes into the raw numbers.
+    """Return the arms of other libraries; the reasons for missing ones go into the raw numbers.
 
     Raises:
       ConfigError: an unknown peer.
@@ -137,7 +137,7 @@ def is_ours(arm: dict[str, Any]) -> bool:
 
 
 def goes_on(arm: dict[str, Any], known: list[dict[str, Any]], repetition: int) -> bool:
-    """Return whether an arm takes part: always at first, then where it is its system's best in wall clock or CPU time."""
+    """Return whether an arm takes part: always at first, then if it is its system's best in wall clock or CPU time."""
     rivals = [other["runs"][0] for other in known if other["system"] == arm["system"] and other["runs"]]
     if repetition == 0:
         return True
@@ -149,7 +149,7 @@ def goes_on(arm: dict[str, Any], known: list[dict[str, Any]], repetition: int) -
 def take(
     arm: dict[str, Any], peer: peers.Peer | None, work: ReplayWork, given: argparse.Namespace, further: list[str]
 ) -> str:
-    """Run an arm once more; a failure is kept beside what worked. Return what to show."""
+    """Run an arm once more; a failure is stored beside the successes. Return the text to show."""
     try:
         if peer is None:
             run = whole_run(work, arm["setting"]["placement"], given, further)
@@ -169,7 +169,7 @@ def take(
 
 
 def whole_run(work: ReplayWork, placement: str, given: argparse.Namespace, further: list[str]) -> dict[str, Any]:
-    """Return what a run of jsrl's showed that samples and learns."""
+    """Return the figures of a jsrl run that samples and learns."""
     options = {
         "env.id": work.env,
         "num-envs": work.num_envs,
@@ -184,5 +184,5 @@ def whole_run(work: ReplayWork, placement: str, given: argparse.Namespace, furth
 
 
 def errors_of(raw: dict[str, Any]) -> str:
-    """Return what went wrong, a line each."""
+    """Return the errors, one line each."""
     return "\n".join(error for work in raw["works"] for arm in work["arms"] for error in arm["errors"])

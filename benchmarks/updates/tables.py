@@ -1,4 +1,4 @@
-"""What the raw numbers of a benchmark of off-policy learning say, as tables: a pure function of the JSON."""
+"""The raw numbers of a benchmark of off-policy learning as tables: a pure function of the JSON."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def matrix_share(work: dict[str, Any], arm: dict[str, Any]) -> float:
 
 
 def setting_text(setting: dict[str, Any]) -> str:
-    """Return a setting in words."""
+    """Return a setting as text."""
     return ", ".join(name.replace("_", " ") if value is True else f"{name} {value}" for name, value in setting.items())
 
 
 def work_table(work: dict[str, Any]) -> Table:
-    """Return one work: every arm, and how many times better jsrl's best is than each system's best."""
+    """Return one work: every arm, and how many times faster jsrl's best is than each system's best."""
     table = Table(box=box.SIMPLE_HEAD, title=title_of(work), title_justify="left")
     table.add_column("system, setting", no_wrap=True)
     for heading in (
@@ -92,7 +92,7 @@ def cells(work: dict[str, Any], arm: dict[str, Any], own: dict[str, float]) -> l
 
 
 def title_of(work: dict[str, Any]) -> str:
-    """Return a work in words."""
+    """Return a work as text."""
     if work["part"] == "updates":
         return f"updates alone, batch {work['batch']:,}, {work['updates_per_call']} in one call"
     ratio_text = f"{work['updates_per_step']} update of {work['batch']} rows per env step"

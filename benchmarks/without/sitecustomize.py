@@ -1,6 +1,6 @@
-"""Leave parts of jsrl out of every process of a run, as JSRL_WITHOUT says: what they cost is measured by their absence.
+"""Remove parts of jsrl from every process of a run, as JSRL_WITHOUT says, to measure their cost by their absence.
 
-Python imports this file at its start where the folder is on PYTHONPATH; only benchmarks/overhead.py puts it there.
+Python imports this file at its start if the folder is on PYTHONPATH; only benchmarks/overhead.py puts it there.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 def without_heartbeats() -> None:
-    """Have workers send no sign of life (the control connection stays: it carries reports and commands)."""
+    """Disable heartbeats of workers (the control connection stays: it carries reports and commands)."""
     from jsrl.runs import control
 
     control.HEARTBEAT_S = NEVER_S
 
 
 def without_deadlines() -> None:
-    """Have nobody note what may hang."""
+    """Disable the record of operations that may hang."""
     from jsrl.runs.control import ControlClient
 
     ControlClient.entering = ControlClient.left = nothing  # type: ignore[method-assign, assignment]
 
 
 def without_phases() -> None:
-    """Account for nobody's time."""
+    """Disable time accounting."""
     from jsrl.metrics.phases import Phases
 
     Phases.enter = Phases.rest = Phases.mark = nothing  # type: ignore[method-assign, assignment]
@@ -38,7 +38,7 @@ def without_phases() -> None:
 
 
 def without_metrics() -> None:
-    """Count nothing inside workers; what the run's limits need (updates, env steps) is no part of this."""
+    """Disable counting inside workers; updates and env steps, which limits need, are still counted."""
     from jsrl.metrics.metrics import Recorder
 
     for name in ("count", "rate", "spent", "mean", "means", "last", "maximum", "spread"):
@@ -47,7 +47,7 @@ def without_metrics() -> None:
 
 
 def without_ledger() -> None:
-    """Count trajectories in memory, not in the pages that survive a death."""
+    """Count trajectories in memory, not in the pages that survive a crash."""
     from jsrl.transport.base import Ledger
     from jsrl.transport.ledger.hop_page import HopPage
     from jsrl.transport.ledger.page import PersistedLedger
