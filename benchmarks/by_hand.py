@@ -158,10 +158,10 @@ def run_arm(placement: str, env: str, given: argparse.Namespace) -> Arm:
 def main() -> int:
     """Measure, print and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10.0, help="watched in each block")
+    parser.add_argument("--seconds", type=float, default=10.0, help="measured in each block")
     parser.add_argument("--warm-up-s", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--loop", choices=("cartpole", "slow"), help="be the loop by hand, and print its figure")
+    parser.add_argument("--loop", choices=("cartpole", "slow"), help="run the loop by hand, and print its figure")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "by-hand.json")
     given = parser.parse_args()
     on_one_core()
@@ -179,7 +179,7 @@ def main() -> int:
         if placement != "loop":
             ratio = record.summary[arm.name] = paired_ratio(record, arm.name, f"loop, {env}")
             asked = ASKED.get((placement, env))
-            print(f"{arm.name:<18} of the loop {ratio_text(ratio)}{f', asked {asked}' if asked else ''}")
+            print(f"{arm.name:<18} of the loop {ratio_text(ratio)}{f', limit {asked}' if asked else ''}")
             below += [arm.name] if asked and ratio["high"] < asked else []
     record.save(given.json)
     print(f"  below: {', '.join(below) or 'none'}; raw numbers: {given.json}")

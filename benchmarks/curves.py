@@ -28,7 +28,7 @@ PLANNED = (-7.9, "planned play: -7.9")  # docs/results.md, several seats
 
 
 @dataclass(frozen=True)
-class Picture:
+class Plot:
     """The content of one plot.
 
     Attributes:
@@ -45,59 +45,55 @@ class Picture:
 
 
 PICTURES = {
-    "ppo_cartpole": Picture(
+    "ppo_cartpole": Plot(
         "PPO, CartPole-v1 (served)",
         "ppo_cartpole-served-seed",
         peer=("SBX 0.28, same settings", "ppo_cartpole-sbx-seed"),
         reference=(500.0, f"{ZOO}: 500 after 100k env steps"),
     ),
-    "ppo_pong": Picture(
-        "PPO, Pong from pixels", "ppo_pong-seed", reference=(20.989, f"{ZOO}: 20.99 after 10M env steps")
-    ),
-    "ppo_halfcheetah": Picture(
+    "ppo_pong": Plot("PPO, Pong from pixels", "ppo_pong-seed", reference=(20.989, f"{ZOO}: 20.99 after 10M env steps")),
+    "ppo_halfcheetah": Plot(
         "PPO, HalfCheetah-v5", "ppo_halfcheetah-seed", reference=(5819.0, f"{ZOO}: 5,819 after 1M env steps of v3")
     ),
-    "impala_pong": Picture("IMPALA, Pong from pixels", "impala_pong-seed"),
-    "dqn_pong": Picture(
-        "DQN, Pong from pixels", "dqn_pong-seed", reference=(20.602, f"{ZOO}: 20.6 after 10M env steps")
-    ),
-    "dqn_cartpole-c51": Picture(
+    "impala_pong": Plot("IMPALA, Pong from pixels", "impala_pong-seed"),
+    "dqn_pong": Plot("DQN, Pong from pixels", "dqn_pong-seed", reference=(20.602, f"{ZOO}: 20.6 after 10M env steps")),
+    "dqn_cartpole-c51": Plot(
         "DQN with 51 atoms, CartPole-v1",
         "dqn_cartpole-c51-seed",
         reference=(500.0, f"{ZOO}: 500 after 50k env steps, DQN"),
     ),
-    "r2d2-memory": Picture("R2D2, probe:memory", "r2d2-memory-seed"),
-    "sac_halfcheetah": Picture(
+    "r2d2-memory": Plot("R2D2, probe:memory", "r2d2-memory-seed"),
+    "sac_halfcheetah": Plot(
         "SAC, HalfCheetah-v5, stopped at 5,000",
         "sac_halfcheetah-seed",
         peer=("SBX 0.28, same settings", "sac_halfcheetah-sbx-same-seed"),
         reference=(9535.0, f"{ZOO}: 9,535 after 1M env steps of v3"),
     ),
-    "sac_pendulum": Picture(
+    "sac_pendulum": Plot(
         "SAC, Pendulum-v1",
         "sac_pendulum-seed",
         peer=("SBX 0.28, same settings", "sac_pendulum-sbx-seed"),
         reference=(-157.0, f"{ZOO}: -157 after 20k env steps"),
     ),
-    "td3-pendulum": Picture(
+    "td3-pendulum": Plot(
         "TD3, Pendulum-v1",
         "td3-pendulum-seed",
         peer=("SBX 0.28, same settings", "td3-pendulum-sbx-seed"),
         reference=(-152.0, f"{ZOO}: -152 after 20k env steps"),
     ),
-    "ddpg-pendulum": Picture(
+    "ddpg-pendulum": Plot(
         "DDPG, Pendulum-v1",
         "ddpg-pendulum-seed",
         peer=("SBX 0.28, same settings", "ddpg-pendulum-sbx-seed"),
         reference=(-152.0, f"{ZOO}: -152 after 20k env steps"),
     ),
-    "bc-expert": Picture("BC from 112 recorded episodes, CartPole-v1", "bc-expert-seed", "rows trained on"),
-    "mappo-spread": Picture("MAPPO, simple_spread_v3", "mappo-spread-seed", reference=PLANNED),
-    "mappo_speaker_listener": Picture(
+    "bc-expert": Plot("BC from 112 recorded episodes, CartPole-v1", "bc-expert-seed", "rows trained on"),
+    "mappo-spread": Plot("MAPPO, simple_spread_v3", "mappo-spread-seed", reference=PLANNED),
+    "mappo_speaker_listener": Plot(
         "MAPPO, simple_speaker_listener_v4", "mappo_speaker_listener-seed", reference=(-7.7, "planned play: -7.7")
     ),
-    "happo": Picture("HAPPO, simple_spread_v3", "happo-seed", reference=PLANNED),
-    "vdn": Picture("VDN, simple_spread_v3", "vdn-seed", reference=PLANNED),
+    "happo": Plot("HAPPO, simple_spread_v3", "happo-seed", reference=PLANNED),
+    "vdn": Plot("VDN, simple_spread_v3", "vdn-seed", reference=PLANNED),
 }
 STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#5d6b7c}.title{font-size:13px;font-weight:600;fill:#1c2430}"
@@ -108,20 +104,20 @@ STYLE = (
 TOP, ROW = 26, 15  # of the title with the seeds, and of each further line of the legend
 
 
-def draw(picture: Picture, results: Path = RESULTS) -> str:
+def draw(plot: Plot, results: Path = RESULTS) -> str:
     """Return one plot as a standalone SVG, from the files of its seeds in a folder of results."""
-    series = [_series(path) for path in sorted(results.glob(f"{picture.start}?.json"))]
-    peers = [_peer(path) for path in sorted(results.glob(f"{picture.peer[1]}?.json"))] if picture.peer else []
+    series = [_series(path) for path in sorted(results.glob(f"{plot.start}?.json"))]
+    peers = [_peer(path) for path in sorted(results.glob(f"{plot.peer[1]}?.json"))] if plot.peer else []
     drawn, notes = [*peers, *series], []
-    if picture.peer and peers:
+    if plot.peer and peers:
         seeds = f"seeds 0 to {len(peers) - 1}" if len(peers) > 1 else "seed 0"
-        notes.append((PEER, f"{picture.peer[0]}, {seeds}"))
-    if picture.reference:
-        value, text = picture.reference
+        notes.append((PEER, f"{plot.peer[0]}, {seeds}"))
+    if plot.reference:
+        value, text = plot.reference
         ends = np.array([min(one.x.min() for one in drawn), max(one.x.max() for one in drawn)])
         drawn.append(Series(text, ends, np.full(2, value), index=REFERENCE, faint=True))
         notes.append((REFERENCE, text))
-    inside = re.search(r"<svg[^>]*>(.*)</svg>", chart(picture.title, picture.x_label, drawn)).group(1)
+    inside = re.search(r"<svg[^>]*>(.*)</svg>", chart(plot.title, plot.x_label, drawn)).group(1)
     width, height = WIDE
     colours = "".join(f".line{i}{{stroke:{c}}}.key{i},polygon.line{i}{{fill:{c}}}" for i, c in enumerate(COLOURS))
     keys = "".join(
@@ -136,8 +132,8 @@ def draw(picture: Picture, results: Path = RESULTS) -> str:
     top = TOP + ROW * len(notes)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + top}" role="img">\n'
-        f"<style>{STYLE}{colours}</style>\n<title>{picture.title}: return over {picture.x_label}</title>\n"
-        f'<text class="title" x="{LEFT}" y="16">{picture.title}</text>{keys}{legend}\n'
+        f"<style>{STYLE}{colours}</style>\n<title>{plot.title}: return over {plot.x_label}</title>\n"
+        f'<text class="title" x="{LEFT}" y="16">{plot.title}</text>{keys}{legend}\n'
         f'<g transform="translate(0 {top})">{inside}</g>\n</svg>\n'
     )
 
@@ -163,11 +159,11 @@ def _peer(path: Path) -> Series:
 def main(arguments: list[str] | None = None) -> int:
     """Draw all plots."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--to", type=Path, default=ROOT / "docs" / "pictures", help="folder of the pictures")
+    parser.add_argument("--to", type=Path, default=ROOT / "docs" / "pictures", help="folder of the plots")
     folder = parser.parse_args(arguments).to
-    for name, picture in PICTURES.items():
-        (folder / f"curve-{name}.svg").write_text(draw(picture))
-        print(f"curve-{name}.svg: {picture.title}")
+    for name, plot in PICTURES.items():
+        (folder / f"curve-{name}.svg").write_text(draw(plot))
+        print(f"curve-{name}.svg: {plot.title}")
     return 0
 
 

@@ -21,17 +21,17 @@ def shake_hands(path: str, identity: bytes, timeout_s: float | None = None) -> s
     connection.settimeout(timeout_s)
     connection.connect(path)
     connection.sendall(_GREETING + bytes([_COMMAND, len(body)]) + body)
-    _hear(connection, 64)
-    _hear(connection, _hear(connection, 2)[1])  # the other end is ready and accepts messages
+    _receive(connection, 64)
+    _receive(connection, _receive(connection, 2)[1])  # the other end is ready and accepts messages
     return connection
 
 
-def _hear(connection: socket.socket, size_bytes: int) -> bytes:
+def _receive(connection: socket.socket, size_bytes: int) -> bytes:
     heard = b""
     while len(heard) < size_bytes:
         part = connection.recv(size_bytes - len(heard))
         if not part:
-            raise ConnectionError("the connection was ended in the handshake")
+            raise ConnectionError("the connection was closed during the handshake")
         heard += part
     return heard
 

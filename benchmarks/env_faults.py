@@ -62,7 +62,9 @@ def faulty_run(misdeed: str, given: argparse.Namespace) -> Arm:
                 while sum(steps >= PLAYING for _, steps, _ in counts(folder).values()) < ACTORS:
                     run.check()
                     if time.monotonic() > deadline_s:
-                        raise BenchmarkError(f"not every actor plays after {START_LIMIT_S:g} s:\n{run.last_words()}")
+                        raise BenchmarkError(
+                            f"not all actors are playing after {START_LIMIT_S:g} s:\n{run.error_output()}"
+                        )
                     time.sleep(0.1)
                 (folder / "begin").touch()
                 time.sleep(given.warm_up_s)
@@ -82,7 +84,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--misdeeds", default=",".join(MISDEEDS))
     parser.add_argument("--placement", default="served")
-    parser.add_argument("--seconds", type=float, default=15.0, help="watched in each block")
+    parser.add_argument("--seconds", type=float, default=15.0, help="measured in each block")
     parser.add_argument("--warm-up-s", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "env-faults.json")
@@ -91,7 +93,7 @@ def main() -> int:
     misdeeds = given.misdeeds.split(",")
     unknown = [name for name in misdeeds if name not in MISDEEDS]
     if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(MISDEEDS)}")
+        parser.error(f"unknown: {', '.join(unknown)}; choose from {', '.join(MISDEEDS)}")
     recorded = {"placement": given.placement, "seconds": given.seconds, "options": options, "cores": os.cpu_count()}
     record = Record("env_faults", "others_steps_per_s", recorded)
     alternate(record, [faulty_run(name, given) for name in (NONE, *misdeeds)], given.rounds)

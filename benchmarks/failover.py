@@ -46,10 +46,10 @@ def await_servers(run: Watched, number: int, killed: set[int]) -> list[int]:
         if len(bound) == number:
             return bound
         time.sleep(STEP_S)
-    raise BenchmarkError(f"{number} servers did not come within {START_LIMIT_S:g} s:\n{run.last_words()}")
+    raise BenchmarkError(f"{number} servers were not ready within {START_LIMIT_S:g} s:\n{run.error_output()}")
 
 
-def storm(number: int, given: argparse.Namespace) -> Arm:
+def kill_servers(number: int, given: argparse.Namespace) -> Arm:
     """Return the arm with the given number of servers."""
 
     def block() -> Figures:
@@ -107,7 +107,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="in each block")
     parser.add_argument("--rest-s", type=float, default=2.0, help="between the last server's return and the next kill")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0, help="of the storm")
+    parser.add_argument("--seed", type=int, default=0, help="of all kills")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "failover.json")
     words, options = split_options(sys.argv[1:])
     given = parser.parse_args(words, argparse.Namespace(options=options))
@@ -118,7 +118,7 @@ def main() -> int:
         "cores": os.cpu_count(),
     }
     record = Record("failover", "longest_s", recorded)
-    alternate(record, [storm(2, given), storm(1, given)], given.rounds)
+    alternate(record, [kill_servers(2, given), kill_servers(1, given)], given.rounds)
     record.save(given.json)
     late = [s for s in record.values("two") if s > LIMIT_S]
     unbalanced = [b.arm for b in record.blocks if not b.figures["ledger_holds"]]
@@ -126,7 +126,9 @@ def main() -> int:
         print(
             f"{arm} server(s): {record.median(arm, 'median_s'):.2f} s in the median, {max(record.values(arm)):.2f} s at most"
         )
-    print(f"  ledger: {'NOT balanced' if unbalanced else 'no count contradicts another'}; raw numbers: {given.json}")
+    print(
+        f"  ledger: {'counts are INCONSISTENT' if unbalanced else 'counts are consistent'}; raw numbers: {given.json}"
+    )
     return int(bool(late or unbalanced))
 
 

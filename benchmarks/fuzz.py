@@ -244,7 +244,7 @@ def fuzz_codec(number: int, seed: int) -> Outcome:
 
 
 @dataclass(frozen=True)
-class Live:
+class SocketTarget:
     """A bound end: `endpoint` to send to, `serve` to call repeatedly, `works` to check that it still works."""
 
     endpoint: str
@@ -298,16 +298,18 @@ def send(endpoint: str, number: int, seed: int, target: str) -> Outcome:
     outcome, chance = Outcome(endpoint), random.Random(seed)
     context = zmq.Context()
     unfinished: list[Any] = []
-    for life in range(1 << 30):
+    for incarnation in range(1 << 30):
         if outcome.frames >= number:
             break
-        hello = hello_of(target, ProducerId(chance.choice(STRANGERS), life)) if chance.random() < 0.5 else []
-        if chance.random() < UNFINISHED or not life:
-            unfinished.append(begin_without_end(endpoint, life, hello, chance))
+        hello = hello_of(target, ProducerId(chance.choice(STRANGERS), incarnation)) if chance.random() < 0.5 else []
+        if chance.random() < UNFINISHED or not incarnation:
+            unfinished.append(start_endless_message(endpoint, incarnation, hello, chance))
             outcome.answers["a message without end"] += 1
         while len(unfinished) > MOST_OPEN:
             unfinished.pop(0).close()
-        outcome.frames += send_round(context, endpoint, hello, life, chance, outcome, min(250, number - outcome.frames))
+        outcome.frames += send_round(
+            context, endpoint, hello, incarnation, chance, outcome, min(250, number - outcome.frames)
+        )
     for connection in unfinished:
         connection.close()
     context.term()
@@ -323,10 +325,10 @@ def hello_of(target: str, who: ProducerId) -> list[bytes]:
     return [bytes(frame) for frame in Hello(who, {0: 2}, flatten_schema(SPEC)).frames()]
 
 
-def begin_without_end(endpoint: str, life: int, hello: list[bytes], chance: random.Random) -> Any:
+def start_endless_message(endpoint: str, incarnation: int, hello: list[bytes], chance: random.Random) -> Any:
     """Return an open connection that sent a hello and then started a message of up to 1 MiB that never ends."""
-    connection = shake_hands(endpoint.removeprefix("ipc://"), f"endless-{life}".encode(), 20.0)
-    begun = mutate(chance.choice(examples(life)), chance, oversize_bytes=0)
+    connection = shake_hands(endpoint.removeprefix("ipc://"), f"endless-{incarnation}".encode(), 20.0)
+    begun = mutate(chance.choice(examples(incarnation)), chance, oversize_bytes=0)
     more = [bytes(chance.randrange(FRAME_BYTES)) for _ in range(chance.choice((0, 1, 64)))]
     with contextlib.suppress(OSError):  # it may be closed, because a frame was too large
         connection.sendall((as_sent(hello, ended=True) if hello else b"") + as_sent([*begun, *more], ended=False))
@@ -337,13 +339,13 @@ def send_round(
     context: zmq.Context,
     endpoint: str,
     hello: list[bytes],
-    life: int,
+    incarnation: int,
     chance: random.Random,
     outcome: Outcome,
     number: int,
 ) -> int:
     """Send a hello, if given, and some broken messages over a new connection; return their number."""
-    known = examples(life)
+    known = examples(incarnation)
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 2000)
     socket.setsockopt(zmq.SNDTIMEO, 10_000)
@@ -373,18 +375,18 @@ def answered(frames: list[bytes]) -> str:
     return f"{message.kind} {message.fields.get('error', '')}".strip()
 
 
-def make_live(target: str, folder: Path) -> Live:
+def make_live(target: str, folder: Path) -> SocketTarget:
     """Return a bound end of a stream or of the control connection."""
     if target == "samples":
-        return live_samples(f"ipc://{folder}/samples")
+        return samples_target(f"ipc://{folder}/samples")
     if target == "segment":
-        return live_samples(f"shm:{folder}/run/samples")
+        return samples_target(f"shm:{folder}/run/samples")
     if target == "inference":
-        return live_inference(folder)
-    return live_params(folder) if target == "params" else live_control(folder)
+        return inference_target(folder)
+    return params_target(folder) if target == "params" else control_target(folder)
 
 
-def live_samples(address: str) -> Live:
+def samples_target(address: str) -> SocketTarget:
     """Return a learner's end of a sample stream."""
     consumer: Any = bind_samples(address, SCHEMA, guests=GUESTS)
     endpoint = consumer.address
@@ -411,10 +413,10 @@ def live_samples(address: str) -> Live:
                 break
         producer.close()
 
-    return Live(endpoint, LIVE_BYTES, serve, works, consumer.close)
+    return SocketTarget(endpoint, LIVE_BYTES, serve, works, consumer.close)
 
 
-def live_inference(folder: Path) -> Live:
+def inference_target(folder: Path) -> SocketTarget:
     """Return an inference server."""
     server = bind_inference(f"ipc://{folder}/inference", SPEC, guests=GUESTS)
     lives = iter(range(1 << 30))
@@ -441,13 +443,13 @@ def live_inference(folder: Path) -> Live:
                 continue  # of earlier clients
         thread.join()
         if not welcomed:
-            raise StreamTimeout("a good client was not welcomed")
+            raise StreamTimeout("a valid client was not accepted")
         welcomed[0].close()
 
-    return Live(server.address, LIVE_BYTES, serve, works, server.close)
+    return SocketTarget(server.address, LIVE_BYTES, serve, works, server.close)
 
 
-def live_params(folder: Path) -> Live:
+def params_target(folder: Path) -> SocketTarget:
     """Return a publisher of params."""
     publisher = bind_params(f"ipc://{folder}/params")
     version = iter(range(1 << 30))
@@ -457,20 +459,20 @@ def live_params(folder: Path) -> Live:
         subscriber = connect_params(publisher.address)
         subscriber.wait(0, 0, 20.0)
         if subscriber.poll(0) is None:
-            raise StreamTimeout("a good reader got no params")
+            raise StreamTimeout("a valid reader got no params")
         subscriber.close()
 
-    return Live(publisher.address, LIVE_BYTES, lambda: time.sleep(0.05), works, publisher.close)
+    return SocketTarget(publisher.address, LIVE_BYTES, lambda: time.sleep(0.05), works, publisher.close)
 
 
-def live_control(folder: Path) -> Live:
+def control_target(folder: Path) -> SocketTarget:
     """Return the controller's end of the control connection."""
     server = ControlServer(f"ipc://{folder}/control")
 
     def works() -> None:
         server.poll(0.0)
 
-    return Live(server.address, LIVE_BYTES, lambda: server.poll(0.05) and None, works, server.close)
+    return SocketTarget(server.address, LIVE_BYTES, lambda: server.poll(0.05) and None, works, server.close)
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -496,7 +498,7 @@ def own_process(*arguments: str) -> dict[str, Any]:
 def main() -> int:
     """Fuzz; return 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--frames", type=int, default=1_000_000, help="messages in all; half of them for the codec")
+    parser.add_argument("--frames", type=int, default=1_000_000, help="messages in total; half of them for the codec")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--targets", default=",".join(TARGETS))
     parser.add_argument("--output", type=Path)

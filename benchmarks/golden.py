@@ -83,8 +83,8 @@ def hashes(names: list[str], seeds: list[int], steps: int) -> dict[str, dict[str
         for name in names:
             for seed in seeds:
                 begin = time.monotonic()
-                found.setdefault(name, {})[str(seed)] = told = train(name, seed, steps, runs_dir)
-                print(f"{name} seed {seed}: {told[:16]}  ({time.monotonic() - begin:.0f} s)", flush=True)
+                found.setdefault(name, {})[str(seed)] = text = train(name, seed, steps, runs_dir)
+                print(f"{name} seed {seed}: {text[:16]}  ({time.monotonic() - begin:.0f} s)", flush=True)
     return found
 
 
@@ -93,8 +93,8 @@ def differences(before: dict[str, dict[str, str]], after: dict[str, dict[str, st
     return [
         f"{name} seed {seed}"
         for name, seeds in after.items()
-        for seed, told in seeds.items()
-        if before.get(name, {}).get(seed) != told
+        for seed, text in seeds.items()
+        if before.get(name, {}).get(seed) != text
     ]
 
 

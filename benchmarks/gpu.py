@@ -87,7 +87,7 @@ def measure(part: Part, left_s: float, folder: Path) -> str:
             end(process)
     print("\n".join(text.read_text(errors="replace").splitlines()[-LAST_LINES:]), flush=True)
     if status is None:
-        return f"stopped after {left_s:.0f} s: the time was up"
+        return f"stopped after {left_s:.0f} s: the time limit was reached"
     return "ended" if status == 0 else f"failed with status {status}, see {text}"
 
 
@@ -119,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument(
         "--to", type=Path, default=Path("gpu-results"), help="folder of the results (default: %(default)s)"
     )
-    line.add_argument("--cpu", action="store_true", help="go on without an accelerator, to try the command")
+    line.add_argument("--cpu", action="store_true", help="run without an accelerator, to try the command")
     return line
 
 
@@ -154,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
         if part.accelerators > count:
             ends[part.name] = f"left out: needs {part.accelerators} accelerators, there are {count}"
         elif left_s < 1:
-            ends[part.name] = "left out: the time was up"
+            ends[part.name] = "left out: the time limit was reached"
         else:
             ends[part.name] = measure(part, left_s, folder)
     (folder / "machine.json").write_text(

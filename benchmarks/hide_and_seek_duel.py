@@ -152,7 +152,7 @@ def pairs_of(learned: dict[str, Side], random: dict[str, Side], *, every: bool) 
 
 
 def chases(duels: dict[str, dict[str, float]], share: float) -> bool:
-    """Return whether the learned seeker sees random hiders often enough, at no more than half the distance of a turning one."""
+    """Return whether the learned seeker sees random hiders often enough, at most half as far as a turning one."""
     learned, turning = (duels[f"{name} seeker, random hider"] for name in ("learned", "turning"))
     return learned["seen_share"] >= share and learned["median_distance"] <= turning["median_distance"] / 2
 
@@ -177,12 +177,12 @@ def main() -> None:
     for tag in tags:
         learned, found[tag] = learned_sides(args.run, tag, args.runs_dir), {}
         for name, (hider, seeker) in pairs_of(learned, random, every=not args.curve).items():
-            told = found[tag][name] = duel(config, {"hider": hider, "seeker": seeker}, args.episodes, args.seed)
-            print(f"{tag}, {name}: a hider is seen in {told['seen_share']:.2f} of the rewarded steps, median distance "
-                  f"{told['median_distance']:.2f} m", flush=True)  # fmt: skip
+            text = found[tag][name] = duel(config, {"hider": hider, "seeker": seeker}, args.episodes, args.seed)
+            print(f"{tag}, {name}: a hider is seen in {text['seen_share']:.2f} of the rewarded steps, median distance "
+                  f"{text['median_distance']:.2f} m", flush=True)  # fmt: skip
     if not args.curve:
-        told = "chases" if chases(found[args.tag], args.share) else "does not chase"
-        print(f"the learned seeker {told} random hiders ({args.share:g} of the steps, half as far as one that turns)")
+        text = "chases" if chases(found[args.tag], args.share) else "does not chase"
+        print(f"the learned seeker {text} random hiders ({args.share:g} of the steps, half as far as one that turns)")
     if args.out:
         args.out.write_text(json.dumps({"run": args.run, "episodes": args.episodes, "found": found}, indent=1) + "\n")
 

@@ -123,7 +123,7 @@ def run_once(how: Scaling, seed: int) -> Figures:
     }
 
 
-def middle(blocks: list[dict[str, Any]], arm: str, figure: str, digits: int = 0) -> str:
+def median_text(blocks: list[dict[str, Any]], arm: str, figure: str, digits: int = 0) -> str:
     """Return an arm's median and range as text."""
     values = [block["figures"][figure] for block in blocks if block["arm"] == arm]
     values = [value for value in values if not math.isnan(value)]
@@ -141,8 +141,10 @@ def table(raw: dict[str, Any]) -> str:
         "|---|---|---|---|",
     ]
     for batch in options["batch"]:
-        cells = [middle(blocks, f"rate {batch}", *what) for what in (("rows_per_cpu_s",), ("cpu_ms_per_update", 2))]
-        lines.append(f"| {batch:,} | {' | '.join(cells)} | {middle(blocks, f'rate {batch}', 'matrix_share', 2)} |")
+        cells = [
+            median_text(blocks, f"rate {batch}", *what) for what in (("rows_per_cpu_s",), ("cpu_ms_per_update", 2))
+        ]
+        lines.append(f"| {batch:,} | {' | '.join(cells)} | {median_text(blocks, f'rate {batch}', 'matrix_share', 2)} |")
     lines += [
         "",
         "| rule, batch | learning rate | updates per env step | reached | env steps | updates | CPU-s | fresh return |",
@@ -155,10 +157,10 @@ def table(raw: dict[str, Any]) -> str:
             if not runs:
                 continue
             reached = f"{sum(run['reached'] for run in runs):.0f} of {len(runs)}"
-            figures = [middle(blocks, arm, *f) for f in (("env_steps",), ("agent_updates",), ("cpu_s", 1))]
+            figures = [median_text(blocks, arm, *f) for f in (("env_steps",), ("agent_updates",), ("cpu_s", 1))]
             lines.append(
                 f"| {rule}, {batch:,} | {how.learning_rate:.2g} | {how.updates / ENV_STEPS_PER_CALL:.2g} | {reached} | "
-                f"{' | '.join(figures)} | {middle(blocks, arm, 'fresh_return')} |"
+                f"{' | '.join(figures)} | {median_text(blocks, arm, 'fresh_return')} |"
             )
     return "\n".join(lines)
 

@@ -35,7 +35,7 @@ CLIENTS = (1, 2, 4, 8, 16)
 def measure_ring(given: argparse.Namespace, record: Record, folder: Path) -> list[str]:
     """Emulated: speed relative to a ring of 1, for each t_inf / t_env, against min(R, 1 + t_inf / t_env)."""
     step_s, seconds = given.t_env_ms / 1000, given.seconds or 0.8
-    lines = [f"  t_env {given.t_env_ms:g} ms; speed over that of a ring of 1 (expected)"]
+    lines = [f"  t_env {given.t_env_ms:g} ms; speed relative to a ring of 1 (expected)"]
     for t_ratio in ring.PUBLISHED:
         with ring.EmulatedAccelerator(folder, t_ratio * step_s) as accelerator:
 
@@ -145,7 +145,7 @@ def measure_runs(given: argparse.Namespace, record: Record, folder: Path) -> lis
         base, gpus = chosen(given, "ppo_cartpole"), accelerators()
         experiments = system.placements(base, bool(gpus))
         if not gpus:
-            notes.append("without an accelerator apart is the same as served: both act in a process of its own, on CPU")
+            notes.append("without an accelerator, apart equals served: both act in a separate process on CPU")
     elif record.lever == "prefetch":
         base = chosen(given, "ppo_pong")
         experiments = system.switch(base, "learner.prefetch", True, False, ("on", "off"))
@@ -177,7 +177,7 @@ LEVERS = {
     "inline-served": measure_inline_served,
     "placements": measure_runs,
     "prefetch": measure_runs,
-    "roads": measure_runs,
+    "transports": measure_runs,
     "rows-in-place": measure_acting,
     "slots": measure_acting,
 }

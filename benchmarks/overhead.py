@@ -120,7 +120,7 @@ def calls_per_row(given: argparse.Namespace) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="jsrl-overhead-") as folder, counting(calls):
         result = run(e, runs_dir=folder, display="quiet")
     if not result.env_steps:
-        raise SystemExit(f"the serial run that calls are counted in trained nothing: {result.ended}")
+        raise SystemExit(f"the serial run that counts calls trained nothing: {result.ended}")
     return {name: number / result.env_steps for name, number in sorted(calls.items())}
 
 
@@ -204,8 +204,8 @@ def measure_parts(given: argparse.Namespace, record: Record) -> list[str]:
         "calls_per_row": per_row,
         "cpu_ns_per_call": ns,
         "cpu_us_per_row": total_us,
-        "control_road_cores_per_worker": control,
-        "control_road_us_per_row": control_us,
+        "control_connection_cores_per_worker": control,
+        "control_connection_us_per_row": control_us,
         "share": (total_us + control_us) / row_us,
     }
     lines.append(f"  control connection: {control:.4f} cores a worker, with {workers} workers {control_us:.3f} us/row")

@@ -106,20 +106,20 @@ def measure(name: str, before: Updates, after: Updates, given: argparse.Namespac
     record = Record("paired", "us_per_row", {})
     alternate(record, [Arm("before", arm(before, 0.0)), Arm("after", arm(after, extra))], given.pairs, show=False)
     ratio = paired_ratio(record, "before", "after")
-    told = verdict(ratio)
+    text = verdict(ratio)
     print(
         f"{name:<16} {record.median('before'):9.3f} us/row before  {record.median('after'):9.3f} after   "
-        f"ratio {ratio['median']:.3f} ({ratio['low']:.3f} - {ratio['high']:.3f}, {ratio['pairs']} pairs)  {told}",
+        f"ratio {ratio['median']:.3f} ({ratio['low']:.3f} - {ratio['high']:.3f}, {ratio['pairs']} pairs)  {text}",
         flush=True,
     )
-    return told
+    return text
 
 
 def compare(given: argparse.Namespace) -> int:
     """Compare two commits; return the exit status of the worst verdict."""
     with arms(given.before, given.after) as (before, after):
-        told = {measure(name, before, after, given) for name in given.works}
-    return 1 if "failed" in told else max(STATUS[word] for word in told)
+        verdicts = {measure(name, before, after, given) for name in given.works}
+    return 1 if "failed" in verdicts else max(STATUS[word] for word in verdicts)
 
 
 def self_check(given: argparse.Namespace) -> int:
@@ -151,7 +151,7 @@ def main(words: list[str] | None = None) -> int:
     line = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     line.add_argument("before", nargs="?", default="main", help="a commit (default: %(default)s)")
     line.add_argument("after", nargs="?", default="HEAD", help="a commit (default: %(default)s)")
-    line.add_argument("--self-check", nargs="?", const="HEAD", metavar="COMMIT", help="measure the measurement")
+    line.add_argument("--self-check", nargs="?", const="HEAD", metavar="COMMIT", help="check the measurement itself")
     line.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS), metavar="NAME")
     line.add_argument("--pairs", type=int, default=30, help="of blocks (default: %(default)s)")
     line.add_argument("--seconds", type=float, default=0.3, help="CPU time of a block (default: %(default)s)")

@@ -123,9 +123,9 @@ def main() -> None:
         found[name] = rates
         medians = {arm: float(np.median(rate)) for arm, rate in rates.items()}
         ratio = medians["jsrl"] / medians["mpe2"]
-        told = ", ".join(f"{arm} {median:,.0f}" for arm, median in medians.items())
+        text = ", ".join(f"{arm} {median:,.0f}" for arm, median in medians.items())
         print(
-            f"{name}: {told} env steps/s (medians); {ratio:.1f} times mpe2, {medians['jsrl'] / medians['mpe2, core']:.1f} "
+            f"{name}: {text} env steps/s (medians); {ratio:.1f} times mpe2, {medians['jsrl'] / medians['mpe2, core']:.1f} "
             "times its core"
         )
     if args.out:

@@ -105,9 +105,9 @@ def replay(kind: str, folder: str, mode: str, seconds: float) -> None:
     )
     in_bytes = inserted / (T * B) * size_bytes(spec)
     out_bytes = drawn / M * size_bytes(batch_spec(kind))
-    told = {"in_gb_s": in_bytes / wall / 1e9, "out_gb_s": out_bytes / wall / 1e9, "cpu_cores": cpu / wall}
-    told |= {"gb_per_cpu_s": (in_bytes + out_bytes) / cpu / 1e9}
-    sys.stdout.write(json.dumps(told) + "\n")
+    answer = {"in_gb_s": in_bytes / wall / 1e9, "out_gb_s": out_bytes / wall / 1e9, "cpu_cores": cpu / wall}
+    answer |= {"gb_per_cpu_s": (in_bytes + out_bytes) / cpu / 1e9}
+    sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
     os._exit(0)
 
@@ -143,9 +143,9 @@ def flow(kind: str, mode: str, seconds: float) -> dict[str, float]:
         actor.kill()
         actor.wait()
         assert worker.stdout is not None
-        told = json.loads(worker.stdout.read())
+        answer = json.loads(worker.stdout.read())
         consumer.close()
-    return told
+    return answer
 
 
 def cpu_us(call: Any, repeats: int) -> float:

@@ -161,7 +161,7 @@ def check(arm: str, log: str) -> None:
         "hooks": "planted",
     }
     if signs[arm] not in log:
-        raise RuntimeError(f"{arm} did not happen: {signs[arm]!r} is not in the log:\n{log}")
+        raise RuntimeError(f"{arm} had no effect: {signs[arm]!r} is not in the log:\n{log}")
 
 
 def main() -> int:

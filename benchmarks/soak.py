@@ -76,7 +76,7 @@ class Soak:
           RuntimeError: the run ended, or did not train in time.
         """
         while not any(line.get("updates") for line in self.metrics()):
-            self.give_way()
+            self.lower_priority()
             if self._popen.poll() is not None or self.seconds > START_LIMIT_S:
                 status = self._popen.poll()
                 what = f"ended with status {status}" if status is not None else "made no update"
@@ -84,9 +84,9 @@ class Soak:
             time.sleep(0.2)
         self._begin_s = time.monotonic()
 
-    def give_way(self) -> None:
+    def lower_priority(self) -> None:
         """Lower the priority of the run's processes, if requested."""
-        if not self._given.give_way:
+        if not self._given.lower_priority:
             return
         for pid in named_tree(self._popen.pid, CONTROLLER).values():
             if pid not in self._yielded:
@@ -114,7 +114,7 @@ class Soak:
                 known.add(now, held, self._compiled(name))
         files, megabytes = map(sum, zip(*(folder_usage(f) for f in self._folders()), strict=True))
         self.memory_folder.append((round(now, 2), int(files), round(megabytes, 3)))
-        self.give_way()
+        self.lower_priority()
         return True
 
     def _folders(self) -> list[Path]:
@@ -189,7 +189,7 @@ def raw_numbers(soak: Soak, given: argparse.Namespace) -> dict[str, Any]:
         "minutes": given.minutes,
         "every_s": given.every_s,
         "warm_up_s": 60 * given.warm_up_minutes,
-        "gave_way": given.give_way,
+        "gave_way": given.lower_priority,
         "updates": values.get("updates", 0),
         "env_steps": values.get("env_steps", 0),
         "compilations_after_warmup": values.get("inference/compilations_after_warmup", 0.0),
@@ -220,7 +220,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--warm-up-minutes", type=float, default=3.0, help="that no slope counts")
     made.add_argument("--every-s", type=float, default=5.0, help="between samples")
     made.add_argument("--placement", default="served", choices=("served", "inline", "apart", "serial"))
-    made.add_argument("--give-way", action="store_true", help="let everything else on the machine go first")
+    made.add_argument("--give-way", action="store_true", help="run at the lowest priority")
     made.add_argument("--json", type=Path, help="file (default: benchmarks/results/soak-NAME.json)")
     return made
 

@@ -93,7 +93,7 @@ def main() -> None:
     options = parser.parse_args()
     compute_in_caller()
     if len(jax.local_devices()) < 2:
-        sys.exit(f"two devices are needed, here is {jax.local_devices()}.")
+        sys.exit(f"two devices are needed; found {jax.local_devices()}.")
     for batch_size in options.batch:
         made = arms(batch_size, options.updates, tuple(options.hidden), options.lead)
         taken: dict[str, list[float]] = {name: [] for name in made}

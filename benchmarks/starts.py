@@ -34,7 +34,7 @@ LATE_THREADS, POOL_THREADS = 10, 4
 COUNTED = ("threads", "descriptors", "children", "contexts", "shared_files")
 
 
-class Kept(NamedTuple):
+class Resources(NamedTuple):
     """The resources of this process after a run; `open`: the kinds of its descriptors."""
 
     threads: int
@@ -46,7 +46,7 @@ class Kept(NamedTuple):
     open: tuple[str, ...]
 
 
-def kept() -> Kept:
+def resources() -> Resources:
     """Return the current resources of this process."""
     import psutil
     import zmq
@@ -57,7 +57,7 @@ def kept() -> Kept:
     contexts = sum(type(thing) is zmq.Context and not thing.closed for thing in gc.get_objects())
     mine = list(Path("/dev/shm", f"jsrl-{os.getuid()}").glob(f"{os.getpid()}-*"))
     children = len(psutil.Process().children(recursive=True))
-    return Kept(held.threads, held.descriptors, children, contexts, len(mine), held.rss_mb, descriptors())
+    return Resources(held.threads, held.descriptors, children, contexts, len(mine), held.rss_mb, descriptors())
 
 
 def descriptors() -> tuple[str, ...]:
@@ -91,17 +91,17 @@ def short_run(name: str, placement: str, folder: Path) -> Callable[[], None]:
     return start
 
 
-def measure(start: Callable[[], None], number: int, show: Callable[[str], None] = lambda _: None) -> list[Kept]:
+def measure(start: Callable[[], None], number: int, show: Callable[[str], None] = lambda _: None) -> list[Resources]:
     """Return the resources after each of the given number of starts."""
     seen = []
     for count in range(number):
         start()
-        seen.append(kept())
+        seen.append(resources())
         show(f"[{count + 1}/{number}] {seen[-1].rss_mb:.0f} MB, {seen[-1].descriptors} descriptors")
     return seen
 
 
-def faults(seen: list[Kept], limit_mb: float = LIMIT_MB_PER_START) -> list[str]:
+def faults(seen: list[Resources], limit_mb: float = LIMIT_MB_PER_START) -> list[str]:
     """Return what grew after the first starts; memory may grow by the given MB per start."""
     warm = seen[max(1, int(WARM_UP_SHARE * len(seen))) :]
     found = []

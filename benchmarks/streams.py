@@ -195,7 +195,7 @@ class Reader:
 
     def measure(self, count: int) -> dict[str, float]:
         """Return trajectories per second over `count` of them, CPU seconds and page faults of one."""
-        ask(self._writer, count + WARM_UP)
+        request(self._writer, count + WARM_UP)
         for _ in range(WARM_UP):
             self.take()
         before_s, before_faults, started = cpu_s(), page_faults(), time.perf_counter()
@@ -203,7 +203,7 @@ class Reader:
             self.take()
         rate = count / (time.perf_counter() - started)
         reader_s, faults = (cpu_s() - before_s) / count, (page_faults() - before_faults) / count
-        writer_s = float(answer(self._writer)) / (count + WARM_UP)
+        writer_s = float(reply(self._writer)) / (count + WARM_UP)
         return {"per_s": rate, "writer_cpu_s": writer_s, "reader_cpu_s": reader_s, "reader_faults": faults}
 
     def close(self) -> None:
@@ -230,14 +230,14 @@ def start(*role: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def ask(process: subprocess.Popen[str], count: int) -> None:
+def request(process: subprocess.Popen[str], count: int) -> None:
     """Send a process a number."""
     assert process.stdin is not None
     process.stdin.write(f"{count}\n")
     process.stdin.flush()
 
 
-def answer(process: subprocess.Popen[str]) -> str:
+def reply(process: subprocess.Popen[str]) -> str:
     """Return the reply line of a process."""
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -266,8 +266,8 @@ def compare(size: str, rounds: int, folder: Path) -> dict[str, dict[str, list[fl
         for number in range(rounds + 1):
             measured = {}
             for name in ARMS if number % 2 else ARMS[::-1]:
-                ask(readers[name], count)
-                measured[name] = json.loads(answer(readers[name]))
+                request(readers[name], count)
+                measured[name] = json.loads(reply(readers[name]))
             measured["memcpy"] = {"per_s": measure_memcpy(size_bytes, count)}
             for name, values in measured.items() if number else ():  # the first round warms up
                 for key, value in values.items():

@@ -23,7 +23,7 @@ EVERY_S, LOOK_S = 5.0, 0.2
 
 def fail() -> None:
     """Raise."""
-    raise RuntimeError("misbehaves as asked")
+    raise RuntimeError("misbehaves on purpose")
 
 
 def print_much() -> None:

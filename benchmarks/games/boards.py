@@ -14,7 +14,7 @@ import numpy as np
 Policy: TypeAlias = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(boards int8 [P, rows, columns]: 1 the mover's, -1 the other's, 0 empty; legal bool [P, A]) -> probabilities [P, A]."""
 MOST_ROWS = 8_192
-"""Positions in one question to a policy."""
+"""Positions per call of a policy."""
 
 
 def legal_shares(logits: np.ndarray, legal: np.ndarray) -> np.ndarray:
@@ -61,7 +61,7 @@ class Board:
         other = (ply.other[begin:end, None] >> squares) & 1
         return (own - other).astype(np.int8).reshape(-1, self.rows, self.columns)
 
-    def ask(self, policy: Policy, ply: Ply) -> np.ndarray:
+    def query(self, policy: Policy, ply: Ply) -> np.ndarray:
         """Return a policy's probabilities [P, A] in all positions of a ply, queried in batches.
 
         Raises:
@@ -99,7 +99,7 @@ class Board:
         """
         gained = self.best_response_value(policy, 0) + self.best_response_value(policy, 1)
         if gained < -1e-9:
-            raise ArithmeticError(f"NashConv is {gained}; it cannot be negative, so that the policy is not a function")
+            raise ArithmeticError(f"NashConv is {gained}; it cannot be negative, so the policy is not a function")
         return gained
 
     def _value(self, policies: list[Policy], player: int, perfect: set[int]) -> float:
@@ -113,7 +113,7 @@ class Board:
             if mover in perfect:
                 after = sign * np.where(ply.legal, sign * values, -np.inf).max(axis=1)
             else:
-                after = (self.ask(policies[mover], ply) * np.where(ply.legal, values, 0.0)).sum(axis=1)
+                after = (self.query(policies[mover], ply) * np.where(ply.legal, values, 0.0)).sum(axis=1)
         return float(after[0])
 
 

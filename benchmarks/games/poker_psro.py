@@ -65,14 +65,14 @@ def strategies(folder: Path, tree: Tree, versions: dict[str, int]) -> dict[str, 
     def of(version: int) -> np.ndarray:
         params = jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in store.load(version)])
 
-        def ask(observations: np.ndarray, legal: np.ndarray) -> np.ndarray:
+        def query(observations: np.ndarray, legal: np.ndarray) -> np.ndarray:
             shown = {"observation": observations[:, None], "action_mask": legal[:, None].astype(np.uint8)}
             shown = jax.tree.map(lambda leaf: np.repeat(leaf, 2, 1), shown)  # one policy plays both seats
             output, _ = act(params, jax.random.key(0), shown, jnp.ones(rows, bool), policy.agent.initial_core(rows))
             logits = np.asarray(output.distribution["logits"], np.float64).reshape(rows, 2, -1)[:, 0]
             return legal_shares(logits, legal)
 
-        return tree.ask(ask)
+        return tree.query(query)
 
     return {name: of(version) for name, version in versions.items()}
 

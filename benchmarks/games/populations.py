@@ -70,8 +70,8 @@ def main() -> int:
     """Print a table: a line for each rule, a column for each size."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("game", choices=("kuhn", "leduc"))
-    parser.add_argument("--sizes", default="3,5,7,11,16", help="population sizes, with commas between them")
-    parser.add_argument("--rules", default=",".join(RULES), help="rules, with commas between them")
+    parser.add_argument("--sizes", default="3,5,7,11,16", help="comma-separated population sizes")
+    parser.add_argument("--rules", default=",".join(RULES), help="comma-separated rules")
     words = parser.parse_args()
     sizes = [int(size) for size in words.sizes.split(",")]
     tree = unfold({"kuhn": Kuhn, "leduc": Leduc}[words.game]())

@@ -76,7 +76,7 @@ class Tree:
         """Return the policy [I, A] that plays legal actions uniformly."""
         return self.legal / self.legal.sum(axis=1, keepdims=True)
 
-    def ask(self, policy: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+    def query(self, policy: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
         """Return the policy [I, A] of a function of (observations [I, D], legal bool [I, A]), called once.
 
         Raises:
@@ -137,9 +137,7 @@ class Tree:
         """Return the total gain of both players by best responses: 0 in an equilibrium, twice the exploitability."""
         gained = sum(self.best_response(policy, player)[0] for player in (0, 1))
         if gained < -1e-9:
-            raise ArithmeticError(
-                f"NashConv is {gained}; it cannot be negative, so that the tree or the policy is wrong"
-            )
+            raise ArithmeticError(f"NashConv is {gained}; it cannot be negative, so the tree or the policy is wrong")
         return gained
 
     def mixture(self, policies: Sequence[np.ndarray], weights: Sequence[float], player: int) -> np.ndarray:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 
-def make_one(asked: dict[str, Any]) -> Any:
+def make_one(request: dict[str, Any]) -> Any:
     """Return one gymnasium environment; Atari with ale-py's games, skip 4, 84x84 grey, 4 frames."""
     import gymnasium
 
-    if not asked["env"].startswith("ALE/"):
-        return gymnasium.make(known(asked["env"]))
+    if not request["env"].startswith("ALE/"):
+        return gymnasium.make(known(request["env"]))
     import ale_py
     from gymnasium.wrappers import AtariPreprocessing
 
     if hasattr(gymnasium, "register_envs"):  # before 1.0 the import registers them
         gymnasium.register_envs(ale_py)
-    env = gymnasium.make(asked["env"], frameskip=1, repeat_action_probability=0.0)
-    return stack(AtariPreprocessing(env, noop_max=30, frame_skip=asked["frames_per_step"], screen_size=84), 4)
+    env = gymnasium.make(request["env"], frameskip=1, repeat_action_probability=0.0)
+    return stack(AtariPreprocessing(env, noop_max=30, frame_skip=request["frames_per_step"], screen_size=84), 4)
 
 
 def known(name: str) -> str:
@@ -27,9 +27,9 @@ def known(name: str) -> str:
     return name if name in gymnasium.registry else name.replace("-v5", "-v4")
 
 
-def notes(asked: dict[str, Any]) -> list[str]:
+def notes(request: dict[str, Any]) -> list[str]:
     """Return the differences of the environments that `make_one` builds."""
-    name = asked["env"]
+    name = request["env"]
     return [] if name.startswith("ALE/") or known(name) == name else [f"{known(name)} for {name}"]
 
 
@@ -42,17 +42,17 @@ def stack(env: Any, frames: int) -> Any:
     return wrappers.FrameStack(env, frames)
 
 
-def make_ale_vector(asked: dict[str, Any], threads: int) -> Any:
+def make_ale_vector(request: dict[str, Any], threads: int) -> Any:
     """Return ale-py's vector of games, which steps and preprocesses in C++; episodes restart in the same step."""
     import gymnasium
     from ale_py.vector_env import AtariVectorEnv
 
-    game = asked["env"].removeprefix("ALE/").removesuffix("-v5")
+    game = request["env"].removeprefix("ALE/").removesuffix("-v5")
     name = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in game).lstrip("_")
     return AtariVectorEnv(
         name,
-        num_envs=asked["num_envs"],
-        frameskip=asked["frames_per_step"],
+        num_envs=request["num_envs"],
+        frameskip=request["frames_per_step"],
         stack_num=4,
         img_height=84,
         img_width=84,

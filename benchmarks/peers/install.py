@@ -113,7 +113,7 @@ def last_line(ran: subprocess.CompletedProcess[str]) -> str:
     """Return the most informative line of a failed command's output."""
     lines = [line.strip() for line in (ran.stdout + ran.stderr).splitlines() if line.strip()]
     errors = [line for line in lines if "rror" in line and not line.startswith("note:")]
-    return (errors or lines or ["it said nothing"])[-1][:300]
+    return (errors or lines or ["no output"])[-1][:300]
 
 
 def install(name: str, folder: Path, options: list[str]) -> dict[str, str]:
@@ -149,7 +149,7 @@ def main() -> int:
         "names", nargs="+", choices=[*RECIPES, "all"], metavar="NAME", help=f"{', '.join(RECIPES)}, all"
     )
     parser.add_argument("--peers-dir", help="where to (default: ~/.cache/jsrl/peers)")
-    parser.add_argument("--again", action="store_true", help="also where it is installed already")
+    parser.add_argument("--again", action="store_true", help="reinstall existing ones")
     parser.add_argument("--pip-option", action="append", default=[], help="passed on to pip; may be repeated")
     given = parser.parse_args()
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -158,7 +158,7 @@ def main() -> int:
     failures = 0
     for name in RECIPES if "all" in given.names else given.names:
         if (folder / name / "installed.json").is_file() and not given.again:
-            print(f"{name}: is installed; --again installs it anew")
+            print(f"{name}: is installed; --again reinstalls it")
             continue
         failed = folder / f"{name}.failed"
         failed.unlink(missing_ok=True)

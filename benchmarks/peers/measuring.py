@@ -83,7 +83,7 @@ def leave() -> None:
     os._exit(0)
 
 
-def orders() -> dict[str, Any]:
+def read_request() -> dict[str, Any]:
     """Return the driver's arguments: a work's fields, seconds, warm_up_s and the setting, as JSON in argv[1]."""
     return json.loads(sys.argv[1])
 
@@ -116,7 +116,7 @@ def count_steps(*optimizers: Any) -> Callable[[], int]:
     return lambda: taken
 
 
-def done_work(asked: dict[str, Any], **seen: Any) -> dict[str, Any]:
+def done_work(request: dict[str, Any], **seen: Any) -> dict[str, Any]:
     """Return the field `work` of the report: the requested one, overridden by the real model and optimizer."""
     names = ("env", "num_envs", "rollout", "minibatch", "epochs", "learning_rate")
-    return {**{name: asked[name] for name in names}, **seen}
+    return {**{name: request[name] for name in names}, **seen}

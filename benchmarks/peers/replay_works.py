@@ -77,9 +77,9 @@ def works(name: str, batches: tuple[int, ...], num_envs: tuple[int, ...]) -> lis
 COMPARED = ("env", "batch", "num_envs", "updates_per_step", "parameters", "learning_rate")
 
 
-def seen(asked: dict[str, Any], **found: Any) -> dict[str, Any]:
+def seen(request: dict[str, Any], **found: Any) -> dict[str, Any]:
     """Return the field `work` of a driver's report: the requested one, overridden by the real model."""
-    return {**{name: asked[name] for name in COMPARED}, **found}
+    return {**{name: request[name] for name in COMPARED}, **found}
 
 
 def differences(work: ReplayWork, done: dict[str, Any]) -> list[str]:

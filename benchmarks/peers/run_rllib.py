@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from environments import make_one
-from measuring import Meter, command, count_steps, done_work, leave, orders, versions_of
+from measuring import Meter, command, count_steps, done_work, leave, read_request, versions_of
 
 SETTINGS = [
     {"runners": 0, "threads": 1},
@@ -17,10 +17,10 @@ SETTINGS = [
 ]
 
 
-def make_env(asked: dict[str, Any]) -> Any:
+def make_env(request: dict[str, Any]) -> Any:
     """Return one environment; images in the format of its networks: [84, 84, 4] float32."""
-    env = make_one(asked)
-    if asked["network"] != "nature_cnn":
+    env = make_one(request)
+    if request["network"] != "nature_cnn":
         return env
     import gymnasium
     import numpy as np
@@ -31,13 +31,13 @@ def make_env(asked: dict[str, Any]) -> Any:
     )
 
 
-def configuration(asked: dict[str, Any]) -> Any:
+def configuration(request: dict[str, Any]) -> Any:
     """Return its configuration; options outside the work keep the library's defaults."""
     from ray.rllib.algorithms.ppo import PPOConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-    runners = asked["setting"].get("runners", 0)
-    if asked["network"] == "nature_cnn":
+    runners = request["setting"].get("runners", 0)
+    if request["network"] == "nature_cnn":
         model = DefaultModelConfig(
             conv_filters=[[32, 8, 4], [64, 4, 2], [64, 3, 1]],
             conv_activation="relu",
@@ -49,23 +49,23 @@ def configuration(asked: dict[str, Any]) -> Any:
         model = DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False)
     return (
         PPOConfig()
-        .environment("work", env_config=asked)
+        .environment("work", env_config=request)
         .env_runners(
             num_env_runners=runners,
-            num_envs_per_env_runner=asked["num_envs"] // max(runners, 1),
-            rollout_fragment_length=asked["rollout"],
+            num_envs_per_env_runner=request["num_envs"] // max(runners, 1),
+            rollout_fragment_length=request["rollout"],
         )
         .learners(num_learners=0, num_gpus_per_learner=0)
         .rl_module(model_config=model)
         .training(
-            train_batch_size_per_learner=asked["num_envs"] * asked["rollout"],
-            minibatch_size=asked["minibatch"],
-            num_epochs=asked["epochs"],
-            lr=asked["learning_rate"],
-            gamma=asked["gamma"],
-            lambda_=asked["gae_lambda"],
-            clip_param=asked["clip_ratio"],
-            grad_clip=asked["max_grad_norm"],
+            train_batch_size_per_learner=request["num_envs"] * request["rollout"],
+            minibatch_size=request["minibatch"],
+            num_epochs=request["epochs"],
+            lr=request["learning_rate"],
+            gamma=request["gamma"],
+            lambda_=request["gae_lambda"],
+            clip_param=request["clip_ratio"],
+            grad_clip=request["max_grad_norm"],
             use_kl_loss=False,
         )
         .debugging(log_level="ERROR")
@@ -74,8 +74,8 @@ def configuration(asked: dict[str, Any]) -> Any:
 
 def main() -> None:
     """Train until the window is full, and report."""
-    asked = orders()
-    meter = Meter(seconds=asked["seconds"], warm_up_s=asked["warm_up_s"])
+    request = read_request()
+    meter = Meter(seconds=request["seconds"], warm_up_s=request["warm_up_s"])
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     here = str(Path(__file__).resolve().parent)
     os.environ["PYTHONPATH"] = here  # its workers import this file again
@@ -83,11 +83,11 @@ def main() -> None:
     import torch
     from ray.tune.registry import register_env
 
-    torch.set_num_threads(asked["setting"].get("threads", 1))
+    torch.set_num_threads(request["setting"].get("threads", 1))
     # Loopback only. Its processes are descendants of this one, and are counted with it.
     ray.init(include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
     register_env("work", make_env)
-    algorithm = configuration(asked).build_algo()
+    algorithm = configuration(request).build_algo()
     learner = algorithm.learner_group._learner
     steps = count_steps(*learner._named_optimizers.values())
     full, env_steps, updates = False, 0, 0
@@ -97,20 +97,20 @@ def main() -> None:
         updates += 1
         full = meter.update(env_steps)
     done = done_work(
-        asked,
+        request,
         parameters=sum(p.numel() for p in learner.module["default_policy"].parameters()),
         gradient_steps=round(steps() / updates),
-        notes=notes(env_steps / updates, asked),
+        notes=notes(env_steps / updates, request),
     )
-    meter.report("rllib", done, asked["setting"], versions_of("ray", "torch", "gymnasium", "numpy"))
+    meter.report("rllib", done, request["setting"], versions_of("ray", "torch", "gymnasium", "numpy"))
     leave()
 
 
-def notes(rows_per_update: float, asked: dict[str, Any]) -> list[str]:
+def notes(rows_per_update: float, request: dict[str, Any]) -> list[str]:
     """Return the differences: how many rows an update really had."""
-    rows = asked["num_envs"] * asked["rollout"]
+    rows = request["num_envs"] * request["rollout"]
     found = [f"{rows_per_update:.0f} rows an update for {rows}"] if abs(rows_per_update / rows - 1) > 0.02 else []
-    return found + (["images as float32"] if asked["network"] == "nature_cnn" else [])
+    return found + (["images as float32"] if request["network"] == "nature_cnn" else [])
 
 
 if __name__ == "__main__":

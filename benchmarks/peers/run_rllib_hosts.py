@@ -11,20 +11,20 @@ import sys
 from typing import Any
 
 
-def make_env(asked: dict[str, Any]) -> Any:
+def make_env(request: dict[str, Any]) -> Any:
     """Return one environment; its networks want float32."""
     import gymnasium
     import numpy as np
 
-    module, _, name = asked["env"].partition(":")
-    env = getattr(importlib.import_module(module), name)(asked["step_s"], asked["size"])
-    space = gymnasium.spaces.Box(0.0, 1.0, (asked["size"],), np.float32)
+    module, _, name = request["env"].partition(":")
+    env = getattr(importlib.import_module(module), name)(request["step_s"], request["size"])
+    space = gymnasium.spaces.Box(0.0, 1.0, (request["size"],), np.float32)
     return gymnasium.wrappers.TransformObservation(env, lambda row: np.asarray(row, np.float32) / 255.0, space)
 
 
 def main() -> None:
     """Train."""
-    asked = json.loads(sys.argv[1])
+    request = json.loads(sys.argv[1])
     import ray
     import torch
     from ray.rllib.algorithms.ppo import PPOConfig
@@ -32,13 +32,13 @@ def main() -> None:
     from ray.tune.registry import register_env
 
     torch.set_num_threads(1)
-    ray.init(address=asked["address"], _node_ip_address=asked["ip"], log_to_driver=False)
+    ray.init(address=request["address"], _node_ip_address=request["ip"], log_to_driver=False)
     register_env("sleeping", make_env)
-    actors, rows = asked["actors"], asked["rows"]
-    hidden = [asked["hidden"], asked["hidden"]]
+    actors, rows = request["actors"], request["rows"]
+    hidden = [request["hidden"], request["hidden"]]
     config = (
         PPOConfig()
-        .environment("sleeping", env_config=asked)
+        .environment("sleeping", env_config=request)
         .env_runners(
             num_env_runners=actors,
             num_envs_per_env_runner=1,
@@ -52,9 +52,9 @@ def main() -> None:
         )
         .training(
             train_batch_size_per_learner=actors * rows,
-            minibatch_size=actors * rows // asked["minibatches"],
-            num_epochs=asked["epochs"],
-            lr=asked["learning_rate"],
+            minibatch_size=actors * rows // request["minibatches"],
+            num_epochs=request["epochs"],
+            lr=request["learning_rate"],
             use_kl_loss=False,
         )
         .debugging(log_level="ERROR")

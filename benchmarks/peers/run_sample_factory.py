@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from environments import make_one, notes
-from measuring import Meter, command, done_work, leave, orders, versions_of
+from measuring import Meter, command, done_work, leave, read_request, versions_of
 
 SETTINGS = [
     {"mode": "serial", "workers": 1, "splits": 1, "threads": 1},
@@ -24,10 +24,10 @@ def make_env(name: str, cfg: Any = None, env_config: Any = None, render_mode: st
     return make_one(RECEIVED)
 
 
-def arguments(asked: dict[str, Any]) -> list[str]:
+def arguments(request: dict[str, Any]) -> list[str]:
     """Return its command line; options outside the work keep the library's defaults."""
-    setting = {"mode": "async", "workers": 2, "splits": 2} | asked["setting"]
-    images = asked["network"] == "nature_cnn"
+    setting = {"mode": "async", "workers": 2, "splits": 2} | request["setting"]
+    images = request["network"] == "nature_cnn"
     options: dict[str, Any] = {
         "algo": "APPO",
         "env": "work",
@@ -37,19 +37,19 @@ def arguments(asked: dict[str, Any]) -> list[str]:
         "serial_mode": setting["mode"] == "serial",
         "async_rl": setting["mode"] == "async",
         "num_workers": setting["workers"],
-        "num_envs_per_worker": asked["num_envs"] // setting["workers"],
+        "num_envs_per_worker": request["num_envs"] // setting["workers"],
         "worker_num_splits": setting["splits"],
         "use_rnn": False,
         "recurrence": 1,
-        "rollout": asked["rollout"],
-        "batch_size": asked["minibatch"],
-        "num_batches_per_epoch": asked["num_envs"] * asked["rollout"] // asked["minibatch"],
-        "num_epochs": asked["epochs"],
-        "learning_rate": asked["learning_rate"],
-        "gamma": asked["gamma"],
-        "gae_lambda": asked["gae_lambda"],
-        "ppo_clip_ratio": asked["clip_ratio"],
-        "max_grad_norm": asked["max_grad_norm"],
+        "rollout": request["rollout"],
+        "batch_size": request["minibatch"],
+        "num_batches_per_epoch": request["num_envs"] * request["rollout"] // request["minibatch"],
+        "num_epochs": request["epochs"],
+        "learning_rate": request["learning_rate"],
+        "gamma": request["gamma"],
+        "gae_lambda": request["gae_lambda"],
+        "ppo_clip_ratio": request["clip_ratio"],
+        "max_grad_norm": request["max_grad_norm"],
         "with_vtrace": False,
         "normalize_input": False,
         "normalize_returns": False,
@@ -70,25 +70,25 @@ def arguments(asked: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Train until the window is full, and report."""
-    asked = orders()
-    meter = Meter(seconds=asked["seconds"], warm_up_s=asked["warm_up_s"])
+    request = read_request()
+    meter = Meter(seconds=request["seconds"], warm_up_s=request["warm_up_s"])
     from sample_factory.algo.runners.runner import AlgoObserver
     from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
     from sample_factory.envs.env_utils import register_env
     from sample_factory.train import make_runner
 
     register_env("work", make_env)
-    words = arguments(asked)
+    words = arguments(request)
     parser, _ = parse_sf_args(argv=words)
     cfg, runner = make_runner(parse_full_cfg(parser, words))
-    rows = asked["num_envs"] * asked["rollout"]
+    rows = request["num_envs"] * request["rollout"]
 
     class Watch(AlgoObserver):
         """Called after every training iteration, which is one update of ours."""
 
         def on_training_step(self, runner: Any, training_iteration_since_resume: int) -> None:
             if meter.update(training_iteration_since_resume * rows):
-                report(meter, asked, cfg, runner)
+                report(meter, request, cfg, runner)
                 leave()
 
     runner.register_observer(Watch())
@@ -96,23 +96,23 @@ def main() -> None:
     runner.run()
 
 
-def report(meter: Meter, asked: dict[str, Any], cfg: Any, runner: Any) -> None:
+def report(meter: Meter, request: dict[str, Any], cfg: Any, runner: Any) -> None:
     """Print the result, with the number of parameters of the configured network."""
     from sample_factory.model.actor_critic import create_actor_critic
 
     network = create_actor_critic(cfg, runner.env_info.obs_space, runner.env_info.action_space)
     done = done_work(
-        asked,
+        request,
         parameters=sum(p.numel() for p in network.parameters() if p.requires_grad),
         rollout=cfg.rollout,
         num_envs=cfg.num_workers * cfg.num_envs_per_worker,
         minibatch=cfg.batch_size,
         epochs=cfg.num_epochs,
         gradient_steps=cfg.num_batches_per_epoch * cfg.num_epochs,
-        notes=notes(asked),
+        notes=notes(request),
     )
     packages = versions_of("sample-factory", "torch", "gymnasium", "numpy")
-    meter.report("sample-factory", done, asked["setting"], packages)
+    meter.report("sample-factory", done, request["setting"], packages)
 
 
 if __name__ == "__main__":

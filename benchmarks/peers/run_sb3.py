@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from environments import make_ale_vector, make_one
-from measuring import Meter, command, count_steps, done_work, orders, versions_of
+from measuring import Meter, command, count_steps, done_work, read_request, versions_of
 
 SETTINGS = [
     {"vector": "dummy", "threads": 1},
@@ -15,19 +15,19 @@ SETTINGS = [
 ]
 
 
-def make_vector(asked: dict[str, Any]) -> Any:
+def make_vector(request: dict[str, Any]) -> Any:
     """Return all environments in this process or each in its own; games in ale-py's vector (with separate threads)."""
-    if asked["network"] == "nature_cnn":
+    if request["network"] == "nature_cnn":
         from sb3_ale import AleVecEnv
 
-        return AleVecEnv(make_ale_vector(asked, 2 if asked["setting"].get("vector") == "subprocess" else 1))
+        return AleVecEnv(make_ale_vector(request, 2 if request["setting"].get("vector") == "subprocess" else 1))
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-    kind = SubprocVecEnv if asked["setting"].get("vector") == "subprocess" else DummyVecEnv
-    return kind([lambda: make_one(asked) for _ in range(asked["num_envs"])])
+    kind = SubprocVecEnv if request["setting"].get("vector") == "subprocess" else DummyVecEnv
+    return kind([lambda: make_one(request) for _ in range(request["num_envs"])])
 
 
-def train(ppo: type, asked: dict[str, Any], meter: Meter, policy_kwargs: dict[str, Any] | None) -> Any:
+def train(ppo: type, request: dict[str, Any], meter: Meter, policy_kwargs: dict[str, Any] | None) -> Any:
     """Train until the window is full and return the model; SB3 and SBX share this interface."""
     from stable_baselines3.common.callbacks import BaseCallback
 
@@ -43,16 +43,16 @@ def train(ppo: type, asked: dict[str, Any], meter: Meter, policy_kwargs: dict[st
             return not self.full
 
     model = ppo(
-        "CnnPolicy" if asked["network"] == "nature_cnn" else "MlpPolicy",
-        make_vector(asked),
-        n_steps=asked["rollout"],
-        batch_size=asked["minibatch"],
-        n_epochs=asked["epochs"],
-        learning_rate=asked["learning_rate"],
-        gamma=asked["gamma"],
-        gae_lambda=asked["gae_lambda"],
-        clip_range=asked["clip_ratio"],
-        max_grad_norm=asked["max_grad_norm"],
+        "CnnPolicy" if request["network"] == "nature_cnn" else "MlpPolicy",
+        make_vector(request),
+        n_steps=request["rollout"],
+        batch_size=request["minibatch"],
+        n_epochs=request["epochs"],
+        learning_rate=request["learning_rate"],
+        gamma=request["gamma"],
+        gae_lambda=request["gae_lambda"],
+        clip_range=request["clip_ratio"],
+        max_grad_norm=request["max_grad_norm"],
         policy_kwargs=policy_kwargs,
         device="cpu",
     )
@@ -68,11 +68,11 @@ def counted(model: Any) -> Callable[[], int]:
     return count_steps(model.policy.optimizer)
 
 
-def done(model: Any, asked: dict[str, Any], parameters: int, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+def done(model: Any, request: dict[str, Any], parameters: int, notes: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return what the model really ran, per update."""
     updates = model.num_timesteps // (model.n_envs * model.n_steps)
     return done_work(
-        asked,
+        request,
         parameters=parameters,
         minibatch=model.batch_size,
         epochs=model.n_epochs,
@@ -85,17 +85,17 @@ def done(model: Any, asked: dict[str, Any], parameters: int, notes: tuple[str, .
 
 def main() -> None:
     """Train until the window is full, and report."""
-    asked = orders()
-    meter = Meter(seconds=asked["seconds"], warm_up_s=asked["warm_up_s"])
+    request = read_request()
+    meter = Meter(seconds=request["seconds"], warm_up_s=request["warm_up_s"])
     import torch
     from stable_baselines3 import PPO
 
-    torch.set_num_threads(asked["setting"].get("threads", 1))
-    shape = None if asked["network"] == "nature_cnn" else {"net_arch": {"pi": [64, 64], "vf": [64, 64]}}
-    model = train(PPO, asked, meter, shape)
+    torch.set_num_threads(request["setting"].get("threads", 1))
+    shape = None if request["network"] == "nature_cnn" else {"net_arch": {"pi": [64, 64], "vf": [64, 64]}}
+    model = train(PPO, request, meter, shape)
     parameters = sum(p.numel() for p in model.policy.parameters())
     packages = versions_of("stable-baselines3", "torch", "gymnasium", "numpy")
-    meter.report("sb3", done(model, asked, parameters), asked["setting"], packages)
+    meter.report("sb3", done(model, request, parameters), request["setting"], packages)
     model.env.close()
 
 

@@ -5,34 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 from environments import make_one
-from measuring import Meter, command, count_steps, orders, versions_of
+from measuring import Meter, command, count_steps, read_request, versions_of
 from replay_works import seen
 
 SETTINGS = [{"threads": 1}, {"threads": 2}]
 
 
-def make_model(algorithm: type, asked: dict[str, Any], **further: Any) -> Any:
+def make_model(algorithm: type, request: dict[str, Any], **further: Any) -> Any:
     """Return a model of SB3 or SBX: one vector step, then as many gradient steps as there are environments."""
     import numpy as np
     from stable_baselines3.common.noise import NormalActionNoise
     from stable_baselines3.common.vec_env import DummyVecEnv
 
-    number = asked["num_envs"] if asked["part"] == "learning" else 1
-    td3 = asked["algorithm"] == "td3"
+    number = request["num_envs"] if request["part"] == "learning" else 1
+    td3 = request["algorithm"] == "td3"
     noise = {"action_noise": NormalActionNoise(np.zeros(6), np.full(6, 0.1))} if td3 else {}
     return algorithm(
         "MlpPolicy",
-        DummyVecEnv([lambda: make_one(asked) for _ in range(number)]),
-        buffer_size=asked["rows"],
-        batch_size=asked["batch"],
-        learning_rate=asked["learning_rate"],
-        gamma=asked["gamma"],
-        tau=asked["tau"],
-        learning_starts=asked["learning_starts"],
+        DummyVecEnv([lambda: make_one(request) for _ in range(number)]),
+        buffer_size=request["rows"],
+        batch_size=request["batch"],
+        learning_rate=request["learning_rate"],
+        gamma=request["gamma"],
+        tau=request["tau"],
+        learning_starts=request["learning_starts"],
         train_freq=1,
-        gradient_steps=-1 if asked["updates_per_step"] == 1 else max(1, round(number * asked["updates_per_step"])),
+        gradient_steps=-1 if request["updates_per_step"] == 1 else max(1, round(number * request["updates_per_step"])),
         device="cpu",
-        **({"policy_delay": asked["policy_delay"]} if td3 else {}),
+        **({"policy_delay": request["policy_delay"]} if td3 else {}),
         **noise,
         **further,
     )
@@ -49,18 +49,18 @@ def fill(buffer: Any) -> None:
     buffer.pos, buffer.full = 0, True
 
 
-def train_alone(model: Any, asked: dict[str, Any], meter: Meter) -> None:
+def train_alone(model: Any, request: dict[str, Any], meter: Meter) -> None:
     """Make gradient steps from random rows until the window is full."""
     model._setup_learn(total_timesteps=1)
     fill(model.replay_buffer)
     made, full = 0, False
     while not full:
-        model.train(gradient_steps=asked["updates_per_call"], batch_size=asked["batch"])
-        made += asked["updates_per_call"]
+        model.train(gradient_steps=request["updates_per_call"], batch_size=request["batch"])
+        made += request["updates_per_call"]
         full = meter.update(made)
 
 
-def learn(model: Any, asked: dict[str, Any], meter: Meter) -> float:
+def learn(model: Any, request: dict[str, Any], meter: Meter) -> float:
     """Step environments and learn until the window is full; return the gradient steps per env step since the first ones."""
     from stable_baselines3.common.callbacks import BaseCallback
 
@@ -87,34 +87,34 @@ def learn(model: Any, asked: dict[str, Any], meter: Meter) -> float:
     return (updates - begin_updates) / (env_steps - begin_steps)
 
 
-def drive(model: Any, asked: dict[str, Any], meter: Meter) -> float | None:
+def drive(model: Any, request: dict[str, Any], meter: Meter) -> float | None:
     """Run the work; return the gradient steps per env step, only for the part `learning`."""
-    if asked["part"] == "updates":
-        return train_alone(model, asked, meter)
-    return learn(model, asked, meter)
+    if request["part"] == "updates":
+        return train_alone(model, request, meter)
+    return learn(model, request, meter)
 
 
 def main() -> None:
     """Train until the window is full, and report."""
-    asked = orders()
-    meter = Meter(seconds=asked["seconds"], warm_up_s=asked["warm_up_s"])
+    request = read_request()
+    meter = Meter(seconds=request["seconds"], warm_up_s=request["warm_up_s"])
     import torch
     from stable_baselines3 import SAC, TD3
 
-    torch.set_num_threads(asked["setting"].get("threads", 1))
-    shape = {"net_arch": [asked["width"], asked["width"]]}
-    model = make_model({"sac": SAC, "td3": TD3}[asked["algorithm"]], asked, policy_kwargs=shape)
+    torch.set_num_threads(request["setting"].get("threads", 1))
+    shape = {"net_arch": [request["width"], request["width"]]}
+    model = make_model({"sac": SAC, "td3": TD3}[request["algorithm"]], request, policy_kwargs=shape)
     steps = count_steps(model.critic.optimizer)
-    ratio = drive(model, asked, meter)
+    ratio = drive(model, request, meter)
     if steps() != model._n_updates:
         raise SystemExit(
             f"the critics' optimizer made {steps()} steps where the model counts {model._n_updates} updates"
         )
     parameters = sum(p.numel() for network in (model.actor, model.critic) for p in network.parameters())
     found = {"updates_per_step": round(ratio, 2)} if ratio is not None else {}
-    done = seen(asked, parameters=parameters, batch=model.batch_size, num_envs=model.n_envs, **found)
+    done = seen(request, parameters=parameters, batch=model.batch_size, num_envs=model.n_envs, **found)
     packages = versions_of("stable-baselines3", "torch", "gymnasium", "numpy")
-    meter.report("sb3", done, asked["setting"], packages)
+    meter.report("sb3", done, request["setting"], packages)
     model.env.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from measuring import Meter, command, orders, versions_of
+from measuring import Meter, command, read_request, versions_of
 
 SETTINGS = [
     {"vector": "dummy", "one_thread": True},
@@ -15,23 +15,23 @@ SETTINGS = [
 
 def main() -> None:
     """Train until the window is full, and report."""
-    asked = orders()
-    meter = Meter(seconds=asked["seconds"], warm_up_s=asked["warm_up_s"])
+    request = read_request()
+    meter = Meter(seconds=request["seconds"], warm_up_s=request["warm_up_s"])
     os.environ["JAX_PLATFORMS"] = "cpu"
-    if asked["setting"].get("one_thread"):
+    if request["setting"].get("one_thread"):
         os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
     import jax
     from run_sb3 import done, train
     from sbx import PPO
 
-    images = asked["network"] == "nature_cnn"
+    images = request["network"] == "nature_cnn"
     shape = {"share_features_extractor": True} if images else {"net_arch": {"pi": [64, 64], "vf": [64, 64]}}
-    model = train(PPO, asked, meter, shape)
+    model = train(PPO, request, meter, shape)
     states = (model.policy.actor_state.params, model.policy.vf_state.params)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(states))
     notes = ("the shared torso is kept, and run, once for the actor and once for the critic",) if images else ()
     packages = versions_of("sbx-rl", "stable-baselines3", "jax", "gymnasium", "numpy")
-    meter.report("sbx", done(model, asked, parameters, notes), asked["setting"], packages)
+    meter.report("sbx", done(model, request, parameters, notes), request["setting"], packages)
     model.env.close()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from environments import make_one
-from measuring import Meter, command, count_steps, orders, versions_of
+from measuring import Meter, command, count_steps, read_request, versions_of
 from replay_works import seen
 
 SETTINGS = [{"threads": 1}, {"threads": 2}]
@@ -50,11 +50,11 @@ class Replay:
 class Learner:
     """Policy, two critics, their targets and their optimizers; `update` is one gradient step of everything."""
 
-    def __init__(self, asked: dict[str, Any], observation: int, action: int) -> None:
+    def __init__(self, request: dict[str, Any], observation: int, action: int) -> None:
         import torch
 
-        self.torch, self.asked, self.sac = torch, asked, asked["algorithm"] == "sac"
-        width, rate = asked["width"], asked["learning_rate"]
+        self.torch, self.request, self.sac = torch, request, request["algorithm"] == "sac"
+        width, rate = request["width"], request["learning_rate"]
 
         def network(inputs: int, outputs: int) -> Any:
             n = torch.nn
@@ -91,7 +91,7 @@ class Learner:
 
     def update(self, rows: list[Any]) -> None:
         """Make one gradient step of the critics and, when due, of policy and temperature; targets follow."""
-        torch, asked = self.torch, self.asked
+        torch, request = self.torch, self.request
         observation, action, reward, discount, following = rows
         with torch.no_grad():
             if self.sac:
@@ -101,13 +101,13 @@ class Learner:
                 noise = (torch.randn_like(action) * 0.2).clamp(-0.5, 0.5)
                 next_action, entropy = (torch.tanh(self.policy_target(following)) + noise).clamp(-1, 1), 0.0
             value = torch.min(*self.judge(self.targets, following, next_action)) - entropy
-            wanted = reward + asked["gamma"] * discount * value
+            wanted = reward + request["gamma"] * discount * value
         mse = torch.nn.functional.mse_loss
         loss = sum(mse(value, wanted) for value in self.judge(self.critics, observation, action))
         self.critic_optimizer.zero_grad()
         loss.backward()
         self.critic_optimizer.step()
-        if self.updates % asked["policy_delay"] == 0:
+        if self.updates % request["policy_delay"] == 0:
             self.improve(observation)
             self.follow(self.critics, self.targets)
             if not self.sac:
@@ -136,19 +136,19 @@ class Learner:
         """Move a target towards the trained network, all tensors in one call."""
         torch = self.torch
         with torch.no_grad():
-            torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), self.asked["tau"])
+            torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), self.request["tau"])
 
 
-def learn(learner: Learner, replay: Replay, asked: dict[str, Any], meter: Meter) -> None:
+def learn(learner: Learner, replay: Replay, request: dict[str, Any], meter: Meter) -> None:
     """Step gymnasium's vector and learn until the window is full."""
     import gymnasium
 
-    torch, number = learner.torch, asked["num_envs"]
+    torch, number = learner.torch, request["num_envs"]
     same = gymnasium.vector.AutoresetMode.SAME_STEP
-    envs = gymnasium.vector.SyncVectorEnv([lambda: make_one(asked)] * number, autoreset_mode=same)
+    envs = gymnasium.vector.SyncVectorEnv([lambda: make_one(request)] * number, autoreset_mode=same)
     observation, rng, env_steps, full = envs.reset(seed=0)[0], np.random.default_rng(1), 0, False
     while not full:
-        if env_steps < asked["learning_starts"]:
+        if env_steps < request["learning_starts"]:
             action = rng.uniform(-1, 1, (number, learner.action_size)).astype(np.float32)
         else:
             with torch.no_grad():
@@ -163,37 +163,37 @@ def learn(learner: Learner, replay: Replay, asked: dict[str, Any], meter: Meter)
                 last[i] = more["final_obs"][i]
         replay.add(observation, action, reward, 1.0 - terminated, last)
         observation, env_steps = following, env_steps + number
-        if env_steps > asked["learning_starts"]:
-            for _ in range(number * asked["updates_per_step"]):
-                learner.update(replay.draw(asked["batch"]))
+        if env_steps > request["learning_starts"]:
+            for _ in range(number * request["updates_per_step"]):
+                learner.update(replay.draw(request["batch"]))
             full = meter.update(env_steps)
     envs.close()
 
 
 def main() -> None:
     """Train until the window is full, and report."""
-    asked = orders()
-    meter = Meter(seconds=asked["seconds"], warm_up_s=asked["warm_up_s"])
+    request = read_request()
+    meter = Meter(seconds=request["seconds"], warm_up_s=request["warm_up_s"])
     import torch
 
-    torch.set_num_threads(asked["setting"].get("threads", 1))
-    one = make_one(asked)
+    torch.set_num_threads(request["setting"].get("threads", 1))
+    one = make_one(request)
     observation, action = one.observation_space.shape[0], one.action_space.shape[0]
-    learner, replay, full = Learner(asked, observation, action), Replay(asked["rows"], observation, action), False
+    learner, replay, full = Learner(request, observation, action), Replay(request["rows"], observation, action), False
     steps = count_steps(learner.critic_optimizer)
-    if asked["part"] == "learning":
-        learn(learner, replay, asked, meter)
+    if request["part"] == "learning":
+        learn(learner, replay, request, meter)
     else:
         replay.fill()
         while not full:
-            for _ in range(asked["updates_per_call"]):
-                learner.update(replay.draw(asked["batch"]))
+            for _ in range(request["updates_per_call"]):
+                learner.update(replay.draw(request["batch"]))
             full = meter.update(learner.updates)
     if steps() != learner.updates:
         raise SystemExit(f"{steps()} steps of the critics' optimizer in {learner.updates} updates")
     parameters = sum(p.numel() for part in (learner.policy, learner.critics) for p in part.parameters())
     packages = versions_of("torch", "gymnasium", "numpy")
-    meter.report("torch-loop", seen(asked, parameters=parameters), asked["setting"], packages)
+    meter.report("torch-loop", seen(request, parameters=parameters), request["setting"], packages)
 
 
 if __name__ == "__main__":

@@ -98,21 +98,21 @@ class Watch:
         self._await(lambda: self._working() >= count, "all actors to commit a trajectory", self._given.patience_s)
         found["all_working_s"] = round(time.monotonic() - self._began_s, 1)
         time.sleep(5.0)
-        found["calm"] = self._calm(self._given.seconds)
+        found["calm"] = self._undisturbed(self._given.seconds)
         found["actor_pss_mb"] = round(sum(map(_pss_mb, self._actors()[:20])) / 20, 1)
         victims = random.Random(0).sample(self._actors(), self._given.kills)
         consumed, begin_s = self._consumed(), time.monotonic()
         for victim in victims:
             with contextlib.suppress(psutil.Error):
                 victim.kill()
-        self._await(lambda: self.restarts >= self._given.kills, "a next life of each", self._given.patience_s)
+        self._await(lambda: self.restarts >= self._given.kills, "a replacement of each", self._given.patience_s)
         found["replaced_s"] = round(time.monotonic() - begin_s, 1)
         self._await(lambda: len(self._actors()) >= count, "all actors", self._given.patience_s)
         self._await(lambda: self._consumed() > consumed + 2 * count, "trajectories", self._given.patience_s)
         found["back_s"] = round(time.monotonic() - begin_s, 1)
-        found["after"] = self._calm(min(10.0, self._given.seconds))
+        found["after"] = self._undisturbed(min(10.0, self._given.seconds))
 
-    def _calm(self, seconds: float) -> dict[str, float]:
+    def _undisturbed(self, seconds: float) -> dict[str, float]:
         """Return the CPU load in cores of the controller and each agent, and rates, over a while."""
         own = psutil.Process()
         before = [self._cpu_s(own), *(self._cpu_s(agent) for agent in self._agents)]
@@ -226,8 +226,10 @@ def main() -> int:
     parser.add_argument("--actors", type=int, default=1000)
     parser.add_argument("--agents", type=int, default=4)
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of the calm part")
-    parser.add_argument("--patience-s", type=float, default=240.0, help="for all actors to start, and to come back")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of the part without kills")
+    parser.add_argument(
+        "--patience-s", type=float, default=240.0, help="for all actors to start, and to return after kills"
+    )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     found = {"actors": given.actors, "agents": given.agents, "kills": given.kills, **measure(given)}

@@ -208,7 +208,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["calibrate", "measure", "compare"])
     parser.add_argument("data", type=Path)
-    parser.add_argument("--budget-s", type=float, default=3600.0, help="begin nothing later than this")
+    parser.add_argument("--budget-s", type=float, default=3600.0, help="start no run after this time")
     given = parser.parse_args()
     data, until_s = Data(given.data), time.monotonic() + given.budget_s
     if given.part == "compare":
@@ -218,7 +218,7 @@ def main() -> int:
         data.save()
         return 0
     whole = (calibrate if given.part == "calibrate" else measure)(data, until_s)
-    print("complete" if whole else "there is more to do: call it again")
+    print("complete" if whole else "not finished: run the command again")
     return 0 if whole else 3
 
 

@@ -51,7 +51,7 @@ class ActingSystem:
         self.plan: Plan = make_plan(free, str(self._folder), self._memory)
         self._kinds = ("inference", "parameter-server", *(("actor",) if actors else ()))
         self._launcher = Local()
-        self._lives: list[SupervisedWorker] = []
+        self._workers: list[SupervisedWorker] = []
 
     def __enter__(self) -> ActingSystem:
         try:
@@ -81,24 +81,24 @@ class ActingSystem:
             if job.kind in self._kinds:
                 variables = process_environment(self.plan, job, gpus)
                 start = Start(self._folder, self._control.address, spawn, variables)
-                self._lives.append(SupervisedWorker(job, self._launcher.start(job, start)))
+                self._workers.append(SupervisedWorker(job, self._launcher.start(job, start)))
         until = time.monotonic() + READY_S
-        while not all(p.ready for p in self._lives):
-            self._hear(0.05)
+        while not all(p.ready for p in self._workers):
+            self._receive(0.05)
             if time.monotonic() > until:
-                raise RuntimeError(f"not ready: {[(p.name, p.stage) for p in self._lives if not p.ready]}")
+                raise RuntimeError(f"not ready: {[(p.name, p.stage) for p in self._workers if not p.ready]}")
 
-    def _hear(self, wait_s: float) -> None:
+    def _receive(self, wait_s: float) -> None:
         """Read messages of workers; raise when one has died."""
-        by_name = {p.name: p for p in self._lives}
+        by_name = {p.name: p for p in self._workers}
         for message in self._control.poll(wait_s):
             if isinstance(message, Crash):
                 raise RuntimeError(f"{message.worker}: {message.error}: {message.text}\n{message.trace}")
             if isinstance(message, Stage):
                 by_name[message.worker].stage = message.stage
-        for life in self._lives:
-            if not life.alive:
-                raise RuntimeError(f"{life.name} ended ({life.ending}):\n{life.handle.tail(15)}")
+        for worker in self._workers:
+            if not worker.alive:
+                raise RuntimeError(f"{worker.name} ended ({worker.ending}):\n{worker.handle.tail(15)}")
 
     def write_jobs(self) -> list[Path]:
         """Write the actors' jobs to files, for processes that replace the actors; return the paths."""
@@ -111,7 +111,7 @@ class ActingSystem:
         return paths
 
     def measure(self, seconds: float) -> dict[str, float]:
-        """Let it act for a moment and then the given time; return env steps per second, and per CPU-second of all processes."""
+        """Let it act for the given time after a moment; return env steps per second, and per CPU-second of all processes."""
         e = self.plan.experiment
         rows = e.rollout_length * e.group_size
         self._drain(time.monotonic() + WARM_S, 1)
@@ -128,13 +128,13 @@ class ActingSystem:
 
     def _drain(self, until: float, least: int) -> tuple[int, float]:
         """Release trajectories until then, and at least the given number; return the count and the time of the last one."""
-        count, last_s, hear_at = 0, time.monotonic(), time.monotonic()
+        count, last_s, receive_at = 0, time.monotonic(), time.monotonic()
         while (now := time.monotonic()) < until or count < least:
             if now > until + STALLED_S:
-                raise RuntimeError(f"only {count} trajectories came in {STALLED_S:.0f} s")
-            if now >= hear_at:
-                hear_at = now + 0.2
-                self._hear(0.0)
+                raise RuntimeError(f"only {count} trajectories arrived in {STALLED_S:.0f} s")
+            if now >= receive_at:
+                receive_at = now + 0.2
+                self._receive(0.0)
             try:
                 self._consumer.release(self._consumer.get(0.1))
                 count, last_s = count + 1, time.monotonic()
@@ -144,7 +144,7 @@ class ActingSystem:
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of its processes so far."""
-        used = [life.handle.usage() for life in self._lives]
+        used = [worker.handle.usage() for worker in self._workers]
         return sum(one.cpu_s for one in used if one is not None)
 
     def close(self) -> None:

@@ -41,10 +41,10 @@ def client(name: str, jobs: list[str]) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         server, seconds = line.split()
-        print(json.dumps(ask(ends[int(server)], request, float(seconds))), flush=True)
+        print(json.dumps(send_requests(ends[int(server)], request, float(seconds))), flush=True)
 
 
-def ask(end: Any, request: Request, seconds: float) -> dict[str, Any]:
+def send_requests(end: Any, request: Request, seconds: float) -> dict[str, Any]:
     """Send requests one after another for the given time; return the count, the time, and a sample of the latencies (us)."""
     latencies = []
     begin = time.perf_counter()

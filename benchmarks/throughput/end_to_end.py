@@ -88,9 +88,9 @@ class Watched:
           BenchmarkError: it has ended; the message has the end of its output.
         """
         if self._popen.poll() is not None:
-            raise BenchmarkError(f"the run ended with status {self._popen.returncode}:\n{self.last_words()}")
+            raise BenchmarkError(f"the run ended with status {self._popen.returncode}:\n{self.error_output()}")
 
-    def last_words(self) -> str:
+    def error_output(self) -> str:
         """Return the end of its standard error."""
         self._errors.seek(0)
         return last_lines(self._errors.read())
@@ -112,9 +112,9 @@ class Watched:
         try:
             status = self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise BenchmarkError(f"the run did not end within {timeout_s:g} s:\n{self.last_words()}") from None
+            raise BenchmarkError(f"the run did not end within {timeout_s:g} s:\n{self.error_output()}") from None
         if status:
-            raise BenchmarkError(f"the run ended with status {status}:\n{self.last_words()}")
+            raise BenchmarkError(f"the run ended with status {status}:\n{self.error_output()}")
 
 
 class Tail:

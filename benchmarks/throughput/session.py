@@ -35,7 +35,7 @@ def measure(given: argparse.Namespace, further: list[str]) -> dict[str, Any]:
     """
     work = work_of(given)
     options = (jsrl_options(work) if work else []) + further
-    placements = chosen(given.placements, PLACEMENTS, "placement")
+    placements = selected(given.placements, PLACEMENTS, "placement")
     experiments = {placement: experiment_of(given.name, placement, options) for placement in placements}
     raw = header(given, options, experiments)
     taking_part = {} if work is None else find_peers(given, raw)
@@ -54,10 +54,10 @@ def measure(given: argparse.Namespace, further: list[str]) -> dict[str, Any]:
                 )
             for peer, arm in arms:
                 if repetition < arm["repetitions"]:
-                    with progress.step(f"{peer.name} {arm['setting']}") as told:
-                        told(drive_arm(peer, arm, work, given))
+                    with progress.step(f"{peer.name} {arm['setting']}") as report:
+                        report(drive_arm(peer, arm, work, given))
     if given.repetitions and not any(raw["end_to_end"].values()):
-        raise BenchmarkError("no run of jsrl's gave anything:\n" + "\n".join(raw["errors"]))
+        raise BenchmarkError("every run of jsrl failed:\n" + "\n".join(raw["errors"]))
     if work is not None and raw["alone"]:
         raw["work"] = jsrl_work(experiments[placements[0]], raw["parameters"])
         raw["differences"] = differences(work, raw["work"])
@@ -76,29 +76,29 @@ def take_placement(
     with_start: bool,
 ) -> None:
     """Run one placement once, and its starts if requested; a failure is stored beside the successes."""
-    with progress.step(f"jsrl {placement}") as told:
+    with progress.step(f"jsrl {placement}") as report:
         try:
             run = end_to_end(given.name, placement, given.seconds, given.warm_up_s, options)
         except BenchmarkError as error:
             raw["errors"].append(f"{placement}: {error}")
-            told("failed")
+            report("failed")
         else:
             raw["end_to_end"][placement].append(run)
-            told(f"{run['env_steps_per_s']:,.0f} env steps/s")
+            report(f"{run['env_steps_per_s']:,.0f} env steps/s")
     if not with_start:
         return
-    with progress.step(f"jsrl {placement}, cold and warm start") as told:
+    with progress.step(f"jsrl {placement}, cold and warm start") as report:
         try:
             found = starts(given.name, placement, options, experiment.rows_per_update)
         except BenchmarkError as error:
             raw["errors"].append(f"{placement}, start: {error}")
-            told("failed")
+            report("failed")
         else:
             raw["starts"][placement].append(found)
-            told(f"{found['start_cold_s']:.1f} s, {found['start_warm_s']:.1f} s")
+            report(f"{found['start_cold_s']:.1f} s, {found['start_warm_s']:.1f} s")
 
 
-def chosen(text: str, known: Sequence[str], what: str) -> list[str]:
+def selected(text: str, known: Sequence[str], what: str) -> list[str]:
     """Return the entries of a comma-separated list.
 
     Raises:
@@ -121,8 +121,10 @@ def with_repetitions(text: str, most: int) -> dict[str, int]:
     for word in text.split(","):
         name, _, number = word.strip().partition(":")
         if number and not (number.isdigit() and int(number) > 0):
-            raise ConfigError(f"--against has {word!r}; behind the colon stands a number of repetitions, from 1.")
-        counts |= dict.fromkeys(chosen(name, PEERS, "peer"), int(number or most))
+            raise ConfigError(
+                f"--against has {word!r}; expected a number of repetitions of at least 1 after the colon, such as sb3:1."
+            )
+        counts |= dict.fromkeys(selected(name, PEERS, "peer"), int(number or most))
     return counts
 
 
@@ -135,11 +137,11 @@ def work_of(given: argparse.Namespace) -> Work | None:
     if not given.against:
         return None
     if given.name not in WORKS:
-        raise ConfigError(f"{given.name} is not compared with others; there are: {', '.join(WORKS)}.")
+        raise ConfigError(f"{given.name} cannot be compared with other libraries; choose from: {', '.join(WORKS)}.")
     work = WORKS[given.name]
     num_envs = given.num_envs or work.num_envs
     if num_envs < 1 or work.rows_per_update % num_envs:
-        raise ConfigError(f"--num-envs is {num_envs}; it has to divide the {work.rows_per_update} rows of an update.")
+        raise ConfigError(f"--num-envs is {num_envs}; it must divide the {work.rows_per_update} rows of an update.")
     return dataclasses.replace(work, num_envs=num_envs, rollout=work.rows_per_update // num_envs)
 
 
@@ -220,9 +222,9 @@ def search(given: argparse.Namespace, work: Work, taking_part: dict[str, peers.P
         for name, peer in taking_part.items():
             tried = []
             for setting in settings[name]:
-                with progress.step(f"{name} {setting}") as told:
+                with progress.step(f"{name} {setting}") as report:
                     tried.append(peers.attempt(peer, work, setting, given.seconds, given.warm_up_s))
-                    told("failed" if "error" in tried[-1] else f"{tried[-1]['env_steps_per_s']:,.0f} env steps/s")
+                    report("failed" if "error" in tried[-1] else f"{tried[-1]['env_steps_per_s']:,.0f} env steps/s")
             raw["peers"][name]["search"] = tried
             best = peers.choose(tried)
             if best:

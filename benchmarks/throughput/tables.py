@@ -36,7 +36,7 @@ def percent(value: float) -> str:
     return NOTHING if math.isnan(value) else f"{value:.0%}"
 
 
-def of(runs: Sequence[dict[str, Any]], name: str) -> Spread:
+def spread_of(runs: Sequence[dict[str, Any]], name: str) -> Spread:
     """Return the spread of a number over repetitions."""
     return spread([float(run[name]) if run.get(name) is not None else math.nan for run in runs])
 
@@ -57,7 +57,7 @@ def limits(raw: dict[str, Any]) -> tuple[float, float]:
 
 def best_of(raw: dict[str, Any], what: str) -> str | None:
     """Return the placement with the best median."""
-    return best({placement: of(runs, what).median for placement, runs in raw["end_to_end"].items() if runs})
+    return best({placement: spread_of(runs, what).median for placement, runs in raw["end_to_end"].items() if runs})
 
 
 def title(raw: dict[str, Any]) -> str:
@@ -97,12 +97,12 @@ def placement_row(
     raw: dict[str, Any], placement: str, runs: list[dict[str, Any]], whole: float, core: float
 ) -> list[str]:
     """Return one placement's cells."""
-    speed, efficiency = of(runs, "env_steps_per_s"), of(runs, "env_steps_per_cpu_s")
-    lag = f"{number(of(runs, 'lag_p50').median)}/{number(of(runs, 'lag_p95').high)}"
-    rows = of(runs, "inference_batch_rows").median
-    idle = "/".join(percent(of(runs, f"{kind}_idle_share").median) for kind in KINDS)
+    speed, efficiency = spread_of(runs, "env_steps_per_s"), spread_of(runs, "env_steps_per_cpu_s")
+    lag = f"{number(spread_of(runs, 'lag_p50').median)}/{number(spread_of(runs, 'lag_p95').high)}"
+    rows = spread_of(runs, "inference_batch_rows").median
+    idle = "/".join(percent(spread_of(runs, f"{kind}_idle_share").median) for kind in KINDS)
     started = raw["starts"].get(placement, [])
-    first = f"{number(of(started, 'start_cold_s').median, 1)}, {number(of(started, 'start_warm_s').median, 1)}"
+    first = f"{number(spread_of(started, 'start_cold_s').median, 1)}, {number(spread_of(started, 'start_warm_s').median, 1)}"
     return [
         placement,
         number(speed.median),
@@ -115,7 +115,7 @@ def placement_row(
         idle,
         number(bytes_per_row(raw["traffic"], placement)),
         str(copies(placement, raw["transport"])),
-        number(of(runs, "pss_mb").median),
+        number(spread_of(runs, "pss_mb").median),
         first,
     ]
 
@@ -140,10 +140,10 @@ def peers_table(raw: dict[str, Any]) -> Table:
     ours = raw["end_to_end"]
     started = raw["starts"].get(fastest, [])
     own = {
-        "wall": of(ours[fastest], "env_steps_per_s").median,
-        "cpu": of(ours[thriftiest], "env_steps_per_cpu_s").median,
-        "pss": of(ours[fastest], "pss_mb").median,
-        "start": of(started, "start_warm_s").median,
+        "wall": spread_of(ours[fastest], "env_steps_per_s").median,
+        "cpu": spread_of(ours[thriftiest], "env_steps_per_cpu_s").median,
+        "pss": spread_of(ours[fastest], "pss_mb").median,
+        "start": spread_of(started, "start_warm_s").median,
     }
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -186,8 +186,8 @@ def peer_cells(arm: dict[str, Any], own: dict[str, float]) -> list[str]:
     )
     if not runs:
         return [*[NOTHING] * 9, text]
-    speed, efficiency = of(runs, "env_steps_per_s"), of(runs, "env_steps_per_cpu_s").median
-    memory, first = of(runs, "pss_mb").median, of(runs, "first_update_s").median
+    speed, efficiency = spread_of(runs, "env_steps_per_s"), spread_of(runs, "env_steps_per_cpu_s").median
+    memory, first = spread_of(runs, "pss_mb").median, spread_of(runs, "first_update_s").median
     return [
         number(speed.median),
         ranged(speed),

@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments"), str(ROOT / "benchmarks" / "peers")]
 
-from measuring import Meter, orders, versions_of  # noqa: E402 (where they lie is said above)
+from measuring import Meter, read_request, versions_of  # noqa: E402 (where they lie is said above)
 from replay_works import seen  # noqa: E402
 
 SETTINGS = [{"one_thread": True}, {"threads": 2}]
@@ -26,7 +26,7 @@ PRODUCTS = 40
 NAMES = {"sac": "sac_halfcheetah", "td3": "td3"}
 
 
-def make_update(asked: dict[str, Any]) -> tuple[Callable[[], None], int]:
+def make_update(request: dict[str, Any]) -> tuple[Callable[[], None], int]:
     """Return a call of the compiled update on a full ring, and the number of trained parameters."""
     import dataclasses
 
@@ -40,27 +40,27 @@ def make_update(asked: dict[str, Any]) -> tuple[Callable[[], None], int]:
     from jsrl.parallel import data_parallel, split_devices
     from jsrl.replay.device.agent import on_device
 
-    experiment = parse(asked["options"], experiments()[NAMES[asked["algorithm"]]]()).experiment
+    experiment = parse(request["options"], experiments()[NAMES[request["algorithm"]]]()).experiment
     replay = dataclasses.replace(
         experiment.replay,
-        capacity=asked["rows"],
-        min_size=asked["rows"] // 2,
-        batch_size=asked["batch"],
-        updates_per_call=asked["updates_per_call"],
+        capacity=request["rows"],
+        min_size=request["rows"] // 2,
+        batch_size=request["batch"],
+        updates_per_call=request["updates_per_call"],
         samples_per_insert=None,
     )
-    agent_config = dataclasses.replace(experiment.agent, learning_rate=asked["learning_rate"])
+    agent_config = dataclasses.replace(experiment.agent, learning_rate=request["learning_rate"])
     experiment = dataclasses.replace(
-        experiment, env=EnvConfig(asked["env"]), replay=replay, agent=agent_config, placement="serial"
+        experiment, env=EnvConfig(request["env"]), replay=replay, agent=agent_config, placement="serial"
     )
     schemas = make_schemas(experiment)
     agent = build_agent(experiment.agent, schemas.env)
     combined = on_device(agent, replay, schemas.trajectory, frames=schemas.env.frames)
     state = jax.jit(combined.agent.init)(jax.random.key(0))
     learned = state.learner_params
-    trained = (state.params.weights.network, learned.online if asked["algorithm"] == "sac" else learned.critics)
+    trained = (state.params.weights.network, learned.online if request["algorithm"] == "sac" else learned.critics)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(trained))
-    state = fill(combined.shape, state, schemas.trajectory, asked["rows"])
+    state = fill(combined.shape, state, schemas.trajectory, request["rows"])
     update = data_parallel(combined.agent.update, jax.local_devices()[:1])
     batch = split_devices(random_trajectory(schemas.trajectory, jax.random.key(2)), 1)
     held, key = [update.place(state)], jax.random.key(1)
@@ -125,27 +125,29 @@ def matrix_rate(rows: int, width: int) -> Callable[[], float]:
 
 def main() -> None:
     """Update until the window is full, and report."""
-    asked = orders()
-    meter = Meter(seconds=asked["seconds"], warm_up_s=asked["warm_up_s"])
-    if asked["setting"].get("one_thread"):
+    request = read_request()
+    meter = Meter(seconds=request["seconds"], warm_up_s=request["warm_up_s"])
+    if request["setting"].get("one_thread"):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
     import jax
 
     from benchmarks.updates.operations import operations_per_row
 
-    call, parameters = make_update(asked)
-    measures = [matrix_rate(rows, asked["width"]) for rows in sorted({asked["batch"], min(asked["batch"], 512)})]
+    call, parameters = make_update(request)
+    measures = [matrix_rate(rows, request["width"]) for rows in sorted({request["batch"], min(request["batch"], 512)})]
     rates, made, full = [measure() for measure in measures], 0, False
     while not full:
         call()
-        made += asked["updates_per_call"]
+        made += request["updates_per_call"]
         full = meter.update(made)
     rates = [max(rate, measure()) for rate, measure in zip(rates, measures, strict=True)]
-    operations = asked["batch"] * operations_per_row(asked["algorithm"], observation=17, action=6, width=asked["width"])
+    operations = request["batch"] * operations_per_row(
+        request["algorithm"], observation=17, action=6, width=request["width"]
+    )
     meter.report(
         "jsrl",
-        seen(asked, parameters=parameters),
-        asked["setting"],
+        seen(request, parameters=parameters),
+        request["setting"],
         versions_of("jax", "numpy"),
         backend=jax.default_backend(),
         operations_per_update=operations,

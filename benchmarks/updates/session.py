@@ -49,10 +49,12 @@ def measure(given: argparse.Namespace, further: list[str]) -> dict[str, Any]:
             for work in todo:
                 known = [arm for arm, _ in arms[work]]
                 for arm, peer in arms[work]:
-                    with progress.step(f"{work.name}: {arm['system']} {arm['setting']}") as told:
-                        told(take(arm, peer, work, given, further) if goes_on(arm, known, repetition) else "left out")
-    if given.repetitions and not any(arm["runs"] for work in raw["works"] for arm in work["arms"] if is_ours(arm)):
-        raise BenchmarkError(f"no run of jsrl's gave anything:\n{errors_of(raw)}")
+                    with progress.step(f"{work.name}: {arm['system']} {arm['setting']}") as report:
+                        report(
+                            take(arm, peer, work, given, further) if takes_part(arm, known, repetition) else "left out"
+                        )
+    if given.repetitions and not any(arm["runs"] for work in raw["works"] for arm in work["arms"] if is_jsrl(arm)):
+        raise BenchmarkError(f"every run of jsrl failed:\n{errors_of(raw)}")
     raw["duration_s"] = time.monotonic() - raw.pop("begin_s")
     return raw
 
@@ -65,7 +67,7 @@ def numbers(text: str) -> tuple[int, ...]:
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or not all(word.isdigit() and int(word) > 0 for word in words):
-        raise ConfigError(f"{text!r} is not a list of whole numbers from 1, such as 256,8192.")
+        raise ConfigError(f"{text!r} is not a list of positive integers; expected, for example, 256,8192.")
     return tuple(map(int, words))
 
 
@@ -131,12 +133,12 @@ def peer_arms(given: argparse.Namespace, raw: dict[str, Any]) -> list[Arm]:
     return found
 
 
-def is_ours(arm: dict[str, Any]) -> bool:
+def is_jsrl(arm: dict[str, Any]) -> bool:
     """Return whether this is an arm of jsrl's."""
     return bool(arm["system"] == "jsrl")
 
 
-def goes_on(arm: dict[str, Any], known: list[dict[str, Any]], repetition: int) -> bool:
+def takes_part(arm: dict[str, Any], known: list[dict[str, Any]], repetition: int) -> bool:
     """Return whether an arm takes part: always at first, then if it is its system's best in wall clock or CPU time."""
     rivals = [other["runs"][0] for other in known if other["system"] == arm["system"] and other["runs"]]
     if repetition == 0:
@@ -154,7 +156,7 @@ def take(
         if peer is None:
             run = whole_run(work, arm["setting"]["placement"], given, further)
         else:
-            options = further if is_ours(arm) else ()
+            options = further if is_jsrl(arm) else ()
             run = peers.drive(peer, work, arm["setting"], given.seconds, given.warm_up_s, options)
     except BenchmarkError as error:
         arm["errors"].append(str(error))

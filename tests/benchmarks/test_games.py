@@ -106,7 +106,7 @@ def test_observations_hold_only_information_of_the_player(make, size):
     assert tree.observations.shape == (len(tree.player), size)
     assert len(np.unique(tree.observations, axis=0)) == len(tree.player)
     assert tree.observations[:, :2].argmax(axis=1).tolist() == tree.player.tolist()
-    asked = tree.ask(lambda observations, legal: legal / legal.sum(axis=1, keepdims=True))
+    asked = tree.query(lambda observations, legal: legal / legal.sum(axis=1, keepdims=True))
     assert tree.nash_conv(asked) == pytest.approx(tree.nash_conv(tree.uniform()))
 
 
@@ -123,7 +123,7 @@ def test_tensors_equal_openspiel():
 
 def test_invalid_policy_is_refused():
     with pytest.raises(ValueError, match="expected probabilities"):
-        leduc().ask(lambda observations, legal: np.full(legal.shape, 1 / 3))
+        leduc().query(lambda observations, legal: np.full(legal.shape, 1 / 3))
 
 
 # -- populations of exact best responses ------------------------------------------------------------------------------

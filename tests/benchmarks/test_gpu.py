@@ -18,7 +18,7 @@ def test_a_machine_without_accelerators_is_refused(tmp_path: Path) -> None:
 
 def test_a_part_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     part = gpu.Part("sleep", ("-c", "import time; time.sleep(600)"))
-    assert gpu.measure(part, 1.0, tmp_path) == "stopped after 1 s: the time was up"
+    assert gpu.measure(part, 1.0, tmp_path) == "stopped after 1 s: the time limit was reached"
     assert gpu.measure(gpu.Part("bad", ("-c", "raise SystemExit(3)")), 60.0, tmp_path).startswith(
         "failed with status 3"
     )

@@ -18,7 +18,7 @@ def test_cpu_time_per_row_is_between_first_and_last_line():
 
 def test_missing_arm_is_an_error():
     check("hooks", "RuntimeError: planted")
-    with pytest.raises(RuntimeError, match="wandb-silent did not happen"):
+    with pytest.raises(RuntimeError, match="wandb-silent had no effect"):
         check("wandb-silent", "all is well")
 
 

@@ -8,20 +8,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "peers"))
 
-from measuring import Meter, done_work, orders
+from measuring import Meter, done_work, read_request
 
 if sys.argv[1] == "--settings":
     sys.stdout.write(json.dumps([{"threads": 1}, {"fail": True}]))
     sys.exit()
-asked = orders()
-if asked["setting"].get("fail"):
+request = read_request()
+if request["setting"].get("fail"):
     raise SystemExit("no such thing")
-meter = Meter(seconds=asked["seconds"], warm_up_s=asked["warm_up_s"])
+meter = Meter(seconds=request["seconds"], warm_up_s=request["warm_up_s"])
 env_steps, full = 0, False
 sys.stdout.write("{ a library's own output\n")
 while not full:
     time.sleep(0.01)
-    env_steps += asked["num_envs"] * asked["rollout"]
+    env_steps += request["num_envs"] * request["rollout"]
     full = meter.update(env_steps)
-meter.report("fake", done_work(asked), asked["setting"], {}, threads_seen=os.environ.get("OMP_NUM_THREADS"))
+meter.report("fake", done_work(request), request["setting"], {}, threads_seen=os.environ.get("OMP_NUM_THREADS"))
 sys.stdout.write("{ bye\n")
