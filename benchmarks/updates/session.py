@@ -14,7 +14,7 @@ from benchmarks.peers.replay_works import ALGORITHMS, PEERS, ReplayWork, differe
 from benchmarks.throughput import peers
 from benchmarks.throughput.end_to_end import BenchmarkError, end_to_end
 from benchmarks.throughput.progress import Progress
-from benchmarks.throughput.session import PLACEMENTS, chosen
+from benchmarks.throughput.session import PLACEMENTS, selected
 from benchmarks.updates.tables import FORMAT, KIND
 from jsrl.errors import ConfigError
 from jsrl.runs.provenance import environment_facts
@@ -77,7 +77,7 @@ def parts(given: argparse.Namespace) -> list[str]:
     Raises:
       ConfigError: one of them does not exist.
     """
-    return chosen(given.parts, ("updates", "learning"), "part")
+    return selected(given.parts, ("updates", "learning"), "part")
 
 
 def header(given: argparse.Namespace, further: list[str]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def our_arms(work: ReplayWork, given: argparse.Namespace) -> list[Arm]:
     if work.part == "updates":
         peer = peers.Peer("jsrl", Path(sys.executable), OURS)
         return [(make_arm("jsrl", setting), peer) for setting in peers.variants(peer)]
-    wanted = chosen(given.placements, PLACEMENTS, "placement")
+    wanted = selected(given.placements, PLACEMENTS, "placement")
     return [(make_arm("jsrl", {"placement": placement}), None) for placement in wanted]
 
 
@@ -124,7 +124,7 @@ def peer_arms(given: argparse.Namespace, raw: dict[str, Any]) -> list[Arm]:
       ConfigError: an unknown peer.
     """
     folder, found = peers.peers_folder(given.peers_dir), []
-    for name in chosen(given.against, PEERS, "peer of off-policy learning"):
+    for name in selected(given.against, PEERS, "peer of off-policy learning"):
         peer = peers.find(ENVIRONMENTS.get(name, name), folder, peers.FOLDER / DRIVERS[name])
         if isinstance(peer, str):
             raw["missing"][name] = peer

@@ -31,7 +31,7 @@ def results(tmp_path):
 
 
 def test_plot_has_seeds_other_library_and_reference(results):
-    picture = curves.Picture("Title", "mine-seed", peer=("theirs", "theirs-seed"), reference=(500.0, "a book: 500"))
+    picture = curves.Plot("Title", "mine-seed", peer=("theirs", "theirs-seed"), reference=(500.0, "a book: 500"))
     drawn = curves.draw(picture, results)
     lines = [part.split('"')[1] for part in drawn.split("<polyline ")[1:]]
     assert lines == ["line6 faint", "line6 faint", "line0", "line2", "line7 faint"]
@@ -40,7 +40,7 @@ def test_plot_has_seeds_other_library_and_reference(results):
 
 
 def test_without_another_library_there_is_no_legend_for_it(results):
-    drawn = curves.draw(curves.Picture("Title", "mine-seed", peer=("theirs", "absent-seed")), results)
+    drawn = curves.draw(curves.Plot("Title", "mine-seed", peer=("theirs", "absent-seed")), results)
     assert "theirs" not in drawn and drawn.count("<polyline ") == 2
 
 

@@ -100,8 +100,8 @@ def test_best_settings_of_the_first_repetition_are_kept():
     fast, thrifty = arm("sb3", {"threads": 2}, run(10, 3)), arm("sb3", {"threads": 1}, run(8, 6))
     slow, broken = arm("sb3", {"threads": 3}, run(7, 2)), arm("sb3", {"threads": 4})
     known = [fast, thrifty, slow, broken, arm("jsrl", {"threads": 1}, run(99, 99))]
-    assert [session.goes_on(each, known, 1) for each in known] == [True, True, False, False, True]
-    assert all(session.goes_on(each, known, 0) for each in known)
+    assert [session.takes_part(each, known, 1) for each in known] == [True, True, False, False, True]
+    assert all(session.takes_part(each, known, 0) for each in known)
 
 
 def raw_numbers():

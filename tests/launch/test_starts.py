@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from benchmarks import starts
-from benchmarks.starts import Kept
+from benchmarks.starts import Resources
 
-ONE = Kept(10, 20, 0, 1, 0, 200.0, ("pipe", "socket"))
+ONE = Resources(10, 20, 0, 1, 0, 200.0, ("pipe", "socket"))
 
 
 def test_growing_resources_are_found() -> None:
@@ -30,18 +30,18 @@ HAS_ONE_MORE_OF_EACH = """
 import os, subprocess, threading, zmq
 from benchmarks import starts
 
-before, stop = starts.kept(), threading.Event()
+before, stop = starts.resources(), threading.Event()
 thread = threading.Thread(target=stop.wait)
 thread.start()
 context, child, pipe = zmq.Context(), subprocess.Popen(["sleep", "60"]), os.pipe()
-after = starts.kept()
+after = starts.resources()
 stop.set()
 context.term()
 child.kill()
 child.wait()
 assert after.threads >= before.threads + 1 and after.children == before.children + 1, (before, after)
 assert after.contexts == before.contexts + 1 and after.descriptors >= before.descriptors + 2, (before, after)
-assert starts.kept().children == before.children
+assert starts.resources().children == before.children
 """
 
 
