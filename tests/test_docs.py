@@ -278,10 +278,7 @@ def changed_by(diff: str, source: str) -> str:
         lines = hunk.splitlines()
         old = "\n".join(line[1:] for line in lines if line[0] in " -") + "\n"
         new = "\n".join(line[1:] for line in lines if line[0] in " +") + "\n"
-        assert source.count(old) == 1, (
-            f"matches {source.count(old)} times:\
-{hunk}"
-        )
+        assert source.count(old) == 1, f"matches {source.count(old)} times:\n{hunk}"
         source = source.replace(old, new)
     return source
 

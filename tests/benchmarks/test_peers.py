@@ -99,5 +99,5 @@ def test_another_number_of_environments_keeps_the_rows_of_an_update():
     asked.num_envs = None
     assert (work_of(asked).num_envs, work_of(asked).rollout) == (16, 128)
     asked.num_envs = 48
-    with pytest.raises(ConfigError, match="has to divide the 2048 rows"):
+    with pytest.raises(ConfigError, match="must divide the 2048 rows"):
         work_of(asked)

@@ -144,7 +144,7 @@ def test_numbers_of_another_kind_are_refused():
 def test_wrong_arguments_are_refused():
     with pytest.raises(ConfigError, match="no part 'sleeping'"):
         session.parts(Namespace(parts="updates,sleeping"))
-    with pytest.raises(ConfigError, match="whole numbers"):
+    with pytest.raises(ConfigError, match="positive integers"):
         session.numbers("256,x")
 
 

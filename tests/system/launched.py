@@ -127,14 +127,8 @@ class Launched:
         """Return the value of `ready` once it is true."""
         deadline = time.monotonic() + timeout_s
         while not (value := ready()):
-            assert self.popen.poll() is None, (
-                f"the run ended while the test waited for {what}:\
-{self.text}"
-            )
-            assert time.monotonic() < deadline, (
-                f"{what} did not happen in {timeout_s} s:\
-{self.text}"
-            )
+            assert self.popen.poll() is None, f"the run ended while the test waited for {what}:\n{self.text}"
+            assert time.monotonic() < deadline, f"{what} did not happen in {timeout_s} s:\n{self.text}"
             time.sleep(0.02)
         return value
 

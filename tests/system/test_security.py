@@ -81,10 +81,7 @@ def test_run_and_resume_use_no_pickle_and_no_eval(launch, spied: Path, transport
         *(["parameter-server"] * (transport == "zeromq")),
     ]
     for kind in kinds:
-        assert processes.count(kind) >= 2, (
-            f"{kind} was not recorded:\
-{processes}"
-        )
+        assert processes.count(kind) >= 2, f"{kind} was not recorded:\n{processes}"
     assert calls == []
 
 
