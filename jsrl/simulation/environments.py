@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from jsrl.envs.base import VectorEnv
 from jsrl.envs.make import make
-from jsrl.envs.random_play import random_actions
+from jsrl.envs.random_play import random_actions, random_joint_actions
 from jsrl.experiment import Experiment
 from jsrl.simulation.fits import fit
 from jsrl.simulation.times import Cost, EnvTimes
+from jsrl.types import GameSpec, Tree
 
 QUANTILES = 32
 _FEWEST = 30  # smallest number of timed steps
@@ -34,7 +37,7 @@ def time_environments(experiment: Experiment, sizes: list[int], seconds: float =
       experiment: with the environments. sizes: environments of a group. seconds: time per size.
 
     Raises:
-      ConfigError, EnvironmentFault: an environment cannot be made, or has several seats.
+      ConfigError, EnvironmentFault: an environment cannot be made.
     """
     timed = [_time(experiment, size, seconds) for size in sorted(set(sizes))]
     step, step_idle, reset, reset_idle = _costs(timed)
@@ -55,14 +58,15 @@ def time_environments(experiment: Experiment, sizes: list[int], seconds: float =
 
 def _time(experiment: Experiment, size: int, seconds: float) -> Steps:
     """Step a group with random actions for `seconds` seconds."""
-    env = make(experiment.env, size, seed=experiment.seed, group=0)
+    env: Any = make(experiment.env, size, seed=experiment.seed, group=0)
+    draw = random_joint_actions if isinstance(env.spec, GameSpec) else _random_actions
     rng = np.random.default_rng(experiment.seed)
     rows: list[tuple[int, float, float]] = []
     try:
         latest = env.reset()
         until = time.perf_counter() + seconds
         while time.perf_counter() < until or len(rows) <= _FEWEST:
-            action = random_actions(env.spec, latest.observation, rng)
+            action = draw(env, latest.observation, rng)
             wall_s, cpu_s = time.perf_counter(), time.thread_time()
             latest = env.step(action)
             cpu_s, wall_s = time.thread_time() - cpu_s, time.perf_counter() - wall_s
@@ -71,6 +75,10 @@ def _time(experiment: Experiment, size: int, seconds: float) -> Steps:
         env.close()
     begun, cpu, wall = (np.array(column) for column in zip(*rows[1:], strict=True))
     return Steps(size, begun, cpu, wall)
+
+
+def _random_actions(env: VectorEnv, observation: Tree, rng: np.random.Generator) -> np.ndarray:
+    return random_actions(env.spec, observation, rng)
 
 
 def _costs(timed: list[Steps]) -> tuple[Cost, Cost, Cost, Cost]:

@@ -104,6 +104,13 @@ def test_environments_are_timed_alone():
     assert times.episode_steps == pytest.approx(11, rel=0.3)  # ten steps and the reset
 
 
+def test_environments_with_several_seats_are_timed_alone():
+    tictactoe = EnvConfig("pettingzoo:pettingzoo.classic.tictactoe_v3")
+    times = time_environments(dataclasses.replace(EXPERIMENT, env=tictactoe), [1, 2], seconds=0.3)
+    assert times.cpu_s(2) > times.cpu_s(1) > 0.0
+    assert 5 <= times.episode_steps <= 12
+
+
 def make_sleeper():
     import time
 
