@@ -22,6 +22,7 @@ from tests.agents.compiled import compiled
 rlax = pytest.importorskip("rlax")
 
 GAMMA = 0.9
+KEY = jax.random.key(0)
 NETWORK = NetworkConfig(hidden=(8,), activation="relu")
 RECURRENT = NetworkConfig(hidden=(8,), activation="relu", core="gru", core_size=4)
 SPEC = EnvSpec({"x": ArraySpec((3,), "float32"), "action_mask": ArraySpec((4,), "uint8")}, Discrete(4), "choice")
@@ -110,7 +111,7 @@ def test_continuous_actions_and_windows_without_an_unroll_are_refused():
         dqn(DQNConfig(total_updates=10), EnvSpec(ArraySpec((3,), "float32"), Continuous((-1.0,), (1.0,))))
     agent = r2d2(R2D2Config(network=RECURRENT, burn_in=3), SPEC)
     with pytest.raises(ConfigError, match="burn_in=3"):
-        agent.update(agent.init(jax.random.key(0)), draw(core=agent.initial_core(16)), jax.random.key(0))
+        jax.eval_shape(agent.update, jax.eval_shape(agent.init, KEY), draw(core=agent.initial_core(16)), KEY)
 
 
 # -- DQN --------------------------------------------------------------------------------------------------------------

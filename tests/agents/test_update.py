@@ -62,6 +62,12 @@ def run(agent, trajectory, *, seed=0):
     return jax.jit(agent.update)(state, trajectory, jax.random.key(1))
 
 
+def shapes_of(agent, trajectory):
+    """Return the shapes of what an update returns, without compiling it."""
+    key = jax.random.key(0)
+    return jax.eval_shape(agent.update, jax.eval_shape(agent.init, key), trajectory, key)
+
+
 def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
@@ -137,6 +143,7 @@ def test_popart_moves_the_scale_and_keeps_raw_values(factory):
     network = actor_critic(SMALL, SPEC)
     state = jax.jit(agent.init)(jax.random.key(0))
 
+    @jax.jit
     def raw(state):
         _, features, _ = network.policy(state.params.weights, trajectory.observation, trajectory.is_first, ())
         return norm.denormalize_value(
@@ -171,11 +178,12 @@ def test_unlagged_update_starts_at_ratio_one():
     state = jax.jit(agent.init)(jax.random.key(0))
     trajectory = random_trajectory(6)
     observation = trajectory.observation.reshape(-1, 3)
-    reply, _ = agent.act(state.params, jax.random.key(1), observation, np.zeros(len(observation), bool), ())
+    first = np.zeros(len(observation), bool)
+    reply, _ = jax.jit(agent.act)(state.params, jax.random.key(1), observation, first, ())
     played = trajectory._replace(
         action=np.asarray(reply.action).reshape(T + 1, B), log_prob=np.asarray(reply.log_prob).reshape(T + 1, B)
     )
-    _, output = agent.update(state, played, jax.random.key(2))
+    _, output = jax.jit(agent.update)(state, played, jax.random.key(2))
     assert output.metrics["approx_kl"] < 1e-10 and output.metrics["clip_fraction"] == 0
 
 
@@ -198,7 +206,7 @@ def test_the_learning_rate_falls_to_zero_at_total_updates(factory):
     rates = [float(learning_rate_at(0.1, "linear", 4, jnp.asarray(n))) for n in range(6)]
     np.testing.assert_allclose(rates, [0.1, 0.075, 0.05, 0.025, 0.0, 0.0], atol=1e-7)
     with pytest.raises(ConfigError, match=r"needs total_updates .* got None"):
-        run(factory(schedule="linear"), random_trajectory(0))
+        shapes_of(factory(schedule="linear"), random_trajectory(0))
     agent = factory(schedule="linear", total_updates=2, learning_rate=0.1)
     state = jax.jit(agent.init)(jax.random.key(0))
     ended = state._replace(updates=jnp.asarray(2, jnp.int32))
@@ -214,9 +222,9 @@ def test_core_is_reset_at_episode_starts(factory):
     state, core = jax.jit(agent.init)(jax.random.key(0)), agent.initial_core(2)
     observation = np.ones((2, 3), np.float32)
     spoiled = jax.tree.map(lambda x: x + 0.7, core)
-    is_first = np.array([True, False])
+    is_first, act = np.array([True, False]), jax.jit(agent.act, static_argnames="greedy")
     (fresh, _), (reply, _) = (
-        agent.act(state.params, jax.random.key(1), observation, is_first, c, greedy=True) for c in (core, spoiled)
+        act(state.params, jax.random.key(1), observation, is_first, c, greedy=True) for c in (core, spoiled)
     )
     difference = np.abs(np.asarray(fresh.log_prob - reply.log_prob))
     assert difference[0] == 0 and difference[1] > 1e-6
@@ -292,7 +300,7 @@ def test_invalid_specs_are_refused(factory):
     with pytest.raises(ConfigError, match="continuous actions, which cannot be masked"):
         factory(EnvSpec(mask, Continuous((0.0, 0.0), (1.0, 1.0))))
     with pytest.raises(ConfigError, match="num_minibatches=7 does not divide the 96 columns"):
-        run(ppo(PPOConfig(num_minibatches=7, network=SMALL), SPEC), random_trajectory(0))
+        shapes_of(ppo(PPOConfig(num_minibatches=7, network=SMALL), SPEC), random_trajectory(0))
 
 
 @pytest.mark.slow
@@ -301,7 +309,7 @@ def test_values_sent_by_actors_equal_those_of_the_learner():
     options = {"network": SMALL, "normalize_observations": True, "num_minibatches": 2}
     ours, acting = (ppo(PPOConfig(**options, values=who), SPEC) for who in ("learner", "acting"))
     trajectory = random_trajectory(5)
-    state = acting.init(jax.random.key(0))
+    state = jax.jit(acting.init)(jax.random.key(0))
     act = jax.jit(acting.act)
     value = np.full((T + 1, B), 1e9, np.float32)  # no actor sends row T
     for row in range(T):
@@ -327,7 +335,7 @@ def test_values_unknown_to_actors_are_refused(options):
 
 def test_optimizer_state_has_the_structure_of_the_trained_weights():
     agent = ppo(PPOConfig(network=SMALL), SPEC)
-    state = jax.jit(agent.init)(jax.random.key(0))
+    state = jax.eval_shape(agent.init, jax.random.key(0))
     moments = state.opt_state[1].mu
     assert isinstance(moments, Weights)
     assert jax.tree.structure(moments.policy) == jax.tree.structure(state.params.weights)
@@ -338,7 +346,7 @@ def test_rows_of_scored_games_are_scored_by_absolute_advantage():
     agent = ppo(PPOConfig(network=SMALL, values="acting", gamma=0.0, num_epochs=1, num_minibatches=1), SPEC)
     rng = np.random.default_rng(0)
     rows = random_trajectory(3)._replace(extras={"value": rng.normal(size=(T + 1, B)).astype(np.float32)})
-    assert run(agent, rows)[1].priorities is None
+    assert shapes_of(agent, rows)[1].priorities is None
     scored = rows._replace(game=np.zeros((T + 1, B), np.int32))
     found = run(agent, scored)[1].priorities
     mask = np.asarray(row_masks(scored, row_margin(scored)).policy)

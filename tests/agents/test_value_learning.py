@@ -76,7 +76,8 @@ def test_dqn_finds_the_rewarded_action(probe, options):
     assert played.score > (0.7 if "exploration" in options else 0.9), played.metrics
     observation = env.reset().observation
     request = (observation, np.ones(16, bool), agent.initial_core(16))
-    reply, _ = agent.act(played.state.params, jax.random.key(0), *request, greedy=True)
+    act = jax.jit(agent.act, static_argnames="greedy")
+    reply, _ = act(played.state.params, jax.random.key(0), *request, greedy=True)
     assert env.reward(np.asarray(reply.action)).mean() == 1.0
 
 
@@ -149,7 +150,8 @@ def test_bc_imitates_the_recorded_policy(kind):
     options = {"loss": "mse"} if kind == "continuous" else {}
     agent, state, _, draw = imitate(actions[kind], experts[kind], **options)
     observation = draw().observation[0]
-    reply, _ = agent.act(state.params, jax.random.key(0), observation, np.ones(32, bool), (), greedy=True)
+    act = jax.jit(agent.act, static_argnames="greedy")
+    reply, _ = act(state.params, jax.random.key(0), observation, np.ones(32, bool), (), greedy=True)
     wanted = experts[kind](observation, None)
     if kind in ("discrete", "multi_discrete"):
         assert (np.asarray(reply.action) == wanted).mean() > 0.9

@@ -62,9 +62,11 @@ def box(transform: str) -> Continuous:
 def exported(name: str, folder: str) -> tuple:
     """Return (path, agent, spec, params, report) of a case, its params and moments changed from their initial values."""
     agent, spec = CASES[name]()
-    params = agent.init(jax.random.key(1)).params
-    weights = jax.tree.map(lambda x: 1.5 * x + 1e-3 if jnp.issubdtype(x.dtype, jnp.floating) else x, params.weights)
-    params = params._replace(weights=weights, moments=jax.tree.map(lambda x: x + 0.5, params.moments))
+    params = jax.device_get(jax.jit(agent.init)(jax.random.key(1))).params
+    weights = jax.tree.map(
+        lambda x: x * np.float32(1.5) + np.float32(1e-3) if x.dtype == np.float32 else x, params.weights
+    )
+    params = params._replace(weights=weights, moments=jax.tree.map(lambda x: x + np.float32(0.5), params.moments))
     path = f"{folder}/{name}.zip"
     return path, agent, spec, params, file.save(path, agent, spec, params, onnx=True, origin=name)
 
@@ -171,17 +173,17 @@ class Sorted(nn.Module):
 def test_an_unknown_operation_goes_to_stablehlo_only(tmp_path):
     spec = EnvSpec(VECTOR, Discrete(3))
     agent = ppo(PPOConfig(network=NetworkConfig(torso=Sorted())), spec)
-    report = file.save(tmp_path / "own.zip", agent, spec, agent.init(jax.random.key(0)).params)
+    report = file.save(tmp_path / "own.zip", agent, spec, jax.jit(agent.init)(jax.random.key(0)).params)
     assert report[1] == "numpy: not exported: the policy uses operations that the numpy player does not know: sort"
     with pytest.raises(ExportError, match=r"cannot be written as ONNX: .*: sort"):
-        file.save(tmp_path / "none.zip", agent, spec, agent.init(jax.random.key(0)).params, onnx=True)
+        file.save(tmp_path / "none.zip", agent, spec, jax.jit(agent.init)(jax.random.key(0)).params, onnx=True)
     with pytest.raises(ExportError, match=r"by its policy.stablehlo only, with JAX: .*: sort"):
         file.load(tmp_path / "own.zip")
 
 
 def test_params_that_are_not_finite_are_refused(tmp_path):
     agent, spec = CASES["mlp"]()
-    params = jax.tree.map(lambda x: x * jnp.nan, agent.init(jax.random.key(0)).params)
+    params = jax.tree.map(lambda x: x * jnp.nan, jax.jit(agent.init)(jax.random.key(0)).params)
     with pytest.raises(ExportError, match=r"weights/.* holds numbers that are not finite"):
         file.save(tmp_path / "policy.zip", agent, spec, params)
     assert not (tmp_path / "policy.zip").exists()
@@ -191,7 +193,7 @@ def test_missing_onnx_is_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     agent, spec = CASES["mlp"]()
     with pytest.raises(MissingExtra, match=r"pip install .*\[onnx\]"):
-        file.save(tmp_path / "policy.zip", agent, spec, agent.init(jax.random.key(0)).params, onnx=True)
+        file.save(tmp_path / "policy.zip", agent, spec, jax.jit(agent.init)(jax.random.key(0)).params, onnx=True)
 
 
 # -- broken files ------------------------------------------------------------------------------------------------------

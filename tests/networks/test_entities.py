@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -14,6 +15,7 @@ from jsrl.errors import ConfigError
 from jsrl.networks.entities import EntityConfig
 from jsrl.networks.model import NetworkConfig, actor_critic
 from jsrl.types import ArraySpec, EnvSpec, MultiDiscrete
+from tests.networks.weights import drawn, programs
 
 SPEC = EnvSpec(
     {
@@ -100,26 +102,22 @@ def slow(weights: dict, seen: dict[str, np.ndarray], sets: list[tuple[str, str]]
     return norm(np.maximum(linear(x, weights["after_0"]), 0.0), weights["after_0_norm"])
 
 
-def made(config: NetworkConfig = CONFIG):
-    network = actor_critic(config, SPEC)
-    policy, value = network.init(jax.random.key(0))
-    noise = np.random.default_rng(1)  # biases and scales other than 0 and 1
-    policy, value = (
-        jax.tree.map(lambda x: x + 0.1 * noise.normal(size=x.shape).astype(np.float32), tree)
-        for tree in (policy, value)
-    )
-    return network, policy, value
+@functools.cache
+def made():
+    """Return (network, the policy's weights, the value function's)."""
+    network = programs(actor_critic(CONFIG, SPEC))
+    return network, *drawn(network.init)
 
 
 def features(network, policy, seen) -> np.ndarray:
     leading = seen["lidar"].shape[:-1]
-    return np.asarray(jax.jit(network.policy)(policy, seen, np.zeros(leading, bool), ())[1])
+    return np.asarray(network.policy(policy, seen, np.zeros(leading, bool), ())[1])
 
 
 def test_equals_a_slow_oracle_and_the_value_function_may_use_extra_entities() -> None:
     network, policy, value = made()
     seen = rows(2, 3)
-    found, values = features(network, policy, seen), np.asarray(jax.jit(network.value)(value, seen, ()))
+    found, values = features(network, policy, seen), np.asarray(network.value(value, seen, ()))
     assert found.shape == (2, 3, 12)
     for t in range(2):
         for b in range(3):
@@ -132,7 +130,7 @@ def test_equals_a_slow_oracle_and_the_value_function_may_use_extra_entities() ->
 
 def test_masked_rows_have_no_effect_and_order_does_not_matter() -> None:
     network, policy, _ = made()
-    seen = rows(5)
+    seen = rows(16)
     before = features(network, policy, seen)
     other = {name: leaf.copy() for name, leaf in seen.items()}
     other["boxes"][seen["sees_boxes"] == 0] = 1e6
@@ -148,10 +146,10 @@ def test_masked_rows_have_no_effect_and_order_does_not_matter() -> None:
 
 def test_all_entities_masked_is_finite() -> None:
     network, policy, _ = made()
-    seen = {name: leaf * (0 if leaf.dtype == np.uint8 else 1) for name, leaf in rows(4).items()}
+    seen = {name: leaf * (0 if leaf.dtype == np.uint8 else 1) for name, leaf in rows(16).items()}
 
     def squares(weights):
-        return jnp.sum(network.policy(weights, seen, np.zeros(4, bool), ())[1] ** 2)
+        return jnp.sum(network.policy(weights, seen, np.zeros(16, bool), ())[1] ** 2)
 
     gradient = jax.jit(jax.grad(squares))(policy)
     assert np.isfinite(features(network, policy, seen)).all()
@@ -161,7 +159,7 @@ def test_all_entities_masked_is_finite() -> None:
 
 def test_bfloat16_is_close_to_float32() -> None:
     network, policy, _ = made()
-    rounded = actor_critic(NetworkConfig(**{**vars(CONFIG), "precision": "bfloat16"}), SPEC)
+    rounded = programs(actor_critic(NetworkConfig(**{**vars(CONFIG), "precision": "bfloat16"}), SPEC))
     seen = rows(16)
     exact, near = features(network, policy, seen), features(rounded, policy, seen)
     assert 1e-5 < np.abs(exact - near).max() < 0.1
@@ -175,7 +173,7 @@ def test_published_network_size() -> None:
     )
     entities = EntityConfig(leaves=("agents", "boxes", "ramps"), rays=("lidar",))
     config = NetworkConfig(torso="entities", entities=entities, hidden=(128, 256))
-    policy, _ = actor_critic(config, spec).init(jax.random.key(0))
+    policy, _ = jax.eval_shape(actor_critic(config, spec).init, jax.random.key(0))
     rays, me = 9 * 4, 281 * 128
     entity = sum((280 + features + 1) * 128 for features in (10, 15, 15))
     attention = 4 * 129 * 128 + 2 * 256

@@ -9,6 +9,7 @@ import pytest
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig, actor_critic
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete
+from tests.networks.weights import drawn, programs
 
 VECTOR = EnvSpec(ArraySpec((4,), "float32"), Discrete(3))
 PIXELS = EnvSpec(ArraySpec((36, 40, 2), "uint8"), Discrete(6))
@@ -52,8 +53,8 @@ def test_orthogonal_initialisation_with_the_usual_gains():
     ids=["mlp", "mlp-shared", "gru", "nature", "nature-separate", "mixed-lstm"],
 )
 def test_shapes_and_sharing(spec, config, shared):
-    network = actor_critic(config, spec)
-    policy, value = network.init(KEY)
+    network = programs(actor_critic(config, spec))
+    policy, value = drawn(network.init)
     assert network.shared == shared == ("torso" not in value)
     rows, is_first = make_rows(spec, 3, 2), np.zeros((3, 2), bool)
     logits, features, core = network.policy(policy, rows, is_first, network.initial_core(2))
@@ -71,7 +72,7 @@ def test_shapes_and_sharing(spec, config, shared):
 
 def test_continuous_head():
     spec = dataclasses.replace(VECTOR, action=Continuous((-1.0, -1.0), (1.0, 1.0)))
-    network = actor_critic(NetworkConfig(log_std_init=-0.5), spec)
+    network = programs(actor_critic(NetworkConfig(log_std_init=-0.5), spec))
     policy, _ = network.init(KEY)
     mean, log_std = network.policy(policy, make_rows(spec, 3, 2), np.zeros((3, 2), bool), ())[0]
     assert mean.shape == log_std.shape == (3, 2, 2)
@@ -80,8 +81,10 @@ def test_continuous_head():
 
 
 def test_separate_value_function_has_its_own_core():
-    network = actor_critic(NetworkConfig(core="lstm", core_size=8, core_norm=True, hidden=(8,), shared=False), VECTOR)
-    policy, value = network.init(KEY)
+    network = programs(
+        actor_critic(NetworkConfig(core="lstm", core_size=8, core_norm=True, hidden=(8,), shared=False), VECTOR)
+    )
+    policy, value = drawn(network.init)
     assert set(policy) == {"torso", "core", "core_norm", "head", "value_torso", "value_core", "value_core_norm"}
     assert set(value) == {"head"} and not network.shared
     rows, is_first = make_rows(VECTOR, 6, 2), np.zeros((6, 2), bool)
@@ -104,8 +107,8 @@ def test_separate_value_function_has_its_own_core():
 
 @pytest.mark.parametrize("core", ["gru", "lstm"])
 def test_core_resets_before_reading_and_equals_single_steps(core):
-    network = actor_critic(NetworkConfig(core=core, core_size=8, hidden=(8,)), VECTOR)
-    policy, _ = network.init(KEY)
+    network = programs(actor_critic(NetworkConfig(core=core, core_size=8, hidden=(8,)), VECTOR))
+    policy, _ = drawn(network.init)
     rows = make_rows(VECTOR, 6, 2)
     is_first = np.zeros((6, 2), bool)
     is_first[3, 0] = True
@@ -124,8 +127,8 @@ def test_core_resets_before_reading_and_equals_single_steps(core):
 
 def test_any_leading_axes_and_the_agent_axis():
     spec = EnvSpec(ArraySpec((3, 4), "float32"), Discrete(3), num_agents=3)
-    network = actor_critic(NetworkConfig(), spec)
-    policy, value = network.init(KEY)
+    network = programs(actor_critic(NetworkConfig(), spec))
+    policy, value = drawn(network.init)
     rows = make_rows(spec, 5, 2)
     logits, features, _ = network.policy(policy, rows, np.zeros((5, 2), bool), ())
     assert logits.shape == (5, 2, 3, 3)
@@ -134,8 +137,8 @@ def test_any_leading_axes_and_the_agent_axis():
 
 @pytest.mark.slow
 def test_action_mask_is_not_an_input():
-    network = actor_critic(NetworkConfig(), MIXED)
-    policy, _ = network.init(KEY)
+    network = programs(actor_critic(NetworkConfig(), MIXED))
+    policy, _ = drawn(network.init)
     rows = make_rows(MIXED, 1, 2)
     logits = [
         network.policy(policy, {**rows, "action_mask": np.full((1, 2, 5), m)}, np.zeros((1, 2), bool), ())[0]
@@ -146,16 +149,16 @@ def test_action_mask_is_not_an_input():
 
 def test_channels_first_pixels_are_the_same_network():
     first = EnvSpec(ArraySpec((2, 36, 40), "uint8"), Discrete(6))
-    networks = [actor_critic(NetworkConfig(), spec) for spec in (PIXELS, first)]
-    policy, _ = networks[0].init(KEY)
+    networks = [programs(actor_critic(NetworkConfig(), spec)) for spec in (PIXELS, first)]
+    policy, _ = drawn(networks[0].init)
     rows, is_first = make_rows(PIXELS, 1, 3), np.zeros((1, 3), bool)
     last = networks[0].policy(policy, rows, is_first, ())[1]
     np.testing.assert_allclose(networks[1].policy(policy, np.moveaxis(rows, -1, 2), is_first, ())[1], last, atol=1e-5)
 
 
 def test_pixels_are_scaled_inside():
-    network = actor_critic(NetworkConfig(), PIXELS)
-    policy, _ = network.init(KEY)
+    network = programs(actor_critic(NetworkConfig(), PIXELS))
+    policy, _ = drawn(network.init)
     rows = np.full((1, 1, 36, 40, 2), 255, np.uint8)
     features = network.policy(policy, rows, np.zeros((1, 1), bool), ())[1]
     as_floats = network.policy(policy, rows.astype(np.float32) / 255, np.zeros((1, 1), bool), ())[1]
@@ -172,8 +175,8 @@ class OwnTorso(nn.Module):
 
 @pytest.mark.parametrize("torso", [OwnTorso(), OwnTorso], ids=["module", "class"])
 def test_user_torso(torso):
-    network = actor_critic(NetworkConfig(torso=torso), VECTOR)
-    policy, value = network.init(KEY)
+    network = programs(actor_critic(NetworkConfig(torso=torso), VECTOR))
+    policy, value = drawn(network.init)
     rows = make_rows(VECTOR, 2, 2)
     np.testing.assert_array_equal(network.policy(policy, rows, np.zeros((2, 2), bool), ())[1], 2.0 * rows)
     assert network.value(value, rows, None).shape == (2, 2)

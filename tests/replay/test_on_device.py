@@ -29,7 +29,7 @@ def test_updates_start_at_min_size_with_k_per_call():
     first = world.trajectory()
     agent = with_replay(toy_agent(), CONFIG, spec_of(first), total_updates=30)
     update = jax.jit(agent.update, donate_argnums=0)
-    state = agent.init(jax.random.key(0))
+    state = jax.jit(agent.init)(jax.random.key(0))
     losses = []
     for step in range(12):
         state, output = update(state, first if step == 0 else world.trajectory(), jax.random.key(step))
@@ -96,7 +96,7 @@ def test_bad_update_changes_nothing_and_can_be_replayed():
     own = toy_agent(poison=40.0)
     combined = on_device(own, CONFIG, spec_of(first))
     update = jax.jit(combined.agent.update, donate_argnums=0)
-    state = combined.agent.init(jax.random.key(0))
+    state = jax.jit(combined.agent.init)(jax.random.key(0))
     state, _ = update(state, first, jax.random.key(0))
     for step in range(1, 20):
         state, output = update(state, world.trajectory(), jax.random.key(step))
@@ -106,7 +106,7 @@ def test_bad_update_changes_nothing_and_can_be_replayed():
     assert number >= 0
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((before, state.extra.ring.tree)))
     _, key = update_keys(jax.random.key(step), number)
-    _, output = own.update(before, windows, key)
+    _, output = jax.jit(own.update)(before, windows, key)
     assert np.isnan(output.metrics["loss"])
     assert (windows.reward[0] > 40.0).any()
     assert before.updates == state.updates
@@ -118,9 +118,10 @@ def test_snapshot_excludes_rows_by_default():
     for save in (False, True):
         config = ReplayConfig(capacity=400, batch_size=16, prioritised=True, min_size=10, save=save)
         combined = on_device(toy_agent(), config, spec_of(first))
-        state, _ = jax.jit(combined.agent.update)(combined.agent.init(jax.random.key(0)), first, jax.random.key(1))
+        init = jax.jit(combined.agent.init)
+        state, _ = jax.jit(combined.agent.update)(init(jax.random.key(0)), first, jax.random.key(1))
         packed = combined.pack(state)
-        back = combined.unpack(packed, lambda c=combined: c.agent.init(jax.random.key(5)))
+        back = combined.unpack(packed, lambda init=init: init(jax.random.key(5)))
         assert jax.tree.structure(back) == jax.tree.structure(state)
         assert back.extra.ring.written == (T if save else 0)
         assert back.extra.made == state.extra.made == 1
@@ -132,7 +133,7 @@ def test_agent_without_priorities_is_refused():
     first = world.trajectory()
     agent = with_replay(toy_agent(priorities=False), CONFIG, spec_of(first))
     with pytest.raises(ConfigError, match="needs an agent that returns priorities"):
-        jax.eval_shape(agent.update, agent.init(jax.random.key(0)), first, jax.random.key(0))
+        jax.eval_shape(agent.update, jax.eval_shape(agent.init, jax.random.key(0)), first, jax.random.key(0))
 
 
 def test_min_size_above_the_ring_size_is_refused():

@@ -40,20 +40,22 @@ TARGETS = {
 
 def begun_from(agent: Agent, folder, updates: int) -> tuple[AgentState, AgentState]:
     """Return (the state whose params were saved after the given updates, the state of a run that starts with them)."""
-    other = jax.jit(agent.init)(jax.random.key(1))
+    init = jax.jit(agent.init)
+    other = init(jax.random.key(1))
     weights = other.params.weights._replace(updates=jnp.int32(updates))
     other = other._replace(params=other.params._replace(weights=weights))
     store = SnapshotStore(folder)
     store.save(1, {"params": jax.device_get(other.params)}, meta={}, tags=("best",), wait=True)
     store.close()
     start_point = StartPoint(restore=f"{folder}@best", params_only=True)
-    return other, restore(start_point, agent, lambda: jax.jit(agent.init)(jax.random.key(2)))
+    return other, restore(start_point, agent, lambda: init(jax.random.key(2)))
 
 
 def explored(agent: Agent, state: AgentState, rows: int = 2000) -> float:
     """Return the share of rows whose action is not the greedy one."""
     request = (np.tile(np.float32([0.3, -0.2, 0.5]), (rows, 1)), np.ones(rows, bool), agent.initial_core(rows))
-    sampled, greedy = (agent.act(state.params, jax.random.key(3), *request, greedy=g)[0].action for g in (False, True))
+    act = jax.jit(agent.act, static_argnames="greedy")
+    sampled, greedy = (act(state.params, jax.random.key(3), *request, greedy=g)[0].action for g in (False, True))
     return float(np.mean(np.asarray(sampled) != np.asarray(greedy)))
 
 
