@@ -1,6 +1,7 @@
 """Cases of test_parallel.py, run as `python parallel_cases.py CASE` with 4 fake devices."""
 
 import sys
+import traceback
 
 import jax
 import jax.numpy as jnp
@@ -131,5 +132,9 @@ def compile():
 
 if __name__ == "__main__":
     assert len(jax.devices()) == 4
-    globals()[sys.argv[1]]()
-    sys.stdout.write(f"passed {sys.argv[1]}\n")
+    for name in sys.argv[1:]:
+        try:
+            globals()[name]()
+            sys.stdout.write(f"passed {name}\n")
+        except Exception:
+            traceback.print_exc()

@@ -1,4 +1,4 @@
-"""One update on 1 and on 4 (fake) devices. XLA counts its devices once, so each case runs in a separate process."""
+"""One update on 1 and on 4 (fake) devices. XLA counts its devices once, so the cases run in another process."""
 
 import subprocess
 import sys
@@ -17,17 +17,21 @@ from tests.fake_devices import fake_devices
 SCRIPT = Path(__file__).parent / "parallel_cases.py"
 
 
-def run_case(name: str) -> None:
+CASES = ("equal", "place", "loop", "priorities", "compile")
+
+
+@pytest.fixture(scope="module")
+def four_devices() -> subprocess.CompletedProcess:
+    """Run all cases in one process that has four devices."""
     environment = fake_devices(4, "--xla_cpu_collective_call_terminate_timeout_seconds=20")
-    command = [sys.executable, "-W", "error", str(SCRIPT), name]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr[-4000:]
-    assert f"passed {name}" in ran.stdout
+    command = [sys.executable, "-W", "error", str(SCRIPT), *CASES]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
-@pytest.mark.parametrize("name", ["equal", "place", "loop", "priorities", "compile"])
-def test_four_devices(name):
-    run_case(name)
+@pytest.mark.parametrize("name", CASES)
+def test_four_devices(name, four_devices):
+    assert four_devices.returncode == 0, four_devices.stdout + four_devices.stderr[-4000:]
+    assert f"passed {name}\n" in four_devices.stdout, four_devices.stderr[-4000:]
 
 
 def make_batch(num_envs: int) -> Trajectory:

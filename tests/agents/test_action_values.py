@@ -19,13 +19,17 @@ from jsrl.networks.off_policy import ValuesHead, value_network
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.agents.compiled import compiled
 
-rlax = pytest.importorskip("rlax")
-
 GAMMA = 0.9
 KEY = jax.random.key(0)
 NETWORK = NetworkConfig(hidden=(8,), activation="relu")
 RECURRENT = NetworkConfig(hidden=(8,), activation="relu", core="gru", core_size=4)
 SPEC = EnvSpec({"x": ArraySpec((3,), "float32"), "action_mask": ArraySpec((4,), "uint8")}, Discrete(4), "choice")
+
+
+@pytest.fixture(scope="module")
+def rlax():
+    """Import it here: it takes a second, and each test process collects every file."""
+    return pytest.importorskip("rlax")
 
 
 def draw(num_rows=3, num_envs=16, core=(), seed=0):
@@ -41,7 +45,7 @@ def draw(num_rows=3, num_envs=16, core=(), seed=0):
     return t._replace(observation=observation, is_first=is_first, discount=discount, acts=acts)
 
 
-def test_rescaling_equals_rlax_and_inverts():
+def test_rescaling_equals_rlax_and_inverts(rlax):
     x = np.array([-1e4, -300.0, -2.5, -1e-3, 0.0, 1e-3, 0.7, 42.0, 1e4], np.float32)
     np.testing.assert_allclose(av.rescale(x), rlax.signed_hyperbolic(x), rtol=1e-6)
     np.testing.assert_allclose(av.unscale(av.rescale(x)), x, rtol=1e-4, atol=1e-5)
@@ -49,7 +53,7 @@ def test_rescaling_equals_rlax_and_inverts():
     np.testing.assert_allclose(av.unscale(y), rlax.signed_parabolic(y), rtol=2e-3, atol=1e-4)
 
 
-def test_projection_equals_rlax():
+def test_projection_equals_rlax(rlax):
     rng = np.random.default_rng(0)
     support = np.linspace(-3, 3, 11).astype(np.float32)
     atoms = (rng.normal(size=(50, 1)) * 3 + rng.uniform(0, 1, (50, 1)) * support).astype(np.float32)
@@ -118,7 +122,7 @@ def test_continuous_actions_and_windows_without_an_unroll_are_refused():
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_one_atom_loss_equals_a_loop_and_rlax(double):
+def test_one_atom_loss_equals_a_loop_and_rlax(rlax, double):
     config = DQNConfig(network=NETWORK, double=double, dueling=False, loss="mse", total_updates=10, gamma=GAMMA)
     network = value_network(NETWORK, SPEC)
     parts = dqn_file.Components(config, network, jnp.zeros(1))
@@ -140,7 +144,7 @@ def test_one_atom_loss_equals_a_loop_and_rlax(double):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Rlax categorical_cross_entropy:PendingDeprecationWarning")
-def test_c51_loss_equals_rlax():
+def test_c51_loss_equals_rlax(rlax):
     config = DQNConfig(network=NETWORK, num_atoms=7, value_min=-2.0, value_max=2.0, total_updates=10)
     network = value_network(NETWORK, SPEC, dueling=True, num_atoms=7)
     parts = dqn_file.Components(config, network, jnp.linspace(-2.0, 2.0, 7))
@@ -197,7 +201,7 @@ def slow_target(t, value, trained, row, column, n):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rescaled", [True, False])
-def test_sequence_loss_equals_a_loop_over_rows(rescaled):
+def test_sequence_loss_equals_a_loop_over_rows(rlax, rescaled):
     config = R2D2Config(network=RECURRENT, burn_in=2, n_step=2, gamma=GAMMA, rescale_values=rescaled, dueling=False)
     network = value_network(RECURRENT, SPEC)
     parts = r2d2_file.Components(config, network)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from jsrl.errors import MissingExtra
 
 COINRUN = EnvConfig("envpool:CoinrunEasy-v0")
 FOOTBALL = EnvConfig("envpool:gfootball/academy_3_vs_1_with_keeper-v1")
-envpool = pytest.importorskip("envpool", reason="needs the extra envpool")
+pytestmark = pytest.mark.skipif(not find_spec("envpool"), reason="needs the extra envpool")
 
 
 def test_coinrun_passes_check_env_and_renders() -> None:
@@ -31,7 +33,7 @@ def test_missing_system_library_is_named(monkeypatch) -> None:
     def make(*args, **kwargs):
         raise ImportError("needs the system Qt 5 runtime")
 
-    monkeypatch.setattr(envpool, "make", make)
+    monkeypatch.setattr("envpool.make", make)
     with pytest.raises(MissingExtra, match=r"'envpool:CoinrunEasy-v0' needs a library of the system: .*Qt 5"):
         check_env(COINRUN)
 
