@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-NIGHTLY = tomllib.loads((Path(__file__).parent / "nightly.toml").read_text())
+NIGHTLY, SLOW = (tomllib.loads((Path(__file__).parent / f"{mark}.toml").read_text()) for mark in ("nightly", "slow"))
 
 os.environ.setdefault("JSRL_PROFILES", "")  # profiles that a developer has tuned must not affect tests
 # The suite starts hundreds of processes: without __pycache__ each compiles jsrl's sources, a third of its start-up time.
@@ -51,14 +51,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the nightly tests of nightly.toml, skip them unless `-m` names them, and run the slowest files first.
+    """Mark the tests of nightly.toml and slow.toml, skip nightly ones unless `-m` names them, and run the slowest files first.
 
     With `--dist loadfile` each file runs in one process: quick files come last, so that all processes end together.
     """
     for item in items:
         name = item.nodeid.removeprefix("tests/")
-        if name in NIGHTLY or name.partition("[")[0] in NIGHTLY:
-            item.add_marker(pytest.mark.nightly)
+        for table, mark in ((NIGHTLY, pytest.mark.nightly), (SLOW, pytest.mark.slow)):
+            if name in table or name.partition("[")[0] in table:
+                item.add_marker(mark)
     if "nightly" not in config.getoption("-m"):
         nightly = [item for item in items if item.get_closest_marker("nightly")]
         if nightly:
