@@ -294,7 +294,12 @@ JAX = """
 @pytest.mark.parametrize(("play", "banned"), [(NUMPY, {"jsrl", "jax", "jaxlib", "flax"}), (JAX, {"jsrl", "flax"})])
 def test_plays_in_a_process_without_jsrl(play, banned, tmp_path, folder):
     rng, wanted = np.random.default_rng(0), {}
-    for name in CASES:
+    for name in (
+        "mlp",
+        "masked",
+        "lstm",
+        "tanh",
+    ):  # all others differ in what the numbers are, not in how they are read
         path, agent, spec, params, _ = exported(name, folder)
         function, *_ = file.traced(agent, spec, params)
         rows = parity.rows_of(function, params.moments)[1]

@@ -89,10 +89,16 @@ def whole_fixture(tmp_path_factory):
 
 @slow
 @pytest.mark.parametrize(
-    ("experiment", "stops"), [("ppo", (1, 29)), pytest.param("sac", (13,), marks=pytest.mark.nightly), ("dqn", (18,))]
+    ("experiment", "stops"),
+    [
+        ("ppo", (13,)),
+        pytest.param("ppo", (1, 29), marks=pytest.mark.nightly),
+        pytest.param("sac", (13,), marks=pytest.mark.nightly),
+        pytest.param("dqn", (18,), marks=pytest.mark.nightly),
+    ],
 )
 def test_serial_run_stopped_after_k_updates_ends_the_same(whole, experiment: str, stops: tuple[int, ...]) -> None:
-    folder, name = whole(experiment), f"parts-{experiment}"
+    folder, name = whole(experiment), f"parts-{experiment}-{len(stops)}"
     for number, stop in enumerate(stops):
         again = ("--resume",) if number else ()
         text = live(folder, experiment, name, "--stop", str(stop), *again, expect=f"ENDED interrupted {stop}")

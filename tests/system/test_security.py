@@ -69,7 +69,8 @@ def test_run_and_resume_use_no_pickle_and_no_eval(launch, spied: Path, transport
     evaluated = ("--evaluator.enabled", "true", "--snapshots.period-s", "0.3")
     run = launch("--placement", "served", "--transport", transport, *evaluated, "--total-env-steps", "960")
     run.expect(0, 90.0)
-    again = launch("--resume", str(run.folder), "--total-env-steps", "1600", experiment="", runs_dir=run.runs_dir)
+    more = ("--total-env-steps", "1120", "--placement", "serial")  # in one process, which reads all that was written
+    again = launch("--resume", str(run.folder), *more, experiment="", runs_dir=run.runs_dir)
     again.expect(0, 90.0)
     processes, calls = seen(spied)
     kinds = [
@@ -81,7 +82,7 @@ def test_run_and_resume_use_no_pickle_and_no_eval(launch, spied: Path, transport
         *(["parameter-server"] * (transport == "zeromq")),
     ]
     for kind in kinds:
-        assert processes.count(kind) >= 2, f"{kind} was not recorded:\n{processes}"
+        assert processes.count(kind) >= 1 + (kind == "drive.py"), f"{kind} was not recorded:\n{processes}"
     assert calls == []
 
 
