@@ -70,6 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     if tuned.profile is not None:
         print(
-            f"  kept as the profile {tuned.profile.path}\n  `run.py {name}` uses it from now on (--profile none: not)"
+            f"  kept as the profile {tuned.profile.path}\n  `jsrl run {name}` uses it from now on (--profile none: not)"
         )
     return 0

@@ -68,7 +68,7 @@ def check(experiment: Experiment) -> None:
         other = "replay" if e.replay is not None else f"record={e.record!r}"
         raise ConfigError(
             f"recording={e.recording!r} trains on recorded trajectories, without actors; {other} is for a run that has some. "
-            "Leave one of them out (`run.py bc --recording DIR` has no replay)."
+            "Leave one of them out (`jsrl run bc --recording DIR` has no replay)."
         )
     _check_recorder(e)
     _check_bind(e)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import os
 import secrets
@@ -169,15 +170,23 @@ def check_address(experiment: Experiment) -> None:
     """Check that streams can listen on the address of the option `bind`.
 
     Raises:
-      ConfigError: it is not an address of this host.
+      ConfigError: it is not an address of this host, or its first port is in use.
     """
     if not experiment.uses_zeromq:
         return
-    host, _ = experiment.bind_to
+    host, port = experiment.bind_to
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.bind((host, 0))
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # as ZeroMQ does: a run that has just ended does not count
+            probe.bind((host, port or 0))
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"bind is {experiment.bind}, but another process listens on port {port}; give another first port, or "
+                f"--bind {host} for free ones."
+            ) from error
         raise ConfigError(
             f"bind is {experiment.bind}, on which this host cannot listen ({error.strerror}); give an address of this host "
             "(`hostname -I` lists them)."

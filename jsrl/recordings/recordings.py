@@ -147,7 +147,7 @@ def read_manifest(folder: Path) -> Manifest:
         found = read_json(path)
     except FileNotFoundError as error:
         raise RecordingError(
-            f"{folder} holds no recording (no {MANIFEST}); write one with `run.py NAME --record {folder}` or "
+            f"{folder} holds no recording (no {MANIFEST}); write one with `jsrl run NAME --record {folder}` or "
             f"`jsrl record RUN@best --to {folder}`."
         ) from error
     except (OSError, ValueError) as error:

@@ -11,6 +11,7 @@ touch an accelerator needs JAX_PLATFORMS=cpu.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -30,6 +31,7 @@ from jsrl.snapshots.queue import Job, WriteQueue
 from jsrl.types import Tree
 
 _READ_ATTEMPTS = 6
+_LEAST_FREE_BYTES = 16 << 20
 _logger = logging.getLogger("jsrl.snapshots")
 
 
@@ -151,6 +153,7 @@ class SnapshotStore:
 
     def _write(self, job: Job) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._check_space(sum(array.nbytes for array in job.arrays.values()))
         partial = self.folder / f".partial-{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
         partial.mkdir()
         try:
@@ -173,6 +176,16 @@ class SnapshotStore:
                 self._prune()
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+    def _check_space(self, size_bytes: int) -> None:
+        """Refuse to write on a full disk: Orbax would print a hundred lines of tracebacks before it fails.
+
+        Arrays are compressed, so of a large snapshot only the first part must fit.
+        """
+        needed_bytes, free_bytes = min(size_bytes, _LEAST_FREE_BYTES), shutil.disk_usage(self.folder).free
+        if free_bytes < needed_bytes:
+            text = f"{os.strerror(errno.ENOSPC)}: {free_bytes:,} bytes are free, {size_bytes:,} before compression are needed"
+            raise OSError(errno.ENOSPC, text)
 
     def _commit(self, job: Job, partial: Path, manifest: dict[str, Any]) -> None:
         target = self.folder / str(job.version)

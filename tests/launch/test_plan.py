@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import socket
 from pathlib import Path
 
 import jax
@@ -20,6 +21,7 @@ from jsrl.graph.placements import make_graph
 from jsrl.launch.launcher import Hosts
 from jsrl.launch.links import begin_encryption, bind_addresses, ends_of
 from jsrl.launch.plan import Plan, accelerators, describe, make_plan, make_schemas, process_environment
+from jsrl.launch.run import check_address
 from jsrl.networks.model import NetworkConfig
 from jsrl.references.reference import from_json, to_json
 from jsrl.transport.meeting import keys
@@ -319,6 +321,16 @@ def test_too_long_socket_paths_are_refused_with_the_remedy() -> None:
     e = experiment(transport="zeromq")
     with pytest.raises(ConfigError, match=r"has 1[56]\d bytes, at most 107 .* export TMPDIR=/tmp"):
         bind_addresses(make_graph(e), e, Path("/" + "d" * 150))
+
+
+def test_first_port_in_use_is_refused_before_the_start() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        bind = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(
+            ConfigError, match=rf"bind is {bind}, but another process listens .* or --bind 127.0.0.1 for free"
+        ):
+            check_address(experiment(transport="zeromq", bind=bind))
+    check_address(experiment(transport="zeromq", bind=bind))
 
 
 def test_memory_of_workers_that_bind_message_streams_is_watched() -> None:

@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -245,6 +246,19 @@ def test_a_failed_write_warns_and_the_last_good_snapshot_loads(store, monkeypatc
     assert not list(store.folder.glob(".partial-*"))
     store.save(4, {"a": np.ones(2)}, wait=True)
     assert store.versions() == [1, 4]
+
+
+def test_full_disk_is_found_before_orbax_writes(tmp_path, monkeypatch):
+    """Orbax prints tracebacks of its threads when a disk is full."""
+    store = SnapshotStore(tmp_path / "s", on_warning=[].append)
+    store.save(1, {"a": np.ones(2)}, wait=True)
+    full = shutil.disk_usage(tmp_path)._replace(free=100_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: full)
+    written = []
+    monkeypatch.setattr("jsrl.snapshots.store.orbax_save", lambda folder, tree: written.append(folder))
+    with pytest.raises(SnapshotError, match="No space left on device: 100,000 bytes are free, 800,000 before"):
+        store.save(2, {"a": np.ones(100_000)}, wait=True)
+    assert store.versions() == [1] and not written
 
 
 def test_real_write_error_from_the_system(tmp_path):
