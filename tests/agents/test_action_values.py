@@ -87,6 +87,17 @@ def test_exploration_follows_its_schedule():
         dqn(DQNConfig(), SPEC)
 
 
+@pytest.mark.parametrize(("updates", "epsilon"), [(0, 1.0), (5, 0.55), (20, 0.1)])
+def test_acting_explores_by_the_updates_of_its_params(updates, epsilon):
+    agent = dqn(DQNConfig(network=NETWORK, epsilon=0.1, exploration_updates=10), SPEC)
+    params = jax.jit(agent.init)(jax.random.key(0)).params
+    params = params._replace(weights=params.weights._replace(updates=jnp.asarray(updates)))
+    observation = {"x": np.ones((300, 3), np.float32), "action_mask": np.ones((300, 4), np.uint8)}
+    output, _ = jax.jit(agent.act)(params, jax.random.key(1), observation, np.zeros(300, bool), ())
+    chances = np.unique(np.exp(np.asarray(output.log_prob)).round(5))
+    np.testing.assert_allclose(chances, np.unique([epsilon / 4, 1 - 0.75 * epsilon]), rtol=1e-4)
+
+
 def test_dueling_values_average_to_the_value_stream():
     head, features = ValuesHead(4, 2, dueling=True), jax.random.normal(jax.random.key(0), (5, 6))
     variables = head.init(jax.random.key(1), features)

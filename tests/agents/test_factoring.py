@@ -187,6 +187,21 @@ def test_targets_equal_a_loop_over_seats(name: str, double: bool) -> None:
     assert np.asarray(batch.mask).sum() > 3
 
 
+@pytest.mark.slow
+def test_recurrent_targets_come_from_the_target_mixer() -> None:
+    """Another target mixer changes the errors of rows that bootstrap, and only theirs."""
+    agent = AGENTS["recurrent qmix"](SPECS["masked"])
+    t = rows_of(agent, SPECS["masked"], num_rows=6)
+    state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
+    learned = state.learner_params
+    mixer = jax.tree.map(lambda w: 2.0 * w + 0.1, learned.target.mixer)
+    other = state._replace(learner_params=learned._replace(target=learned.target._replace(mixer=mixer)))
+    for discount, same in ((np.zeros_like(t.discount), True), (np.ones_like(t.discount), False)):
+        one, two = (update(s, t._replace(discount=discount), jax.random.key(1))[1].priorities for s in (state, other))
+        assert (np.asarray(one) > 0).any()
+        assert np.array_equal(one, two) == same
+
+
 @pytest.mark.parametrize("name", ["vdn", pytest.param("recurrent vdn", marks=pytest.mark.slow)])
 def test_team_with_one_acting_seat_learns_like_a_single_agent(name: str) -> None:
     """DQN and R2D2 train the seat alone. The team's reward is a mean, so the seat's own reward is N times as large."""

@@ -55,6 +55,12 @@ def test_images_integers_and_masks_are_not_normalized():
     assert set(norm.normalize((), observation)) == set(observation)
 
 
+def test_outliers_are_clipped_at_ten_standard_deviations():
+    moments = norm.Moments(jnp.array(100.0), jnp.array([5.0, -1.0]), jnp.array([4.0, 0.0]))
+    seen = jnp.array([[7.0, -1.0], [1e9, 0.0], [-1e9, -1.001]])  # the second value never changed before
+    np.testing.assert_allclose(norm.normalize(moments, seen), [[1.0, 0.0], [10.0, 10.0], [-10.0, -10.0]], rtol=1e-5)
+
+
 def test_no_unmasked_row_changes_nothing():
     observation, mask = draw(0)
     start = norm.merge_moments(norm.init_moments(SPEC), observation, mask)

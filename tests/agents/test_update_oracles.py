@@ -177,6 +177,16 @@ def test_gradients_are_clipped_before_adam_scales_them():
     np.testing.assert_allclose(step["b"], [0.4 / 1.4], rtol=1e-5)
 
 
+def test_rmsprop_divides_by_the_decayed_mean_of_squares():
+    optimizer = ac.make_optimizer("rmsprop", eps=0.25, max_grad_norm=None)
+    gradients, squares = (np.array([3.0], np.float32), np.array([-1.0], np.float32)), 0.0
+    state = optimizer.init(gradients[0])
+    for gradient in gradients:
+        step, state = optimizer.update(gradient, state)
+        squares = 0.99 * squares + 0.01 * gradient**2
+        np.testing.assert_allclose(step, gradient / np.sqrt(squares + 0.25), rtol=1e-5)
+
+
 @pytest.mark.parametrize("columns", [1, 12])
 def test_every_epoch_reads_each_column_once_in_an_order_of_its_own(columns):
     parts = min(3, columns)
