@@ -87,7 +87,7 @@ def _orbax() -> Any:
     import jax
     import orbax.checkpoint as ocp
 
-    absl.logging.set_verbosity(absl.logging.ERROR)
+    absl.logging.set_verbosity(absl.logging.FATAL)  # it raises its errors as well, and WriteQueue reports them
     rank = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=rank, active_processes={rank}, barrier_sync_key_prefix=f"jsrl{rank}"

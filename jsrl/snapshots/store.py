@@ -32,6 +32,7 @@ from jsrl.types import Tree
 
 _READ_ATTEMPTS = 6
 _LEAST_FREE_BYTES = 16 << 20
+_FILES_BYTES = 1 << 18  # manifests, and the parts of blocks that files leave empty
 _logger = logging.getLogger("jsrl.snapshots")
 
 
@@ -182,9 +183,12 @@ class SnapshotStore:
 
         Arrays are compressed, so of a large snapshot only the first part must fit.
         """
-        needed_bytes, free_bytes = min(size_bytes, _LEAST_FREE_BYTES), shutil.disk_usage(self.folder).free
+        needed_bytes, free_bytes = (
+            min(size_bytes + _FILES_BYTES, _LEAST_FREE_BYTES),
+            shutil.disk_usage(self.folder).free,
+        )
         if free_bytes < needed_bytes:
-            text = f"{os.strerror(errno.ENOSPC)}: {free_bytes:,} bytes are free, {size_bytes:,} before compression are needed"
+            text = f"{os.strerror(errno.ENOSPC)}: {free_bytes:,} bytes are free, at least {needed_bytes:,} are needed"
             raise OSError(errno.ENOSPC, text)
 
     def _commit(self, job: Job, partial: Path, manifest: dict[str, Any]) -> None:

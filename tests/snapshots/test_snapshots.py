@@ -256,7 +256,7 @@ def test_full_disk_is_found_before_orbax_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: full)
     written = []
     monkeypatch.setattr("jsrl.snapshots.store.orbax_save", lambda folder, tree: written.append(folder))
-    with pytest.raises(SnapshotError, match="No space left on device: 100,000 bytes are free, 800,000 before"):
+    with pytest.raises(SnapshotError, match="No space left on device: 100,000 bytes are free, at least 1,062,144 are"):
         store.save(2, {"a": np.ones(100_000)}, wait=True)
     assert store.versions() == [1] and not written
 
