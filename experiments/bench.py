@@ -8,8 +8,8 @@ processes, measured after its warm-up; repetitions alternate between all arms.
 `--against sb3,sbx` runs other libraries on the same work in between and prints ratios; install them first with
 `python benchmarks/peers/install.py sb3 sbx`. The options of the comparison then come from benchmarks/peers/works.py.
 
-`sac_halfcheetah` and `td3` are measured as off-policy learning is: updates alone by batch size (update frame rate, CPU time,
-share of the matrix-product rate), and sampling with updating, beside sb3, sbx and torch-loop (a plain loop in torch).
+`sac_halfcheetah` and `td3` are measured as off-policy learning: updates alone by batch size (update frame rate, CPU time,
+share of the matrix-product rate), and sampling with updating, compared with sb3, sbx and torch-loop (a plain loop in torch).
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument("name", nargs="?", help="an experiment, as for jsrl run")
     line.add_argument(
-        "--placements", default=",".join(session.PLACEMENTS), help="which of them to run (default: %(default)s)"
+        "--placements", default=",".join(session.PLACEMENTS), help="placements to run (default: %(default)s)"
     )
-    line.add_argument("--seconds", type=float, default=8.0, help="of each window (default: %(default)s)")
+    line.add_argument("--seconds", type=float, default=8.0, help="seconds of each window (default: %(default)s)")
     line.add_argument(
         "--warm-up-s", type=float, default=2.0, help="left out after the first update (default: %(default)s)"
     )
     line.add_argument(
-        "--repetitions", type=int, default=3, help="of everything, alternating; 0 after a search alone (default: 3)"
+        "--repetitions", type=int, default=3, help="of all arms, alternating; 0: only a search (default: 3)"
     )
     line.add_argument("--starts", type=int, default=1, help="times that starts are measured, 0 for never (default: 1)")
     line.add_argument(
@@ -58,13 +58,13 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument(
         "--num-envs",
         type=int,
-        help="with --against: environments of everybody, with rollouts that keep the rows of an update (default: 16)",
+        help="with --against: environments of every system; rollouts keep the rows of an update (default: 16)",
     )
-    line.add_argument("--parts", default="updates,learning", help="off-policy: which of them (default: %(default)s)")
+    line.add_argument("--parts", default="updates,learning", help="off-policy: parts to run (default: %(default)s)")
     peers = f"other libraries: {','.join(PEERS)}; NAME:1 takes part in the first repetition only. Off-policy: "
     peers += ",".join(REPLAY_PEERS)
     line.add_argument("--against", default="", metavar="PEERS", help=peers)
-    line.add_argument("--peers-dir", help="where their virtual environments lie (default: ~/.cache/jsrl/peers)")
+    line.add_argument("--peers-dir", help="folder of their virtual environments (default: ~/.cache/jsrl/peers)")
     line.add_argument("--peer-search", action="store_true", help="first try every setting of the peers, keep the best")
     line.add_argument("--json", metavar="FILE", help="write the raw numbers")
     line.add_argument(

@@ -211,7 +211,7 @@ class GameSpec:
         names = [seat.name for seat in self.seats]
         if not names or len(set(names)) < len(names):
             raise ConfigError(
-                f"environment {self.name!r} has the seats {names}; give at least one, each a name of its own"
+                f"environment {self.name!r} has the seats {names}; give at least one, each with a unique name"
             )
 
     @property

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         state = read_state(folder.path)
         if state.is_over:
             raise ConfigError(
-                f"{folder.name} is over already: {headline(state)}. `jsrl logs {folder.name}` shows its log."
+                f"{folder.name} has already ended: {headline(state)}. `jsrl logs {folder.name}` shows its log."
             )
         attach(folder)
     except JsrlError as error:
@@ -76,7 +76,9 @@ def attach_group(group: Group) -> None:
         else:  # between two runs
             time.sleep(LOOK_S)
     if not shown:
-        raise ConfigError(f"no run of the group {group.name} goes on; `jsrl status {group.name}` shows how they ended.")
+        raise ConfigError(
+            f"no run of the group {group.name} is running; `jsrl status {group.name}` shows how they ended."
+        )
 
 
 def running_one(group: Group) -> Path | None:

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--flood-s", type=float, default=10.0, help="seconds of unauthorised messages before the first fault"
     )
     parser.add_argument(
-        "--messages-per-s", type=float, default=200.0, help="most unauthorised messages per second; 0: none"
+        "--messages-per-s", type=float, default=200.0, help="maximum unauthorised messages per second; 0: none"
     )
     parser.add_argument("--every-s", type=float, default=5.0, help="mean seconds between a recovery and the next fault")
     parser.add_argument("--kinds", help="kinds of workers to hit, such as actor,learner (default: all but recorders)")

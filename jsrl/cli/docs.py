@@ -50,7 +50,7 @@ def build(folder: Path) -> None:
     if any(_missing(module) for module in NEEDED):
         raise MissingExtra(f"the documentation is built by mkdocs, which is missing: {install_command('docs')}")
     if folder.exists() and any(folder.iterdir()) and not (folder / "search" / "search_index.json").exists():
-        raise ConfigError(f"{folder} holds files that are no earlier build of the docs; choose an empty folder.")
+        raise ConfigError(f"{folder} contains files other than an earlier build of the docs; choose an empty folder.")
     words = [
         sys.executable,
         "-m",

@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         "--most",
         type=int,
         default=20,
-        help="most frozen players that meet; of more, this many are taken, evenly spaced",
+        help="maximum number of frozen players; if there are more, evenly spaced ones play",
     )
     parser.add_argument("--episodes", type=int, default=100, help="episodes; games of each pair of players")
     parser.add_argument("--num-envs", type=int, default=20)

@@ -73,9 +73,9 @@ def check_launcher(options: RunOptions) -> None:
       ConfigError: the message names them.
     """
     if options.launcher != "ray" and options.ray != RayOptions():
-        raise ConfigError("an option of --ray is given, but Ray gives no hosts of this run; add --launcher ray.")
+        raise ConfigError("an option of --ray is given, but this run gets no hosts from Ray; add --launcher ray.")
     if options.min_hosts is not None and (options.listen, options.hosts) == (None, None):
-        raise ConfigError("--min-hosts says for how many hosts to wait; give it with --listen or --hosts.")
+        raise ConfigError("--min-hosts is the number of hosts to wait for; give it with --listen or --hosts.")
     if options.print:
         raise ConfigError("--print prints the script of --launcher slurm; add that, or leave --print out.")
     if options.launcher == "ray" and options.hosts is not None:

@@ -1,4 +1,4 @@
-"""Let this host join a run: `jsrl join 10.0.0.5:7000 --token-file host-1.token`, on each host that shall run workers.
+"""Let this host join a run: `jsrl join 10.0.0.5:7000 --token-file host-1.token`, on each host that should run workers.
 
 `jsrl join --facts` prints what this host has, as an entry of a file for `jsrl run NAME --plan --hosts-file`.
 """

@@ -58,7 +58,7 @@ def path_of(folder: RunFolder, worker: str) -> Path:
     news = read_state(folder.path).news
     hosts = {known.name: known.host for known in (news.workers if news else ()) if known.host}
     if worker in hosts:
-        raise ConfigError(f"{worker} runs on host {hosts[worker]}, where its log stays; here are: {', '.join(names)}.")
+        raise ConfigError(f"{worker} runs on host {hosts[worker]}, where its log is; logs here: {', '.join(names)}.")
     raise ConfigError(f"{folder.name} has no log of {worker!r}; it has: {', '.join(names) or 'none yet'}.")
 
 

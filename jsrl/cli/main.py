@@ -29,7 +29,7 @@ COMMANDS = {
     "play": "show a run's policy in a window",
     "compare": "compare two runs",
     "report": "write a run's report again; for several runs: one page that compares them",
-    "watch": "show the runs of a folder in a browser while they go on",
+    "watch": "show the runs of a folder in a browser while they run",
     "record": "record a trained policy's episodes",
     "tune": "find the fastest settings of an experiment on this machine",
     "simulate": "predict a run's speed on other hosts, and what would limit it",

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rollout-length", type=int, default=128, help="rows of a trajectory")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
-    parser.add_argument("--limit-mb", type=int, default=10_000, help="write no more MiB than this")
+    parser.add_argument("--limit-mb", type=int, default=10_000, help="maximum size of the recording in MiB")
     parser.add_argument("--runs-dir", default="runs")
     options = vars(parser.parse_args(arguments))
     use_working_directory()

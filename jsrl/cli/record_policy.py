@@ -63,7 +63,7 @@ def record_policy(
     Args:
       run, tag, runs_dir: as for `load_policy`. folder: of the recording; an existing one of the same kind is extended.
       num_envs, rollout_length: B and T of the trajectories. seed: of environments and actions.
-      sampled: sample actions instead of taking the most likely ones. limit_mb: write no more MiB than this.
+      sampled: sample actions instead of taking the most likely ones. limit_mb: maximum size of the recording in MiB.
 
     Raises:
       ConfigError: there is no such run or tag. RecordingError, SpecMismatch: the folder holds something else.

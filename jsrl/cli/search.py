@@ -86,7 +86,7 @@ class ParsedSearch:
             search.interrupted = True
         self.show(search.study)
         if search.interrupted:
-            print(f"interrupted; to go on: jsrl search --resume {shlex.quote(str(self.folder))}")
+            print(f"interrupted; to continue: jsrl search --resume {shlex.quote(str(self.folder))}")
             return 130
         return 0 if self.best(search.study) else 1
 
@@ -247,7 +247,7 @@ def make_folder(root: Path, experiment: str, name: str | None) -> Path:
         (folder / RUNS).mkdir()
     except FileExistsError:
         raise ConfigError(
-            f"the search {folder} exists; go on with it by --resume {folder}, or choose --search-name."
+            f"the search {folder} exists; continue it with --resume {folder}, or choose --search-name."
         ) from None
     except OSError as error:
         raise ConfigError(

@@ -91,7 +91,7 @@ def new_group(name: str, words: Sequence[str], asked: cli.CommandLine, more: Cal
     taken = [one for one in (path, *map(group.folder, seeds)) if one.exists()]
     if taken and not options.overwrite:
         raise ConfigError(
-            f"{taken[0]} exists. Go on with a group by --resume {group.name}, delete it first with --overwrite, or choose "
+            f"{taken[0]} exists. Continue a group with --resume {group.name}, delete it first with --overwrite, or choose "
             "another name with --run-name."
         )
     for one in taken:
@@ -238,7 +238,7 @@ def run_group(group: Group, at_once: int, display: str, *, hidden: bool) -> int:
     left = missing(group)
     if left:
         text = "interrupted" if not whole else f"seed{'s' if len(left) > 1 else ''} {', '.join(map(str, left))} failed"
-        print(f"{text}; to go on: jsrl run --resume {group.path}")
+        print(f"{text}; to continue: jsrl run --resume {group.path}")
     return 0 if not left else 130 if not whole else 1
 
 

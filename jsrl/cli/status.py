@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run; or a folder of runs (default: RUNS_DIR)",
     )
     parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
-    parser.add_argument("--json", action="store_true", help="print all that is known, as JSON")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
     options = parser.parse_args(arguments)
     try:
         folders = below(Path(options.runs_dir if options.run is None else options.run))
@@ -142,7 +142,7 @@ def text(folder: RunFolder) -> str:
     if state.process is not None and state.process.job:
         lines.append(f"  Slurm job {state.process.job}: {state_of(state.process.job) or 'not known here'}")
     if command := resume_command(folder.path, state):
-        lines.append(f"  to go on: {command}")
+        lines.append(f"  to continue: {command}")
     if state.goes_on:
         lines.append(f"  jsrl attach {folder.name} | jsrl logs {folder.name} | jsrl stop {folder.name}")
     return "\n".join(line for line in lines if line.strip())
@@ -243,7 +243,7 @@ def group_text(group: Group) -> str:
     if state.goes_on:
         lines.append(f"  jsrl attach {names} | jsrl logs {names} | jsrl stop {names}")
     elif left and not group.jobs:
-        lines.append(f"  to go on: jsrl run --resume {group.path}")
+        lines.append(f"  to continue: jsrl run --resume {group.path}")
     return "\n".join([*lines, f"  jsrl report {names} compares its runs"])
 
 

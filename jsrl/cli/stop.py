@@ -62,7 +62,7 @@ def stop(folder: Path) -> str:
     if process is not None and process.job and state_of(process.job).startswith(WAITING) and not state.goes_on:
         return cancel(process.job, folder.name)
     if state.is_over:
-        raise ConfigError(f"{RunFolder(folder).name} is over already: {headline(state)}.")
+        raise ConfigError(f"{RunFolder(folder).name} has already ended: {headline(state)}.")
     if process is None:
         raise ConfigError(
             f"{folder} does not say which process runs it; the run is just starting, or is another user's."
@@ -104,7 +104,9 @@ def cancelled(group: Group) -> list[RunFolder]:
         print(f"{group.name}: the waiting jobs of array {job} are cancelled")
     found = [RunFolder(path) for path in group.runs if read_state(path).goes_on]
     if not waiting and not found:
-        raise ConfigError(f"no run of the group {group.name} goes on; `jsrl status {group.name}` shows how they ended.")
+        raise ConfigError(
+            f"no run of the group {group.name} is running; `jsrl status {group.name}` shows how they ended."
+        )
     return found
 
 
@@ -121,5 +123,5 @@ def wait(folder: RunFolder, limit_s: float, all_s: float) -> int:
         return 1 if all_s else 0
     print(", ".join(filter(None, (headline(state), progress(state, None)))))
     if command := resume_command(folder.path, state):
-        print(f"to go on: {command}")
+        print(f"to continue: {command}")
     return 0

@@ -61,7 +61,7 @@ class Stages(SelfPlayTasks):
         super().__post_init__()
         names = [stage.name for stage in self.stages]
         if not names or len(set(names)) < len(names):
-            raise ConfigError(f"Stages has the stages {names}; give at least one, each a name of its own")
+            raise ConfigError(f"Stages has the stages {names}; give at least one, each with a unique name")
         for number, stage in enumerate(self.stages):
             if not stage.tasks:
                 raise ConfigError(

@@ -185,7 +185,9 @@ def split_metric(metric: str) -> tuple[str, str]:
     """
     key, _, kind = metric.partition(":")
     if kind and kind not in METRIC_KINDS:
-        raise ConfigError(f"episode metric {metric!r}: {kind!r} is no aggregation; choose {', '.join(METRIC_KINDS)}")
+        raise ConfigError(
+            f"episode metric {metric!r}: {kind!r} is not an aggregation; choose {', '.join(METRIC_KINDS)}"
+        )
     return key, kind or "last"
 
 

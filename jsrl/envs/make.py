@@ -60,7 +60,7 @@ def make_game(
     """
     env = make(config, num_envs, seed, group=group, groups=groups, tell=tell)
     if not isinstance(env.spec, GameSpec):
-        raise ConfigError(f"environment {config.id!r} has one agent; policies for seats need one with several")
+        raise ConfigError(f"environment {config.id!r} has one agent; policies for seats need several")
     return cast(VectorGame, env)
 
 

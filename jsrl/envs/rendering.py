@@ -259,7 +259,7 @@ class _TwoConsoles:
         frames, *rest = self._shown.step(action)
         if any((mine != its).any() for mine, its in zip(stepped[1:4], rest[:3], strict=True)):
             raise EnvironmentFault(
-                f"environment {self._name!r}: two consoles with the same seed and actions diverged, so that the one "
+                f"environment {self._name!r}: two emulators with the same seed and actions diverged, so that the one "
                 "shows what the other does not play. Leave recorder.enabled off, or record with --recorder.env.backend sync."
             )
         self.screen = frames[0, -1].copy()

@@ -62,7 +62,7 @@ def close_quietly(env: Any) -> None:
     try:
         env.close()
     except (Exception, SystemExit):
-        log.warning("a faulty environment raised as it was closed", exc_info=True)
+        log.warning("a faulty environment raised an error while it was closed", exc_info=True)
 
 
 class SlotRepairs:

@@ -84,8 +84,8 @@ def find_seats(
         if len(policies) > 1 and not shared:
             raise ConfigError(
                 f"environment {spec.name!r} has one agent, but there are {len(policies)} policies ({', '.join(policies)}); "
-                "have a director say which of them plays (docs/populations.md), or use an environment with several seats. To "
-                "train two policies on environments of their own, see with_policy in docs/dataflow.md."
+                "let a director choose which of them plays (docs/populations.md), or use an environment with several seats. "
+                "To train two policies on environments of their own, see with_policy in docs/dataflow.md."
             )
         return {name: {} for name in policies or ("",)}
     names = spec.names

@@ -258,7 +258,7 @@ class Policy:
 def _leaf(observation: Any, port: dict) -> Any:
     for key in port["path"]:
         if not isinstance(observation, dict):
-            raise PolicyInputError(f"the observation is no dict; expected one with {port['name']!r}")
+            raise PolicyInputError(f"the observation is not a dict; expected one with {port['name']!r}")
         observation = observation.get(key)
     return observation
 
@@ -317,13 +317,13 @@ def read_members(path: str | os.PathLike[str]) -> dict[str, bytes]:
     """
     try:
         if os.path.getsize(path) > MAX_FILE_BYTES:
-            raise PolicyFileError(f"{path} has more than {MAX_FILE_BYTES} bytes; this is no policy file")
+            raise PolicyFileError(f"{path} has more than {MAX_FILE_BYTES} bytes; it is not a policy file")
         with open(path, "rb") as file:
             written = file.read(MAX_FILE_BYTES)
     except OSError as error:
         raise PolicyFileError(f"cannot read {path}: {error}; expected a file that `jsrl export` wrote") from error
     if hashlib.sha256(written[:-64]).hexdigest().encode() != written[-64:]:
-        raise PolicyFileError(f"{path} is truncated, changed, or no policy file; copy or export it again")
+        raise PolicyFileError(f"{path} is truncated, changed, or not a policy file; copy or export it again")
     try:
         with zipfile.ZipFile(io.BytesIO(written)) as opened:
             entries = opened.infolist()
@@ -334,7 +334,7 @@ def read_members(path: str | os.PathLike[str]) -> dict[str, bytes]:
     except PolicyFileError:
         raise
     except Exception as error:  # zipfile raises many kinds of errors for broken archives
-        raise PolicyFileError(f"{path} is no readable zip: {error!r}; export the policy again") from error
+        raise PolicyFileError(f"{path} is not a readable zip file: {error!r}; export the policy again") from error
     missing = [name for name in MEMBERS if name not in members]
     if missing or len(members) != len(entries):
         raise PolicyFileError(f"{path} lacks {missing or 'nothing, but has members twice'}; export the policy again")
@@ -346,7 +346,7 @@ def _contract(text: bytes) -> dict:
         contract = json.loads(text)
         found = contract.get("format"), contract.get("format_version")
     except (ValueError, AttributeError, RecursionError) as error:
-        raise PolicyFileError(f"policy.json is no JSON object: {error}; export the policy again") from error
+        raise PolicyFileError(f"policy.json is not a JSON object: {error}; export the policy again") from error
     if found != (FORMAT, FORMAT_VERSION):
         raise PolicyFileError(
             f"the file is {found[0]!r} of version {found[1]!r}; this player reads {FORMAT!r} of version {FORMAT_VERSION}: "
@@ -374,7 +374,7 @@ def _constants(table: list[dict], raw: bytes) -> dict[int, np.ndarray]:
         constants[entry["id"]] = array
         at += count * kind.itemsize
     if at != len(raw):
-        raise PolicyFileError(f"weights.bin has {len(raw)} bytes, but policy.json tells of {at}; export it again")
+        raise PolicyFileError(f"weights.bin has {len(raw)} bytes, but policy.json declares {at}; export it again")
     return constants
 
 

@@ -100,7 +100,7 @@ def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
     """
     parts: dict[str, PolicyPart] = {}
     if not learners_of(graph):
-        raise ConfigError("this graph has no learner, so that a run of it would never end; add one.")
+        raise ConfigError("this graph has no learner, so a run would never end; add one.")
     for number, learner in enumerate(learners_of(graph)):
         name, ranks = policy_of(graph, learner), ranks_of(graph, learner)
         groups = tuple(sorted({group for rank in ranks for group in groups_trained_on(graph, rank)}))
@@ -270,7 +270,7 @@ def _check_lag(graph: Graph, learner: WorkerNode, own: Experiment) -> None:
     if chosen_by != policy_of(graph, learner) and own.min_updates_lag is not None:
         raise ConfigError(
             f"{learner.name} trains on rows that the policy {chosen_by!r} chose, whose actors stop when its own learner is "
-            "done; let them go on with max_policy_lag none (--max-policy-lag none)."
+            "done; let them continue with max_policy_lag none (--max-policy-lag none)."
         )
 
 

@@ -103,7 +103,7 @@ class Controller:
         except WorkerDied as error:
             self._save_learners()
             if (self._session.folder.snapshots / "state" / "tags" / "latest.json").exists():
-                raise WorkerDied(f"{error}\n(to go on: jsrl run --resume {self._session.folder.path})") from None
+                raise WorkerDied(f"{error}\n(to continue: jsrl run --resume {self._session.folder.path})") from None
             raise
         self._end_in_order()
 
@@ -345,8 +345,8 @@ class Controller:
             try:
                 self._start(replacement_job(restart.job, self._folder), restart.count)
             except OSError as error:  # a full disk, no memory: it may be temporary
-                if not self._replace(self._workers[restart.job.name], f"could not be started again: {error}"):
-                    raise WorkerDied(f"{restart.job.name} could not be started again: {error}") from error
+                if not self._replace(self._workers[restart.job.name], f"could not be restarted: {error}"):
+                    raise WorkerDied(f"{restart.job.name} could not be restarted: {error}") from error
 
     def _files_travel(self, restart: Restart) -> bool:
         """Return whether files of the last incarnation, such as its snapshots, are on their way from another host.

@@ -52,7 +52,7 @@ def _check_population(experiment: Experiment, director: PBT) -> None:
     agent = experiment.policies[first].agent if experiment.policies else experiment.agent
     if outside := [name for name in experiment.policies if name not in director.policies]:
         raise ConfigError(
-            f"the policy {outside[0]!r} is no member of the population; name it in PBT's policies as well."
+            f"the policy {outside[0]!r} is not a member of the population; name it in PBT's policies as well."
         )
     for name in others:
         if experiment.policies[name].agent != agent:
@@ -92,12 +92,12 @@ def _check_scored(experiment: Experiment, director: Any) -> None:
     name = type(director).__name__
     if experiment.replay is not None:
         raise ConfigError(
-            f"{name} wants scores of whole games, but replay trains on windows of them; use an agent without."
+            f"{name} needs scores of whole games, but replay trains on windows of them; use an agent without."
         )
     for policy in experiment.policies.values() or [PolicyConfig(experiment.agent)]:
         if not getattr(type(policy.agent), "scores_rows", False):
             raise ConfigError(
-                f"{name} wants scores of games, which {agent_name(policy.agent)} does not give; ppo, mappo, ippo, happo and "
+                f"{name} needs scores of games, which {agent_name(policy.agent)} does not give; ppo, mappo, ippo, happo and "
                 "impala do (a config of your own says so with `scores_rows = True`, see jsrl.agents.base.UpdateOutput)."
             )
 
@@ -121,7 +121,7 @@ def _check_assignment(one: Assignment, sides: Sequence[set[str]], spec: EnvSpec 
             "the director's sides (num_sides, or one policy for each), or give the seats of a team one side."
         )
     if one.greedy:
-        raise ConfigError("the director wants greedy games, which actors do not play; evaluate the players instead.")
+        raise ConfigError("the director requests greedy games, which actors do not play; evaluate the players instead.")
     for player, side in zip(one.players, one.sides, strict=True):
         if player.policy not in sides[side]:
             seats = zip(spec.seats, spec.sides, strict=True) if isinstance(spec, GameSpec) else ()

@@ -151,7 +151,7 @@ def zmq_addresses(experiment: Experiment, memory_folder: Path) -> Callable[[str]
         port = 0 if first_port is None else first_port + number
         if port > _MAX_PORT:
             raise ConfigError(
-                f"--bind {experiment.bind} leaves {number} ports for its streams, too few for {name}; begin with a lower one."
+                f"--bind {experiment.bind} leaves {number} ports for its streams, too few for {name}; start at a lower port."
             )
         return tcp(host, port)
 

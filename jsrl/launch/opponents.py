@@ -113,6 +113,6 @@ def check_initial(experiment: Experiment, folder: Path, policy_folders: list[str
         for policy in policy_folders:
             if INITIAL not in PlayerStore(folder / PLAYERS_FOLDER / policy).names():
                 raise ConfigError(
-                    f"{folder.name} has no frozen player {INITIAL}: it began without --evaluator.against {INITIAL}. Name a "
+                    f"{folder.name} has no frozen player {INITIAL}: it started without --evaluator.against {INITIAL}. Name a "
                     "snapshot of another run: RUN@TAG."
                 )

@@ -106,7 +106,7 @@ class Result:
         if (report := self.folder / "report.html").exists():
             whole.append(f"report: {report}")
         if not self.as_intended and (self.folder / "snapshots" / "state").exists():
-            whole.append(f"to go on: jsrl run --resume {self.folder}")
+            whole.append(f"to continue: jsrl run --resume {self.folder}")
         return "\n".join([said, *whole])
 
 

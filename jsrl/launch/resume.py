@@ -62,7 +62,7 @@ def claimed(folder: RunFolder) -> Iterator[None]:
         if not try_lock(fd):
             process = read_identity(folder.path) or "?"
             raise ConfigError(
-                f"{folder.name} is running (process {process}); stop it first (jsrl stop {folder.name}), or begin another run."
+                f"{folder.name} is running (process {process}); stop it first (jsrl stop {folder.name}), or start another run."
             )
         write_identity(path)
         try:

@@ -146,7 +146,7 @@ def find_start_points(
     """
     if resumed is not None and init_from is not None:
         raise ConfigError(
-            "--resume continues with a run's own params; leave out --init-from, or begin a new run with it."
+            "--resume continues with a run's own params; leave out --init-from, or start a new run with it."
         )
     if resumed is not None:
         start, messages = next_start_point(resumed)
@@ -260,8 +260,8 @@ def ready_plan(
         if kept is None:
             raise
         raise ConfigError(
-            f"{str(error).removesuffix('.')}. The run goes on with the changed graph that it was started with ({FILE}); leave "
-            "out the options that do not go with it, or give --graph to change the experiment's graph again."
+            f"{str(error).removesuffix('.')}. The run continues with the changed graph that it was started with ({FILE}); "
+            "leave out the options that do not go with it, or give --graph to change the experiment's graph again."
         ) from error
     plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, tell=tell))
     check_shared_memory(plan)

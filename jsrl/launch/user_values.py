@@ -28,7 +28,7 @@ def load_values(what: str, given: Sequence[Any], methods: Iterable[str]) -> list
     for value in found:
         if inspect.isclass(value):
             name = value.__name__
-            raise ConfigError(f"{what} {name} is a class, expected an object of it; write {name}().")
+            raise ConfigError(f"{what} {name} is a class, expected an instance of it; write {name}().")
         if not has_any(value, methods):
             known = ", ".join(methods)
             raise ConfigError(

@@ -83,7 +83,7 @@ class NetworkConfig:
         elif self.precision != "float32":
             raise ConfigError(
                 f"network precision={self.precision!r} is for the torsos of jsrl, and torso is {self.torso!r}; leave "
-                "precision out and let that module multiply as it likes"
+                "precision out and set the precision inside that module"
             )
         sizes = {"hidden": min(self.hidden, default=1), "core_size": self.core_size}
         for name, size in sizes.items():

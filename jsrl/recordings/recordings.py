@@ -121,7 +121,7 @@ def begin_recording(folder: Path, manifest: Manifest) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / MANIFEST).exists():
             if any(not path.name.startswith(".") for path in folder.iterdir()):
-                raise RecordingError(f"{folder} has files but no {MANIFEST}: give --record a folder of its own.")
+                raise RecordingError(f"{folder} has files but no {MANIFEST}: give --record a separate folder.")
             write_json(folder / MANIFEST, asdict(manifest))
             return
     except OSError as error:

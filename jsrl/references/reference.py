@@ -182,7 +182,7 @@ class _Encoder:
 
     def encode(self, value: Any, path: str, depth: int) -> Any:
         if depth > MAX_DEPTH:
-            raise refuse(path, value, f"is nested deeper than {MAX_DEPTH} levels", "does it hold itself?")
+            raise refuse(path, value, f"is nested deeper than {MAX_DEPTH} levels", "does it contain itself?")
         if value is None or type(value) in (bool, str):
             return value
         if isinstance(value, enum.Enum):

@@ -44,7 +44,7 @@ class ValueWriter:
           ConfigError: there is none.
         """
         if depth > MAX_DEPTH:
-            raise refuse(self._path, value, f"is nested deeper than {MAX_DEPTH} levels", "a tree that holds itself?")
+            raise refuse(self._path, value, f"is nested deeper than {MAX_DEPTH} levels", "a tree that contains itself?")
         if value is None or value is Ellipsis or type(value) in (bool, int, str, bytes, complex, range):
             return repr(value)
         if type(value) is float:

@@ -379,7 +379,7 @@ class ControlServer:
             self._complained.add(message.worker)
             kind = f"{type(message).__name__.lower()} {getattr(message, 'name', '')}".strip()
             _logger.warning(
-                "a control message of %s was dropped (%s: %s); the run goes on, and further ones are only counted",
+                "a control message of %s was dropped (%s: %s); the run continues, and further ones are only counted",
                 message.worker,
                 kind,
                 why,

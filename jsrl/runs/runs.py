@@ -275,7 +275,7 @@ def load_runs(runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], r
         elif (group := find_group(pattern, runs_dir)) is not None:
             matching = [RunFolder(path) for path in group.runs]
             if not matching:
-                raise ConfigError(f"no run of the group {group.name} has begun yet.")
+                raise ConfigError(f"no run of the group {group.name} has started yet.")
         else:
             matching = [RunFolder.open(pattern, runs_dir)]
         folders.update({folder.path: folder for folder in matching})
@@ -312,4 +312,4 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         return read_json(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}); the folder is not a whole run.") from None
+        raise ConfigError(f"{path} cannot be read ({error}); the folder is not a complete run.") from None

@@ -54,13 +54,13 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert read_state(folder).word == "running"  # the viewer may leave
         text = said(capsys, "stop", "x")
         assert f"told process {pid} on" in text and "interrupted, " in text
-        assert re.search(rf"^to go on: jsrl run --resume {folder}$", text, re.MULTILINE)
+        assert re.search(rf"^to continue: jsrl run --resume {folder}$", text, re.MULTILINE)
         assert read_state(folder).result["ended"] == "interrupted"
         until = time.monotonic() + 30
-        while f"to go on: jsrl run --resume {folder}" not in said(capsys, "logs", "x", "output"):
+        while f"to continue: jsrl run --resume {folder}" not in said(capsys, "logs", "x", "output"):
             assert time.monotonic() < until  # it prints the result after the run has ended
             time.sleep(0.1)
-        assert "is over already: interrupted" in said(capsys, "attach", "x", status=2)
+        assert "has already ended: interrupted" in said(capsys, "attach", "x", status=2)
     finally:
         subprocess.run(["kill", "-9", str(pid)], check=False, capture_output=True)
 

@@ -164,7 +164,7 @@ def test_players_of_different_environments_are_refused():
     small, wide = (EnvConfig("tests.cli.test_evaluate:Wide", {"size": size}) for size in (2, 3))
     with pytest.raises(ConfigError, match=r"observation is .*shape=.2, 2.* there and .*shape=.2, 3.* here.*env.kwargs"):
         Arena([untrained(small), untrained(wide)])
-    with pytest.raises(ConfigError, match=r"was trained in .*Duel.*in .*Wide.*needs both in one"):
+    with pytest.raises(ConfigError, match=r"was trained in .*Duel.*in .*Wide.*needs equal environments"):
         Arena([untrained(EnvConfig("tests.duel:Duel")), untrained(wide)])
     assert Arena([untrained(small), untrained(small)]).play(0, 1, 2).counts == (0, 2, 0)
 

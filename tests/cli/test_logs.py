@@ -36,7 +36,7 @@ def test_unknown_log_names_are_refused(folder: RunFolder, capsys):
         workers = (WorkerSummary("actor-1", "actor", "ready", host="far"),)
         StatusWriter(folder.path).update(DisplayState("ppo/x"), lambda: workers, "")
         for worker, sentence in (
-            ("actor-1", "actor-1 runs on host far, where its log stays; here are: controller, actor-0."),
+            ("actor-1", "actor-1 runs on host far, where its log is; logs here: controller, actor-0."),
             ("critic", "ppo/x has no log of 'critic'; it has: controller, actor-0."),
         ):
             assert main.main(["logs", "x", worker]) == 2

@@ -104,8 +104,8 @@ def test_each_seed_is_a_run_in_one_table(fates, capsys):
     assert main.main(["status", "x", "--json"]) == 0
     assert [run["run"] for run in json.loads(capsys.readouterr().out)["runs"]] == [f"ppo/x-seed{n}" for n in (1, 3, 5)]
     assert main.main(["run", *WORDS, "--seeds", "1,3,5"]) == 2
-    assert "ppo/x exists. Go on with a group by --resume ppo/x" in capsys.readouterr().err
-    assert main.main(["stop", "x"]) == 2 and "ppo/x is over already: finished." in capsys.readouterr().err
+    assert "ppo/x exists. Continue a group with --resume ppo/x" in capsys.readouterr().err
+    assert main.main(["stop", "x"]) == 2 and "ppo/x has already ended: finished." in capsys.readouterr().err
     assert len(load_runs(str(page.parent))) == 3
 
 
@@ -114,7 +114,7 @@ def test_runs_the_given_number_of_seeds_at_once(fates, capsys):
     assert main.main(["run", *WORDS, "--seeds", "0-2", "--jobs", "2", "--display", "quiet"]) == 1
     assert [line.split()[-1] for line in started()] == ["log-only"] * 3
     said = capsys.readouterr()
-    assert said.err == "" and "2 of 3 seeds" in said.out and "seed 2 failed; to go on: jsrl run --resume" in said.out
+    assert said.err == "" and "2 of 3 seeds" in said.out and "seed 2 failed; to continue: jsrl run --resume" in said.out
     assert main.main(["logs", "x"]) == 0
     assert "seed 2 failed: WorkerDied: actor-0 died" in capsys.readouterr().out
     assert main.main(["logs", "x", "seed2"]) == 0 and "WorkerDied" in capsys.readouterr().out
@@ -154,7 +154,7 @@ def test_stop_ends_running_seeds_and_starts_no_other(fates, capsys):
     assert status == 130 and statuses == [0]
     said = capsys.readouterr().out
     assert re.search(rf"0 ended as intended; process {os.getpid()} on .* runs the others", said)
-    assert f"interrupted; to go on: jsrl run --resume {group}" in said
+    assert f"interrupted; to continue: jsrl run --resume {group}" in said
     assert len(started()) == 2 and json.loads((group / "result.json").read_text())["ended"] == "interrupted"
 
 

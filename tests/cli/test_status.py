@@ -60,7 +60,7 @@ def test_status_of_a_running_run(folder: RunFolder, capsys):
     assert "5000 of 20.0k (25%) env steps, 40 updates" in text
     assert "evaluation: return 20 at 4000 env steps, best 30" in text
     assert "actor 2 (b 1, c 1), 2 restarts, actor-1 restarting for 1:05" in text and "learner 1;" in text
-    assert "jsrl attach ppo/x | jsrl logs ppo/x | jsrl stop ppo/x" in text and "to go on" not in text
+    assert "jsrl attach ppo/x | jsrl logs ppo/x | jsrl stop ppo/x" in text and "to continue" not in text
     assert facts["state"] == "running" and facts["pid"] == os.getpid() and facts["env_steps"] == 5000
     assert facts["workers"][2] == {
         "name": "actor-1", "kind": "actor", "stage": "restarting", "stage_s": 65.0, "restarts": 2, "host": "c",
@@ -76,14 +76,14 @@ def test_status_of_an_ended_run_names_the_reason_and_how_to_resume(folder: RunFo
     (folder.path / "result.json").write_text(json.dumps(result))
     text = said("ppo/x", capsys=capsys)
     assert text.startswith("ppo/x: interrupted\n  6,000 env steps, 48 updates, 1:01\n  evaluation: return 20.0 ± 1.0")
-    assert "jsrl stop" not in text and "to go on" not in text  # there is no snapshot
+    assert "jsrl stop" not in text and "to continue" not in text  # there is no snapshot
     add_snapshot(folder)
-    assert f"to go on: jsrl run --resume {folder.path}" in said("ppo/x", capsys=capsys)
+    assert f"to continue: jsrl run --resume {folder.path}" in said("ppo/x", capsys=capsys)
     (folder.path / "result.json").write_text(json.dumps({"ended": "failed", "error": "WorkerDied: actor-0\ntrace"}))
     assert said("ppo/x", capsys=capsys).startswith("ppo/x: failed: WorkerDied: actor-0\n")
     (folder.path / "result.json").write_text(json.dumps(result | {"ended": "max_minutes"}))
     text = said("ppo/x", capsys=capsys)
-    assert text.startswith("ppo/x: reached max_minutes\n") and "to go on" not in text
+    assert text.startswith("ppo/x: reached max_minutes\n") and "to continue" not in text
 
 
 def test_silence_of_another_host_is_reported(folder: RunFolder, capsys):

@@ -224,7 +224,7 @@ def test_missing_scores_do_not_accumulate():
         (lambda: Stages(stages=(Stage("a", (1,)), Stage("b", (1,)))), "stage 'a' has no condition"),
         (lambda: Stages(stages=(Stage("a", (1,)),), stop=True), "stage 'a' has no condition"),
         (lambda: Stages(stages=(Stage("a", ()),)), "has no tasks"),
-        (lambda: Stages(stages=(EASY, EASY)), "a name of its own"),
+        (lambda: Stages(stages=(EASY, EASY)), "a unique name"),
         (lambda: Stages(stages=(EASY,), score="wins"), "choose return or length"),
         (lambda: Stages(stages=(EASY,), side=1), "side=1; choose a number from 0 to 0"),
         (lambda: PLR(beta=0.0), "beta=0"),

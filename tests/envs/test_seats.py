@@ -32,5 +32,5 @@ def test_different_seats_are_refused_with_the_differing_leaf(other: str, leaf: s
 
 
 def test_seat_names_are_unique() -> None:
-    with pytest.raises(ConfigError, match=r"has the seats \['a', 'a'\]; give at least one, each a name of its own"):
+    with pytest.raises(ConfigError, match=r"has the seats \['a', 'a'\]; give at least one, each with a unique name"):
         GameSpec((seat("a"), seat("a")), "game")

@@ -228,7 +228,7 @@ def test_intact_but_invalid_files_are_refused(tmp_path, folder):
     contract = json.loads(members["policy.json"])
     refused(tmp_path, file.pack(with_contract(members, format_version=99)), "version 99; this player reads")
     refused(tmp_path, file.pack({k: v for k, v in members.items() if k != "weights.bin"}), "lacks .*weights.bin")
-    refused(tmp_path, file.pack({**members, "policy.json": b"[]"}), "no JSON object")
+    refused(tmp_path, file.pack({**members, "policy.json": b"[]"}), "not a JSON object")
     refused(tmp_path, file.pack({**members, "weights.bin": members["weights.bin"][:-4]}), "fewer than policy.json says")
     nan = np.frombuffer(members["weights.bin"], np.float32) * np.nan
     refused(tmp_path, file.pack({**members, "weights.bin": nan.tobytes()}), "hold NaN")

@@ -195,7 +195,7 @@ def test_a_resume_refuses_a_frozen_player_that_changed(tmp_path: Path) -> None:
         ({"director": Watched(policies=("other",))}, "other.*main"),
         ({"director": LatestSelfPlay(policies=("main",), num_sides=3)}, "3 sides.*2"),
         ({"director": "pfsp"}, "give a director"),
-        ({"director": PLR(policies=("main",), num_sides=2)}, "wants scores of games"),
+        ({"director": PLR(policies=("main",), num_sides=2)}, "needs scores of games"),
     ],
 )
 def test_what_cannot_work_is_refused_before_the_start(changes: dict, expected: str, tmp_path: Path) -> None:

@@ -130,13 +130,13 @@ def test_a_serial_run_is_the_same_whether_it_is_resumed_or_not(tmp_path: Path, m
     [
         ({"director": PBT(MEMBERS, {"scale": Range(1, 2)})}, "'scale'.*cannot change.*it can change: step, limit"),
         ({"director": PBT(MEMBERS, {"limit": Range(1, 2)})}, "'limit', which is off"),
-        ({"director": PBT(MEMBERS[:2], {})}, "'c' is no member"),
+        ({"director": PBT(MEMBERS[:2], {})}, "'c' is not a member"),
         ({"director": PBT((*MEMBERS, "d"), {})}, "'d', which the run does not have"),
         (
             {"policies": {n: PolicyConfig(ClimbConfig(scale=len(n) + (n == "b"))) for n in MEMBERS}},
             "a and b have agents with different options",
         ),
-        ({"director": None}, "have a director say which of them plays"),
+        ({"director": None}, "let a director choose which of them plays"),
         ({"learner": LearnerConfig(split="actor-critic")}, "split"),
     ],
 )

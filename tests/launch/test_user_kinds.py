@@ -166,7 +166,7 @@ def test_user_workers_are_shown_and_resume(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_stored_graph_that_contradicts_options_is_refused(tmp_path: Path) -> None:
     first = run(small(num_groups=None), runs_dir=tmp_path, name="one", graph="my_workers:passed_on", display="log-only")
-    words = r"no actor steps the groups \[1, 2, 3\] .* goes on with the changed graph .* or give --graph"
+    words = r"no actor steps the groups \[1, 2, 3\] .* continues with the changed graph .* or give --graph"
     with pytest.raises(ConfigError, match=words):
         more = small(num_groups=None, placement="inline", num_actors=4)
         run(more, runs_dir=tmp_path, resume="one", display="log-only")

@@ -25,7 +25,7 @@ def assert_interrupted(run: Launched, within_s: float = 5.0) -> None:
     run.assert_nothing_left()
     result = run.result()
     assert result["ended"] == "interrupted"
-    assert f"to go on: jsrl run --resume {run.folder}" in run.text
+    assert f"to continue: jsrl run --resume {run.folder}" in run.text
     assert_balanced(result)
     tag = json.loads((run.folder / "snapshots" / "state" / "tags" / "latest.json").read_text())
     assert tag["meta"]["updates"] == result["updates"] > 0

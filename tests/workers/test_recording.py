@@ -128,7 +128,7 @@ def test_equal_runs_share_a_folder_and_others_do_not(tmp_path):
 
 def test_foreign_folder_is_not_changed(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(RecordingError, match="a folder of its own"):
+    with pytest.raises(RecordingError, match="a separate folder"):
         writer_to(tmp_path)
 
 

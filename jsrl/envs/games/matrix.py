@@ -180,7 +180,7 @@ def _own_payoffs(given: Any) -> np.ndarray:
         return _shared(payoffs)
     raise ConfigError(
         f"matrix:payoffs was given payoffs of shape {list(payoffs.shape)}; expected [N, A_1, ..., A_N] for N players, or "
-        "[A_1, A_2] for two who earn the same"
+        "[A_1, A_2] for two players with equal payoffs"
     )
 
 

@@ -109,7 +109,7 @@ def _for_learners(need: Need, seeing: list[_Room], rooms: list[_Room], leader: _
         able, where = [room for room in rooms if room.host.name == need.on], f"is to run on {need.on}"
         if not able:
             names = ", ".join(room.host.name for room in rooms)
-            raise ConfigError(f"--learner-on is {need.on!r}, but no host is called so; there are: {names}.")
+            raise ConfigError(f"--learner-on is {need.on!r}, but there is no such host; hosts: {names}.")
     else:
         able = [room for room in rooms if room.host.gpus >= max(need.gpus, 1)]
         if not able or any(room in seeing for room in able):

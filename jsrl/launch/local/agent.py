@@ -422,10 +422,10 @@ def check_address(address: str) -> str:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ConfigError(
-            f"{address!r} is no address of a controller; expected HOST:PORT, as `jsrl run --listen` prints it."
+            f"{address!r} is not the address of a controller; expected HOST:PORT, as `jsrl run --listen` prints it."
         )
     try:
         address_towards(host.strip("[]"), int(port))
     except (OSError, socket.gaierror) as error:
-        raise ConfigError(f"there is no way to {host} from here ({error}).") from error
+        raise ConfigError(f"there is no route to {host} from here ({error}).") from error
     return f"{host}:{port}"

@@ -212,7 +212,7 @@ def _read(path: Path) -> Connection:
     if len(page) != _PAGE_BYTES or (words[0], words[1]) != (_MAGIC, _FORMAT):
         raise StreamError(
             f"{path} is not a page of a connection ({len(page)} bytes, expected {_PAGE_BYTES}); delete the folder "
-            f"{path.parent} to go on without its counts."
+            f"{path.parent} to continue without its counts."
         )
     ring = os.fsdecode(page[_PATH_AT:].rstrip(b"\0"))
     return Connection(

@@ -187,7 +187,7 @@ def read_page(path: Path) -> PageContent | None:
     if (words[0], words[1]) != (_MAGIC, _FORMAT) or not 0 <= words[_REASONS] <= _MAX_REASONS:
         raise SnapshotError(
             f"{path} is not a ledger of jsrl ({len(page)} bytes, format {words[1]}, expected {_PAGE_BYTES} bytes of "
-            f"format {_FORMAT}). Delete it to resume without the counts of earlier lives."
+            f"format {_FORMAT}). Delete it to resume without the counts of earlier sessions."
         )
     ledger = Ledger(int(words[_RECEIVED]), int(words[_CONSUMED]), {}, int(words[_HELD]))
     for place in range(int(words[_REASONS])):

@@ -90,7 +90,7 @@ def test_learner_runs_on_the_given_host():
     rank = dataclasses.replace(LEARNER, worker="rank-1", follows="learner")
     layout = lay_out(placed([LEARNER, rank, *actors(2)], [], "cloud"), hosts)
     assert (layout.of["learner"], layout.of["rank-1"]) == ("cloud", "login")
-    with pytest.raises(ConfigError, match="--learner-on is 'sky', but no host is called so; there are: login, cloud"):
+    with pytest.raises(ConfigError, match="--learner-on is 'sky', but there is no such host; hosts: login, cloud"):
         lay_out(placed([LEARNER], [], "sky"), hosts)
     stays = dataclasses.replace(LEARNER, stays="it reads a recording")
     with pytest.raises(ConfigError, match="learner is to run on cloud, but it reads a recording, and that host does"):
