@@ -262,7 +262,9 @@ def check_same(name: str, experiment: Experiment, other: LoadedPlayer, spec: Gam
     """
     here, there = experiment.env.id, other.experiment.env.id
     if here != there:
-        raise ConfigError(f"{name} was trained in {here!r}, {other.name} in {there!r}; a match needs equal environments.")
+        raise ConfigError(
+            f"{name} was trained in {here!r}, {other.name} in {there!r}; a match needs equal environments."
+        )
     for policy in other.policies:
         known = set(policy.seats) <= set(spec.names)
         own = spec.view(policy.seats) if known else None
