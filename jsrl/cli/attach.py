@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"\ndetached from {options.run}, which goes on", file=sys.stderr)
+        print(f"\ndetached from {options.run}, which keeps running", file=sys.stderr)
         return 0
     print(text(folder))
     return 0

@@ -189,7 +189,7 @@ class Seeds:
         command = [*CHILD, str(os.getpid()), *words]
         output = None if self._alone else group.path / "logs" / f"seed{seed}.log"
         self._tell(
-            f"seed {seed} {'goes on' if words[0] == '--resume' else 'begins'}: {RunFolder(group.folder(seed)).name}"
+            f"seed {seed} {'continues' if words[0] == '--resume' else 'starts'}: {RunFolder(group.folder(seed)).name}"
         )
         self._running[seed] = Child(command, group.folder(seed), output)
 

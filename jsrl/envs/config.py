@@ -22,7 +22,7 @@ class AtariConfig:
       frame_skip: game frames per env step. stack: frames per observation.
       repeat_action_probability: chance per game frame that the console repeats the last action (sticky actions).
       full_action_space: all 18 actions instead of the game's own few.
-      episodic_life: a lost life ends an episode for the learner (discount 0) while the game goes on; `Episode` still
+      episodic_life: a lost life ends an episode for the learner (discount 0) while the game continues; `Episode` still
         reports whole games.
       noop_max: upper limit of no-ops at a game's start. fire_reset: press FIRE at a start where the game has it.
       max_frames: game frames after which a game is truncated (108,000 are 30 minutes).
@@ -83,7 +83,7 @@ class EnvConfig:
       on_fault: what to do when an environment of an actor raises, returns NaN or a value outside its space, hangs, or ends its
         process. `auto` ends the actor, and `restart` says whether it is replaced; `stop` ends the run; `restart-env` rebuilds
         the environment and cuts its episode (if it hangs or ends the process: as `auto`); `restart-actor` replaces the actor.
-      fault_limit: most environments that `restart-env` rebuilds in each group, and most times that `restart-actor` replaces
+      fault_limit: maximum environments that `restart-env` rebuilds in each group, and times that `restart-actor` replaces
         each actor.
       fault_window_s: seconds after which a rebuilt environment no longer counts (actors: supervision.window_s).
       atari: options of `ALE/...` ids.

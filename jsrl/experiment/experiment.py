@@ -103,17 +103,17 @@ class Experiment:
     """Give the same bits with any placement and number of actors (for the same num_groups): groups are never
     merged, and are processed in order. Serial placement always does this."""
     restart: int = 0
-    """Most restarts of each dead or hung worker within supervision.window-s."""
+    """Maximum restarts of each dead or hung worker within supervision.window-s."""
     record: str | None = None
     """Write every trajectory of the actors to this folder, for `recording` to read; None: nothing is written."""
     record_limit_mb: int = 10_000
-    """Stop recording at this many MiB, over all actors; the run goes on."""
+    """Stop recording at this many MiB, over all actors; the run continues."""
     recording: str | None = None
     """Learn from the trajectories in this folder, without actors; num_envs is then the number of windows in a batch."""
     trace: bool = False
     """Write trace.json for ui.perfetto.dev: a timeline of every thread of every worker."""
     trace_spans: int = 200_000
-    """Most spans in a trace, divided among the workers; the newest are kept (about 100 bytes a span)."""
+    """Maximum spans in a trace, divided among the workers; the newest are kept (about 100 bytes a span)."""
 
     actor: ActorConfig = field(default_factory=ActorConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)

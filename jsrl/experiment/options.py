@@ -138,7 +138,7 @@ class RunOptions:
     resume: str | None = None
     """Continue RUN from its latest snapshot; limits and placement may change, network and spaces may not."""
     init_from: str | None = None
-    """Begin with the params of RUN@TAG (a fresh optimizer, counters at 0). In a run with several
+    """Start with the params of RUN@TAG (a fresh optimizer, counters at 0). In a run with several
     policies, RUN@TAG,NAME=RUN@TAG also gives the policy NAME params."""
     graph: str | None = None
     """Change the dataflow: MODULE:FUNCTION that gets the experiment's graph and returns the one to run."""
@@ -162,7 +162,7 @@ class RunOptions:
     num_hosts: int = 1
     """With --listen, --launcher slurm or --launcher ray: how many other hosts to wait for."""
     min_hosts: int | None = None
-    """With --listen, --hosts or --launcher slurm: begin when this many have joined; others may come later (default: all)."""
+    """With --listen, --hosts or --launcher slurm: start when this many have joined; others may come later (default: all)."""
     tokens_dir: str | None = None
     """With --listen: folder for the files that hosts join with (default: RUNS_DIR/join-ADDRESS)."""
     launcher: typing.Literal["local", "slurm", "ray"] = "local"

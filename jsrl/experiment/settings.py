@@ -32,7 +32,7 @@ class InferenceConfig:
     """How inference servers form batches."""
 
     max_rows: int = 1024
-    """Most rows in one batch; the request of a group is never split."""
+    """Maximum rows in one batch; the request of a group is never split."""
     max_wait_s: float = 0.0
     """Seconds to wait for more requests after the first; 0: batch what has arrived."""
     device: str = "auto"
@@ -151,7 +151,7 @@ class RecorderConfig:
     fps: float | None = None
     """Frames (env steps) per second of video; None: the environment's render_fps, which is real time."""
     max_seconds: float = 60.0
-    """Most seconds of a video; a longer episode is played to its end without being filmed."""
+    """Maximum seconds of a video; a longer episode is played to its end without being filmed."""
     niceness: int = 10
     """Niceness of the recorder's process: 0 (normal priority) to 19 (lowest)."""
     env: dict[str, Any] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class DeadlineConfig:
     """The same as silence_s and stuck_s in a learner of several ranks; a turn may take ten times the median update if that
     is more."""
     still_s: float = 60.0
-    """Seconds without any step, reply or update after which the run reports what every worker is doing; it goes on."""
+    """Seconds without any step, reply or update after which the run reports what every worker is doing; it continues."""
     leave_s: float = 10.0
     """Seconds for a worker to shut down; a tenth of it after Ctrl-C."""
     snapshot_s: float = 60.0
@@ -192,7 +192,7 @@ class SupervisionConfig:
     backoff_s: float = 0.25
     """Seconds before a worker's first restart; doubled at each further restart within the window."""
     max_backoff_s: float = 30.0
-    """Most seconds before a restart."""
+    """Maximum seconds before a restart."""
     memory_margin_mb: int = 1024
     """With transport zeromq: MiB that a worker which others connect to may use beyond its memory after start-up and the
     declared size of its streams and state. A worker above that is replaced, since a connection may be filling its memory."""
@@ -207,7 +207,7 @@ class SupervisionConfig:
     evaluator: int | None = None
     """Restarts of the evaluator; None: `restart`."""
     recorder: int | None = None
-    """Restarts of the recorder; when they are exhausted, the run goes on without it. None: `restart`."""
+    """Restarts of the recorder; when they are exhausted, the run continues without it. None: `restart`."""
     parameter_server: int | None = None
     """Restarts of the parameter server; None: `restart`."""
 
@@ -223,5 +223,5 @@ class SnapshotConfig:
     exact: bool = True
     """Deterministic runs keep a journal of actions, so that a resumed run has the same bits as an uninterrupted one."""
     journal_mb: float = 256.0
-    """Most MB of a run's journals; larger ones are dropped. Resuming replays them, which
+    """Maximum MB of a run's journals; larger ones are dropped. Resuming replays them, which
     takes as long as the original stepping."""

@@ -252,7 +252,7 @@ class Controller:
         self._restarts.append(Restart(time.monotonic(), worker.job, worker.restarts))
 
     def _died(self, worker: SupervisedWorker, what: str) -> None:
-        """Replace a worker while its budget allows it and the run goes on; end the run otherwise.
+        """Replace a worker while its budget allows it and the run continues; end the run otherwise.
 
         Raises:
           WorkerDied: with the worker's own traceback if it sent one, else the end of its log.

@@ -143,7 +143,7 @@ class Hooks:
         if present is not None and time.monotonic() - present[2] > SLOW_S and not present[0].is_reported_slow:
             present[0].is_reported_slow = True
             text = f"hook {present[0].name}: {present[1]} has not returned for {SLOW_S:g} s"
-            self._messages.append((f"{text}; the run goes on, and further calls wait behind it", "warning"))
+            self._messages.append((f"{text}; the run continues, and further calls wait behind it", "warning"))
         if self._thread.dropped and not self._told_dropped:
             self._told_dropped = True
             self._messages.append(("hooks are slower than the run: rows of metrics are dropped for them", "warning"))
@@ -166,7 +166,7 @@ class Hooks:
             hook.off = True
             self._log(f"hook {hook.name}: {method} raised\n{traceback.format_exc().rstrip()}")
             text = f"hook {hook.name}: {method} raised {type(error).__name__}: {error}"
-            self._messages.append((f"{text}; it is switched off, and the run goes on without it", "warning"))
+            self._messages.append((f"{text}; it is switched off, and the run continues without it", "warning"))
         else:
             if method in MAY_STOP and isinstance(answer, str) and answer == STOP and not self.stop_reason:
                 self.stop_reason = f"{STOPPED} {hook.name}"

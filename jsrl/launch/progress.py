@@ -88,7 +88,7 @@ class Progress:
         again = f"{before:.{digits}f}, and {score:.{digits}f} over {episodes} episodes with other seeds"
         self.reached = score >= goal
         if not self.reached:
-            return f"a {score_title(facts)} of {again}: below the goal of {goal:g}, so training goes on"
+            return f"a {score_title(facts)} of {again}: below the goal of {goal:g}, so training continues"
         return f"a {score_title(facts)} of {again}: the goal of {goal:g} is reached"
 
     def end(self, reason: str) -> None:

@@ -389,7 +389,7 @@ class RunLog:
         self._path = path
 
     def __call__(self, line: str) -> None:
-        """Append a line; the run goes on without its log if the disk fails."""
+        """Append a line; the run continues without its log if the disk fails."""
         try:
             with self._path.open("a") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")

@@ -109,7 +109,7 @@ class SerialRun:
         self._session.stage(worker.name, "ready")
 
     def _guarded(self, name: str, call: Callable[[Any], Any]) -> None:
-        """Call a worker; the run goes on without a dispensable one."""
+        """Call a worker; the run continues without a dispensable one."""
         worker, kind = self._workers.get(name), self._plan.kinds[name]
         if worker is None:
             return

@@ -62,5 +62,5 @@ class StatusWriter:
         news = ControllerStatus(self._process, self._begun_s, reason, self._rate(state), tuple(workers()), moment)
         try:
             write_status(self._folder, news)
-        except (OSError, TypeError):  # a full disk, or a metric that is not a number: the run goes on
+        except (OSError, TypeError):  # a full disk, or a metric that is not a number: the run continues
             return

@@ -128,7 +128,7 @@ class Watchdog:
             noticed = f"nothing was stepped, answered or trained for {now_s - self._moved_s:.0f} s"
             self._patience *= 2
             report = self.write("standstill", noticed, self.look())
-            self._session.display.message(f"{noticed}; the run goes on ({report})", "warning")
+            self._session.display.message(f"{noticed}; the run continues ({report})", "warning")
 
     def _head(self, noticed: str) -> str:
         """Return the reason of the report, and the progress of the run."""

@@ -151,7 +151,7 @@ class LineDisplay:
         try:
             self._stream.write(line + "\n")
             self._stream.flush()
-        except (OSError, ValueError):  # the reader of a pipe has gone, or the stream is closed: the run goes on
+        except (OSError, ValueError):  # the reader of a pipe has gone, or the stream is closed: the run continues
             self._shown, self._lines = (), False
 
 
@@ -205,5 +205,5 @@ class LiveDisplay:
         self._next_s = now_s + self._interval_s
         try:
             self._live.update(picture(self._state, self._rate(self._state), list(self._messages)), refresh=True)
-        except OSError:  # the terminal is gone: the run goes on without a picture
+        except OSError:  # the terminal is gone: the run continues without a picture
             self._closed = True

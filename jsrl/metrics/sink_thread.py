@@ -83,7 +83,7 @@ class SinkThread:
             why = failure(error)
             if method == "start":
                 self._off = True
-                self._complain(method, f"{self.name} could not be started ({why}); the run goes on without it.")
+                self._complain(method, f"{self.name} could not be started ({why}); the run continues without it.")
             elif method == "write":
                 self._complain(
                     method, f"metrics could not be written to {self.name} ({why}); lines are lost until it works again."

@@ -85,7 +85,7 @@ class Kind(NamedTuple):
       saves: its shutdown may take as long as writing a snapshot. must_finish: the run fails if its shutdown fails.
       least_restarts: restarts that other options of an experiment grant it, from (experiment).
       may_restart: whether it may be replaced after a death, from (job, exit status, name of its last error or None).
-      loss_ends_run: False: the run goes on without it when its restarts are exhausted.
+      loss_ends_run: False: the run continues without it when its restarts are exhausted.
       forks: one process may fork several of them, if they load no jax.
       declares: bytes that its streams and state may use beyond its memory after start-up, from (job); None: no other worker
         connects to it.

@@ -1,4 +1,4 @@
-"""Counts rejected connections and messages, and reports the first; the run goes on."""
+"""Counts rejected connections and messages, and reports the first; the run continues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Refusals:
         self.count += 1
         if self.count == 1 and self._reporter is not None:
             self._reporter.event(
-                "warning", f"{self._worker} rejected a connection and goes on: {error} (further ones are only counted)"
+                "warning",
+                f"{self._worker} rejected a connection and continues: {error} (further ones are only counted)",
             )
 
     def take(self, take: Callable[[float], T], timeout_s: float) -> T:

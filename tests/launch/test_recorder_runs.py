@@ -141,7 +141,7 @@ def test_failing_recorder_does_not_end_a_serial_run(tmp_path, monkeypatch, where
     assert (result.ended, result.updates) == ("total_env_steps", 4)
     log = (result.folder / "logs" / "controller.log").read_text()
     assert "the screen fell down" in log
-    assert "the run goes on without the recorder" in log
+    assert "the run continues without the recorder" in log
     assert np.nansum(Run(RunFolder.open(result.folder)).metrics["recorder/lost"]) >= 1
 
 

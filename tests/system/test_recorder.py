@@ -41,7 +41,7 @@ def test_killed_recorder_does_not_end_the_run(launch) -> None:
     run.popen.send_signal(2)
     run.expect(130, 30.0)
     assert "recorder ended unexpectedly: killed by signal 9" in run.text
-    assert "the run goes on without the recorder" in run.text
+    assert "the run continues without the recorder" in run.text
 
 
 def test_recorder_failure_is_reported_and_the_run_ends_normally(launch) -> None:
@@ -59,4 +59,4 @@ def test_recorder_failure_is_reported_and_the_run_ends_normally(launch) -> None:
     assert "recorder: ConfigError: environment 'worlds:World'" in text
     assert "expected a picture" in text
     assert "Traceback" not in text
-    assert "the run goes on without the recorder" in (run.folder / "report.html").read_text()
+    assert "the run continues without the recorder" in (run.folder / "report.html").read_text()

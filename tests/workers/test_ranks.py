@@ -129,7 +129,7 @@ def test_leaving_learner_starts_no_update(group, joined) -> None:
 def test_rank_that_left_during_the_run_is_reported(group, monkeypatch) -> None:
     monkeypatch.setattr(ranks, "LEAVE_S", 0.3)
     leader, follower = group
-    with Beside(lambda: [follower.halt()]), pytest.raises(StreamTimeout, match="rank-1 left while the run goes on"):
+    with Beside(lambda: [follower.halt()]), pytest.raises(StreamTimeout, match="rank-1 left during the run"):
         await_error(leader)
 
 

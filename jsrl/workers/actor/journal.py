@@ -225,7 +225,7 @@ class JournalWriter:
         except OSError as error:
             reason += f"; nor can it be removed: {error}"
         self._on_warning(
-            f"the journal {self._path} was given up ({reason}). Training goes on; a resume will begin new episodes instead "
+            f"the journal {self._path} was given up ({reason}). Training continues; a resume will start new episodes instead "
             "of continuing these exactly."
         )
 

@@ -175,7 +175,7 @@ def journaled(job: Job, group: int, env: Any, reporter: Reporter) -> Any:
         if obstacle is None and path.exists():
             text = (
                 f"{job.name} was replaced, and its environments begin new episodes: the journals of its groups were given up. "
-                "Training goes on; a resume will begin new episodes instead of continuing these exactly."
+                "Training continues; a resume will start new episodes instead of continuing these exactly."
             )
             reporter.event("warning", text, once="journals")
         path.unlink(missing_ok=True)  # it would not lead to the state of these environments

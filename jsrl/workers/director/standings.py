@@ -55,6 +55,6 @@ class Standings:
             "elo": elo,
             "elo_ci95": elo - low,
         }
-        with contextlib.suppress(OSError):  # a full disk: the run goes on without a table
+        with contextlib.suppress(OSError):  # a full disk: the run continues without a table
             self._folder.mkdir(parents=True, exist_ok=True)
             write_json(self._folder / FILE, table)

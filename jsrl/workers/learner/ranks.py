@@ -171,7 +171,7 @@ class Leader:
     def _check_silence(self) -> None:
         if self._stopped_s and time.monotonic() > self._stopped_s + LEAVE_S:
             gone = ", ".join(worker for worker in self._numbers if self._newest[worker].what == "leaves")
-            raise StreamTimeout(f"{gone} left while the run goes on (a SIGTERM from elsewhere?).")
+            raise StreamTimeout(f"{gone} left during the run (a SIGTERM from elsewhere?).")
         worker, heard_s = min(self._heard_s.items(), key=lambda item: item[1])
         silent_s = time.monotonic() - heard_s
         if silent_s > self._silence_s and not self._stopped_s:
