@@ -8,6 +8,7 @@ import importlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -300,23 +301,25 @@ def test_import_check_finds_a_forbidden_import():
 
 def imports_of(path: Path) -> set[Path]:
     """Return the files of jsrl that a file imports anywhere, except those imported only for type annotations."""
-    found = set()
-    for node in ast.walk(without_typing(parsed(path))):
+    found, sources = set(), set(SOURCES)
+    for node in nodes_without_typing(parsed(path)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = getattr(node, "module", None)
             names = [alias.name for alias in node.names]
             for name in [f"{module}.{name}" for name in names] + [module] if module else names:
                 file = ROOT / f"{name.replace('.', '/')}.py"
-                found |= {file} if file in SOURCES else set()
+                found |= {file} if file in sources else set()
     return found
 
 
-def without_typing(tree: ast.Module) -> ast.Module:
-    class Bare(ast.NodeTransformer):
-        def visit_If(self, node: ast.If) -> ast.AST | None:
-            return None if ast.unparse(node.test) == "TYPE_CHECKING" else node
-
-    return Bare().visit(ast.parse(ast.unparse(tree)))
+def nodes_without_typing(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield the nodes of a tree without those below `if TYPE_CHECKING`."""
+    ahead: list[ast.AST] = [tree]
+    while ahead:
+        node = ahead.pop()
+        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+            yield node
+            ahead += ast.iter_child_nodes(node)
 
 
 def circles(graph: dict[Path, set[Path]]) -> set[Path]:
