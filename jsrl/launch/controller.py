@@ -41,7 +41,7 @@ class Controller:
         self._plan, self._session, self._launcher = plan, session, launcher
         self._folder = session.folder.path
         self._spawn = spawn_environment(source_folders)
-        self._gpus = accelerators()
+        self._gpus, self._forked = accelerators(), plan.forked
         self._workers: dict[str, SupervisedWorker] = {}
         self._crashes: dict[str, Crash] = {}
         self._interrupted = self._asked = False
@@ -96,7 +96,7 @@ class Controller:
 
     def _work(self) -> None:
         for job in self._plan.jobs:
-            self._start(job, forks=job.name in self._plan.forked)
+            self._start(job)
         try:
             while self._session.reason is None:
                 self._watch()
@@ -130,12 +130,14 @@ class Controller:
         self._session.hub.receive("controller", "controller", self._supervision.metrics())  # includes the last moment
         self._session.close()
 
-    def _start(self, job: Job, restarts: int = 0, *, forks: bool = False) -> None:
+    def _start(self, job: Job, restarts: int = 0) -> None:
         def variables(gpus: list[str] | None = None, here: Collection[str] | None = None) -> dict[str, str]:
             return process_environment(self._plan, job, self._gpus if gpus is None else gpus, here)
 
         keys = self._plan.keys if self._plan.hosts.control_over_tcp else None
-        start = Start(self._folder, self._control.address, self._spawn, variables(), keys, forks, variables)
+        start = Start(
+            self._folder, self._control.address, self._spawn, variables(), keys, job.name in self._forked, variables
+        )
         self._workers[job.name] = SupervisedWorker(job, self._launcher.start(job, start), restarts)
         self._session.stage(job.name, NOT_BEGUN)
 

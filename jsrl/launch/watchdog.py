@@ -51,7 +51,8 @@ class Watchdog:
         self._session, self._workers, self._ask, self._listen = session, workers, ask, listen
         self._run = session.folder.path
         self._asked_s: dict[str, float] = {}
-        self._looked_s = -FRESH_S  # at all workers
+        self._looked_s = self._read_s = -FRESH_S  # at all workers; the ledgers
+        self._ledgers: list[str] = []  # as text
         self._counted: dict[str, list[object]] = {}
         self._moved_s, self._patience = time.monotonic(), 1
 
@@ -140,7 +141,10 @@ class Watchdog:
             "",
             f"updates {session.updates:,}, env steps {session.env_steps:,}",
         ]
-        lines += session.read_ledgers()
+        if time.monotonic() - self._read_s >= FRESH_S:  # thousands of pages: not for each of many deaths
+            self._ledgers = session.read_ledgers()
+            self._read_s = time.monotonic()
+        lines += self._ledgers
         return "\n".join([*lines, *known_lines(session.hub.latest), ""])
 
     def _controller(self) -> str:

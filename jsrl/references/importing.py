@@ -146,7 +146,20 @@ def lookup(module: str, qualname: str) -> Any:
 
 
 def is_importable(module: str) -> bool:
-    """Return whether a fresh process with this sys.path would find the module (not whether it is loaded here)."""
+    """Return whether a fresh process with this sys.path would find the module (not whether it is loaded here).
+
+    What was found is remembered for this sys.path: thousands of jobs name the same modules.
+    """
+    searched = (module, *sys.path)
+    if searched not in _found and _find(module):
+        _found.add(searched)
+    return searched in _found
+
+
+_found: set[tuple[str, ...]] = set()
+
+
+def _find(module: str) -> bool:
     path: Any = None
     parts = module.split(".")
     if module in MAIN_MODULES:

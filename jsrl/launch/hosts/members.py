@@ -42,7 +42,7 @@ from jsrl.runs.names import Registration
 from jsrl.transport.stream import epoch_at, name_at
 
 MAX_NAME_CHARS, MAX_STREAM_CHARS = 64, 200
-AGAIN_S = 10.0  # after which a worker that has not started is requested again
+AGAIN_S = 30.0  # after which a worker that has not started is requested again: agents start many one after another
 
 
 @dataclass

@@ -65,6 +65,7 @@ from jsrl.launch.local.children import Children, ChildrenControl, kept_words
 from jsrl.launch.local.facts import address_towards, boot_id, own_facts
 from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.local.relays import HostRelays
+from jsrl.launch.plan import usable_cores
 from jsrl.runs.names import FileNames
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
@@ -75,6 +76,7 @@ PATIENCE_S, DRAIN_S = 120.0, 30.0
 LEAVES = "its agent was told to end"
 _TURN_MS, _USAGE_S = 50, 1.0
 _OBEY_S = 0.1  # of a turn
+_STARTS, _STARTS_PER_CORE, _START_S = 8, 2, 5.0  # forked workers that start at once; after this time the next ones may
 _MOST_WORDS_BYTES = MAX_MESSAGE_BYTES // 2
 
 
@@ -124,6 +126,9 @@ class Agent:
         self._keeps: dict[str, list[str]] = {}  # worker -> folders in which it keeps files
         self._exits: list[Exited] = []  # not said yet: files of these workers are on their way
         self._children = Children(folder, self._control.address)
+        self._queue: dict[tuple[str, int], Begin] = {}  # workers to be started
+        self._starting: dict[tuple[str, int], float] = {}  # forked ones that are not ready -> when they were started
+        self._most_starts = max(_STARTS, _STARTS_PER_CORE * usable_cores())
         self._relays = HostRelays(memory, folder / KEYS, tell)
         self._own_address = ""
         self._connect()
@@ -183,6 +188,7 @@ class Agent:
             return
         self._control.listen()
         if self._epoch:
+            self._start_queued()
             self._report()
         if now_s() >= self._beat_at_s:
             self._beat_at_s = now_s() + BEAT_S
@@ -201,6 +207,7 @@ class Agent:
         silent_s = now_s() - self._lease_from_s
         if self._epoch and silent_s > self._lease_s:
             count = self._children.kill_all()
+            self._queue.clear()
             self._relays.close()
             self._tell(f"no message from the controller for {silent_s:.0f} s: {count} worker(s) ended; joining again")
             self._epoch = 0
@@ -314,7 +321,8 @@ class Agent:
         elif isinstance(message, Stored):
             self._kept.confirm(message.name, message.size, message.digest)
         elif isinstance(message, Begin):
-            self._begin(message)
+            self._queue[message.worker, message.incarnation] = message
+            self._start_queued()
         elif isinstance(message, WorkerCommand):
             self._control.tell(message.worker, message.incarnation, message.frame)
         elif isinstance(message, Farewell):
@@ -325,6 +333,7 @@ class Agent:
     def _join(self, message: Welcome) -> None:
         if message.epoch > self._epoch:
             self._children.kill_all()  # of an earlier membership; there should be none
+            self._queue.clear()
             self._epoch, self._lease_s, self._lease_from_s = message.epoch, message.lease_s, now_s()
             self._pages.forget()
             self._kept.forget()
@@ -341,6 +350,24 @@ class Agent:
         if message.last and size is not None:
             self._kept.note(message.name)
 
+    def _start_queued(self) -> None:
+        """Start the workers that wait for it; of those that are forked, only as many at once as the cores can take.
+
+        Else hundreds that start would take the agent's share of the cores, and its lease would end.
+        """
+        for key in self._control.ready:
+            self._starting.pop(key, None)
+        self._control.ready.clear()
+        oldest_s = now_s() - _START_S
+        self._starting = {key: since_s for key, since_s in self._starting.items() if since_s > oldest_s}
+        for key, message in list(self._queue.items()):
+            if message.forks and len(self._starting) >= self._most_starts:
+                continue
+            del self._queue[key]
+            if message.forks:
+                self._starting[key] = now_s()
+            self._begin(message)
+
     def _begin(self, message: Begin) -> None:
         self._keeps[message.worker] = message.keeps
         try:
@@ -352,6 +379,8 @@ class Agent:
     def _serve_worker(self, message: Signal | TextRequest) -> None:
         handle = self._children.find(message.worker, message.incarnation)
         if isinstance(message, Signal):
+            if self._queue.pop((message.worker, message.incarnation), None) is not None:
+                self._say(Exited(self._epoch, message.worker, message.incarnation, None, "ended before its start", ""))
             if handle is not None:
                 getattr(handle, message.what)()
         elif handle is None:

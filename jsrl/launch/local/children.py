@@ -17,7 +17,7 @@ from jsrl.launch.local.launcher import Local, write_job
 from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.plan import accelerators
 from jsrl.references.importing import SpawnEnvironment, own_paths
-from jsrl.runs.control import MAX_MESSAGE_BYTES, AnyMessage, Heartbeat, Report, identity_of
+from jsrl.runs.control import MAX_MESSAGE_BYTES, AnyMessage, Heartbeat, Report, Stage, identity_of
 from jsrl.transport.meeting.sockets import bind
 
 TAIL_LINES = 200
@@ -125,6 +125,7 @@ class ChildrenControl:
         self._beats: dict[bytes, bytes] = {}
         self._waiting: list[bytes] = []
         self.urgent = False  # something must not wait for the next beat
+        self.ready: list[tuple[str, int]] = []  # incarnations of workers that have become ready, since this was cleared
 
     def listen(self) -> None:
         """Receive workers' messages."""
@@ -143,6 +144,8 @@ class ChildrenControl:
         if isinstance(message, Heartbeat):
             self._beats[identity] = word  # only the newest
             return
+        if isinstance(message, Stage) and message.stage == "ready":
+            self.ready.append((message.worker, message.incarnation))
         self._waiting.append(word)
         self.urgent = self.urgent or not isinstance(message, Report)
 

@@ -49,11 +49,15 @@ class Local:
 
     def begin(self, kind: str, name: str, incarnation: int, start: Start) -> LocalHandle:
         """Start a worker whose job file has been written."""
-        handle = self._fork(name, incarnation, start) if start.forks else spawn(kind, name, incarnation, start)
+        forks = start.forks and not (self.host is not None and self.host.mute)
+        handle = self._fork(name, incarnation, start) if forks else spawn(kind, name, incarnation, start)
         self._handles = [known for known in self._handles if known.alive] + [handle]
         return handle
 
     def _fork(self, name: str, incarnation: int, start: Start) -> LocalHandle:
+        if self.host is not None and self.host.is_over():
+            self.host.close()
+            self.host = None
         if self.host is None:
             self.host = ActorHost(start)
         log = start.folder / "logs" / f"{name}.log"

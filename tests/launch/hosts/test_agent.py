@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import signal
 import time
 from collections import deque
@@ -21,7 +22,7 @@ from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
 from jsrl.launch.hosts.launcher import JoinedHosts, moved, with_start
 from jsrl.launch.hosts.members import JoinedHost, RemoteWorker
-from jsrl.launch.hosts.messages import BeatReceived, Begin
+from jsrl.launch.hosts.messages import BeatReceived, Begin, Exited, Signal
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.hosts.tokens import Tokens
 from jsrl.launch.launcher import Need, Start
@@ -391,3 +392,30 @@ def test_agent_reads_heartbeat_replies_while_starting_many_workers(monkeypatch: 
     for _ in range(99):
         local_agent.Agent._hear(agent)  # type: ignore[arg-type]
     assert obeyed[1:] == begins and not agent._heard
+
+
+def test_agent_starts_as_many_forked_workers_at_once_as_its_cores_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, begun, said = [100.0], list[str](), list[object]()
+    monkeypatch.setattr(local_agent, "now_s", lambda: clock[0])
+    control = SimpleNamespace(ready=[])
+    agent = SimpleNamespace(
+        _control=control, _queue={}, _starting={}, _most_starts=3, _epoch=1, _begin=lambda one: begun.append(one.worker),
+        _children=SimpleNamespace(find=lambda *key: None), _say=said.append,
+    )  # fmt: skip
+    for number in range(9):
+        agent._queue[f"actor-{number}", 0] = Begin(1, "actor", f"actor-{number}", 0, b"", {}, forks=True)
+    agent._queue["inference-0", 0] = Begin(1, "inference", "inference-0", 0, b"", {})  # actors may wait for it
+    start = functools.partial(local_agent.Agent._start_queued, agent)  # type: ignore[arg-type]
+    start()
+    start()
+    assert begun == ["actor-0", "actor-1", "actor-2", "inference-0"]
+    control.ready += [("actor-1", 0), ("inference-0", 0)]
+    start()
+    assert begun[4:] == ["actor-3"]
+    clock[0] += 10.0  # those that are not ready wait for something else
+    start()
+    assert begun[5:] == ["actor-4", "actor-5", "actor-6"]
+    local_agent.Agent._serve_worker(agent, Signal(1, "actor-8", 0, "kill"))  # type: ignore[arg-type]
+    assert said == [Exited(1, "actor-8", 0, None, "ended before its start", "")] and list(agent._queue) == [
+        ("actor-7", 0)
+    ]
