@@ -172,7 +172,9 @@ class Meter:
 
     def _mark(self) -> dict[str, float]:
         nics, cpu = psutil.net_io_counters(pernic=True), [process.cpu_times() for process in self._control]
-        found = {f"{name} out": nics[name].bytes_recv for name in self._links}
+        machine = psutil.cpu_times()
+        found = {"machine": machine.user + machine.nice + machine.system}
+        found |= {f"{name} out": nics[name].bytes_recv for name in self._links}
         found |= {f"{name} in": nics[name].bytes_sent for name in self._links}
         return found | {"control": sum(times.user + times.system for times in cpu), "at": time.monotonic()}
 
@@ -185,7 +187,8 @@ class Meter:
         means = speed.means
         busy = (last["control"] - first["control"]) / passed_s
         workers = {name: value for name, value in means.items() if name.endswith("_cpu_share") and "others" not in name}
-        used = {f"{CORES} this": (busy + sum(workers.values())) / (os.cpu_count() or 1)}
+        own = busy + sum(workers.values())
+        used = {f"{CORES} this": own / (os.cpu_count() or 1)}
         for number, name in enumerate(self._links):
             for way, what in (("out", OUT), ("in", INTO)):
                 if layout.mbit:
@@ -201,6 +204,7 @@ class Meter:
         return {
             "env_steps_per_s": speed.env_steps_per_s,
             "seconds": speed.seconds,
+            "others_cores": round(max(0.0, (last["machine"] - first["machine"]) / passed_s - own), 3),
             "used": {name: round(share, 4) for name, share in used.items()},
             "means": {name: round(value, 5) for name, value in means.items() if "/loss" not in name},
         }

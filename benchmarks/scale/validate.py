@@ -1,12 +1,15 @@
 """Predict held-out layouts of the real system from a calibration with 1 to 4 actors, and compare with measurements.
 
+    python benchmarks/scale/validate.py all DATA.json                          # everything below, and the table: 45 minutes
     python benchmarks/scale/validate.py calibrate DATA.json [--budget-s 450]   # service times of each work
     python benchmarks/scale/validate.py measure DATA.json [--budget-s 450]     # three runs of each layout, within the budget
     python benchmarks/scale/validate.py compare DATA.json                      # predict, and print every error
 
-`calibrate` and `measure` need an otherwise idle machine, and continue where they stopped. A layout whose runs differ by more
-than 10% is named and excluded. Two baselines are compared: linear extrapolation of the largest calibrating run of the same
-placement and transport by the number of environments, and, for the bottleneck, `always cores`.
+`calibrate` and `measure` need a machine on which nothing else runs, and go on where they stopped. If other programs ran all
+the same, the model is told how much of the cores they used during a layout's runs (`others`); nothing else of these runs is an
+input. A layout whose runs differ by more than 10% is named and left out. Two rivals are compared: linear extrapolation of the
+largest calibrating run of the same placement and transport by the number of environments, and, for the bottleneck, `always
+cores`.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from jsrl.tuning.trial import Limits
 from jsrl.tuning.trial import measure as try_out
 
 RUNS, SPREAD = 3, 0.10
+TRIES = 5  # simulations of a layout, until other programs use as many cores in it as they did
 
 
 class Data:
@@ -48,7 +52,7 @@ class Data:
             "env": {},
             "calibration": {},
             "layouts": {},
-            "machine": {"cores": os.cpu_count()},
+            "machine": {"cores": os.cpu_count(), "tree": True},  # host agents pass on params in a tree
         }
         if path.exists():
             self.content = json.loads(path.read_text())
@@ -119,11 +123,25 @@ def calibration_of(data: Data, work: str) -> list[Measured]:
     return msgspec.convert(data.content["calibration"][work], list[Measured])
 
 
-def predict(data: Data, layout: Layout) -> Outcome:
-    """Return the model's prediction of a layout."""
-    _, system = lay_out_on(experiment_of(layout), hosts_of(layout), place)
-    system = dataclasses.replace(system, fan_out=0)  # the runs were made before host agents formed a tree
-    return simulate(system, times_of(data, layout.work), seconds=4.0, warm_s=1.0)
+def predict(data: Data, layout: Layout, others: float = 0.0) -> Outcome:
+    """Return what the model says of a layout, beside other programs that used `others` cores."""
+    times, busy = times_of(data, layout.work), others
+    for _ in range(TRIES):  # programs that share cores with a run use fewer than they would alone
+        hosts = [msgspec.structs.replace(host, busy_cores=busy) for host in hosts_of(layout)]
+        _, system = lay_out_on(experiment_of(layout), hosts, place)
+        if not data.content["machine"].get("tree"):
+            system = dataclasses.replace(system, fan_out=0)  # these runs are older than the tree
+        outcome = simulate(system, times, seconds=4.0, warm_s=1.0)
+        if abs(outcome.others_cores - others) <= 0.02:
+            break
+        busy *= others / outcome.others_cores
+    return outcome
+
+
+def others_of(runs: list[dict[str, Any]]) -> float:
+    """Return the cores that other programs used during runs, where that was measured; 0: it was not."""
+    seen = [run.get("others_cores", run["means"].get("system/others_cpu_share")) for run in runs]
+    return statistics.fmean(cores for cores in seen if cores is not None) if any(seen) else 0.0
 
 
 def linear(data: Data, layout: Layout) -> float:
@@ -155,12 +173,14 @@ def compare(data: Data) -> dict[str, Any]:
             left_out[layout.name] = rates
             continue
         middle = min(runs, key=lambda run: abs(run["env_steps_per_s"] - truth))
-        outcome, guess = predict(data, layout), linear(data, layout)
+        others = others_of(runs)
+        outcome, guess = predict(data, layout, others), linear(data, layout)
         seen = name_bottleneck({key(name): share for name, share in middle["used"].items()})
         rows.append(
             {
                 "layout": layout.name,
                 "measured": rates,
+                "others": round(others, 2),
                 "predicted": round(outcome.env_steps_per_s, 1),
                 "error": round(outcome.env_steps_per_s / truth - 1, 4),
                 "linear_error": round(guess / truth - 1, 4),
@@ -192,13 +212,16 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def show(found: dict[str, Any]) -> str:
     """Return a comparison as a table."""
-    lines = [f"{'layout':<26}{'measured':>10}{'predicted':>10}{'error':>8}{'linear':>8}  bottleneck (predicted)"]
+    titles = f"{'layout':<26}{'others':>7}{'measured':>10}{'predicted':>10}{'error':>8}{'linear':>8}"
+    lines = [f"{titles}  bottleneck (predicted)"]
     for row in found["rows"]:
         middle = statistics.median(row["measured"])
         said = row["predicted_bottleneck"]
         named = row["bottleneck"] + ("" if row["bottleneck"] == said else f" ({said})")
         errors = f"{row['error']:>+8.1%}{row['linear_error']:>+8.1%}"
-        lines.append(f"{row['layout']:<26}{middle:>10,.0f}{row['predicted']:>10,.0f}{errors}  {named}")
+        lines.append(
+            f"{row['layout']:<26}{row['others']:>7.2f}{middle:>10,.0f}{row['predicted']:>10,.0f}{errors}  {named}"
+        )
     lines += [f"left out, runs differ by more than 10%: {name} {rates}" for name, rates in found["left_out"].items()]
     return "\n".join([*lines, json.dumps(found["summary"])])
 
@@ -206,20 +229,21 @@ def show(found: dict[str, Any]) -> str:
 def main() -> int:
     """Run one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["calibrate", "measure", "compare"])
+    parser.add_argument("part", choices=["all", "calibrate", "measure", "compare"])
     parser.add_argument("data", type=Path)
     parser.add_argument("--budget-s", type=float, default=3600.0, help="start no run after this time")
     given = parser.parse_args()
     data, until_s = Data(given.data), time.monotonic() + given.budget_s
-    if given.part == "compare":
-        found = compare(data)
-        print(show(found))
-        data.content["comparison"] = found
-        data.save()
-        return 0
-    whole = (calibrate if given.part == "calibrate" else measure)(data, until_s)
-    print("complete" if whole else "not finished: run the command again")
-    return 0 if whole else 3
+    if given.part != "compare":
+        whole = (calibrate if given.part == "calibrate" else measure)(data, until_s)
+        print("complete" if whole else "there is more to do: call it again")
+        if given.part != "all" or not whole:
+            return 0 if whole else 3
+    found = compare(data)
+    print(show(found))
+    data.content["comparison"] = found
+    data.save()
+    return 0
 
 
 if __name__ == "__main__":

@@ -100,20 +100,21 @@ class Shared:
 
     Args:
       capacity: units per second. most: limit of one user of width 1. A user of width 2 counts as two.
+      others: width of users that never end and are not counted, such as other programs.
 
     Attributes:
-      used: units that were served so far, up to the last change.
+      used, used_by_others: units that were served so far, up to the last change.
     """
 
-    def __init__(self, clock: Clock, capacity: float, most: float) -> None:
-        self._clock, self._capacity, self._most = clock, capacity, most
+    def __init__(self, clock: Clock, capacity: float, most: float, others: float = 0.0) -> None:
+        self._clock, self._capacity, self._most, self._others = clock, capacity, most, others
         self._attained = 0.0  # units served to a user of width 1 since the start
         self._since = 0.0
         self._width = 0.0
         self._jobs: list[tuple[float, int, float, Callable[[Any], None]]] = []
         self._order = itertools.count()
         self._plan = 0  # number of the newest plan for the next end
-        self.used = 0.0
+        self.used = self.used_by_others = 0.0
 
     def use(self, amount: float, width: float = 1.0) -> Use:
         """Return the wait for `amount` units, of which `width` are served in parallel."""
@@ -123,14 +124,20 @@ class Shared:
         """Return the units served up to now."""
         return self.used + (now - self._since) * self._rate * self._width
 
+    def used_by_others_at(self, now: float) -> float:
+        """Return the units that others took up to now."""
+        return self.used_by_others + (now - self._since) * self._rate * self._others
+
     @property
     def _rate(self) -> float:
-        return min(self._most, self._capacity / self._width) if self._width else 0.0
+        width = self._width + self._others
+        return min(self._most, self._capacity / width) if width else 0.0
 
     def _advance(self) -> None:
         passed, rate = self._clock.now - self._since, self._rate
         self._attained += passed * rate
         self.used += passed * rate * self._width
+        self.used_by_others += passed * rate * self._others
         self._since = self._clock.now
 
     def add(self, amount: float, width: float, resume: Callable[[Any], None]) -> None:

@@ -136,7 +136,8 @@ class Model:
             count = max(s.hosts[i].cores for i in hosts)
             busy = sum(self.times.host_cores for i in hosts if workers[i])
             busy += self.times.relay_cores if s.far_params and s.learner in hosts else 0.0
-            cores = Shared(clock, max(count - busy, 0.05 * count), 1.0)
+            others = max(s.hosts[i].busy_cores for i in hosts)
+            cores = Shared(clock, max(count - busy, 0.05 * count), 1.0, others)
             self.cores |= dict.fromkeys(hosts, cores)
             name = s.hosts[hosts[0]].machine or s.hosts[hosts[0]].name
             self.machines.append((name, cores, float(count), min(busy, 0.95 * count)))

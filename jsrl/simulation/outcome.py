@@ -31,6 +31,7 @@ class Outcome:
       shares: activity of actors (`env`), or of others after a slash (`updates/wait_batch`) -> share of their time.
       lags: of trained trajectories, in updates -> their number. dropped: share of trajectories that were too old.
       batch_rows: mean rows of a server's batch; 0 without servers. deaths: of actors.
+      others_cores: that other programs used, see HostFacts.busy_cores; of all machines.
       rate: env steps/s trained, in ten parts of the time.
     """
 
@@ -44,6 +45,7 @@ class Outcome:
     batch_rows: float = 0.0
     deaths: int = 0
     rate: tuple[float, ...] = ()
+    others_cores: float = 0.0
 
     @property
     def bottleneck(self) -> tuple[str, str]:
@@ -89,7 +91,7 @@ def simulate(
         model.clock.run(at)
     seconds = max(seconds, _MOST_UPDATES / 2 * at / max(model.counts["updates"] / system.updates, 1))
     before, busy_before, spent_before = Counter(model.counts), _busy(model), _spent(model)
-    lags_before = Counter(model.lags)
+    lags_before, others_before = Counter(model.lags), _others_s(model)
     rate, trained = [], model.counts["env_steps"]
     for part in range(1, 11):
         model.clock.run(at + seconds * part / 10)
@@ -110,7 +112,13 @@ def simulate(
         batch_rows=counts["rows"] / counts["calls"] if counts["calls"] else 0.0,
         deaths=counts["deaths"],
         rate=tuple(rate),
+        others_cores=(_others_s(model) - others_before) / seconds,
     )
+
+
+def _others_s(model: Model) -> float:
+    """Return the core seconds that other programs have used so far."""
+    return sum(cores.used_by_others_at(model.clock.now) for _, cores, _, _ in model.machines)
 
 
 def _busy(model: Model) -> dict[tuple[str, str], float]:

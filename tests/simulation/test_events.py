@@ -75,6 +75,24 @@ def test_cores_that_are_too_few_are_shared_and_one_user_has_at_most_one():
     assert ends["wide"] == pytest.approx(22.0) and cores.used_at(30.0) == pytest.approx(9.0)
 
 
+def test_other_programs_take_their_share_of_cores_that_are_too_few_and_none_of_idle_ones():
+    clock, ends = Clock(), {}
+    cores = Shared(clock, 2.0, 1.0, others=1.0)
+
+    def user(name):
+        yield cores.use(1.0)
+        ends[name] = clock.now
+
+    clock.start(user("alone"))
+    clock.run(10.0)
+    assert ends == {"alone": 1.0} and cores.used_by_others_at(10.0) == pytest.approx(10.0)
+    for name in "abc":
+        clock.start(user(name))
+    clock.run(20.0)
+    assert all(ends[name] == pytest.approx(12.0) for name in "abc")  # half a core for each of four
+    assert cores.used_at(20.0) == pytest.approx(4.0) and cores.used_by_others_at(20.0) == pytest.approx(19.0)
+
+
 def test_a_link_is_full_when_more_is_asked_than_it_carries():
     clock, sent = Clock(), [0]
     link = Shared(clock, 1000.0, 1000.0)

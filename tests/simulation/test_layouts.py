@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.scale.layouts import LAYOUTS
-from benchmarks.scale.validate import Data, compare, predict
+from benchmarks.scale.validate import Data, compare, others_of, predict
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "results" / "capacity.json"
 
@@ -17,7 +17,8 @@ def test_published_predictions_follow_from_their_measurements() -> None:
     data = Data(DATA)
     row = next(row for row in data.content["comparison"]["rows"] if row["layout"] == "small-served-8")
     (layout,) = [layout for layout in LAYOUTS if layout.name == row["layout"]]
-    assert predict(data, layout).env_steps_per_s == pytest.approx(row["predicted"], abs=0.06)
+    others = others_of(data.content["layouts"][layout.name])
+    assert predict(data, layout, others).env_steps_per_s == pytest.approx(row["predicted"], abs=0.06)
 
 
 @pytest.mark.nightly

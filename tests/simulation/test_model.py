@@ -57,6 +57,16 @@ def test_cores_that_are_too_few_limit_environments_that_compute():
     assert outcome.bottleneck == (CORES, "box")
 
 
+def test_other_programs_slow_a_run_down_where_cores_are_too_few():
+    times = ServiceTimes(env=EnvTimes(step=Cost(0.001)), actor=ActorTimes(act=Cost(0.001)))
+    beside = (HostFacts("one", 2, 1000, busy_cores=2.0),)
+    outcome = simulate(inline(6, hosts=beside), times)
+    assert outcome.env_steps_per_s == pytest.approx(2 * 6 / 8 * SIZE / 0.002, rel=0.02)
+    assert outcome.others_cores == pytest.approx(2 * 2 / 8, abs=0.02)
+    assert simulate(inline(1, hosts=beside), times).env_steps_per_s == pytest.approx(2 / 3 * SIZE / 0.002, rel=0.02)
+    assert simulate(inline(1, cores=4), times).others_cores == 0.0
+
+
 def test_slow_updates_hold_actors_back_by_their_credits():
     times = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010)), learner=LearnerTimes(update=Cost(0.5), threads=1.0))
     outcome = simulate(inline(4), times)

@@ -24,7 +24,8 @@ class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       cores: CPU cores for workers. memory_mb, shm_mb: memory, and size of /dev/shm (0: unknown).
       gpus: accelerators. shares_folder: it sees the run folder under the same path as the first host.
       out_mbit, in_mbit: bandwidth of its network, out and in, in Mbit/s (0: unknown). machine: hosts with the same name
-        share its cores; empty: its own. Both are only for `jsrl simulate`.
+        share its cores; empty: its own. busy_cores: that other programs would keep busy without the run; they share all cores
+        evenly with its workers. These are only for `jsrl simulate`.
     """
 
     name: str
@@ -37,10 +38,11 @@ class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     out_mbit: float = 0.0
     in_mbit: float = 0.0
     machine: str = ""
+    busy_cores: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse a host that has no name, core or memory."""
-        least = {"cores": 1, "memory_mb": 1, "gpus": 0, "shm_mb": 0, "out_mbit": 0, "in_mbit": 0}
+        least = {"cores": 1, "memory_mb": 1, "gpus": 0, "shm_mb": 0, "out_mbit": 0, "in_mbit": 0, "busy_cores": 0}
         wrong = [f"{name} is {getattr(self, name)}" for name, low in least.items() if getattr(self, name) < low]
         if not self.name or wrong:
             raise ConfigError(
