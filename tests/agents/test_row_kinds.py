@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jsrl.agents import off_policy as off
-from jsrl.agents.base import masked_mean
+from jsrl.agents.actor_critic import fold_agents, for_agents
+from jsrl.agents.base import ActOutput, Agent, masked_mean
 from jsrl.agents.bc import BCConfig, bc
 from jsrl.agents.ddpg import DDPGConfig, ddpg
 from jsrl.agents.dqn import DQNConfig, dqn
@@ -126,6 +127,32 @@ def test_recurrent_agent_reads_waiting_rows_but_not_columns_of_others():
     ends = [update(state, rows, jax.random.key(1)) for rows in (t, bad)]
     jax.tree.map(np.testing.assert_array_equal, *ends)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(ends[1]))
+
+
+def test_agents_of_an_environment_share_its_first_rows_and_its_weight():
+    """Of 3 environments with 2 agents: what belongs to an environment reaches its own agents, in acting and in learning."""
+
+    def act(params, key, observation, is_first, core, *, greedy=False):
+        return ActOutput(observation, core), jnp.where(is_first, 0.0, core)
+
+    alone = Agent(lambda key: None, jnp.zeros, act, None)  # type: ignore[arg-type]
+    own = np.arange(1.0, 7.0, dtype=np.float32).reshape(3, 2)
+    output, core = for_agents(alone, 2).act((), jax.random.key(0), own, np.array([False, True, False]), own)
+    np.testing.assert_array_equal(output.action, own)
+    np.testing.assert_array_equal(core, [[1.0, 2.0], [0.0, 0.0], [5.0, 6.0]])
+
+    spec = EnvSpec(ArraySpec((2, 1), "float32"), Discrete(2), num_agents=2, state=ArraySpec((2,), "float32"))
+    t = random_trajectory(spec, np.random.default_rng(0), num_rows=4, num_envs=3, extras=(), core=own, weighted=True)
+    folded = fold_agents(t, 2)
+    for agent in range(2):
+        mine = jax.tree.map(
+            lambda x, n=agent: np.asarray(x).reshape(*x.shape[:1], 3, 2, *x.shape[2:])[:, :, n], folded.state
+        )
+        np.testing.assert_array_equal(mine, t.state)
+        np.testing.assert_array_equal(folded.is_first.reshape(5, 3, 2)[..., agent], t.is_first)
+        np.testing.assert_array_equal(folded.sampling.reshape(3, 2)[:, agent], t.sampling)
+        np.testing.assert_array_equal(folded.core.reshape(3, 2)[:, agent], own[:, agent])
+        np.testing.assert_array_equal(folded.reward.reshape(5, 3, 2)[..., agent], t.reward[..., agent])
 
 
 def test_priorities_are_means_over_trained_seats():
