@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import ConfigError
+from jsrl.launch.graph_file import kept_graph
 from jsrl.metrics.display_state import clock, short
 from jsrl.metrics.sparkline import sparkline
 from jsrl.report.run_report import flat_options
@@ -57,9 +59,9 @@ LEARNED = ("agent.", "env.", "replay.", "num-envs", "rollout-length", "batch-env
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return runs by experiment: runs of one folder, split if settings differ that change what is learned.
+    """Return runs by experiment: runs of one folder, split if settings or own workers differ that change what is learned.
 
-    The names include those settings, such as `ppo_cartpole, agent.learning-rate 0.001`.
+    The names include them, such as `ppo_cartpole, agent.learning-rate 0.001` or `ppo_cartpole, my_workers:AUGMENT`.
     """
     folders: dict[str, list[Run]] = {}
     for run in runs:
@@ -69,10 +71,16 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
         differing = [name for name in differing_options(own) if name.startswith(LEARNED)]
         for run in own:
             options = flat_options(run.config)
-            found.setdefault(", ".join([folder, *(f"{name} {options.get(name)}" for name in differing)]), []).append(
-                run
-            )
+            parts = [folder, *(f"{name} {options.get(name)}" for name in differing), *own_workers(run)]
+            found.setdefault(", ".join(parts), []).append(run)
     return found
+
+
+def own_workers(run: Run) -> list[str]:
+    """Return the kinds of workers in a run's graph that are not built in, with their settings, each once."""
+    graph = kept_graph(run.folder)
+    own = [worker for worker in graph.workers if ":" in worker.kind] if graph is not None else []
+    return sorted({worker.kind + (f" {json.dumps(worker.settings)}" if worker.settings else "") for worker in own})
 
 
 def differing_options(runs: Sequence[Run]) -> list[str]:

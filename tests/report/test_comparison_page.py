@@ -11,6 +11,8 @@ import pytest
 
 from jsrl.cli.report import main
 from jsrl.experiment import Experiment
+from jsrl.graph.placements import make_graph
+from jsrl.launch.graph_file import write_graph
 from jsrl.references.reference import to_json
 from jsrl.report.comparison import band, bootstrap_interval, grouped, interquartile_mean
 from jsrl.report.comparison_page import comparison_page
@@ -34,6 +36,18 @@ def test_runs_are_grouped_by_learning_settings(tmp_path: Path):
     names = {name: [run.name for run in own] for name, own in grouped(runs).items()}
     assert list(names) == ["ppo, num-envs 16", "ppo, num-envs 32", "sac"]
     assert len(names["ppo, num-envs 16"]) == 3
+
+
+def test_runs_with_own_workers_are_groups_of_their_own(tmp_path: Path):
+    plain, first, second, faster = (make_run(tmp_path, "ppo", seed, 1.0) for seed in range(4))
+    for run, noise in ((plain, None), (first, 0.1), (second, 0.1), (faster, 0.2)):
+        graph = make_graph(Experiment(agent=None, placement="inline"))
+        if noise is not None:
+            graph = graph.insert("jsrl.graphs.relabel:RELABEL", settings={"noise": noise})
+        write_graph(run.folder, graph, changed=noise is not None, resumed=False)
+    names = {name: len(own) for name, own in grouped([plain, first, second, faster]).items()}
+    kind = "ppo, jsrl.graphs.relabel:RELABEL"
+    assert names == {"ppo": 1, f'{kind} {{"noise": 0.1}}': 2, f'{kind} {{"noise": 0.2}}': 1}
 
 
 @pytest.mark.parametrize(("seeds", "statistic"), [(3, None), (5, interquartile_mean)])
