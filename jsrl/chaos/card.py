@@ -117,14 +117,15 @@ class ScoreCard:
         return "\n".join(lines)
 
     def _fault_lines(self) -> list[str]:
-        lines = ["  fault              count  recovered  p50 s  p95 s"]
         groups: dict[str, list[InjectedFault]] = {}
         for fault in self.faults:
             groups.setdefault(f"{fault.how} {kind_of(fault.worker)}", []).append(fault)
+        width = max([18, *map(len, groups)])
+        lines = [f"  {'fault':<{width}} count  recovered  p50 s  p95 s"]
         for name, faults in [*sorted(groups.items()), ("all", self.faults)]:
             times = sorted(fault.recovered_s for fault in faults if fault.recovered_s is not None)
             p50, p95 = (f"{quantile(times, q):.1f}" if times else "-" for q in (0.5, 0.95))
-            lines.append(f"  {name:<18} {len(faults):>5}  {len(times):>9}  {p50:>5}  {p95:>5}")
+            lines.append(f"  {name:<{width}} {len(faults):>5}  {len(times):>9}  {p50:>5}  {p95:>5}")
         for fault in self.faults:
             if fault.others:
                 lines.append(f"    {fault.how} {fault.worker}: {', '.join(fault.others)} had to be replaced too")
