@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jsrl.agents.distributions import (
+    Distribution,
     categorical,
     diagonal_gaussian,
     distribution,
@@ -19,8 +20,27 @@ KEY = jax.random.key(0)
 
 
 def gaussian_outputs(seed: int, shape=(5, 3)):
-    keys = jax.random.split(jax.random.key(seed))
-    return jax.random.normal(keys[0], shape), 0.5 * jax.random.normal(keys[1], shape) - 0.5
+    mean, log_std = normal(seed, (2, *shape))
+    return mean, 0.5 * log_std - 0.5
+
+
+def normal(seed: int, shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def programs(ours: Distribution) -> Distribution:
+    """Return the distribution with one program for each of its functions."""
+    return Distribution(*map(jax.jit, ours))
+
+
+def facts_of(make):
+    """Return distrax's (log_prob, entropy, KL, mode) of outputs p, outputs q and an action, as one program."""
+
+    def facts(p, q, action):
+        one = make(p)
+        return one.log_prob(action), one.entropy(), one.kl_divergence(make(q)), one.mode()
+
+    return jax.jit(facts)
 
 
 @pytest.fixture
@@ -29,31 +49,34 @@ def distrax():
 
 
 def test_categorical_agrees_with_distrax(distrax):
-    p, q = jax.random.normal(KEY, (2, 5, 4))
-    ours, theirs = categorical(), distrax.Categorical(logits=p)
+    p, q = normal(0, (2, 5, 4))
+    ours = programs(categorical())
     action = ours.sample(KEY, p)
     assert action.dtype == jnp.int32 and action.shape == (5,)
-    np.testing.assert_allclose(ours.log_prob(p, action), theirs.log_prob(action), rtol=1e-5)
-    np.testing.assert_allclose(ours.entropy(p), theirs.entropy(), rtol=1e-5)
-    np.testing.assert_allclose(ours.kl(p, q), theirs.kl_divergence(distrax.Categorical(logits=q)), rtol=1e-4)
-    np.testing.assert_array_equal(ours.mode(p), theirs.mode())
+    log_prob, entropy, divergence, mode = facts_of(lambda x: distrax.Categorical(logits=x))(p, q, action)
+    np.testing.assert_allclose(ours.log_prob(p, action), log_prob, rtol=1e-5)
+    np.testing.assert_allclose(ours.entropy(p), entropy, rtol=1e-5)
+    np.testing.assert_allclose(ours.kl(p, q), divergence, rtol=1e-4)
+    np.testing.assert_array_equal(ours.mode(p), mode)
 
 
 def test_categorical_samples_have_its_frequencies():
     probability = np.array([0.1, 0.2, 0.7])
-    drawn = categorical().sample(KEY, jnp.broadcast_to(jnp.log(probability), (20_000, 3)))
+    drawn = programs(categorical()).sample(KEY, np.tile(np.log(probability).astype(np.float32), (20_000, 1)))
     np.testing.assert_allclose(np.bincount(drawn) / 20_000, probability, atol=0.015)
 
 
 def test_masked_actions_are_never_drawn_and_cost_no_entropy_or_nan():
-    logits = jnp.broadcast_to(jnp.array([5.0, 1.0, 1.0, 9.0]), (4000, 4))
-    masked = mask_logits(logits, jnp.array([0, 1, 1, 0], jnp.uint8))
-    ours = categorical()
+    logits = np.tile(np.float32([5.0, 1.0, 1.0, 9.0]), (4000, 1))
+    masked = np.asarray(jax.jit(mask_logits)(logits, np.array([0, 1, 1, 0], np.uint8)))
+    ours = programs(categorical())
     assert set(np.unique(ours.sample(KEY, masked))) == {1, 2}
     np.testing.assert_allclose(ours.entropy(masked[0]), np.log(2.0), rtol=1e-6)
-    np.testing.assert_allclose(ours.log_prob(masked[0], jnp.array(1)), -np.log(2.0), rtol=1e-6)
+    np.testing.assert_allclose(ours.log_prob(masked[0], np.int32(1)), -np.log(2.0), rtol=1e-6)
     assert ours.mode(masked[0]) in (1, 2)
-    gradient = jax.grad(lambda x: ours.entropy(mask_logits(x, jnp.array([0, 1, 1, 0]))) + ours.kl(x, x))(logits[0])
+    gradient = jax.jit(jax.grad(lambda x: ours.entropy(mask_logits(x, jnp.array([0, 1, 1, 0]))) + ours.kl(x, x)))(
+        logits[0]
+    )
     assert np.isfinite(gradient).all() and gradient[0] == gradient[3] == 0
 
 
@@ -65,44 +88,49 @@ def test_a_mask_of_zeros_is_uniform_not_nan():
 
 def test_multi_categorical_is_the_sum_of_its_parts(distrax):
     nums = (3, 2, 4)
-    p, q = jax.random.normal(KEY, (2, 6, 9))
-    ours = multi_categorical(nums)
-    parts_p, parts_q = (np.split(np.asarray(x), [3, 5], axis=-1) for x in (p, q))
-    theirs = [distrax.Categorical(logits=x) for x in parts_p]
+    p, q = normal(0, (2, 6, 9))
+    ours = programs(multi_categorical(nums))
+    parts_p, parts_q = (np.split(x, [3, 5], axis=-1) for x in (p, q))
     action = ours.sample(KEY, p)
     assert action.shape == (6, 3) and (np.asarray(action).max(0) < nums).all()
-    expected = sum(d.log_prob(action[:, i]) for i, d in enumerate(theirs))
-    np.testing.assert_allclose(ours.log_prob(p, action), expected, rtol=1e-5)
-    np.testing.assert_allclose(ours.entropy(p), sum(d.entropy() for d in theirs), rtol=1e-5)
-    divergence = sum(d.kl_divergence(distrax.Categorical(logits=x)) for d, x in zip(theirs, parts_q, strict=True))
+    theirs = facts_of(lambda x: distrax.Categorical(logits=x))
+    parts = [theirs(*three) for three in zip(parts_p, parts_q, np.asarray(action).T, strict=True)]
+    log_prob, entropy, divergence, _ = (np.sum(each, axis=0) for each in zip(*parts, strict=True))
+    np.testing.assert_allclose(ours.log_prob(p, action), log_prob, rtol=1e-5)
+    np.testing.assert_allclose(ours.entropy(p), entropy, rtol=1e-5)
     np.testing.assert_allclose(ours.kl(p, q), divergence, rtol=1e-4)
     np.testing.assert_array_equal(ours.mode(p), np.stack([x.argmax(-1) for x in parts_p], -1))
 
 
 def test_diagonal_gaussian_agrees_with_distrax(distrax):
     p, q = gaussian_outputs(0), gaussian_outputs(1)
-    ours = diagonal_gaussian()
-    theirs, other = (distrax.MultivariateNormalDiag(mean, jnp.exp(log_std)) for mean, log_std in (p, q))
+    ours = programs(diagonal_gaussian())
     action = ours.sample(KEY, p)
-    np.testing.assert_allclose(ours.log_prob(p, action), theirs.log_prob(action), rtol=1e-5)
-    np.testing.assert_allclose(ours.entropy(p), theirs.entropy(), rtol=1e-5)
-    np.testing.assert_allclose(ours.kl(p, q), theirs.kl_divergence(other), rtol=1e-4)
+    theirs = facts_of(lambda outputs: distrax.MultivariateNormalDiag(outputs[0], jnp.exp(outputs[1])))
+    log_prob, entropy, divergence, _ = theirs(p, q, action)
+    np.testing.assert_allclose(ours.log_prob(p, action), log_prob, rtol=1e-5)
+    np.testing.assert_allclose(ours.entropy(p), entropy, rtol=1e-5)
+    np.testing.assert_allclose(ours.kl(p, q), divergence, rtol=1e-4)
     np.testing.assert_array_equal(ours.mode(p), p[0])
 
 
 def test_gaussian_samples_have_its_moments():
-    outputs = (jnp.full((20_000, 1), 2.0), jnp.full((20_000, 1), np.log(0.5)))
-    drawn = np.asarray(diagonal_gaussian().sample(KEY, outputs))
+    outputs = (np.full((20_000, 1), 2.0, np.float32), np.full((20_000, 1), np.log(0.5), np.float32))
+    drawn = np.asarray(programs(diagonal_gaussian()).sample(KEY, outputs))
     np.testing.assert_allclose([drawn.mean(), drawn.std()], [2.0, 0.5], atol=0.02)
 
 
 def test_squashed_gaussian_agrees_with_distrax_where_it_is_exact(distrax):
     outputs = gaussian_outputs(2)
-    ours = squashed_gaussian()
-    base = distrax.Independent(distrax.Normal(outputs[0], jnp.exp(outputs[1])), 1)
-    theirs = distrax.Transformed(base, distrax.Block(distrax.Tanh(), 1))
+    ours = programs(squashed_gaussian())
+
+    @jax.jit
+    def theirs(outputs, action):
+        base = distrax.Independent(distrax.Normal(outputs[0], jnp.exp(outputs[1])), 1)
+        return distrax.Transformed(base, distrax.Block(distrax.Tanh(), 1)).log_prob(jnp.tanh(action))
+
     action = ours.sample(KEY, outputs)
-    np.testing.assert_allclose(ours.log_prob(outputs, action), theirs.log_prob(jnp.tanh(action)), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(ours.log_prob(outputs, action), theirs(outputs, action), rtol=1e-3, atol=1e-4)
 
 
 def test_squashed_log_prob_is_exact_where_tanh_saturates():
@@ -110,25 +138,26 @@ def test_squashed_log_prob_is_exact_where_tanh_saturates():
     u = np.array([20.0], np.float64)
     log_slope = np.log(4.0) - 2 * u - 2 * np.log1p(np.exp(-2 * u))
     expected = -0.5 * (u - 19.0) ** 2 - 0.5 * np.log(2 * np.pi) - log_slope
-    outputs = (jnp.array([19.0]), jnp.array([0.0]))
+    outputs = (np.float32([19.0]), np.float32([0.0]))
     assert jnp.tanh(jnp.float32(20.0)) == 1.0
-    np.testing.assert_allclose(squashed_gaussian().log_prob(outputs, jnp.array([20.0])), expected[0], rtol=1e-6)
-    gradient = jax.grad(lambda a: squashed_gaussian().log_prob(outputs, a))(jnp.array([50.0]))
+    ours = programs(squashed_gaussian())
+    np.testing.assert_allclose(ours.log_prob(outputs, np.float32([20.0])), expected[0], rtol=1e-6)
+    gradient = jax.jit(jax.grad(lambda a: ours.log_prob(outputs, a)))(np.float32([50.0]))
     np.testing.assert_allclose(gradient, [-31.0 + 2.0], rtol=1e-6)
 
 
 def test_squashed_density_integrates_to_one_over_the_box():
     """The log_prob is that of tanh(u): its exponential integrates to 1 over a in (-1, 1)."""
-    u = jnp.linspace(-9, 9, 20_001)[:, None]
-    outputs = (jnp.full_like(u, 0.4), jnp.full_like(u, -0.3))
-    density = np.exp(np.asarray(squashed_gaussian().log_prob(outputs, u), np.float64))
-    np.testing.assert_allclose(np.trapezoid(density, np.tanh(np.asarray(u[:, 0], np.float64))), 1.0, atol=1e-4)
+    u = np.linspace(-9, 9, 20_001, dtype=np.float32)[:, None]
+    outputs = (np.full_like(u, 0.4), np.full_like(u, -0.3))
+    density = np.exp(np.asarray(programs(squashed_gaussian()).log_prob(outputs, u), np.float64))
+    np.testing.assert_allclose(np.trapezoid(density, np.tanh(u[:, 0].astype(np.float64))), 1.0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (1.5, -1.0), (-0.7, 0.7)])
 def test_squashed_entropy_equals_the_mean_of_minus_log_prob(mean, log_std):
-    outputs = (jnp.full((200_000, 1), mean), jnp.full((200_000, 1), log_std))
-    ours = squashed_gaussian()
+    outputs = (np.full((200_000, 1), mean, np.float32), np.full((200_000, 1), log_std, np.float32))
+    ours = programs(squashed_gaussian())
     drawn = -ours.log_prob(outputs, ours.sample(KEY, outputs))
     np.testing.assert_allclose(ours.entropy(outputs)[0], drawn.mean(), atol=0.015)
 
@@ -145,9 +174,10 @@ def dense_entropy(mean, log_std):
 def test_squashed_entropy_equals_a_dense_integral_for_narrow_and_wide_policies():
     mean, log_std = (x.ravel() for x in np.meshgrid(np.linspace(-5, 5, 21), np.linspace(-5, 4, 19)))
     expected = [dense_entropy(*point) for point in zip(mean, log_std, strict=True)]
-    outputs = tuple(jnp.asarray(x, jnp.float32)[:, None] for x in (mean, log_std))
-    np.testing.assert_allclose(squashed_gaussian().entropy(outputs), expected, atol=1e-4)
-    gradient = jax.grad(lambda o: squashed_gaussian().entropy(o).sum())(outputs)
+    outputs = tuple(x.astype(np.float32)[:, None] for x in (mean, log_std))
+    ours = programs(squashed_gaussian())
+    np.testing.assert_allclose(ours.entropy(outputs), expected, atol=1e-4)
+    gradient = jax.device_get(jax.jit(jax.grad(lambda o: ours.entropy(o).sum()))(outputs))
     step = 1e-3
     for i, (m, s) in enumerate(zip(mean, log_std, strict=True)):
         slope_mean = (dense_entropy(m + step, s) - dense_entropy(m - step, s)) / (2 * step)
