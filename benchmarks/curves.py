@@ -1,9 +1,9 @@
-"""Draw the learning curves of docs/algorithms from benchmarks/results: `python benchmarks/curves.py`.
+"""Draw the learning curves of docs from benchmarks/results: `python benchmarks/curves.py`.
 
 Each plot has one curve per seed: the mean return of greedy evaluation episodes over env steps, with a band of 95%
 confidence over those episodes. The files were written by benchmarks/keep.py. Dashed curves are those of another library, one
 per seed (benchmarks/peers/run_curve.py and run_replay_curve.py). A dotted line is a published final score, or the return of
-optimal planning.
+optimal planning. Plots of hide-and-seek show the share of rewarded steps in which a hider is seen, without bands.
 """
 
 from __future__ import annotations
@@ -95,6 +95,27 @@ PICTURES = {
     "happo": Plot("HAPPO, simple_spread_v3", "happo-seed", reference=PLANNED),
     "vdn": Plot("VDN, simple_spread_v3", "vdn-seed", reference=PLANNED),
 }
+CHECKS = "hide_and_seek_checks.json"
+
+
+@dataclass(frozen=True)
+class Check:
+    """The content of one plot of hide-and-seek: the newest run of each seed of a check in CHECKS.
+
+    Attributes:
+      title: above the curves. check: its name. reference: a share to compare with: (value, its source).
+    """
+
+    title: str
+    check: str
+    reference: tuple[float, str] | None = None
+
+
+HIDE_AND_SEEK = {
+    "hide_and_seek-l1": Check("L1, both learn: a hider is seen within 6 m", "L1"),
+    "hide_and_seek-l2": Check("L2, both learn: a hider is seen in range", "L2"),
+    "hide_and_seek-l3": Check("L3, snapshots: a random hider is seen", "L3", (0.50, "required: 0.50")),
+}
 STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#5d6b7c}.title{font-size:13px;font-weight:600;fill:#1c2430}"
     ".grid{stroke:#dfe4ea}.axis{stroke:#5d6b7c}polyline{fill:none;stroke-width:1.8}circle{fill:#fff}polygon{opacity:.18;stroke:none}"
@@ -108,16 +129,33 @@ def draw(plot: Plot, results: Path = RESULTS) -> str:
     """Return one plot as a standalone SVG, from the files of its seeds in a folder of results."""
     series = [_series(path) for path in sorted(results.glob(f"{plot.start}?.json"))]
     peers = [_peer(path) for path in sorted(results.glob(f"{plot.peer[1]}?.json"))] if plot.peer else []
-    drawn, notes = [*peers, *series], []
+    notes = []
     if plot.peer and peers:
         seeds = f"seeds 0 to {len(peers) - 1}" if len(peers) > 1 else "seed 0"
         notes.append((PEER, f"{plot.peer[0]}, {seeds}"))
+    return _svg(plot, "return", plot.x_label, [*peers, *series], notes)
+
+
+def draw_check(plot: Check, results: Path = RESULTS) -> str:
+    """Return one plot of hide-and-seek as a standalone SVG, from a folder of results."""
+    runs = json.loads((results / CHECKS).read_text())["runs"]
+    newest = {run["seed"]: run for run in runs if run["check"] == plot.check}
+    series = []
+    for seed, run in sorted(newest.items()):
+        points = np.array(run["snapshots"]["rows"] if "snapshots" in run else run["curve"])
+        series.append(Series(f"seed {seed}", points[:, 0], points[:, 1], index=seed))
+    return _svg(plot, "share of rewarded steps", "env steps", series, [])
+
+
+def _svg(plot: Plot | Check, y_label: str, x_label: str, drawn: list[Series], notes: list[tuple[int, str]]) -> str:
+    """Return curves as a standalone SVG; notes: index of a colour and text, for each line of the legend."""
+    series = [one for one in drawn if not one.faint]
     if plot.reference:
         value, text = plot.reference
         ends = np.array([min(one.x.min() for one in drawn), max(one.x.max() for one in drawn)])
-        drawn.append(Series(text, ends, np.full(2, value), index=REFERENCE, faint=True))
-        notes.append((REFERENCE, text))
-    inside = re.search(r"<svg[^>]*>(.*)</svg>", chart(plot.title, plot.x_label, drawn)).group(1)
+        drawn = [*drawn, Series(text, ends, np.full(2, value), index=REFERENCE, faint=True)]
+        notes = [*notes, (REFERENCE, text)]
+    inside = re.search(r"<svg[^>]*>(.*)</svg>", chart(plot.title, x_label, drawn)).group(1)
     width, height = WIDE
     colours = "".join(f".line{i}{{stroke:{c}}}.key{i},polygon.line{i}{{fill:{c}}}" for i, c in enumerate(COLOURS))
     keys = "".join(
@@ -132,7 +170,7 @@ def draw(plot: Plot, results: Path = RESULTS) -> str:
     top = TOP + ROW * len(notes)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height + top}" role="img">\n'
-        f"<style>{STYLE}{colours}</style>\n<title>{plot.title}: return over {plot.x_label}</title>\n"
+        f"<style>{STYLE}{colours}</style>\n<title>{plot.title}: {y_label} over {x_label}</title>\n"
         f'<text class="title" x="{LEFT}" y="16">{plot.title}</text>{keys}{legend}\n'
         f'<g transform="translate(0 {top})">{inside}</g>\n</svg>\n'
     )
@@ -164,6 +202,9 @@ def main(arguments: list[str] | None = None) -> int:
     for name, plot in PICTURES.items():
         (folder / f"curve-{name}.svg").write_text(draw(plot))
         print(f"curve-{name}.svg: {plot.title}")
+    for name, check in HIDE_AND_SEEK.items():
+        (folder / f"curve-{name}.svg").write_text(draw_check(check))
+        print(f"curve-{name}.svg: {check.title}")
     return 0
 
 

@@ -44,6 +44,17 @@ def test_without_another_library_there_is_no_legend_for_it(results):
     assert "theirs" not in drawn and drawn.count("<polyline ") == 2
 
 
+def test_checks_of_hide_and_seek_show_the_newest_run_of_each_seed(tmp_path):
+    old = {"check": "L1", "seed": 0, "curve": [[0, 0.3, 3.0], [900, 0.4, 2.0]]}
+    new = {"check": "L1", "seed": 0, "curve": [[0, 0.3, 3.0], [2000, 0.9, 1.0]]}
+    kept = {"check": "L1", "seed": 2, "curve": [], "snapshots": {"rows": [[0, 0.3, 0.3], [1000, 0.5, 0.2]]}}
+    write(tmp_path, "hide_and_seek_checks", {"runs": [old, {**old, "check": "L2"}, kept, new]})
+    drawn = curves.draw_check(curves.Check("Title", "L1", (0.5, "required: 0.5")), tmp_path)
+    lines = [part.split('"')[1] for part in drawn.split("<polyline ")[1:]]
+    assert lines == ["line0", "line2", "line7 faint"]
+    assert ">2k<" in drawn and ">seed 2<" in drawn and ">seed 1<" not in drawn
+
+
 def test_the_other_library_has_the_settings_of_the_experiments(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
     tasks = importlib.import_module("run_curve").TASKS
