@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -24,10 +25,24 @@ from jsrl.transport.base import (
     SampleConsumer,
     SampleProducer,
 )
+from jsrl.transport.inference import local as local_inference
+from jsrl.transport.inference.shared import SharedInferenceServer
+from jsrl.transport.inference.shared_client import SharedInferenceClient
+from jsrl.transport.inference.zmq import ZmqInferenceServer
+from jsrl.transport.inference.zmq_client import ZmqInferenceClient
 from jsrl.transport.meeting.address import parse_address
 from jsrl.transport.meeting.admission import JoinRules
 from jsrl.transport.meeting.keys import KeyPath, keys_for
+from jsrl.transport.params.local import LocalParamsPublisher, LocalParamsSubscriber
+from jsrl.transport.params.shared import SharedParamsPublisher, SharedParamsSubscriber
+from jsrl.transport.params.zmq import ZmqParamsPublisher, ZmqParamsSubscriber
 from jsrl.transport.ranks.base import FirstRank, OtherRank
+from jsrl.transport.ranks.zmq import ZmqFirstRank, ZmqOtherRank
+from jsrl.transport.samples import local as local_samples
+from jsrl.transport.samples.shared import SharedSampleConsumer
+from jsrl.transport.samples.shared_producer import SharedSampleProducer
+from jsrl.transport.samples.zmq import ZmqSampleProducer
+from jsrl.transport.samples.zmq_consumer import ZmqSampleConsumer
 from jsrl.types import Tree
 
 OWN = "transport"  # the scheme of a user's transport
@@ -99,29 +114,41 @@ class Transport:
         )
 
 
-class InProcess(Transport):
-    """Arrays passed from thread to thread."""
+class OneHost(Transport):
+    """A transport between workers of one host, without keys or compression.
+
+    Args:
+      consumer, producer, server, client, publisher, subscriber: make the ends of samples, inference and params at a place.
+    """
+
+    def __init__(
+        self,
+        consumer: Callable[..., SampleConsumer],
+        producer: Callable[..., SampleProducer],
+        server: Callable[..., InferenceServer],
+        client: Callable[..., InferenceClient],
+        publisher: Callable[..., ParamsPublisher],
+        subscriber: Callable[..., ParamsSubscriber],
+    ) -> None:
+        self._consumer, self._producer = consumer, producer
+        self._server, self._client = server, client
+        self._publisher, self._subscriber = publisher, subscriber
 
     def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
         """See Transport."""
-        from jsrl.transport.samples.local import LocalSampleConsumer
-
         options.pop("packing", None)
-        return LocalSampleConsumer(parse_address(address).name, schema, **options)
+        return self._consumer(parse_address(address).place, schema, **options)
 
     def connect_samples(
         self, address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, **options: Any
     ) -> SampleProducer:
         """See Transport."""
-        from jsrl.transport.samples.local import connect_local
-
-        return connect_local(parse_address(address).name, schema, producer, num_groups, timeout_s)
+        place = parse_address(address).place
+        return self._producer(place, schema, producer, num_groups, timeout_s, options["hop"])
 
     def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: JoinRules) -> InferenceServer:
         """See Transport."""
-        from jsrl.transport.inference.local import LocalInferenceServer
-
-        return LocalInferenceServer(spec, place_in(address), guests)
+        return self._server(spec, place_in(address), guests)
 
     def connect_inference(
         self,
@@ -133,76 +160,15 @@ class InProcess(Transport):
         **options: Any,
     ) -> InferenceClient:
         """See Transport."""
-        from jsrl.transport.inference.local import connect_local
-
-        return connect_local(place_in(address), spec, client, group_sizes, timeout_s)
+        return self._client(place_in(address), spec, client, group_sizes, timeout_s)
 
     def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
         """See Transport."""
-        from jsrl.transport.params.local import LocalParamsPublisher
-
-        return LocalParamsPublisher(place_in(address), **options)
+        return self._publisher(place_in(address), **options)
 
     def connect_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsSubscriber:
         """See Transport."""
-        from jsrl.transport.params.local import LocalParamsSubscriber
-
-        return LocalParamsSubscriber(place_in(address), **options)
-
-
-class SharedMemory(Transport):
-    """Files that both ends map, in a folder of this host."""
-
-    def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
-        """See Transport."""
-        from jsrl.transport.samples.shared import SharedSampleConsumer
-
-        parsed = parse_address(address)
-        options.pop("packing", None)
-        return SharedSampleConsumer(parsed.folder, parsed.name, schema, **options)
-
-    def connect_samples(
-        self, address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, **options: Any
-    ) -> SampleProducer:
-        """See Transport."""
-        from jsrl.transport.samples.shared_producer import SharedSampleProducer
-
-        parsed, hop = parse_address(address), options["hop"]
-        return SharedSampleProducer(
-            parsed.folder, parsed.name, schema, producer, num_groups, timeout_s=timeout_s, hop=hop
-        )
-
-    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: JoinRules) -> InferenceServer:
-        """See Transport."""
-        from jsrl.transport.inference.shared import SharedInferenceServer
-
-        return SharedInferenceServer(spec, place_in(address), guests)
-
-    def connect_inference(
-        self,
-        address: str,
-        spec: InferenceSpec,
-        client: ProducerId,
-        group_sizes: dict[int, int],
-        timeout_s: float,
-        **options: Any,
-    ) -> InferenceClient:
-        """See Transport."""
-        from jsrl.transport.inference.shared_client import SharedInferenceClient
-
-        return SharedInferenceClient(place_in(address), spec, client, group_sizes, timeout_s)
-
-    def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
-        """See Transport."""
-        from jsrl.transport.params.shared import SharedParamsPublisher
-
-        return SharedParamsPublisher(place_in(address), **options)
-
-    def connect_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsSubscriber:
-        """See Transport."""
-        from jsrl.transport.params.shared import SharedParamsSubscriber
-
-        return SharedParamsSubscriber(place_in(address), **options)
+        return self._subscriber(place_in(address), **options)
 
 
 class ZeroMQ(Transport):
@@ -212,24 +178,18 @@ class ZeroMQ(Transport):
 
     def bind_samples(self, address: str, schema: Tree, *, keys: KeyPath, **options: Any) -> SampleConsumer:
         """See Transport."""
-        from jsrl.transport.samples.zmq_consumer import ZmqSampleConsumer
-
         return ZmqSampleConsumer(parse_address(address).endpoint, schema, keys=keys, **options)
 
     def connect_samples(
         self, address: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, **options: Any
     ) -> SampleProducer:
         """See Transport."""
-        from jsrl.transport.samples.zmq import ZmqSampleProducer
-
         parsed = parse_address(address)
         options["keys"] = keys_for(parsed.server, options["keys"])
         return ZmqSampleProducer(parsed.endpoint, schema, producer, num_groups, timeout_s=timeout_s, **options)
 
     def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: JoinRules) -> InferenceServer:
         """See Transport."""
-        from jsrl.transport.inference.zmq import ZmqInferenceServer
-
         return ZmqInferenceServer(spec, address, keys=keys, guests=guests)
 
     def connect_inference(
@@ -242,43 +202,49 @@ class ZeroMQ(Transport):
         **options: Any,
     ) -> InferenceClient:
         """See Transport."""
-        from jsrl.transport.inference.zmq_client import ZmqInferenceClient
-
         parsed = parse_address(address)
         options["keys"] = keys_for(parsed.server, options["keys"])
         return ZmqInferenceClient(parsed.endpoint, spec, client, group_sizes, timeout_s, **options)
 
     def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
         """See Transport."""
-        from jsrl.transport.params.zmq import ZmqParamsPublisher
-
         return ZmqParamsPublisher(address, keys=keys, **options)
 
     def connect_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsSubscriber:
         """See Transport."""
-        from jsrl.transport.params.zmq import ZmqParamsSubscriber
-
         parsed = parse_address(address)
         return ZmqParamsSubscriber(parsed.endpoint, keys=keys_for(parsed.server, keys), **options)
 
     def bind_ranks(self, address: str, *, keys: KeyPath) -> FirstRank:
         """See Transport."""
-        from jsrl.transport.ranks.zmq import ZmqFirstRank
-
         return ZmqFirstRank(parse_address(address).endpoint, keys if address.startswith("tcp://") else None)
 
     def connect_ranks(self, address: str, *, keys: KeyPath) -> OtherRank:
         """See Transport."""
-        from jsrl.transport.ranks.zmq import ZmqOtherRank
-
         parsed = parse_address(address)
         return ZmqOtherRank(
             parsed.endpoint, keys_for(parsed.server, keys) if parsed.endpoint.startswith("tcp://") else None
         )
 
 
+IN_PROCESS = OneHost(
+    local_samples.LocalSampleConsumer,
+    local_samples.connect_local,
+    local_inference.LocalInferenceServer,
+    local_inference.connect_local,
+    LocalParamsPublisher,
+    LocalParamsSubscriber,
+)
+SHARED_MEMORY = OneHost(
+    SharedSampleConsumer,
+    SharedSampleProducer,
+    SharedInferenceServer,
+    SharedInferenceClient,
+    SharedParamsPublisher,
+    SharedParamsSubscriber,
+)
 _ZEROMQ = ZeroMQ()
-TRANSPORTS: dict[str, Transport] = {"local": InProcess(), "shm": SharedMemory(), "ipc": _ZEROMQ, "tcp": _ZEROMQ}
+TRANSPORTS: dict[str, Transport] = {"local": IN_PROCESS, "shm": SHARED_MEMORY, "ipc": _ZEROMQ, "tcp": _ZEROMQ}
 
 
 def transport_of(address: str) -> Transport:

@@ -26,14 +26,11 @@ class Address:
     """A parsed address.
 
     Attributes:
-      transport: `local`, `shm` or `zmq`.
-      name: the stream's name (local, shm). folder: the run folder (shm). endpoint: for ZeroMQ (zmq).
+      place: the stream's NAME (local) or FOLDER/NAME (shm). endpoint: for ZeroMQ.
       server: public key of the listening end, 32 bytes; empty: the run's.
     """
 
-    transport: str
-    name: str = ""
-    folder: Path = Path()
+    place: str = ""
     endpoint: str = ""
     server: bytes = b""
 
@@ -45,17 +42,18 @@ def parse_address(address: str) -> Address:
       ConfigError: it has none of the known forms.
     """
     if address.startswith("local:"):
-        return Address("local", name=check_name(address.removeprefix("local:"), "stream"))
+        return Address(check_name(address.removeprefix("local:"), "stream"))
     if address.startswith("shm:"):
         path = Path(address.removeprefix("shm:"))
         if not path.is_absolute() or len(path.parts) < 3:
             raise ConfigError(f"address {address!r}: expected shm:/FOLDER/NAME such as shm:/dev/shm/jsrl-RUN/samples.")
-        return Address("shm", name=check_name(path.name, "stream"), folder=path.parent)
+        check_name(path.name, "stream")
+        return Address(str(path))
     if address.startswith("ipc://"):
         check_ipc_path(address.removeprefix("ipc://"))
-        return Address("zmq", endpoint=address)
+        return Address(endpoint=address)
     if (found := _TCP.fullmatch(address)) is not None:
-        return Address("zmq", endpoint=f"tcp://{found[2]}", server=bytes.fromhex(found[1] or ""))
+        return Address(endpoint=f"tcp://{found[2]}", server=bytes.fromhex(found[1] or ""))
     raise ConfigError(f"unknown address {address!r}: expected {_EXAMPLES}.")
 
 

@@ -209,9 +209,9 @@ class LocalSampleConsumer:
 
 
 def connect_local(
-    name: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float
+    name: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, hop: Path | None = None
 ) -> LocalSampleProducer:
-    """Return the writing end of `local:NAME`; waits for the consumer in this process."""
+    """Return the writing end of `local:NAME`; waits for the consumer in this process, which knows the `hop`."""
     with _arrival:
         if not _arrival.wait_for(lambda: name in _bound, timeout_s):
             raise StreamTimeout(f"local:{name}: no consumer of that name in this process within {timeout_s:g} s.")

@@ -18,7 +18,7 @@ from typing import Any
 from jsrl.errors import SpecMismatch, StreamError
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.ledger.hop_page import SHARED, HopPage, count_rings, new_session
-from jsrl.transport.meeting.address import check_ipc_path, check_name
+from jsrl.transport.meeting.address import check_ipc_path
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.handshake import WELCOME, HelloChecker, HelloResponder, remaining
 from jsrl.transport.memory.doorbell import Doorbell
@@ -55,8 +55,7 @@ class SharedSampleConsumer:
 
     def __init__(
         self,
-        folder: str | Path,
-        name: str,
+        path: str | Path,
         schema: Tree,
         *,
         blocks_per_producer: int | None = None,
@@ -64,8 +63,8 @@ class SharedSampleConsumer:
         guests: JoinRules = ANYBODY,
         hop: Path | None = None,
     ):
-        self._folder = make_folder(folder)
-        self._name = check_name(name, "stream")
+        self._folder = make_folder(Path(path).parent)
+        self._name = name = Path(path).name
         self.address = f"shm:{self._folder / name}"
         self.schema = schema
         self.leaves = flatten_schema(schema)

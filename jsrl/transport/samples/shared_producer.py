@@ -27,17 +27,16 @@ class SharedSampleProducer(ProducerEnd):
 
     def __init__(
         self,
-        folder: Path,
-        name: str,
+        path: str | Path,
         schema: Tree,
         producer: ProducerId,
         num_groups: int,
-        *,
         timeout_s: float,
         hop: Path | None = None,
     ):
         super().__init__(schema, producer, num_groups)
-        self.address = f"shm:{folder / name}"
+        self.address = f"shm:{path}"
+        folder, name = Path(path).parent, Path(path).name
         prefix = f"{name}.samples"
         hello = hello_of_producer(producer, num_groups, self.leaves)
         welcome = meet_at(f"ipc://{folder / prefix}.hello", hello, timeout_s)
