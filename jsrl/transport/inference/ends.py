@@ -10,8 +10,18 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed, StreamError, UnknownPolicy
+from jsrl.errors import (
+    CodecError,
+    ConfigError,
+    JsrlError,
+    SpecMismatch,
+    StreamClosed,
+    StreamError,
+    StreamTimeout,
+    UnknownPolicy,
+)
 from jsrl.transport.base import ClientRequest, ProducerId, Reply, Request
+from jsrl.transport.inference.area import ClientArea
 from jsrl.transport.meeting.admission import Admission
 from jsrl.transport.wire.codec import Message
 from jsrl.types import Array
@@ -182,9 +192,48 @@ class ServerEnd:
         asker.disconnect(reason)
 
 
-def unknown_group(client: ProducerId, group: int, groups: list[int]) -> ConfigError:
-    """Return the error for a group that was not declared at connection."""
-    return ConfigError(f"group {group} was not declared by {client.name}; it declared {sorted(groups)}.")
+class ClientEnd:
+    """The part of an InferenceClient that all transports share: which groups may send, and the errors of waits.
+
+    Attributes:
+      identity: the client's name and incarnation.
+    """
+
+    address: str
+
+    def __init__(self, client: ProducerId) -> None:
+        self.identity = client
+        self._areas: dict[int, ClientArea] = {}
+        self._closed_because: str | None = None
+
+    def _write(self, group: int, request: Request) -> ClientArea:
+        """Write a request into its group's area; mark the area as in flight once the request is sent."""
+        area = self._areas.get(group)
+        if area is None or area.in_flight or self._closed_because is not None:
+            raise self._cannot_send(group)
+        check_request(request)
+        area.write(request)
+        return area
+
+    def _cannot_send(self, group: int) -> JsrlError:
+        self._check_open()
+        name = self.identity.name
+        if group not in self._areas:
+            return ConfigError(f"group {group} was not declared by {name}; it declared {sorted(self._areas)}.")
+        return StreamError(
+            f"group {group} of {name} already waits for a reply; receive it before the next send (one in flight)."
+        )
+
+    def _check_open(self) -> None:
+        if self._closed_because is not None:
+            raise self._closed()
+
+    def _closed(self) -> StreamClosed:
+        return StreamClosed(f"the inference stream {self.address} is closed: {self._closed_because}.")
+
+    def _nothing_came(self, timeout_s: float) -> StreamTimeout:
+        waiting = [group for group, area in self._areas.items() if area.in_flight]
+        return StreamTimeout(f"{self.address} answered nothing in {timeout_s} s (groups in flight: {waiting}).")
 
 
 def unserved(group: int, policy: Array | int, served: Mapping[int, str], problem: str = "") -> PolicyNotServed:
@@ -202,13 +251,6 @@ def unknown_policy(server: str, unserved: PolicyNotServed) -> UnknownPolicy:
     return UnknownPolicy(
         f"group {unserved.group} asked {server} for policy {asked}; it serves {', '.join(unserved.served)}. Ask for "
         "one of these, or connect to a server that has that policy."
-    )
-
-
-def still_in_flight(client: ProducerId, group: int) -> StreamError:
-    """Return the error for a second request of a group that waits for its first reply."""
-    return StreamError(
-        f"group {group} of {client.name} already waits for a reply; receive it before the next send (one in flight)."
     )
 
 

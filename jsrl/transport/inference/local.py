@@ -12,11 +12,9 @@ from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamTimeout
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.inference.area import AreaLayout, ClientArea, ServerArea
 from jsrl.transport.inference.ends import (
+    ClientEnd,
     PolicyNotServed,
     ServerEnd,
-    check_request,
-    still_in_flight,
-    unknown_group,
     unknown_policy,
 )
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
@@ -131,7 +129,7 @@ class LocalInferenceServer(ServerEnd):
                 del _servers[self.name]
 
 
-class LocalInferenceClient:
+class LocalInferenceClient(ClientEnd):
     """The client end of `local:NAME`."""
 
     def __init__(
@@ -142,13 +140,13 @@ class LocalInferenceClient:
         except SpecMismatch as error:
             server.complain(error)
             raise
-        self.identity = client
+        super().__init__(client)
+        self.address = server.address
         self.inbox: queue.SimpleQueue[_Reply | PolicyNotServed | str] = queue.SimpleQueue()
         layout = AreaLayout(spec, group_sizes)
         buffer = bytearray(layout.size_bytes)
         self._areas = {group: ClientArea(layout, group, buffer) for group in layout.group_sizes}
         self._server = server
-        self._closed_because: str | None = None
         answering = {group: ServerArea(layout, client, group, buffer) for group in layout.group_sizes}
         self._asker = server.admit(self, answering)
 
@@ -158,15 +156,7 @@ class LocalInferenceClient:
         Raises:
           SpecMismatch: an array differs from the schema. StreamError: the group already waits for a reply.
         """
-        if self._closed_because is not None:
-            raise StreamClosed(f"the inference stream {self._server.address} is closed: {self._closed_because}.")
-        area = self._areas.get(group)
-        if area is None:
-            raise unknown_group(self.identity, group, list(self._areas))
-        if area.in_flight:
-            raise still_in_flight(self.identity, group)
-        check_request(request)
-        area.write(request)
+        area = self._write(group, request)
         self._server.announce(self._asker, group, request)
         area.in_flight = True
 
@@ -177,18 +167,14 @@ class LocalInferenceClient:
           StreamTimeout: nothing came in time. StreamClosed: the server is gone.
           UnknownPolicy: a group requested a policy that is not served; the group may send another request.
         """
-        if self._closed_because is not None:
-            raise StreamClosed(f"the inference stream {self._server.address} is closed: {self._closed_because}.")
+        self._check_open()
         try:
             arrived = self.inbox.get(timeout=timeout_s) if timeout_s > 0 else self.inbox.get_nowait()
         except queue.Empty:
-            waiting = [group for group, area in self._areas.items() if area.in_flight]
-            raise StreamTimeout(
-                f"{self._server.address} answered nothing in {timeout_s} s (groups in flight: {waiting})."
-            ) from None
+            raise self._nothing_came(timeout_s) from None
         if isinstance(arrived, str):
             self._closed_because = arrived
-            raise StreamClosed(f"the inference stream {self._server.address} is closed: {arrived}.")
+            raise self._closed()
         area = self._areas[arrived.group]
         area.in_flight = False
         if isinstance(arrived, PolicyNotServed):

@@ -6,17 +6,10 @@ import os
 import time
 from pathlib import Path
 
-from jsrl.errors import CodecError, ConfigError, JsrlError, StreamClosed, StreamError, StreamTimeout
+from jsrl.errors import CodecError, ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.inference.area import AreaLayout, ClientArea
-from jsrl.transport.inference.ends import (
-    PolicyNotServed,
-    check_request,
-    read_fields,
-    still_in_flight,
-    unknown_group,
-    unknown_policy,
-)
+from jsrl.transport.inference.ends import ClientEnd, PolicyNotServed, read_fields, unknown_policy
 from jsrl.transport.inference.shared import ATTACHED, MAX_CONTROL_BYTES, REPLY, REQUEST
 from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, Hello, read_answer
 from jsrl.transport.meeting.unix_socket import connect_socket
@@ -25,14 +18,14 @@ from jsrl.transport.wire.codec import decode
 from jsrl.transport.wire.schema import flatten_schema
 
 
-class SharedInferenceClient:
+class SharedInferenceClient(ClientEnd):
     """The client end of `shm:FOLDER/NAME`."""
 
     def __init__(
         self, path: str | Path, spec: InferenceSpec, client: ProducerId, group_sizes: dict[int, int], timeout_s: float
     ):
+        super().__init__(client)
         self.address = f"shm:{path}"
-        self.identity = client
         self._layout = AreaLayout(spec, group_sizes)
         deadline = time.monotonic() + timeout_s
         self._connection = connect_socket(path, timeout_s)
@@ -44,7 +37,6 @@ class SharedInferenceClient:
         buffer = self._segment.buffer
         self._areas = {group: ClientArea(self._layout, group, buffer) for group in self._layout.group_sizes}
         self._timeout_s: float | None = None
-        self._closed_because: str | None = None
 
     def _greet(self, path: Path, spec: InferenceSpec, deadline: float, timeout_s: float) -> Segment:
         (message,) = Hello(self.identity, self._layout.group_sizes, flatten_schema(spec)).frames()
@@ -75,24 +67,13 @@ class SharedInferenceClient:
           SpecMismatch: an array differs from the schema. StreamError: the group already waits for a reply.
           StreamClosed: the server is gone.
         """
-        area = self._areas.get(group)
-        if area is None or area.in_flight or self._closed_because is not None:
-            raise self._cannot_send(group)
-        check_request(request)
-        area.write(request)
+        area = self._write(group, request)
         header = REQUEST.pack(group, request.min_updates, request.step, request.wants_core)
         try:
             self._connection.send(header)
         except OSError as error:
             raise self._lost(f"the server is gone ({error.strerror or error})") from None
         area.in_flight = True
-
-    def _cannot_send(self, group: int) -> JsrlError:
-        if self._closed_because is not None:
-            return StreamClosed(f"the inference stream {self.address} is closed: {self._closed_because}.")
-        if group not in self._areas:
-            return unknown_group(self.identity, group, list(self._areas))
-        return still_in_flight(self.identity, group)
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:
         """Return (group, reply) of the group that is answered first; arrays are views until the group's next send.
@@ -101,18 +82,14 @@ class SharedInferenceClient:
           StreamTimeout: nothing came in time. StreamClosed: the server is gone.
           UnknownPolicy: a group requested a policy that is not served; the group may send another request.
         """
-        if self._closed_because is not None:
-            raise StreamClosed(f"the inference stream {self.address} is closed: {self._closed_because}.")
+        self._check_open()
         if timeout_s != self._timeout_s:
             self._connection.settimeout(max(timeout_s, 0.0))
             self._timeout_s = timeout_s
         try:
             message = self._connection.recv(MAX_CONTROL_BYTES)
         except (TimeoutError, BlockingIOError):
-            waiting = [group for group, area in self._areas.items() if area.in_flight]
-            raise StreamTimeout(
-                f"{self.address} answered nothing in {timeout_s} s (groups in flight: {waiting})."
-            ) from None
+            raise self._nothing_came(timeout_s) from None
         except OSError as error:
             raise self._lost(f"the server is gone ({error.strerror or error})") from None
         if len(message) != REPLY.size:
@@ -144,7 +121,7 @@ class SharedInferenceClient:
     def _lost(self, reason: str) -> StreamClosed:
         self.close()
         self._closed_because = reason
-        return StreamClosed(f"the inference stream {self.address} is closed: {reason}.")
+        return self._closed()
 
     def close(self) -> None:
         """Close. May be called twice."""

@@ -8,16 +8,14 @@ import uuid
 
 import zmq
 
-from jsrl.errors import AccessDenied, CodecError, StreamClosed, StreamTimeout
+from jsrl.errors import AccessDenied, CodecError
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.inference.area import AreaLayout, ClientArea
 from jsrl.transport.inference.ends import (
     UNSERVED,
+    ClientEnd,
     PolicyNotServed,
-    check_request,
     read_fields,
-    still_in_flight,
-    unknown_group,
     unknown_policy,
 )
 from jsrl.transport.inference.zmq import (
@@ -37,7 +35,7 @@ from jsrl.transport.wire.schema import flatten_schema
 _SLICE_S = 0.1
 
 
-class ZmqInferenceClient:
+class ZmqInferenceClient(ClientEnd):
     """The client end of `tcp://HOST:PORT` and `ipc://PATH`."""
 
     def __init__(
@@ -51,14 +49,13 @@ class ZmqInferenceClient:
         keys: KeyPath | ClientKeys = None,
         check: Check = lambda: None,
     ):
+        super().__init__(client)
         self._keys = own_keys = keys_to_connect(keys)
         self.address = endpoint
-        self.identity = client
         self._layout = AreaLayout(spec, group_sizes)
         self._buffer = ClientBuffer(self._layout)
         self._areas = {group: ClientArea(self._layout, group, self._buffer.memory) for group in group_sizes}
         self._limits = Limits(HELLO_LIMITS.header_bytes, frames=2, message_bytes=MAX_MESSAGE_BYTES)
-        self._closed_because: str | None = None
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         try:
@@ -79,14 +76,7 @@ class ZmqInferenceClient:
           SpecMismatch: an array differs from the schema. StreamError: the group already waits for a reply.
           StreamClosed: the server is gone.
         """
-        self._check_open()
-        area = self._areas.get(group)
-        if area is None:
-            raise unknown_group(self.identity, group, list(self._areas))
-        if area.in_flight:
-            raise still_in_flight(self.identity, group)
-        check_request(request)
-        area.write(request)
+        area = self._write(group, request)
         fields = {
             "incarnation": self.identity.incarnation,
             "group": group,
@@ -117,8 +107,7 @@ class ZmqInferenceClient:
                 self._close("the connection to the server broke")
                 self._check_open()
             elif left_s <= 0:
-                waiting = [group for group, area in self._areas.items() if area.in_flight]
-                raise StreamTimeout(f"{self.address} answered nothing in {timeout_s} s (groups in flight: {waiting}).")
+                raise self._nothing_came(timeout_s)
 
     def _is_broken(self) -> bool:
         try:
@@ -149,10 +138,6 @@ class ZmqInferenceClient:
         fill_area(self._buffer.answers[answered.group, answered.has_core], message)
         area.in_flight = False
         return answered.group, area.read(answered.has_core)
-
-    def _check_open(self) -> None:
-        if self._closed_because is not None:
-            raise StreamClosed(f"the inference stream {self.address} is closed: {self._closed_because}.")
 
     def _close(self, reason: str) -> None:
         if self._closed_because is None:
