@@ -23,7 +23,7 @@ from jsrl.workers.learner.build_source import LearnerStart, begin_counting, make
 from jsrl.workers.learner.build_updater import make_updater
 from jsrl.workers.learner.copies import Copies
 from jsrl.workers.learner.directed import DirectorCommands
-from jsrl.workers.learner.ranks import RANKS, Leader, RankStart, own_devices
+from jsrl.workers.learner.ranks import ONE_RANK, RANKS, Leader, RankStart, own_devices
 from jsrl.workers.learner.scores import Scores
 from jsrl.workers.learner.sources import Source, SynchronizedSource
 from jsrl.workers.learner.trained import trained_agent
@@ -36,7 +36,7 @@ STATE_STORE = "state"
 def build_learner(job: Job, reporter: Reporter) -> Learner:
     """Return the learner of a job."""
     e, start = job.experiment, begin_counting(job, reporter)
-    ranks = lead(job, start) if job.has(RANKS) else None  # before anything else uses jax
+    ranks = lead(job, start) if job.has(RANKS) else ONE_RANK  # before anything else uses jax
     agent = trained_agent(e.agent, job.schemas.env, job.hyperparameters)
     updater, check, devices = make_updater(agent, job)
     recorder = make_recorder(job)
@@ -46,11 +46,11 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         fresh = functools.partial(updater.fresh, key)
         if job.start_point.restore:
             return updater.place(restore(job.start_point, agent, fresh))
-        return updater.make(key) if ranks is None else updater.place(jax.device_get(jax.jit(fresh)()))
+        return updater.make(key) if ranks.count == 1 else updater.place(jax.device_get(jax.jit(fresh)()))
 
     def connect() -> tuple[Source, ParamsPublisher]:
         source = make_source(job, devices, start, recorder, reporter)
-        return source if ranks is None else SynchronizedSource(source, ranks), bind_publisher(job, "params")
+        return source if ranks.count == 1 else SynchronizedSource(source, ranks), bind_publisher(job, "params")
 
     warn = functools.partial(reporter.event, "warning", once="snapshots")
     saved = functools.partial(tell_saved, reporter, STATE_STORE)
@@ -68,7 +68,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         poll_s=job.poll_s,
         shares_rows=job.plays_along or (job.has("samples") and job.end("samples").stream.routing == "broadcast"),
         name=job.name,
-        drains=job.plays_along and e.is_deterministic,
+        drains=job.plays_along and e.is_deterministic and ranks.count == 1,
     )
     scores = None
     if wants_scores(e.director):

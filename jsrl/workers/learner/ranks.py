@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import os
 import socket as sockets
-import statistics
 import time
-from collections import deque
 from typing import Literal, Protocol
 
 import msgspec
 
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import Experiment
-from jsrl.experiment.settings import DeadlineConfig
 from jsrl.parallel import join_processes, leave_processes
 from jsrl.runs.names import Registration
 from jsrl.transport.ranks.transports import bind_ranks, connect_ranks
 from jsrl.transport.stream import name_at
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
+from jsrl.workers.learner.turn_limit import NoLimit, TurnLimit
 
 RANKS = "ranks"  # the port
 SAY_S, LEAVE_S = 0.5, 5.0
-_MEASURED, _TIMES = 5, 10  # updates before their median counts, and the limit in medians
 
 
 class RankMessage(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,34 +55,19 @@ class RankReply(msgspec.Struct, forbid_unknown_fields=True, tag=True):
     what: Literal["go", "wait", "stop", "end"]
 
 
-class TurnLimit:
-    """Time limit of one turn of a rank's loop: ten times its median update, at least `rank_s`; at first `stuck_s`."""
-
-    def __init__(self, deadlines: DeadlineConfig) -> None:
-        self._deadlines = deadlines
-        self._took: deque[float] = deque(maxlen=101)
-
-    def note(self, seconds: float) -> None:
-        """Record the time that the updates with one batch took."""
-        self._took.append(seconds)
-
-    @property
-    def seconds(self) -> float:
-        """Return the limit."""
-        if len(self._took) < _MEASURED:
-            return self._deadlines.stuck_s
-        return max(self._deadlines.rank_s, _TIMES * statistics.median(self._took))
-
-
 class Group(Protocol):
     """One rank's connection to the others.
 
     Attributes:
-      count: number of ranks. limit: of its turns.
+      count: number of ranks.
     """
 
     count: int
-    limit: TurnLimit
+
+    @property
+    def limit(self) -> TurnLimit | NoLimit:
+        """Return the time limit of its turns."""
+        ...
 
     def agree(self, has_batch: bool, timeout_s: float) -> bool:
         """Wait until all ranks have a batch; return whether they do: then every rank makes its updates.
@@ -102,6 +84,27 @@ class Group(Protocol):
     def leave(self) -> None:
         """Leave the group, after `halt` and after the learner's snapshot."""
         ...
+
+
+class OneRank:
+    """The group of a learner that has no other ranks."""
+
+    count = 1
+    limit = NoLimit()
+
+    def agree(self, has_batch: bool, timeout_s: float) -> bool:
+        """Return whether this rank has a batch."""
+        return has_batch
+
+    def halt(self) -> bool:
+        """Do nothing."""
+        return False
+
+    def leave(self) -> None:
+        """Do nothing."""
+
+
+ONE_RANK = OneRank()
 
 
 class Leader:

@@ -24,7 +24,7 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.learner.batching import Batch
 from jsrl.workers.learner.directed import NO_DIRECTOR, DirectorLink, LearnerState
 from jsrl.workers.learner.finite_check import Check
-from jsrl.workers.learner.ranks import Group
+from jsrl.workers.learner.ranks import ONE_RANK, Group
 from jsrl.workers.learner.sources import Source
 from jsrl.workers.learner.updaters import Updater, reported
 
@@ -63,7 +63,7 @@ class Learner:
       updater: makes the updates. begin: () -> the first state, on its devices.
       connect: () -> (source of batches, params publisher), called when the update is compiled.
       check: checks each update before it is published. store: of snapshots.
-      directed: the director's commands. ranks: the connection to its other ranks, if it has some.
+      directed: the director's commands. ranks: the connection to its other ranks.
     """
 
     _counts_rows = True
@@ -79,7 +79,7 @@ class Learner:
         reporter: Reporter,
         recorder: Recorder | None = None,
         directed: DirectorLink = NO_DIRECTOR,
-        ranks: Group | None = None,
+        ranks: Group = ONE_RANK,
     ) -> None:
         self.name = settings.name
         self._directed, self._ranks = directed, ranks
@@ -111,7 +111,7 @@ class Learner:
     @property
     def turn_limit_s(self) -> float | None:
         """Return the time limit of one turn of the loop; None: as for any worker."""
-        return None if self._ranks is None else self._ranks.limit.seconds
+        return self._ranks.limit.seconds
 
     @property
     def env_steps(self) -> int:
@@ -243,18 +243,15 @@ class Learner:
         """Write the whole state as a snapshot; training continues without it if the disk fails."""
         self._phases.enter("snapshot")
         self._reporter.event("saving", version=self.version)
-        if wait and self._ranks is not None:
-            self._reporter.entering("writing a snapshot", math.inf)  # not counted in the limit of a turn
-        state = self._updater.kept(self._state)
-        meta: dict[str, Any] = {"updates": self.updates, "env_steps": self.env_steps}
-        meta |= {"epoch": self._settings.epoch, "ledger": self._counts() | {"trained": self._trained}}
-        meta |= self._directed.meta()
-        try:
-            self._store.save(self.version, {"state": state}, meta=meta, tags=tags, wait=wait)
-        except SnapshotError as error:
-            self._reporter.event("warning", f"snapshot of update {self.updates} failed: {error}", once="snapshots")
-        if wait and self._ranks is not None:
-            self._reporter.left()
+        with self._ranks.limit.lifted(self._reporter) if wait else contextlib.nullcontext():
+            state = self._updater.kept(self._state)
+            meta: dict[str, Any] = {"updates": self.updates, "env_steps": self.env_steps}
+            meta |= {"epoch": self._settings.epoch, "ledger": self._counts() | {"trained": self._trained}}
+            meta |= self._directed.meta()
+            try:
+                self._store.save(self.version, {"state": state}, meta=meta, tags=tags, wait=wait)
+            except SnapshotError as error:
+                self._reporter.event("warning", f"snapshot of update {self.updates} failed: {error}", once="snapshots")
         self._phases.rest()
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
@@ -299,13 +296,11 @@ class Learner:
 
     def close(self) -> dict[str, Any]:
         """Write the final snapshot and close the streams."""
-        while self._settings.drains and self._ranks is None and not self.finished and self._train():
+        while self._settings.drains and not self.finished and self._train():
             pass
-        if self._ranks is not None:
-            self._ranks.halt()
+        self._ranks.halt()
         self.save(wait=True, tags=("latest", "final"))
-        if self._ranks is not None:
-            self._ranks.leave()  # not earlier: jax's processes write snapshots while they form a group
+        self._ranks.leave()  # not earlier: jax's processes write snapshots while they form a group
         self._updater.close()
         self._open.close()
         facts = self._facts()

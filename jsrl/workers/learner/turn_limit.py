@@ -1,0 +1,55 @@
+"""The time limit of one turn of a learner's loop, if other ranks wait for it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator
+
+from jsrl.experiment.settings import DeadlineConfig
+from jsrl.workers.base import Reporter
+
+_MEASURED, _TIMES = 5, 10  # updates before their median counts, and the limit in medians
+
+
+class TurnLimit:
+    """Time limit of one turn of a rank's loop: ten times its median update, at least `rank_s`; at first `stuck_s`."""
+
+    def __init__(self, deadlines: DeadlineConfig) -> None:
+        self._deadlines = deadlines
+        self._took: deque[float] = deque(maxlen=101)
+
+    def note(self, seconds: float) -> None:
+        """Record the time that the updates with one batch took."""
+        self._took.append(seconds)
+
+    @property
+    def seconds(self) -> float:
+        """Return the limit."""
+        if len(self._took) < _MEASURED:
+            return self._deadlines.stuck_s
+        return max(self._deadlines.rank_s, _TIMES * statistics.median(self._took))
+
+    @contextlib.contextmanager
+    def lifted(self, reporter: Reporter) -> Iterator[None]:
+        """Lift the limit while a snapshot is written."""
+        reporter.entering("writing a snapshot", math.inf)
+        try:
+            yield
+        finally:
+            reporter.left()
+
+
+class NoLimit:
+    """No limit but that of any worker: no other rank waits."""
+
+    seconds = None
+
+    def note(self, seconds: float) -> None:
+        """Do nothing."""
+
+    def lifted(self, reporter: Reporter) -> contextlib.AbstractContextManager[None]:
+        """Do nothing."""
+        return contextlib.nullcontext()
