@@ -10,16 +10,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
 from jsrl.launch.result import STOPPED, Result
 from jsrl.launch.user_values import load_values
 from jsrl.metrics.call_thread import CallThread
 from jsrl.references.importing import nearest
-
-if TYPE_CHECKING:
-    from jsrl.launch.session import Session
+from jsrl.runs.runs import RunFolder
 
 STOP = "stop"  # return value of on_metrics, on_evaluation and on_snapshot that ends the run
 METHODS = {
@@ -48,6 +47,22 @@ class SavedSnapshot(NamedTuple):
     whole: bool
 
 
+class _Session(Protocol):
+    """The part of jsrl.launch.session.Session that hooks may read."""
+
+    folder: RunFolder
+    experiment: Experiment
+
+    @property
+    def env_steps(self) -> int: ...
+
+    @property
+    def updates(self) -> int: ...
+
+    @property
+    def elapsed_s(self) -> float: ...
+
+
 class LiveRun:
     """A run, as its hooks see it; everything may be read at any time.
 
@@ -55,7 +70,7 @@ class LiveRun:
       name: EXPERIMENT/RUN. folder: the run's, a Path. experiment: of the run.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: _Session) -> None:
         self._session = session
         self.name, self.folder, self.experiment = session.folder.name, session.folder.path, session.experiment
 
