@@ -22,7 +22,7 @@ TINY = (
 )
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
     assert main.main(words) == status
     found = capsys.readouterr()
     return found.err if status == 2 else found.out
@@ -38,7 +38,7 @@ def await_updates(folder: Path, count: int) -> None:
 @pytest.mark.slow
 def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.chdir(tmp_path)
-    text = said(capsys, "run", *TINY, "--run-name", "x")
+    text = output_of(capsys, "run", *TINY, "--run-name", "x")
     pid = int(re.findall(r"^ppo/x runs in the background \(process (\d+)\)", text)[0])
     try:
         assert [line.strip() for line in text.splitlines()[1:]] == [
@@ -46,21 +46,21 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ]
         folder = RunFolder.open("x").path
         await_updates(folder, 1)
-        text = said(capsys, "status", "x")
+        text = output_of(capsys, "status", "x")
         assert text.startswith("ppo/x: running since") and "workers: learner 1; actor 1" in text
-        assert "steps " in said(capsys, "logs", "x")
-        assert "actor-0, learner, output" in said(capsys, "logs", "x", "critic", status=2)
+        assert "steps " in output_of(capsys, "logs", "x")
+        assert "actor-0, learner, output" in output_of(capsys, "logs", "x", "critic", status=2)
         shows_live(tmp_path)
         assert read_state(folder).word == "running"  # the viewer may leave
-        text = said(capsys, "stop", "x")
+        text = output_of(capsys, "stop", "x")
         assert f"told process {pid} on" in text and "interrupted, " in text
         assert re.search(rf"^to continue: jsrl run --resume {folder}$", text, re.MULTILINE)
         assert read_state(folder).result["ended"] == "interrupted"
         until = time.monotonic() + 30
-        while f"to continue: jsrl run --resume {folder}" not in said(capsys, "logs", "x", "output"):
+        while f"to continue: jsrl run --resume {folder}" not in output_of(capsys, "logs", "x", "output"):
             assert time.monotonic() < until  # it prints the result after the run has ended
             time.sleep(0.1)
-        assert "has already ended: interrupted" in said(capsys, "attach", "x", status=2)
+        assert "has already ended: interrupted" in output_of(capsys, "attach", "x", status=2)
     finally:
         subprocess.run(["kill", "-9", str(pid)], check=False, capture_output=True)
 

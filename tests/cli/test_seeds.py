@@ -61,7 +61,7 @@ WORDS = ("ppo", "--num-envs", "8", "--run-name", "x")
 
 
 @pytest.fixture
-def fates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def set_outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Set how the runs of seeds end."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "child.py").write_text(CHILD)
@@ -82,7 +82,7 @@ def started() -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_each_seed_is_a_run_in_one_table(fates, capsys):
+def test_each_seed_is_a_run_in_one_table(set_outcomes, capsys):
     assert main.main(["run", *WORDS, "--seeds", "1,3,5"]) == 0
     said = capsys.readouterr()
     runs_dir = Path("runs").absolute()
@@ -109,8 +109,8 @@ def test_each_seed_is_a_run_in_one_table(fates, capsys):
     assert len(load_runs(str(page.parent))) == 3
 
 
-def test_runs_the_given_number_of_seeds_at_once(fates, capsys):
-    fates(seed0="waits for the others", seed1="waits for the others", others="2", seed2="fails")
+def test_runs_the_given_number_of_seeds_at_once(set_outcomes, capsys):
+    set_outcomes(seed0="waits for the others", seed1="waits for the others", others="2", seed2="fails")
     assert main.main(["run", *WORDS, "--seeds", "0-2", "--jobs", "2", "--display", "quiet"]) == 1
     assert [line.split()[-1] for line in started()] == ["log-only"] * 3
     said = capsys.readouterr()
@@ -120,13 +120,13 @@ def test_runs_the_given_number_of_seeds_at_once(fates, capsys):
     assert main.main(["logs", "x", "seed2"]) == 0 and "WorkerDied" in capsys.readouterr().out
 
 
-def test_group_continues_with_missing_seeds(fates, capsys):
-    fates(seed1="fails", seed2="fails")
+def test_group_continues_with_missing_seeds(set_outcomes, capsys):
+    set_outcomes(seed1="fails", seed2="fails")
     assert main.main(["run", *WORDS, "--seeds", "0-2", "--init-from", "y@best"]) == 1
     begun = started()
     assert all("--init-from y@best" in line for line in begun)
     (Path("runs/ppo/x-seed2/snapshots/state/tags/latest.json")).unlink()  # it died before its first snapshot
-    fates()
+    set_outcomes()
     assert main.main(["run", "--resume", "x", "--jobs", "1"]) == 0
     first, second = started()[len(begun) :]
     assert first.startswith(f"--resume {Path('runs/ppo/x-seed1').absolute()} --num-envs 8") and "init-from" not in first
@@ -136,8 +136,8 @@ def test_group_continues_with_missing_seeds(fates, capsys):
     assert "--num-envs cannot change when a group of runs is continued" in capsys.readouterr().err
 
 
-def test_stop_ends_running_seeds_and_starts_no_other(fates, capsys):
-    fates(seed0="goes on until told", seed1="goes on until told")
+def test_stop_ends_running_seeds_and_starts_no_other(set_outcomes, capsys):
+    set_outcomes(seed0="goes on until told", seed1="goes on until told")
     statuses: list[int] = []
     group = Path("runs/ppo/x").absolute()
 
@@ -158,14 +158,14 @@ def test_stop_ends_running_seeds_and_starts_no_other(fates, capsys):
     assert len(started()) == 2 and json.loads((group / "result.json").read_text())["ended"] == "interrupted"
 
 
-def test_refused_command_leaves_no_files(fates, tmp_path: Path):
-    fates(seed0="is refused")
+def test_refused_command_leaves_no_files(set_outcomes, tmp_path: Path):
+    set_outcomes(seed0="is refused")
     assert main.main(["run", *WORDS, "--seeds", "0-4"]) == 2
     assert len(started()) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["child.py", "log"]
 
 
-def test_overwriting_a_group_deletes_its_runs(fates):
+def test_overwriting_a_group_deletes_its_runs(set_outcomes):
     assert main.main(["run", *WORDS, "--seeds", "0-1"]) == 0
     assert main.main(["run", *WORDS, "--seeds", "1-2", "--overwrite"]) == 0
     assert len(started()) == 4
@@ -177,7 +177,7 @@ def test_overwriting_a_group_deletes_its_runs(fates):
 
 
 @pytest.fixture
-def cluster(fates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cluster(set_outcomes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fake command sbatch that records its arguments."""
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()

@@ -38,7 +38,7 @@ def tell(folder: RunFolder, reason: str = "") -> None:
     StatusWriter(folder.path).update(MOMENT, lambda: WORKERS, reason)
 
 
-def said(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
+def output_of(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert main.main(["status", *words]) == 0
     return capsys.readouterr().out
 
@@ -52,10 +52,10 @@ def add_snapshot(folder: RunFolder) -> None:
 def test_status_of_a_running_run(folder: RunFolder, capsys):
     add_snapshot(folder)
     with claimed(folder):
-        assert "ppo/x: starting, process" in said("x", capsys=capsys)
+        assert "ppo/x: starting, process" in output_of("x", capsys=capsys)
         tell(folder)
-        text = said("x", capsys=capsys)
-        facts = json.loads(said("x", "--json", capsys=capsys))
+        text = output_of("x", capsys=capsys)
+        facts = json.loads(output_of("x", "--json", capsys=capsys))
     assert text.startswith("ppo/x: running since 20") and f"process {os.getpid()} on " in text
     assert "5000 of 20.0k (25%) env steps, 40 updates" in text
     assert "evaluation: return 20 at 4000 env steps, best 30" in text
@@ -70,19 +70,19 @@ def test_status_of_a_running_run(folder: RunFolder, capsys):
 
 def test_status_of_an_ended_run_names_the_reason_and_how_to_resume(folder: RunFolder, capsys):
     tell(folder, "interrupted")
-    assert "killed: process" in said("ppo/x", capsys=capsys)
+    assert "killed: process" in output_of("ppo/x", capsys=capsys)
     score = {"return_mean": 20.0, "return_ci95": 1.0, "episodes": 8, "env_steps": 4000}
     result = {"ended": "interrupted", "env_steps": 6000, "updates": 48, "wall_s": 61.0, "evaluation": score}
     (folder.path / "result.json").write_text(json.dumps(result))
-    text = said("ppo/x", capsys=capsys)
+    text = output_of("ppo/x", capsys=capsys)
     assert text.startswith("ppo/x: interrupted\n  6,000 env steps, 48 updates, 1:01\n  evaluation: return 20.0 ± 1.0")
     assert "jsrl stop" not in text and "to continue" not in text  # there is no snapshot
     add_snapshot(folder)
-    assert f"to continue: jsrl run --resume {folder.path}" in said("ppo/x", capsys=capsys)
+    assert f"to continue: jsrl run --resume {folder.path}" in output_of("ppo/x", capsys=capsys)
     (folder.path / "result.json").write_text(json.dumps({"ended": "failed", "error": "WorkerDied: actor-0\ntrace"}))
-    assert said("ppo/x", capsys=capsys).startswith("ppo/x: failed: WorkerDied: actor-0\n")
+    assert output_of("ppo/x", capsys=capsys).startswith("ppo/x: failed: WorkerDied: actor-0\n")
     (folder.path / "result.json").write_text(json.dumps(result | {"ended": "max_minutes"}))
-    text = said("ppo/x", capsys=capsys)
+    text = output_of("ppo/x", capsys=capsys)
     assert text.startswith("ppo/x: reached max_minutes\n") and "to continue" not in text
 
 
@@ -94,9 +94,9 @@ def test_silence_of_another_host_is_reported(folder: RunFolder, capsys):
     far = identity | {"host": "far", "boot": "another"}
     (folder.path / RUNNING).write_text(json.dumps(far))
     (folder.path / "status.json").write_text(json.dumps(news | {"process": far}))
-    assert said("x", capsys=capsys).startswith("ppo/x: running since")
+    assert output_of("x", capsys=capsys).startswith("ppo/x: running since")
     os.utime(folder.path / "status.json", (time.time() - 300,) * 2)
-    assert said("x", capsys=capsys).startswith(
+    assert output_of("x", capsys=capsys).startswith(
         f"ppo/x: no news for 5:00 from process {os.getpid()} on far; its host may"
     )
 
@@ -104,14 +104,14 @@ def test_silence_of_another_host_is_reported(folder: RunFolder, capsys):
 def test_slurm_is_queried_if_installed(folder: RunFolder, monkeypatch, capsys, tmp_path: Path):
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     with claimed(folder):
-        assert "Slurm job 12: not known here" in said("x", capsys=capsys)
+        assert "Slurm job 12: not known here" in output_of("x", capsys=capsys)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
         for name, answer in (("squeue", '[ "$3" = 12 ] && echo "RUNNING|n1|None"'), ("sacct", "echo COMPLETED")):
             (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
             (tmp_path / name).chmod(0o755)
-        assert "Slurm job 12: RUNNING on n1" in said("x", capsys=capsys)
+        assert "Slurm job 12: RUNNING on n1" in output_of("x", capsys=capsys)
         (tmp_path / "squeue").write_text("#!/bin/sh\nexit 1\n")
-        assert json.loads(said("x", "--json", capsys=capsys))["slurm_state"] == "COMPLETED"
+        assert json.loads(output_of("x", "--json", capsys=capsys))["slurm_state"] == "COMPLETED"
 
 
 def test_a_folder_is_a_table_of_its_runs(folder: RunFolder, capsys):
@@ -119,8 +119,8 @@ def test_a_folder_is_a_table_of_its_runs(folder: RunFolder, capsys):
     (other.path / "experiment.json").write_text("{")
     folder.metrics_path.write_text(json.dumps({"env_steps": 500, "updates": 3, "evaluator/return_mean": 12.5}) + "\n")
     with claimed(folder):
-        lines = said(capsys=capsys).splitlines()
+        lines = output_of(capsys=capsys).splitlines()
         assert lines[2].split()[:5] == ["ppo/x", "running", "500", "/", "20.0k"] and " 12.5 " in lines[2]
         assert lines[3].split()[:4] == ["dqn/y", "cannot", "be", "read"]
-        assert [run["run"] for run in json.loads(said("runs/ppo", "--json", capsys=capsys))] == ["ppo/x"]
+        assert [run["run"] for run in json.loads(output_of("runs/ppo", "--json", capsys=capsys))] == ["ppo/x"]
     assert status.below(folder.path) == []

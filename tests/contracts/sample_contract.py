@@ -446,14 +446,14 @@ def test_broadcast_trajectory_reaches_every_remaining_reader(transport: Transpor
     fill((block := reserve_all(ends, TIMEOUT_S)).trajectory, 9)
     other.close()
 
-    def hears_of_it() -> bool:
+    def close_is_raised() -> bool:
         try:
             ends[1].reserve(0.05).abandon()
         except StreamClosed:
             return True
         return False
 
-    wait_for(hears_of_it)
+    wait_for(close_is_raised)
     block.commit(1, Origin(ACTOR, 9))
     assert [entry.origin.sequence for entry in drain(consumer, 1)] == [9]
     with pytest.raises(StreamClosed):

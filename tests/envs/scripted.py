@@ -59,7 +59,7 @@ class OwnGame(MatrixGame):
         self.tasks |= tasks
 
 
-class Shouting(gymnasium.Wrapper):
+class DoubledReward(gymnasium.Wrapper):
     """Doubles the reward."""
 
     def step(self, action):
@@ -156,7 +156,7 @@ class Unseeded(Counting):
         return super().reset(seed=time.time_ns() & 0x7FFFFFFF)
 
 
-class Sealed(Counting):
+class EqualSlots(Counting):
     """Gives every slot the same episodes."""
 
     def reset(self, *, seed=None, options=None):

@@ -27,7 +27,7 @@ class Schedule:
         return [name for name in self.present if self.death.get(name, 99) > after]
 
 
-class Fate:
+class ScheduledGame:
     """Shared by both forms."""
 
     metadata = {"name": "fate"}  # noqa: RUF012
@@ -70,7 +70,7 @@ class Fate:
         pass
 
 
-class Together(Fate):
+class ParallelGame(ScheduledGame):
     """All living agents act at once."""
 
     def reset(self, seed=None, options=None):
@@ -92,7 +92,7 @@ class Together(Fate):
         return {name: self.seen(name) for name in lived}, earned, died, cut, {name: {"level": 1.0} for name in lived}
 
 
-class InTurn(Fate):
+class TurnGame(ScheduledGame):
     """One agent moves at a time, drawn at random; any move may kill any agent. Dead agents step with None."""
 
     def reset(self, seed=None, options=None):
@@ -140,7 +140,7 @@ class InTurn(Fate):
             self._choose(self.agents)
 
 
-class Masked(Together):
+class Masked(ParallelGame):
     """Masks in `info`, with one allowed action; `wrong` allows none."""
 
     def reset(self, seed=None, options=None):

@@ -21,7 +21,7 @@ CONFIGS = [
     EnvConfig("envpool:CartPole-v1"),
     EnvConfig("envpool:HalfCheetah-v4", max_episode_steps=30),
     EnvConfig(COUNTING),
-    EnvConfig(COUNTING, kwargs={"truncates": True}, wrappers=("tests.envs.scripted:Shouting",)),
+    EnvConfig(COUNTING, kwargs={"truncates": True}, wrappers=("tests.envs.scripted:DoubledReward",)),
     *(EnvConfig(VECTOR, kwargs={"mode": mode}) for mode in ("NextStep", "SameStep", "Disabled")),
     *(EnvConfig(f"probe:{name}") for name in PROBES),
 ]

@@ -21,10 +21,10 @@ GOOD = [
         {"waited", "died"},
     ),
     (EnvConfig("matrix:climbing", kwargs={"rounds": 3, "see_last": True}), {"waited", "died"}),
-    (EnvConfig(FATE + "Together"), set()),
-    (EnvConfig(FATE + "Together", kwargs={"death": "team", "sides": SIDES}), set()),
-    (EnvConfig(FATE + "InTurn", reward_scale=0.5), set()),
-    (EnvConfig(FATE + "InTurn", kwargs={"death": "team", "sides": SIDES}, max_episode_steps=4), set()),
+    (EnvConfig(FATE + "ParallelGame"), set()),
+    (EnvConfig(FATE + "ParallelGame", kwargs={"death": "team", "sides": SIDES}), set()),
+    (EnvConfig(FATE + "TurnGame", reward_scale=0.5), set()),
+    (EnvConfig(FATE + "TurnGame", kwargs={"death": "team", "sides": SIDES}, max_episode_steps=4), set()),
     (EnvConfig(FATE + "Masked", reseed_episodes=True), set()),
 ]
 
@@ -66,7 +66,7 @@ def act_forever(step, count):
     return step._replace(acts=np.ones_like(step.acts))
 
 
-def nobody_acts(step, count):
+def no_seat_acts(step, count):
     return step._replace(acts=step.acts * (count != 5))
 
 
@@ -111,15 +111,15 @@ TEAM = {"death": "team", "sides": SIDES}
 @pytest.mark.parametrize(
     ("form", "kwargs", "mutate", "told"),
     [
-        ("Together", {}, no_last_reward, r"reported returns .*; its rewards sum to"),
-        ("Together", {}, act_forever, r"act after they died"),
-        ("Together", {}, nobody_acts, r"no seat acts in slots"),
-        ("Together", {}, pay_the_dead, r"earn rewards after they died"),
-        ("Together", {}, forget_first, r"expected is_first right after"),
-        ("Together", TEAM, tear_a_side, r"differs within a side"),
-        ("Together", {}, mean_is_sum, r"expected one of each seat, and their mean"),
-        ("InTurn", {}, value_only, r"(?s)acts .*; expected one of \(0, 1\)"),
-        ("Together", {}, wide, r"reward is float64 \[3, 4\]; expected float32 \[3, 4\]"),
+        ("ParallelGame", {}, no_last_reward, r"reported returns .*; its rewards sum to"),
+        ("ParallelGame", {}, act_forever, r"act after they died"),
+        ("ParallelGame", {}, no_seat_acts, r"no seat acts in slots"),
+        ("ParallelGame", {}, pay_the_dead, r"earn rewards after they died"),
+        ("ParallelGame", {}, forget_first, r"expected is_first right after"),
+        ("ParallelGame", TEAM, tear_a_side, r"differs within a side"),
+        ("ParallelGame", {}, mean_is_sum, r"expected one of each seat, and their mean"),
+        ("TurnGame", {}, value_only, r"(?s)acts .*; expected one of \(0, 1\)"),
+        ("ParallelGame", {}, wide, r"reward is float64 \[3, 4\]; expected float32 \[3, 4\]"),
         ("Masked", {}, own_mask, r"does not act is not all ones"),
     ],
 )

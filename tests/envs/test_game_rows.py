@@ -85,7 +85,7 @@ def check_against_the_truth(form: str, death: str, wanted: int) -> None:
         plan = game._envs[slot].env.log[done[slot]]
         done[slot] += 1
         assert plan.closed and plan.length == episode.length == len(rows) - 1
-        turns = form == "InTurn"
+        turns = form == "TurnGame"
         reward, discount, acts = expected(plan, names, turns, death == "team")
         found = np.array([row.reward for row in rows[1:]])
         np.testing.assert_allclose(found, reward, atol=1e-6)
@@ -106,14 +106,14 @@ def check_against_the_truth(form: str, death: str, wanted: int) -> None:
 
 
 @pytest.mark.parametrize("death", ["ends", "team"])
-@pytest.mark.parametrize("form", ["Together", "InTurn"])
+@pytest.mark.parametrize("form", ["ParallelGame", "TurnGame"])
 def test_rows_equal_the_played_game(form: str, death: str) -> None:
     check_against_the_truth(form, death, 300)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("death", ["ends", "team"])
-@pytest.mark.parametrize("form", ["Together", "InTurn"])
+@pytest.mark.parametrize("form", ["ParallelGame", "TurnGame"])
 def test_rows_equal_the_played_game_in_ten_thousand_episodes(form: str, death: str) -> None:
     check_against_the_truth(form, death, 10_000)
 
@@ -121,10 +121,10 @@ def test_rows_equal_the_played_game_in_ten_thousand_episodes(form: str, death: s
 @pytest.mark.parametrize(
     ("form", "fault", "told"),
     [
-        ("Together", "cut", r"truncated seat 'a_\d' in step 1 of its episode, while others play on"),
-        ("InTurn", "cut", r"truncated seat 'a_\d' in step 1 of its episode, while others play on"),
-        ("Together", "revive", r"has seat 'a_\d' in the game after it had ended, or joined late"),
-        ("Together", "vanish", r"dropped 'a_\d' from `agents` without terminating or truncating it"),
+        ("ParallelGame", "cut", r"truncated seat 'a_\d' in step 1 of its episode, while others play on"),
+        ("TurnGame", "cut", r"truncated seat 'a_\d' in step 1 of its episode, while others play on"),
+        ("ParallelGame", "revive", r"has seat 'a_\d' in the game after it had ended, or joined late"),
+        ("ParallelGame", "vanish", r"dropped 'a_\d' from `agents` without terminating or truncating it"),
         ("Masked", "none", r"lets seat 'a_\d' act but allows no action"),
     ],
 )
@@ -222,7 +222,7 @@ def test_turn_based_and_simultaneous_rewards_are_equal() -> None:
 
 
 def test_time_limits_and_metrics() -> None:
-    config = EnvConfig(GAMES + "Together", max_episode_steps=2, episode_metrics=("level:sum",))
+    config = EnvConfig(GAMES + "ParallelGame", max_episode_steps=2, episode_metrics=("level:sum",))
     game = make_game(config, 4, 0)
     cut = [
         (rows, episode) for _, rows, episode in episodes_of(game, 50) if episode.length == 2 and not episode.terminated
@@ -243,9 +243,9 @@ def test_time_limits_and_metrics() -> None:
         ),
         (EnvConfig("pettingzoo:tests.envs.seat_games"), ConfigError, "has no parallel_env and no env"),
         (EnvConfig("pettingzoo:tests.envs.scripted:Counting"), ConfigError, "without `possible_agents`"),
-        (EnvConfig(GAMES + "Together", kwargs={"death": "never"}), ConfigError, "death is ends or team"),
-        (EnvConfig(GAMES + "Together", kwargs={"size": 3}), ConfigError, "could not be made with .*size"),
-        (EnvConfig("tests.envs.seat_games:Together"), ConfigError, "pettingzoo:tests.envs.seat_games:Together"),
+        (EnvConfig(GAMES + "ParallelGame", kwargs={"death": "never"}), ConfigError, "death is ends or team"),
+        (EnvConfig(GAMES + "ParallelGame", kwargs={"size": 3}), ConfigError, "could not be made with .*size"),
+        (EnvConfig("tests.envs.seat_games:ParallelGame"), ConfigError, "pettingzoo:tests.envs.seat_games:ParallelGame"),
         (EnvConfig("CartPole-v1"), ConfigError, "has one agent"),
     ],
 )

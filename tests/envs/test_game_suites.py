@@ -11,7 +11,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import import_modules, make, make_game, make_spec
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.errors import EnvironmentFault, MissingExtra
-from tests.envs.seat_games import Together
+from tests.envs.seat_games import ParallelGame
 
 SUITES = [
     ("pettingzoo:mpe2.simple_spread_v3", "mpe2", "games"),
@@ -38,13 +38,13 @@ def test_imports_of_forked_actors_happen_before_the_fork() -> None:
     for name, module in (
         ("particle:simple_spread_v3", "jsrl.envs.particle.game"),
         ("matrix:rps", "jsrl.envs.games.matrix"),
-        ("pettingzoo:tests.envs.seat_games:Together", "tests.envs.seat_games"),
+        ("pettingzoo:tests.envs.seat_games:ParallelGame", "tests.envs.seat_games"),
     ):
         import_modules(EnvConfig(name))
         assert module in sys.modules
 
 
-class Frail(Together):
+class FailingGame(ParallelGame):
     """Raises in its seventh step, unless it was rebuilt."""
 
     made = 0
@@ -73,9 +73,9 @@ def play(config: EnvConfig, tell=None) -> list:
 
 
 def test_failed_game_is_rebuilt_if_configured() -> None:
-    name, told = "pettingzoo:tests.envs.test_game_suites:Frail", list[str]()
+    name, told = "pettingzoo:tests.envs.test_game_suites:FailingGame", list[str]()
     module = sys.modules.get("tests.envs.test_game_suites")
-    frail = Frail if module is None else module.Frail
+    frail = FailingGame if module is None else module.FailingGame
     frail.made = 0
     with pytest.raises(
         EnvironmentFault, match=r"slot 0, episode \d+, step \d+, seed \d+\) raised RuntimeError in step: the"
@@ -88,7 +88,7 @@ def test_failed_game_is_rebuilt_if_configured() -> None:
     assert all(not reward[first].any() and (discount[first] == 1).all() for first, reward, discount in seen)
 
 
-class Rash(Together):
+class FailingSlot(ParallelGame):
     """The second of two slots raises in its seventh step, unless it was rebuilt; its episodes are longer than that."""
 
     made = 0
@@ -106,9 +106,9 @@ class Rash(Together):
 
 
 def test_one_game_of_a_vector_is_rebuilt_and_the_others_play_on() -> None:
-    name, told = "pettingzoo:tests.envs.test_game_suites:Rash", list[str]()
+    name, told = "pettingzoo:tests.envs.test_game_suites:FailingSlot", list[str]()
     module = sys.modules.get("tests.envs.test_game_suites")
-    rash = Rash if module is None else module.Rash
+    rash = FailingSlot if module is None else module.FailingSlot
     rash.made = 2  # nothing raises
     calm = play(EnvConfig(name))
     rash.made = 0
@@ -136,14 +136,14 @@ def test_scaled_and_clipped_rewards_are_learned_from_and_raw_ones_reported() -> 
 def test_pettingzoo_class_is_given_by_reference() -> None:
     """Also for the class itself, as in notebooks."""
     base = pytest.importorskip("pettingzoo").ParallelEnv
-    mine = type("Mine", (Together, base), {})
+    mine = type("Mine", (ParallelGame, base), {})
     game = make_game(EnvConfig(mine, kwargs={"symmetric": True}), 2, 0)
     assert game.spec.names == ("a_0", "a_1", "a_2", "a_3") and game.spec.symmetric
     assert game.reset().is_first.all()
 
 
 def test_a_game_may_be_declared_symmetric() -> None:
-    name = "pettingzoo:tests.envs.seat_games:Together"
+    name = "pettingzoo:tests.envs.seat_games:ParallelGame"
     assert make_spec(EnvConfig(name, kwargs={"symmetric": True})).symmetric and not make_spec(EnvConfig(name)).symmetric
 
 

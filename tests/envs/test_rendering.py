@@ -38,7 +38,7 @@ class Painted(gymnasium.Env):
         return np.full((6, 8, 3), self.clock, np.uint8) if self.render_mode == "rgb_array" else None
 
 
-class Blind(Painted):
+class NoRenderMode(Painted):
     """Does not accept render_mode."""
 
     def __init__(self):
@@ -75,7 +75,7 @@ def test_pool_renders_the_playing_environment(config):
 
 
 def test_environment_that_renders_nothing_is_refused():
-    env = make_rendered(EnvConfig(HERE + "Blind"), 0)
+    env = make_rendered(EnvConfig(HERE + "NoRenderMode"), 0)
     env.reset()
     with pytest.raises(ConfigError, match=r"shows NoneType; expected a picture"):
         env.picture()

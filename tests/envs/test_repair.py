@@ -20,7 +20,7 @@ CLOSED: list[str] = []
 SEEDS: list[int] = []
 
 
-class Frail(gymnasium.Env):
+class FailingEnv(gymnasium.Env):
     """Observes (rebuilds so far, steps of the episode); fails as `what` says at step `at` of an episode until rebuilt."""
 
     action_space = gymnasium.spaces.Discrete(2)
@@ -28,7 +28,7 @@ class Frail(gymnasium.Env):
     made = 0
 
     def __init__(self, what: str = "raise", at: int = 3, lives: int = 1, slots: int = 2, slot: int = 1) -> None:
-        number, Frail.made = Frail.made, Frail.made + 1
+        number, FailingEnv.made = FailingEnv.made, FailingEnv.made + 1
         self.slot = number if number < slots else slot  # only this slot is ever rebuilt
         self.life = max(0, number - slots + 1)
         self.fails = self.slot == slot and self.life < lives
@@ -75,7 +75,7 @@ class Frail(gymnasium.Env):
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    Frail.made = 0
+    FailingEnv.made = 0
     CLOSED.clear()
     SEEDS.clear()
 
@@ -83,7 +83,7 @@ def fresh() -> None:
 def frail(what: str, told: list[str] | None = None, seed: int = 5, **options: Any):
     limits = {name: options.pop(name) for name in list(options) if name.startswith("fault_")}
     config = EnvConfig(
-        S + "Frail",
+        S + "FailingEnv",
         kwargs={"what": what, **options},
         on_fault="restart-env",
         episode_metrics=("score:sum",),
@@ -119,14 +119,14 @@ def test_failed_slot_is_rebuilt_and_its_episode_cut(what: str) -> None:
     assert ended == [(5, 0, 5, 5.0, whole), (8, 1, 5, 5.0, whole), (11, 0, 5, 5.0, whole)]
     assert CLOSED == ["slot 1, life 0"]
     assert len(told) == 1
-    for part in ("Frail", "slot 1, episode 0, step 2, seed", "Slot 1 is rebuilt, with seed", "repair 1 of 10"):
+    for part in ("FailingEnv", "slot 1, episode 0, step 2, seed", "Slot 1 is rebuilt, with seed", "repair 1 of 10"):
         assert part in told[0]
 
 
 def test_repair_seed_is_equal_across_runs_and_differs_per_restart() -> None:
     runs = []
     for _ in range(2):
-        Frail.made = 0
+        FailingEnv.made = 0
         SEEDS.clear()
         told: list[str] = []
         steps_of(frail("raise", told, lives=3), 12)
@@ -167,16 +167,16 @@ def test_repairs_before_the_window_do_not_count() -> None:
 
 
 def test_without_restart_policy_the_fault_is_raised() -> None:
-    env = make(EnvConfig(S + "Frail"), 2, 0)
+    env = make(EnvConfig(S + "FailingEnv"), 2, 0)
     with pytest.raises(EnvironmentFault, match="the wheel came off"):
         steps_of(env, 10)
-    assert Frail.made == 2 and not CLOSED
+    assert FailingEnv.made == 2 and not CLOSED
 
 
 # -- vector environments without replaceable slots --------------------------------------------------------------------
 
 
-class FrailVector:
+class FailingVector:
     """A vector environment with jsrl's protocol: two slots, a clock; the first instance raises at its third step."""
 
     made: list[int] = []  # noqa: RUF012
@@ -191,8 +191,8 @@ class FrailVector:
             self._probe.close,
             self._probe.reset,
         )
-        FrailVector.made.append(seed)
-        self.time, self.fails = 0, len(FrailVector.made) == 1
+        FailingVector.made.append(seed)
+        self.time, self.fails = 0, len(FailingVector.made) == 1
 
     def step(self, action):
         self.time += 1
@@ -202,12 +202,12 @@ class FrailVector:
 
 
 def frail_gym_vector(num_envs: int) -> gymnasium.vector.VectorEnv:
-    return gymnasium.vector.SyncVectorEnv([lambda: Frail(slots=num_envs + 2)] * num_envs)
+    return gymnasium.vector.SyncVectorEnv([lambda: FailingEnv(slots=num_envs + 2)] * num_envs)
 
 
-@pytest.mark.parametrize("name", ["FrailVector", "frail_gym_vector"])
+@pytest.mark.parametrize("name", ["FailingVector", "frail_gym_vector"])
 def test_user_vector_environment_is_rebuilt_as_a_whole(name: str) -> None:
-    FrailVector.made.clear()
+    FailingVector.made.clear()
     told: list[str] = []
     env = make(EnvConfig(S + name, on_fault="restart-env"), 2, 5, group=3, tell=told.append)
     steps = steps_of(env, 4)
@@ -215,7 +215,7 @@ def test_user_vector_environment_is_rebuilt_as_a_whole(name: str) -> None:
     assert all((s.discount == 1.0).all() and (s.reward[s.is_first] == 0.0).all() for s in steps)
     assert len(told) == 1 and "All 2 slots of its vector are rebuilt" in told[0]
     assert name in told[0] and ("the axle broke" in told[0] or "the wheel came off" in told[0])
-    assert len(set(FrailVector.made)) == len(FrailVector.made)
+    assert len(set(FailingVector.made)) == len(FailingVector.made)
     env.close()
 
 
@@ -237,4 +237,4 @@ def test_invalid_restart_policies_are_refused(options: dict[str, Any], message: 
 
 def test_check_env_reports_faults_under_every_policy() -> None:
     with pytest.raises(EnvironmentFault, match="the wheel came off"):
-        check_env(EnvConfig(S + "Frail", on_fault="restart-env"), num_envs=2, steps=20)
+        check_env(EnvConfig(S + "FailingEnv", on_fault="restart-env"), num_envs=2, steps=20)

@@ -186,7 +186,7 @@ def test_reset_without_info_is_a_fault():
         (EnvConfig("probe:memory", kwargs={"delai": 2}), "delai"),
         (EnvConfig("CartPole-v1", kwargs={"gravity_": 2}), "gravity_"),
         (EnvConfig("Acrobot-v1", backend="native"), "no vector entry point"),
-        (EnvConfig("CartPole-v1", backend="native", wrappers=(S + "Shouting",)), "wrappers"),
+        (EnvConfig("CartPole-v1", backend="native", wrappers=(S + "DoubledReward",)), "wrappers"),
         (EnvConfig(S + "TextObservation"), "Text"),
         (EnvConfig(S + "NoSpaces"), "has no observation_space; set"),
         (EnvConfig(S + "DictAction"), "Dict"),
@@ -200,7 +200,7 @@ def test_invalid_environments_are_refused_by_name(config, message):
 
 
 def test_wrappers_warn_about_their_cost(caplog):
-    env = make(EnvConfig("CartPole-v1", wrappers=(S + "Shouting",)), 2, 0)
+    env = make(EnvConfig("CartPole-v1", wrappers=(S + "DoubledReward",)), 2, 0)
     env.reset()
     assert "vectorised implementation" in caplog.text
     assert (env.step(np.zeros(2, np.int32)).reward == 2.0).all()
@@ -275,11 +275,11 @@ def test_make_spec_equals_the_environment_spec():
     assert make_spec(EnvConfig("CartPole-v1")).observation == ArraySpec((4,), "float32")
 
 
-@pytest.mark.parametrize(("name", "message"), [("Unseeded", "differ"), ("Sealed", "start with the same")])
+@pytest.mark.parametrize(("name", "message"), [("Unseeded", "differ"), ("EqualSlots", "start with the same")])
 def test_check_env_finds_bad_seeding(name, message):
     from jsrl.envs.check import check_env
 
-    if name == "Sealed":
+    if name == "EqualSlots":
         report = check_env(EnvConfig(S + name), steps=20)
         assert any(message in note for note in report.notes)
     else:

@@ -61,7 +61,7 @@ def random_surface(seed: int, cores: int) -> Surface:
 
 
 @dataclass
-class Pretended:
+class SimulatedMachine:
     """A simulated machine that answers at once: a trial takes `trial_s` of its own clock and returns the speed with noise.
 
     Attributes:

@@ -194,7 +194,7 @@ def test_environments_are_restored_and_continue_identically(tmp_path: Path) -> N
     assert Journal(path).num_records == 51
 
 
-class Clockwork(resume_process.CartPoleEnv):
+class UnseededEnv(resume_process.CartPoleEnv):
     """An environment that ignores its seed."""
 
     def reset(self, *, seed=None, options=None):
@@ -206,7 +206,7 @@ class Clockwork(resume_process.CartPoleEnv):
 def test_environment_that_ignores_seeds_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "journal" / "group-1"
     for play_again in (None, 5):
-        env = journaled_env(path, play_again, env=make(EnvConfig(Clockwork), 3, 7))
+        env = journaled_env(path, play_again, env=make(EnvConfig(UnseededEnv), 3, 7))
         if play_again is None:
             env.reset()
             play(env, 20, seed=0)

@@ -37,7 +37,7 @@ def experiment(**changes) -> Experiment:
     return Experiment(**(values | changes))
 
 
-class Seen:
+class RecordingHook:
     """Records every call."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ def log_of(folder):
 
 
 def test_hooks_see_a_run_and_end_it(tmp_path):
-    seen = Seen()
+    seen = RecordingHook()
     result = run(experiment(total_env_steps=10**8), hooks=[seen, Stopper()], runs_dir=tmp_path, display="quiet")
     assert result.ended == "stopped by hook enough" and result.as_intended
     assert json.loads((result.folder / "result.json").read_text())["ended"] == result.ended
@@ -88,14 +88,14 @@ def test_hooks_see_a_run_and_end_it(tmp_path):
 
 
 def test_hooks_and_sinks_get_the_failure_of_a_run(tmp_path):
-    class Kept:
+    class RecordingSink:
         def write(self, row):
             pass
 
         def end(self, summary):
             self.summary = summary
 
-    seen, kept = Seen(), Kept()
+    seen, kept = RecordingHook(), RecordingSink()
     with pytest.raises(JsrlError, match=r"not finite|nan"):
         run(experiment(agent=TinyConfig(mode="nan")), hooks=[seen], sinks=[kept], runs_dir=tmp_path, display="quiet")
     assert [result.ended for result in seen.of("on_end")] == ["failed"]
@@ -112,7 +112,7 @@ class Broken:
 
 
 def test_hook_that_raises_is_disabled_and_the_run_continues(tmp_path):
-    broken, seen = Broken(), Seen()
+    broken, seen = Broken(), RecordingHook()
     result = run(experiment(), hooks=[broken, seen], runs_dir=tmp_path, display="quiet")
     assert result.ended == "total_env_steps" and broken.called == 1
     assert len(seen.of("on_metrics")) > 1
@@ -124,24 +124,24 @@ def test_hook_that_raises_is_disabled_and_the_run_continues(tmp_path):
 def test_hanging_hook_does_not_block_the_run(tmp_path):
     released = threading.Event()
 
-    class Stuck:
+    class HangingHook:
         def on_start(self, run):
             released.wait()
 
     try:
         begun_s = time.monotonic()
         result = run(
-            experiment(deadlines=DeadlineConfig(hooks_s=0.2)), hooks=[Stuck()], runs_dir=tmp_path, display="quiet"
+            experiment(deadlines=DeadlineConfig(hooks_s=0.2)), hooks=[HangingHook()], runs_dir=tmp_path, display="quiet"
         )
         assert time.monotonic() - begun_s < 60
     finally:
         released.set()
     assert result.ended == "total_env_steps" and result.final["return_mean"] == pytest.approx(1.0)
-    assert "hooks: Stuck.on_start did not return within 0.2 s of the end" in log_of(result.folder)
+    assert "hooks: HangingHook.on_start did not return within 0.2 s of the end" in log_of(result.folder)
 
 
 def test_a_slow_hook_loses_rows_of_metrics_and_nothing_else():
-    released, seen = threading.Event(), Seen()
+    released, seen = threading.Event(), RecordingHook()
 
     class Slow:
         def on_start(self, run):
@@ -230,7 +230,7 @@ def test_class_instead_of_an_instance_is_refused_by_name():
 
 @pytest.mark.slow
 def test_a_hook_ends_a_run_in_processes(tmp_path):
-    seen = Seen()
+    seen = RecordingHook()
     e = dataclasses.replace(experiment(total_env_steps=10**8), placement="inline")
     result = run(e, hooks=[Stopper(), seen], runs_dir=tmp_path, display="quiet")
     assert result.ended == "stopped by hook enough"

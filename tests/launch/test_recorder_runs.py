@@ -84,7 +84,7 @@ def test_missing_extras_and_non_rendering_environments_are_refused_before_the_st
         make_plan(experiment(), str(tmp_path), tmp_path)
 
 
-class Films:
+class VideoSink:
     """A sink that records videos."""
 
     def __init__(self):
@@ -99,7 +99,7 @@ class Films:
 
 @pytest.mark.slow
 def test_serial_run_records_videos_and_the_report_shows_them(tmp_path):
-    films = Films()
+    films = VideoSink()
     result = run(experiment(), runs_dir=tmp_path, display="quiet", sinks=[films])
     assert films.paths[-1].is_file() and films.paths[-1].parent == result.folder / "videos"
     assert len(films.paths) >= 4

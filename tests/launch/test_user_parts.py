@@ -98,7 +98,7 @@ class FileSubscriber:
         """Do nothing; nothing is held."""
 
 
-class Noting:
+class RecordingLauncher:
     """Starts workers as processes of this host, and records where their streams are bound."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ def small(**values) -> Experiment:
 @pytest.mark.slow
 def test_user_kind_transport_and_launcher(tmp_path: Path) -> None:
     """Rows must be from the newest params, so the run only continues if params arrive."""
-    launcher = Noting()
+    launcher = RecordingLauncher()
     result = run(
         small(placement="inline"), runs_dir=tmp_path, name="own", graph=edited, launcher=launcher, display="log-only"
     )

@@ -36,7 +36,7 @@ EXPERIMENT = Experiment(
 )
 
 
-class Kept:
+class RecordingSink:
     """Stores its calls."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Kept:
         self.summary = summary
 
 
-class Stuck:
+class HangingSink:
     """Never returns from its first line."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Broken:
 
 
 def test_hanging_or_raising_sinks_do_not_affect_the_run(tmp_path):
-    kept, stuck = Kept(), Stuck()
+    kept, stuck = RecordingSink(), HangingSink()
     try:
         result = run(EXPERIMENT, sinks=[stuck, Broken(), kept], runs_dir=tmp_path, display="quiet")
     finally:
@@ -83,22 +83,22 @@ def test_hanging_or_raising_sinks_do_not_affect_the_run(tmp_path):
     assert kept.config["options"]["agent.offset"] == 0.0 and kept.config["folder"] == str(result.folder)
     assert kept.summary["final/return_mean"] == pytest.approx(1.0) and kept.summary["ended"] == "total_env_steps"
     log = (result.folder / "logs" / "controller.log").read_text()
-    assert "warning: Stuck did not end within 3 s (deadlines.sinks_s)" in log
+    assert "warning: HangingSink did not end within 3 s (deadlines.sinks_s)" in log
     assert log.count("Broken could not be started (KeyError: 'token' in test_sinks.py:") == 1
     assert "switched off" not in log and " kept for you" in log
 
 
 def test_slow_sink_loses_lines_and_is_reported_once():
-    stuck = Stuck()
+    stuck = HangingSink()
     thread = SinkThread(stuck)
     for number in range(1100):
         thread.write({"number": number})
     told = [text for text, _ in thread.messages()]
-    assert told == ["Stuck is slower than the run: lines of metrics are dropped for it"]
+    assert told == ["HangingSink is slower than the run: lines of metrics are dropped for it"]
     stuck.released.set()
     finish_all([thread], {}, 10.0)
     ((text, level),) = thread.messages()
-    assert level == "warning" and text.endswith("lines of metrics were dropped for Stuck")
+    assert level == "warning" and text.endswith("lines of metrics were dropped for HangingSink")
     assert 98 <= int(text.split()[0]) <= 100
 
 

@@ -27,7 +27,7 @@ class Row(NamedTuple):
     acts: int = 0
 
 
-class Lives:
+class ReplacedActors:
     """N environments whose actors are sometimes replaced: `lives[env]` holds the rows of each incarnation, in sequence."""
 
     def __init__(self, num_rows: int, seed: int) -> None:
@@ -121,7 +121,7 @@ def with_state(windows: Trajectory) -> Trajectory:
     [(4, 1, False, False), (4, 3, True, True), (1, 3, False, True), (4, 6, False, False), (2, 3, True, False)],
 )
 def test_no_transition_is_lost_at_a_gap(num_rows, window, frames, prioritised):
-    lives = Lives(num_rows, seed=num_rows + window)
+    lives = ReplacedActors(num_rows, seed=num_rows + window)
     first = lives.trajectory()
     shape = device.ring_shape(
         spec_of(first), capacity=24 * N, window=window, frames=FRAMES if frames else None, prioritised=prioritised
@@ -164,7 +164,7 @@ def test_no_transition_is_lost_at_a_gap(num_rows, window, frames, prioritised):
 
 
 def test_oldest_gap_loses_its_bootstrap_row_when_too_many_gaps():
-    lives = Lives(1, seed=0)
+    lives = ReplacedActors(1, seed=0)
     first = lives.trajectory()
     shape = device.ring_shape(spec_of(first), capacity=24 * N, window=1, frames=None, prioritised=False)
     add = jax.jit(partial(device.add, shape))
@@ -178,7 +178,7 @@ def test_oldest_gap_loses_its_bootstrap_row_when_too_many_gaps():
 
 
 def test_kept_bootstrap_row_bootstraps_only_where_the_agent_acts():
-    lives = Lives(1, seed=0)
+    lives = ReplacedActors(1, seed=0)
     first = lives.trajectory()
     shape = device.ring_shape(spec_of(first), capacity=24 * N, window=1, frames=None, prioritised=False)
     ring = device.init_ring(shape, spec_of(first))

@@ -55,7 +55,7 @@ def server(runs_dir: Path) -> Iterator[Server]:
         thread.join()
 
 
-def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, str]:
+def http_get(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
     try:
         connection.request(method, path, headers=headers)
@@ -66,7 +66,7 @@ def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple
 
 
 def test_list_has_every_run_and_its_problem(server: Server):
-    answer, text = ask(server, "/")
+    answer, text = http_get(server, "/")
     assert answer.status == 200 and "<script" in text and answer.headers["Cache-Control"] == "no-store"
     rows = {name: row for name, row in re.findall(r'<a href="run/([^"]*)/">(.*?)</tr>', text)}
     assert list(rows) and set(rows) == {"ppo/whole", "ppo/damaged", "ppo/begun"}
@@ -75,12 +75,12 @@ def test_list_has_every_run_and_its_problem(server: Server):
 
 
 def test_only_the_page_and_files_of_a_run_are_served(server: Server):
-    assert "<h1>ppo/whole" in ask(server, "/run/ppo/whole/")[1]
-    assert ask(server, "/run/ppo/whole")[0].headers["Location"] == "/run/ppo/whole/"
-    answer, text = ask(server, "/run/ppo/whole/metrics.jsonl")
+    assert "<h1>ppo/whole" in http_get(server, "/run/ppo/whole/")[1]
+    assert http_get(server, "/run/ppo/whole")[0].headers["Location"] == "/run/ppo/whole/"
+    answer, text = http_get(server, "/run/ppo/whole/metrics.jsonl")
     assert answer.status == 200 and text.startswith("{") and int(answer.headers["Content-Length"]) == len(text)
     for run in ("damaged", "begun"):
-        answer, text = ask(server, f"/run/ppo/{run}/")
+        answer, text = http_get(server, f"/run/ppo/{run}/")
         assert answer.status == 200 and "cannot be read" in text
     refused = [
         "/run/ppo/whole/keys/secret",
@@ -92,22 +92,22 @@ def test_only_the_page_and_files_of_a_run_are_served(server: Server):
         "/etc/passwd",
         "/run/ppo/whole/jobs",
     ]
-    assert [ask(server, path)[0].status for path in refused] == [404] * len(refused)
-    assert [ask(server, "/", method)[0].status for method in ("POST", "PUT", "DELETE")] == [501] * 3
+    assert [http_get(server, path)[0].status for path in refused] == [404] * len(refused)
+    assert [http_get(server, "/", method)[0].status for method in ("POST", "PUT", "DELETE")] == [501] * 3
 
 
 @pytest.mark.parametrize(
     ("host", "status"), [("localhost:9000", 200), ("evil.example", 403), ("127.0.0.1.evil.example", 403)]
 )
 def test_other_host_names_are_refused(server: Server, host: str, status: int):
-    assert ask(server, "/content", Host=host)[0].status == status
+    assert http_get(server, "/content", Host=host)[0].status == status
 
 
 def test_unchanged_content_is_not_sent_again(server: Server, runs_dir: Path):
-    tag = ask(server, "/run/ppo/whole/content")[0].headers["ETag"]
-    assert ask(server, "/run/ppo/whole/content", **{"If-None-Match": tag})[0].status == 304
+    tag = http_get(server, "/run/ppo/whole/content")[0].headers["ETag"]
+    assert http_get(server, "/run/ppo/whole/content", **{"If-None-Match": tag})[0].status == 304
     write(RunFolder(runs_dir / "ppo" / "whole"), 7)
-    answer, text = ask(server, "/run/ppo/whole/content", **{"If-None-Match": tag})
+    answer, text = http_get(server, "/run/ppo/whole/content", **{"If-None-Match": tag})
     assert answer.status == 200 and "700 env steps" in text and "<html" not in text
 
 

@@ -60,7 +60,7 @@ def test_calibration_runs_one_and_four_actors():
     assert {run.experiment.actors for run in variants(odd, (INLINE,), (False,))} == {1, 3}
 
 
-def seen(placement: str, size: int, actors: int, **fields) -> Measured:
+def measured_run(placement: str, size: int, actors: int, **fields) -> Measured:
     """A run in which a step costs 1 ms + 0.1 ms a row, acting 0.5 ms of it, and an update 10 ms + 20 us a row on one core."""
     batch, steps = 4 * size * actors * 10, 100.0 * actors
     updates = steps * size / batch
@@ -74,7 +74,7 @@ def seen(placement: str, size: int, actors: int, **fields) -> Measured:
 
 
 def test_fitted_times_reproduce_their_runs():
-    runs = [seen(INLINE, size, actors) for size, actors in ((8, 1), (4, 4))]
+    runs = [measured_run(INLINE, size, actors) for size, actors in ((8, 1), (4, 4))]
     times = fitted(runs, EnvTimes(step=Cost(0.0001, 0.00005)))
     for size in (4, 8):
         whole = times.env.step.of(size) + times.actor.act.of(size) + times.actor.own.of(size)
@@ -83,7 +83,7 @@ def test_fitted_times_reproduce_their_runs():
     for one in runs:
         assert times.learner.update.of(one.batch_rows) == pytest.approx(0.01 + 2e-5 * one.batch_rows, rel=0.01)
     assert times.learner.threads == pytest.approx(1.0, rel=0.01)
-    server = [seen(SERVED, 8, 1, calls=100.0, call_rows=8.0, server_cpu=0.2)]
+    server = [measured_run(SERVED, 8, 1, calls=100.0, call_rows=8.0, server_cpu=0.2)]
     asked = fitted([*runs, *server], EnvTimes())
     assert asked.server.act.of(8) + asked.server.request.of(8) == pytest.approx(0.002, rel=0.01)  # 100 times a second
     timed = fitted([*runs, *server], EnvTimes(), [(1, 0.0001), (9, 0.0009)])  # acting alone: 0.1 ms a row

@@ -18,7 +18,7 @@ CONTROLLER_MARGIN_MB = 256
 LATE_MB = 384  # what may arrive between two checks and during the last messages
 
 
-class Peak:
+class PeakMemory:
     """The peak resident memory of a process from now on."""
 
     def __init__(self, process: psutil.Process) -> None:
@@ -49,14 +49,14 @@ def test_memory_stays_bounded_under_message_floods(launch) -> None:
         process = run.workers()[worker]
         found = FileNames(memory / "names").names().values()
         (path,) = {entry.address[6:] for entry in found if entry.pid == process.pid and entry.address[:6] == "ipc://"}
-        since_s, peak = time.monotonic(), Peak(process)
+        since_s, peak = time.monotonic(), PeakMemory(process)
         flood = Flood(path)
         assert flood.ended.wait(60), f"{worker} still accepts messages"
         flood.close()
         assert peak.growth_mb() < MARGIN_MB + LATE_MB
         await_training(run, since_s, worker, process.pid)
     lives = {name: process.pid for name, process in run.workers().items()}
-    peak = Peak(psutil.Process(run.popen.pid))
+    peak = PeakMemory(psutil.Process(run.popen.pid))
     flood = Flood(f"{memory}/control")
     assert flood.ended.wait(60), "the controller still accepts messages"
     flood.close()

@@ -100,7 +100,7 @@ def close_all(launcher: JoinedHosts, agents: dict[str, Agent]) -> None:
         agent.close()
 
 
-class Trained:
+class TrainingProgress:
     """The number of trajectories consumed by the learner of the run in a folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -116,7 +116,7 @@ class Trained:
         return 0 if ledger is None else ledger.consumed
 
 
-class Storm(threading.Thread):
+class KillServerAndHost(threading.Thread):
     """Kills a server on one host once trajectories flow, then the other host's agent, and ends the run after the recovery.
 
     Attributes:
@@ -125,7 +125,7 @@ class Storm(threading.Thread):
 
     def __init__(self, launcher: JoinedHosts, agents: dict[str, Agent], folder: Path) -> None:
         super().__init__(daemon=True)
-        self._launcher, self._trained = launcher, Trained(folder)
+        self._launcher, self._trained = launcher, TrainingProgress(folder)
         (self._lost, self._lost_agent), (self._kept, self._kept_agent) = agents.items()
         self.moved, self.done = set[str](), False
 
@@ -175,7 +175,7 @@ def test_run_survives_a_lost_server_and_a_lost_host(hosts, tmp_path: Path) -> No
     launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", told.append, lease_s=5.0, lost_s=8.0)
     agents = agents_on(launcher, networks, tmp_path)
     folder = tmp_path / "experiment" / "far"
-    storm = Storm(launcher, agents, folder)
+    storm = KillServerAndHost(launcher, agents, folder)
     storm.start()
     try:
         result = run(experiment, runs_dir=tmp_path, name="far", launcher=launcher, display="log-only", hooks=[storm])
@@ -264,7 +264,7 @@ def test_frozen_players_are_copied_to_the_host_that_plays_them(placement: str, t
     assert frozen == (set(POLICIES) if placement == "served" else {"main"})
 
 
-class Moves(threading.Thread):
+class JoinAndLeave(threading.Thread):
     """Lets a second host join during a run, asks the first one to end once actors have moved, and ends the run.
 
     Attributes:
@@ -283,7 +283,7 @@ class Moves(threading.Thread):
         )
 
     def run(self) -> None:
-        trained = Trained(self._folder / "experiment" / "moves")
+        trained = TrainingProgress(self._folder / "experiment" / "moves")
         trained.some_more()
         first = self.agent
         self._join("second", 1)
@@ -316,7 +316,7 @@ def test_actors_move_to_a_host_that_joins_late_and_away_from_one_that_leaves(tmp
     )
     own = HostFacts("here", 1, 8_000, "127.0.0.1")
     launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", lambda line: None, least=1)
-    moves = Moves(launcher, tmp_path)
+    moves = JoinAndLeave(launcher, tmp_path)
     moves.start()
     try:
         result = run(experiment, runs_dir=tmp_path, name="moves", launcher=launcher, display="log-only", hooks=[moves])
@@ -352,7 +352,7 @@ class Agents:
             agent.close()
 
 
-class Kills(threading.Thread):
+class KillAgents(threading.Thread):
     """Kills the agents of two hosts alternately, each time at a random moment of its work, and ends the run.
 
     Attributes:
@@ -361,7 +361,7 @@ class Kills(threading.Thread):
 
     def __init__(self, launcher: JoinedHosts, engine: Agents, folder: Path, kills: int) -> None:
         super().__init__(daemon=True)
-        self._launcher, self._engine, self._trained, self._kills = launcher, engine, Trained(folder), kills
+        self._launcher, self._engine, self._trained, self._kills = launcher, engine, TrainingProgress(folder), kills
         self.gone_s, self.replaced_s, self.done = list[float](), list[float](), False
 
     def run(self) -> None:
@@ -420,7 +420,7 @@ def test_agents_killed_twenty_times_return_and_actors_are_replaced(
     engine, told = Agents(tmp_path), list[str]()
     own = HostFacts("here", 1, 8_000, "127.0.0.1")
     launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", told.append, engine=engine, keep=["inference"])
-    kills = Kills(launcher, engine, tmp_path / "experiment" / "killed", 20)
+    kills = KillAgents(launcher, engine, tmp_path / "experiment" / "killed", 20)
     kills.start()
     try:
         result = run(experiment, runs_dir=tmp_path, name="killed", launcher=launcher, display="log-only", hooks=[kills])
@@ -446,7 +446,7 @@ class ReplayMoves(threading.Thread):
         self.received, self.done = list[int](), False
 
     def run(self) -> None:
-        trained, store = Trained(self._folder), SnapshotStore(self._folder / "snapshots" / "params")
+        trained, store = TrainingProgress(self._folder), SnapshotStore(self._folder / "snapshots" / "params")
         trained.some_more()
         await_that(lambda: "best" in store.tags(), 120.0)
         agent = self._agents[self._launcher._at["replay-0"]]
@@ -520,7 +520,7 @@ class LearnerMoves(threading.Thread):
         self.snapshots, self.hosts, self.done = [0], list[str](), False
 
     def run(self) -> None:
-        trained = Trained(self._folder)
+        trained = TrainingProgress(self._folder)
         trained.some_more()
         self._await_snapshot()
         agent = self._agents[self.hosts[-1]]

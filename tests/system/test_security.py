@@ -43,7 +43,7 @@ def spied_fixture(tmp_path: Path, monkeypatch) -> Path:
     return folder
 
 
-def seen(folder: Path) -> tuple[str, list[str]]:
+def recorded_calls(folder: Path) -> tuple[str, list[str]]:
     """Return (command lines of all processes, calls)."""
     lines = [line for path in folder.iterdir() for line in path.read_text().splitlines()]
     return "\n".join(x for x in lines if x.startswith("PROCESS")), [x for x in lines if x.startswith("CALL")]
@@ -59,7 +59,7 @@ def test_spy_detects_forbidden_calls(spied: Path, tmp_path: Path) -> None:
         "eval('1 + 1')\n"
     )
     subprocess.run([sys.executable, str(package)], check=True)
-    calls = seen(spied)[1]
+    calls = recorded_calls(spied)[1]
     assert {call.split()[1] for call in calls} == {"pickle.loads", "pickle.find_class", "Unpickler", "eval"}
 
 
@@ -72,7 +72,7 @@ def test_run_and_resume_use_no_pickle_and_no_eval(launch, spied: Path, transport
     more = ("--total-env-steps", "1120", "--placement", "serial")  # in one process, which reads all that was written
     again = launch("--resume", str(run.folder), *more, experiment="", runs_dir=run.runs_dir)
     again.expect(0, 90.0)
-    processes, calls = seen(spied)
+    processes, calls = recorded_calls(spied)
     kinds = [
         "learner",
         "inference-0",

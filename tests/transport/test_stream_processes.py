@@ -47,12 +47,12 @@ class Children:
                         pass
 
 
-def hear(child: subprocess.Popen[str]) -> str:
+def read_line(child: subprocess.Popen[str]) -> str:
     assert child.stdout is not None
     return child.stdout.readline().strip()
 
 
-def tell(child: subprocess.Popen[str]) -> None:
+def send_line(child: subprocess.Popen[str]) -> None:
     assert child.stdin is not None
     child.stdin.write("\n")
     child.stdin.flush()
@@ -77,13 +77,13 @@ def test_killed_clients_are_removed_and_their_replacements_served(
 ) -> None:
     serving = Serving(bind_inference(address, SPEC))
     first = children.start("ask", serving.address, 0)
-    assert hear(first) == "checked"
+    assert read_line(first) == "checked"
     first.kill()
     serving.wait_gone(ProducerId("actor-0", 0))
     second = children.start("ask", serving.address, 1)
-    assert hear(second) == "checked"
-    tell(second)
-    assert hear(second) == "left"
+    assert read_line(second) == "checked"
+    send_line(second)
+    assert read_line(second) == "left"
     serving.wait_gone(ProducerId("actor-0", 1))
     assert serving.gone == [ProducerId("actor-0", 0), ProducerId("actor-0", 1)]
     serving.close()
@@ -92,7 +92,7 @@ def test_killed_clients_are_removed_and_their_replacements_served(
 
 def test_killed_server_is_detected_and_its_replacement_found(address: str, children: Children) -> None:
     server = children.start("serve", address)
-    bound = hear(server)
+    bound = read_line(server)
     client = connect_inference(bound, SPEC, ProducerId("actor-0", 3), {0: 5}, TIMEOUT_S)
     client.send(0, make_request(5, 0))
     check_answer(make_request(5, 0), client.receive(TIMEOUT_S)[1])
@@ -104,7 +104,7 @@ def test_killed_server_is_detected_and_its_replacement_found(address: str, child
     assert time.monotonic() - started < 5
     client.close()
     again = children.start("serve", bound)
-    assert hear(again) == bound
+    assert read_line(again) == bound
     client = connect_inference(bound, SPEC, ProducerId("actor-0", 3), {0: 5}, TIMEOUT_S)
     client.send(0, make_request(5, 1))
     check_answer(make_request(5, 1), client.receive(TIMEOUT_S)[1])
@@ -113,24 +113,24 @@ def test_killed_server_is_detected_and_its_replacement_found(address: str, child
 
 def test_readers_never_see_torn_params(address: str, children: Children) -> None:
     publisher = children.start("publish", address)
-    bound = hear(publisher)
+    bound = read_line(publisher)
     readers = [children.start("read", bound) for _ in range(3)]
-    assert [hear(reader) for reader in readers] == ["reading"] * 3
-    tell(publisher)
-    assert hear(publisher) == "published"
+    assert [read_line(reader) for reader in readers] == ["reading"] * 3
+    send_line(publisher)
+    assert read_line(publisher) == "published"
     for reader in readers:
-        word, seen = hear(reader).split()
+        word, seen = read_line(reader).split()
         assert word == "saw" and 1 <= int(seen) <= STRESS_VERSIONS
         assert reader.wait(TIMEOUT_S) == 0
-    tell(publisher)
+    send_line(publisher)
     assert publisher.wait(TIMEOUT_S) == 0
 
 
 def test_killed_publisher_is_replaced(address: str, children: Children) -> None:
     publisher = children.start("publish", address)
-    bound = hear(publisher)
+    bound = read_line(publisher)
     subscriber = connect_params(bound)
-    tell(publisher)
+    send_line(publisher)
     subscriber.wait(0, STRESS_VERSIONS // 2, TIMEOUT_S)
     publisher.kill()
     publisher.wait(TIMEOUT_S)

@@ -32,7 +32,7 @@ from jsrl.tuning.space import (
 )
 from jsrl.tuning.trial import Limits, Progress
 from jsrl.tuning.tune import advise_from, start_limit_s
-from tests.launch.surfaces import Pretended, random_surface, regret, space_of
+from tests.launch.surfaces import SimulatedMachine, random_surface, regret, space_of
 
 ROOT = Path(__file__).parents[2]
 PPO = Experiment(agent=PPOConfig(), name="some", num_envs=16, placement="served", num_actors=1)
@@ -172,7 +172,7 @@ def regrets(cores: int, seeds: range, noise: float, total_s: float = 180.0) -> n
     space, found = space_of(cores), []
     for seed in seeds:
         surface = random_surface(seed, cores)
-        machine = Pretended(surface, np.random.default_rng(10_000 + seed), noise=noise)
+        machine = SimulatedMachine(surface, np.random.default_rng(10_000 + seed), noise=noise)
         chosen = advice_of(space, machine.search(space, total_s)).setting
         found.append(regret(small_grid(space), surface, chosen))
     return np.array(found)
@@ -214,7 +214,9 @@ def test_repeated_tunings_agree():
     for seed in range(10):
         surface = random_surface(seed, 2)
         speeds = [
-            surface(advice_of(space, Pretended(surface, np.random.default_rng((seed, again))).search(space)).setting)
+            surface(
+                advice_of(space, SimulatedMachine(surface, np.random.default_rng((seed, again))).search(space)).setting
+            )
             for again in range(2)
         ]
         agree.append(min(speeds) / max(speeds) >= 0.9)
@@ -223,22 +225,22 @@ def test_repeated_tunings_agree():
 
 def test_equal_measurements_propose_the_same_next_setting():
     space, surface = space_of(2), random_surface(3, 2)
-    first = Pretended(surface, np.random.default_rng(0)).search(space)
-    again = Pretended(surface, np.random.default_rng(0)).search(space)
+    first = SimulatedMachine(surface, np.random.default_rng(0)).search(space)
+    again = SimulatedMachine(surface, np.random.default_rng(0)).search(space)
     assert first == again
     assert propose(space, first[:8]) == propose(space, list(first[:8]))
 
 
 def test_time_budget_is_respected():
     for total_s, trial_s in ((180.0, 7.0), (60.0, 9.0), (20.0, 7.0), (5.0, 7.0)):
-        machine = Pretended(random_surface(0, 2), np.random.default_rng(0), trial_s=trial_s)
+        machine = SimulatedMachine(random_surface(0, 2), np.random.default_rng(0), trial_s=trial_s)
         trials = machine.search(space_of(2), total_s)
         assert trials[0].setting == space_of(2).default  # the first one is always made
         assert machine.now_s <= max(total_s, trial_s)
 
 
 def test_stop_ends_the_search_and_keeps_the_measurements():
-    machine = Pretended(random_surface(0, 2), np.random.default_rng(0))
+    machine = SimulatedMachine(random_surface(0, 2), np.random.default_rng(0))
     budget = Budget(180.0, lambda: machine.now_s, stopped=lambda: machine.made >= 5)
     assert len(search(space_of(2), machine.measure, budget)) == 5
 
@@ -246,7 +248,7 @@ def test_stop_ends_the_search_and_keeps_the_measurements():
 def test_failed_setting_is_not_tried_again():
     """If every served setting dies, the search stops trying them."""
     space, surface = space_of(2), random_surface(1, 2)
-    machine = Pretended(surface, np.random.default_rng(0))
+    machine = SimulatedMachine(surface, np.random.default_rng(0))
 
     def measure(setting, phase, best):
         trial = machine.measure(setting, phase, best)
@@ -340,7 +342,7 @@ def test_one_outlier_does_not_beat_the_finals():
 
 def test_saved_measurements_give_the_same_advice(tmp_path):
     space, surface = space_of(2), random_surface(5, 2)
-    found = measured(Pretended(surface, np.random.default_rng(1)).search(space))
+    found = measured(SimulatedMachine(surface, np.random.default_rng(1)).search(space))
     found.save(tmp_path / "m.json")
     assert Measurements.load(tmp_path / "m.json") == found
     assert advise_from(tmp_path / "m.json") == advise(found)

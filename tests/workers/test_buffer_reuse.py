@@ -139,7 +139,7 @@ class Published:
         pass
 
 
-class Early(OwnUpdate):
+class EarlyRelease(OwnUpdate):
     """The wrong order: the buffer is released while the computation that reads it runs."""
 
     def give_back(self, batcher: Batcher) -> None:
@@ -157,7 +157,7 @@ def evidence(feed: Feed, folder, *, buffers: int, reuse: int = 1, aligned: bool 
     plan = BatchPlan("fifo", (0,), B, B, T, max_lag=None, buffers=buffers, reuse=reuse)
     batcher = (AlignedBatcher if aligned else Batcher)(feed.consumer, SPEC, plan)
     spread = data_parallel(AGENT.update, jax.local_devices()[:1], donate=False)
-    updater = Early(AGENT, spread) if early else OwnUpdate(AGENT, spread)
+    updater = EarlyRelease(AGENT, spread) if early else OwnUpdate(AGENT, spread)
     if early:
         updater.give_back(batcher)
     source = Prefetched(FromStream(batcher, feed.consumer, T * B, reuse), Phases())

@@ -31,7 +31,7 @@ SPEC = GameSpec(tuple(Seat(name, ArraySpec((1,), "float32"), Discrete(2)) for na
 SLOTS = 3
 
 
-class Wire(NullReporter):
+class MessageQueue(NullReporter):
     """The messages of a worker, by kind of event."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Fleet:
         self.start_director()
 
     def start_director(self) -> None:
-        self.wire = Wire()
+        self.wire = MessageQueue()
         states = StateFile(self.folder / "director", None, pytest.fail)
         self.worker = DirectorWorker(
             "director", self.plan, 7, {"main": self.store}, states, self.wire, Recorder("director"), session=self.lives,
@@ -63,7 +63,7 @@ class Fleet:
         self.worker.setup()
 
     def _actor(self, incarnation: int):
-        wire = Wire()
+        wire = MessageQueue()
         assignments = Assignments([(0, (0, 1))], [False], reporter=wire, in_order=False)
         assignments.join(0, SPEC, SLOTS)
         self.over = getattr(self, "over", {}) | {id(assignments): list(range(SLOTS))}
@@ -202,7 +202,7 @@ def test_waiting_recurrent_seats_keep_acting() -> None:
     assert cast.asked(np.zeros((1, 2), np.uint8)).tolist() == [[5, LATEST_VERSION]]
 
 
-class Orders:
+class ScriptedOrders:
     """A director that gives these orders with its first report."""
 
     policies = ("main",)
@@ -218,7 +218,7 @@ class Orders:
 
 def test_no_proposals_before_confirmed_orders_and_lost_orders_are_resent(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    fleet = Fleet(tmp_path, Orders(Freeze("main", "a"), Reset("main", "a"), Stop("done")))
+    fleet = Fleet(tmp_path, ScriptedOrders(Freeze("main", "a"), Reset("main", "a"), Stop("done")))
     kept, fleet._learn = fleet._learn, lambda command, facts: asked.append((command, facts))
     asked: list = []
     while not asked:
@@ -237,7 +237,7 @@ def test_no_proposals_before_confirmed_orders_and_lost_orders_are_resent(tmp_pat
 def test_copy_is_handed_over_before_it_is_taken_and_both_are_resent(tmp_path: Path) -> None:
     """The parent's learner dies with the order, then the child's, then the director: each order is sent again."""
     rng = np.random.default_rng(0)
-    fleet = Fleet(tmp_path, Orders(Copy("main", "other", {"rate": 0.5})))
+    fleet = Fleet(tmp_path, ScriptedOrders(Copy("main", "other", {"rate": 0.5})))
     asked: list[tuple[str, dict]] = []
     fleet._learn = lambda command, facts: asked.append((command, facts))
     while len(asked) < 3:
@@ -270,7 +270,7 @@ def test_copy_is_handed_over_before_it_is_taken_and_both_are_resent(tmp_path: Pa
 
 def test_unconfirmed_order_is_resent_after_a_restart(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    fleet = Fleet(tmp_path, Orders(Freeze("main", "a"), Freeze("main", "b")))
+    fleet = Fleet(tmp_path, ScriptedOrders(Freeze("main", "a"), Freeze("main", "b")))
     kept, fleet._learn = fleet._learn, lambda command, facts: None
     while not fleet.worker._orders:
         fleet.turn(rng)
@@ -284,7 +284,7 @@ def test_unconfirmed_order_is_resent_after_a_restart(tmp_path: Path) -> None:
 
 def test_command_refused_by_a_learner_ends_the_director(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    fleet = Fleet(tmp_path, Orders(Freeze("main", "a")))
+    fleet = Fleet(tmp_path, ScriptedOrders(Freeze("main", "a")))
     fleet._learn = lambda command, facts: fleet.worker.command(
         Command("done", {"ticket": facts["ticket"], "error": "the disk is full"})
     )

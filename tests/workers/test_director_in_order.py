@@ -22,7 +22,7 @@ from jsrl.types import make_version
 from jsrl.workers.actor.assignments import Assignments
 from jsrl.workers.director.in_order import DirectorInOrder, Merge, OrderSettings
 from jsrl.workers.director.state_file import StateFile
-from tests.workers.test_director import SPEC, Wire
+from tests.workers.test_director import SPEC, MessageQueue
 
 GROUPS, SLOTS, ROWS = 3, 2, 4
 TEAM = dataclasses.replace(SPEC, seats=tuple(dataclasses.replace(seat, side="all") for seat in SPEC.seats))
@@ -47,13 +47,13 @@ def test_next_message_is_chosen_once_no_earlier_one_can_arrive() -> None:
     assert [merge.take(place) for place in iter(merge.next, None)] == ["scores", "a5"]
 
 
-class Hasty:
+class RandomOrderRun:
     """Actors of one group each, a learner and a director, in random order."""
 
     def __init__(self, folder: Path, director, seed: int) -> None:
         self.random, self.folder, self.store = np.random.default_rng(seed), folder, PlayerStore(folder / "players")
         self.store.freeze("initial", 0, [np.zeros(1)])
-        self.wire, self.updates, self.scored = Wire(), 0, isinstance(director, PLR)
+        self.wire, self.updates, self.scored = MessageQueue(), 0, isinstance(director, PLR)
         order = OrderSettings(groups=GROUPS, learners=int(self.scored), rows=ROWS, begun=0, updates=1)
         states = StateFile(folder / "director", None, pytest.fail)
         self.worker = DirectorInOrder(
@@ -61,7 +61,9 @@ class Hasty:
             order=order,
         )  # fmt: skip
         self.worker.setup()
-        self.actors = [Assignments([(0, (0, 1))], [False], reporter=Wire(), in_order=True) for _ in range(GROUPS)]
+        self.actors = [
+            Assignments([(0, (0, 1))], [False], reporter=MessageQueue(), in_order=True) for _ in range(GROUPS)
+        ]
         self.steps, self.over = [0] * GROUPS, [list(range(SLOTS))] * GROUPS
         for group, assignments in enumerate(self.actors):
             assignments.join(group, TEAM if self.scored else SPEC, SLOTS)
@@ -143,7 +145,7 @@ class Hasty:
 )
 def test_worker_speed_does_not_change_the_order(tmp_path: Path, director, monkeypatch) -> None:
     monkeypatch.setattr("jsrl.workers.actor.assignments.URGE_S", 0.0)  # unanswered messages are repeated continually
-    fleets = [Hasty(tmp_path / str(seed), director, seed) for seed in range(3)]
+    fleets = [RandomOrderRun(tmp_path / str(seed), director, seed) for seed in range(3)]
     first, *others = [fleet.run(20) for fleet in fleets]
     assert len(first) == 4 and all(other == first for other in others)
     last = first[f"state-{make_version(0, 20)}.json"]
@@ -158,7 +160,7 @@ def test_worker_speed_does_not_change_the_order(tmp_path: Path, director, monkey
 
 def test_last_snapshot_keeps_its_state_when_one_group_is_ahead(tmp_path: Path) -> None:
     """Actors play until they are stopped, so that messages of the next trajectory are pending at the end of a run."""
-    fleet = Hasty(tmp_path, DeltaUniform(freeze_env_steps=30, latest_share=0.3), 0)
+    fleet = RandomOrderRun(tmp_path, DeltaUniform(freeze_env_steps=30, latest_share=0.3), 0)
     while fleet.updates < 5:
         fleet.turn()
     (saving,) = [mail for mail in fleet.mail if mail[1] == "saving"]

@@ -27,7 +27,7 @@ from jsrl.workers.learner.sources import FromStream
 from jsrl.workers.learner.updaters import OwnUpdate
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.play import PlayedPolicy
-from tests.workers.heard import Heard
+from tests.workers.event_recorder import EventRecorder
 
 ENV = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 T, B = 3, 2
@@ -112,7 +112,7 @@ class EvaluatorRig:
         values = {"seed": 7, "episodes": 10, "sampled_episodes": 0, "final_episodes": 6, "num_envs": 4,
                   "period_updates": 5, "rows_per_update": 100}  # fmt: skip
         self.envs: list[Uneven] = []
-        self.params, self.heard = Params(), Heard()
+        self.params, self.heard = Params(), EventRecorder()
         settings = EvaluatorSettings(**(values | changes))
 
         def make_env(num_envs: int, seed: int) -> Uneven:
@@ -281,7 +281,7 @@ class LearnerRig:
         plan = BatchPlan("fifo", (0,), B, B, T, max_lag=None, reuse=reuse, start_updates=start, epoch=epoch)
         steps = total // reuse * T * B
         settings = LearnerSettings(0, steps, epoch, start_updates=start, calls_per_batch=reuse, poll_s=0.0)
-        self.published, self.heard, self.folder = Published(), Heard(), folder
+        self.published, self.heard, self.folder = Published(), EventRecorder(), folder
         source = FromStream(Batcher(self.consumer, SPEC, plan), self.consumer, T * B, reuse)
         updater = OwnUpdate(AGENT, data_parallel(change, jax.local_devices()[:1], donate=False))
         self.learner = Learner(

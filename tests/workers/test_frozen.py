@@ -56,7 +56,7 @@ def make_engine(kind, newest: int = NEWEST, frozen: bool = True, greedy: bool = 
     return engine
 
 
-def ask(kind, group: int, step: int, version) -> Request:
+def make_request(kind, group: int, step: int, version) -> Request:
     rng = np.random.default_rng((group, step))
     observation = rng.normal(size=(SIZE, *AGENTS[kind][1].observation.shape)).astype(np.float32) * 3
     return Request(observation, rng.random(SIZE) < 0.3, step=step, wants_core=step % 3 == 0, version=version)
@@ -78,7 +78,7 @@ def oracle(kind, group: int, versions: list[np.ndarray], greedy: bool) -> list[l
     places = {v: engine.serve(group, SIZE) for v, engine in engines.items()}
     found = []
     for step, wanted in enumerate(versions):
-        request = ask(kind, group, step, LATEST_VERSION)._replace(wants_core=True)
+        request = make_request(kind, group, step, LATEST_VERSION)._replace(wants_core=True)
         replies = {v: engine.act(places[v], request) for v, engine in engines.items()}
         rows = {v: leaves(reply[:3]) for v, reply in replies.items()}
         result = [np.zeros_like(leaf) for leaf in rows[-1]]
@@ -120,7 +120,7 @@ def test_each_row_is_acted_on_by_its_version_with_its_core(kind) -> None:
     compiled = engine.compilations
     place = engine.serve(1, SIZE)
     for step, wanted in enumerate(versions):
-        reply = engine.act(place, loaded(engine, ask(kind, 1, step, wanted)))
+        reply = engine.act(place, loaded(engine, make_request(kind, 1, step, wanted)))
         got = [*leaves(reply[:3]), *leaves(reply.core)]
         for mine, right in zip(got, expected[step], strict=False):
             np.testing.assert_array_equal(mine, right)
@@ -137,7 +137,7 @@ def test_merged_batch_acts_like_separate_groups(kind) -> None:
     places, own = [merged.serve(g, SIZE) for g in range(GROUPS)], [e.serve(g, SIZE) for g, e in enumerate(alone)]
     compiled = merged.compilations
     for step in range(6):
-        asked = [ask(kind, g, step, draw_versions(kind, rng)) for g in range(GROUPS)]
+        asked = [make_request(kind, g, step, draw_versions(kind, rng)) for g in range(GROUPS)]
         replies = merged.act_merged(
             [(place, loaded(merged, request)) for place, request in zip(places, asked, strict=True)]
         )
@@ -150,7 +150,7 @@ def test_merged_batch_acts_like_separate_groups(kind) -> None:
     assert merged.compilations == compiled
 
 
-class Loads:
+class ManualLoads:
     """Players of 100 bytes that load when permitted."""
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ def take_until(frozen: FrozenParams, owner: str, versions: tuple[int, ...]) -> N
 
 
 def test_memory_is_bounded_by_evicting_the_least_recently_used() -> None:
-    loads = Loads()
+    loads = ManualLoads()
     for _ in range(9):
         loads.gate.release()
     frozen = FrozenParams(loads, lambda values: values[0], max_bytes=300, background=False)
@@ -188,7 +188,7 @@ def test_memory_is_bounded_by_evicting_the_least_recently_used() -> None:
 
 def test_others_are_served_while_one_waits_longest_wait_first() -> None:
     """Three owners that each need all the memory for every request: each gets its players."""
-    loads = Loads()
+    loads = ManualLoads()
     frozen = FrozenParams(loads, lambda values: values[0], max_bytes=200, background=True)
     for _ in range(2):
         loads.gate.release()
@@ -211,7 +211,7 @@ def test_others_are_served_while_one_waits_longest_wait_first() -> None:
 
 
 def test_load_failure_is_reported_only_to_its_requester() -> None:
-    loads = Loads()
+    loads = ManualLoads()
     for _ in range(9):
         loads.gate.release()
     frozen = FrozenParams(loads, lambda values: values[0], max_bytes=200, background=True)
@@ -263,17 +263,17 @@ def test_server_plays_frozen_players_and_refuses_missing_ones(transport: str, me
     rng = np.random.default_rng(5)
     for step in range(5):
         wanted = draw_versions(kind, rng)
-        client.send(1, ask(kind, 1, step, wanted))
+        client.send(1, make_request(kind, 1, step, wanted))
         reply = receive(client, worker)
         if not merge:
             np.testing.assert_array_equal(
-                reply.action, direct.act(place, loaded(direct, ask(kind, 1, step, wanted))).action
+                reply.action, direct.act(place, loaded(direct, make_request(kind, 1, step, wanted))).action
             )
         assert (reply.action[wanted == NOT_PLAYED] == 0).all()
-    client.send(1, ask(kind, 1, 5, np.full((SIZE, 2), 77, np.int64)))
+    client.send(1, make_request(kind, 1, 5, np.full((SIZE, 2), 77, np.int64)))
     with pytest.raises(UnknownPolicy, match="no player of version 77"):
         receive(client, worker)
-    client.send(1, ask(kind, 1, 6, LATEST_VERSION))
+    client.send(1, make_request(kind, 1, 6, LATEST_VERSION))
     receive(client, worker)
     figures = worker.report()[0]
     assert 1 <= figures["inference/frozen_players"] <= 3 and figures["inference/refused"] == 1
@@ -284,7 +284,7 @@ def test_server_plays_frozen_players_and_refuses_missing_ones(transport: str, me
 @pytest.mark.parametrize("version", [5, -5])
 def test_engine_without_frozen_players_refuses_them(version: int) -> None:
     engine = make_engine(("none", None), frozen=False)
-    request = ask(("none", None), 0, 0, version)
+    request = make_request(("none", None), 0, 0, version)
     with pytest.raises(SnapshotError, match=f"{version}"):
         engine.take_frozen("test", engine.frozen_versions(request))
 

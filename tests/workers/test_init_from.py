@@ -38,7 +38,7 @@ TARGETS = {
 }
 
 
-def begun_from(agent: Agent, folder, updates: int) -> tuple[AgentState, AgentState]:
+def initialised_from(agent: Agent, folder, updates: int) -> tuple[AgentState, AgentState]:
     """Return (the state whose params were saved after the given updates, the state of a run that starts with them)."""
     init = jax.jit(agent.init)
     other = init(jax.random.key(1))
@@ -61,7 +61,7 @@ def explored(agent: Agent, state: AgentState, rows: int = 2000) -> float:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_target_networks_are_loaded(name, tmp_path):
-    other, begun = begun_from(AGENTS[name](), tmp_path, updates=5000)
+    other, begun = initialised_from(AGENTS[name](), tmp_path, updates=5000)
     target = TARGETS[name](begun.learner_params)
     jax.tree.map(np.testing.assert_array_equal, target, other.params.weights.network)
     jax.tree.map(np.testing.assert_array_equal, begun.params.weights.network, other.params.weights.network)
@@ -82,7 +82,7 @@ def test_moments_of_observations_are_loaded_too(tmp_path):
 
 def test_remaining_state_is_fresh(tmp_path):
     agent = AGENTS["td3"]()
-    _, begun = begun_from(agent, tmp_path, updates=5000)
+    _, begun = initialised_from(agent, tmp_path, updates=5000)
     fresh = jax.jit(agent.init)(jax.random.key(2))
     jax.tree.map(np.testing.assert_array_equal, begun.learner_params.critics, fresh.learner_params.critics)
     jax.tree.map(np.testing.assert_array_equal, begun.opt_state, fresh.opt_state)
@@ -91,7 +91,7 @@ def test_remaining_state_is_fresh(tmp_path):
 
 def test_linear_exploration_restarts_in_actors_and_learner(tmp_path):
     agent = AGENTS["dqn"]()
-    _, begun = begun_from(agent, tmp_path, updates=5000)  # exploration of the other run ended after 100
+    _, begun = initialised_from(agent, tmp_path, updates=5000)  # exploration of the other run ended after 100
     assert int(begun.params.weights.updates) == int(begun.updates) == 0
     assert explored(agent, begun) == pytest.approx(0.75, abs=0.05)  # all random, over four actions
 
@@ -100,5 +100,5 @@ def test_linear_exploration_restarts_in_actors_and_learner(tmp_path):
 def test_loaded_policies_act_from_the_start(name, tmp_path):
     """Random first actions are only for a policy that has not learned anything."""
     agent = AGENTS[name]()
-    assert explored(agent, begun_from(agent, tmp_path / "trained", updates=5000)[1]) == 0.0
-    assert explored(agent, begun_from(agent, tmp_path / "untrained", updates=0)[1]) > 0.5
+    assert explored(agent, initialised_from(agent, tmp_path / "trained", updates=5000)[1]) == 0.0
+    assert explored(agent, initialised_from(agent, tmp_path / "untrained", updates=0)[1]) > 0.5

@@ -56,7 +56,7 @@ def group(joined, tmp_path: Path) -> Iterator[tuple[Leader, Follower]]:
         found.append(Follower(make_job(tmp_path, "rank-1", "learner")))
         assert found[0].join(2) == RankStart(1, 2, joined[0][0] if joined else leader._begins.coordinator, 3, 40, 80, 2)
 
-    with Beside(follow):
+    with InThread(follow):
         leader.gather(2)
     assert sorted(call[1:] for call in joined) == [(0, 2, 2), (1, 2, 2)] and joined[0][0] == joined[1][0]
     joined.clear()
@@ -69,7 +69,7 @@ def close(*ends: Leader | Follower) -> None:
         end.close()
 
 
-class Beside(threading.Thread):
+class InThread(threading.Thread):
     """Runs a function in another thread meanwhile; its error is raised at the end."""
 
     def __init__(self, task: Callable[[], None]) -> None:
@@ -97,7 +97,7 @@ def test_update_starts_when_all_ranks_have_a_batch(group) -> None:
     for _ in range(3):
         assert not follower.agree(False, 0.0) and not leader.agree(True, 0.05)  # one has none
         assert not follower.agree(True, 0.0) and not leader.agree(False, 0.05)  # the other has none
-        with Beside(lambda: follower_agrees(follower)):
+        with InThread(lambda: follower_agrees(follower)):
             assert leader.agree(True, 10.0)
 
 
@@ -109,11 +109,11 @@ def test_rank_finishes_a_promised_update_before_it_leaves(group, joined) -> None
     leader, follower = group
     assert not follower.agree(True, 0.0)
     assert leader.agree(True, 10.0)  # and this rank is in its update
-    with Beside(lambda: [leader.agree(True, 1.0)]):
+    with InThread(lambda: [leader.agree(True, 1.0)]):
         assert follower.halt()
         assert not follower.halt()
     assert not joined  # the learner writes its snapshot first
-    with Beside(follower.leave):
+    with InThread(follower.leave):
         leader.leave()
     assert joined == ["parted", "parted"]
 
@@ -122,7 +122,7 @@ def test_leaving_learner_starts_no_update(group, joined) -> None:
     leader, follower = group
     assert not leader.halt()
     assert not follower.agree(True, 0.2) and not follower.agree(True, 0.2) and not joined
-    with Beside(leader.leave):
+    with InThread(leader.leave):
         assert not follower.agree(True, 5.0)
     assert joined == ["parted", "parted"]
 
@@ -130,7 +130,7 @@ def test_leaving_learner_starts_no_update(group, joined) -> None:
 def test_rank_that_left_during_the_run_is_reported(group, monkeypatch) -> None:
     monkeypatch.setattr(ranks, "LEAVE_S", 0.3)
     leader, follower = group
-    with Beside(lambda: [follower.halt()]), pytest.raises(StreamTimeout, match="rank-1 left during the run"):
+    with InThread(lambda: [follower.halt()]), pytest.raises(StreamTimeout, match="rank-1 left during the run"):
         await_error(leader)
 
 
@@ -150,7 +150,7 @@ def test_rank_waits_for_the_learner_of_its_incarnation(joined, tmp_path: Path) -
     old = make_job(tmp_path, "learner", "rank-1", incarnation=0)
     old.announce("ranks.learner", f"ipc://{tmp_path}/old")
     found = []
-    with Beside(lambda: found.append(Follower(make_job(tmp_path, "rank-1", "learner")))):
+    with InThread(lambda: found.append(Follower(make_job(tmp_path, "rank-1", "learner")))):
         leader = Leader(make_job(tmp_path, "learner", "rank-1"), BEGIN)
     assert leader._stream.address == f"ipc://{tmp_path}/ranks.learner"
     leader._take(b"stranger", ranks.RankMessage("rank-1", 1, 0, "joins"))

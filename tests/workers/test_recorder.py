@@ -16,7 +16,7 @@ from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
 from jsrl.workers.play import PlayedPolicy
 from jsrl.workers.recorder.worker import RecorderSettings, VideoRecorder
 from tests.decoded import decode
-from tests.workers.heard import Heard
+from tests.workers.event_recorder import EventRecorder
 
 ENV = EnvSpec(ArraySpec((2,), "float32"), Discrete(2))
 LENGTH = 6
@@ -98,7 +98,7 @@ class Rig:
             "fps": None,
             "max_seconds": 60.0,
         }
-        self.env, self.params, self.heard = Painted(), Params(), Heard()
+        self.env, self.params, self.heard = Painted(), Params(), EventRecorder()
         self.folder = folder
         settings = RecorderSettings(**(values | changes))
         self.recorder = VideoRecorder(

@@ -18,7 +18,7 @@ from tests.contracts.sample_producer import make_schema
 SCHEMA = make_schema(3)
 
 
-class Told:
+class MessageRecorder:
     """A reporter that stores its messages."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Told:
 
 
 def test_complaints_are_counted_and_logged_once() -> None:
-    told = Told()
+    told = MessageRecorder()
     refusals = Refusals("learner", told)  # type: ignore[arg-type]
     answers: list[object] = [SpecMismatch("leaf x"), StreamError("fenced"), 7]
 

@@ -7,7 +7,7 @@ import numpy as np
 from jsrl.workers.learner.scores import Scores
 
 
-class Heard:
+class EventRecorder:
     def __init__(self) -> None:
         self.scores: list[tuple[int, float]] = []
 
@@ -28,7 +28,7 @@ def values(*scores: float) -> np.ndarray:
 
 def test_later_session_continues_open_games():
     """Game 7 has the rows 1, 2 in one session and 6 in the next: its score is 3."""
-    heard = Heard()
+    heard = EventRecorder()
     first = Scores(heard)
     first.add(batch(5, 7, 7), values(4.0, 1.0))
     first.add(batch(7, 7), values(2.0))

@@ -23,7 +23,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-class Ways:
+class FolderLink:
     """Two folders with a connection between them that can be cut, and a clock that is moved by hand."""
 
     def __init__(self, folder: Path) -> None:
@@ -56,7 +56,7 @@ class Ways:
 
 
 def test_changed_files_arrive_complete_and_tags_last(tmp_path: Path) -> None:
-    ways = Ways(tmp_path)
+    ways = FolderLink(tmp_path)
     assert not ways.look()
     kept = {
         "snapshots/params/tags/best.json": b"7",
@@ -83,7 +83,7 @@ def test_changed_files_arrive_complete_and_tags_last(tmp_path: Path) -> None:
 
 
 def test_parts_lost_with_a_connection_are_resent(tmp_path: Path) -> None:
-    ways = Ways(tmp_path)
+    ways = FolderLink(tmp_path)
     content = bytes(range(256)) * (AHEAD_BYTES // 128)  # twice the limit in transit
     put(ways.there, "snapshots/params/x", content)
     put(ways.there, "snapshots/params/y", b"y")
@@ -100,7 +100,7 @@ def test_parts_lost_with_a_connection_are_resent(tmp_path: Path) -> None:
 
 
 def test_a_slow_network_carries_whole_snapshots_while_newer_ones_replace_them(tmp_path: Path) -> None:
-    ways, tag, arrays = Ways(tmp_path), "snapshots/params/tags/latest.json", b"x" * (2 * AHEAD_BYTES)
+    ways, tag, arrays = FolderLink(tmp_path), "snapshots/params/tags/latest.json", b"x" * (2 * AHEAD_BYTES)
     for version in range(1, 8):
         put(ways.there, f"snapshots/params/{version}/x", arrays)
         put(ways.there, f"snapshots/params/{version}/manifest.json", b"{}")
@@ -126,7 +126,7 @@ def test_a_slow_network_carries_whole_snapshots_while_newer_ones_replace_them(tm
 
 
 def test_file_changed_during_transfer_is_refused(tmp_path: Path) -> None:
-    ways = Ways(tmp_path)
+    ways = FolderLink(tmp_path)
     put(ways.there, "snapshots/params/x", b"1234")
     ways.files.look(FOLDERS)
     ways.files.advance()

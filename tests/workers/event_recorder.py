@@ -5,7 +5,7 @@ from __future__ import annotations
 from jsrl.workers.base import NullReporter
 
 
-class Heard(NullReporter):
+class EventRecorder(NullReporter):
     """A reporter that stores events."""
 
     def __init__(self) -> None:
