@@ -1,4 +1,4 @@
-"""Self-play against the newest params and against pools: who is drawn how often, what is frozen, what replays."""
+"""Self-play against the newest params and against pools: sampling frequencies, freezes, and replays."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_pfsp_draws_opponents_by_their_win_rates(weighting):
     counts = np.bincount([draws.choose(listed) for _ in range(100_000)], minlength=6)
     assert counts[5] == 0
     assert chisquare(counts[:5], 100_000 * shares[:5]).pvalue > 0.001
-    assert chisquare(counts[:5], 100_000 * np.roll(shares[:5], 1)).pvalue < 1e-9  # the test can fail
+    assert chisquare(counts[:5], 100_000 * np.roll(shares[:5], 1)).pvalue < 1e-9  # check that the test can fail
 
 
 def test_all_beaten_is_uniform():
     assert weigh((1.0, 1.0, 1.0), "squared") == weigh((1.0, 1.0, 1.0), "capped") == [1.0] * 3
-    assert weigh((1.0, 0.0), "variance") == [1.0, 1.0]  # every one of them is certain
+    assert weigh((1.0, 0.0), "variance") == [1.0, 1.0]  # each of them is certain
 
 
 def test_pfsp_assigns_by_the_rates_in_its_payoff():
@@ -100,7 +100,7 @@ def test_a_thousand_results_replay_to_the_same_freezes(director):
     assert games[0, 1:].min() >= 0.0 and games[0].max() > 5.0 and np.allclose(points + points.T, games)
 
 
-def test_proposals_do_not_depend_on_how_many_are_asked_for_at_once():
+def test_proposals_do_not_depend_on_the_number_per_call():
     director = PFSP(freeze_env_steps=500)
     state, _ = run(director, 200, beaten(0.6))
     _, together = director.propose(state, 5)
@@ -128,7 +128,7 @@ def test_a_share_plays_the_latest_version():
     director = DeltaUniform(latest_share=0.8)
     state = director.init(3)
     _, assignments = director.propose(state, 10)
-    assert {game.players[1] for game in assignments} == {Player("main")}  # there is nothing else yet
+    assert {game.players[1] for game in assignments} == {Player("main")}  # there is no other player yet
     state["pools"]["main"]["frozen"] = ["frozen-1", "frozen-2"]
     _, assignments = director.propose(state, 4_000)
     latest = [game for game in assignments if game.players[1] == Player("main")]
@@ -160,7 +160,7 @@ def test_results_are_read_by_side():
     assert director.payoff(state).win_rate(Player("main"), Player("main", "frozen-1")) == 1.0
 
 
-def test_messages_that_come_late_or_twice_change_nothing_but_a_count():
+def test_late_or_repeated_messages_only_raise_a_count():
     director = PFSP(freeze_env_steps=10)
     state, (game,) = director.propose(director.init(0), 1)
     outcome = Outcome(game.id, 10, (1.0, -1.0), (1.0, 0.0))
@@ -170,7 +170,7 @@ def test_messages_that_come_late_or_twice_change_nothing_but_a_count():
     assert again == {**state, "late": 2}
 
 
-def test_games_that_a_crash_ended_are_reported_as_void():
+def test_games_ended_by_a_crash_are_reported_as_void():
     director = PFSP(freeze_env_steps=500)
     state, _ = run(director, 200, beaten(0.6), slots=8)
     lost = open_assignments(state)
@@ -178,10 +178,10 @@ def test_games_that_a_crash_ended_are_reported_as_void():
     after, commands = director.report(state, [Outcome(game, void="the run was resumed") for game in lost])
     assert open_assignments(after) == [] and commands == []
     assert after["void"] == state["void"] + 7 and after["assigned"] == after["finished"] + after["void"]
-    assert all(not cell["queue"] for cell in after["payoff"].values())  # what waited for them is counted
+    assert all(not cell["queue"] for cell in after["payoff"].values())  # results that waited for them are counted
 
 
-def test_a_game_without_a_winner_is_refused_by_those_who_count_wins():
+def test_games_without_a_winner_are_refused_by_win_counting_directors():
     director = PFSP()
     state, (game,) = director.propose(director.init(0), 1)
     with pytest.raises(ConfigError, match="ended without a result"):
@@ -254,7 +254,7 @@ def test_wrong_options_are_refused(make, told):
         make()
 
 
-def test_messages_come_back_from_json():
+def test_messages_round_trip_through_json():
     messages = (
         Assignment(3, (Player("a"), Player("b", "frozen-1")), (True, False), (1, 0), 5, {"level": [1]}, True),
         Outcome(3, 7, (1.0, -1.0), (1.0, 0.0)),
@@ -269,7 +269,7 @@ def test_messages_come_back_from_json():
     assert parse_player("a") == Player("a") and str(parse_player("a@frozen-1")) == "a@frozen-1"
 
 
-def test_draws_are_those_of_splitmix64_and_even():
+def test_draws_equal_splitmix64_and_are_uniform():
     """Known answers: SplitMix64 with the key that seed 0 mixes to, 0."""
     draws = Draws({"seed": 0, "draws": 0})
     assert [draws.bits() for _ in range(3)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
@@ -280,7 +280,7 @@ def test_draws_are_those_of_splitmix64_and_even():
     assert len(orders) == 6 and chisquare(list(orders.values())).pvalue > 0.001
 
 
-def test_few_versions_are_live_at_a_time_and_each_of_the_pool_is_met():
+def test_live_versions_are_bounded_and_cover_the_pool():
     director = DeltaUniform(freeze_env_steps=1, live=4, renew_games=20)
     state = director.init(3)
     for _ in range(50):  # each game freezes one

@@ -1,4 +1,4 @@
-"""A director in a run: who it assigns plays, frozen players stay what they were, and only rows of learning seats train."""
+"""A director in a run: assigned players play, frozen players never change, and only rows of learning seats train."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def state_of(result) -> dict:
 
 
 def written(result) -> dict:
-    """Return what stands beside the last snapshot: the director's state, and which slot plays what."""
+    """Return the files beside the last snapshot: the director's state, and the assignment of each slot."""
     path = max(
         Path(result.folder, "director").glob("state-*.json"), key=lambda path: version_updates(int(path.stem[6:]))
     )
     found = json.loads(path.read_text())
-    for _, _, lease in found["leases"]:  # the lives of learner and director are other ones after a resume
+    for _, _, lease in found["leases"]:  # learner and director are new incarnations after a resume
         lease["players"] = [(policy, version_updates(version)) for policy, version in lease["players"]]
         del lease["life"]
     return found
@@ -63,7 +63,7 @@ def versions_of(result) -> dict[str, int]:
 
 
 def check_games(result, *, void: int = 0) -> Counter:
-    """Check every counted game: each frozen side was paid what its params say, at each step. Return who played how often."""
+    """Check every counted game: each frozen side earned what its params play, at each step. Return the number of games per player."""
     state, players, marks = state_of(result), Counter[str](), dict[str, float]()
     assert state["assigned"] == state["finished"] + state["void"] + len(state["open"])
     assert state["void"] <= void and len(state["seen"]) == state["finished"] + state["void"] > 100
@@ -106,7 +106,7 @@ POLICIES = ("main", "hunter", "rover")
 
 @pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.slow)])
 def test_several_policies_may_play_the_same_seats(placement: str, tmp_path: Path) -> None:
-    """A league: three policies of one symmetric game, frozen and reset; each trains on its own rows alone."""
+    """A league: three policies of one symmetric game, frozen and reset; each trains only on its own rows."""
     league = WatchedLeague(
         main=("main",), main_exploiters=("hunter",), league_exploiters=("rover",), min_env_steps=100, max_env_steps=200
     )
@@ -128,7 +128,7 @@ def test_several_policies_may_play_the_same_seats(placement: str, tmp_path: Path
 
 
 def test_a_serial_run_is_the_same_whether_it_is_resumed_or_not(tmp_path: Path) -> None:
-    """12 updates at once, and 6 + 6: the same pool, payoffs, open games and draws."""
+    """12 updates at once, and 6 + 6: the same pool, payoffs, open games and random numbers."""
     whole = run(DUEL, runs_dir=tmp_path, name="whole", display="quiet", total_env_steps=12 * 32)
     first = run(DUEL, runs_dir=tmp_path, name="half", display="quiet", total_env_steps=6 * 32)
     assigned = state_of(first)["assigned"]
@@ -141,8 +141,8 @@ def test_a_serial_run_is_the_same_whether_it_is_resumed_or_not(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_processes_assign_the_same_games_as_one_also_after_a_resume(tmp_path: Path) -> None:
-    """12 updates in one process, and 6 with actors that act + 6 with servers: the same games, draws, pool and rows."""
+def test_processes_assign_the_same_games_as_a_serial_run_also_after_a_resume(tmp_path: Path) -> None:
+    """12 updates in one process, and 6 with inline actors + 6 with servers: the same games, random numbers, pool and rows."""
     duel = dataclasses.replace(DUEL, deterministic=True, num_actors=1)
     whole = run(duel, runs_dir=tmp_path, name="whole", display="quiet", total_env_steps=12 * 32)
     changes = {"runs_dir": tmp_path, "display": "quiet", "num_actors": 2}
@@ -168,8 +168,8 @@ def test_a_run_with_tasks_is_the_same_whether_it_is_resumed_or_not(tmp_path: Pat
     assert set(played[:20]) == {3, 5} and played[-1] == 2
 
 
-def test_a_reset_that_was_told_and_not_made_is_made_after_a_resume(tmp_path: Path) -> None:
-    """The params count their updates; the reset takes the place of the first update of the second life."""
+def test_announced_reset_is_carried_out_after_a_resume(tmp_path: Path) -> None:
+    """The params count their updates; the reset replaces the first update of the second session."""
     changes = {"director": ResetOnce(num_sides=2), "total_env_steps": 40 * 32}
     first = run(dataclasses.replace(DUEL, **changes), runs_dir=tmp_path, name="one", display="quiet")
     assert "for now" in first.ended and 2 < first.updates < 40
@@ -198,7 +198,7 @@ def test_a_resume_refuses_a_frozen_player_that_changed(tmp_path: Path) -> None:
         ({"director": PLR(policies=("main",), num_sides=2)}, "needs scores of games"),
     ],
 )
-def test_what_cannot_work_is_refused_before_the_start(changes: dict, expected: str, tmp_path: Path) -> None:
+def test_invalid_options_are_refused_before_the_start(changes: dict, expected: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"(?s){expected}"):
         run(dataclasses.replace(DUEL, **changes), runs_dir=tmp_path, display="quiet")
     assert not any(tmp_path.iterdir())
@@ -209,7 +209,7 @@ LENGTHS = {"short": 2, "long": 7}
 
 @pytest.mark.parametrize("placement", ["serial", pytest.param("inline", marks=pytest.mark.slow)])
 def test_episodes_are_about_the_task_that_is_assigned(placement: str, tmp_path: Path) -> None:
-    """Weighted tasks of a game with two seats: each says how long its episode is."""
+    """Weighted tasks of a game with two seats: each sets the length of its episode."""
     matches = tuple(Match(("main", "main@initial"), 1.0, {"length": n, "name": name}) for name, n in LENGTHS.items())
     changes = {"director": WatchedMatches(matches, permute_sides=True), "placement": placement}
     result = run(dataclasses.replace(DUEL, **changes), runs_dir=tmp_path, display="quiet")
@@ -220,7 +220,7 @@ def test_episodes_are_about_the_task_that_is_assigned(placement: str, tmp_path: 
 
 
 def test_a_curriculum_teaches_one_agent_stage_by_stage(tmp_path: Path) -> None:
-    """An environment without seats; the first stage is passed after some env steps."""
+    """An environment without seats; the first stage ends after some env steps."""
     stages = tuple(Stage(name, ({"length": n},), max_env_steps=100) for name, n in LENGTHS.items())
     director = WatchedStages(policies=("main",), stages=stages)
     changes = {"director": director, "env": EnvConfig("tests.duel:Walk")}
