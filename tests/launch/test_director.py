@@ -63,7 +63,7 @@ def versions_of(result) -> dict[str, int]:
 
 
 def check_games(result, *, void: int = 0) -> Counter:
-    """Check every counted game: each frozen side earned what its params play, at each step. Return the number of games per player."""
+    """Check every counted game: each frozen side earned what its params play, at each step. Return games per player."""
     state, players, marks = state_of(result), Counter[str](), dict[str, float]()
     assert state["assigned"] == state["finished"] + state["void"] + len(state["open"])
     assert state["void"] <= void and len(state["seen"]) == state["finished"] + state["void"] > 100
