@@ -206,6 +206,48 @@ def test_wrappers_warn_about_their_cost(caplog):
     assert (env.step(np.zeros(2, np.int32)).reward == 2.0).all()
 
 
+class ScriptedGame:
+    """Stands for ale-py's vector of one game: `lives` after each step; frame t is all t + 1."""
+
+    def __init__(self, lives: list[int]):
+        self.lives, self.time = lives, 0
+
+    def step(self, action: np.ndarray) -> Any:
+        self.time += 1
+        now, none = self.lives[self.time], np.zeros(1, bool)
+        frames = np.full((1, 4, 84, 84), self.time + 1, np.uint8)
+        return frames, np.ones(1), np.array([now == 0]), none, {"lives": np.array([now])}
+
+    def reset(self, seed: Any = None) -> Any:
+        return np.ones((1, 4, 84, 84), np.uint8), {"lives": np.array([self.lives[0]])}
+
+    def close(self) -> None: ...
+
+
+def test_life_lost_while_fire_is_pressed_ends_no_other_life():
+    """Lives 3, 2, 1 in successive steps: the agent has not acted in the second life, so only the first one ends."""
+    pytest.importorskip("ale_py")
+    env: Any = make(EnvConfig("ALE/Breakout-v5", atari=AtariConfig(episodic_life=True)), 1, 0)
+    env._env.close()
+    env._env = ScriptedGame([3, 2, 1, 1, 0, 3])
+    env.reset()
+    steps = [env.step(np.zeros(1, np.int32)) for _ in range(5)]
+    assert [bool(step.is_first[0]) for step in steps] == [False, True, False, False, True]
+    assert [float(step.discount[0]) for step in steps] == [0.0, 1.0, 1.0, 0.0, 1.0]
+    assert [float(step.reward[0]) for step in steps] == [1.0, 0.0, 1.0, 1.0, 0.0]
+    assert [(e.return_, e.length) for step in steps for e in step.episodes] == [(4.0, 3)]
+
+
+def test_frames_go_on_after_a_lost_life_and_are_black_before_a_game():
+    pytest.importorskip("ale_py")
+    env: Any = make(EnvConfig("ALE/Breakout-v5", atari=AtariConfig(episodic_life=True)), 1, 0)
+    env._env.close()
+    env._env = ScriptedGame([3, 2, 2, 0, 3])
+    seen = [env.reset().observation[0, 0, 0].tolist()]
+    seen += [env.step(np.zeros(1, np.int32)).observation[0, 0, 0].tolist() for _ in range(4)]
+    assert seen == [[0, 0, 0, 1], [0, 0, 1, 2], [0, 1, 2, 3], [1, 2, 3, 4], [0, 0, 0, 5]]
+
+
 def test_lost_life_ends_the_rows_and_not_the_game():
     pytest.importorskip("ale_py")
     env = make(EnvConfig("ALE/Breakout-v5", atari=AtariConfig(episodic_life=True)), 2, 0)
