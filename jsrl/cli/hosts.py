@@ -130,8 +130,9 @@ def towards(hosts: str) -> str:
       ConfigError: the host's name cannot be resolved.
     """
     from jsrl.launch.local.facts import address_towards
+    from jsrl.launch.local.ssh import resolved
 
-    first = hosts.split(",", maxsplit=1)[0].rpartition("@")[2]
+    first = resolved(hosts.split(",", maxsplit=1)[0])
     try:
         return address_towards(first, 22)
     except OSError as error:

@@ -233,7 +233,8 @@ class Agent:
     def _beat(self) -> None:
         if not self._epoch:
             if self._handshakes.made:
-                self._say(self._hello())
+                with contextlib.suppress(OSError):  # there is no way to the controller now: the link is down
+                    self._say(self._hello())
             return
         usage: list[Usage] = []
         if now_s() >= self._usage_at_s:

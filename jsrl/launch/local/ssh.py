@@ -15,8 +15,19 @@ from jsrl.errors import ConfigError
 OPTIONS = (
     "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
 )  # fmt: skip
-GONE_S = 5.0
+GONE_S, ASK_S = 5.0, 10.0
 _HOST = re.compile(r"([A-Za-z0-9._-]+@)?[A-Za-z0-9_][A-Za-z0-9_.:-]*")
+
+
+def resolved(target: str, command: Sequence[str] = ("ssh",)) -> str:
+    """Return the host name or IP address that ssh uses for a target: its configuration may give hosts other names."""
+    try:
+        words = [*command, "-G", target]
+        told = subprocess.run(words, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):  # there is no ssh, or one that cannot tell
+        told = ""
+    names = [line.partition(" ")[2] for line in told.splitlines() if line.startswith("hostname ")]
+    return names[0] if names else target.rpartition("@")[2]
 
 
 class Ssh:

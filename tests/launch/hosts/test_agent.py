@@ -419,3 +419,17 @@ def test_agent_starts_as_many_forked_workers_at_once_as_its_cores_can_take(monke
     assert said == [Exited(1, "actor-8", 0, None, "ended before its start", "")] and list(agent._queue) == [
         ("actor-7", 0)
     ]
+
+
+def test_agent_without_a_network_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(host: str, port: int) -> str:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(local_agent, "address_towards", unreachable)
+    said: list[object] = []
+    agent = SimpleNamespace(
+        _epoch=0, _handshakes=SimpleNamespace(made=True), _address="10.0.0.5:7000", _say=said.append
+    )
+    agent._hello = functools.partial(local_agent.Agent._hello, agent)  # type: ignore[arg-type]
+    local_agent.Agent._beat(agent)  # type: ignore[arg-type]
+    assert not said

@@ -18,7 +18,7 @@ from jsrl.launch.hosts.engine import LIVED_S, STARTS, AgentStarter
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.local.facts import own_facts
 from jsrl.launch.local.launcher import Local
-from jsrl.launch.local.ssh import Ssh
+from jsrl.launch.local.ssh import Ssh, resolved
 from jsrl.transport.meeting.keys import load_client_keys
 from tests.launch.hosts.agents import await_that, lives, namespaces
 
@@ -102,6 +102,12 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_host_names_that_look_like_ssh_options_are_refused(target: str) -> None:
     with pytest.raises(ConfigError, match="expected hosts as ssh takes them"):
         Ssh([target], sys.executable)
+
+
+def test_ssh_configuration_gives_hosts_their_names() -> None:
+    told = "user me\\nhostname 10.0.0.7\\nport 2222\\n"
+    assert resolved("me@gpu-2", ["printf", told]) == "10.0.0.7"
+    assert resolved("me@gpu-2", ["false"]) == resolved("me@gpu-2", ["no-such-program"]) == "gpu-2"
 
 
 @pytest.mark.slow
