@@ -25,7 +25,7 @@ from jsrl.transport.ledger.hops import read_hop
 from tests.launch.hosts.agents import Agent, await_that, namespaces
 from tests.system.launched import assert_balanced
 
-SHAPED = ["root", "tbf", "rate", "40mbit", "burst", "64kb", "latency", "300ms"]  # a snapshot of 13 MB takes seconds
+SHAPED = ["root", "tbf", "rate", "100mbit", "burst", "64kb", "latency", "300ms"]  # a snapshot takes a second or more
 
 
 @pytest.fixture
@@ -56,8 +56,6 @@ class Breaks(threading.Thread):
         (host,) = [host for host in self._launcher.members.hosts if host.name == self._network]
         self.incarnations = [remote.incarnation for remote in host.workers.values() if remote.worker == "learner"]
         self._break_link(60.0)
-        self._await_snapshot()
-        await_that(lambda: len(self._launcher.members.staying) == 2, 60.0)  # it is back
         self._await_snapshot()
         self.done = True
 
@@ -96,10 +94,11 @@ def inner_end(network: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.nightly
+@pytest.mark.timeout(600)
 def test_a_learner_goes_on_after_five_seconds_and_elsewhere_after_sixty(hosts, tmp_path: Path) -> None:
     address, networks = hosts
     experiment = Experiment(
-        agent=PPOConfig(network=NetworkConfig(hidden=(1024, 1024)), num_epochs=1, num_minibatches=1),
+        agent=PPOConfig(network=NetworkConfig(hidden=(512, 512)), num_epochs=1, num_minibatches=1),
         num_envs=8,
         placement="served",
         num_actors=4,
