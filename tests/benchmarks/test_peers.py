@@ -88,7 +88,7 @@ def test_stored_settings_are_loaded(tmp_path, monkeypatch):
 
 def test_participants_and_repetitions():
     assert with_repetitions("sb3, rllib:1", 3) == {"sb3": 3, "rllib": 1}
-    for wrong, said in (("sb4", "no peer 'sb4'"), ("sb3:0", "from 1"), ("sb3:x", "from 1")):
+    for wrong, said in (("sb4", "no peer 'sb4'"), ("sb3:0", "at least 1"), ("sb3:x", "at least 1")):
         with pytest.raises(ConfigError, match=said):
             with_repetitions(wrong, 3)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jsrl.launch.hosts.members import Members, RemoteWorker
+from jsrl.launch.hosts.members import AGAIN_S, Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
     Beat,
     BeatReceived,
@@ -122,10 +122,10 @@ def test_start_request_of_a_worker_is_repeated(world: World):
     life = host.workers["actor-0", 0]
     life.begin, life.asked_s = Begin(host.epoch, "actor", "actor-0", 0, b"{}", {}), world.now_s
     assert world.members.unanswered_starts() == []
-    world.now_s += 11.0
+    world.now_s += AGAIN_S + 1.0
     assert world.members.unanswered_starts() == [(b"id", life.begin)] and world.members.unanswered_starts() == []
     world.members.hear(host.token, b"id", Beat(host.epoch, 1.0, [], [Usage("actor-0", 0, 42)]))
-    world.now_s += 11.0
+    world.now_s += AGAIN_S + 1.0
     assert world.members.unanswered_starts() == []
 
 
