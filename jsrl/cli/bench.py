@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jsrl.cli.experiments import use_working_directory
+
 SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "bench.py"
 
 
@@ -19,5 +21,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    use_working_directory()
     sys.argv = [str(SCRIPT), *(sys.argv[1:] if arguments is None else arguments)]
     return runpy.run_path(str(SCRIPT))["main"]()

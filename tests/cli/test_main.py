@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -46,6 +47,15 @@ def test_without_arguments_lists_all_commands(capsys):
     for command in main.COMMANDS:
         assert f"  {command}" in text
         assert callable(importlib.import_module(f"jsrl.cli.{command}").main)
+
+
+def test_bench_imports_modules_of_the_working_directory(folder, monkeypatch):
+    (folder / "beside_mine.py").write_text("BESIDE = 1\n")
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(folder))])
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    imports = {"main": lambda: importlib.import_module("beside_mine").BESIDE}
+    monkeypatch.setattr(runpy, "run_path", lambda script: imports)
+    assert main.main(["bench", "mine"]) == 1
 
 
 def test_closed_pipe_ends_a_command_without_traceback():
