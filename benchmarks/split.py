@@ -53,7 +53,7 @@ class Arm:
             if not self._drain:  # as a learner does after each call
                 self.update.fetch((output.metrics, self.state.params))
         if self._drain:
-            self.update.kept(self.state)
+            self.update.saved(self.state)
         return time.perf_counter() - begin_s
 
 

@@ -21,14 +21,14 @@ from jsrl.transport.base import Entry, Lease, Request
 from jsrl.transport.stream import Stream
 from jsrl.types import Trajectory, map_tree, version_updates
 from jsrl.workers.asking import InferenceRequests
-from jsrl.workers.between import ACTIVITIES, PORTS, Between
 from jsrl.workers.ends import subscribe
 from jsrl.workers.kinds import Kind, Port
+from jsrl.workers.transform import ACTIVITIES, PORTS, TrajectoryTransform
 
 OWN_KEYS = 1 << 31  # keys of its requests differ from the actors' of the same group and step
 
 
-class Relabel(Between):
+class Relabel(TrajectoryTransform):
     """Adds the bonus to rewards; sends rows one by one, so that recurrent policies see them in order."""
 
     def setup(self) -> None:

@@ -25,7 +25,7 @@ from jsrl.workers.director.audit import Games, read_games
 from jsrl.workers.jobs import kind_of
 from jsrl.workers.kinds import Kind, own_kinds
 
-__all__ = ["Flood", "InjectedFault", "ScoreCard", "Storm", "StormSettings", "storm_command"]
+__all__ = ["ChaosRun", "ChaosSettings", "Flood", "InjectedFault", "ScoreCard", "run_command"]
 
 MEAN_REST_S, STEP_S, STRANGER_LEAVES_S = 0.5, 0.1, 10.0
 METRICS, SCORE = "metrics.jsonl", "evaluator/return_mean"
@@ -33,7 +33,7 @@ FLOWING = 3  # trajectories of each sample stream that arrive after a replacemen
 
 
 @dataclass(frozen=True)
-class StormSettings:
+class ChaosSettings:
     """Settings of a storm.
 
     Attributes:
@@ -59,7 +59,7 @@ class StormSettings:
     faults: int | None = None
 
 
-class Storm:
+class ChaosRun:
     """A run in its own processes, and the faults injected into it.
 
     Args:
@@ -73,11 +73,11 @@ class Storm:
         command: list[str],
         runs_dir: Path,
         run_name: str,
-        settings: StormSettings,
+        settings: ChaosSettings,
         stranger: list[str] | None = None,
     ) -> None:
         self._settings, self._runs_dir, self._run_name = settings, runs_dir, run_name
-        self._stranger = stranger
+        self._intruder = stranger
         self._rng = random.Random(settings.seed)
         self.card = ScoreCard()
         self._popen = subprocess.Popen(command)
@@ -110,14 +110,14 @@ class Storm:
     def _measure(self) -> None:
         self.card.calm_per_s = self._rate_of_rest(self._settings.calm_s)
         self._calm_lines, self._calm_games = self._lines(), self._games()
-        if self._stranger is not None:
+        if self._intruder is not None:
             self.card.flood = Flood()
-            with self._strangers("--jobs", str(self._folder() / "jobs")):
+            with self._intruders("--jobs", str(self._folder() / "jobs")):
                 before = self._seen.workers()
                 self.card.flood.per_s = self._rate_of_rest(self._settings.flood_s)
                 now = self._seen.workers()
             self.card.flood.replaced = sorted(name for name, worker in before.items() if now.get(name) != worker)
-        with self._strangers():
+        with self._intruders():
             self._storm()
         if self._popen.poll() is not None:
             self.card.ended = f"exit status {self._popen.poll()}"
@@ -127,7 +127,7 @@ class Storm:
         until = begun_s + self._settings.storm_s
         most = self._settings.faults
         while time.monotonic() < until and self._popen.poll() is None and len(self.card.faults) != most:
-            self._rest(min(self._rng.expovariate(1.0 / self._settings.every_s), until - time.monotonic()))
+            self._pause(min(self._rng.expovariate(1.0 / self._settings.every_s), until - time.monotonic()))
             if time.monotonic() < until:
                 self._inject_fault()
         self.card.storm_per_s = (self._produced() - before) / (time.monotonic() - begun_s)
@@ -135,14 +135,14 @@ class Storm:
     def _rate_of_rest(self, duration_s: float) -> float:
         """Return the trajectories produced per second without faults."""
         begun_s, before = time.monotonic(), self._produced()
-        self._rest(duration_s)
+        self._pause(duration_s)
         return (self._produced() - before) / (time.monotonic() - begun_s)
 
     @contextlib.contextmanager
-    def _strangers(self, *arguments: str) -> Iterator[None]:
+    def _intruders(self, *arguments: str) -> Iterator[None]:
         """Send unauthorised messages during the block, if a sender was given, and count them."""
         flood = self.card.flood
-        if self._stranger is None or flood is None:
+        if self._intruder is None or flood is None:
             yield
             return
         folders = [*Path("/dev/shm", f"jsrl-{os.getuid()}").glob(f"{self._popen.pid}-*")]
@@ -151,8 +151,8 @@ class Storm:
             flood.failed = "the run's folder of sockets was not found"
             yield
             return
-        words = [*self._stranger, str(folders[0]), *arguments, "--seed", str(self._rng.randrange(1 << 30))]
-        popen = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        args = [*self._intruder, str(folders[0]), *arguments, "--seed", str(self._rng.randrange(1 << 30))]
+        popen = subprocess.Popen(args, stdout=subprocess.PIPE, text=True)
         try:
             yield
         finally:
@@ -174,7 +174,7 @@ class Storm:
                 f"the sender of unauthorised messages ended with status {popen.returncode} ({type(error).__name__})"
             )
 
-    def _rest(self, duration_s: float) -> None:
+    def _pause(self, duration_s: float) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(max(0.0, duration_s))
 
@@ -187,9 +187,9 @@ class Storm:
         fewest = min(hits[name] for name in workers)
         name = self._rng.choice(sorted(name for name in workers if hits[name] == fewest))
         others, victim, begun_s = self._other_learners(name), workers[name], time.monotonic()
-        fault = InjectedFault(name, self._way(), held_games=self._holds_games(name))
+        fault = InjectedFault(name, self._next_kind(), held_games=self._holds_games(name))
         self.card.faults.append(fault)
-        strike(victim, fault)
+        inject(victim, fault)
         try:
             self._await_recovery(fault, victim, begun_s)
             now = self._seen.workers()
@@ -229,7 +229,7 @@ class Storm:
             return graph.kinds.get(worker)
         return next((kind for kind in own_kinds() if kind.name == kind_of(worker)), None)
 
-    def _way(self) -> str:
+    def _next_kind(self) -> str:
         """Return the kind of the next fault."""
         drawn, settings = self._rng.random(), self._settings
         return "pause" if drawn < settings.pauses else "hang" if drawn < settings.pauses + settings.hangs else "kill"
@@ -293,10 +293,10 @@ class Storm:
             self._popen.kill()
             self._popen.wait()
             self.card.ended = f"it did not stop within {self._settings.patience_s:g} s of SIGTERM"
-        self._rest(MEAN_REST_S)
+        self._pause(MEAN_REST_S)
 
 
-def strike(victim: ObservedWorker, fault: InjectedFault) -> None:
+def inject(victim: ObservedWorker, fault: InjectedFault) -> None:
     """Kill, pause or hang a worker. If it cannot be made to hang, it is paused, and `fault` is changed."""
     if fault.how == "hang":
         try:
@@ -306,7 +306,7 @@ def strike(victim: ObservedWorker, fault: InjectedFault) -> None:
     return victim.pause() if fault.how == "pause" else victim.kill()
 
 
-def storm_command(words: list[str], runs_dir: Path, run_name: str, *, hangs: bool = False) -> list[str]:
+def run_command(args: list[str], runs_dir: Path, run_name: str, *, hangs: bool = False) -> list[str]:
     """Return the command of a run with restarts, with the user's options added.
 
     `hangs`: the run must detect hanging workers within ten seconds, however long its updates are.
@@ -314,9 +314,9 @@ def storm_command(words: list[str], runs_dir: Path, run_name: str, *, hangs: boo
     Raises:
       ConfigError: no experiment was named, or the run would have no processes to hit.
     """
-    if not words or words[0].startswith("-"):
+    if not args or args[0].startswith("-"):
         raise ConfigError("name an experiment first, such as: jsrl chaos ppo_cartpole")
-    if "serial" in words:
+    if "serial" in args:
         raise ConfigError("a serial run is one process; take --placement served, inline or apart.")
     defaults = {
         "--restart": "1000",
@@ -327,5 +327,5 @@ def storm_command(words: list[str], runs_dir: Path, run_name: str, *, hangs: boo
         "--display": "plain",
         "--stop-at-return": "none",
     } | ({"--deadlines.stuck-s": "10"} if hangs else {})
-    added = [word for name, value in defaults.items() if name not in words for word in (name, value)]
-    return [sys.executable, "-m", "jsrl", "run", *words, "--runs-dir", str(runs_dir), "--run-name", run_name, *added]
+    added = [arg for name, value in defaults.items() if name not in args for arg in (name, value)]
+    return [sys.executable, "-m", "jsrl", "run", *args, "--runs-dir", str(runs_dir), "--run-name", run_name, *added]

@@ -69,7 +69,7 @@ def attach_group(group: Group) -> None:
       ConfigError: none is running.
     """
     shown = False
-    while (folder := running_one(group)) is not None or read_state(group.path).goes_on:
+    while (folder := running_one(group)) is not None or read_state(group.path).is_running:
         if folder is not None:
             shown = True
             attach(RunFolder(folder))
@@ -83,15 +83,15 @@ def attach_group(group: Group) -> None:
 
 def running_one(group: Group) -> Path | None:
     """Return the folder of a running run of a group; None: there is none."""
-    return next((path for path in group.runs if read_state(path).goes_on), None)
+    return next((path for path in group.runs if read_state(path).is_running), None)
 
 
 def mirror(folder: RunFolder, display: Display) -> None:
     """Show the display of a run's controller, until the run ends."""
-    reader, first, goes_on, told_s = LogReader(log_path(folder.path, CONTROLLER), 100), True, True, -1.0
-    while goes_on:
+    reader, first, is_running, told_s = LogReader(log_path(folder.path, CONTROLLER), 100), True, True, -1.0
+    while is_running:
         state = read_state(folder.path)
-        goes_on = not state.is_over
+        is_running = not state.is_over
         if (seen := moment(state)) is not None and seen.elapsed_s != told_s:
             told_s = seen.elapsed_s
             display.update(seen)
@@ -99,7 +99,7 @@ def mirror(folder: RunFolder, display: Display) -> None:
         for message, level in messages[-MESSAGES:] if first else messages:
             display.message(message, level)
         first = False
-        time.sleep(LOOK_S if goes_on else 0.0)
+        time.sleep(LOOK_S if is_running else 0.0)
 
 
 def messages_in(lines: Sequence[str]) -> Iterator[tuple[str, str]]:

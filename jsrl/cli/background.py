@@ -47,7 +47,7 @@ def redirect(path: Path) -> None:
     os.close(descriptor)
 
 
-def detach(name: str | None, words: Sequence[str], asked: CommandLine) -> int:
+def detach(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
     """Start a run in the background; return 0 once it has begun, or the exit status of a run that did not begin.
 
     Args:
@@ -68,7 +68,7 @@ def detach(name: str | None, words: Sequence[str], asked: CommandLine) -> int:
         "-m",
         "jsrl.cli.background_child",
         *([name] if name else []),
-        *without(words, OWN),
+        *without(args, OWN),
         *said,
     ]
     with tempfile.TemporaryFile() as output:
@@ -124,4 +124,4 @@ def is_at_work(folder: Path, state: RunState) -> bool:
     """Return whether a run, or one of a group's, has begun."""
     group = read_group(folder)
     states = [state] if group is None else [read_state(path) for path in group.runs]
-    return any(one.goes_on and one.news is not None for one in states)
+    return any(one.is_running and one.news is not None for one in states)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.chaos.chaos import Storm, StormSettings, storm_command
+from jsrl.chaos.chaos import ChaosRun, ChaosSettings, run_command
 from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.main import program
@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--storm-seed", type=int, default=0)
     parser.add_argument("--patience-s", type=float, default=60.0, help="seconds within which the run must recover")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
-    options, words = parser.parse_known_args(arguments)
-    settings = StormSettings(
+    options, args = parser.parse_known_args(arguments)
+    settings = ChaosSettings(
         storm_s=options.storm_s,
         calm_s=options.calm_s,
         every_s=options.every_s,
@@ -62,9 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     try:
         use_working_directory()
-        check_words(list(words))
-        command = storm_command(words, options.runs_dir, name, hangs=options.hangs > 0)
-        card = Storm(command, options.runs_dir, name, settings, stranger if floods else None).run()
+        check_args(list(args))
+        command = run_command(args, options.runs_dir, name, hangs=options.hangs > 0)
+        card = ChaosRun(command, options.runs_dir, name, settings, stranger if floods else None).run()
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
@@ -72,13 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if card.passed else 1
 
 
-def check_words(words: list[str]) -> None:
+def check_args(args: list[str]) -> None:
     """Check the experiment's name and options before the run is started.
 
     Raises:
       ConfigError: there is no such experiment, or an option is wrong.
     """
-    name = take_name(words)
+    name = take_name(args)
     if name is None:
         raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
-    cli.parse(words, load(name))
+    cli.parse(args, load(name))

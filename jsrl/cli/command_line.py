@@ -41,12 +41,12 @@ class CommandLine:
     given: frozenset[str] = frozenset()
 
 
-def _with_plan_file(words: Sequence[str]) -> list[str]:
+def _with_plan_file(args: Sequence[str]) -> list[str]:
     """Return the words with `--plan FILE.svg` expanded."""
-    for index, word in enumerate(words[:-1]):
-        if word == "--plan" and words[index + 1].endswith(".svg"):
-            return [*words[: index + 1], "--plan-file", *words[index + 1 :]]
-    return list(words)
+    for index, arg in enumerate(args[:-1]):
+        if arg == "--plan" and args[index + 1].endswith(".svg"):
+            return [*args[: index + 1], "--plan-file", *args[index + 1 :]]
+    return list(args)
 
 
 def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS) -> CommandLine:
@@ -62,14 +62,14 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
     options = options_of(default) | of_run
     keys: dict[str, dict[str, Any]] = {}
     whole: dict[str, Any] = {}
-    words: list[tuple[Option, list[str]]] = []
+    args: list[tuple[Option, list[str]]] = []
     remaining = _with_plan_file(arguments)
     while remaining:
         token = remaining.pop(0)
         if not token.startswith("--"):
             raise ConfigError(f"{token!r} is not an option; options begin with --; only NAME does not.")
         name, given, text = token[2:].partition("=")
-        name = whole_name(name.replace("_", "-"), options)
+        name = full_name(name.replace("_", "-"), options)
         option = find_option(positive(name, options), options)
         values = [text] if given else []
         while remaining and not remaining[0].startswith("--") and not given:
@@ -81,17 +81,17 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
         elif values and (isinstance(option.default, dict) or (is_sequence(option.kind) and values[0][:1] == "[")):
             whole[option.name] = json_value(option, " ".join(values))
         else:
-            words.append((option, option_words(option, name, values)))
+            args.append((option, option_args(option, name, values)))
     for name in whole.keys() - of_run.keys():  # other values may need these; those that need others are set below
         with contextlib.suppress(ConfigError):
             default = _with(default, _path(name), whole[name])
-    line = _tyro(words, default, run)
+    line = _tyro(args, default, run)
     for name in [*whole, *keys]:
         part = "run" if name in of_run else "experiment"
         path = [part, *_path(name)]
         value = whole[name] if name in whole else _at(line, path)
         line = _with(line, path, {**value, **keys[name]} if name in keys else value)
-    names = frozenset({option.name for option, _ in words} | set(whole) | set(keys))
+    names = frozenset({option.name for option, _ in args} | set(whole) | set(keys))
     return dataclasses.replace(line, given=names)
 
 
@@ -100,8 +100,8 @@ def _for_environment(arguments: Sequence[str], default: Experiment) -> Experimen
 
     Environments of one family (`hide_and_seek:empty`, `hide_and_seek:quadrant`) report the same statistics: these stay.
     """
-    words = [word for argument in arguments for word in argument.split("=", 1)]
-    named = [after for word, after in pairwise(words) if word == "--env.id"]
+    args = [arg for argument in arguments for arg in argument.split("=", 1)]
+    named = [after for arg, after in pairwise(args) if arg == "--env.id"]
     if not named or named[-1] == default.env.id:
         return default
     (family, colon, _), (of_named, _, _) = default.env.id.partition(":"), named[-1].partition(":")
@@ -125,7 +125,7 @@ def json_value(option: Option, text: str) -> Any:
     raise ConfigError(f"--{option.name} is {text!r}, expected {type_text(option.kind, option.name)}.")
 
 
-def whole_name(name: str, options: dict[str, Option]) -> str:
+def full_name(name: str, options: dict[str, Option]) -> str:
     """Return the switch for the name of a group: `wandb` is `wandb.enabled`."""
     return f"{name}.enabled" if name not in options and f"{name}.enabled" in options else name
 
@@ -138,7 +138,7 @@ def positive(name: str, options: dict[str, Option]) -> str:
     return name
 
 
-def option_words(option: Option, name: str, values: list[str]) -> list[str]:
+def option_args(option: Option, name: str, values: list[str]) -> list[str]:
     """Return the words for tyro for one option.
 
     Raises:
@@ -154,7 +154,7 @@ def option_words(option: Option, name: str, values: list[str]) -> list[str]:
     if not values:
         raise ConfigError(f"--{option.name} needs a value ({type_text(option.kind, option.name)}).")
     if is_sequence(option.kind):
-        values = [word for value in values for word in value.strip("()[]").split(",") if word]
+        values = [arg for value in values for arg in value.strip("()[]").split(",") if arg]
     elif len(values) > 1:
         raise ConfigError(f"--{option.name} takes one value, got {' '.join(values)!r}; options begin with --.")
     return [f"--{option.name}", *(_spelled(value, alternatives(option.kind)) for value in values)]
@@ -175,29 +175,29 @@ def _spelled(text: str, kinds: tuple[Any, ...]) -> str:
 TYRO = (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)
 
 
-def _tyro(words: list[tuple[Option, list[str]]], default: Experiment, run: Any) -> CommandLine:
+def _tyro(args: list[tuple[Option, list[str]]], default: Experiment, run: Any) -> CommandLine:
     """Build the values that the words are about with tyro; after a failure find the option that it could not read."""
     typed, of_run = _typed(default), {f.name for f in dataclasses.fields(run)}
-    holders = {name: run if name in of_run else typed for name in (_path(option.name)[0] for option, _ in words)}
+    holders = {name: run if name in of_run else typed for name in (_path(option.name)[0] for option, _ in args)}
     kinds = {name: typing.get_type_hints(type(holder), include_extras=True)[name] for name, holder in holders.items()}
     before = dataclasses.make_dataclass("Given", kinds.items())(*(getattr(h, name) for name, h in holders.items()))
 
     def read(some: list[tuple[Option, list[str]]]) -> Any:
-        arguments = [word for _, option in some for word in option]
+        arguments = [arg for _, option in some for arg in option]
         with contextlib.redirect_stderr(io.StringIO()):  # replaced by our one-sentence message
             return tyro.cli(type(before), args=arguments, default=before, config=TYRO, console_outputs=False)
 
     try:
-        given = vars(read(words)) if words else {}
+        given = vars(read(args)) if args else {}
     except SystemExit:
-        for option, spelled in words:
+        for option, spelled in args:
             try:
                 read([(option, spelled)])
             except ConfigError:
                 continue  # it was read, and needs the others
             except SystemExit:
                 raise ConfigError(_unreadable(option, " ".join(spelled[1:]))) from None
-        raise ConfigError(f"these options cannot be read together: {[o.name for o, _ in words]}.") from None
+        raise ConfigError(f"these options cannot be read together: {[o.name for o, _ in args]}.") from None
     if isinstance(policies := given.get("policies"), _NamedPolicies):
         given["policies"] = policies.plain()
     experiment = dataclasses.replace(default, **{n: value for n, value in given.items() if n not in of_run})
@@ -287,14 +287,14 @@ def spelled(experiment: Experiment, default: Experiment) -> list[str]:
     Raises:
       ConfigError: words cannot express it.
     """
-    words: list[str] = []
+    args: list[str] = []
     for name, (_, value) in differences(default, experiment).items():
-        words += [f"--{name}", option_text(value)]
-    if parse(words, default).experiment != experiment:
+        args += [f"--{name}", option_text(value)]
+    if parse(args, default).experiment != experiment:
         raise ConfigError(
             "this experiment cannot be written as options; put the differences into its file, configs/NAME.py."
         )
-    return words
+    return args
 
 
 def option_text(value: Any) -> str:
@@ -316,14 +316,14 @@ def plain(text: str) -> Any:
         return {"True": True, "False": False, "None": None}.get(text, text)
 
 
-def without(words: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
+def without(args: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
     """Return the words of a command line without these options and their values; `slurm` also stands for `slurm.partition`."""
     found: list[str] = []
     dropping = False
-    for word in words:
-        if word.startswith("--"):
-            option = word[2:].partition("=")[0].replace("_", "-").removeprefix("no-")
+    for arg in args:
+        if arg.startswith("--"):
+            option = arg[2:].partition("=")[0].replace("_", "-").removeprefix("no-")
             dropping = option in names or option.partition(".")[0] in names
         if not dropping:
-            found.append(word)
+            found.append(arg)
     return tuple(found)

@@ -51,7 +51,7 @@ def build(folder: Path) -> None:
         raise MissingExtra(f"the documentation is built by mkdocs, which is missing: {install_command('docs')}")
     if folder.exists() and any(folder.iterdir()) and not (folder / "search" / "search_index.json").exists():
         raise ConfigError(f"{folder} contains files other than an earlier build of the docs; choose an empty folder.")
-    words = [
+    args = [
         sys.executable,
         "-m",
         "mkdocs",
@@ -59,11 +59,11 @@ def build(folder: Path) -> None:
         "--strict",
         "--clean",
     ]  # --quiet would hide warnings from --strict
-    words += ["-f", str(FOLDER / "mkdocs.yml"), "-d", str(folder.absolute())]
+    args += ["-f", str(FOLDER / "mkdocs.yml"), "-d", str(folder.absolute())]
     paths = [str(FOLDER.parents[2]), os.environ.get("PYTHONPATH", "")]  # the API page reads this jsrl
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "NO_MKDOCS_2_WARNING": "1"}
     ended = subprocess.run(
-        words, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        args, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     if ended.returncode:
         raise ConfigError(f"mkdocs could not build the pages of {FOLDER / 'pages'}:\n{ended.stdout.strip()}")
@@ -98,5 +98,5 @@ def _missing(module: str) -> bool:
 class _Handler(http.server.SimpleHTTPRequestHandler):
     """Files of one folder, without a log line for each request."""
 
-    def log_message(self, format: str, *words: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass

@@ -111,13 +111,13 @@ def take_name(arguments: list[str]) -> str | None:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(known)}."
         raise ConfigError(f"there is no experiment {name!r}; {hint} (Add your own as {FOLDER}/{name}.py here.)")
-    for index, word in enumerate(arguments):
+    for index, arg in enumerate(arguments):
         before = arguments[index - 1].replace("_", "-") if index else ""
-        if word in known and before not in TAKE_A_NAME:
+        if arg in known and before not in TAKE_A_NAME:
             return arguments.pop(index)
-    for index, word in enumerate(arguments):
+    for index, arg in enumerate(arguments):
         follows = arguments[index - 1].startswith("--") and "=" not in arguments[index - 1] if index else False
-        near = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
+        near = difflib.get_close_matches(arg, known, n=1, cutoff=0.8)
         if near and not follows:
-            raise ConfigError(f"there is no experiment {word!r}; did you mean {near[0]}?")
+            raise ConfigError(f"there is no experiment {arg!r}; did you mean {near[0]}?")
     return None

@@ -39,15 +39,15 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
     from jsrl.launch.local.facts import own_facts
     from jsrl.launch.local.launcher import Local
 
-    tell = functools.partial(print, file=sys.stderr, flush=True)
-    engine, address = engine_of(options, tell)
+    notify = functools.partial(print, file=sys.stderr, flush=True)
+    engine, address = engine_of(options, notify)
     count = options.num_hosts if engine is None else len(engine.hosts)
     host, port = parse_listen(options.listen) if options.listen else (address, 0)
     own = own_facts(socket.gethostname(), host)
     tokens = Path(options.tokens_dir or Path(options.runs_dir, f"join-{host}-{port or os.getpid()}"))
     try:
         launcher = JoinedHosts(
-            Local(), own, port, count, tokens, tell, engine=engine, join_s=options.join_s, keep=options.keep_here,
+            Local(), own, port, count, tokens, notify, engine=engine, join_s=options.join_s, keep=options.keep_here,
             learner_on=options.learner_on or "", least=options.min_hosts,
         )  # fmt: skip
     except ConfigError:
@@ -58,9 +58,9 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
         if engine is None:
             least = options.min_hosts or count
             later = f", and {count - least} more that may come later" if least < count else ""
-            tell(f"waiting for {least} host(s) to join{later}; on each, with a token file of its own:")
+            notify(f"waiting for {least} host(s) to join{later}; on each, with a token file of its own:")
         for path in launcher.token_files:
-            tell(f"  jsrl join {launcher.address} --token-file {path}")
+            notify(f"  jsrl join {launcher.address} --token-file {path}")
         yield launcher
     finally:
         launcher.close()
@@ -82,7 +82,7 @@ def check_launcher(options: RunOptions) -> None:
         raise ConfigError("--hosts does not go with --launcher ray; leave one of them out.")
 
 
-def engine_of(options: RunOptions, tell: Callable[[str], None]) -> tuple[Engine | None, str]:
+def engine_of(options: RunOptions, notify: Callable[[str], None]) -> tuple[Engine | None, str]:
     """Return (the engine that starts the agents, IP address of this host); None: users start them.
 
     Raises:
@@ -92,14 +92,14 @@ def engine_of(options: RunOptions, tell: Callable[[str], None]) -> tuple[Engine 
         from jsrl.launch.hosts.ray import request_of
         from jsrl.launch.local.ray import Ray
 
-        ray = Ray(request_of(options.ray, options.num_hosts, options.host_python, os.environ), tell)
+        ray = Ray(request_of(options.ray, options.num_hosts, options.host_python, os.environ), notify)
         return ray, ray.acquire()
     if options.hosts is None:
         return None, ""
     from jsrl.launch.local.ssh import Ssh
 
     ssh = Ssh(options.hosts.split(","), options.host_python or sys.executable)
-    return ssh, "" if options.listen else towards(options.hosts)
+    return ssh, "" if options.listen else source_address(options.hosts)
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -123,7 +123,7 @@ def parse_listen(text: str) -> tuple[str, int]:
     return str(address), int(port)
 
 
-def towards(hosts: str) -> str:
+def source_address(hosts: str) -> str:
     """Return this host's source IP address for packets to the first of some hosts.
 
     Raises:

@@ -87,8 +87,8 @@ def join(
         raise ConfigError(f"there is no token file {token_file}; take one of those that `jsrl run --listen` wrote.")
     address, keys = check_address(address), load_client_keys(token_file)
     with agent_folder() as folder, own_memory_folder() as memory:
-        return Agent(address, keys, name, folder, memory, _tell, patience_s, most, drain_s).run()
+        return Agent(address, keys, name, folder, memory, _notify, patience_s, most, drain_s).run()
 
 
-def _tell(line: str) -> None:
+def _notify(line: str) -> None:
     print(f"jsrl join: {line}", file=sys.stderr, flush=True)

@@ -46,19 +46,19 @@ LOADING = "loading jsrl ..."
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Execute a command line; return the exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("-h", "--help", "help"):
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    if not args or args[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
-    if words[0] == "--version":
+    if args[0] == "--version":
         print(f"jsrl {jsrl.__version__}")
         return 0
-    command = words[0]
+    command = args[0]
     if command not in COMMANDS:
         print(f"ConfigError: there is no command {command!r}; {_hint(command)}", file=sys.stderr)
         return 2
     try:
-        status: int = _load(command).main(words[1:])
+        status: int = _load(command).main(args[1:])
         sys.stdout.flush()
     except BrokenPipeError:  # `jsrl list | head`
         if not _reader_has_gone():

@@ -172,7 +172,7 @@ class DiscardingProducer:
         """Count a trajectory."""
         return self.reserve(timeout_s).commit(group)
 
-    def lose(self, reason: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         """Do nothing: there is no consumer."""
 
     def close(self) -> None:

@@ -31,14 +31,14 @@ def usage() -> str:
 
 def resume_target(arguments: Sequence[str]) -> tuple[str, str] | None:
     """Return (the value of --resume, the folder of all runs); None: there is no --resume."""
-    words = [w for argument in arguments for w in argument.split("=", 1)]
-    words = [w.replace("_", "-") if w in ("--runs_dir", "--resume") else w for w in words]
-    if "--resume" not in words:
+    args = [w for argument in arguments for w in argument.split("=", 1)]
+    args = [w.replace("_", "-") if w in ("--runs_dir", "--resume") else w for w in args]
+    if "--resume" not in args:
         return None
-    position = words.index("--resume") + 1
-    if position == len(words):
+    position = args.index("--resume") + 1
+    if position == len(args):
         raise ConfigError("--resume needs a run: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run.")
-    return words[position], words[words.index("--runs-dir") + 1] if "--runs-dir" in words[:-1] else "runs"
+    return args[position], args[args.index("--runs-dir") + 1] if "--runs-dir" in args[:-1] else "runs"
 
 
 def resumed(arguments: Sequence[str]) -> Experiment | None:
@@ -60,7 +60,7 @@ def resumed_group(arguments: Sequence[str]) -> Group | None:
     return None if target is None else find_group(*target)
 
 
-def go_on(group: Group, words: Sequence[str], hooks: Sequence[Any]) -> int:
+def run_missing(group: Group, args: Sequence[str], hooks: Sequence[Any]) -> int:
     """Run the missing runs of a group.
 
     Raises:
@@ -68,7 +68,7 @@ def go_on(group: Group, words: Sequence[str], hooks: Sequence[Any]) -> int:
     """
     from jsrl.cli.seeds import ON_RESUME, run_group
 
-    asked = cli.parse(words, load(group.experiment))
+    asked = cli.parse(args, load(group.experiment))
     if more := sorted(asked.given - ON_RESUME):
         raise ConfigError(
             f"--{more[0]} cannot change when a group of runs is continued; only --jobs and --display can."
@@ -76,17 +76,17 @@ def go_on(group: Group, words: Sequence[str], hooks: Sequence[Any]) -> int:
     if asked.run.detach:
         from jsrl.cli.background import detach
 
-        return detach(None, words, asked)
+        return detach(None, args, asked)
     return run_group(group, asked.run.jobs, asked.run.display, hidden=bool(hooks))
 
 
 def main(arguments: Sequence[str] | None = None, hooks: Sequence[Any] = ()) -> int:
     """Run the command line; return the exit status (0: ended as intended). `hooks`: in addition to its options."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    args = list(sys.argv[1:] if arguments is None else arguments)
     use_working_directory()
     try:
         with remembered():
-            return command(words, hooks)
+            return command(args, hooks)
     except JsrlError as error:
         if isinstance(error, AgentFault | EnvironmentFault):  # a user's own code: show where
             traceback.print_exception(error.__cause__ or error)
@@ -97,20 +97,20 @@ def main(arguments: Sequence[str] | None = None, hooks: Sequence[Any] = ()) -> i
         return 130
 
 
-def command(words: list[str], hooks: Sequence[Any] = ()) -> int:
+def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
     """Execute the words of a command line; `hooks`: in addition to its options."""
-    wants_help = [w for w in words if w in ("-h", "--help", "--help-all")]
-    words = [w for w in words if w not in wants_help]
-    name = take_name(words)
-    if name is None and not wants_help and (group := resumed_group(words)) is not None:
-        return go_on(group, words, hooks)
-    stored = resumed(words) if name is None else None
+    wants_help = [w for w in args if w in ("-h", "--help", "--help-all")]
+    args = [w for w in args if w not in wants_help]
+    name = take_name(args)
+    if name is None and not wants_help and (group := resumed_group(args)) is not None:
+        return run_missing(group, args, hooks)
+    stored = resumed(args) if name is None else None
     if name is None and stored is None:
         if wants_help:
             print(short_help(load("ppo"), usage(), summaries()))
             return 0
         print(f"{usage()}\n\nexperiments:\n{listing()}\n\n`{program('run')} NAME --help` shows the options of one.")
-        return 0 if not words else 2
+        return 0 if not args else 2
     loading = f"loading {name or 'the run'} ..."
     with shown(loading):
         default = stored or load(name or "")
@@ -119,18 +119,18 @@ def command(words: list[str], hooks: Sequence[Any] = ()) -> int:
         print(full_help(default) if every else short_help(default, usage(), summaries()))
         return 0
     with shown(loading):
-        asked = cli.parse(words, default)
+        asked = cli.parse(args, default)
     options: RunOptions = asked.run
     if options.jobs != 1 and not options.seeds:
         raise ConfigError("--jobs says how many seeds run at once; give it with --seeds.")
     if options.detach:
         from jsrl.cli.background import detach
 
-        return detach(name, words, asked)
+        return detach(name, args, asked)
     if options.launcher == "slurm":
         from jsrl.cli.slurm import submit
 
-        return submit(name, words, asked)
+        return submit(name, args, asked)
     if options.seeds:
         from jsrl.cli.seeds import check, new_group, remove, run_group
 
@@ -138,7 +138,7 @@ def command(words: list[str], hooks: Sequence[Any] = ()) -> int:
         if options.plan:
             return execute(asked)
         assert name is not None  # else --resume is given, which excludes --seeds
-        group = new_group(name, words, asked, lambda: settled_words(asked))
+        group = new_group(name, args, asked, lambda: settled_args(asked))
         remove(group)
         return run_group(group, options.jobs, options.display, hidden=bool(hooks))
     return execute(asked, hooks)
@@ -175,7 +175,7 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
     return 0 if result.as_intended else 130
 
 
-def settled_words(asked: cli.CommandLine) -> list[str]:
+def settled_args(asked: cli.CommandLine) -> list[str]:
     """Return the options that give each of several seeds the settings of a tuning, after planning one of the runs.
 
     Raises:

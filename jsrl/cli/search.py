@@ -46,13 +46,13 @@ def usage() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Search, or continue a search; return the exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or {"-h", "--help", "--help-all"} & set(words):
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    if not args or {"-h", "--help", "--help-all"} & set(args):
         print(usage())
         return 0
     use_working_directory()
     try:
-        asked = resumed(words) or begun(words)
+        asked = resumed(args) or begun(args)
         return asked.go()
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -76,7 +76,7 @@ class ParsedSearch:
         """Run the trials and show the results; return the exit status."""
         e = self.experiment
         setup = Setup(self.folder, e.name, self.ranges, e.total_env_steps, e.seed, self.command)
-        search = Search(setup, self.options, tell)
+        search = Search(setup, self.options, notify)
         try:
             search.run()
         except TrialsFailed:
@@ -96,14 +96,14 @@ class ParsedSearch:
         Raises:
           ConfigError: these values exclude each other.
         """
-        words = self.words(values)
-        cli.parse(words[1:], load(self.name))
+        args = self.args(values)
+        cli.parse(args[1:], load(self.name))
         own = ["--seed", str(seed), "--runs-dir", str(runs), "--run-name", run_name, "--display", "quiet"]
-        return [sys.executable, "-m", "jsrl.cli.run_child", str(os.getpid()), *words, *own]
+        return [sys.executable, "-m", "jsrl.cli.run_child", str(os.getpid()), *args, *own]
 
-    def words(self, values: dict[str, str]) -> list[str]:
+    def args(self, values: dict[str, str]) -> list[str]:
         """Return the words after `jsrl run` for some values."""
-        varied = [word for option, value in values.items() for word in (f"--{option}", value)]
+        varied = [arg for option, value in values.items() for arg in (f"--{option}", value)]
         return [self.name, *cli.spelled(self.experiment, load(self.name)), *varied]
 
     def best(self, study: Any) -> str:
@@ -111,7 +111,7 @@ class ParsedSearch:
         first = next(iter(best_first(study)), None)
         if first is None or first.value is None or first.state.name != "COMPLETE":
             return ""
-        return "jsrl run " + shlex.join(self.words({r.option: r.text(first.params[r.option]) for r in self.ranges}))
+        return "jsrl run " + shlex.join(self.args({r.option: r.text(first.params[r.option]) for r in self.ranges}))
 
     def show(self, study: Any) -> None:
         """Print the table and the best trial's command; write the page."""
@@ -123,21 +123,21 @@ class ParsedSearch:
             print(f"the best trial again: {command}")
 
 
-def tell(line: str) -> None:
+def notify(line: str) -> None:
     """Print a progress line."""
     print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
 
-def begun(words: list[str]) -> ParsedSearch:
+def begun(args: list[str]) -> ParsedSearch:
     """Return the search for the words; its folder is created last, when nothing is wrong.
 
     Raises:
       ConfigError: something cannot work; the message says what would.
     """
-    name = take_name(words)
+    name = take_name(args)
     if name is None:
         raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
-    asked = cli.parse(vary_words(words), load(name), SearchOptions())
+    asked = cli.parse(vary_args(args), load(name), SearchOptions())
     options: SearchOptions = asked.run
     if "resume" in asked.given:
         raise ConfigError("--resume continues a search and its experiment; leave the experiment's name out.")
@@ -151,13 +151,13 @@ def begun(words: list[str]) -> ParsedSearch:
     return ParsedSearch(name, asked.experiment, ranges, options, folder)
 
 
-def resumed(words: list[str]) -> ParsedSearch | None:
+def resumed(args: list[str]) -> ParsedSearch | None:
     """Return the search that --resume names; None: there is no --resume.
 
     Raises:
       ConfigError: there is no such search, or another option is given.
     """
-    split = [part for word in words for part in word.split("=", 1)]
+    split = [part for arg in args for part in arg.split("=", 1)]
     if "--resume" not in split:
         return None
     folder = Path((split[split.index("--resume") + 1 :] or [""])[0]).absolute()
@@ -168,7 +168,7 @@ def resumed(words: list[str]) -> ParsedSearch | None:
             f"there is no search {folder}; expected its folder, such as searches/EXPERIMENT/NAME."
         ) from None
     default = load(stored["name"])
-    asked = cli.parse(words, default, SearchOptions())
+    asked = cli.parse(args, default, SearchOptions())
     if more := sorted(asked.given - ON_RESUME):
         raise ConfigError(f"--{more[0]} cannot change when a search is continued; only --trials and --parallel can.")
     require_optuna()
@@ -178,26 +178,26 @@ def resumed(words: list[str]) -> ParsedSearch | None:
     return ParsedSearch(stored["name"], experiment, parse_space(options.vary, None), options, folder)
 
 
-def vary_words(words: Sequence[str]) -> list[str]:
+def vary_args(args: Sequence[str]) -> list[str]:
     """Return the words with `--vary OPTION=RANGE` written as `--vary.OPTION RANGE`, for the parser.
 
     Raises:
       ConfigError: a word after --vary has no range.
     """
     found, varies = list[str](), False
-    for word in words:
-        if word.startswith("--vary="):
-            varies, word = True, word.removeprefix("--vary=")
-        elif word.startswith("--"):
-            varies = word == "--vary"
-            found += [] if varies else [word]
+    for arg in args:
+        if arg.startswith("--vary="):
+            varies, arg = True, arg.removeprefix("--vary=")
+        elif arg.startswith("--"):
+            varies = arg == "--vary"
+            found += [] if varies else [arg]
             continue
-        if not varies or word.startswith("{"):
-            found += ["--vary", word] if varies else [word]
+        if not varies or arg.startswith("{"):
+            found += ["--vary", arg] if varies else [arg]
             continue
-        option, equals, text = word.partition("=")
+        option, equals, text = arg.partition("=")
         if not equals or not text:
-            raise ConfigError(f"--vary is {word!r}, expected OPTION=RANGE, such as agent.learning-rate=log:1e-5:1e-2.")
+            raise ConfigError(f"--vary is {arg!r}, expected OPTION=RANGE, such as agent.learning-rate=log:1e-5:1e-2.")
         found += [f"--vary.{option.removeprefix('--')}", text]
     return found
 

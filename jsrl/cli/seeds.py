@@ -49,7 +49,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
             if first > last:
                 raise ValueError
             return tuple(range(first, last + 1))
-        seeds = tuple(int(word) for word in text.split(","))
+        seeds = tuple(int(arg) for arg in text.split(","))
     except ValueError:
         raise ConfigError(f"--seeds is {text!r}, expected a range such as 0-4 or a list such as 1,5,9.") from None
     if len(set(seeds)) < len(seeds):
@@ -75,7 +75,7 @@ def check(asked: cli.CommandLine) -> None:
         raise ConfigError(f"jobs is {options.jobs}; it must be at least 1.")
 
 
-def new_group(name: str, words: Sequence[str], asked: cli.CommandLine, more: Callable[[], Sequence[str]]) -> Group:
+def new_group(name: str, args: Sequence[str], asked: cli.CommandLine, more: Callable[[], Sequence[str]]) -> Group:
     """Return the group for the words; nothing is written yet.
 
     Args:
@@ -98,7 +98,7 @@ def new_group(name: str, words: Sequence[str], asked: cli.CommandLine, more: Cal
         if running := held_by(one):
             raise ConfigError(f"{one} is running (process {running}); stop it before it is overwritten.")
     begin = ("--init-from", options.init_from) if options.init_from else ()
-    return dataclasses.replace(group, words=(*cli.without(words, (*OWN, "init-from")), *more()), begin=begin)
+    return dataclasses.replace(group, args=(*cli.without(args, (*OWN, "init-from")), *more()), begin=begin)
 
 
 def group_path(asked: cli.CommandLine) -> Path:
@@ -119,13 +119,13 @@ def remove(group: Group) -> None:
             shutil.rmtree(path)
 
 
-def begin_words(group: Group, seed: int) -> list[str]:
+def begin_args(group: Group, seed: int) -> list[str]:
     """Return the words after `jsrl run` that start a seed's run, or continue it if it has a snapshot."""
     folder = group.folder(seed)
     if has_snapshot(folder):
-        return ["--resume", str(folder), *group.words]
+        return ["--resume", str(folder), *group.args]
     own = ["--seed", str(seed), "--run-name", folder.name, *(["--overwrite"] if folder.exists() else [])]
-    return [group.experiment, *own, *group.begin, *group.words]
+    return [group.experiment, *own, *group.begin, *group.args]
 
 
 class Seeds:
@@ -185,11 +185,11 @@ class Seeds:
     def _start(self, seed: int) -> None:
         group = self._group
         display = self._display if self._alone else "log-only"
-        words = [*begin_words(group, seed), "--runs-dir", str(group.runs_dir), "--display", display]
-        command = [*CHILD, str(os.getpid()), *words]
+        args = [*begin_args(group, seed), "--runs-dir", str(group.runs_dir), "--display", display]
+        command = [*CHILD, str(os.getpid()), *args]
         output = None if self._alone else group.path / "logs" / f"seed{seed}.log"
-        self._tell(
-            f"seed {seed} {'continues' if words[0] == '--resume' else 'starts'}: {RunFolder(group.folder(seed)).name}"
+        self._notify(
+            f"seed {seed} {'continues' if args[0] == '--resume' else 'starts'}: {RunFolder(group.folder(seed)).name}"
         )
         self._running[seed] = Child(command, group.folder(seed), output)
 
@@ -199,7 +199,7 @@ class Seeds:
         score = f", {score_text(scores[0])}" if scores else ""
         steps = f"{result.get('ended', 'no result')}, {result.get('env_steps', 0):,} env steps{score}"
         failed = f"seed {seed} failed: {child.last_line or 'see its output'}"
-        self._tell(f"seed {seed} ended: {steps}" if child.status in (0, 130) else failed)
+        self._notify(f"seed {seed} ended: {steps}" if child.status in (0, 130) else failed)
         self.refused = self.refused or child.status == 2
 
     def _interrupt(self) -> None:
@@ -212,7 +212,7 @@ class Seeds:
         while time.monotonic() < until and not all(child.ended for child in self._running.values()):
             time.sleep(POLL_S)
 
-    def _tell(self, line: str) -> None:
+    def _notify(self, line: str) -> None:
         self._log(line)
         if self._display not in ("quiet", "log-only"):
             print(line, file=sys.stderr, flush=True)

@@ -59,16 +59,16 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Calibrate or simulate; return the exit status."""
-    own, words = parser().parse_known_args(sys.argv[1:] if arguments is None else arguments)
+    own, args = parser().parse_known_args(sys.argv[1:] if arguments is None else arguments)
     use_working_directory()
     try:
-        hosts = words.pop(0) if words and words[0].endswith(".json") and not own.calibrate else None
-        name = take_name(words)
+        hosts = args.pop(0) if args and args[0].endswith(".json") and not own.calibrate else None
+        name = take_name(args)
         if name is None or (hosts is None and not own.calibrate and own.run is None):
             raise ConfigError(
                 f"give a file of hosts and an experiment, or --calibrate and an experiment; there are: {', '.join(files())}."
             )
-        asked = cli.parse(words, load(name))
+        asked = cli.parse(args, load(name))
         path = own.times or Path(f"times-{name}.json")
         if own.calibrate or own.run is not None:
             _measure(own, asked, path)
@@ -94,7 +94,7 @@ def _measure(own: argparse.Namespace, asked: cli.CommandLine, path: Path) -> Non
         placements = (asked.experiment.placement,) if "placement" in asked.given else (INLINE, SERVED)
         experiment, _ = settle(asked.experiment)
         times = calibrate(
-            experiment, placements, seconds=own.trial_seconds, tell=lambda line: print(f"  {line}", flush=True)
+            experiment, placements, seconds=own.trial_seconds, notify=lambda line: print(f"  {line}", flush=True)
         )
     times.save(path)
     print(f"service times: {path}")

@@ -32,7 +32,7 @@ OWN = (
 SUBMIT_S = 60.0
 
 
-def submit(name: str | None, words: Sequence[str], asked: CommandLine) -> int:
+def submit(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
     """Print the script, or submit it; return the exit status.
 
     Args:
@@ -45,10 +45,10 @@ def submit(name: str | None, words: Sequence[str], asked: CommandLine) -> int:
     refuse(name, options, ("resume", "listen", "hosts", "tune", "plan"))
     assert name is not None
     if options.seeds:
-        return submit_seeds(name, words, asked)
+        return submit_seeds(name, args, asked)
     run_name = options.run_name or new_run_name(asked.experiment.seed)
     folder = Path(options.runs_dir).expanduser().absolute() / asked.experiment.name / run_name
-    run = SlurmRun(name, without(words, OWN), folder, options.num_hosts, sys.executable, options.slurm)
+    run = SlurmRun(name, without(args, OWN), folder, options.num_hosts, sys.executable, options.slurm)
     script = slurm_script(run)
     if options.print:
         print(script, end="")
@@ -67,7 +67,7 @@ def refuse(name: str | None, options: RunOptions, names: Sequence[str]) -> None:
     Raises:
       ConfigError: one is given, or no experiment is named.
     """
-    wrong = [word for word in names if getattr(options, word)]
+    wrong = [arg for arg in names if getattr(options, arg)]
     if wrong or name is None:
         raise ConfigError(
             f"--{wrong[0] if wrong else 'resume'} does not go with --launcher slurm; submitting the same run name again "
@@ -105,7 +105,7 @@ def submitted(path: Path, script: str, commands: Sequence[Sequence[str]]) -> lis
     return outputs
 
 
-def submit_seeds(name: str, words: Sequence[str], asked: CommandLine) -> int:
+def submit_seeds(name: str, args: Sequence[str], asked: CommandLine) -> int:
     """Print the script of a group, or submit an array with a job for each seed that has not ended as intended.
 
     Raises:
@@ -116,12 +116,12 @@ def submit_seeds(name: str, words: Sequence[str], asked: CommandLine) -> int:
     if "num-hosts" in asked.given:
         raise ConfigError("with --seeds each run stays on one node; leave out --num-hosts.")
     known = None if options.overwrite else read_group(group_path(asked)) if options.run_name else None
-    group = known or new_group(name, words, asked, lambda: ())
+    group = known or new_group(name, args, asked, lambda: ())
     if known is not None:
-        given = without(words, (*OWN_OF_SEEDS, "init-from"))
-        if (known.experiment, known.words) != (name, given):
+        given = without(args, (*OWN_OF_SEEDS, "init-from"))
+        if (known.experiment, known.args) != (name, given):
             raise ConfigError(
-                f"the group {known.name} has other options: {known.experiment} {' '.join(known.words)}. Give the same, "
+                f"the group {known.name} has other options: {known.experiment} {' '.join(known.args)}. Give the same, "
                 "--overwrite, or another --run-name."
             )
         group = replace(known, seeds=tuple(sorted({*known.seeds, *parse_seeds(options.seeds)})))

@@ -8,12 +8,12 @@ import subprocess
 ANSWER_S = 20.0
 
 
-def ask(*words: str) -> str | None:
+def ask(*args: str) -> str | None:
     """Return the output of a Slurm command; None: it is missing, does not answer, or refuses."""
-    if shutil.which(words[0]) is None:
+    if shutil.which(args[0]) is None:
         return None
     try:
-        ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=ANSWER_S)
+        ended = subprocess.run(args, capture_output=True, text=True, check=False, timeout=ANSWER_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return None if ended.returncode else ended.stdout.strip()

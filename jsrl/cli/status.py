@@ -88,11 +88,11 @@ def facts_of(folder: Path) -> dict[str, Any]:
     seen, process, news, result = moment(state), state.process, state.news, state.result
     last = {} if seen or result else last_values(folder / "metrics.jsonl")[0]
     counts = {name: result.get(name, getattr(seen, name, last.get(name))) for name in ("env_steps", "updates")}
-    rate = news.env_steps_per_s if news and state.goes_on else None
+    rate = news.env_steps_per_s if news and state.is_running else None
     return {
         "run": RunFolder(folder).name,
         "folder": folder,
-        "state": state.word,
+        "state": state.name,
         "ended": result.get("ended"),
         "error": result.get("error"),
         "host": process and process.host,
@@ -104,11 +104,11 @@ def facts_of(folder: Path) -> dict[str, Any]:
         "total_env_steps": seen and seen.total_env_steps,
         **counts,
         "env_steps_per_s": rate,
-        "to_go_s": seen.to_go_s(rate) if seen and state.goes_on else None,
+        "to_go_s": seen.to_go_s(rate) if seen and state.is_running else None,
         "wall_s": result.get("wall_s"),
         "evaluation": result.get("evaluation") or evaluation_of(seen),
         "final": result.get("final") or None,
-        "workers": [vars(worker) for worker in news.workers] if news and state.goes_on else [],
+        "workers": [vars(worker) for worker in news.workers] if news and state.is_running else [],
         "resume": resume_command(folder, state),
     }
 
@@ -125,7 +125,7 @@ def resume_command(folder: Path, state: RunState) -> str | None:
     """Return the command that continues a run that did not end as intended; None: not needed, or no snapshot."""
     group = read_group(folder)
     snapshot = has_snapshot(folder) if group is None else not group.jobs and missing(group)
-    over = state.word in ("killed", "silent") or (state.word == "ended" and not is_intended(str(state.result["ended"])))
+    over = state.name in ("killed", "silent") or (state.name == "ended" and not is_intended(str(state.result["ended"])))
     return f"jsrl run --resume {folder}" if over and snapshot else None
 
 
@@ -137,13 +137,13 @@ def text(folder: RunFolder) -> str:
         f"{folder.name}: {headline(state)}",
         *(f"  {line}" for line in (progress(state, seen), *scores(state, seen))),
     ]
-    if state.goes_on and state.news is not None:
+    if state.is_running and state.news is not None:
         lines.append(f"  workers: {workers_text(state.news.workers, state.process.host if state.process else '')}")
     if state.process is not None and state.process.job:
         lines.append(f"  Slurm job {state.process.job}: {state_of(state.process.job) or 'not known here'}")
     if command := resume_command(folder.path, state):
         lines.append(f"  to continue: {command}")
-    if state.goes_on:
+    if state.is_running:
         lines.append(f"  jsrl attach {folder.name} | jsrl logs {folder.name} | jsrl stop {folder.name}")
     return "\n".join(line for line in lines if line.strip())
 
@@ -154,16 +154,16 @@ def headline(state: RunState) -> str:
     begun_s = state.news.begun_s if state.news else None
     since = "" if begun_s is None else f" since {stamp(begun_s)} ({clock(time.time() - begun_s)})"
     silent = "" if state.age_s is None or state.age_s < 10 else f"; no news for {clock(state.age_s)}"
-    if state.word == "ended":
+    if state.name == "ended":
         ended = str(state.result.get("ended"))
         error = str(state.result.get("error", "")).splitlines()[:1]
         return f"reached {ended}" if ended in INTENDED else ": ".join([ended, *error])
-    if state.word == "killed":
+    if state.name == "killed":
         return f"killed: {who} has ended and left no result"
-    if state.word == "silent":
+    if state.name == "silent":
         return f"no news for {clock(state.age_s)} from {who}; its host may be down or cut off"
     why = f" ({state.news.reason})" if state.news and state.news.reason else ""
-    return f"{state.word}{why}{since}, {who}{silent}"
+    return f"{state.name}{why}{since}, {who}{silent}"
 
 
 def progress(state: RunState, seen: DisplayState | None) -> str:
@@ -173,9 +173,9 @@ def progress(state: RunState, seen: DisplayState | None) -> str:
         return f"{r.get('env_steps', 0):,} env steps, {r.get('updates', 0):,} updates, {clock(r.get('wall_s'))}"
     if seen is None:
         return ""
-    rate = state.news.env_steps_per_s if state.news and state.goes_on else None
+    rate = state.news.env_steps_per_s if state.news and state.is_running else None
     of = f" of {short(seen.total_env_steps)} ({percent(seen.steps_share)})" if seen.total_env_steps else ""
-    to_go_s = seen.to_go_s(rate) if state.goes_on else None
+    to_go_s = seen.to_go_s(rate) if state.is_running else None
     parts = [f"{short(seen.env_steps)}{of} env steps", f"{seen.updates:,} updates"]
     parts += [f"{short(rate)} steps/s"] if rate is not None else []
     parts += [f"{clock(to_go_s)} to go"] if to_go_s is not None else []
@@ -227,20 +227,20 @@ def stamp(seconds: float) -> str:
 def facts_of_group(group: Group) -> dict[str, Any]:
     """Return all facts of a group of runs, JSON-like."""
     own = {"group": group.name, "folder": group.path, "seeds": group.seeds, "slurm_jobs": group.jobs}
-    return own | {"state": read_state(group.path).word, "runs": [facts_of(path) for path in group.runs]}
+    return own | {"state": read_state(group.path).name, "runs": [facts_of(path) for path in group.runs]}
 
 
 def group_text(group: Group) -> str:
     """Return the state of a group of runs as text: its process, a line for each run, and how to continue it."""
     state, left = read_state(group.path), missing(group)
     lines = [f"{group.name}: {len(group.seeds)} seeds, {len(group.seeds) - len(left)} ended as intended"]
-    if state.goes_on:
+    if state.is_running:
         lines[0] += f"; process {state.process} runs the others"
     lines += [f"  Slurm job {job}: {state_of(job) or 'not known here'}" for job in group.jobs]
     if group.runs:
         lines.append(table(group.runs))
     names = group.name
-    if state.goes_on:
+    if state.is_running:
         lines.append(f"  jsrl attach {names} | jsrl logs {names} | jsrl stop {names}")
     elif left and not group.jobs:
         lines.append(f"  to continue: jsrl run --resume {group.path}")

@@ -59,7 +59,7 @@ def stop(folder: Path) -> str:
     """
     state = read_state(folder)
     process = state.process
-    if process is not None and process.job and state_of(process.job).startswith(WAITING) and not state.goes_on:
+    if process is not None and process.job and state_of(process.job).startswith(WAITING) and not state.is_running:
         return cancel(process.job, folder.name)
     if state.is_over:
         raise ConfigError(f"{RunFolder(folder).name} has already ended: {headline(state)}.")
@@ -102,7 +102,7 @@ def cancelled(group: Group) -> list[RunFolder]:
     for job in waiting:
         ask("scancel", "--state=PENDING", job)
         print(f"{group.name}: the waiting jobs of array {job} are cancelled")
-    found = [RunFolder(path) for path in group.runs if read_state(path).goes_on]
+    found = [RunFolder(path) for path in group.runs if read_state(path).is_running]
     if not waiting and not found:
         raise ConfigError(
             f"no run of the group {group.name} is running; `jsrl status {group.name}` shows how they ended."

@@ -41,18 +41,18 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tune, or give advice from a file; return the exit status."""
-    own, words = parser().parse_known_args(sys.argv[1:] if arguments is None else arguments)
+    own, args = parser().parse_known_args(sys.argv[1:] if arguments is None else arguments)
     use_working_directory()
     try:
         if own.saved is not None:
-            if words:
-                raise ConfigError(f"--from takes no other options, got {' '.join(words)}.")
+            if args:
+                raise ConfigError(f"--from takes no other options, got {' '.join(args)}.")
             print(advise_from(own.saved).text)
             return 0
-        name = take_name(words)
+        name = take_name(args)
         if name is None:
             raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
-        asked = cli.parse(words, load(name))
+        asked = cli.parse(args, load(name))
         tuned = tune(
             asked.experiment,
             given=asked.given,

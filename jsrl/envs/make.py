@@ -47,7 +47,7 @@ def make_game(
     *,
     group: int = 0,
     groups: Groups = None,
-    tell: Callable[[str], None] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> VectorGame:
     """Build a vector of `num_envs` environments with seats.
 
@@ -58,7 +58,7 @@ def make_game(
     Raises:
       ConfigError: the environment has no seats, or as in `make`.
     """
-    env = make(config, num_envs, seed, group=group, groups=groups, tell=tell)
+    env = make(config, num_envs, seed, group=group, groups=groups, warn=warn)
     if not isinstance(env.spec, GameSpec):
         raise ConfigError(f"environment {config.id!r} has one agent; policies for seats need several")
     return cast(VectorGame, env)
@@ -71,7 +71,7 @@ def make(
     *,
     group: int = 0,
     groups: Groups = None,
-    tell: Callable[[str], None] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> VectorEnv:
     """Build a vector of `num_envs` environments.
 
@@ -80,7 +80,7 @@ def make(
       seed: the experiment's; different (seed, group, slot) give different episodes, equal ones the same run.
       group: index of this group of environments.
       groups: see `make_game`; ignored for environments with one agent.
-      tell: called with a line of text whenever a faulty environment is rebuilt (`on_fault` restart-env).
+      warn: called with a line of text whenever a faulty environment is rebuilt (`on_fault` restart-env).
 
     Raises:
       ConfigError: unknown id, unsupported space, or options that do not fit together.
@@ -89,17 +89,17 @@ def make(
     """
     if num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs}; give at least 1")
-    env = _repaired(config, num_envs, seed, group, groups, tell)
+    env = _repaired(config, num_envs, seed, group, groups, warn)
     return cast(VectorEnv, DrawnTasks(env, config, seed, group)) if config.tasks else env
 
 
 def _repaired(
-    config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Groups, tell: Callable[[str], None] | None
+    config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Groups, warn: Callable[[str], None] | None
 ) -> VectorEnv:
     """Return a vector, with repairs if the config says so."""
     if config.on_fault != "restart-env":
         return _make(config, num_envs, seed, group, groups)
-    repairs = Repairs(config, tell)
+    repairs = Repairs(config, warn)
 
     def build(fresh: Seed) -> VectorEnv:
         env = _make(config, num_envs, fresh, group, groups)

@@ -28,14 +28,14 @@ class Repairs:
     """The repairs of one vector of environments: counted within a window, and reported.
 
     Args:
-      config: with `fault_limit` and `fault_window_s`. tell: called with a line at each repair. clock: returns seconds.
+      config: with `fault_limit` and `fault_window_s`. warn: called with a line at each repair. clock: returns seconds.
     """
 
     def __init__(
-        self, config: EnvConfig, tell: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic
+        self, config: EnvConfig, warn: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._repairs_limit = RateLimit(config.fault_limit, config.fault_window_s, clock)
-        self._tell = tell
+        self._warn = warn
 
     def take(self, fault: EnvironmentFault, cure: str) -> None:
         """Use one repair for `fault`; `cure` describes it.
@@ -53,8 +53,8 @@ class Repairs:
             raise used_up from fault
         count = f"repair {self._repairs_limit.used} of {limit} within {window_s:g} s"
         log.warning("%s: %s", count, cure, exc_info=fault)
-        if self._tell is not None:
-            self._tell(f"{fault}. {cure} ({count}; its traceback is in the log)")
+        if self._warn is not None:
+            self._warn(f"{fault}. {cure} ({count}; its traceback is in the log)")
 
 
 def close_quietly(env: Any) -> None:

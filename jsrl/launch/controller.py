@@ -45,7 +45,8 @@ class Controller:
         self._workers: dict[str, SupervisedWorker] = {}
         self._crashes: dict[str, Crash] = {}
         self._interrupted = self._asked = False
-        session.tell, session.whereabouts, session.interrupt = self._pass_on, self._whereabouts, self._interrupt
+        session.send_command, session.hosts_of_workers = self._pass_on, self._hosts_of_workers
+        session.interrupt = self._interrupt
         self._usage = Usage(launcher.busy_s)
         self._deadlines = plan.experiment.deadlines
         self._supervision = Supervision(plan.experiment)
@@ -55,7 +56,7 @@ class Controller:
         self._groups = {w.name: [rank.name for rank in ranks_of(plan.graph, w)] for w in plan.graph.workers}
         self._silence_s = self._silence_limits()
         self._watchdog = Watchdog(
-            session, self._workers, lambda worker: self._tell(worker.name, "stacks"), self._listen
+            session, self._workers, lambda worker: self._send_command(worker.name, "stacks"), self._listen
         )
 
     def run(self) -> Result:
@@ -155,7 +156,7 @@ class Controller:
         if self._session.line_due:
             usage = self._usage.sample(self._workers.values()) | self._supervision.metrics()
             self._session.hub.receive("controller", "controller", usage)
-            self._watchdog.tell_standstill(self._deadlines.still_s)
+            self._watchdog.report_standstill(self._deadlines.still_s)
         self._session.tick()
 
     def _due_checks(self) -> list[SupervisedWorker]:
@@ -169,13 +170,13 @@ class Controller:
     def _listen(self, timeout_s: float) -> None:
         """Receive workers' messages, waiting up to `timeout_s` for the first; write a report of all workers if requested."""
         for message in self._control.poll(timeout_s):
-            self._hear(message)
+            self._receive(message)
         if self._asked:
             self._asked = False
             report = self._watchdog.write("request", "SIGUSR1 asked for it", self._watchdog.look())
             self._session.display.message(report)
 
-    def _hear(self, message: AnyMessage) -> None:
+    def _receive(self, message: AnyMessage) -> None:
         worker = self._workers.get(message.worker)
         if worker is None or message.incarnation != worker.job.incarnation:
             return  # the last messages of a replaced incarnation
@@ -184,7 +185,7 @@ class Controller:
             worker.beat_s = time.monotonic()  # any message shows that it is alive
             worker.left = worker.left or isinstance(message, Bye)
             return
-        worker.hear(message)
+        worker.receive(message)
         if isinstance(message, Stage):
             self._session.stage(message.worker, message.stage)
         elif isinstance(message, Report):
@@ -235,7 +236,7 @@ class Controller:
         worker.moves, worker.moves_s = why, time.monotonic()
         self._session.stage(worker.name, "moving to another host")
         if worker.is_reachable:
-            self._tell(worker.name, "stop")
+            self._send_command(worker.name, "stop")
         else:
             worker.handle.kill()
 
@@ -366,7 +367,7 @@ class Controller:
             if self._kind(worker).must_finish and worker.is_reachable and worker.alive
         ]
         for worker in saving:
-            self._tell(worker.name, "stop")
+            self._send_command(worker.name, "stop")
         until = time.monotonic() + RESCUE_S
         while time.monotonic() < until and any(worker.alive for worker in saving):
             self._listen(0.02)
@@ -410,17 +411,17 @@ class Controller:
     def _kind(self, worker: SupervisedWorker) -> Kind:
         return self._plan.kinds[worker.name]
 
-    def _tell(self, worker: str, command: str, **facts: Any) -> None:
-        self._control.tell(worker, self._workers[worker].job.incarnation, command, facts)
+    def _send_command(self, worker: str, command: str, **facts: Any) -> None:
+        self._control.send_command(worker, self._workers[worker].job.incarnation, command, facts)
 
-    def _whereabouts(self) -> dict[str, tuple[int, str]]:
+    def _hosts_of_workers(self) -> dict[str, tuple[int, str]]:
         """Return worker -> (restarts so far, host)."""
         return {worker.name: (worker.restarts, worker.handle.host) for worker in self._workers.values()}
 
     def _pass_on(self, worker: str, command: str, facts: dict[str, Any]) -> None:
         """Send a worker another worker's command; lost while it is replaced."""
         if worker in self._workers:
-            self._control.tell(worker, self._workers[worker].job.incarnation, command, facts)
+            self._control.send_command(worker, self._workers[worker].job.incarnation, command, facts)
 
     def _stop(self, names: set[str]) -> None:
         """Stop some workers, all at once; those that save something may take as long as a snapshot."""
@@ -428,7 +429,7 @@ class Controller:
         found = [worker for name, worker in self._workers.items() if name in names]
         leaving = [worker for worker in found if not (worker.replaced or worker.dropped)]
         for worker in leaving:
-            self._tell(worker.name, "stop")
+            self._send_command(worker.name, "stop")
         begun_s = time.monotonic()
         for worker in leaving:
             limit_s = self._leave_s(worker)
@@ -462,7 +463,7 @@ class Controller:
         self._session.stage(name, "last task is about to begin")
         self._wait_with(name, lambda worker: worker.is_reachable)
         if self._workers[name].is_reachable:
-            self._tell(name, "final", **facts)
+            self._send_command(name, "final", **facts)
 
     def _await_final(self, name: str) -> None:
         self._session.stage(name, "last task")

@@ -78,7 +78,7 @@ def _a(value: object) -> str:
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
-def kept_graph(folder: RunFolder) -> Graph | None:
+def stored_graph(folder: RunFolder) -> Graph | None:
     """Return the changed graph of a run; None: it ran its experiment's own."""
     saved = _saved(folder.path)
     return Graph.from_json(saved["graph"]) if saved is not None and saved["changed"] else None

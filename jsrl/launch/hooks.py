@@ -116,33 +116,33 @@ class Hooks:
         self._thread = CallThread("jsrl-hooks")
         self._messages: deque[tuple[str, str]] = deque()
         self._present: tuple[_Hook, str, float] | None = None
-        self._told_dropped = False
+        self._reported_dropped = False
         self._run: LiveRun | None = None
         self.stop_reason = ""
 
     def start(self, run: LiveRun) -> None:
         """Call on_start; later methods get this run."""
         self._run = run
-        self._tell("on_start")
+        self._call_all("on_start")
 
     def write(self, row: dict[str, Any]) -> None:
         """Call on_metrics with a row; rows are dropped while too many wait."""
-        self._tell("on_metrics", dict(row), may_drop=True)
+        self._call_all("on_metrics", dict(row), may_drop=True)
 
     def evaluated(self, score: dict[str, Any]) -> None:
         """Call on_evaluation with a score."""
-        self._tell("on_evaluation", score)
+        self._call_all("on_evaluation", score)
 
     def saved(self, snapshot: SavedSnapshot) -> None:
         """Call on_snapshot with a written snapshot."""
-        self._tell("on_snapshot", snapshot)
+        self._call_all("on_snapshot", snapshot)
 
     def end(self, result: Result | None, limit_s: float) -> None:
         """Call on_end and wait for all calls, but no longer than `limit_s`."""
         if not self._hooks:
             return
         if result is not None:
-            self._tell("on_end", result)
+            self._call_all("on_end", result)
         left = self._thread.finish(time.monotonic() + limit_s)
         if left:
             hook, method, _ = self._present or (_Hook(None, "?"), "?", 0.0)
@@ -159,12 +159,12 @@ class Hooks:
             present[0].is_reported_slow = True
             text = f"hook {present[0].name}: {present[1]} has not returned for {SLOW_S:g} s"
             self._messages.append((f"{text}; the run continues, and further calls wait behind it", "warning"))
-        if self._thread.dropped and not self._told_dropped:
-            self._told_dropped = True
+        if self._thread.dropped and not self._reported_dropped:
+            self._reported_dropped = True
             self._messages.append(("hooks are slower than the run: rows of metrics are dropped for them", "warning"))
         return [self._messages.popleft() for _ in range(len(self._messages))]
 
-    def _tell(self, method: str, *values: Any, may_drop: bool = False) -> None:
+    def _call_all(self, method: str, *values: Any, may_drop: bool = False) -> None:
         for hook in self._hooks:
             if not hook.off and hasattr(hook.value, method):
                 self._thread.put(functools.partial(self._call, hook, method, values), may_drop=may_drop)

@@ -158,7 +158,7 @@ def zmq_addresses(experiment: Experiment, memory_folder: Path) -> Callable[[str]
     return next_port
 
 
-def begin_encryption(experiment: Experiment, keys: str | None, *, tell: Callable[[str], None]) -> None:
+def begin_encryption(experiment: Experiment, keys: str | None, *, show: Callable[[str], None]) -> None:
     """Make a run's keys if its streams are encrypted and it has none yet, and tell the user their path.
 
     Raises:
@@ -167,4 +167,4 @@ def begin_encryption(experiment: Experiment, keys: str | None, *, tell: Callable
     if keys is not None:
         path = make_keys(keys) / CLIENT_FILE
         where = f"listen on {experiment.bind}" if experiment.encrypted else "between hosts go over TCP"
-        tell(f"streams {where} and are encrypted; ends on other hosts need {path}")
+        show(f"streams {where} and are encrypted; ends on other hosts need {path}")

@@ -22,7 +22,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.experiment import AUTO
 from jsrl.launch.controller import Controller
 from jsrl.launch.directing import check_players
-from jsrl.launch.graph_file import FILE, Edit, kept_graph, write_graph
+from jsrl.launch.graph_file import FILE, Edit, stored_graph, write_graph
 from jsrl.launch.hooks import Hooks, load_hooks
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.interrupts import remembered
@@ -115,7 +115,7 @@ def run(
         experiment, changed = stored_experiment(experiment, folder, resumed=resumed)
         screen = make_display(display, log=RunLog(folder.logs / LOG))
         with closed_on_error(screen, list(filter(None, (*messages, chosen, *changed)))):
-            plan = ready_plan(experiment, folder, memory, starts, graph, launcher, resumed=resumed, tell=screen.message)
+            plan = ready_plan(experiment, folder, memory, starts, graph, launcher, resumed=resumed, show=screen.message)
         begun.set()
         session = make_session(plan, folder, screen, sinks, Hooks(hooks, RunLog(folder.logs / LOG)))
         try:
@@ -238,7 +238,7 @@ def ready_plan(
     launcher: Launcher,
     *,
     resumed: bool,
-    tell: Callable[..., None],
+    show: Callable[..., None],
 ) -> Plan:
     """Return the plan of a run whose folder, graph.json, recording and keys are ready, after all checks.
 
@@ -251,9 +251,9 @@ def ready_plan(
             alone.graph, needs_of(alone), lambda: is_asked_to_stop(folder.path, ProcessIdentity.own())
         )
 
-    kept = kept_graph(folder) if resumed and graph is None else None
+    kept = stored_graph(folder) if resumed and graph is None else None
     if kept is not None:
-        tell(f"it continues with its changed graph ({FILE}); --graph gives another one")
+        show(f"it continues with its changed graph ({FILE}); --graph gives another one")
     try:
         plan = make_plan(experiment, str(folder.path), memory_folder, kept or graph, place)
     except ConfigError as error:
@@ -263,7 +263,7 @@ def ready_plan(
             f"{str(error).removesuffix('.')}. The run continues with the changed graph that it was started with ({FILE}); "
             "leave out the options that do not go with it, or give --graph to change the experiment's graph again."
         ) from error
-    plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, tell=tell))
+    plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, show=show))
     check_shared_memory(plan)
     if resumed:
         check_players(folder.path, [policy.folder for policy in plan.policies.values()])
@@ -272,14 +272,14 @@ def ready_plan(
     if resumed:
         begin_run_folder(experiment, folder)  # not before: a refused resume leaves the run unchanged
     for line in write_graph(folder, plan.graph, changed=plan.changed, resumed=resumed):
-        tell(line)
+        show(line)
     begin_record(plan.experiment, plan.schemas, source=folder.name)
-    begin_encryption(plan.experiment, plan.keys, tell=tell)
+    begin_encryption(plan.experiment, plan.keys, show=show)
     return plan
 
 
 def begin_policies(
-    plan: Plan, folder: RunFolder, starts: Mapping[str, StartPoint], *, resumed: bool, tell: Callable[[str], None]
+    plan: Plan, folder: RunFolder, starts: Mapping[str, StartPoint], *, resumed: bool, show: Callable[[str], None]
 ) -> dict[str, StartPoint]:
     """Return the start point of each policy of a plan, by name.
 
@@ -316,7 +316,7 @@ def begin_policies(
                 f"{'the first policy has ' if is_first else ''}new params; with --init-from {option} it takes a run's"
             )
         for line in messages:
-            tell(line if is_first else f"policy {policy.name}: {line}")
+            show(line if is_first else f"policy {policy.name}: {line}")
         start_points[policy.name] = start_point
     return start_points
 

@@ -47,7 +47,7 @@ class SerialRun:
     def __init__(self, plan: Plan, session: Session) -> None:
         self._plan, self._session = plan, session
         self._workers: dict[str, Any] = {}
-        session.tell, session.interrupt = self._tell, self._interrupt
+        session.send_command, session.interrupt = self._send_command, self._interrupt
         self._reports: list[str] = []
 
     def run(self) -> Result:
@@ -127,7 +127,7 @@ class SerialRun:
             except Exception as second:
                 self._session.display.message(f"while closing {name}: {second!r}")
 
-    def _tell(self, worker: str, name: str, facts: dict[str, Any]) -> None:
+    def _send_command(self, worker: str, name: str, facts: dict[str, Any]) -> None:
         """Send a worker another worker's command."""
         if worker in self._workers:
             self._workers[worker].command(Command(name, facts))
@@ -142,7 +142,7 @@ class SerialRun:
                 if progress and name in self._learners:
                     self._report()
                     for due in self._when_due:
-                        self._guarded(due, self._do_what_is_due)
+                        self._guarded(due, self._finish_due_work)
             session.tick()
 
     def _report(self, *, last: bool = False) -> None:
@@ -154,7 +154,7 @@ class SerialRun:
                 metrics, facts = worker.report()
                 self._session.report(Report(worker.name, 0, metrics, facts))
 
-    def _do_what_is_due(self, worker: Any) -> None:
+    def _finish_due_work(self, worker: Any) -> None:
         """Finish the due work, so that scores depend on updates only and not on the clock."""
         while self._session.reason != "interrupted" and worker.due:
             worker.step()

@@ -29,7 +29,7 @@ from jsrl.metrics.metrics import MetricsHub
 from jsrl.metrics.scores import score_name, score_of
 from jsrl.recordings.video_shelf import FOLDER as VIDEOS
 from jsrl.runs.control import AnyMessage, Event, Report
-from jsrl.runs.control_bodies import Tell
+from jsrl.runs.control_bodies import ForwardedCommand
 from jsrl.runs.files import json_ready, write_atomic
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.standings import FILE as STANDINGS
@@ -51,8 +51,8 @@ class Session:
     Attributes:
       policies: progress of each, by name; lines of metrics use the counters of the first.
       finals: workers whose last task is finished. reason: why the run must end (None: it goes on).
-      hooks: of the run. outcome: the result, once there is one. tell: sends a worker another worker's command.
-      interrupt: acts like the first Ctrl-C. whereabouts: returns worker -> (restarts so far, host) of processes.
+      hooks: of the run. outcome: the result, once there is one. send_command: sends a worker another worker's command.
+      interrupt: acts like the first Ctrl-C. hosts_of_workers: returns worker -> (restarts so far, host) of processes.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Session:
         self.finished_s: float | None = None
         self._closed = False
         self.outcome: Result | None = None
-        self.tell: Callable[[str, str, dict[str, Any]], None] = lambda worker, command, facts: None
-        self.whereabouts: Callable[[], dict[str, tuple[int, str]]] = dict
+        self.send_command: Callable[[str, str, dict[str, Any]], None] = lambda worker, command, facts: None
+        self.hosts_of_workers: Callable[[], dict[str, tuple[int, str]]] = dict
         self.interrupt: Callable[[], None] = lambda: self.end("interrupted")
         self._news = StatusWriter(folder.path)
         self._players = _Players(folder.path)
@@ -176,7 +176,7 @@ class Session:
             line = {f"evaluator/final_{name}": value for name, value in facts.items()}
             self._write(progress, line, progress.env_steps, progress.updates)
             counts = {"env_steps": progress.env_steps, "updates": progress.updates}
-            self._tell_score(progress, facts | counts, final=True)
+            self._show_score(progress, facts | counts, final=True)
         elif message.name == "filmed":
             env_steps = progress.env_steps_before(facts["updates"], facts["env_steps"])
             self._write(progress, facts["metrics"], env_steps, facts["updates"])
@@ -197,15 +197,15 @@ class Session:
         for worker, kind in self._kinds.items():
             if message.name in kind.receives:
                 who = {"worker": message.worker, "incarnation": message.incarnation}
-                self.tell(worker, message.name, message.facts | who)
+                self.send_command(worker, message.name, message.facts | who)
         if message.worker not in self._kinds or not self._kinds[message.worker].receives:
             return
         if message.name == "tell":
-            command = msgspec.convert(message.facts, Tell)
+            command = msgspec.convert(message.facts, ForwardedCommand)
             progress = self.policies.get(command.policy)
             worker = progress.policy.learner if progress is not None else command.worker
             if worker in self._kinds:
-                self.tell(worker, command.command, command.facts)
+                self.send_command(worker, command.command, command.facts)
         elif message.name == "stop":
             self.end(f"{message.worker}: {message.facts.get('why') or 'stop'}")
 
@@ -221,7 +221,7 @@ class Session:
         facts = facts | {"env_steps": progress.env_steps_before(facts["updates"], facts["env_steps"])}
         progress.evaluated(facts)
         self._write(progress, facts["metrics"], facts["env_steps"], facts["updates"])
-        self._tell_score(progress, facts, final=False)
+        self._show_score(progress, facts, final=False)
 
     def _confirmed(self, progress: Progress, facts: dict[str, Any]) -> None:
         line = progress.confirmed(facts)
@@ -245,7 +245,7 @@ class Session:
             self._end_with_policies()
         return waits if progress.reached else []
 
-    def _tell_score(self, progress: Progress, facts: dict[str, Any], *, final: bool) -> None:
+    def _show_score(self, progress: Progress, facts: dict[str, Any], *, final: bool) -> None:
         """Pass a score to the hooks."""
         score = {name: value for name, value in facts.items() if name != "metrics"}
         self.hooks.evaluated(score | {"policy": progress.policy.name, "final": final})
@@ -312,8 +312,8 @@ class Session:
         line_due, self._look_s = self.line_due, self.now() + LOOK_S
         if self._trained_s is not None and self.now() - self._trained_s >= self._limit_s:
             self.end("max_minutes")
-        self._hear_hooks()
-        self.hub.tell()
+        self._poll_hooks()
+        self.hub.show_messages()
         self.show()
         if self._news.stop_asked and not self._stopped:
             self._stopped = True
@@ -330,13 +330,13 @@ class Session:
         self._news.update(state, self._worker_news, self.reason or "", now=now)
 
     def _worker_news(self) -> list[WorkerSummary]:
-        known, now = self.whereabouts(), self.now()
+        known, now = self.hosts_of_workers(), self.now()
         return [
             WorkerSummary(name, self._kinds[name].name, stage, round(now - since_s, 1), *known.get(name, (0, "")))
             for name, stage, since_s in self._stages
         ]
 
-    def _hear_hooks(self) -> None:
+    def _poll_hooks(self) -> None:
         """Show messages of the hooks; end the run if one requests it."""
         for text, level in self.hooks.messages():
             self.display.message(text, level)
@@ -354,7 +354,7 @@ class Session:
     def finish(self) -> None:
         """Tell hooks and sinks the outcome, and wait for them as long as `deadlines` allows."""
         self.hooks.end(self.outcome, self.experiment.deadlines.hooks_s)
-        self._hear_hooks()
+        self._poll_hooks()
         self.hub.end(summary_of(self.outcome), self.experiment.deadlines.sinks_s)
 
     def _tick(self) -> None:

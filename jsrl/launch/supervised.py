@@ -71,7 +71,7 @@ class SupervisedWorker:
         ended = self.handle.exit
         return "still running" if ended is None else ended.text
 
-    def hear(self, message: AnyMessage) -> None:
+    def receive(self, message: AnyMessage) -> None:
         """Process a message of the worker."""
         self.beat_s = time.monotonic()
         if isinstance(message, Stage):

@@ -116,7 +116,7 @@ class Watchdog:
             return f"no watchdog report: {error}"
         return f"watchdog report: {path}"
 
-    def tell_standstill(self, limit_s: float) -> None:
+    def report_standstill(self, limit_s: float) -> None:
         """Report it when every worker is ready and no counter has moved for `limit_s`: they may be waiting for each other.
 
         After the first report only a standstill twice as long is reported: a slow run is not broken.

@@ -297,7 +297,7 @@ class MetricsHub:
         for sink in self._sinks:
             sink.write(dict(line))
         self._on_line(line)
-        self.tell()
+        self.show_messages()
         self.latest.update(line)
         return line
 
@@ -311,7 +311,7 @@ class MetricsHub:
         for sink in self._sinks:
             sink.video(path)
 
-    def tell(self) -> None:
+    def show_messages(self) -> None:
         """Show the sinks' messages since the last call."""
         for sink in self._sinks:
             for text, level in sink.messages():
@@ -320,7 +320,7 @@ class MetricsHub:
     def settle(self, limit_s: float) -> bool:
         """Wait until the sinks have processed every line; return whether they did in time."""
         settled = [sink.settle(limit_s) for sink in self._sinks]
-        self.tell()
+        self.show_messages()
         return all(settled)
 
     def close(self) -> None:
@@ -334,7 +334,7 @@ class MetricsHub:
     def end(self, summary: dict[str, Any], limit_s: float) -> None:
         """End the sinks, and wait for all of them together no longer than `limit_s`."""
         finish_all(self._sinks, summary, limit_s)
-        self.tell()
+        self.show_messages()
 
     def _combine(self, of_kind: list[_Report], name: str) -> float:
         """Return a metric of all workers of a kind."""

@@ -51,7 +51,7 @@ def kept_id(path: Path) -> str:
     return path.read_text()
 
 
-def obey(run: Any, asked: dict[str, Any], env_steps: int) -> int:
+def execute(run: Any, asked: dict[str, Any], env_steps: int) -> int:
     """Send a row, a video or the end; return the env steps of the last row."""
     import wandb
 
@@ -80,7 +80,7 @@ def main() -> None:
                 run = begin(asked)
                 answer(answers, url="" if asked["mode"] == "offline" else run.url)
                 continue
-            env_steps = obey(run, asked, env_steps)
+            env_steps = execute(run, asked, env_steps)
         except Exception as error:
             if run is None or "summary" in asked:
                 answer(answers, error=f"{type(error).__name__}: {error}")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import ConfigError
-from jsrl.launch.graph_file import kept_graph
+from jsrl.launch.graph_file import stored_graph
 from jsrl.metrics.display_state import clock, short
 from jsrl.metrics.sparkline import sparkline
 from jsrl.report.run_report import flat_options
@@ -78,7 +78,7 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def own_workers(run: Run) -> list[str]:
     """Return the kinds of workers in a run's graph that are not built in, with their settings, each once."""
-    graph = kept_graph(run.folder)
+    graph = stored_graph(run.folder)
     own = [worker for worker in graph.workers if ":" in worker.kind] if graph is not None else []
     return sorted({worker.kind + (f" {json.dumps(worker.settings)}" if worker.settings else "") for worker in own})
 

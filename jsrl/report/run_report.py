@@ -189,9 +189,9 @@ def how_it_ended(path: Path) -> str:
 def _unfinished(path: Path) -> str:
     """Return the state of a run without a result."""
     state = read_state(path)
-    if state.word == "silent":
+    if state.name == "silent":
         return f"no news from {state.process.host if state.process else 'its host'}"
-    return RUNS if state.goes_on else "killed (it left no result)"
+    return RUNS if state.is_running else "killed (it left no result)"
 
 
 def _mean(values: np.ndarray) -> float:

@@ -26,7 +26,7 @@ from jsrl.runs.memory import MIB, MemoryWatch, give_freed_memory_back, resident_
 from jsrl.runs.pauses import Pauses
 from jsrl.runs.stacks import all_stacks, main_stack
 from jsrl.transport.meeting.curve import (
-    Handshakes,
+    ConnectionWatch,
     Listener,
     connect,
     incoming,
@@ -182,17 +182,17 @@ class ControlClient:
         socket.setsockopt(zmq.LINGER, 1000)
         socket.setsockopt(zmq.IDENTITY, identity_of(self.worker, self.incarnation))
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        handshakes = connect(socket, self._address, self._keys)
+        connection = connect(socket, self._address, self._keys)
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._rung, zmq.POLLIN)
         beat_at = 0.0
         try:
-            while self._let_in(handshakes):
+            while self._is_admitted(connection):
                 self._pauses.look(HEARTBEAT_S * self.slowness)
                 closing = self._closing.is_set()  # messages queued before that are sent
                 while not self._outgoing.empty():
-                    self._say(socket, self._outgoing.get())
+                    self._send(socket, self._outgoing.get())
                 if closing:
                     return
                 if time.monotonic() >= beat_at:
@@ -210,24 +210,24 @@ class ControlClient:
         finally:
             self._bell.close()
             self._rung.close()
-            handshakes.close()
+            connection.close()
             socket.close()
             context.term()
 
-    def _let_in(self, handshakes: Handshakes) -> bool:
+    def _is_admitted(self, connection: ConnectionWatch) -> bool:
         """Return whether messages can be sent; over tcp that needs a handshake, which may fail permanently."""
-        while not handshakes.made and self._address.startswith("tcp://") and not self._closing.is_set():
+        while not connection.made and self._address.startswith("tcp://") and not self._closing.is_set():
             try:
-                handshakes.look()
+                connection.look()
             except AccessDenied as error:
                 _logger.error("%s", error)
                 self.refused = error
                 self.stop.set()
                 return False
-            handshakes.monitor.poll(20)
-        return handshakes.made or not self._address.startswith("tcp://")
+            connection.monitor.poll(20)
+        return connection.made or not self._address.startswith("tcp://")
 
-    def _say(self, socket: zmq.Socket, message: Message) -> None:
+    def _send(self, socket: zmq.Socket, message: Message) -> None:
         socket.send_multipart(outgoing([msgspec.msgpack.encode(message)], self._keys))
 
     def _beat(self, socket: zmq.Socket) -> None:
@@ -235,10 +235,10 @@ class ControlClient:
         activity = str(entered)
         inside_s = self._pauses.since(since) if activity else 0.0
         beat = Heartbeat(self.worker, self.incarnation, self.progress, activity, inside_s)
-        self._say(socket, beat)
+        self._send(socket, beat)
         if log := cut_log():
             text = f"printed more than {MOST_BYTES >> 20} MiB; {log} was restarted, and {log}.1 has its earlier content"
-            self._say(socket, Event(self.worker, self.incarnation, "warning", text, {"once": "log"}))
+            self._send(socket, Event(self.worker, self.incarnation, "warning", text, {"once": "log"}))
         if self._parent_pid is not None and os.getppid() != self._parent_pid:
             self.stop.set()
         if deadline_s is not None and activity and inside_s > deadline_s:
@@ -265,8 +265,8 @@ class ControlClient:
     def _give_up(self, socket: zmq.Socket, error: str, text: str, status: int) -> None:
         """End the process with a last message: the hanging call cannot be interrupted from here."""
         crash = Crash(self.worker, self.incarnation, error, text, main_stack())
-        self._say(socket, Stacks(self.worker, self.incarnation, all_stacks()))
-        self._say(socket, crash)
+        self._send(socket, Stacks(self.worker, self.incarnation, all_stacks()))
+        self._send(socket, crash)
         socket.context.destroy(linger=300)  # returns once they are sent
         os._exit(status)
 
@@ -320,7 +320,7 @@ class ControlServer:
             os.umask(old)
         self.address = self._listener.address
 
-    def _relieve(self) -> list[AnyMessage]:
+    def _drop_unfinished(self) -> list[AnyMessage]:
         """Recreate the socket if this process has grown by the margin; return the messages that were complete.
 
         A connection that sends endless messages, which ZeroMQ stores and does not show, is lost with its messages. Workers
@@ -347,7 +347,7 @@ class ControlServer:
         """Return the workers' messages, waiting up to `timeout_s` for the first one."""
         if self._socket.closed:
             raise StreamClosed("the control connection is closed; workers get no more commands.")
-        messages = self._relieve()
+        messages = self._drop_unfinished()
         if not self._socket.poll(0 if messages else int(timeout_s * 1000)):
             return messages
         return messages + self._take()
@@ -385,7 +385,7 @@ class ControlServer:
                 why,
             )
 
-    def tell(self, worker: str, incarnation: int, name: str, facts: Mapping[str, Any] | None = None) -> None:
+    def send_command(self, worker: str, incarnation: int, name: str, facts: Mapping[str, Any] | None = None) -> None:
         """Send a command; lost when the worker is gone."""
         identity, frame = identity_of(worker, incarnation), msgspec.msgpack.encode(Command(name, dict(facts or {})))
         relay = self._relays.get(identity)

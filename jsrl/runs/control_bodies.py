@@ -138,7 +138,7 @@ class Games(msgspec.Struct, forbid_unknown_fields=True):
     moments: list[GroupStep] = []
 
 
-class Tell(msgspec.Struct):
+class ForwardedCommand(msgspec.Struct):
     """A command for another worker, or for the learner of a policy (one of the two is empty)."""
 
     command: str
@@ -189,7 +189,7 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
     "warning": Notice,
     "note": Notice,
     "games": Games,
-    "tell": Tell,
+    "tell": ForwardedCommand,
     "done": CommandDone,
     "scores": Scores,
     "saving": Saving,

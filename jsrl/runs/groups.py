@@ -26,13 +26,13 @@ class Group:
     """The runs of several seeds.
 
     Attributes:
-      path: its folder. experiment: its name, as for `jsrl run`. words: the other options of every run.
+      path: its folder. experiment: its name, as for `jsrl run`. args: the other options of every run.
       begin: options for the first start of a run only. seeds: of the runs. jobs: arrays of Slurm jobs that run them.
     """
 
     path: Path
     experiment: str
-    words: tuple[str, ...]
+    args: tuple[str, ...]
     seeds: tuple[int, ...]
     begin: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
@@ -69,7 +69,9 @@ class Group:
 def read_group(path: Path) -> Group | None:
     """Return the group in a folder; None: there is none."""
     try:
-        return msgspec.convert(read_json(path / FILE) | {"path": str(path.absolute())}, Group, dec_hook=_path)
+        stored = read_json(path / FILE)
+        fields = {"args": stored.get("words")} | stored  # their name in older files
+        return msgspec.convert(fields | {"path": str(path.absolute())}, Group, dec_hook=_path)
     except (OSError, ValueError, TypeError):
         return None
 

@@ -21,7 +21,7 @@ RUNNING = "running"  # the file that a run's own process keeps locked; it has th
 STATUS, RESULT, STOP = "status.json", "result.json", "stop.json"
 SILENT_S = 15.0  # silence after which a run of another host may have lost its host
 
-Word = Literal["starting", "running", "ending", "silent", "killed", "ended"]
+StateName = Literal["starting", "running", "ending", "silent", "killed", "ended"]
 
 
 @dataclass(frozen=True)
@@ -59,27 +59,27 @@ class RunState:
     """The state of a run.
 
     Attributes:
-      word: `starting` before the first status; `silent`: on another host, and without news for SILENT_S; `killed`: its process
+      name: `starting` before the first status; `silent`: on another host, and without news for SILENT_S; `killed`: its process
         ended without a result. process: that runs it, or ran it until it was killed. news: the last status.
       age_s: of the status, or of the start if there is none; by this host's clock, which may differ from the writer's.
       result: of result.json; empty: there is none.
     """
 
-    word: Word
+    name: StateName
     process: ProcessIdentity | None = None
     news: ControllerStatus | None = None
     age_s: float | None = None
     result: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def goes_on(self) -> bool:
+    def is_running(self) -> bool:
         """Return whether a process runs it now, as far as this host can see."""
-        return self.word in ("starting", "running", "ending")
+        return self.name in ("starting", "running", "ending")
 
     @property
     def is_over(self) -> bool:
         """Return whether no process can run it any more, not even a silent one."""
-        return self.word in ("ended", "killed")
+        return self.name in ("ended", "killed")
 
 
 def write_identity(path: Path) -> None:
@@ -109,12 +109,12 @@ def read_state(folder: Path) -> RunState:
     age_s = _age_s(folder / (RUNNING if news is None else STATUS))
     locked, near = _locked(folder / RUNNING), process is not None and process.is_near
     elsewhere = not (locked or near or result) and (folder / RUNNING).exists()
-    word: Word = "ended" if result else "killed"
+    name: StateName = "ended" if result else "killed"
     if locked or elsewhere:
-        word = "starting" if news is None else "ending" if result or news.reason else "running"
+        name = "starting" if news is None else "ending" if result or news.reason else "running"
     if elsewhere and age_s is not None and age_s > SILENT_S:
-        word = "silent"
-    return RunState(word, process or (news.process if news else None), news, age_s, result)
+        name = "silent"
+    return RunState(name, process or (news.process if news else None), news, age_s, result)
 
 
 def ask_to_stop(folder: Path, process: ProcessIdentity) -> bool:
@@ -147,7 +147,7 @@ def read_result(folder: Path) -> dict[str, Any]:
 def held_by(folder: Path) -> str:
     """Return which process runs the run in this folder now (`4711 on HOST`, or `?`); empty: none."""
     state = read_state(folder)
-    return str(state.process or "?") if state.goes_on else ""
+    return str(state.process or "?") if state.is_running else ""
 
 
 def is_whole(folder: Path) -> bool:

@@ -63,9 +63,9 @@ class _Trial:
 class Search:
     """One search, new or continued."""
 
-    def __init__(self, setup: Setup, options: SearchOptions, tell: Callable[[str], None]) -> None:
+    def __init__(self, setup: Setup, options: SearchOptions, notify: Callable[[str], None]) -> None:
         """Open the study of the search's folder; `tell` is called with a line at each event."""
-        self._setup, self._options, self._tell = setup, options, tell
+        self._setup, self._options, self._notify = setup, options, notify
         self.study = open_study(setup.folder, setup.seed)
         self._running: list[_Trial] = []
         self.interrupted = False
@@ -102,7 +102,7 @@ class Search:
             values = {r.option: r.text(asked.params[r.option]) for r in self._setup.ranges}
             trial = _Trial(asked, values, time.monotonic())
             self._running.append(trial)
-            self._tell(f"trial {trial.number}: {values_text(values)}")
+            self._notify(f"trial {trial.number}: {values_text(values)}")
             self._start(trial)
 
     def _start(self, trial: _Trial) -> None:
@@ -140,7 +140,7 @@ class Search:
         score, why = child.outcome()
         child.close()
         if trial.pruned:
-            self._tell(f"trial {trial.number}: pruned after {trial.part * 100 // STEPS}% of a run, behind the median")
+            self._notify(f"trial {trial.number}: pruned after {trial.part * 100 // STEPS}% of a run, behind the median")
             self._finish(trial, state="PRUNED")
         elif score is None:
             self._fail(trial, why)
@@ -151,11 +151,11 @@ class Search:
             else:
                 mean = sum(trial.scores) / len(trial.scores)
                 self._finish(trial, value=mean)
-                self._tell(f"trial {trial.number}: {mean:.4g} (best: {self.study.best_value:.4g})")
+                self._notify(f"trial {trial.number}: {mean:.4g} (best: {self.study.best_value:.4g})")
 
     def _fail(self, trial: _Trial, why: str) -> None:
         trial.asked.set_user_attr("why", why)
-        self._tell(f"trial {trial.number}: failed: {why}")
+        self._notify(f"trial {trial.number}: failed: {why}")
         self._finish(trial, state="FAIL")
         done = finished(self.study)
         if len(done) >= MOST_FAILURES and all(one.state.name == "FAIL" for one in done):

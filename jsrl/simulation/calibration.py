@@ -154,13 +154,13 @@ def calibrate(
     transports: Sequence[bool] = (False, True),
     *,
     seconds: float = 6.0,
-    tell: Callable[[str], None] = lambda line: None,
+    notify: Callable[[str], None] = lambda line: None,
 ) -> ServiceTimes:
     """Return the service times of an experiment on this machine, which must be idle otherwise.
 
     Args:
       experiment: to simulate. placements: of the runs. transports: False: shared memory; True: TCP with keys.
-      seconds: measured per run. tell: shows a line about each.
+      seconds: measured per run. notify: shows a line about each.
 
     Raises:
       ConfigError: no run can be made of it, or one failed; the message says why.
@@ -171,7 +171,7 @@ def calibrate(
             f"{experiment.name} cannot run with 1 to {MOST_ACTORS} actors; choose --num-envs and --batch-envs that divide."
         )
     env = time_environments(experiment, [run.experiment.group_size for run in runs])
-    tell(f"environments: {_text(env.step)} on a core, {_text(env.step_idle)} asleep, for each step of a group")
+    notify(f"environments: {_text(env.step)} on a core, {_text(env.step_idle)} asleep, for each step of a group")
     acting = time_acting(experiment, acting_sizes(experiment)) if SERVED in placements else []
     found = []
     for number, run in enumerate(runs, 1):
@@ -179,7 +179,7 @@ def calibrate(
         if speed.error:
             raise ConfigError(f"the calibration with {run.text} failed: {speed.error}")
         found.append(measured(run, speed))
-        tell(f"{number} of {len(runs)}: {run.text}: {speed.env_steps_per_s:,.0f} env steps/s")
+        notify(f"{number} of {len(runs)}: {run.text}: {speed.env_steps_per_s:,.0f} env steps/s")
     times = fitted(found, env, acting)
     return msgspec.structs.replace(
         times,

@@ -273,7 +273,7 @@ def meta_json(meta: dict[str, Any] | None) -> dict[str, Any]:
         ) from None
 
 
-def left_by(folder: Path) -> tuple[str, int]:
+def maker_of(folder: Path) -> tuple[str, int]:
     """Return (host, process id) of the process that made a `.partial-*` or `.trash-*` folder."""
     host, pid, _ = folder.name.split("-", 1)[1].rsplit("-", 2)
     return host, int(pid)

@@ -229,7 +229,7 @@ class SnapshotStore:
             if version not in keep:
                 self._discard(self.folder / str(version))
         for left in [*self.folder.glob(".partial-*"), *self.folder.glob(".trash-*")]:
-            host, pid = fmt.left_by(left)
+            host, pid = fmt.maker_of(left)
             if host == socket.gethostname() and not process_alive(pid):
                 shutil.rmtree(left, ignore_errors=True)
 

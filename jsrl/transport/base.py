@@ -93,7 +93,7 @@ class SampleProducer(Protocol):
         """Reserve, copy and commit."""
         ...
 
-    def lose(self, reason: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         """Mark the consumer as gone for ever, so that `close` does not wait for it."""
         ...
 

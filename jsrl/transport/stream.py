@@ -78,7 +78,7 @@ class End:
         return max((len(peer.groups) for peer in self.peers), default=1) * self.stream.blocks
 
     @property
-    def askers_per_group(self) -> int:
+    def clients_per_group(self) -> int:
         """Return the largest number of clients of this inference server that request the same group."""
         counts = Counter(group for peer in self.peers for group in peer.groups)
         return max(counts.values(), default=1)

@@ -72,7 +72,9 @@ class Transport:
         """Return the writing end of a sample stream."""
         raise self._carries_no("samples", address)
 
-    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: JoinRules) -> InferenceServer:
+    def bind_inference(
+        self, address: str, spec: InferenceSpec, *, keys: KeyPath, join_rules: JoinRules
+    ) -> InferenceServer:
         """Return the server end of an inference stream."""
         raise self._carries_no("inference", address)
 
@@ -146,9 +148,11 @@ class OneHost(Transport):
         place = parse_address(address).place
         return self._producer(place, schema, producer, num_groups, timeout_s, options["hop"])
 
-    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: JoinRules) -> InferenceServer:
+    def bind_inference(
+        self, address: str, spec: InferenceSpec, *, keys: KeyPath, join_rules: JoinRules
+    ) -> InferenceServer:
         """See Transport."""
-        return self._server(spec, place_in(address), guests)
+        return self._server(spec, place_in(address), join_rules)
 
     def connect_inference(
         self,
@@ -188,9 +192,11 @@ class ZeroMQ(Transport):
         options["keys"] = keys_for(parsed.server, options["keys"])
         return ZmqSampleProducer(parsed.endpoint, schema, producer, num_groups, timeout_s=timeout_s, **options)
 
-    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, guests: JoinRules) -> InferenceServer:
+    def bind_inference(
+        self, address: str, spec: InferenceSpec, *, keys: KeyPath, join_rules: JoinRules
+    ) -> InferenceServer:
         """See Transport."""
-        return ZmqInferenceServer(spec, address, keys=keys, guests=guests)
+        return ZmqInferenceServer(spec, address, keys=keys, join_rules=join_rules)
 
     def connect_inference(
         self,

@@ -44,7 +44,7 @@ class Limits:
       seconds: least duration of the measurement. updates: least number of updates. warm_s: after the first update, not
       counted.
       start_s: until the first update. longest_s: for the measurement, even with slow updates.
-      hopeless: share of the best speed below which a trial is ended early.
+      give_up_share: share of the best speed below which a trial is ended early.
     """
 
     seconds: float = 3.0
@@ -52,7 +52,7 @@ class Limits:
     warm_s: float = 1.0
     start_s: float = 60.0
     longest_s: float = 12.0
-    hopeless: float = 0.5
+    give_up_share: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def measure(
 
     Args:
       experiment: to run; its own limits are ignored. limits: of time.
-      best: best speed so far, so that a hopeless trial is ended early (0: none is).
+      best: best speed so far, so that a trial far below it is ended early (0: none is).
       stopped: returns whether to end now. on_progress: called with progress texts.
     """
     with tempfile.TemporaryDirectory(prefix="jsrl-trial-") as folder:
@@ -247,9 +247,9 @@ class Progress:
 
     @property
     def cut(self) -> bool:
-        """Return whether it is hopeless: measured for a third of the time, and far behind the best."""
+        """Return whether to give up: measured for a third of the time, and far behind the best."""
         sure = self._since("learner/trained_s") >= self._limits.seconds / 3 and self._since("updates") >= 2
-        return sure and self.speed_now < self._limits.hopeless * self._best
+        return sure and self.speed_now < self._limits.give_up_share * self._best
 
     @property
     def enough(self) -> bool:

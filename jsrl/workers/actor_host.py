@@ -100,7 +100,7 @@ class _Host:
             self._run_as_actor(order)
             return True
         self._actors[pid] = order.number
-        self._tell(number=order.number, pid=pid)
+        self._send(number=order.number, pid=pid)
         return False
 
     def _load(self, order: Order) -> None:
@@ -152,7 +152,7 @@ class _Host:
             kill_group(pid)  # while its id is still taken
             _, status = os.waitpid(pid, 0)
             del self._actors[pid]
-            self._tell(number=number, status=os.waitstatus_to_exitcode(status))
+            self._send(number=number, status=os.waitstatus_to_exitcode(status))
 
     def _kill_all(self) -> None:
         for pid in self._actors:
@@ -160,7 +160,7 @@ class _Host:
         for pid in self._actors:
             os.waitpid(pid, 0)
 
-    def _tell(self, **fields: int) -> None:
+    def _send(self, **fields: int) -> None:
         try:
             self._connection.send(json.dumps(fields).encode())
         except OSError:

@@ -89,7 +89,7 @@ class InferenceRequests:
         except StreamTimeout:
             self._peer.known = found
             if self._peer.is_elsewhere:
-                self._peer.suspect()
+                self._peer.mark_suspect()
             return
         except StreamClosed as refusal:
             self._patience.pause(refusal)

@@ -31,7 +31,7 @@ from jsrl.workers.peers import FollowingParams, Peer
 def bind_reader(job: Job, port: str, schema: Tree, ledger: Ledger | None = None) -> SampleConsumer:
     """Return the reading end of the samples at a port, registered; `schema`: of the samples."""
     end = job.end(port)
-    guests, blocks = guests_of(job, end), end.blocks_per_producer
+    join_rules, blocks = join_rules_of(job, end), end.blocks_per_producer
     hop = hop_folder(Path(job.folder), end.hop) if end.hop else None
     consumer = bind_samples(
         end.address,
@@ -39,7 +39,7 @@ def bind_reader(job: Job, port: str, schema: Tree, ledger: Ledger | None = None)
         blocks_per_producer=blocks,
         ledger=ledger,
         keys=job.keys,
-        guests=guests,
+        join_rules=join_rules,
         hop=hop,
         packing=Packing(job.schemas.env.frames, job.experiment.compress),
     )
@@ -58,7 +58,7 @@ def begin_counting(job: Job, port: str, reporter: Reporter) -> Ledger:
         return Ledger(dropped={})
 
 
-def guests_of(job: Job, end: End) -> JoinRules:
+def join_rules_of(job: Job, end: End) -> JoinRules:
     """Return who may join a stream that this worker binds: the workers at its other end, with the stream's groups."""
     groups = max(end.stream.groups, default=0) + 1
     return JoinRules(frozenset(peer.worker for peer in end.peers), num_groups=groups, rows=job.experiment.group_size)
@@ -67,7 +67,7 @@ def guests_of(job: Job, end: End) -> JoinRules:
 def bind_server(job: Job, port: str) -> InferenceServer:
     """Return the server end of the inference stream at a port, registered."""
     end = job.end(port)
-    server = bind_inference(end.address, job.schemas.act, keys=job.keys, guests=guests_of(job, end))
+    server = bind_inference(end.address, job.schemas.act, keys=job.keys, join_rules=join_rules_of(job, end))
     job.announce(name_at(end.stream.name, job.name), server.address)
     return server
 

@@ -92,7 +92,7 @@ class Writer:
     def _leave(self, number: int, reason: str) -> None:
         end, self._ends[number] = self._ends[number], None
         if end is not None:
-            end.lose(reason)
+            end.mark_lost(reason)
             end.close()
 
     def read_epoch(self) -> int:
@@ -105,16 +105,16 @@ class Writer:
                 continue
         return max(found)
 
-    def lose(self, reason: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         """Mark readers as gone for good, so that `close` does not wait for them."""
         for end, peer in zip(self._ends, self.peers, strict=True):
             found = peer.find(0.0)
             if end is not None and (found is None or not peer.is_known(found)):
-                end.lose(reason)
+                end.mark_lost(reason)
 
     def close(self) -> None:
         """Close; committed trajectories still reach the remaining readers."""
-        self.lose("its reader is gone")
+        self.mark_lost("its reader is gone")
         for end in self._ends:
             if end is not None:
                 end.close()

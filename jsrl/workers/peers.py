@@ -131,7 +131,7 @@ class FailoverPeer(Peer):
         """Return whether the known peer is on another host."""
         return not self.known.host
 
-    def suspect(self) -> None:
+    def mark_suspect(self) -> None:
         """Note that the connection to the known peer broke: its host may be lost, so others are tried first for a while."""
         self._suspect, self._suspect_until_s = self.known, time.monotonic() + SUSPECT_S
 

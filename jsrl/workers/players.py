@@ -92,10 +92,10 @@ def params_store(job: Job, reporter: Any) -> SnapshotStore:
     return SnapshotStore(
         job.snapshots / PARAMS_STORE,
         on_warning=functools.partial(reporter.event, "warning", once="snapshots"),
-        on_written=functools.partial(tell_saved, reporter, PARAMS_STORE),
+        on_written=functools.partial(report_saved, reporter, PARAMS_STORE),
     )
 
 
-def tell_saved(reporter: Any, store: str, written: WrittenJob) -> None:
+def report_saved(reporter: Any, store: str, written: WrittenJob) -> None:
     """Report to the controller that a snapshot was written to a store."""
     reporter.event("saved", store=store, version=written.version, tags=list(written.tags))

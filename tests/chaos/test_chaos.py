@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.chaos.chaos import Flood, InjectedFault, ScoreCard, Storm, StormSettings, storm_command
+from jsrl.chaos.chaos import ChaosRun, ChaosSettings, Flood, InjectedFault, ScoreCard, run_command
 from jsrl.errors import ConfigError
 from jsrl.launch.local.hang import HungProcess
 from jsrl.workers.director.audit import Games
@@ -25,7 +25,7 @@ LEDGER = {"produced": 10, "consumed": 7, "dropped": {"rolled_back": 2}, "in_flig
 def over_drive(words: list[str], runs_dir: Path, run_name: str, **options) -> list[str]:
     """Return the command of a chaos run of an experiment that drive.py defines."""
     begun = [sys.executable, "-m", "jsrl", "run"]
-    command = storm_command(words, runs_dir, run_name, **options)
+    command = run_command(words, runs_dir, run_name, **options)
     assert command[: len(begun)] == begun
     return [sys.executable, str(DRIVE), *command[len(begun) :]]
 
@@ -95,20 +95,20 @@ def test_report_card_passes_only_if_games_are_consistent() -> None:
 
 
 def test_restarts_are_enabled_unless_the_user_disables_them(tmp_path: Path) -> None:
-    words = storm_command(["ppo_cartpole", "--restart", "2"], tmp_path, "x")
+    words = run_command(["ppo_cartpole", "--restart", "2"], tmp_path, "x")
     assert words[:5] == [sys.executable, "-m", "jsrl", "run", "ppo_cartpole"]
     assert words.count("--restart") == 1 and words[words.index("--restart") + 1] == "2"
     assert words[words.index("--deadlines.silence-s") + 1] == "3"
     for wrong in ([], ["--seed", "1"], ["ppo", "--placement", "serial"]):
         with pytest.raises(ConfigError):
-            storm_command(wrong, tmp_path, "x")
+            run_command(wrong, tmp_path, "x")
 
 
 @pytest.mark.slow
 def test_short_chaos_run(tmp_path: Path) -> None:
     command = over_drive(["counting", "--deadlines.silence-s", "1.5"], tmp_path, "storm")
-    settings = StormSettings(storm_s=5.0, calm_s=0.5, every_s=0.5, kinds=("actor", "inference"), pauses=0.2, seed=3)
-    card = Storm(command, tmp_path, "storm", settings).run()
+    settings = ChaosSettings(storm_s=5.0, calm_s=0.5, every_s=0.5, kinds=("actor", "inference"), pauses=0.2, seed=3)
+    card = ChaosRun(command, tmp_path, "storm", settings).run()
     assert card.passed, card.text()
     assert {fault.worker for fault in card.faults} <= {"actor-0", "inference-0"} and card.calm_per_s > 0
 
@@ -118,8 +118,8 @@ def test_chaos_run_with_a_director_and_two_learners(tmp_path: Path) -> None:
     """Each worker is killed once; the other learner survives, and games, payoffs and frozen players stay consistent."""
     command = over_drive(["dueling", "--deadlines.silence-s", "5"], tmp_path, "storm")
     kinds = ("actor", "director", "learner")
-    settings = StormSettings(storm_s=60.0, calm_s=1.0, every_s=0.5, kinds=kinds, pauses=0.0, seed=1, faults=4)
-    card = Storm(command, tmp_path, "storm", settings).run()
+    settings = ChaosSettings(storm_s=60.0, calm_s=1.0, every_s=0.5, kinds=kinds, pauses=0.0, seed=1, faults=4)
+    card = ChaosRun(command, tmp_path, "storm", settings).run()
     assert card.passed, card.text()
     assert sorted(fault.worker for fault in card.faults) == ["actor-0", "director", "learner", "learner-hunter"]
     assert set(card.result["hops"]) == {"samples-hunter.learner-hunter"}
@@ -130,8 +130,8 @@ def test_chaos_run_with_a_director_and_two_learners(tmp_path: Path) -> None:
 def test_strangers_at_every_socket_stop_no_worker(tmp_path: Path, transport: str) -> None:
     """Restarts are off: any worker stopped by a message would end the run."""
     options = ["counting", *FOREVER, "--restart", "0", "--deadlines.silence-s", "20", "--transport", transport]
-    settings = StormSettings(storm_s=0.5, calm_s=0.5, flood_s=3.0, every_s=100.0)
-    card = Storm(over_drive(options, tmp_path, "flood"), tmp_path, "flood", settings, STRANGER).run()
+    settings = ChaosSettings(storm_s=0.5, calm_s=0.5, flood_s=3.0, every_s=100.0)
+    card = ChaosRun(over_drive(options, tmp_path, "flood"), tmp_path, "flood", settings, STRANGER).run()
     assert card.flood is not None and card.flood.passed, card.text()
     assert card.accounted and card.left == [] and not card.ended, card.text()
     expected = {
@@ -146,8 +146,8 @@ def test_strangers_at_every_socket_stop_no_worker(tmp_path: Path, transport: str
 @pytest.mark.slow
 def test_chaos_without_restarts_fails(tmp_path: Path) -> None:
     command = over_drive(["counting", "--restart", "0"], tmp_path, "storm")
-    settings = StormSettings(storm_s=20.0, calm_s=0.1, every_s=0.1, kinds=("actor",), pauses=0.0)
-    card = Storm(command, tmp_path, "storm", settings).run()
+    settings = ChaosSettings(storm_s=20.0, calm_s=0.1, every_s=0.1, kinds=("actor",), pauses=0.0)
+    card = ChaosRun(command, tmp_path, "storm", settings).run()
     assert not card.passed and card.ended == "exit status 1" and card.accounted and card.left == []
 
 
@@ -171,10 +171,10 @@ def test_chaos_with_forked_actors(tmp_path: Path, way: str) -> None:
     ]
     command = over_drive(options, tmp_path, "storm", hangs=True)
     shares = {"kill": (0.0, 0.0), "pause": (1.0, 0.0), "hang": (0.0, 1.0)}[way]
-    settings = StormSettings(
+    settings = ChaosSettings(
         storm_s=4.0, calm_s=0.5, every_s=0.5, kinds=("actor",), pauses=shares[0], hangs=shares[1], seed=3
     )
-    card = Storm(command, tmp_path, "storm", settings).run()
+    card = ChaosRun(command, tmp_path, "storm", settings).run()
     assert card.passed, card.text()
     assert {fault.how for fault in card.faults} == {way}
 

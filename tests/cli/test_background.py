@@ -51,7 +51,7 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert "steps " in output_of(capsys, "logs", "x")
         assert "actor-0, learner, output" in output_of(capsys, "logs", "x", "critic", status=2)
         shows_live(tmp_path)
-        assert read_state(folder).word == "running"  # the viewer may leave
+        assert read_state(folder).name == "running"  # the viewer may leave
         text = output_of(capsys, "stop", "x")
         assert f"told process {pid} on" in text and "interrupted, " in text
         assert re.search(rf"^to continue: jsrl run --resume {folder}$", text, re.MULTILINE)

@@ -61,9 +61,9 @@ class FailingGame(ParallelGame):
         return super().step(actions)
 
 
-def play(config: EnvConfig, tell=None) -> list:
+def play(config: EnvConfig, warn=None) -> list:
     """Return copies of (is_first, reward, discount) of 40 steps of two slots."""
-    game = make(config, 2, 0, groups={"all": ("a_0", "a_1", "a_2", "a_3")}, tell=tell)
+    game = make(config, 2, 0, groups={"all": ("a_0", "a_1", "a_2", "a_3")}, warn=warn)
     rng, step, seen = np.random.default_rng(0), game.reset(), []
     for _ in range(40):
         step = game.step(random_joint_actions(game, step.observation, rng))

@@ -90,7 +90,7 @@ def frail(what: str, told: list[str] | None = None, seed: int = 5, **options: An
         reward_scale=2.0,
         **limits,
     )
-    return make(config, 2, seed, group=3, tell=None if told is None else told.append)
+    return make(config, 2, seed, group=3, warn=None if told is None else told.append)
 
 
 def steps_of(env, count: int) -> list[EnvStep]:
@@ -209,7 +209,7 @@ def frail_gym_vector(num_envs: int) -> gymnasium.vector.VectorEnv:
 def test_user_vector_environment_is_rebuilt_as_a_whole(name: str) -> None:
     FailingVector.made.clear()
     told: list[str] = []
-    env = make(EnvConfig(S + name, on_fault="restart-env"), 2, 5, group=3, tell=told.append)
+    env = make(EnvConfig(S + name, on_fault="restart-env"), 2, 5, group=3, warn=told.append)
     steps = steps_of(env, 4)
     assert [s.is_first.tolist() for s in steps] == [[t in (0, 3)] * 2 for t in range(5)]
     assert all((s.discount == 1.0).all() and (s.reward[s.is_first] == 0.0).all() for s in steps)

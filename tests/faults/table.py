@@ -155,7 +155,7 @@ FAULTS = (
         "replay joins by who sent a trajectory, not by who made it",
         "(entry.origin.producer.incarnation, entry.origin.sequence)",
         "(entry.producer.incarnation, entry.sequence)",
-        ("tests/workers/test_between.py",),
+        ("tests/workers/test_transform.py",),
     ),
     Fault(
         "a trajectory that an actor gave up leaves no gap",
@@ -184,8 +184,8 @@ FAULTS = (
     # -- transport
     Fault(
         "an incarnation is let in twice",
-        "        if guest.incarnation <= latest:\n",
-        "        if guest.incarnation < latest:\n",
+        "        if sender.incarnation <= latest:\n",
+        "        if sender.incarnation < latest:\n",
         (f"{SAMPLES}::test_incarnation_is_admitted_once_and_only_rises[shm]",),
     ),
     Fault(

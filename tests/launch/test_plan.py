@@ -414,11 +414,11 @@ def test_zeromq_without_encryption_is_refused_before_the_start(monkeypatch) -> N
 def test_start_creates_keys_for_encrypted_streams_and_refuses_readable_ones(tmp_path: Path) -> None:
     e = experiment(transport="zeromq", bind="10.0.0.5")
     told: list[str] = []
-    begin_encryption(experiment(), None, tell=told.append)
+    begin_encryption(experiment(), None, show=told.append)
     assert told == []
-    begin_encryption(e, str(tmp_path / "keys"), tell=told.append)
+    begin_encryption(e, str(tmp_path / "keys"), show=told.append)
     path = tmp_path / "keys" / "client.key"
     assert told == [f"streams listen on 10.0.0.5 and are encrypted; ends on other hosts need {path}"] and path.exists()
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="mode 0644"):
-        begin_encryption(e, str(tmp_path / "keys"), tell=told.append)
+        begin_encryption(e, str(tmp_path / "keys"), show=told.append)

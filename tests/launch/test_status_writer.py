@@ -31,7 +31,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
 
 def test_status_file_has_display_values_and_worker_hosts(session: Session):
     session.stage("actor-0", "ready")
-    session.whereabouts = lambda: {"actor-0": (3, "far")}
+    session.hosts_of_workers = lambda: {"actor-0": (3, "far")}
     session.facts("learner", {"updates": 5, "env_steps": 640})
     session.tick()
     found = read_state(session.folder.path).news

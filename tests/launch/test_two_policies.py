@@ -156,7 +156,7 @@ def test_initial_params_are_given_per_policy_of_the_run(monkeypatch: pytest.Monk
         init_points("old@best,old@latest", "runs")
     plan: Any = SimpleNamespace(policies={"policy": None, "b": None})
     with pytest.raises(ConfigError, match=r"names the policy 'c'; .* other policies are: b\."):
-        begin_policies(plan, None, init_points("c=old@best", "runs"), resumed=False, tell=print)  # type: ignore[arg-type]
+        begin_policies(plan, None, init_points("c=old@best", "runs"), resumed=False, show=print)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="leave out --init-from"):
         find_start_points(RunFolder(Path("some")), "old@best", "runs")
 

@@ -24,15 +24,15 @@ from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.transport.transports import Transport, find_transport, place_in, transport_of
 from jsrl.types import version_updates
-from jsrl.workers.between import ACTIVITIES, PORTS, Between
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Kind
+from jsrl.workers.transform import ACTIVITIES, PORTS, TrajectoryTransform
 from tests.system.launched import assert_balanced
 
 HERE = "tests.launch.test_user_parts"
 
 
-class Mark(Between):
+class Mark(TrajectoryTransform):
     """Forwards trajectories with marked rewards."""
 
     def change(self, trajectory, entry) -> None:

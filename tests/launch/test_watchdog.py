@@ -122,10 +122,12 @@ def test_stopped_process_is_not_signalled_or_waited_for(tmp_path: Path, sleeper)
 @pytest.mark.slow
 def test_worker_report_is_shown(tmp_path: Path, sleeper) -> None:
     process = sleeper("catches")
-    process.hear(Report("actor-0", 0, {"actor/wait_block_share": 0.25, "actor/return_mean": 3.0}, {"trajectories": 17}))
+    process.receive(
+        Report("actor-0", 0, {"actor/wait_block_share": 0.25, "actor/return_mean": 3.0}, {"trajectories": 17})
+    )
 
     def answer(_: float) -> None:
-        process.hear(Stacks("actor-0", 0, "thread MainThread:\n  in its_own_words"))
+        process.receive(Stacks("actor-0", 0, "thread MainThread:\n  in its_own_words"))
 
     seen = Watchdog(session_in(tmp_path), {"actor-0": process}, lambda _: None, answer).look()
     assert "actor/wait_block_share 0.25; trajectories 17" in seen and "return_mean" not in seen
@@ -263,8 +265,8 @@ def test_stall_is_reported_once_and_again_only_if_longer(tmp_path: Path, monkeyp
     def told(seconds: float, **counters: int) -> int:
         """Return how often something was reported by then; `counters`: the first report of actor-0."""
         clock[0] += seconds
-        workers["actor-0"].hear(Report("actor-0", 0, {}, counters))
-        watchdog.tell_standstill(10.0)
+        workers["actor-0"].receive(Report("actor-0", 0, {}, counters))
+        watchdog.report_standstill(10.0)
         return len(session.display.told)
 
     assert [told(0.0, env_steps=8), told(9.0), told(9.0, env_steps=16), told(9.0)] == [0, 0, 0, 0]

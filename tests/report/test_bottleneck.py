@@ -11,7 +11,7 @@ from jsrl.metrics.phases import SECOND_THREADS
 from jsrl.report.bottleneck import find_bottleneck
 from jsrl.report.evidence import RunSetup
 from jsrl.report.verdicts import SERIAL, VERDICTS
-from jsrl.workers import between
+from jsrl.workers import transform
 from jsrl.workers.kinds import Kind, own_kinds
 
 EIGHT = RunSetup(placement="served", cores=8, actors=2, ring=2, more_actors=(4, 8), more_groups=8)
@@ -267,7 +267,7 @@ def test_advice_is_bounded_by_the_learner_rate():
 def test_workers_of_a_user_kind_can_be_the_bottleneck():
     shares = {"change": 0.8, "wait_rows": 0.05, "wait_block": 0.05}
     metrics = measured({"actor": 2.0}, actor={"env": 0.3, "wait_block": 0.6}, learner=STARVED, augment=shares)
-    kind = Kind("augment", "augmenters", "nowhere:build", between.PORTS, between.ACTIVITIES)
+    kind = Kind("augment", "augmenters", "nowhere:build", transform.PORTS, transform.ACTIVITIES)
     found = find_bottleneck(metrics, EIGHT, (*own_kinds(), kind))
     assert found.kind == "stage"
     assert "augment limit this run: they work 80% of their time" in found.text

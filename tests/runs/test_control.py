@@ -55,9 +55,9 @@ def test_worker_messages_do_not_wait_for_the_next_heartbeat(transport):
 
 def test_controller_messages_arrive_between_heartbeats(transport):
     server, client = transport
-    server.tell("actor-0", 0, "evaluate", {"number": 7})
+    server.send_command("actor-0", 0, "evaluate", {"number": 7})
     assert client.commands.get(timeout=DEADLINE_S).facts == {"number": 7}
-    server.tell("actor-0", 0, "stop")
+    server.send_command("actor-0", 0, "stop")
     assert client.stop.wait(DEADLINE_S)
 
 

@@ -89,9 +89,9 @@ class Rig:
         job: Any = type("job", (), {"name": name, "incarnation": 0, "kind": WORKERS[name]})
         return SupervisedWorker(job, handle=None)  # type: ignore[arg-type]
 
-    def hear(self, message: AnyMessage) -> None:
+    def receive(self, message: AnyMessage) -> None:
         """Read a message as if it came from the socket."""
-        self.controller._hear(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=AnyMessage))
+        self.controller._receive(msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=AnyMessage))
 
     def close(self) -> None:
         self.control.close()
@@ -107,7 +107,7 @@ def rig(tmp_path):
 
 @pytest.mark.parametrize("message", GOOD, ids=lambda m: f"{type(m).__name__} {getattr(m, 'name', '')}")
 def test_valid_worker_messages_are_accepted(rig, message) -> None:
-    rig.hear(message)
+    rig.receive(message)
     assert rig.control.refused == 0
 
 
@@ -115,7 +115,7 @@ def test_valid_worker_messages_are_accepted(rig, message) -> None:
 def test_invalid_messages_are_named_counted_and_logged_once(rig, caplog, message, why) -> None:
     with caplog.at_level(logging.WARNING, "jsrl.control"):
         for _ in range(3):
-            rig.hear(message)
+            rig.receive(message)
     assert rig.control.refused == 3
     (text,) = caplog.messages
     assert re.search(why, text), text
@@ -127,7 +127,7 @@ def test_invalid_messages_are_named_counted_and_logged_once(rig, caplog, message
 def test_refused_message_still_counts_as_a_heartbeat(rig) -> None:
     process = rig.controller._workers["learner"]
     process.beat_s = 0.0
-    rig.hear(Report("learner", 0, {}, {"updates": "x"}))
+    rig.receive(Report("learner", 0, {}, {"updates": "x"}))
     assert process.beat_s > 0 and process.known == {}
 
 
@@ -165,7 +165,7 @@ MESSAGES = st.one_of(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(message=MESSAGES)
 def test_no_message_ends_a_run(rig, message) -> None:
-    rig.hear(message)
+    rig.receive(message)
     rig.session.hub.tick(rig.session.env_steps, rig.session.updates)
     assert rig.session.reason is None
     assert 0 <= rig.session.updates <= MOST and 0 <= rig.session.env_steps <= MOST

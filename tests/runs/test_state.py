@@ -45,22 +45,22 @@ def test_process_is_identified_despite_id_reuse():
 def test_a_run_that_this_host_runs(folder: RunFolder):
     write_status(folder.path, ControllerStatus(ELSEWHERE, 0.0))  # of an earlier session
     with claimed(folder):
-        assert read_state(folder.path).word == "starting" and read_state(folder.path).news is None
+        assert read_state(folder.path).name == "starting" and read_state(folder.path).news is None
         write_status(folder.path, ControllerStatus(OWN, time.time()))
-        assert read_state(folder.path).word == "running"
+        assert read_state(folder.path).name == "running"
         write_status(folder.path, ControllerStatus(OWN, time.time(), reason="interrupted"))
         state = read_state(folder.path)
-        assert state.word == "ending" and state.goes_on and state.process == OWN
+        assert state.name == "ending" and state.is_running and state.process == OWN
         assert held_by(folder.path) == f"{os.getpid()} on {OWN.host}"
-    assert read_state(folder.path).word == "killed"
+    assert read_state(folder.path).name == "killed"
     (folder.path / RESULT).write_text(json.dumps({"ended": "interrupted"}))
-    assert read_state(folder.path).word == "ended" and not held_by(folder.path)
+    assert read_state(folder.path).name == "ended" and not held_by(folder.path)
 
 
 def test_a_process_of_this_host_that_left_no_result_was_killed(folder: RunFolder):
     leave(folder, OWN)
     state = read_state(folder.path)
-    assert state.word == "killed" and state.process == OWN and state.news is not None
+    assert state.name == "killed" and state.process == OWN and state.news is not None
 
 
 @pytest.mark.parametrize(("news", "age_s", "word"), [
@@ -69,14 +69,14 @@ def test_a_process_of_this_host_that_left_no_result_was_killed(folder: RunFolder
 def test_process_on_another_host_is_judged_by_its_status_file(folder: RunFolder, news: bool, age_s: float, word: str):
     leave(folder, ELSEWHERE, news=news, age_s=age_s)
     state = read_state(folder.path)
-    assert state.word == word and state.process == ELSEWHERE
+    assert state.name == word and state.process == ELSEWHERE
     assert abs((state.age_s or 0.0) - age_s) < 5
     (folder.path / RESULT).write_text(json.dumps({"ended": "total_env_steps"}))
-    assert read_state(folder.path).word == "ended"
+    assert read_state(folder.path).name == "ended"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x"}', "4711\n"])
 def test_damaged_files_count_as_missing(folder: RunFolder, content: str):
     (folder.path / STATUS).write_text(content)
     (folder.path / RESULT).write_text(content)
-    assert read_state(folder.path).word == "killed"
+    assert read_state(folder.path).name == "killed"

@@ -274,7 +274,7 @@ def test_control_connection_with_keys(world: Path) -> None:
         ends[-1].send(Event, name="note", text="here")
         heard = control_messages(server, TIMEOUT_S)
         assert {m.worker for m in heard} == {"actor-0"} and [m.text for m in heard if isinstance(m, Event)] == ["here"]
-        server.tell("actor-0", 0, "stop")
+        server.send_command("actor-0", 0, "stop")
         assert ends[-1].stop.wait(TIMEOUT_S)
     finally:
         for end in ends:
@@ -286,10 +286,10 @@ def test_control_connection_with_keys(world: Path) -> None:
 @slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_guest_key_works_until_revoked(world: Path, tmp_path: Path, transport: str) -> None:
-    guest, own = host_with_keys(world / "run", tmp_path / "own")
+    sender, own = host_with_keys(world / "run", tmp_path / "own")
     with opened(transport, world / "run") as end:
         end.use("actor-0", own)
-        guest.unlink()
+        sender.unlink()
         with pytest.raises(AccessDenied, match="refused this end's key"):
             end.use("actor-1", own)
         end.use("actor-2", world / "run")
@@ -302,7 +302,7 @@ def host_with_keys(run: Path, folder: Path) -> tuple[Path, Path]:
     for name, content in (("client.key", keys.client), ("server.key", keys.server)):
         (folder / name).write_bytes(content)
         (folder / name).chmod(0o600)
-    return keys.guest, folder
+    return keys.sender, folder
 
 
 @slow
@@ -310,7 +310,7 @@ def host_with_keys(run: Path, folder: Path) -> tuple[Path, Path]:
 def test_host_binds_with_its_own_key_named_in_addresses(world: Path, tmp_path: Path, transport: str) -> None:
     own, first = host_with_keys(world / "run", tmp_path / "first")
     show_guests(first, [own.name])
-    guest, second = host_with_keys(world / "run", tmp_path / "second")
+    sender, second = host_with_keys(world / "run", tmp_path / "second")
     with opened(transport, first) as end:
         plain = end.address
         end.address = named_by_key(plain, first)
@@ -319,7 +319,7 @@ def test_host_binds_with_its_own_key_named_in_addresses(world: Path, tmp_path: P
         end.use("actor-1", first)  # from its own
         with pytest.raises(AccessDenied, match="refused this end's key"):
             end.use("actor-2", second)
-        show_guests(first, [own.name, guest.name])
+        show_guests(first, [own.name, sender.name])
         end.use("actor-3", second)  # from another
         show_guests(first, [own.name])
         with pytest.raises(AccessDenied, match="refused this end's key"):

@@ -79,7 +79,7 @@ def refuse_work(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_inference(transport: str, producer, groups, expected: str, tmp_path: Path, monkeypatch) -> None:
-    server = bind_inference(address(transport, tmp_path), SPEC, guests=ACTORS)
+    server = bind_inference(address(transport, tmp_path), SPEC, join_rules=ACTORS)
     refuse_work(monkeypatch)
     if producer.incarnation > HUGE:  # the connecting end refuses that too
         monkeypatch.setattr("jsrl.transport.inference.transports.check_producer", lambda _: None)
@@ -108,7 +108,7 @@ def test_inference(transport: str, producer, groups, expected: str, tmp_path: Pa
     ],
 )
 def test_samples(transport: str, producer, groups, expected: str, tmp_path: Path, monkeypatch) -> None:
-    consumer = bind_samples(address(transport, tmp_path), SCHEMA, guests=ACTORS)
+    consumer = bind_samples(address(transport, tmp_path), SCHEMA, join_rules=ACTORS)
     refuse_work(monkeypatch)
     with pytest.raises(JsrlError, match=expected):
         connect_samples(consumer.address, SCHEMA, producer, groups, TIMEOUT_S)
@@ -122,7 +122,7 @@ def test_samples(transport: str, producer, groups, expected: str, tmp_path: Path
 
 @pytest.mark.parametrize("transport", ["shm", "ipc"])
 def test_oversized_hello_is_not_decoded(transport: str, tmp_path: Path) -> None:
-    consumer = bind_samples(address(transport, tmp_path), SCHEMA, guests=ACTORS)
+    consumer = bind_samples(address(transport, tmp_path), SCHEMA, join_rules=ACTORS)
     place = consumer.address if transport == "ipc" else f"ipc://{tmp_path}/run/s.samples.hello"
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.setsockopt(zmq.LINGER, 0)
@@ -169,7 +169,7 @@ def test_malformed_groups_are_refused(given: Any) -> None:
 
 def test_hello_fields_are_checked_before_the_schema(tmp_path: Path) -> None:
     """A hello of an unauthorised client costs nothing, with any schema."""
-    consumer: Any = bind_samples(f"ipc://{tmp_path}/s", SCHEMA, guests=ACTORS)
+    consumer: Any = bind_samples(f"ipc://{tmp_path}/s", SCHEMA, join_rules=ACTORS)
     frames = hello_of_producer(ProducerId("stranger", 0), 1, flatten_schema(SCHEMA)).frames()
     message = decode(frames)
     message.fields["schema"] = object()

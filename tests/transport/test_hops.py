@@ -168,7 +168,7 @@ def play(run: Path, transport: str) -> tuple[HopLedger, HopLedger]:
     while consumer.pending() < 3:
         time.sleep(0.005)
     midway = ledger_of(run)
-    producer.lose("the test is over")
+    producer.mark_lost("the test is over")
     consumer.close()
     producer.close()
     return midway, ledger_of(run)
@@ -237,7 +237,7 @@ def test_killed_consumer_leaves_no_unknown_trajectory(
     consumer.kill()  # one leased, never released
     put(producer, 2)  # no consumer will take these
     if producer_lives:
-        producer.lose("its consumer was replaced")
+        producer.mark_lost("its consumer was replaced")
         producer.close()
     close_hops(run)
     found = ledger_of(run)
@@ -250,7 +250,7 @@ def test_killed_consumer_leaves_no_unknown_trajectory(
     assert (after.in_flight, after.dropped["lost"], after.produced) == (0, lost.get("lost", 0) + 1, 6)
     again.close()
     if not producer_lives:
-        producer.lose("the test is over")
+        producer.mark_lost("the test is over")
         producer.close()
 
 

@@ -108,11 +108,11 @@ def test_block_in_transit_is_not_sent_again(tmp_path: Path, monkeypatch: pytest.
         for number in range(2):
             producer._on_the_way.append((number, number))
         producer._blocks[0].trackers.append(SimpleNamespace(done=False))
-        producer._take_in(credit)
+        producer._handle(credit)
         assert again == [1]
         producer._blocks[0].trackers.clear()
         producer._resent_s = 0.0
-        producer._take_in(credit)
+        producer._handle(credit)
         assert again == [1, 0, 1]
         producer._on_the_way.clear()
     producer.close()

@@ -406,13 +406,13 @@ def test_trial_is_stopped_even_if_sigint_is_ignored(tmp_path, monkeypatch):
 
 
 def test_slow_trial_is_cut_short():
-    progress = Progress(Limits(seconds=3.0, hopeless=0.5), best=10_000.0)
+    progress = Progress(Limits(seconds=3.0, give_up_share=0.5), best=10_000.0)
     for updates, at_s in ((1, 0.0), (10, 1.0), (20, 2.1)):
         progress.take(line(updates, at_s), 0.0)
     assert progress.cut
     assert progress.enough
     assert progress.speed().cut
-    steady = Progress(Limits(seconds=3.0, hopeless=0.5), best=1_500.0)
+    steady = Progress(Limits(seconds=3.0, give_up_share=0.5), best=1_500.0)
     for updates, at_s in ((1, 0.0), (10, 1.0), (20, 2.1)):
         steady.take(line(updates, at_s), 0.0)
     assert not steady.enough

@@ -78,14 +78,14 @@ class Rig:
         )
         self.actor.setup()
         self.asked: dict[int, list] = {group: [] for group in groups}
-        self.kept: list = []
+        self.saved: list = []
         self.updates = 0
 
     def answer(self, only=None) -> int:
         """Answer requests (of one group: the others wait), by a rule that a test can check row by row."""
-        asked = self.kept + self.server.collect(100, 0.0)
+        asked = self.saved + self.server.collect(100, 0.0)
         found = [r for r in asked if only is None or r.group == only]
-        self.kept = [r for r in asked if only is not None and r.group != only]
+        self.saved = [r for r in asked if only is not None and r.group != only]
         for r in found:
             step = r.request.step
             self.asked[r.group].append(r.request._replace(observation=r.request.observation.copy()))

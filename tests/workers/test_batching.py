@@ -195,10 +195,10 @@ def test_too_old_trajectories_are_dropped_and_columns_stay_free():
     stream.put(1, 2, make_version(0, 5))
     assert stream.fill() is None
     assert stream.ledger.dropped == {"stale": 1}
-    kept = stream.put(0, 3, make_version(0, 4))
+    saved = stream.put(0, 3, make_version(0, 4))
     batch = stream.fill()
     assert batch.lags == [0, 1]
-    np.testing.assert_array_equal(batch.trajectory.reward[0, :, :SIZE], kept.reward)
+    np.testing.assert_array_equal(batch.trajectory.reward[0, :, :SIZE], saved.reward)
 
 
 def test_with_reuse_the_last_use_of_a_batch_must_be_within_the_lag():

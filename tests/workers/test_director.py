@@ -76,7 +76,7 @@ class Fleet:
         """Let each process do one step, and deliver all messages."""
         for name, (assignments, wire, incarnation) in self.actors.items():
             self._play(name, assignments, rng)
-            assignments.tell()
+            assignments.send()
             for event, facts in wire.said:
                 self.worker.command(Command(event, facts | {"worker": name, "incarnation": incarnation}))
             wire.said.clear()
@@ -219,7 +219,7 @@ class ScriptedOrders:
 def test_no_proposals_before_confirmed_orders_and_lost_orders_are_resent(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     fleet = Fleet(tmp_path, ScriptedOrders(Freeze("main", "a"), Reset("main", "a"), Stop("done")))
-    kept, fleet._learn = fleet._learn, lambda command, facts: asked.append((command, facts))
+    saved, fleet._learn = fleet._learn, lambda command, facts: asked.append((command, facts))
     asked: list = []
     while not asked:
         fleet.turn(rng)
@@ -227,8 +227,8 @@ def test_no_proposals_before_confirmed_orders_and_lost_orders_are_resent(tmp_pat
     for _ in range(5):
         fleet.turn(rng)
     assert fleet.state["assigned"] == assigned and {command for command, _ in asked} == {"freeze"} and len(asked) > 3
-    kept(*asked[0])
-    fleet._learn = kept
+    saved(*asked[0])
+    fleet._learn = saved
     for _ in range(5):
         fleet.turn(rng)
     assert fleet.stops == ["done"] and fleet.state["assigned"] > assigned
@@ -271,11 +271,11 @@ def test_copy_is_handed_over_before_it_is_taken_and_both_are_resent(tmp_path: Pa
 def test_unconfirmed_order_is_resent_after_a_restart(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     fleet = Fleet(tmp_path, ScriptedOrders(Freeze("main", "a"), Freeze("main", "b")))
-    kept, fleet._learn = fleet._learn, lambda command, facts: None
+    saved, fleet._learn = fleet._learn, lambda command, facts: None
     while not fleet.worker._orders:
         fleet.turn(rng)
     fleet.worker.close()
-    fleet._learn = kept
+    fleet._learn = saved
     fleet.start_director()
     for _ in range(6):
         fleet.turn(rng)
@@ -300,8 +300,8 @@ def test_slots_keep_their_assignments_after_a_resume() -> None:
     given = [Lease(5, 3, [(0, -1)], [True]), Lease(6, 3, [(0, -1)], [True])]
     leases.give("actor-0", given, [(0, 2), (0, 1)])
     later = Leases(9)
-    assert [entry[:2] for entry in leases.kept()] == [[0, 1], [0, 2]]
-    assert later.restore(json.loads(json.dumps(leases.kept()))) == {5, 6}
+    assert [entry[:2] for entry in leases.saved()] == [[0, 1], [0, 2]]
+    assert later.restore(json.loads(json.dumps(leases.saved()))) == {5, 6}
     found = [later.returning(0, slot) for slot in (1, 2)]
     assert [(lease.id, lease.session) for lease in found if lease is not None] == [(6, 9), (5, 9)]
     assert later.returning(0, 1) is None

@@ -80,7 +80,7 @@ class RandomOrderRun:
             returns = {slot: (1.0, -1.0) if drawn[slot] % 7 < 4 else (-1.0, 1.0) for slot in self.over[group]}
             ended = [Episode(slot, 0.0, 3, True, {}, returns[slot]) for slot in self.over[group]]
             assignments.ended(group, ended, step, is_last=step % ROWS == 0)
-        assignments.tell()
+        assignments.send()
         said, assignments._reporter.said = assignments._reporter.said, []
         self.mail += [(f"actor-{group}", event, facts) for event, facts in said]
 

@@ -95,24 +95,24 @@ def share_cores(engines: dict[int, Engine], wanted: np.ndarray) -> None:
     if not engines[-1].has_core:
         return
     tables = {v: jax.device_get(engine._table) for v, engine in engines.items()}
-    kept = share_cores.kept.get(id(engines))  # type: ignore[attr-defined]
-    before = kept if kept is not None else jax.tree.map(np.zeros_like, tables[-1])
+    saved = share_cores.saved.get(id(engines))  # type: ignore[attr-defined]
+    before = saved if saved is not None else jax.tree.map(np.zeros_like, tables[-1])
     after = jax.tree.map(np.array, before)
     for v in engines:
         for whole, leaf in zip(jax.tree.leaves(after), jax.tree.leaves(tables[v]), strict=True):
             whole[:SIZE][wanted == v] = leaf[:SIZE][wanted == v]
-    share_cores.kept[id(engines)] = after  # type: ignore[attr-defined]
+    share_cores.saved[id(engines)] = after  # type: ignore[attr-defined]
     for engine in engines.values():
         engine._table = jax.tree.map(jax.numpy.asarray, after)
 
 
-share_cores.kept = {}  # type: ignore[attr-defined]
+share_cores.saved = {}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", AGENTS, ids=str)
 def test_each_row_is_acted_on_by_its_version_with_its_core(kind) -> None:
     """One group at its full shape: the bits equal those of an engine with that version only."""
-    share_cores.kept.clear()  # type: ignore[attr-defined]
+    share_cores.saved.clear()  # type: ignore[attr-defined]
     rng = np.random.default_rng(0)
     versions = [draw_versions(kind, rng) for _ in range(7)]
     expected = oracle(kind, 1, versions, greedy=False)

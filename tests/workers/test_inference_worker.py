@@ -110,7 +110,7 @@ def test_messages_before_a_second_hello_are_read_first(serving: Serving) -> None
     who = ProducerId("actor-0", 0)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(connect_inference, serving.server.address, ACT, who, {0: SIZE}, 20.0)
-        while not serving.server._askers:  # the server stops checking once it is welcome
+        while not serving.server._peers:  # the server stops checking once it is welcome
             serving.worker.step()
         client = first.result()
         client.send(0, asked(0))

@@ -55,7 +55,7 @@ def test_other_servers_answer_while_a_host_may_be_lost(tmp_path, monkeypatch) ->
     own = names.lookup("inference-1", 0.0)
     peer = FailoverPeer(names, SERVERS, own)
     assert peer.is_elsewhere
-    peer.suspect()
+    peer.mark_suspect()
     assert peer.find(0.0) == own  # there is no other
     peer.known = other = names.register("inference-0", "shm:a")
     assert not peer.is_elsewhere

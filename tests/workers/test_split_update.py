@@ -75,12 +75,12 @@ for step in range(12):
     assert set(made.metrics) == set(output.metrics) | {"split_policy_staleness", "split_critic_staleness"}
     assert made.metrics["split_policy_staleness"] == made.metrics["split_critic_staleness"] == 0
     if step == 5:  # a snapshot, and on from it
-        kept = split.kept(state)
+        kept = split.saved(state)
         split.close()
         split = split_of(agent, max_lead=0)
         state = split.place(kept)
         split.compile(state, whole(t), key)
-joined = split.kept(state)
+joined = split.saved(state)
 assert jax.tree.structure(joined) == jax.tree.structure(alone)
 # SAC: to rounding. The others' target policy is one update old (tau is 0.005, the rate 0.01).
 near(joined, alone, 2e-5 if name == "sac" else 5e-3)
@@ -114,7 +114,7 @@ for step in range(calls):
         leaf[...] = 0  # the caller's buffers are the caller's again
     stale += [float(v) for k, v in output.metrics.items() if "staleness" in k]
     losses += [float(output.metrics["loss_value"])] if "loss_value" in output.metrics else []
-joined = split.kept(state)
+joined = split.saved(state)
 assert int(joined.updates) == int(joined.params.weights.updates) == 3 * calls, joined.updates
 assert joined.extra.ring == () and int(joined.extra.made) == 3 * calls
 assert 0 <= min(stale) and max(stale) <= 3 * lead, stale
@@ -134,7 +134,7 @@ turns.compile(state, whole(batch(0, 4, 8)), jax.random.key(0))
 for step in range(8):
     alone, _ = update(alone, batch(step, 4, 8), jax.random.key(step))
     state, _ = turns(state, whole(batch(step, 4, 8)), jax.random.key(step))
-near(turns.kept(state).params, alone.params, 2e-5)
+near(turns.saved(state).params, alone.params, 2e-5)
 bad = batch(99, 4, 8)
 bad.reward[...] = np.nan
 try:

@@ -55,8 +55,8 @@ class Observations:
         self._settings, self._worlds, self._sight, self._hands = settings, worlds, sight, hands
         slots, agents = len(worlds.present), settings.n_agents
         self.seen = {name: spec.batched(slots, agents).zeros() for name, spec in observation_spec(settings).items()}
-        me, back = np.arange(agents)[:, None], np.arange(1, agents)
-        self._me, self._others = me, (me - back) % agents
+        observers, back = np.arange(agents)[:, None], np.arange(1, agents)
+        self._observers, self._others = observers, (observers - back) % agents
         self._agents = np.zeros((slots, agents, SELF), np.float32)
         self._agents[:, : settings.n_hiders, 8] = 1.0
         self._parts = {  # key -> letter of its masks, bodies
@@ -87,7 +87,7 @@ class Observations:
 
     def _build_others(self, own: np.ndarray) -> None:
         rows = self._settings.n_agents - 1
-        visible = self._sight.seen[:, self._me, self._others]
+        visible = self._sight.seen[:, self._observers, self._others]
         shown = own[:, self._others]
         if self._settings.relative:
             shown[..., :3] -= own[:, :, None, :3]
@@ -120,8 +120,8 @@ class Observations:
         if seen.shape[-1] > width:
             locked, owner = (array[:, None, self._objects(bodies)] for array in (self._hands.locked, self._hands.owner))
             team = self._hands.team
-            seen[..., width] = locked & (owner == self._me)
-            seen[..., width + 1] = locked & (team[owner] == team[self._me])
+            seen[..., width] = locked & (owner == self._observers)
+            seen[..., width + 1] = locked & (team[owner] == team[self._observers])
             seen[..., width + 2] = locked
         visible = self._sight.seen[:, :, bodies]
         if settings.hide_unseen:

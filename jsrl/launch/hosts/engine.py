@@ -51,7 +51,7 @@ class AgentStarter:
       engine: to keep running. address: of the controller. make_token: writes a new token. discard: revokes the token of an
         ended agent.
       lose: called with a host whose agent ended, and why; returns for how many seconds it was a member of the run.
-      tell: shows a line to the user.
+      notify: shows a line to the user.
 
     Attributes:
       given_up: host -> why its agent is not started any more.
@@ -64,11 +64,11 @@ class AgentStarter:
         make_token: Callable[[], Path],
         discard: Callable[[Path], None],
         lose: Callable[[str, str], float],
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self._engine, self._address, self._make_token, self._discard = engine, address, make_token, discard
         self._tokens: dict[str, Path] = {}  # host -> the token of its agent
-        self._lose, self._tell = lose, tell
+        self._lose, self._notify = lose, notify
         self.given_up: dict[str, str] = {}
         self._starts = {host: RateLimit(STARTS, WINDOW_S) for host in engine.hosts}
         self._due_s = dict.fromkeys(
@@ -111,11 +111,11 @@ class AgentStarter:
         used = self._starts[host].used
         if used >= STARTS:
             self.given_up[host] = why
-            self._tell(f"host {host} is given up after {used} starts of its agent within {WINDOW_S:g} s: {why}")
+            self._notify(f"host {host} is given up after {used} starts of its agent within {WINDOW_S:g} s: {why}")
             return
         pause_s = min(BACKOFF_S * 2.0 ** (used - 1), MAX_BACKOFF_S)
         self._due_s[host] = time.monotonic() + pause_s
-        self._tell(f"the agent of host {host} ended ({why}); it is started again in {pause_s:.2g} s")
+        self._notify(f"the agent of host {host} ended ({why}); it is started again in {pause_s:.2g} s")
 
     def release(self, host: str, why: str) -> None:
         """Start no more agents on a host whose agent had to end."""

@@ -46,7 +46,7 @@ class JoinedHosts:
       here: starts the workers of this host. own: facts of this host, with the IP address at which others reach it.
       port: to listen at; 0: any. count: maximum number of hosts that join. least: number of hosts for which a run waits, up to
         `join_s`; None: all.
-      tokens: folder for the join tokens, one file for each host. tell: shows a line to the user.
+      tokens: folder for the join tokens, one file for each host. notify: shows a line to the user.
       engine: starts the agents, on its hosts; None: the user starts them. keep: families of workers that stay on this host.
       learner_on: name of the host on which learners run; empty: see lay_out.
       lease_s: time without a message of the controller after which an agent ends its workers. lost_s: time without a message
@@ -66,7 +66,7 @@ class JoinedHosts:
         port: int,
         count: int,
         tokens: Path,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         *,
         engine: Engine | None = None,
         keep: Sequence[str] = (),
@@ -80,11 +80,11 @@ class JoinedHosts:
             raise ConfigError(f"num_hosts is {count}; wait for at least one other host, or leave out --listen.")
         if not 1 <= (least or count) <= count:
             raise ConfigError(f"min_hosts is {least}, expected 1 to {count}, which is num_hosts.")
-        self._here, self._own, self._join_s, self._tell = here, own, join_s, tell
+        self._here, self._own, self._join_s, self._notify = here, own, join_s, notify
         self._count, self._least = count, least or count
         self._tokens = Tokens(tokens)
         self.members = Members(self._tokens, lease_s, lost_s, own=own.name, on_loss=self._after_loss)
-        self._port = HostPort(tcp(own.address, port), self._tokens, self.members, tell)
+        self._port = HostPort(tcp(own.address, port), self._tokens, self.members, notify)
         self.address = self._port.address.removeprefix("tcp://")
         self._home: dict[str, str] = {}  # worker -> name of the joined host that it belongs to
         self._laid: dict[str, str] = {}  # worker -> name of the host that the layout gave it
@@ -108,7 +108,7 @@ class JoinedHosts:
                 self._tokens.publish(self.address)
             else:
                 self._keeper = AgentStarter(
-                    engine, self.address, self._tokens.make, self._tokens.discard, self._lose, tell
+                    engine, self.address, self._tokens.make, self._tokens.discard, self._lose, notify
                 )
         except ConfigError:
             self.close()
@@ -154,7 +154,7 @@ class JoinedHosts:
         facts = [self._own, *(host.facts for host in hosts)]
         needs = placed(needs, self._keep, self._learner_on)
         layout = lay_out(needs, facts)
-        self._tell(layout_text(layout))
+        self._notify(layout_text(layout))
         self._laid, self._needs = layout.of, {need.worker: need for need in layout.needs}
         self._home = {worker: host for worker, host in layout.of.items() if host != self._own.name}
         addresses = {host.name: host.address for host in facts}
@@ -217,7 +217,7 @@ class JoinedHosts:
                 remote = RemoteWorker(host, job.name, job.incarnation, hops)
         self._at[job.name] = self._own.name if host is None else host.name
         if host is None:
-            self._tell(f"{job.name} starts on this host: no other host has joined")
+            self._notify(f"{job.name} starts on this host: no other host has joined")
             return self._start_here(bound_at(job, self._own.address), start)
         self._begin(remote, job, start)
         return HostHandle(self._port, remote)
@@ -289,7 +289,7 @@ class JoinedHosts:
             keys = make_host_keys(job.keys)
             self._guests[host.epoch], host.server_key = keys.guest, hex_of(keys.public)
             self._port.send(host, Keys(host.epoch, keys.client, keys.server))
-            self._port.tell_names()  # others must admit its keys
+            self._port.send_names()  # others must admit its keys
         if digest and self._is_new(host, digest):
             for at in range(0, len(content), CHUNK_BYTES):
                 part = content[at : at + CHUNK_BYTES]

@@ -143,14 +143,14 @@ class Members:
         self._on_loss = on_loss
         self._tokens, self._lease_s, self._lost_s, self._clock, self._own = tokens, lease_s, lost_s, clock, own
         self.hosts: list[JoinedHost] = []
-        self.words: list[bytes] = []
+        self.frames: list[bytes] = []
         self.pages: list[tuple[int, dict[str, bytes]]] = []
-        self.kept: list[tuple[JoinedHost, KeptFile]] = []
+        self.kept_files: list[tuple[JoinedHost, KeptFile]] = []
         self.stored: list[Stored] = []
         self.news: list[str] = []
         self._epoch = 0
 
-    def hear(self, token: str, identity: bytes, message: AnyAgentMessage) -> list[tuple[bytes, AnyControllerMessage]]:
+    def handle(self, token: str, identity: bytes, message: AnyAgentMessage) -> list[tuple[bytes, AnyControllerMessage]]:
         """Process a message sent with a token; return (identity, message) pairs to send."""
         if isinstance(message, Hello):
             return self._admit(token, identity, message)
@@ -159,7 +159,7 @@ class Members:
             return []  # of an earlier membership: its workers are already replaced
         host.heard_s = self._clock()
         if isinstance(message, Beat):
-            self.words += message.words
+            self.frames += message.frames
             host.names = [entry for entry in message.names if _is_of(host, entry)]
             host.relays = {name: address for name, address in message.relays.items() if _is_bound_by(host, address)}
             host.wanted = message.wanted
@@ -178,11 +178,11 @@ class Members:
             self.pages.append((host.epoch, own))
         elif isinstance(message, KeptFile):
             if any(message.name.startswith(f"{folder}/") for folder in _kept_by(host)):
-                self.kept.append((host, message))
+                self.kept_files.append((host, message))
         elif isinstance(message, Stored):
             self.stored.append(message)
         elif isinstance(message, WorkerMessages):
-            self.words += message.words
+            self.frames += message.frames
         elif isinstance(message, Exited):
             self._note_exit(host, message)
         elif isinstance(message, TextReply):

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from jsrl.errors import CodecError
-from jsrl.launch.hosts.kept import Part
+from jsrl.launch.hosts.kept_files import Part
 from jsrl.launch.hosts.pages import PAGE_BYTES
 from jsrl.runs.names import Registration
 
@@ -91,7 +91,7 @@ class Beat(AgentMessage, tag="beat"):
     """
 
     sent_s: float
-    words: list[bytes]
+    frames: list[bytes]
     usage: list[Usage] = []
     names: list[Registration] = []
     wanted: list[str] = []
@@ -106,7 +106,7 @@ class Beat(AgentMessage, tag="beat"):
 
 
 class FilePart(Numbered):
-    """A message with a part of a file, either way; see jsrl.launch.hosts.kept.Part."""
+    """A message with a part of a file, either way; see jsrl.launch.hosts.kept_files.Part."""
 
     name: str
     at: int
@@ -151,7 +151,7 @@ class KeptFile(FilePart, tag="kept"):
 class WorkerMessages(AgentMessage, tag="said"):
     """Urgent messages of workers, unchanged."""
 
-    words: list[bytes]
+    frames: list[bytes]
 
 
 class Exited(AgentMessage, tag="exited"):

@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 
 from jsrl.errors import CodecError, StreamError
-from jsrl.launch.hosts.kept import KeptFiles, keep_part, remove_drafts
+from jsrl.launch.hosts.kept_files import KeptFiles, keep_part, remove_drafts
 from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
     CHUNK_BYTES,
@@ -57,14 +57,14 @@ class HostPort:
 
     Args:
       address: `tcp://IP:PORT` to bind; port 0: any. members: the hosts, which only the thread changes.
-      tell: called, from the thread, with lines for the user.
+      notify: called, from the thread, with lines for the user.
 
     Attributes:
       address: with its port. changed: wait on it for changes of members; hold it to read them.
     """
 
-    def __init__(self, address: str, tokens: Tokens, members: Members, tell: Callable[[str], None]) -> None:
-        self._tokens, self._members, self._tell = tokens, members, tell
+    def __init__(self, address: str, tokens: Tokens, members: Members, notify: Callable[[str], None]) -> None:
+        self._tokens, self._members, self._notify = tokens, members, notify
         self.changed = threading.Condition()
         self._socket = zmq.Context().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent's new connection replaces a broken one
@@ -102,7 +102,7 @@ class HostPort:
         self._guests, self._parents, self._folder = guests, parents, folder
         self._do(lambda: self._join_control(control, registry))
 
-    def tell_names(self) -> None:
+    def send_names(self) -> None:
         """Send the hosts the changes of names and guests at once."""
         self._do(self._share_names)
 
@@ -171,12 +171,12 @@ class HostPort:
         while not self._outgoing.empty():
             self._outgoing.get()()
         if self._socket in ready:
-            self._hear()
+            self._receive()
         if self._control is not None and self._control in ready:
             self._pass_on(self._control)
         self._advance()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         for _ in range(_MOST_AT_ONCE):
             if not self._socket.poll(0):
                 break
@@ -189,7 +189,7 @@ class HostPort:
                 _logger.warning("a message of %s was dropped: %s", token, error)
                 continue
             with self.changed:
-                answers = self._members.hear(token, identity, message)
+                answers = self._members.handle(token, identity, message)
                 self.changed.notify_all()
             for whom, answer in answers:
                 self._send(whom, answer)
@@ -197,15 +197,15 @@ class HostPort:
 
     def _flush(self) -> None:
         """Send messages of workers to the control connection, and show the user the news."""
-        words, self._members.words = self._members.words, []
-        if words and self._control is not None:
-            self._control.send_multipart(words)
+        frames, self._members.frames = self._members.frames, []
+        if frames and self._control is not None:
+            self._control.send_multipart(frames)
         pages, self._members.pages = self._members.pages, []
         for epoch, changed in pages:
             with contextlib.suppress(OSError):  # a full disk: the result reports missing counts
                 keep_pages(self._folder, changed, self._counted.setdefault(epoch, set()))
-        kept, self._members.kept = self._members.kept, []
-        for host, part in kept:
+        kept_files, self._members.kept_files = self._members.kept_files, []
+        for host, part in kept_files:
             with contextlib.suppress(OSError):  # a full disk: it is sent again
                 size = keep_part(self._folder, part.piece)
                 if size is not None:
@@ -216,7 +216,7 @@ class HostPort:
                 self._kept[one.epoch].confirm(one.name, one.size, one.digest)
         news, self._members.news = self._members.news, []
         for line in news:
-            self._tell(line)
+            self._notify(line)
 
     def _send(self, identity: bytes, message: AnyControllerMessage) -> None:
         with contextlib.suppress(zmq.ZMQError):  # no connection has this identity now, or its queue is full

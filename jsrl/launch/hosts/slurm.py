@@ -31,7 +31,7 @@ class SlurmRun:
     """
 
     experiment: str
-    words: tuple[str, ...]
+    args: tuple[str, ...]
     folder: Path
     num_hosts: int
     python: str
@@ -119,21 +119,21 @@ def directives(options: SlurmOptions, output: str) -> str:
         *flag("time", o.time),
         *flag("constraint", o.constraint),
     ]
-    words = [
+    args = [
         "--ntasks=1", "--requeue", "--open-mode=append", f"--signal=B:USR1@{NOTICE_S}", f"--output={output}", *common,
-        *(f"--{word.removeprefix('--')}" for word in o.extra),
+        *(f"--{arg.removeprefix('--')}" for arg in o.extra),
     ]  # fmt: skip
-    return "\n".join(f"#SBATCH {word}" for word in words)
+    return "\n".join(f"#SBATCH {arg}" for arg in args)
 
 
 def seeds_script(seeds: SlurmSeeds) -> str:
     """Return the script of the array of a group."""
     group = seeds.group
-    words = {
+    args = {
         "--seed": '"$SLURM_ARRAY_TASK_ID"',
         "--run-name": f'{shlex.quote(group.path.name)}-seed"$SLURM_ARRAY_TASK_ID"',
     }
-    own = " ".join(f"{name} {value}" for name, value in words.items())
+    own = " ".join(f"{name} {value}" for name, value in args.items())
     program = f"{shlex.quote(seeds.python)} -m jsrl.cli.main"
     values = {
         "title": f"{group.experiment}, runs {group.path.name}-seedN",
@@ -143,7 +143,7 @@ def seeds_script(seeds: SlurmSeeds) -> str:
         "folder": f'{shlex.quote(str(group.path))}-seed"$SLURM_ARRAY_TASK_ID"',
         "new": f"{shlex.quote(group.experiment)} {own} {shlex.join([*group.begin, '--overwrite'])}",
         "intended": "|".join([*INTENDED, STOPPED]),
-        "run": f'{program} run "${{begin[@]}}" {shlex.join(group.words)} --runs-dir {shlex.quote(str(group.runs_dir))}',
+        "run": f'{program} run "${{begin[@]}}" {shlex.join(group.args)} --runs-dir {shlex.quote(str(group.runs_dir))}',
         "report": f"{program} report {shlex.quote(str(group.path))}",
     }
     return filled(SEEDS_SCRIPT, values)
@@ -157,7 +157,7 @@ def slurm_script(run: SlurmRun) -> str:
     program = f"{shlex.quote(run.python)} -m jsrl.cli.main"
     submit = [
         shlex.join(["rm", "-f", str(run.ended)]),
-        *(shlex.join(words) for words in run.submissions(f"{run.job_name}.sh")),
+        *(shlex.join(args) for args in run.submissions(f"{run.job_name}.sh")),
     ]
     values = {
         "title": f"{run.experiment}, run {run.name}, with {run.num_hosts} actor host(s)",
@@ -167,7 +167,7 @@ def slurm_script(run: SlurmRun) -> str:
         "tokens": tokens,
         "folder": shlex.quote(str(run.folder)),
         "join": f'{program} join --from "$tokens" --name "$(hostname)-$SLURM_JOB_ID" --patience-s 600',
-        "run": f'{program} run "${{begin[@]}}" {shlex.join(run.words)}',
+        "run": f'{program} run "${{begin[@]}}" {shlex.join(run.args)}',
         "new": shlex.join([run.experiment, "--run-name", run.name, "--overwrite"]),
         "runs_dir": shlex.quote(str(runs_dir)),
         "num_hosts": str(run.num_hosts),

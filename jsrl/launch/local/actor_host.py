@@ -37,7 +37,7 @@ class ActorHost:
         self._listened_s = 0.0
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.setblocking(False)
-        command = [sys.executable, "-m", "jsrl.workers", "actor-host", *control_words(start)]
+        command = [sys.executable, "-m", "jsrl.workers", "actor-host", *control_args(start)]
         with self.log.open("ab") as output, theirs:
             self.popen = subprocess.Popen(
                 [*command, "--parent", str(os.getpid())],
@@ -115,7 +115,7 @@ class ActorHost:
                 self.popen.wait(timeout_s)
 
 
-def control_words(start: Start) -> list[str]:
+def control_args(start: Start) -> list[str]:
     """Return the command-line words that give a worker its controller."""
     return ["--control", start.control, *(["--keys", start.keys] if start.keys is not None else [])]
 

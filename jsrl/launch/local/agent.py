@@ -25,7 +25,7 @@ import zmq
 
 from jsrl.errors import AccessDenied, CodecError, ConfigError
 from jsrl.launch.hosts.archive import unpack
-from jsrl.launch.hosts.kept import KeptFiles, keep_part
+from jsrl.launch.hosts.kept_files import KeptFiles, keep_part
 from jsrl.launch.hosts.messages import (
     BEAT_S,
     MAX_MESSAGE_BYTES,
@@ -61,7 +61,7 @@ from jsrl.launch.hosts.pages import PageWatch
 from jsrl.launch.hosts.port import CONNECTION_MS
 from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.launch.links import KEYS
-from jsrl.launch.local.children import Children, ChildrenControl, kept_words
+from jsrl.launch.local.children import Children, ChildrenControl, within_size
 from jsrl.launch.local.facts import address_towards, boot_id, own_facts
 from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.local.relays import HostRelays
@@ -91,7 +91,7 @@ class Agent:
     Args:
       address: `HOST:PORT` of the controller. keys: of the join token. name: of this host.
       folder, memory: for the run's files here, and for its workers' shared memory, of mode 0700.
-      tell: shows a line to the user.
+      notify: shows a line to the user.
       patience_s: how long it tries to reach the controller.
       most: cores and MB of memory of this host that workers may use; 0: all.
       drain_s: how long its workers may take to leave when it must end.
@@ -104,13 +104,13 @@ class Agent:
         name: str,
         folder: Path,
         memory: Path,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         patience_s: float = PATIENCE_S,
         most: tuple[int, int] = (0, 0),
         drain_s: float = DRAIN_S,
     ) -> None:
         self._address, self._keys, self._name, self._folder = address, keys, name, folder
-        self._tell, self._patience_s, self._most, self._drain_s = tell, patience_s, most, drain_s
+        self._notify, self._patience_s, self._most, self._drain_s = notify, patience_s, most, drain_s
         self._session, self._epoch = secrets.token_hex(16), 0
         self._lease_s, self._lease_from_s = 0.0, now_s()
         self._beat_at_s = self._usage_at_s = 0.0
@@ -122,14 +122,14 @@ class Agent:
         self._context = zmq.Context()
         self._control = ChildrenControl(self._context, folder)
         self._pages = PageWatch(folder)
-        self._kept = KeptFiles(folder, lambda part: self._say(KeptFile(self._epoch, *part)), held=folder / "held")
+        self._kept = KeptFiles(folder, lambda part: self._send(KeptFile(self._epoch, *part)), held=folder / "held")
         self._keeps: dict[str, list[str]] = {}  # worker -> folders in which it keeps files
         self._exits: list[Exited] = []  # not said yet: files of these workers are on their way
         self._children = Children(folder, self._control.address)
         self._queue: dict[tuple[str, int], Begin] = {}  # workers to be started
         self._starting: dict[tuple[str, int], float] = {}  # forked ones that are not ready -> when they were started
         self._most_starts = max(_STARTS, _STARTS_PER_CORE * usable_cores())
-        self._relays = HostRelays(memory, folder / KEYS, tell)
+        self._relays = HostRelays(memory, folder / KEYS, notify)
         self._own_address = ""
         self._connect()
 
@@ -140,25 +140,25 @@ class Agent:
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, CONNECTION_MS[0])
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_MS[1])
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
-        self._handshakes = connect(self._socket, endpoint, self._keys)
+        self._connection = connect(self._socket, endpoint, self._keys)
 
     def run(self) -> int:
         """Serve until the run ends, or this host is not needed any more; return the exit status."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._told_to_end)
+            signal.signal(number, self._on_signal)
         try:
             while self._end is None:
                 self._turn()
         finally:
             self._children.kill_all()
             self._relays.close()
-            self._handshakes.close()
+            self._connection.close()
             self._context.destroy(linger=1_000)
         status, why = self._end
-        self._tell(why)
+        self._notify(why)
         return status
 
-    def _told_to_end(self, number: int, _: object) -> None:
+    def _on_signal(self, number: int, _: object) -> None:
         """Let the workers leave; a second signal, or SIGHUP (the parent is gone), ends them at once."""
         at_once = self._leave_by_s is not None or number == signal.SIGHUP
         self._leave_by_s = 0.0 if at_once else now_s() + self._drain_s
@@ -174,7 +174,7 @@ class Agent:
         poller.poll(0 if self._heard else _TURN_MS)
         self._check_lease()
         try:
-            self._handshakes.look()
+            self._connection.look()
         except AccessDenied as error:
             self._end = (
                 1,
@@ -182,7 +182,7 @@ class Agent:
             )
             return
         try:
-            self._hear()
+            self._receive()
         except OSError as error:  # a full disk
             self._leave(1, f"this host cannot keep the run's files ({error})")
             return
@@ -200,7 +200,7 @@ class Agent:
     def _leave(self, status: int, why: str) -> None:
         """End the workers and send the controller the reason why this host leaves."""
         self._children.kill_all()
-        self._say(Leaving(self._epoch, why))
+        self._send(Leaving(self._epoch, why))
         self._end = (status, f"this host has left the run: {why}")
 
     def _check_lease(self) -> None:
@@ -209,7 +209,7 @@ class Agent:
             count = self._children.kill_all()
             self._queue.clear()
             self._relays.close()
-            self._tell(f"no message from the controller for {silent_s:.0f} s: {count} worker(s) ended; joining again")
+            self._notify(f"no message from the controller for {silent_s:.0f} s: {count} worker(s) ended; joining again")
             self._epoch = 0
         elif not self._epoch and silent_s > self._patience_s:
             self._end = (1, f"no answer from {self._address} within {self._patience_s:g} s; is the run there?")
@@ -217,39 +217,39 @@ class Agent:
     def _report(self) -> None:
         """Send urgent messages at once: last messages, ends of workers, answers."""
         if self._control.urgent:
-            self._say(WorkerMessages(self._epoch, kept_words(self._control.words(beats=False), _MOST_WORDS_BYTES)))
+            self._send(WorkerMessages(self._epoch, within_size(self._control.frames(beats=False), _MOST_WORDS_BYTES)))
         for exited in self._children.ended(self._epoch):
-            self._tell_pages()  # first, so that all its counts and files are included
+            self._send_pages()  # first, so that all its counts and files are included
             self._kept.look(self._keeps.get(exited.worker, ()))
             self._exits.append(exited)
         self._kept.advance()
         for exited in list(self._exits):
             if self._kept.are_sent(self._keeps.get(exited.worker, ())):
                 self._exits.remove(exited)
-                self._say(exited)
+                self._send(exited)
         while not self._answers.empty():
-            self._say(self._answers.get())
+            self._send(self._answers.get())
 
     def _beat(self) -> None:
         if not self._epoch:
-            if self._handshakes.made:
+            if self._connection.made:
                 with contextlib.suppress(OSError):  # there is no way to the controller now: the link is down
-                    self._say(self._hello())
+                    self._send(self._hello())
             return
         usage: list[Usage] = []
         if now_s() >= self._usage_at_s:
             self._usage_at_s = now_s() + _USAGE_S
             usage = self._children.usage()
-            self._tell_pages()
+            self._send_pages()
             self._kept.look([folder for folders in self._keeps.values() for folder in folders])
         names = FileNames(self._folder / "names").own() if self._children.count else []
-        words = kept_words(self._control.words(beats=True), _MOST_WORDS_BYTES)
+        frames = within_size(self._control.frames(beats=True), _MOST_WORDS_BYTES)
         wanted, leaves = wanted_players(self._folder / PLAYERS_FOLDER), "" if self._leave_by_s is None else LEAVES
-        self._say(Beat(self._epoch, now_s(), words, usage, names, wanted, leaves, self._relays.addresses))
+        self._send(Beat(self._epoch, now_s(), frames, usage, names, wanted, leaves, self._relays.addresses))
 
-    def _tell_pages(self) -> None:
+    def _send_pages(self) -> None:
         if changed := self._pages.changed():
-            self._say(Pages(self._epoch, changed))
+            self._send(Pages(self._epoch, changed))
 
     def _hello(self) -> Hello:
         host, _, port = self._address.rpartition(":")
@@ -270,13 +270,13 @@ class Agent:
             shm_mb=facts.shm_mb,
         )
 
-    def _say(self, message: Numbered) -> None:
+    def _send(self, message: Numbered) -> None:
         with contextlib.suppress(zmq.Again):  # the connection is blocked; the lease limits how long that may last
             self._socket.send_multipart(outgoing([encode(message)], self._keys), zmq.NOBLOCK)
 
     # -- messages of the controller
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Receive all messages. Answers to beats are handled at once, the rest in order and for a short time: beats continue.
 
         Starting hundreds of workers takes a busy host longer than its lease.
@@ -286,7 +286,7 @@ class Agent:
                 (body,) = incoming(self._socket.recv_multipart(), self._keys, MAX_MESSAGE_BYTES)
                 message: AnyControllerMessage = decode(body, AnyControllerMessage)
             except (CodecError, ValueError) as error:
-                self._tell(f"a message of the controller was dropped: {error}")
+                self._notify(f"a message of the controller was dropped: {error}")
                 continue
             if isinstance(message, BeatReceived):
                 self._execute(message)
@@ -325,7 +325,7 @@ class Agent:
             self._queue[message.worker, message.incarnation] = message
             self._start_queued()
         elif isinstance(message, WorkerCommand):
-            self._control.tell(message.worker, message.incarnation, message.frame)
+            self._control.send_command(message.worker, message.incarnation, message.frame)
         elif isinstance(message, Farewell):
             self._end = (0, message.text)
         else:
@@ -342,12 +342,12 @@ class Agent:
             for folder in [folder for folders in self._keeps.values() for folder in folders]:
                 shutil.rmtree(self._folder / folder, ignore_errors=True)  # the run folder has what counts
             self._keeps.clear()
-            self._tell(f"joined the run at {self._address} as {self._name}")
+            self._notify(f"joined the run at {self._address} as {self._name}")
 
     def _keep_before(self, message: EarlierFile) -> None:
         size = keep_part(self._folder, message.piece)
         if size is not None:
-            self._say(Stored(self._epoch, message.name, size, message.digest))
+            self._send(Stored(self._epoch, message.name, size, message.digest))
         if message.last and size is not None:
             self._kept.note(message.name)
 
@@ -375,13 +375,13 @@ class Agent:
             self._children.begin(message)
         except OSError as error:
             text = f"could not be started on {self._name}: {error}"
-            self._say(Exited(self._epoch, message.worker, message.incarnation, None, text, ""))
+            self._send(Exited(self._epoch, message.worker, message.incarnation, None, text, ""))
 
     def _serve_worker(self, message: Signal | TextRequest) -> None:
         handle = self._children.find(message.worker, message.incarnation)
         if isinstance(message, Signal):
             if self._queue.pop((message.worker, message.incarnation), None) is not None:
-                self._say(Exited(self._epoch, message.worker, message.incarnation, None, "ended before its start", ""))
+                self._send(Exited(self._epoch, message.worker, message.incarnation, None, "ended before its start", ""))
             if handle is not None:
                 getattr(handle, message.what)()
         elif handle is None:
@@ -411,7 +411,7 @@ class Agent:
                 if not folder.exists():
                     unpack(message.digest, bytes(content), folder)
             except (OSError, ValueError) as error:  # workers report missing modules
-                self._tell(f"the run's modules cannot be kept here: {error}")
+                self._notify(f"the run's modules cannot be kept here: {error}")
 
 
 def wanted_players(folder: Path) -> list[str]:

@@ -132,24 +132,24 @@ class ChildrenControl:
         for _ in range(_MOST_AT_ONCE):
             if not self.socket.poll(0):
                 return
-            identity, *words = self.socket.recv_multipart()
-            for word in words:
-                self._note(identity, word)
+            identity, *frames = self.socket.recv_multipart()
+            for frame in frames:
+                self._note(identity, frame)
 
-    def _note(self, identity: bytes, word: bytes) -> None:
+    def _note(self, identity: bytes, frame: bytes) -> None:
         try:
-            message = msgspec.msgpack.decode(word, type=AnyMessage)
+            message = msgspec.msgpack.decode(frame, type=AnyMessage)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             message = None  # the controller counts unreadable messages
         if isinstance(message, Heartbeat):
-            self._beats[identity] = word  # only the newest
+            self._beats[identity] = frame  # only the newest
             return
         if isinstance(message, Stage) and message.stage == "ready":
             self.ready.append((message.worker, message.incarnation))
-        self._waiting.append(word)
+        self._waiting.append(frame)
         self.urgent = self.urgent or not isinstance(message, Report)
 
-    def words(self, *, beats: bool) -> list[bytes]:
+    def frames(self, *, beats: bool) -> list[bytes]:
         """Return the waiting messages, in order; with or without the newest heartbeat of each worker."""
         found, self._waiting, self.urgent = self._waiting, [], False
         if beats:
@@ -157,7 +157,7 @@ class ChildrenControl:
             self._beats = {}
         return found
 
-    def tell(self, worker: str, incarnation: int, frame: bytes) -> None:
+    def send_command(self, worker: str, incarnation: int, frame: bytes) -> None:
         """Pass a command on to a worker; lost if the worker is gone."""
         self.socket.send_multipart([identity_of(worker, incarnation), frame])
 
@@ -168,11 +168,11 @@ def own_gpus(counted: str) -> str:
     return ",".join(own[int(number)] for number in counted.split(",") if number.isdigit() and int(number) < len(own))
 
 
-def kept_words(words: Iterable[bytes], most_bytes: int) -> list[bytes]:
+def within_size(frames: Iterable[bytes], most_bytes: int) -> list[bytes]:
     """Return messages up to `most_bytes` bytes in total; the rest is dropped."""
     found, total = [], 0
-    for word in words:
-        total += len(word)
+    for frame in frames:
+        total += len(frame)
         if total <= most_bytes:
-            found.append(word)
+            found.append(frame)
     return found

@@ -13,7 +13,7 @@ import psutil
 
 from jsrl.graph.graph import Graph
 from jsrl.launch.launcher import ALONE, Hosts, Need, Start
-from jsrl.launch.local.actor_host import ActorHost, control_words
+from jsrl.launch.local.actor_host import ActorHost, control_args
 from jsrl.launch.local.processes import HostedHandle, LocalHandle
 from jsrl.references.reference import to_json
 from jsrl.workers.jobs import Job
@@ -97,7 +97,7 @@ def write_job(job: str, name: str, folder: Path) -> None:
 def spawn(kind: str, name: str, incarnation: int, start: Start) -> LocalHandle:
     """Start a worker, whose job file has been written, in its own interpreter."""
     job_file, log = job_path(name, start.folder), start.folder / "logs" / f"{name}.log"
-    command = [sys.executable, "-m", "jsrl.workers", kind, "--job", str(job_file), *control_words(start)]
+    command = [sys.executable, "-m", "jsrl.workers", kind, "--job", str(job_file), *control_args(start)]
     command += ["--name", name, "--incarnation", str(incarnation), "--parent", str(os.getpid())]
     with log.open("ab") as output:
         popen = subprocess.Popen(

@@ -45,16 +45,16 @@ class Ray:
     """Starts agents on nodes of a Ray cluster; see jsrl.launch.hosts.engine.Engine.
 
     Args:
-      request: options for Ray. tell: shows a line to the user.
+      request: options for Ray. notify: shows a line to the user.
 
     Raises:
       MissingExtra: Ray is not installed.
     """
 
-    def __init__(self, request: RayRequest, tell: Callable[[str], None]) -> None:
+    def __init__(self, request: RayRequest, notify: Callable[[str], None]) -> None:
         if importlib.util.find_spec("ray") is None:
             raise MissingExtra(f"--launcher ray needs the package ray, not installed here: {install_command('ray')}")
-        self._request, self._tell = request, tell
+        self._request, self._notify = request, notify
         self.hosts = request.hosts
         self._driver: subprocess.Popen[str] | None = None
         self._ended: dict[str, str] = {}
@@ -88,12 +88,12 @@ class Ray:
             start_new_session=True,  # Ctrl-C is for the controller
         )
         threading.Thread(target=self._listen, args=(self._driver, log), name="ray-driver", daemon=True).start()
-        self._say(self._request.entry)
+        self._write(self._request.entry)
 
-    def _say(self, words: Mapping[str, Any]) -> None:
+    def _write(self, facts: Mapping[str, Any]) -> None:
         assert self._driver is not None and self._driver.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, as `_listen` records
-            self._driver.stdin.write(json.dumps(words) + "\n")
+            self._driver.stdin.write(json.dumps(facts) + "\n")
             self._driver.stdin.flush()
 
     def _listen(self, driver: subprocess.Popen[str], log: Any) -> None:
@@ -101,8 +101,8 @@ class Ray:
         assert driver.stdout is not None
         for line in driver.stdout:
             said = json.loads(line)
-            if "tell" in said:
-                self._tell(said["tell"])
+            if "notify" in said:
+                self._notify(said["notify"])
             with self._changed:
                 self._address = said.get("placed", self._address)
                 self._refused = said.get("refused", self._refused)
@@ -127,7 +127,7 @@ class Ray:
         with self._changed:
             self._ended.pop(host, None)
             self._begun.add(host)
-        self._say({"host": host, "address": address, "token": token.read_text()})
+        self._write({"host": host, "address": address, "token": token.read_text()})
 
     def ended(self, host: str) -> str:
         """Return how the agent of a host ended; empty: it has not."""
@@ -155,12 +155,12 @@ class Ray:
 class HostAgent:
     """The actor of a host. It is copied to a node, so it uses nothing of jsrl."""
 
-    def serve(self, words: list[str], token: str, python: str, variables: dict[str, str]) -> str:
+    def serve(self, facts: list[str], token: str, python: str, variables: dict[str, str]) -> str:
         """Start `jsrl join` with some words; it ends with this process. Return how it ended, once it has."""
         key = os.memfd_create("jsrl-token")
         os.fchmod(key, 0o600)
         os.write(key, token.encode())
-        command = [python or sys.executable, "-m", "jsrl.cli.main", "join", *words]
+        command = [python or sys.executable, "-m", "jsrl.cli.main", "join", *facts]
         command += ["--token-file", f"/proc/self/fd/{key}", "--parent", str(os.getpid())]
         node = socket.gethostname()
         with tempfile.TemporaryFile() as output:
@@ -206,12 +206,12 @@ class Driver:
     """
 
     def __init__(
-        self, request: RayRequest, heard: queue.SimpleQueue[str | None], say: Callable[[Mapping[str, Any]], None]
+        self, request: RayRequest, heard: queue.SimpleQueue[str | None], write_line: Callable[[Mapping[str, Any]], None]
     ) -> None:
         import ray
 
         self._ray: Any = ray
-        self._request, self._heard, self._say = request, heard, say
+        self._request, self._heard, self._write = request, heard, write_line
         self._serving: dict[Any, HostActor] = {}  # by the result of `serve`
         self._cpus = 0
         self._group: Any = None
@@ -226,7 +226,7 @@ class Driver:
         for number in STAYS:  # Ray has set its own handlers
             signal.signal(number, signal.SIG_IGN)
         self._place(started)
-        self._say({"placed": self._ray.util.get_node_ip_address()})
+        self._write({"placed": self._ray.util.get_node_ip_address()})
         while True:
             with contextlib.suppress(queue.Empty):
                 line = self._heard.get(timeout=LOOK_S)
@@ -244,7 +244,7 @@ class Driver:
                 check_answers(address)
                 with contextlib.suppress(ConnectionError) if not address else contextlib.nullcontext():
                     self._ray.init(address or "auto", **quiet)
-                    self._say({"tell": f"using the Ray at {self._ray.get_runtime_context().gcs_address}"})
+                    self._write({"notify": f"using the Ray at {self._ray.get_runtime_context().gcs_address}"})
                     return False
             for name, value in QUIET.items():
                 os.environ.setdefault(name, value)
@@ -252,7 +252,7 @@ class Driver:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise Refused(f"Ray at {address or 'this host'} cannot be used: {error}") from error
         why = "as --ray.address says" if address == LOCAL else "no Ray is running here"
-        self._say({"tell": f"started a local Ray of one node, which ends with the run ({why})"})
+        self._write({"notify": f"started a local Ray of one node, which ends with the run ({why})"})
         return True
 
     def _nodes(self) -> list[Any]:
@@ -266,7 +266,7 @@ class Driver:
         bundles = [bundle_of(request, self._cpus)] * request.num_hosts
         name = f"jsrl-{socket.gethostname()}-{os.getpid()}"  # a cluster has each name once, and may have several runs
         self._group = self._ray.util.placement_group(bundles, strategy="STRICT_SPREAD", name=name)
-        told = False
+        announced = False
         while not self._group.wait(1):
             waited_s = time.monotonic() - begun_s
             short = shortage(request, self._cpus, self._nodes())
@@ -274,10 +274,10 @@ class Driver:
                 raise Refused(refusal(request, self._cpus, self._nodes(), self._ray.available_resources(), limit_s))
             if not self._heard.empty() and self._heard.get() is None:
                 raise Refused("the run ended before Ray had placed its hosts")
-            if waited_s > SHORT_S and not told:
-                told = True
-                self._say(
-                    {"tell": f"waiting {limit_s:g} s for Ray to place the hosts: {short or 'its nodes are in use'}"}
+            if waited_s > SHORT_S and not announced:
+                announced = True
+                self._write(
+                    {"notify": f"waiting {limit_s:g} s for Ray to place the hosts: {short or 'its nodes are in use'}"}
                 )
 
     def _begin(self, host: str, address: str, token: str, tries: int = 1) -> None:
@@ -293,13 +293,13 @@ class Driver:
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, request.hosts.index(host)),
         )
-        words = [address, "--name", host, "--cores", str(self._cpus)]
-        words += ["--memory-mb", str(request.memory_mb)] if request.memory_mb else []
+        facts = [address, "--name", host, "--cores", str(self._cpus)]
+        facts += ["--memory-mb", str(request.memory_mb)] if request.memory_mb else []
         variables = {} if request.gpus else {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
         made = actor.remote()
         there = made.__ray_ready__.remote()
         again = functools.partial(self._begin, host, address, token, tries + 1) if tries < TRIES else None
-        self._serving[made.serve.remote(words, token, request.python, variables)] = HostActor(host, made, there, again)
+        self._serving[made.serve.remote(facts, token, request.python, variables)] = HostActor(host, made, there, again)
 
     def _look(self) -> None:
         """Report ended agents to the engine; start those again that did not reach their node.
@@ -318,7 +318,7 @@ class Driver:
                     continue
                 broke = isinstance(error, self._ray.exceptions.ActorUnavailableError)
                 why = "the connection to its node broke" if broke else f"Ray lost it: {last_line(error)}"
-            self._say({"ended": serving.host, "why": why})
+            self._write({"ended": serving.host, "why": why})
 
     def _has_begun(self, serving: HostActor) -> bool:
         try:
@@ -331,8 +331,8 @@ class Driver:
 def last_line(error: Exception) -> str:
     """Return the most informative line of a Ray error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if "died" in line.lower()]
-    return (told or lines or [type(error).__name__])[-1][:300]
+    announced = [line for line in lines if "died" in line.lower()]
+    return (announced or lines or [type(error).__name__])[-1][:300]
 
 
 def check_answers(address: str) -> None:
@@ -362,9 +362,9 @@ def main() -> None:
     request = RayRequest(**json.loads(sys.stdin.readline()))
     heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
-    def say(words: Mapping[str, Any]) -> None:
+    def write_line(facts: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            output.write(json.dumps(words) + "\n")
+            output.write(json.dumps(facts) + "\n")
 
     def listen() -> None:
         for line in sys.stdin:
@@ -375,9 +375,9 @@ def main() -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     try:
-        Driver(request, heard, say).run()
+        Driver(request, heard, write_line).run()
     except Refused as error:
-        say({"refused": str(error)})
+        write_line({"refused": str(error)})
 
 
 if __name__ == "__main__":

@@ -17,14 +17,14 @@ class HostRelays:
     """A relay for each params stream that workers of this host read.
 
     Args:
-      memory: folder in shared memory. keys: folder of this host's keys. tell: shows a line to the user.
+      memory: folder in shared memory. keys: folder of this host's keys. notify: shows a line to the user.
 
     Attributes:
       addresses: stream -> address for relays of other hosts, with this host's key in it.
     """
 
-    def __init__(self, memory: Path, keys: Path, tell: Callable[[str], None]) -> None:
-        self._memory, self._keys, self._tell = memory, keys, tell
+    def __init__(self, memory: Path, keys: Path, notify: Callable[[str], None]) -> None:
+        self._memory, self._keys, self._notify = memory, keys, notify
         self._relays: dict[str, ParamsRelay] = {}
         self._failed: set[str] = set()
         self.addresses: dict[str, str] = {}
@@ -53,7 +53,7 @@ class HostRelays:
     def _fail(self, name: str, why: str) -> None:
         self._end(name)
         self._failed.add(name)
-        self._tell(f"each worker here fetches {name} for itself, because this host cannot relay it: {why}")
+        self._notify(f"each worker here fetches {name} for itself, because this host cannot relay it: {why}")
 
     def _end(self, name: str) -> None:
         self.addresses.pop(name, None)

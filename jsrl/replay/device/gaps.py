@@ -91,7 +91,7 @@ def find_gaps(gaps: Gaps, rows: Array, env: Array) -> FirstGap:
 def end_at_gaps(gaps: Gaps, found: FirstGap, windows: Trajectory) -> Trajectory:
     """Return windows [W+1, M, ...] that end at their first gap: its original row bootstraps, and no later row acts.
 
-    `put_kept` restores the observation of that row.
+    `put_stored` restores the observation of that row.
     """
     number = jnp.arange(windows.is_first.shape[0])[:, None] - found.at
     at, behind = found.found & (number == 0), found.found & (number > 0)
@@ -107,7 +107,7 @@ def end_at_gaps(gaps: Gaps, found: FirstGap, windows: Trajectory) -> Trajectory:
     )
 
 
-def put_kept(kept: Tree, found: FirstGap, seen: Tree, first: int = 0) -> Tree:
+def put_stored(kept: Tree, found: FirstGap, seen: Tree, first: int = 0) -> Tree:
     """Return leaves [first + W+1, M, ...] with the gaps' kept values (leaves [KEPT * N, ...]) in their rows."""
 
     def put(leaf: Array, before: Array) -> Array:

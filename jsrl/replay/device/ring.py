@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
-from jsrl.replay.device.gaps import FirstGap, Gaps, end_at_gaps, find_gaps, is_kept, keep, no_gaps, put_kept
+from jsrl.replay.device.gaps import FirstGap, Gaps, end_at_gaps, find_gaps, is_kept, keep, no_gaps, put_stored
 from jsrl.replay.device.tree import FAN_OUT, SumTree, find, init_tree, set_weights
 from jsrl.types import Array, Trajectory, Tree, leaves, map_trajectory, spread
 
@@ -263,10 +263,10 @@ def read(shape: RingShape, ring: Ring, ids: Array) -> Trajectory:
 
     drawn = map_trajectory(lambda leaf: leaf[here], lambda leaf: leaf[ids], stored)  # a core: ids count trajectories
     drawn = end_at_gaps(ring.gaps, gap, drawn)
-    drawn = drawn._replace(state=put_kept(ring.gaps.seen[1], gap, drawn.state))
+    drawn = drawn._replace(state=put_stored(ring.gaps.seen[1], gap, drawn.state))
     if shape.frames is None:
         observation: Tree = jax.tree.map(lambda leaf: leaf[here], ring.rows.observation)
-        observation = put_kept(ring.gaps.seen[0], gap, observation)
+        observation = put_stored(ring.gaps.seen[0], gap, observation)
     else:
         around = ring_rows(jnp.arange(-shape.history, shape.window + 1)) * shape.num_envs + env
         observation = _stack(shape, ring, around, gap)
@@ -276,7 +276,7 @@ def read(shape: RingShape, ring: Ring, ids: Array) -> Trajectory:
 def _stack(shape: RingShape, ring: Ring, places: Array, gap: FirstGap) -> Array:
     """Return stacks [W+1, M, ..., frames] from rows that start `history` before the window; black before an episode."""
     frames, count = ring.rows.observation[places], shape.window + 1
-    frames = put_kept(ring.gaps.seen[0], gap, frames, shape.history)
+    frames = put_stored(ring.gaps.seen[0], gap, frames, shape.history)
     at_gap = gap.found & (jnp.arange(len(places))[:, None] == gap.at + shape.history)
     fresh = ring.fresh[places] & ~at_gap  # the bootstrap row's stack continues
     goes_on = jnp.ones((count, *fresh.shape[1:]), bool)

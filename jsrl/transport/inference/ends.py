@@ -82,7 +82,7 @@ class ServerEnd:
         self._admission = admission
         self._ready: deque[ClientRequest] = deque()
         self._departed: list[ProducerId] = []
-        self._askers: dict[str, ConnectedClient] = {}
+        self._peers: dict[str, ConnectedClient] = {}
         self._complaints: deque[SpecMismatch] = deque()
         self._closed = False
 
@@ -127,9 +127,9 @@ class ServerEnd:
         Raises:
           SpecMismatch: the reply differs from the stream's schema. StreamError: the request was answered already.
         """
-        asker = self._asker_of(request)
-        if asker is not None and not asker.answer(request, reply):
-            self._drop(asker, "its connection broke")
+        peer = self._peer_of(request)
+        if peer is not None and not peer.answer(request, reply):
+            self._drop(peer, "its connection broke")
 
     def refuse(self, request: ClientRequest, served: Mapping[int, str], problem: str = "") -> None:
         """Answer one request that cannot be served with UnknownPolicy; see jsrl.transport.base.InferenceServer.
@@ -137,19 +137,19 @@ class ServerEnd:
         Raises:
           StreamError: the request was answered already.
         """
-        asker = self._asker_of(request)
+        peer = self._peer_of(request)
         refusal = unserved(request.group, request.request.policy, served, problem)
-        if asker is not None and not asker.refuse(request, refusal):
-            self._drop(asker, "its connection broke")
+        if peer is not None and not peer.refuse(request, refusal):
+            self._drop(peer, "its connection broke")
 
-    def _asker_of(self, request: ClientRequest) -> ConnectedClient | None:
+    def _peer_of(self, request: ClientRequest) -> ConnectedClient | None:
         """Return the client that waits for the answer; None: it has left."""
         if self._closed:
             raise StreamClosed(f"the inference server {self.address} is closed.")
-        asker = self._askers.get(request.client.name)
-        if asker is None or asker.client.incarnation != request.client.incarnation:
+        peer = self._peers.get(request.client.name)
+        if peer is None or peer.client.incarnation != request.client.incarnation:
             return None
-        return asker
+        return peer
 
     def departed(self, look: bool = True) -> list[ProducerId]:
         """Return clients that left, died or were replaced since the last call, so that their cores can be deleted.
@@ -167,29 +167,29 @@ class ServerEnd:
         if self._closed:
             return
         self._closed = True
-        for asker in list(self._askers.values()):
-            asker.disconnect("the server closed")
-        self._askers.clear()
+        for peer in list(self._peers.values()):
+            peer.disconnect("the server closed")
+        self._peers.clear()
         self._ready.clear()
         self._shut()
 
-    def _admit(self, asker: ConnectedClient) -> None:
+    def _admit(self, peer: ConnectedClient) -> None:
         """Admit a client; an older incarnation of it is fenced."""
-        older = self._askers.get(asker.client.name)
+        older = self._peers.get(peer.client.name)
         if older is not None:
-            self._drop(older, f"it was replaced by incarnation {asker.client.incarnation}")
-        self._askers[asker.client.name] = asker
-        self._admission.admit(asker.client)
+            self._drop(older, f"it was replaced by incarnation {peer.client.incarnation}")
+        self._peers[peer.client.name] = peer
+        self._admission.admit(peer.client)
 
-    def _drop(self, asker: ConnectedClient, reason: str) -> None:
+    def _drop(self, peer: ConnectedClient, reason: str) -> None:
         """Forget a client and its requests that were not collected yet."""
-        if self._askers.get(asker.client.name) is not asker:
+        if self._peers.get(peer.client.name) is not peer:
             return
-        del self._askers[asker.client.name]
-        self._admission.leave(asker.client)
-        self._departed.append(asker.client)
-        self._ready = deque(request for request in self._ready if request.client != asker.client)
-        asker.disconnect(reason)
+        del self._peers[peer.client.name]
+        self._admission.leave(peer.client)
+        self._departed.append(peer.client)
+        self._ready = deque(request for request in self._ready if request.client != peer.client)
+        peer.disconnect(reason)
 
 
 class ClientEnd:

@@ -60,8 +60,8 @@ _Event: TypeAlias = (
 class LocalInferenceServer(ServerEnd):
     """The server end of `local:NAME`."""
 
-    def __init__(self, spec: InferenceSpec, name: str = "", guests: JoinRules = ANYBODY):
-        self.hello_checker = HelloChecker("the inference server", flatten_schema(spec), guests)
+    def __init__(self, spec: InferenceSpec, name: str = "", join_rules: JoinRules = ANYBODY):
+        self.hello_checker = HelloChecker("the inference server", flatten_schema(spec), join_rules)
         super().__init__(self.hello_checker.admission)
         self.spec = spec
         self.name = name or f"inference-{next(_numbers)}"
@@ -79,27 +79,27 @@ class LocalInferenceServer(ServerEnd):
         Raises:
           StreamClosed: the server is closed, or a newer incarnation of the client is connected.
         """
-        asker = _LocalClient(client, areas)
+        peer = _LocalClient(client, areas)
         with self._lock:
             if self._closed:
                 raise StreamClosed(f"the inference server {self.address} is closed.")
             self._admission.check_incarnation(client.identity)
-            self._admit(asker)
-        return asker
+            self._admit(peer)
+        return peer
 
-    def announce(self, asker: _LocalClient, group: int, request: Request) -> None:
+    def announce(self, peer: _LocalClient, group: int, request: Request) -> None:
         """Queue a request whose arrays are in the group's area."""
         if self._closed:
             raise StreamClosed(f"the inference server {self.address} is closed.")
-        self._events.put((asker, group, request))
+        self._events.put((peer, group, request))
 
     def complain(self, mismatch: SpecMismatch) -> None:
         """Note that a client with another schema was rejected."""
         self._events.put(mismatch)
 
-    def leave(self, asker: _LocalClient) -> None:
+    def leave(self, peer: _LocalClient) -> None:
         """Queue the departure of a client."""
-        self._events.put(asker)
+        self._events.put(peer)
 
     def _gather(self, max_wait_s: float) -> None:
         try:
@@ -118,9 +118,9 @@ class LocalInferenceServer(ServerEnd):
             if isinstance(event, SpecMismatch):
                 self._complaints.append(event)
                 return
-            asker, group, asked = event
-            if self._askers.get(asker.client.name) is asker:
-                area = asker.areas[group]
+            peer, group, asked = event
+            if self._peers.get(peer.client.name) is peer:
+                area = peer.areas[group]
                 self._ready.append(area.read(asked.min_updates, asked.step, asked.wants_core))
 
     def _shut(self) -> None:
@@ -148,7 +148,7 @@ class LocalInferenceClient(ClientEnd):
         self._areas = {group: ClientArea(layout, group, buffer) for group in layout.group_sizes}
         self._server = server
         answering = {group: ServerArea(layout, client, group, buffer) for group in layout.group_sizes}
-        self._asker = server.admit(self, answering)
+        self._peer = server.admit(self, answering)
 
     def send(self, group: int, request: Request) -> None:
         """Request a group's actions; the request's arrays may be reused at once.
@@ -157,7 +157,7 @@ class LocalInferenceClient(ClientEnd):
           SpecMismatch: an array differs from the schema. StreamError: the group already waits for a reply.
         """
         area = self._write(group, request)
-        self._server.announce(self._asker, group, request)
+        self._server.announce(self._peer, group, request)
         area.in_flight = True
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:
@@ -184,7 +184,7 @@ class LocalInferenceClient(ClientEnd):
     def close(self) -> None:
         """Close. May be called twice."""
         if self._closed_because is None:
-            self._server.leave(self._asker)
+            self._server.leave(self._peer)
         self._closed_because = "this client closed it"
 
 

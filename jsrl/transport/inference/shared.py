@@ -37,7 +37,7 @@ MAX_CONTROL_BYTES = 1 << 16
 MAX_SEGMENT_BYTES = 1 << 30  # largest segment that a hello may request
 _logger = logging.getLogger("jsrl.transport")
 _HELLO_DEADLINE_S = 10.0
-_MOST_STRANGERS = 64  # connections that have sent nothing yet
+_MOST_UNIDENTIFIED = 64  # connections that have sent nothing yet
 ATTACHED = b"attached"
 
 
@@ -81,8 +81,8 @@ class _SharedClient:
 class SharedInferenceServer(ServerEnd):
     """The server end of `shm:FOLDER/NAME`."""
 
-    def __init__(self, spec: InferenceSpec, path: str | Path, guests: JoinRules = ANYBODY):
-        self._hello_checker = HelloChecker("the inference server", flatten_schema(spec), guests)
+    def __init__(self, spec: InferenceSpec, path: str | Path, join_rules: JoinRules = ANYBODY):
+        self._hello_checker = HelloChecker("the inference server", flatten_schema(spec), join_rules)
         super().__init__(self._hello_checker.admission)
         self.spec = spec
         self._path = Path(path)
@@ -91,22 +91,22 @@ class SharedInferenceServer(ServerEnd):
         self._listener = listen_socket(self._path)
         self.waitable = self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
-        self._strangers: dict[int, tuple[socket.socket, float]] = {}
+        self._unidentified: dict[int, tuple[socket.socket, float]] = {}
         self._connected: dict[int, _SharedClient] = {}
 
     def _gather(self, max_wait_s: float) -> None:
         events = self._epoll.poll(max_wait_s, 4096)
         connected = self._connected
         for fd, _ in events:
-            asker = connected.get(fd)
-            if asker is not None:
-                self._read(fd, asker)
+            peer = connected.get(fd)
+            if peer is not None:
+                self._read(fd, peer)
         if len(connected) < len(events) or any(fd not in connected for fd, _ in events):
             self._serve_connections([fd for fd, _ in events if fd not in connected])
 
-    def _read(self, fd: int, asker: _SharedClient) -> None:
+    def _read(self, fd: int, peer: _SharedClient) -> None:
         """Process a client's messages except its end, so that the end is handled before the client's next hello."""
-        receive, areas = asker.connection.recv, asker.areas
+        receive, areas = peer.connection.recv, peer.areas
         try:
             for _ in range(len(areas) + 1):
                 message = receive(64)
@@ -116,58 +116,58 @@ class SharedInferenceServer(ServerEnd):
                     if len(areas) == 1:
                         return  # one in flight: there is no other; level-triggered polling would show it
                 elif message == ATTACHED:
-                    asker.segment.unlink()
+                    peer.segment.unlink()
                 else:
-                    self._part(fd, asker, "it left" if not message else "it sent something that is not a request")
+                    self._part(fd, peer, "it left" if not message else "it sent something that is not a request")
                     return
         except BlockingIOError:
             return
         except (OSError, KeyError):
-            self._part(fd, asker, "its connection broke")
+            self._part(fd, peer, "its connection broke")
 
-    def _part(self, fd: int, asker: _SharedClient, reason: str) -> None:
+    def _part(self, fd: int, peer: _SharedClient, reason: str) -> None:
         self._connected.pop(fd, None)
-        self._drop(asker, reason)
+        self._drop(peer, reason)
 
-    def _drop(self, asker: Any, reason: str) -> None:
-        fd = asker.connection.fileno()
+    def _drop(self, peer: Any, reason: str) -> None:
+        fd = peer.connection.fileno()
         self._connected.pop(fd, None)
         if fd >= 0:
             self._epoll.unregister(fd)
-        super()._drop(asker, reason)
+        super()._drop(peer, reason)
 
     def _serve_connections(self, fds: list[int]) -> None:
         for fd in fds:
             if fd == self._listener.fileno():
                 self._accept()
-            elif fd in self._strangers:
-                connection, _ = self._strangers.pop(fd)
+            elif fd in self._unidentified:
+                connection, _ = self._unidentified.pop(fd)
                 self._epoll.unregister(fd)
                 self._greet(connection)
-        for fd, (_, since_s) in list(self._strangers.items()):
+        for fd, (_, since_s) in list(self._unidentified.items()):
             if time.monotonic() - since_s > _HELLO_DEADLINE_S:
-                self._turn_away(fd)
+                self._reject(fd)
 
     def _accept(self) -> None:
         try:
             while True:
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
-                self._strangers[connection.fileno()] = (connection, time.monotonic())
+                self._unidentified[connection.fileno()] = (connection, time.monotonic())
                 self._epoll.register(connection, select.EPOLLIN)
-                if len(self._strangers) > _MOST_STRANGERS:
-                    self._turn_away(next(iter(self._strangers)))
+                if len(self._unidentified) > _MOST_UNIDENTIFIED:
+                    self._reject(next(iter(self._unidentified)))
         except BlockingIOError:
             return
         except OSError as error:  # no descriptor is free: close connections that sent no hello
-            if not self._strangers:
+            if not self._unidentified:
                 raise
             _logger.warning("%s: closed a connection that sent no hello (%s)", self.address, error)
-            self._turn_away(next(iter(self._strangers)))
+            self._reject(next(iter(self._unidentified)))
 
-    def _turn_away(self, fd: int) -> None:
+    def _reject(self, fd: int) -> None:
         """Close a connection whose peer has sent no hello."""
-        connection, _ = self._strangers.pop(fd)
+        connection, _ = self._unidentified.pop(fd)
         self._epoll.unregister(fd)
         connection.close()
 
@@ -180,7 +180,7 @@ class SharedInferenceServer(ServerEnd):
                 return
             client, group_sizes, _ = self._hello_checker.read(decode([message], self._hello_checker.limits))
             self._admission.check_incarnation(client)
-            self._let_in(client, group_sizes, connection)
+            self._admit_hello(client, group_sizes, connection)
         except JsrlError as error:
             if isinstance(error, SpecMismatch):
                 self._complaints.append(error)
@@ -192,7 +192,7 @@ class SharedInferenceServer(ServerEnd):
         except OSError:
             connection.close()
 
-    def _let_in(self, client: ProducerId, group_sizes: dict[int, int], connection: socket.socket) -> None:
+    def _admit_hello(self, client: ProducerId, group_sizes: dict[int, int], connection: socket.socket) -> None:
         layout = AreaLayout(self.spec, group_sizes)
         if layout.size_bytes > MAX_SEGMENT_BYTES:
             raise ConfigError(
@@ -207,16 +207,16 @@ class SharedInferenceServer(ServerEnd):
             segment.unlink()
             segment.close()
             raise
-        asker = _SharedClient(client, connection, segment, layout)
-        self._admit(asker)
-        self._connected[connection.fileno()] = asker
+        peer = _SharedClient(client, connection, segment, layout)
+        self._admit(peer)
+        self._connected[connection.fileno()] = peer
         self._epoll.register(connection, select.EPOLLIN)
 
     def _shut(self) -> None:
         self._connected.clear()
-        for connection, _ in self._strangers.values():
+        for connection, _ in self._unidentified.values():
             connection.close()
-        self._strangers.clear()
+        self._unidentified.clear()
         self._listener.close()
         self._epoll.close()
         self._path.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from jsrl.transport.transports import transport_of
 
 
 def bind_inference(
-    address: str, spec: InferenceSpec, *, keys: KeyPath = None, guests: JoinRules = ANYBODY
+    address: str, spec: InferenceSpec, *, keys: KeyPath = None, join_rules: JoinRules = ANYBODY
 ) -> InferenceServer:
     """Return the server end at `address`; its `.address` is for clients (tcp port 0: a free port).
 
@@ -27,7 +27,7 @@ def bind_inference(
     Raises:
       ConfigError: the address is invalid or taken.
     """
-    return transport_of(address).bind_inference(address, spec, keys=keys, guests=guests)
+    return transport_of(address).bind_inference(address, spec, keys=keys, join_rules=join_rules)
 
 
 def connect_inference(

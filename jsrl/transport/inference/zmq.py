@@ -93,13 +93,13 @@ class _ZmqClient:
         group, has_core = request.group, request.request.wants_core
         self.areas[group].write(reply, has_core)
         frames = encode("reply", {"group": group, "has_core": has_core}, (self.buffer.answers[group, has_core],))
-        return self.tell(outgoing(frames, self._keys))
+        return self.send(outgoing(frames, self._keys))
 
     def refuse(self, request: ClientRequest, unserved: PolicyNotServed) -> bool:
         self.areas[request.group].refuse()
-        return self.tell(outgoing(encode(UNSERVED, msgspec.to_builtins(unserved)), self._keys))
+        return self.send(outgoing(encode(UNSERVED, msgspec.to_builtins(unserved)), self._keys))
 
-    def tell(self, frames: list[Any]) -> bool:
+    def send(self, frames: list[Any]) -> bool:
         """Send without waiting; return False if the connection is gone."""
         try:
             self._socket.send_multipart([self.route, *frames], zmq.NOBLOCK, copy=False)
@@ -112,7 +112,7 @@ class _ZmqClient:
         return True
 
     def disconnect(self, reason: str) -> None:
-        self.tell(refusal_frames(StreamClosed(f"{reason}.")))
+        self.send(refusal_frames(StreamClosed(f"{reason}.")))
 
 
 _PING = encode(PING)[0]
@@ -121,13 +121,13 @@ _PING = encode(PING)[0]
 class ZmqInferenceServer(ServerEnd):
     """The server end of `tcp://HOST:PORT` and `ipc://PATH`."""
 
-    def __init__(self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath = None, guests: JoinRules = ANYBODY):
-        self._hello_checker = HelloChecker("the inference server", flatten_schema(spec), guests)
+    def __init__(self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath = None, join_rules: JoinRules = ANYBODY):
+        self._hello_checker = HelloChecker("the inference server", flatten_schema(spec), join_rules)
         super().__init__(self._hello_checker.admission)
         self._keys = own_keys = keys_to_bind(endpoint, keys)
         self.spec = spec
         header_bytes = self._hello_checker.limits.header_bytes
-        request_bytes = AreaLayout(spec, {0: guests.rows}).question_bytes(0)
+        request_bytes = AreaLayout(spec, {0: join_rules.rows}).question_bytes(0)
         most_bytes = min(MAX_MESSAGE_BYTES, header_bytes + request_bytes)
         self._limits = Limits(header_bytes, frames=2, message_bytes=most_bytes)
         self._routes: dict[bytes, _ZmqClient] = {}
@@ -156,22 +156,22 @@ class ZmqInferenceServer(ServerEnd):
         if now_s - self._pinged_s < _PING_S:
             return
         self._pinged_s = now_s
-        for asker in list(self._routes.values()):
-            if now_s - asker.heard_s >= _PING_S and not asker.tell([_PING]):
-                self._drop(asker, "its connection broke")
+        for peer in list(self._routes.values()):
+            if now_s - peer.heard_s >= _PING_S and not peer.send([_PING]):
+                self._drop(peer, "its connection broke")
 
     def _handle(self, route: bytes, frames: list[Any]) -> None:
-        asker = self._routes.get(route)
+        peer = self._routes.get(route)
         try:
             message = decode(incoming(frames, self._keys, self._limits.message_bytes), self._limits)
             if message.kind == HELLO:
                 self._greet(route, message)
-            elif asker is None:
+            elif peer is None:
                 raise StreamClosed(f"{self.address} does not know this client: connect again.")
             elif message.kind == "request":
-                self._take(asker, message)
+                self._take(peer, message)
             elif message.kind == "bye":
-                self._drop(asker, "it left")
+                self._drop(peer, "it left")
             else:
                 raise CodecError(f"unknown message {message.kind[:40]!r}.")
         except JsrlError as error:
@@ -182,25 +182,25 @@ class ZmqInferenceServer(ServerEnd):
             except zmq.ZMQError as unreachable:
                 if unreachable.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                     raise
-            if asker is not None:
-                self._drop(asker, str(error))
+            if peer is not None:
+                self._drop(peer, str(error))
 
-    def _take(self, asker: _ZmqClient, message: Message) -> None:
+    def _take(self, peer: _ZmqClient, message: Message) -> None:
         asked: _QueuedRequest = read_fields(message, _QueuedRequest)
-        area = asker.areas.get(asked.group)
-        if asked.incarnation != asker.client.incarnation or area is None or area.open:
+        area = peer.areas.get(asked.group)
+        if asked.incarnation != peer.client.incarnation or area is None or area.open:
             raise CodecError(
-                f"a request of {asker.client.name}, incarnation {asked.incarnation}, group {asked.group} is invalid: "
-                f"expected incarnation {asker.client.incarnation}, groups {sorted(asker.areas)}, one in flight each."
+                f"a request of {peer.client.name}, incarnation {asked.incarnation}, group {asked.group} is invalid: "
+                f"expected incarnation {peer.client.incarnation}, groups {sorted(peer.areas)}, one in flight each."
             )
-        asker.heard_s = time.monotonic()
-        fill_area(asker.buffer.questions[asked.group], message)
+        peer.heard_s = time.monotonic()
+        fill_area(peer.buffer.questions[asked.group], message)
         self._ready.append(area.read(asked.min_updates, asked.step, asked.wants_core))
 
     def _greet(self, route: bytes, message: Message) -> None:
         client, group_sizes, _ = self._hello_checker.read(message)
-        present: Any = self._askers.get(client.name)
-        if present is not None and not present.tell([_PING]):
+        present: Any = self._peers.get(client.name)
+        if present is not None and not present.send([_PING]):
             self._drop(present, "its connection broke")
         self._admission.check_incarnation(client)
         layout = AreaLayout(self.spec, group_sizes)
@@ -209,14 +209,14 @@ class ZmqInferenceServer(ServerEnd):
                 f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can travel; "
                 "use smaller groups."
             )
-        asker = _ZmqClient(client, route, layout, self._socket, self._keys)
-        if asker.tell(encode(WELCOME)):
-            self._admit(asker)
-            self._routes[route] = asker
+        peer = _ZmqClient(client, route, layout, self._socket, self._keys)
+        if peer.send(encode(WELCOME)):
+            self._admit(peer)
+            self._routes[route] = peer
 
-    def _drop(self, asker: Any, reason: str) -> None:
-        self._routes.pop(asker.route, None)
-        super()._drop(asker, reason)
+    def _drop(self, peer: Any, reason: str) -> None:
+        self._routes.pop(peer.route, None)
+        super()._drop(peer, reason)
 
     def _shut(self) -> None:
         self._routes.clear()

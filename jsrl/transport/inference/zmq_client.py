@@ -62,9 +62,9 @@ class ZmqInferenceClient(ClientEnd):
             configure(self._socket, MAX_MESSAGE_BYTES)
             self._socket.setsockopt(zmq.ROUTING_ID, b"c" + uuid.uuid4().bytes)
             self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
-            self._handshakes = connect(self._socket, endpoint, own_keys)
+            self._connection = connect(self._socket, endpoint, own_keys)
             hello = Hello(client, group_sizes, flatten_schema(spec))
-            meet(self._socket, hello, self._handshakes, timeout_s, check=check)
+            meet(self._socket, hello, self._connection, timeout_s, check=check)
         except BaseException:
             self._shut()
             raise
@@ -111,10 +111,10 @@ class ZmqInferenceClient(ClientEnd):
 
     def _is_broken(self) -> bool:
         try:
-            self._handshakes.look()
+            self._connection.look()
         except AccessDenied:
             return True  # another server is there now
-        return self._handshakes.broken
+        return self._connection.broken
 
     def _read_one(self) -> tuple[int, Reply] | None:
         frames = [frame.buffer for frame in self._socket.recv_multipart(copy=False)]

@@ -65,8 +65,8 @@ class HopPage:
       session: number of the consumer's incarnation. kept: in a file that both ends map.
     """
 
-    def __init__(self, page: mmap.mmap, *, kept: bool = True) -> None:
-        self.kept = kept
+    def __init__(self, page: mmap.mmap, *, has_file: bool = True) -> None:
+        self.has_file = has_file
         self._words = memoryview(page)[:_PATH_AT].cast("q")
         self.session = self._words[_SESSION]
 
@@ -102,7 +102,7 @@ class HopPage:
             pass  # the ledger counts connections, so a missing page is noticed
         page = mmap.mmap(-1, _PAGE_BYTES)
         page[:] = bytes(content)
-        return cls(page, kept=False)
+        return cls(page, has_file=False)
 
     @classmethod
     def attach(cls, folder: Path | None, producer: ProducerId, session: int) -> HopPage:
@@ -114,7 +114,7 @@ class HopPage:
                 return found
         except (OSError, ValueError):
             pass
-        return cls(mmap.mmap(-1, _PAGE_BYTES), kept=False)
+        return cls(mmap.mmap(-1, _PAGE_BYTES), has_file=False)
 
     # -- the producer's end
 
@@ -143,7 +143,7 @@ class HopPage:
         """Count a received trajectory."""
         self._words[_RECEIVED] += 1
 
-    def tell(self, committed: int) -> None:
+    def record_sent(self, committed: int) -> None:
         """Record the number of commits in the producer's message, for producers that cannot reach this page."""
         self._words[_COUNTED] = committed
 

@@ -28,36 +28,38 @@ class JoinRules:
     num_groups: int = 1024
     rows: int = 1 << 20
 
-    def check(self, guest: ProducerId, known: Collection[str]) -> None:
+    def check(self, sender: ProducerId, known: Collection[str]) -> None:
         """Check name and incarnation; `known` are the names admitted so far.
 
         Raises:
           ConfigError: an invalid name or incarnation. StreamClosed: a name that may not join this stream.
         """
-        check_producer(guest)
+        check_producer(sender)
         if self.names is None:
-            if guest.name not in known and len(known) >= MOST_NAMES:
+            if sender.name not in known and len(known) >= MOST_NAMES:
                 raise StreamClosed(
-                    f"{guest.name} cannot join: this stream has reached its limit of {len(known)} names."
+                    f"{sender.name} cannot join: this stream has reached its limit of {len(known)} names."
                 )
-        elif guest.name not in self.names:
+        elif sender.name not in self.names:
             shown = ", ".join(sorted(self.names)[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
             raise StreamClosed(
-                f"{guest.name} cannot join: this stream is for {shown}; is the address of another stream?"
+                f"{sender.name} cannot join: this stream is for {shown}; is the address of another stream?"
             )
 
-    def check_groups(self, guest: ProducerId, groups: dict[int, int]) -> None:
+    def check_groups(self, sender: ProducerId, groups: dict[int, int]) -> None:
         """Check the groups of a hello (group -> rows).
 
         Raises:
           ConfigError: no groups, too many, one that this stream does not have, or one with too many rows.
         """
         if not 1 <= len(groups) <= self.num_groups:
-            raise ConfigError(f"{guest.name} has {len(groups)} groups, expected 1 to {self.num_groups} on this stream.")
+            raise ConfigError(
+                f"{sender.name} has {len(groups)} groups, expected 1 to {self.num_groups} on this stream."
+            )
         for group, rows in groups.items():
             if not (0 <= group < self.num_groups and 1 <= rows <= self.rows):
                 raise ConfigError(
-                    f"{guest.name} asks for group {group} with {rows} rows, expected group 0 to {self.num_groups - 1} with "
+                    f"{sender.name} asks for group {group} with {rows} rows, expected group 0 to {self.num_groups - 1} with "
                     f"1 to {self.rows} rows on this stream."
                 )
 
@@ -76,45 +78,45 @@ class Admission:
         self.rules = rules
         self._lowest: dict[str, int] = {}  # name -> the lowest incarnation that may join
 
-    def check(self, guest: ProducerId, groups: dict[int, int]) -> None:
+    def check(self, sender: ProducerId, groups: dict[int, int]) -> None:
         """Check that this worker may join with these groups (group -> rows).
 
         Raises:
           ConfigError: an invalid name, incarnation or group. StreamClosed: the name may not join.
         """
-        self.rules.check(guest, self._lowest)
-        self.rules.check_groups(guest, groups)
+        self.rules.check(sender, self._lowest)
+        self.rules.check_groups(sender, groups)
 
-    def check_incarnation(self, guest: ProducerId) -> None:
+    def check_incarnation(self, sender: ProducerId) -> None:
         """Check that this incarnation is new.
 
         Raises:
           StreamClosed: it has joined already, was fenced, or a later one has joined.
         """
-        latest = self._lowest.get(guest.name, 0) - 1
-        if guest.incarnation <= latest:
-            verb = "has joined before" if guest.incarnation == latest else f"was replaced by incarnation {latest}"
+        latest = self._lowest.get(sender.name, 0) - 1
+        if sender.incarnation <= latest:
+            verb = "has joined before" if sender.incarnation == latest else f"was replaced by incarnation {latest}"
             raise StreamClosed(
-                f"{guest.name}, incarnation {guest.incarnation}, {verb}: start the worker again with a higher incarnation."
+                f"{sender.name}, incarnation {sender.incarnation}, {verb}: start the worker again with a higher incarnation."
             )
 
-    def admit(self, guest: ProducerId) -> None:
+    def admit(self, sender: ProducerId) -> None:
         """Admit a new incarnation; earlier ones may not join any more.
 
         Raises:
           StreamClosed: see `check_incarnation`.
         """
-        self.check_incarnation(guest)
-        self._lowest[guest.name] = guest.incarnation + 1
+        self.check_incarnation(sender)
+        self._lowest[sender.name] = sender.incarnation + 1
 
-    def leave(self, guest: ProducerId) -> None:
+    def leave(self, sender: ProducerId) -> None:
         """Record that an incarnation left without a trace: it may join again, unless a later one has joined."""
-        if self._lowest.get(guest.name) == guest.incarnation + 1:
-            self._lowest[guest.name] = guest.incarnation
+        if self._lowest.get(sender.name) == sender.incarnation + 1:
+            self._lowest[sender.name] = sender.incarnation
 
-    def fence(self, guest: ProducerId) -> None:
+    def fence(self, sender: ProducerId) -> None:
         """Reject this incarnation and earlier ones from now on."""
-        self._lowest[guest.name] = max(guest.incarnation + 1, self._lowest.get(guest.name, 0))
+        self._lowest[sender.name] = max(sender.incarnation + 1, self._lowest.get(sender.name, 0))
 
 
 def read_pairs(given: Any, most: int) -> dict[int, int]:

@@ -64,16 +64,16 @@ def keys_to_connect(keys: KeyPath | ClientKeys) -> ClientKeys | None:
     return load_client_keys(keys)
 
 
-def connect(socket: zmq.Socket, endpoint: str, keys: ClientKeys | None) -> Handshakes:
+def connect(socket: zmq.Socket, endpoint: str, keys: ClientKeys | None) -> ConnectionWatch:
     """Connect a socket, encrypted if there are keys, and return its handshakes; call it after its other options are set."""
     _prepare(socket, endpoint, keys)
     if keys is not None:
         socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
         socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
-    handshakes = Handshakes(socket, endpoint, keys)
+    connection = ConnectionWatch(socket, endpoint, keys)
     socket.connect(endpoint)
-    return handshakes
+    return connection
 
 
 Admits = Callable[[bytes], str]  # a client's key -> its name (the User-Id of its messages); empty: rejected
@@ -187,7 +187,7 @@ class Authenticator:
         self._answering.close()
 
 
-class Handshakes:
+class ConnectionWatch:
     """Watches the connection of a connecting socket; create it before `connect`.
 
     Attributes:

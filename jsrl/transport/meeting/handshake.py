@@ -19,7 +19,7 @@ from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, Stream
 from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.admission import Admission, JoinRules, read_pairs
 from jsrl.transport.meeting.answering import AnswerThread
-from jsrl.transport.meeting.curve import Handshakes, connect, outgoing
+from jsrl.transport.meeting.curve import ConnectionWatch, connect, outgoing
 from jsrl.transport.meeting.sockets import bind, configure
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
 from jsrl.transport.wire.schema import Leaf, compare_schemas, schema_from_fields, schema_to_fields
@@ -44,15 +44,15 @@ class Hello(NamedTuple):
       groups: group of environments -> how often a message of the group has the schema: rows of a request, or one trajectory.
     """
 
-    guest: ProducerId
+    sender: ProducerId
     groups: dict[int, int]
     schema: tuple[Leaf, ...]
 
     def frames(self) -> list[Any]:
         """Return the message."""
         fields = {
-            "name": self.guest.name,
-            "incarnation": self.guest.incarnation,
+            "name": self.sender.name,
+            "incarnation": self.sender.incarnation,
             "groups": [list(pair) for pair in self.groups.items()],
             "schema": schema_to_fields(self.schema),
         }
@@ -93,9 +93,9 @@ class HelloChecker:
         if message.kind != HELLO or not isinstance(name, str) or type(incarnation) is not int:
             raise CodecError(f"expected a hello, found {message.kind[:40]!r} with {sorted(fields)[:8]}.")
         groups = read_pairs(fields.get("groups"), self.admission.rules.num_groups)
-        guest = ProducerId(name, incarnation)
-        self.admission.check(guest, groups)
-        return self._compared(Hello(guest, groups, schema_from_fields(fields.get("schema"))))
+        sender = ProducerId(name, incarnation)
+        self.admission.check(sender, groups)
+        return self._compared(Hello(sender, groups, schema_from_fields(fields.get("schema"))))
 
     def check(self, hello: Hello) -> None:
         """Check a hello from within this process.
@@ -103,11 +103,11 @@ class HelloChecker:
         Raises:
           JsrlError: as `read`.
         """
-        self.admission.check(hello.guest, hello.groups)
+        self.admission.check(hello.sender, hello.groups)
         self._compared(hello)
 
     def _compared(self, hello: Hello) -> Hello:
-        compare_schemas(self._schema, hello.schema, self._name, hello.guest.name)
+        compare_schemas(self._schema, hello.schema, self._name, hello.sender.name)
         return hello
 
 
@@ -144,7 +144,7 @@ def read_answer(frames: Sequence[Any]) -> Message:
 def meet(
     socket: zmq.Socket,
     hello: Hello,
-    handshakes: Handshakes,
+    connection: ConnectionWatch,
     timeout_s: float,
     again_s: float = math.inf,
     check: Check = lambda: None,
@@ -159,7 +159,7 @@ def meet(
       StreamTimeout: no answer in time. AccessDenied: the keys are missing, or another run's. Others: why it was refused,
         and what `check` raises.
     """
-    frames = outgoing(hello.frames(), handshakes.keys)
+    frames = outgoing(hello.frames(), connection.keys)
     deadline, due_s = time.monotonic() + timeout_s, 0.0
     while True:
         now_s = time.monotonic()
@@ -171,10 +171,10 @@ def meet(
             if answer != _PING_FRAMES:
                 return read_answer(answer)
             continue
-        handshakes.look()
+        connection.look()
         check()
         if remaining(deadline) <= 0:
-            raise handshakes.no_answer(timeout_s)
+            raise connection.no_answer(timeout_s)
 
 
 _PING_FRAMES = encode(PING)

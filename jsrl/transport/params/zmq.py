@@ -21,7 +21,7 @@ import zmq
 
 from jsrl.errors import AccessDenied, CodecError, StreamClosed, StreamError
 from jsrl.transport.meeting.curve import (
-    Handshakes,
+    ConnectionWatch,
     Listener,
     connect,
     incoming,
@@ -184,25 +184,25 @@ class ZmqParamsPublisher:
 class _SubscriberThread(_Thread):
     """Keeps one request open per policy that was polled, and stores the answers."""
 
-    def __init__(self, socket: zmq.Socket, store: LatestStore, handshakes: Handshakes, keys: object | None):
+    def __init__(self, socket: zmq.Socket, store: LatestStore, connection: ConnectionWatch, keys: object | None):
         super().__init__("params-subscriber", socket)
-        self._store, self._handshakes, self._keys = store, handshakes, keys
+        self._store, self._connection, self._keys = store, connection, keys
         self.wanted: set[int] = set()
         self._asked: set[int] = set()
         self.failure: StreamError | None = None
 
     @property
     def there(self) -> bool:
-        return self._handshakes.there
+        return self._connection.there
 
     def sources(self) -> list[zmq.Socket]:
-        return [self.socket, self._handshakes.monitor]
+        return [self.socket, self._connection.monitor]
 
     def patience_ms(self) -> int | None:
         return _RETRY_MS if self.wanted - self._asked else None
 
     def serve(self, ready: dict[Any, int]) -> None:
-        if self._handshakes.monitor in ready:
+        if self._connection.monitor in ready:
             self._look()
         if self.socket in ready:
             frames = [frame.buffer for frame in self.socket.recv_multipart(copy=False)]
@@ -216,11 +216,11 @@ class _SubscriberThread(_Thread):
 
     def _look(self) -> None:
         try:
-            self._handshakes.look()
+            self._connection.look()
         except AccessDenied as error:
             self.failure = error
-        if self._handshakes.changed:
-            self._handshakes.changed = False
+        if self._connection.changed:
+            self._connection.changed = False
             self._asked.clear()  # a request may have been lost with the connection: send it again
 
     def ask(self, policy: int, have: int) -> None:
@@ -244,7 +244,7 @@ class _SubscriberThread(_Thread):
 
     def stop(self) -> None:
         super().stop()
-        self._handshakes.close()
+        self._connection.close()
 
 
 class ZmqParamsSubscriber:

@@ -16,11 +16,11 @@ class FirstRank(Protocol):
 
     address: str
 
-    def hear(self, timeout_s: float) -> list[tuple[bytes, bytes]]:
+    def receive(self, timeout_s: float) -> list[tuple[bytes, bytes]]:
         """Return (sender, message) pairs; wait up to `timeout_s` for the first."""
         ...
 
-    def tell(self, receiver: bytes, message: bytes) -> None:
+    def send(self, receiver: bytes, message: bytes) -> None:
         """Send a message to a sender."""
         ...
 
@@ -32,11 +32,11 @@ class FirstRank(Protocol):
 class OtherRank(Protocol):
     """A connecting end."""
 
-    def say(self, message: bytes) -> None:
+    def send(self, message: bytes) -> None:
         """Send a message."""
         ...
 
-    def hear(self, timeout_s: float) -> bytes | None:
+    def receive(self, timeout_s: float) -> bytes | None:
         """Return a message, waiting up to `timeout_s`; None: none came."""
         ...
 

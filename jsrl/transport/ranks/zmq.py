@@ -29,7 +29,7 @@ class ZmqFirstRank:
         self._listener = Listener(self._socket, endpoint, self._keys)
         self.address = self._listener.address
 
-    def hear(self, timeout_s: float) -> list[tuple[bytes, bytes]]:
+    def receive(self, timeout_s: float) -> list[tuple[bytes, bytes]]:
         """Return (sender, message) pairs; wait up to `timeout_s` for the first."""
         found, wait_ms = list[tuple[bytes, bytes]](), int(timeout_s * 1000)
         while self._socket.poll(wait_ms):
@@ -42,7 +42,7 @@ class ZmqFirstRank:
             found.append((sender, bytes(body)))
         return found
 
-    def tell(self, receiver: bytes, message: bytes) -> None:
+    def send(self, receiver: bytes, message: bytes) -> None:
         """Send a message to a sender."""
         self._socket.send_multipart([receiver, *outgoing([message], self._keys)])
 
@@ -60,13 +60,13 @@ class ZmqOtherRank:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         configure(self._socket, _MESSAGE_BYTES)
-        self._handshakes = connect(self._socket, endpoint, self._keys)
+        self._connection = connect(self._socket, endpoint, self._keys)
 
-    def say(self, message: bytes) -> None:
+    def send(self, message: bytes) -> None:
         """Send a message."""
         self._socket.send_multipart(outgoing([message], self._keys))
 
-    def hear(self, timeout_s: float) -> bytes | None:
+    def receive(self, timeout_s: float) -> bytes | None:
         """Return a message, waiting up to `timeout_s`; None: none came."""
         if not self._socket.poll(int(timeout_s * 1000)):
             return None
@@ -79,14 +79,14 @@ class ZmqOtherRank:
         Raises:
           AccessDenied: the other end rejects this end's key, or the reverse.
         """
-        self._handshakes.look()
+        self._connection.look()
 
     def no_answer(self, timeout_s: float) -> StreamTimeout:
         """Return the error for an end that does not answer."""
-        return self._handshakes.no_answer(timeout_s)
+        return self._connection.no_answer(timeout_s)
 
     def close(self) -> None:
         """Close the stream."""
         if not self._socket.closed:
-            self._handshakes.close()
+            self._connection.close()
             self._context.destroy(linger=100)

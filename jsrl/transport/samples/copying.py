@@ -33,9 +33,9 @@ class CopyingProducer:
         """Reserve, copy and commit."""
         return self._producer.put(trajectory, group, timeout_s)
 
-    def lose(self, reason: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         """Mark the consumer as gone for good, so that `close` waits for nothing."""
-        self._producer.lose(reason)
+        self._producer.mark_lost(reason)
 
     def close(self) -> None:
         """Close; committed trajectories still arrive."""

@@ -80,7 +80,7 @@ class ProducerEnd:
         """Return memory for a trajectory (see jsrl.transport.base.SampleProducer)."""
         raise NotImplementedError
 
-    def lose(self, reason: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         """Mark the consumer as gone for good, so that `close` waits for nothing."""
 
     def put(self, trajectory: Trajectory, group: int, timeout_s: float) -> Entry:

@@ -115,7 +115,7 @@ class LocalSampleConsumer:
         *,
         blocks_per_producer: int | None = None,
         ledger: Ledger | None = None,
-        guests: JoinRules = ANYBODY,
+        join_rules: JoinRules = ANYBODY,
         hop: Path | None = None,
     ):
         self.address = f"local:{check_name(name, 'stream')}"
@@ -125,7 +125,7 @@ class LocalSampleConsumer:
         self.queue = SampleQueue(self.address, ledger)
         self._hop, self._session = hop, new_session()
         self._blocks_per_producer = check_blocks(blocks_per_producer)
-        self._hello_checker = HelloChecker("the consumer", self.leaves, guests)
+        self._hello_checker = HelloChecker("the consumer", self.leaves, join_rules)
         self._producers: dict[ProducerId, LocalSampleProducer] = {}
         with _arrival:
             if name in _bound:

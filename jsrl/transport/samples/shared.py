@@ -60,7 +60,7 @@ class SharedSampleConsumer:
         *,
         blocks_per_producer: int | None = None,
         ledger: Ledger | None = None,
-        guests: JoinRules = ANYBODY,
+        join_rules: JoinRules = ANYBODY,
         hop: Path | None = None,
     ):
         self._folder = make_folder(Path(path).parent)
@@ -72,7 +72,7 @@ class SharedSampleConsumer:
         self._blocks_per_producer = check_blocks(blocks_per_producer)
         self._queue = SampleQueue(self.address, ledger)
         self._hop, self._session = hop, new_session()
-        self._hello_checker = HelloChecker("the consumer", self.leaves, guests)
+        self._hello_checker = HelloChecker("the consumer", self.leaves, join_rules)
         self._peers: dict[ProducerId, _Peer] = {}
         self._lock = threading.RLock()  # the hello checker's thread adds peers
         self._next_look_s = 0.0
@@ -164,7 +164,7 @@ class SharedSampleConsumer:
             self._queue.complain(SpecMismatch(str(error)))
             self._bell.ring()
             raise
-        producer, num_groups = hello.guest, len(hello.groups)
+        producer, num_groups = hello.sender, len(hello.groups)
         num_blocks = choose_blocks(self._blocks_per_producer, num_groups)
         stem = file_stem(self._name, producer)
         with self._lock:

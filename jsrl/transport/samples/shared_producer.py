@@ -111,7 +111,7 @@ class SharedSampleProducer(ProducerEnd):
 
     def _count_unread(self) -> None:
         """Count what is left in the ring, if the consumer reads no more: it ended this connection, or is dead."""
-        if self._page.kept and self._pages.ending():
+        if self._page.has_file and self._pages.ending():
             wait_until(lambda: self._page.has_left, time.sleep, _LEAVING_S, 0.001)
         if self._page.has_left or not is_locked(self._owner_fd):
             self._page.leave(self._pages.committed)

@@ -21,7 +21,7 @@ def bind_samples(
     blocks_per_producer: int | None = None,
     keys: KeyPath = None,
     ledger: Ledger | None = None,
-    guests: JoinRules = ANYBODY,
+    join_rules: JoinRules = ANYBODY,
     hop: Path | None = None,
     packing: Packing = PLAIN,
 ) -> SampleConsumer:
@@ -45,7 +45,7 @@ def bind_samples(
     options: dict[str, Any] = {
         "blocks_per_producer": blocks_per_producer,
         "ledger": ledger,
-        "guests": guests,
+        "join_rules": join_rules,
         "hop": hop,
         "packing": packing,
     }

@@ -58,7 +58,7 @@ class _ZmqBlock:
     fields: dict[str, Any] = field(default_factory=dict)
     trackers: list[zmq.MessageTracker] = field(default_factory=list)
 
-    def untouched(self) -> bool:
+    def is_free(self) -> bool:
         """Return whether ZeroMQ has released the bytes."""
         return all(tracker.done for tracker in self.trackers)
 
@@ -107,14 +107,14 @@ class ZmqSampleProducer(ProducerEnd):
         self._open = self._sent = self._received = self._released = 0
         self._resent_s = 0.0
         self._departed = self._lost = False
-        self._thread = threading.Thread(target=self._attend, name="sample-attendant", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sample-attendant", daemon=True)
         self._thread.start()
 
     def _join(self, num_groups: int, timeout_s: float, check: Check) -> tuple[int, int, Packing]:
-        handshakes = connect(self._socket, self.address, self._keys)
+        connection = connect(self._socket, self.address, self._keys)
         hello = hello_of_producer(self.producer, num_groups, self.leaves)
-        welcome = meet(self._socket, hello, handshakes, timeout_s, _SYNC_S, check)
-        handshakes.close()
+        welcome = meet(self._socket, hello, connection, timeout_s, _SYNC_S, check)
+        connection.close()
         num_blocks = welcome.fields.get("blocks")
         if not isinstance(num_blocks, int) or not 1 <= num_blocks <= 1 << 20:
             raise StreamError(f"{self.address} welcomed {self.producer.name} with {num_blocks!r} blocks.")
@@ -127,13 +127,13 @@ class ZmqSampleProducer(ProducerEnd):
 
     def _reserve(self, timeout_s: float) -> OpenBlock:
         deadline = time.monotonic() + timeout_s
-        self._hear(0.0)
+        self._receive(0.0)
         while not self._has_room():
             self._check_open()
             if remaining(deadline) <= 0:
                 raise self._no_room(timeout_s, len(self._blocks))
-            if not self._hear(min(remaining(deadline), _SYNC_S)):
-                self._tell("sync")
+            if not self._receive(min(remaining(deadline), _SYNC_S)):
+                self._send_counts("sync")
         self._check_open()
         number = self._free.popleft()
         self._open += 1
@@ -143,7 +143,7 @@ class ZmqSampleProducer(ProducerEnd):
     def _has_room(self) -> bool:
         while self._on_the_way:
             index, number = self._on_the_way[0]
-            if index >= self._received or not self._blocks[number].untouched():
+            if index >= self._received or not self._blocks[number].is_free():
                 break
             self._on_the_way.popleft()
             self._blocks[number].trackers.clear()
@@ -157,7 +157,7 @@ class ZmqSampleProducer(ProducerEnd):
 
     def _commit(self, number: int, group: int, origin: Origin | None) -> Entry:
         self._check_group(group)
-        self._hear(0.0)
+        self._receive(0.0)
         self._check_open()
         entry = self._next_entry(group, origin)
         self._page.begin()
@@ -188,26 +188,30 @@ class ZmqSampleProducer(ProducerEnd):
         deadline = time.monotonic() + _FAREWELL_S
         with self._lock:
             while not self._closed and remaining(deadline) > 0:
-                self._tell("bye")
-                self._hear(_SYNC_S)
+                self._send_counts("bye")
+                self._receive(_SYNC_S)
             self._closed = self._closed or "closed by this producer"
             if self._lost or self._page.has_left:  # the counts are final
                 self._page.leave(self._sent)
             self._context.destroy(linger=0)
 
-    def lose(self, reason: str) -> None:
+    def mark_lost(self, reason: str) -> None:
         """Mark the consumer as gone for good, so that `close` waits for nothing."""
         with self._lock:
             self._closed, self._lost = self._closed or reason, True
 
-    def _attend(self) -> None:
+    def _run(self) -> None:
         """Resend lost trajectories while no thread reserves or commits: the consumer may wait for exactly those."""
         while not self._stop.wait(_SYNC_S):
             if not self._lock.acquire(blocking=False):
                 continue  # in use: the other thread receives
             try:
-                if not self._closed and not self._hear(0.0) and any(i >= self._received for i, _ in self._on_the_way):
-                    self._tell("sync")
+                if (
+                    not self._closed
+                    and not self._receive(0.0)
+                    and any(i >= self._received for i, _ in self._on_the_way)
+                ):
+                    self._send_counts("sync")
             except JsrlError as error:  # raised in the next call
                 self._closed = str(error)
             finally:
@@ -233,10 +237,10 @@ class ZmqSampleProducer(ProducerEnd):
         if tracker is not None:
             block.trackers.append(tracker)
 
-    def _tell(self, kind: str) -> None:
+    def _send_counts(self, kind: str) -> None:
         self._socket.send_multipart(encode(kind, {"sent": self._sent}))
 
-    def _hear(self, timeout_s: float) -> bool:
+    def _receive(self, timeout_s: float) -> bool:
         """Process the consumer's messages; return whether any arrived in time."""
         if self._socket.closed or (timeout_s > 0 and not self._socket.poll(int(timeout_s * 1000))):
             return False
@@ -246,10 +250,10 @@ class ZmqSampleProducer(ProducerEnd):
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return heard
-            self._take_in(decode(frames, _CONTROL_LIMITS))
+            self._handle(decode(frames, _CONTROL_LIMITS))
             heard = True
 
-    def _take_in(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         if message.kind == REFUSED:
             self._closed = str(message.fields.get("text", "refused"))
         elif message.kind == "farewell":
@@ -261,7 +265,7 @@ class ZmqSampleProducer(ProducerEnd):
                 self._resent_s = time.monotonic()
                 for index, number in list(self._on_the_way):
                     # what ZeroMQ still holds is not lost: a link may take seconds for a block
-                    if index >= self._received and self._blocks[number].untouched():
+                    if index >= self._received and self._blocks[number].is_free():
                         self._send_block(number)
 
 

@@ -65,7 +65,7 @@ class ZmqSampleConsumer:
         blocks_per_producer: int | None = None,
         keys: KeyPath = None,
         ledger: Ledger | None = None,
-        guests: JoinRules = ANYBODY,
+        join_rules: JoinRules = ANYBODY,
         hop: Path | None = None,
         packing: Packing = PLAIN,
     ):
@@ -76,11 +76,11 @@ class ZmqSampleConsumer:
         self.leaves = flatten_schema(schema)
         self._layout = make_layout(self.leaves)
         self._blocks_per_producer = check_blocks(blocks_per_producer)
-        self._hello_checker = HelloChecker("the consumer", self.leaves, guests)
+        self._hello_checker = HelloChecker("the consumer", self.leaves, join_rules)
         header_bytes = self._hello_checker.limits.header_bytes
         self._limits = Limits(header_bytes, frames=2, message_bytes=header_bytes + self._layout.size_bytes)
         self._peers: dict[bytes, _Peer] = {}
-        self._owing: list[list[Any]] = []  # messages that the thread must send
+        self._unsent: list[list[Any]] = []  # messages that the thread must send
         self._unacknowledged: dict[bytes, _Peer] = {}  # producers that do not know of everything that was released
         if self._layout.size_bytes >= _LARGE_BYTES:
             reuse_freed_memory()
@@ -94,7 +94,7 @@ class ZmqSampleConsumer:
         self._queue = SampleQueue(self.address, ledger)
         self._hop, self._session = hop, new_session()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._attend, name="sample-attendant", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sample-attendant", daemon=True)
         self._thread.start()
 
     @property
@@ -172,11 +172,11 @@ class ZmqSampleConsumer:
         self._queue_send(peer.route, refusal_frames(StreamClosed(reason)))
 
     def _queue_send(self, route: bytes, frames: list[Any]) -> None:
-        self._owing.append([route, *frames])
+        self._unsent.append([route, *frames])
 
     # -- the socket, with its lock held
 
-    def _attend(self) -> None:
+    def _run(self) -> None:
         while not self._stop.wait(_ATTEND_S):
             self._serve()
 
@@ -193,12 +193,12 @@ class ZmqSampleConsumer:
         """Return whether a message has arrived."""
         heard = self._receive()
         with self._lock:
-            owing, self._owing = self._owing, []
+            unsent, self._unsent = self._unsent, []
             for peer in self._unacknowledged.values():
                 if peer.route in self._peers and peer.acknowledged < peer.released:
-                    owing.append([peer.route, *_credit(peer)])
+                    unsent.append([peer.route, *_credit(peer)])
             self._unacknowledged.clear()
-        for frames in owing:
+        for frames in unsent:
             self._socket.send_multipart(frames)
         return heard
 
@@ -234,7 +234,7 @@ class ZmqSampleConsumer:
                 self._queue_send(route, _credit(peer, resend=True))
             else:
                 self._peers.pop(route)
-                peer.page.tell(read_number(message, "sent"))
+                peer.page.record_sent(read_number(message, "sent"))
                 peer.page.stop_reading()
                 self._queue_send(route, encode("farewell"))
         else:
@@ -242,7 +242,7 @@ class ZmqSampleConsumer:
 
     def _welcome(self, route: bytes, message: Message) -> None:
         hello = self._hello_checker.read(message)
-        producer, num_groups = hello.guest, len(hello.groups)
+        producer, num_groups = hello.sender, len(hello.groups)
         known = self._peers.get(route)
         if known is not None and known.producer == producer:  # repeated: the welcome was late, or lost
             self._queue_send(route, self._welcome_frames(known.num_blocks))

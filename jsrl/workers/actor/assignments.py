@@ -127,10 +127,10 @@ class Assignments:
             self._ahead.clear()  # of an earlier incarnation, whose outcomes would not count
         self._received += len(found)
         if self._in_order:
-            self._deal_out(zip(slots, found, strict=True))
+            self._take_assignments(zip(slots, found, strict=True))
             return
         self._ahead.extend(found)
-        self._deal()
+        self._assign_available()
 
     def is_ready(self, group: int) -> bool:
         """Return whether all slots of a group have an assignment, including those whose episode is over."""
@@ -162,7 +162,7 @@ class Assignments:
         self._need(group, over)
         if over or is_last or self._played:
             self._note(group, step, over)
-        self._deal()
+        self._assign_available()
 
     def opened(self, group: int, slots: Iterable[int]) -> None:
         """Start the next assignments of slots; an environment that was rebuilt keeps its players, and its game is void."""
@@ -210,7 +210,7 @@ class Assignments:
         lacking = [slot for slot, lease in enumerate(self._slots[group].next) if lease is None]
         self._need(group, lacking)
         self._note(group, step, lacking)
-        self._deal()
+        self._assign_available()
 
     def _report(self, lease: Lease, **facts: Any) -> None:
         self._played.append(Played(lease.id, lease.session, **facts))
@@ -221,7 +221,7 @@ class Assignments:
                 self._needs.append((group, slot))
                 self._short[group] += 1
 
-    def _deal(self) -> None:
+    def _assign_available(self) -> None:
         """Give the available assignments to the slots that need one, in order of request."""
         while self._ahead and self._needs:
             group, slot = self._needs.pop(0)
@@ -229,7 +229,7 @@ class Assignments:
             self._asked = min(self._asked, len(self._needs))
             self._slots[group].next[slot] = self._ahead.popleft()
 
-    def _deal_out(self, dealt: Iterable[tuple[tuple[int, int], Lease]]) -> None:
+    def _take_assignments(self, dealt: Iterable[tuple[tuple[int, int], Lease]]) -> None:
         """Give slots their assignments; a slot that already has one got a repeated answer, which is dropped."""
         for (group, slot), lease in dealt:
             if (group, slot) in self._needs:
@@ -243,7 +243,7 @@ class Assignments:
             played, self._played = self._played, []
             self._moments.append(GroupStep(group, step, next(self._numbers), played, list(slots)))
 
-    def _tell_in_order(self) -> None:
+    def _send_in_order(self) -> None:
         """Send the director the results of steps; repeat requests that were not answered for a while."""
         moments, self._moments = self._moments, []
         self._unanswered += [moment for moment in moments if moment.slots]
@@ -256,10 +256,10 @@ class Assignments:
             body = Games([], 0, 0, self._received, self._session, moments)
             self._reporter.event("games", "", **msgspec.to_builtins(body))
 
-    def tell(self) -> None:
+    def send(self) -> None:
         """Send the director what was played and what is needed: at once if a slot waits, else from time to time."""
         if self._in_order:
-            self._tell_in_order()
+            self._send_in_order()
             return
         now_s, waiting = time.monotonic(), len(self._needs)
         ahead = sum(len(s.leases) for s in self._slots.values()) + int(AHEAD_S * self._per_s)

@@ -14,9 +14,9 @@ def make_group(job: Job, group: int, reporter: Reporter, recorder: Recorder) -> 
     """Return a group's environments; each rebuilt one is reported and counted."""
     e = job.experiment
 
-    def tell(text: str) -> None:
+    def warn(text: str) -> None:
         recorder.count("env_faults")
         reporter.event("warning", f"group {group}: {text}")
 
-    env = make(e.env, e.group_size, job.incarnation_seed, group=group, groups=job.seat_groups or None, tell=tell)
+    env = make(e.env, e.group_size, job.incarnation_seed, group=group, groups=job.seat_groups or None, warn=warn)
     return journaled(job, group, env, reporter)

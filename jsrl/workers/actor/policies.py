@@ -88,7 +88,7 @@ class ActingPolicy:
         """Close the streams; `lost`: why the reader of its rows is gone, else empty."""
         if self.is_open:
             if lost:
-                self.producer.lose(lost)
+                self.producer.mark_lost(lost)
             self.client.close()
             self.producer.close()
 

@@ -72,7 +72,9 @@ class RecordingWriter:
         self._count_dropped(self._lost - self._lost_counted)
         if buffer is None:
             self._count_dropped(1)
-            self._say(self._stopped or "the disk does not keep up with the actors: some trajectories are not recorded")
+            self._report(
+                self._stopped or "the disk does not keep up with the actors: some trajectories are not recorded"
+            )
             return None
         for target, source in zip(leaves(buffer), leaves(trajectory), strict=True):
             np.copyto(target, source)
@@ -102,7 +104,7 @@ class RecordingWriter:
                 if not self._wait or self._stopped:
                     return None
 
-    def _say(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         if text not in self._reported:
             self._reported.add(text)
             self._warn(f"recording to {self._folder}: {text} (actor/recording_dropped counts them)")
@@ -149,7 +151,7 @@ class RecordingWriter:
         self._filled.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._say(f"the last trajectories were not written within {timeout_s:g} s")
+            self._report(f"the last trajectories were not written within {timeout_s:g} s")
         self._count_dropped(self._lost - self._lost_counted)
 
     @property

@@ -104,7 +104,7 @@ class ActorStreams:
     def look(self, timeout_s: float) -> bool | None:
         """Return whether the peers changed since the streams were lost; None: one of them is away and may come back."""
         if self._server is not None and self._server.is_elsewhere and self._client_broke():
-            self._server.suspect()
+            self._server.mark_suspect()
             self.patience_s = ELSEWHERE_S
         found = [peer.find(timeout_s) for peer in self._peers]
         self._present = [entry for entry in found if entry is not None]
@@ -136,14 +136,14 @@ class ActorStreams:
         The client is always reconnected, so that no earlier request is answered.
         """
         try:
-            return self._take_up(self._present)
+            return self._resume(self._present)
         except StreamTimeout:
             return None
         except StreamClosed as refusal:
             self._patience.pause(refusal)
             return None
 
-    def _take_up(self, present: list[Registration]) -> tuple[InferenceClient, SampleProducer]:
+    def _resume(self, present: list[Registration]) -> tuple[InferenceClient, SampleProducer]:
         readers = len(self._writer.peers)
         if self._writer.follow(present[:readers]):
             self._renewed = self.new_consumer = True

@@ -161,7 +161,7 @@ class Actor:
     def step(self) -> int:
         """Give one group its actions and step it; return the env steps made (0: no actions arrived in time)."""
         try:
-            made = self._advance_one() if self._lost is None else self._take_up(self._lost)
+            made = self._advance_one() if self._lost is None else self._resume(self._lost)
         except StreamClosed as error:
             made = self._lose(error)
         self._phases.rest()
@@ -176,7 +176,7 @@ class Actor:
             group.abandon()
         return 0
 
-    def _take_up(self, lost: StreamClosed) -> int:
+    def _resume(self, lost: StreamClosed) -> int:
         """Continue with the restarted peers, in new episodes: the cores at the old peers are lost."""
         self._phases.enter("wait_inference")
         if not self._renew(lost):
@@ -214,7 +214,7 @@ class Actor:
     def _take_seats(self) -> bool:
         """Start the groups whose slots have got their players; return whether any group can be stepped."""
         assert self._assignments is not None
-        self._assignments.tell()
+        self._assignments.send()
         for group in self._groups.values():
             if group.parked and self._assignments.is_ready(group.number):
                 group.parked = False
@@ -328,7 +328,7 @@ class Actor:
             step = group.step(self._settings.num_rows) + 1
             is_last = t + 1 == self._settings.num_rows
             self._assignments.ended(group.number, group.latest.episodes, step, is_last=is_last)
-            self._assignments.tell()
+            self._assignments.send()
         for rows in group.rows:
             rows.write_outcome(t, group.latest)
         group.row = t + 1

@@ -91,7 +91,7 @@ class DirectorInOrder(DirectorWorker):
             tuple[str, int, int], int
         ] = {}  # (actor, its incarnation, group) -> number of its newest message
 
-    def _hear(self) -> int:
+    def _receive(self) -> int:
         heard = len(self._inbox)
         for _ in range(heard):
             command = self._inbox.popleft()
@@ -99,7 +99,7 @@ class DirectorInOrder(DirectorWorker):
             worker, incarnation = facts.pop("worker", ""), facts.pop("incarnation", 0)
             if command.name == "games":
                 for moment in msgspec.convert(facts, Games).moments:
-                    self._hear_moment(worker, incarnation, moment)
+                    self._receive_step(worker, incarnation, moment)
             elif command.name == "done":
                 self._confirmed(msgspec.convert(facts, CommandDone))
             elif command.name == "scores":
@@ -110,7 +110,7 @@ class DirectorInOrder(DirectorWorker):
         self._go_on()
         return heard
 
-    def _hear_moment(self, worker: str, incarnation: int, moment: GroupStep) -> None:
+    def _receive_step(self, worker: str, incarnation: int, moment: GroupStep) -> None:
         """Process a message, unless it is a repetition."""
         who = worker, incarnation, moment.group
         if moment.group < self._order.groups and moment.number > self._seen.get(who, -1):
@@ -157,7 +157,7 @@ class DirectorInOrder(DirectorWorker):
         slots = [(moment.group, slot) for slot in moment.slots]
         kept = [self._leases.returning(*slot) for slot in slots]
         own = self._proposed(kept)
-        self._tell_actor(worker, own, self._leases.give(worker, own, slots), slots)
+        self._send_to_actor(worker, own, self._leases.give(worker, own, slots), slots)
 
     def _stop(self, order: Stop) -> None:
         self._stops_in = max(self._between, default=self._begun)
@@ -180,7 +180,7 @@ class DirectorInOrder(DirectorWorker):
         """Take what the controller passes on."""
         self._inbox.append(command)
         if command.name == "saving":
-            self._hear()
+            self._receive()
 
     def _propose(self) -> int:
         return 0  # actors are answered in order

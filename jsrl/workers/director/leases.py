@@ -82,19 +82,19 @@ class Leases:
         holder = self._holders.get(worker)
         return holder is not None and holder.incarnation == incarnation
 
-    def kept(self) -> list[Any]:
+    def saved(self) -> list[Any]:
         """Return the assignments whose slots are known, as JSON values for `restore`."""
-        kept = [
+        saved = [
             [*holder.slot_of[game], msgspec.to_builtins(lease)]
             for holder in self._holders.values()
             for game, lease in holder.open.items()
             if game in holder.slot_of
         ]
-        return sorted(kept, key=lambda entry: entry[:2])
+        return sorted(saved, key=lambda entry: entry[:2])
 
-    def restore(self, kept: Sequence[Any]) -> set[int]:
+    def restore(self, saved: Sequence[Any]) -> set[int]:
         """Let slots continue their assignments of before a resume; return the ids of these."""
-        for group, slot, values in kept:
+        for group, slot, values in saved:
             lease = msgspec.convert(values, Lease)
             lease.session = self.session
             self._returning[group, slot] = lease

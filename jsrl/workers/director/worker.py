@@ -97,14 +97,14 @@ class DirectorWorker:
     def step(self) -> int:
         """Receive messages, execute commands, answer actors; return how much was done."""
         self._phases.enter("direct")
-        done = self._hear()
+        done = self._receive()
         self._carry_out()
         while self._poll_s == 0.0 and self._orders and self._inbox:  # the answers of learners in this process
-            done += self._hear()
+            done += self._receive()
         while not self._orders and self._can_propose() and (given := self._propose()):
             done += given
             if self._poll_s == 0.0:
-                self._hear()
+                self._receive()
         self._states.write_periodically(self._kept)
         if not done and self._poll_s:
             self._phases.enter("wait_learner" if self._orders else "wait")
@@ -116,10 +116,10 @@ class DirectorWorker:
         """Process what the controller passes on: `games` of actors, `done`, `scores` and `saving` of learners."""
         self._inbox.append(command)
         if command.name == "saving":
-            self._hear()
+            self._receive()
             self._carry_out()
 
-    def _hear(self) -> int:
+    def _receive(self) -> int:
         """Process all waiting messages; return their number. Outcomes are reported together, which copies the state once."""
         heard, saving, reports = len(self._inbox), None, list[Report]()
         for _ in range(heard):
@@ -127,7 +127,7 @@ class DirectorWorker:
             facts = dict(command.facts)
             worker, incarnation = facts.pop("worker", ""), facts.pop("incarnation", 0)
             if command.name == "games":
-                reports += self._hear_actor(worker, incarnation, msgspec.convert(facts, Games))
+                reports += self._receive_from_actor(worker, incarnation, msgspec.convert(facts, Games))
             elif command.name == "done":
                 self._confirmed(msgspec.convert(facts, CommandDone))
             elif command.name == "scores":
@@ -140,7 +140,7 @@ class DirectorWorker:
             self._states.write(saving, self._kept())
         return heard
 
-    def _hear_actor(self, worker: str, incarnation: int, body: Games) -> list[Outcome]:
+    def _receive_from_actor(self, worker: str, incarnation: int, body: Games) -> list[Outcome]:
         outcomes = self._leases.outcomes(worker, incarnation, body.played)
         if self._leases.is_of(worker, incarnation):
             self._asking[worker] = body
@@ -165,15 +165,15 @@ class DirectorWorker:
             self._ticket += 1
         self._given_s = time.monotonic()
         if isinstance(order, Freeze):
-            self._tell_learner(order.policy, "freeze", name=order.name)
+            self._command_learner(order.policy, "freeze", name=order.name)
         elif isinstance(order, Reset):
             source = Player(order.policy, order.source)
-            self._tell_learner(order.policy, "reset", version=self._version_of(source))
+            self._command_learner(order.policy, "reset", version=self._version_of(source))
         elif isinstance(order, Copy) and self._handed is None:
-            self._tell_learner(order.source, "hand_over", to=order.policy)
+            self._command_learner(order.source, "hand_over", to=order.policy)
         elif isinstance(order, Copy):
             facts = {"version": self._handed, "hyperparameters": order.hyperparameters}
-            self._tell_learner(order.policy, "copy", **facts)
+            self._command_learner(order.policy, "copy", **facts)
 
     def _stop(self, order: Stop) -> None:
         """End the run, unless it already ended at this place and was resumed."""
@@ -182,7 +182,7 @@ class DirectorWorker:
         else:
             self._reporter.event("stop", why=order.reason or "the director ended the run")
 
-    def _tell_learner(self, policy: str, command: str, **facts: Any) -> None:
+    def _command_learner(self, policy: str, command: str, **facts: Any) -> None:
         self._reporter.event("tell", policy=policy, command=command, facts=facts | {"ticket": self._ticket})
 
     def _confirmed(self, done: CommandDone) -> None:
@@ -230,18 +230,18 @@ class DirectorWorker:
         found = iter(self._proposed([None] * sum(lacks.values())))
         for worker, count in lacks.items():
             if own := list(itertools.islice(found, count)):
-                self._tell_actor(worker, own, self._leases.give(worker, own))
+                self._send_to_actor(worker, own, self._leases.give(worker, own))
         return sum(lacks.values())
 
-    def _proposed(self, kept: Sequence[Lease | None]) -> list[Lease]:
+    def _proposed(self, saved: Sequence[Lease | None]) -> list[Lease]:
         """Return assignments, with a new one for each None."""
         found: list[Assignment] = []
-        if new := sum(lease is None for lease in kept):
+        if new := sum(lease is None for lease in saved):
             self._state, found = self._director.propose(self._state, new)
         leases = leases_of(found, self._leases.session, self._numbers, self._version_of)
-        return [next(leases) if lease is None else lease for lease in kept]
+        return [next(leases) if lease is None else lease for lease in saved]
 
-    def _tell_actor(
+    def _send_to_actor(
         self, worker: str, leases: Sequence[Lease], sent: int, slots: Sequence[tuple[int, int]] = ()
     ) -> None:
         bodies = [msgspec.to_builtins(lease) for lease in leases]
@@ -252,7 +252,7 @@ class DirectorWorker:
 
     def _kept(self) -> dict[str, Any]:
         orders = [to_json(order) for order in self._orders]
-        return {"state": self._state, "leases": self._leases.kept(), "orders": orders}
+        return {"state": self._state, "leases": self._leases.saved(), "orders": orders}
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return the numbers of assigned and ended games, and the ratings of the players."""
@@ -268,7 +268,7 @@ class DirectorWorker:
 
     def close(self) -> dict[str, Any]:
         """Write the state a last time; open assignments stay open, and are void in a resumed run."""
-        self._hear()
+        self._receive()
         self._states.write_periodically(self._kept, now=True)
         self._standings.write(self._director, self._state)
         return {"games": self._state["finished"]}

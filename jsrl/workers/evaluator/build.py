@@ -30,9 +30,9 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
     )
 
     def make_env(num_envs: int, seed: int) -> VectorEnv | VectorGame:
-        tell = functools.partial(reporter.event, "warning")
+        warn = functools.partial(reporter.event, "warning")
         groups = None if e.evaluator.against else job.seat_groups or None
-        return make(e.evaluation_env, num_envs, seed, group=0, groups=groups, tell=tell)
+        return make(e.evaluation_env, num_envs, seed, group=0, groups=groups, warn=warn)
 
     store, opponents = params_store(job, reporter), functools.partial(make_opponents, job)
     return Evaluator(played_policies(job), settings, make_env, store, reporter, make_recorder(job), opponents)

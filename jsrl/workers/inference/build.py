@@ -52,7 +52,7 @@ def _all_rows(job: Job) -> int:
     """Return the rows of all environments for which a server may act: it may replace other servers."""
     end = job.end("inference")
     groups = end.stream.groups if end.stream.failover else end.groups
-    return len(groups) * job.experiment.group_size * end.askers_per_group
+    return len(groups) * job.experiment.group_size * end.clients_per_group
 
 
 def _merges(job: Job) -> bool:

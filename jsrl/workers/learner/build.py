@@ -28,7 +28,7 @@ from jsrl.workers.learner.scores import Scores
 from jsrl.workers.learner.sources import Source, SynchronizedSource
 from jsrl.workers.learner.trained import trained_agent
 from jsrl.workers.learner.worker import Learner, LearnerSettings
-from jsrl.workers.players import tell_saved
+from jsrl.workers.players import report_saved
 
 STATE_STORE = "state"
 
@@ -53,7 +53,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         return source if ranks.count == 1 else SynchronizedSource(source, ranks), bind_publisher(job, "params")
 
     warn = functools.partial(reporter.event, "warning", once="snapshots")
-    saved = functools.partial(tell_saved, reporter, STATE_STORE)
+    saved = functools.partial(report_saved, reporter, STATE_STORE)
     keep = max(3, e.snapshots.keep)
     store = SnapshotStore(job.snapshots / STATE_STORE, keep_last=keep, on_warning=warn, on_written=saved)
     settings = LearnerSettings(

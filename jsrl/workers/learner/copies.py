@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from jsrl.agents.base import AgentState
-from jsrl.agents.explored import set_hyperparameters
+from jsrl.agents.hyperparameters import set_hyperparameters
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.workers.learner.updaters import Updater
 
@@ -36,7 +36,7 @@ class Copies:
           SnapshotError: it could not be written.
         """
         store = SnapshotStore(self._snapshots[policy] / FOLDER)
-        store.save(version, {"state": self._updater.kept(state)}, meta={"policy": self._own}, wait=True)
+        store.save(version, {"state": self._updater.saved(state)}, meta={"policy": self._own}, wait=True)
 
     def load(self, version: int, hyperparameters: Mapping[str, float]) -> Any:
         """Return the state copied to this learner, on its devices, with other hyperparameters.
@@ -45,5 +45,5 @@ class Copies:
           SnapshotError: it is missing, damaged, or another agent's.
         """
         template = {"state": jax.eval_shape(self._fresh)}
-        kept = SnapshotStore(self._snapshots[self._own] / FOLDER).load(version, template).tree["state"]
-        return self._updater.place(set_hyperparameters(kept, hyperparameters))
+        saved = SnapshotStore(self._snapshots[self._own] / FOLDER).load(version, template).tree["state"]
+        return self._updater.place(set_hyperparameters(saved, hyperparameters))

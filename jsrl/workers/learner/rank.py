@@ -23,7 +23,7 @@ class Rank(Learner):
     def _note(self, metrics: dict[str, float]) -> None:
         pass
 
-    def _tell_finished(self) -> None:
+    def _report_finished(self) -> None:
         pass
 
     def save(self, *, wait: bool, tags: tuple[str, ...] = ()) -> None:

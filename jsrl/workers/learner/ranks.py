@@ -24,7 +24,7 @@ from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
 from jsrl.workers.learner.turn_limit import NoLimit, TurnLimit
 
 RANKS = "ranks"  # the port
-SAY_S, LEAVE_S = 0.5, 5.0
+SEND_S, LEAVE_S = 0.5, 5.0
 
 
 class RankMessage(msgspec.Struct, forbid_unknown_fields=True):
@@ -122,7 +122,7 @@ class Leader:
         self._incarnation = job.incarnation
         self._senders: dict[str, bytes] = {}
         self._newest: dict[str, RankMessage] = {}
-        self._heard_s: dict[str, float] = {}
+        self._received_s: dict[str, float] = {}
         self._number, self._stopped_s = 0, 0.0
         self._stream = bind_ranks(end.address, keys=job.keys)
         self.close = self._stream.close
@@ -143,7 +143,7 @@ class Leader:
                     f"{', '.join(sorted(missing))} did not join this learner within {self._ready_s:g} s (deadlines.ready_s); "
                     "look at its log."
                 )
-            self._hear(SAY_S)
+            self._receive(SEND_S)
         check_own_name(self._begins.coordinator)
         join_processes(self._begins.coordinator, 0, self.count, local_devices)
         self._rest()
@@ -151,14 +151,14 @@ class Leader:
     def agree(self, has_batch: bool, timeout_s: float) -> bool:
         """Return whether all ranks have a batch; see Group."""
         until_s = time.monotonic() + timeout_s
-        self._hear(0.0)
+        self._receive(0.0)
         while not (has_batch and all(self._has(worker) for worker in self._numbers)) or self._stopped_s:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 self._check_silence()
                 return False
-            self._hear(left_s)
-        self._tell_all("go")
+            self._receive(left_s)
+        self._send_all("go")
         self._number += 1
         self._rest()
         return True
@@ -169,23 +169,23 @@ class Leader:
 
     def _rest(self) -> None:
         """Reset the silence timers: while all make their updates, no messages are expected."""
-        self._heard_s = dict.fromkeys(self._numbers, time.monotonic())
+        self._received_s = dict.fromkeys(self._numbers, time.monotonic())
 
     def _check_silence(self) -> None:
         if self._stopped_s and time.monotonic() > self._stopped_s + LEAVE_S:
             gone = ", ".join(worker for worker in self._numbers if self._newest[worker].what == "leaves")
             raise StreamTimeout(f"{gone} left during the run (a SIGTERM from elsewhere?).")
-        worker, heard_s = min(self._heard_s.items(), key=lambda item: item[1])
-        silent_s = time.monotonic() - heard_s
+        worker, received_s = min(self._received_s.items(), key=lambda item: item[1])
+        silent_s = time.monotonic() - received_s
         if silent_s > self._silence_s and not self._stopped_s:
             raise StreamTimeout(
                 f"{worker} has sent nothing for {silent_s:.0f} s, so no update can start; expected a message every "
-                f"{SAY_S:g} s. It is stuck, or the network between the hosts is broken (deadlines.rank_s)."
+                f"{SEND_S:g} s. It is stuck, or the network between the hosts is broken (deadlines.rank_s)."
             )
 
-    def _hear(self, timeout_s: float) -> None:
+    def _receive(self, timeout_s: float) -> None:
         """Receive messages of the other ranks; wait up to `timeout_s` for the first."""
-        for sender, frame in self._stream.hear(timeout_s):
+        for sender, frame in self._stream.receive(timeout_s):
             try:
                 message = msgspec.msgpack.decode(frame, type=RankMessage)
             except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -195,35 +195,35 @@ class Leader:
 
     def _take(self, sender: bytes, message: RankMessage) -> None:
         worker = message.worker
-        self._senders[worker], self._newest[worker], self._heard_s[worker] = sender, message, time.monotonic()
+        self._senders[worker], self._newest[worker], self._received_s[worker] = sender, message, time.monotonic()
         if message.what == "joins":
-            self._tell(worker, msgspec.structs.replace(self._begins, rank=self._numbers[worker]))
+            self._send_to(worker, msgspec.structs.replace(self._begins, rank=self._numbers[worker]))
         elif message.what == "leaves":
             self.halt()
         else:
-            self._tell(worker, RankReply(self._number, "stop" if self._stopped_s else "wait"))
+            self._send_to(worker, RankReply(self._number, "stop" if self._stopped_s else "wait"))
 
     def halt(self) -> bool:
         """Stop making updates; see Group."""
         self._stopped_s = self._stopped_s or time.monotonic()
-        self._tell_all("stop")
+        self._send_all("stop")
         return False
 
-    def _tell_all(self, what: Literal["go", "stop", "end"]) -> None:
+    def _send_all(self, what: Literal["go", "stop", "end"]) -> None:
         for worker in self._senders:
-            self._tell(worker, RankReply(self._number, what))
+            self._send_to(worker, RankReply(self._number, what))
 
-    def _tell(self, worker: str, message: RankStart | RankReply) -> None:
-        self._stream.tell(self._senders[worker], msgspec.msgpack.encode(message))
+    def _send_to(self, worker: str, message: RankStart | RankReply) -> None:
+        self._stream.send(self._senders[worker], msgspec.msgpack.encode(message))
 
     def leave(self) -> None:
         """Leave with the others, if they answer in time."""
-        self._tell_all("end")
+        self._send_all("end")
         until_s = time.monotonic() + LEAVE_S
         while stay := [worker for worker in self._numbers if self._newest[worker].what != "leaves"]:
             if time.monotonic() > until_s:
                 break
-            self._hear(0.1)
+            self._receive(0.1)
         if not stay:
             leave_processes()
         self.close()
@@ -245,7 +245,7 @@ class Follower:
         self.close = self._stream.close
         self._worker, self._incarnation, self._number = job.name, job.incarnation, 0
         self._last: tuple[str, float] = ("", 0.0)
-        self._heard_s, self._stopped, self._parted = time.monotonic(), False, False
+        self._received_s, self._stopped, self._parted = time.monotonic(), False, False
 
     def join(self, local_devices: int) -> RankStart:
         """Join the learner and the group of all processes; return where this start begins.
@@ -259,12 +259,12 @@ class Follower:
             if time.monotonic() > until_s:
                 raise self._stream.no_answer(self._deadlines.ready_s)
             self._stream.look()
-            self._say("joins")
-            begins = self._hear(SAY_S)
+            self._send("joins")
+            begins = self._receive(SEND_S)
         self.count = begins.count
         check_own_name(begins.coordinator)
         join_processes(begins.coordinator, begins.rank, begins.count, local_devices)
-        self._heard_s = time.monotonic()
+        self._received_s = time.monotonic()
         return begins
 
     def agree(self, has_batch: bool, timeout_s: float) -> bool:
@@ -272,8 +272,8 @@ class Follower:
         until_s = time.monotonic() + timeout_s
         while True:
             if not self._stopped:
-                self._say("has" if has_batch else "waits")
-            if self._execute(self._hear(max(0.0, min(SAY_S, until_s - time.monotonic())))):
+                self._send("has" if has_batch else "waits")
+            if self._execute(self._receive(max(0.0, min(SEND_S, until_s - time.monotonic())))):
                 return True
             if time.monotonic() >= until_s:
                 self._check_silence()
@@ -289,30 +289,30 @@ class Follower:
         self._stopped = self._stopped or answer.what in ("stop", "end")
         if answer.what == "end" and not self._parted:
             self._parted = True
-            self._say("leaves")
+            self._send("leaves")
             leave_processes()
         return False
 
     def _check_silence(self) -> None:
-        silent_s = time.monotonic() - self._heard_s
+        silent_s = time.monotonic() - self._received_s
         if silent_s > self._deadlines.stuck_s and not self._stopped:  # it may be writing a snapshot
             raise StreamTimeout(f"{self._leader} has sent nothing for {silent_s:.0f} s, so no update can start.")
 
-    def _say(self, what: Literal["joins", "waits", "has", "leaves"]) -> None:
+    def _send(self, what: Literal["joins", "waits", "has", "leaves"]) -> None:
         """Send a message if it is new, or was not sent for a while."""
         now_s = time.monotonic()
         word = f"{what} {self._number}"
-        if self._last[0] == word and now_s < self._last[1] + SAY_S:
+        if self._last[0] == word and now_s < self._last[1] + SEND_S:
             return
         self._last = word, now_s
         message = RankMessage(self._worker, self._incarnation, self._number, what)
-        self._stream.say(msgspec.msgpack.encode(message))
+        self._stream.send(msgspec.msgpack.encode(message))
 
-    def _hear(self, timeout_s: float) -> RankStart | RankReply | None:
-        message = self._stream.hear(timeout_s)
+    def _receive(self, timeout_s: float) -> RankStart | RankReply | None:
+        message = self._stream.receive(timeout_s)
         if message is None:
             return None
-        self._heard_s = time.monotonic()
+        self._received_s = time.monotonic()
         found: RankStart | RankReply = msgspec.msgpack.decode(message, type=RankStart | RankReply)
         return found
 
@@ -320,8 +320,8 @@ class Follower:
         """Stop making updates; see Group."""
         until_s = time.monotonic() + LEAVE_S
         while not self._stopped and time.monotonic() < until_s:
-            self._say("leaves")
-            if self._execute(self._hear(SAY_S)):
+            self._send("leaves")
+            if self._execute(self._receive(SEND_S)):
                 return True
         return False
 
@@ -329,8 +329,8 @@ class Follower:
         """Leave, once the learner has reported its snapshot."""
         until_s = time.monotonic() + self._deadlines.snapshot_s
         while not self._parted and time.monotonic() < until_s:
-            self._say("leaves")
-            self._execute(self._hear(SAY_S))
+            self._send("leaves")
+            self._execute(self._receive(SEND_S))
         self.close()
 
 

@@ -111,7 +111,7 @@ class ReplayConsumer:
         """Close the stream to a dead replay worker; the stream to its successor opens with its first batch."""
         producer = self._producers.pop(number, None)
         if producer is not None:
-            producer.lose("its replay worker was replaced")
+            producer.mark_lost("its replay worker was replaced")
             producer.close()
 
     def fence(self, producer: ProducerId) -> None:

@@ -48,7 +48,7 @@ class Scores:
             None: nothing was trained. batches: number of batches so far.
         """
         if rows is None:
-            self._tell((), batches)
+            self._report((), batches)
             return
         games = np.moveaxis(np.asarray(game), 1, 2)  # [D, B/D, T+1]
         games = np.where(games <= ONLY_SCORED, ONLY_SCORED - games, games)
@@ -59,11 +59,11 @@ class Scores:
             before = self._open.pop(number, (0.0, 0.0))
             self._open[number] = (before[0] + total, before[1] + count)
         ended = np.unique(games[..., :-1][games[..., :-1] != games[..., 1:]]).tolist()
-        self._tell(ended, batches)
+        self._report(ended, batches)
         while len(self._open) > MOST_OPEN:
             del self._open[next(iter(self._open))]
 
-    def _tell(self, ended: Sequence[int], batches: int) -> None:
+    def _report(self, ended: Sequence[int], batches: int) -> None:
         scores = []
         for number in ended:
             total, count = self._open.pop(number)

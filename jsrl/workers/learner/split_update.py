@@ -105,9 +105,9 @@ class SplitUpdate:
         """Make the state on both devices, and start."""
         return self._begin([jax.jit(self._init)(jax.device_put(key, side.device)) for side in self._sides])
 
-    def place(self, kept: AgentState) -> Any:
+    def place(self, saved: AgentState) -> Any:
         """Put a state on both devices, and start."""
-        host = jax.tree.map(np.array, kept)
+        host = jax.tree.map(np.array, saved)
         return self._begin([self._unpacked(host, side) for side in self._sides])
 
     def _unpacked(self, host: Tree, side: Side) -> Any:
@@ -161,7 +161,7 @@ class SplitUpdate:
         """Return a tree as numpy arrays."""
         return jax.tree.map(np.array, tree)
 
-    def kept(self, state: Any) -> AgentState:
+    def saved(self, state: Any) -> AgentState:
         """Return the snapshot of the agent's whole state, once both sides are idle; a ring is the critic's."""
         return self.fetch(self._joined())
 

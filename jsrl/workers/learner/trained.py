@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jsrl.agents.base import Agent
-from jsrl.agents.explored import with_hyperparameters
+from jsrl.agents.hyperparameters import with_hyperparameters
 from jsrl.directors.base import explored_names
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent, resolved_agent

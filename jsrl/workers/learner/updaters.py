@@ -24,7 +24,7 @@ class Updater(Protocol):
         """Return a new state."""
         ...
 
-    def place(self, kept: AgentState) -> Any:
+    def place(self, saved: AgentState) -> Any:
         """Return the state of a snapshot."""
         ...
 
@@ -43,7 +43,7 @@ class Updater(Protocol):
         """Return arrays of a state or an output as numpy arrays, once they are ready."""
         ...
 
-    def kept(self, state: Any) -> AgentState:
+    def saved(self, state: Any) -> AgentState:
         """Return the snapshot of a state, as numpy arrays."""
         ...
 
@@ -79,15 +79,15 @@ class OwnUpdate:
         """Return a new state, made on the devices."""
         return self._spread.make(self._init, key)
 
-    def place(self, kept: AgentState) -> Any:
+    def place(self, saved: AgentState) -> Any:
         """Return the state of a snapshot."""
-        return self._spread.place(kept)
+        return self._spread.place(saved)
 
     def __call__(self, state: AgentState, batch: Trajectory, key: Array) -> tuple[AgentState, UpdateOutput]:
         """Return (the new state, metrics and priorities); see DataParallel."""
         return self._spread(state, batch, key)
 
-    def kept(self, state: AgentState) -> AgentState:
+    def saved(self, state: AgentState) -> AgentState:
         """Return the state as numpy arrays."""
         return self.fetch(state)
 
@@ -110,11 +110,11 @@ class RingUpdate(OwnUpdate):
         """Return the snapshot of a new state."""
         return self._replay.pack(self._init(key))
 
-    def place(self, kept: AgentState) -> Any:
+    def place(self, saved: AgentState) -> Any:
         """Return the state of a snapshot, with an empty ring if it has none."""
-        return self._replay.unpack(super().place(kept), lambda: self.make(jax.random.key(0)))
+        return self._replay.unpack(super().place(saved), lambda: self.make(jax.random.key(0)))
 
-    def kept(self, state: AgentState) -> AgentState:
+    def saved(self, state: AgentState) -> AgentState:
         """Return the snapshot of a state, as numpy arrays."""
         return self.fetch(self._replay.pack(state))
 

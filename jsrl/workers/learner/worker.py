@@ -144,7 +144,7 @@ class Learner:
 
     def _train(self) -> int:
         if self.finished:
-            self._tell_finished()
+            self._report_finished()
             self._save_when_due()  # other policies may be trained for long
             self._wait_for_others()
             return 0
@@ -169,7 +169,7 @@ class Learner:
         if rows and self._counts_rows:
             self._recorder.rate("rows", rows)
         self._save_when_due()
-        self._tell_finished()
+        self._report_finished()
         return self.updates - before
 
     def _update(self, batch: Batch) -> UpdateOutput:
@@ -227,7 +227,7 @@ class Learner:
         elif not self._settings.shares_rows:
             time.sleep(self._settings.poll_s)
 
-    def _tell_finished(self) -> None:
+    def _report_finished(self) -> None:
         if self.finished and not self._finished:
             self._finished = True
             self._reporter.event("finished", updates=self.updates, env_steps=self.env_steps)
@@ -244,7 +244,7 @@ class Learner:
         self._phases.enter("snapshot")
         self._reporter.event("saving", version=self.version)
         with self._ranks.limit.lifted(self._reporter) if wait else contextlib.nullcontext():
-            state = self._updater.kept(self._state)
+            state = self._updater.saved(self._state)
             meta: dict[str, Any] = {"updates": self.updates, "env_steps": self.env_steps}
             meta |= {"epoch": self._settings.epoch, "ledger": self._counts() | {"trained": self._trained}}
             meta |= self._directed.meta()

@@ -107,7 +107,7 @@ class VideoRecorder(Player[RenderedEnv]):
         """Lower the priority, render a first picture, compile, connect."""
         require_video()
         if self._settings.niceness is not None:
-            give_way(self._settings.niceness)
+            lower_priority(self._settings.niceness)
         self._shelf = self._open_shelf()
         self._set_up_player(1)
         env = self._env(1, 1)
@@ -224,7 +224,7 @@ class VideoRecorder(Player[RenderedEnv]):
         return {}
 
 
-def give_way(niceness: int) -> None:
+def lower_priority(niceness: int) -> None:
     """Lower this process's priority, and that of its session if the kernel schedules by session (Linux's autogroup)."""
     os.nice(niceness)
     with suppress(OSError):  # not Linux, or scheduled without sessions: the line above is enough

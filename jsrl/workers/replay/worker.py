@@ -192,7 +192,7 @@ class ReplayWorker:
                 raise self._lost  # the learner is alive, but refuses this worker's batches
             return
         with self._lock:  # a last batch may just be committed
-            streams.batches.lose("the learner was replaced")
+            streams.batches.mark_lost("the learner was replaced")
             streams.batches.close()
             try:
                 streams.batches = streams.connect_batches(found, CONNECT_S)
@@ -306,7 +306,7 @@ class ReplayWorker:
             thread.join(5.0)
         self.save()
         if self._lost is not None:
-            self._streams.batches.lose(str(self._lost))
+            self._streams.batches.mark_lost(str(self._lost))
         self._streams.batches.close()
         self._streams.rows.close()
         self._streams.priorities.close()

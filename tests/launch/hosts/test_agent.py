@@ -129,7 +129,9 @@ def test_workers_under_an_agent(tmp_path: Path) -> None:
         assert handle.alive and handle.where == f"pid {handle.remote.pid} of host a" and handle.exit is None
         await_that(lambda: handle.usage() is not None)
         assert handle.usage().resident_bytes > 1e6 and world.launcher.busy_s() is None
-        world.control.tell("actor-0", 0, "stacks")  # a command of the control connection is returned through the agent
+        world.control.send_command(
+            "actor-0", 0, "stacks"
+        )  # a command of the control connection is returned through the agent
         await_that(lambda: world.listen() and "Thread" in world.stacks and world.beats)
         assert "Thread" in handle.stacks(5.0)
         (worker,) = agent.workers()
@@ -387,10 +389,10 @@ def test_agent_reads_heartbeat_replies_while_starting_many_workers(monkeypatch: 
 
     transport = SimpleNamespace(poll=lambda _: bool(come), recv_multipart=lambda: [come.popleft()])
     agent = SimpleNamespace(_end=None, _socket=transport, _keys=None, _heard=deque(), _execute=obey)
-    local_agent.Agent._hear(agent)  # type: ignore[arg-type]
+    local_agent.Agent._receive(agent)  # type: ignore[arg-type]
     assert obeyed == [BeatReceived(1, 7.0), begins[0]]
     for _ in range(99):
-        local_agent.Agent._hear(agent)  # type: ignore[arg-type]
+        local_agent.Agent._receive(agent)  # type: ignore[arg-type]
     assert obeyed[1:] == begins and not agent._heard
 
 
@@ -400,7 +402,7 @@ def test_agent_starts_as_many_forked_workers_at_once_as_its_cores_can_take(monke
     control = SimpleNamespace(ready=[])
     agent = SimpleNamespace(
         _control=control, _queue={}, _starting={}, _most_starts=3, _epoch=1, _begin=lambda one: begun.append(one.worker),
-        _children=SimpleNamespace(find=lambda *key: None), _say=said.append,
+        _children=SimpleNamespace(find=lambda *key: None), _send=said.append,
     )  # fmt: skip
     for number in range(9):
         agent._queue[f"actor-{number}", 0] = Begin(1, "actor", f"actor-{number}", 0, b"", {}, forks=True)
@@ -428,7 +430,7 @@ def test_agent_without_a_network_waits_for_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(local_agent, "address_towards", unreachable)
     said: list[object] = []
     agent = SimpleNamespace(
-        _epoch=0, _handshakes=SimpleNamespace(made=True), _address="10.0.0.5:7000", _say=said.append
+        _epoch=0, _connection=SimpleNamespace(made=True), _address="10.0.0.5:7000", _send=said.append
     )
     agent._hello = functools.partial(local_agent.Agent._hello, agent)  # type: ignore[arg-type]
     local_agent.Agent._beat(agent)  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ class World:
     def hello(self, token: int = 0, **changes):
         """Send a hello with a token; return the answers."""
         hello = msgspec.structs.replace(HELLO, **changes)
-        return [answer for _, answer in self.members.hear(self.names[token], b"id", hello)]
+        return [answer for _, answer in self.members.handle(self.names[token], b"id", hello)]
 
     def join(self, token: int = 0, **changes):
         """Join; return the host with a living worker."""
@@ -102,18 +102,18 @@ def test_unsuitable_host_is_refused_and_keeps_its_token(world: World, changes, s
 def test_heartbeats_are_answered_with_the_clock_of_the_agent(world: World):
     host = world.join()
     beat = Beat(host.epoch, 7.25, [b"x"], [Usage("actor-0", 0, 42, "running", 1.5, 10, 3), Usage("ghost", 0, 1)])
-    assert world.members.hear(host.token, b"id", beat) == [(b"id", BeatReceived(host.epoch, 7.25))]
+    assert world.members.handle(host.token, b"id", beat) == [(b"id", BeatReceived(host.epoch, 7.25))]
     life = host.workers["actor-0", 0]
-    assert world.members.words == [b"x"] and life.pid == 42 and life.usage.cpu_s == 1.5
+    assert world.members.frames == [b"x"] and life.pid == 42 and life.usage.cpu_s == 1.5
 
 
 def test_exit_is_recorded_once(world: World):
     host = world.join()
-    world.members.hear(host.token, b"id", Exited(host.epoch, "actor-0", 0, -9, "killed", "the end"))
-    world.members.hear(host.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "again", ""))
+    world.members.handle(host.token, b"id", Exited(host.epoch, "actor-0", 0, -9, "killed", "the end"))
+    world.members.handle(host.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "again", ""))
     life = host.workers["actor-0", 0]
     assert (life.exit.status, life.exit.text, life.tail) == (-9, "killed", "the end")
-    world.members.hear(host.token, b"id", TextReply(host.epoch, 3, "text"))
+    world.members.handle(host.token, b"id", TextReply(host.epoch, 3, "text"))
     assert host.answers == {3: "text"} and host.num_living == 0
 
 
@@ -124,7 +124,7 @@ def test_start_request_of_a_worker_is_repeated(world: World):
     assert world.members.unanswered_starts() == []
     world.now_s += AGAIN_S + 1.0
     assert world.members.unanswered_starts() == [(b"id", life.begin)] and world.members.unanswered_starts() == []
-    world.members.hear(host.token, b"id", Beat(host.epoch, 1.0, [], [Usage("actor-0", 0, 42)]))
+    world.members.handle(host.token, b"id", Beat(host.epoch, 1.0, [], [Usage("actor-0", 0, 42)]))
     world.now_s += AGAIN_S + 1.0
     assert world.members.unanswered_starts() == []
 
@@ -144,8 +144,8 @@ def test_silent_host_is_lost_and_its_later_messages_are_ignored(world: World):
         WorkerMessages(host.epoch, [b"late"]),
         Exited(host.epoch, "actor-0", 0, 0, "", ""),
     ]
-    assert [world.members.hear(host.token, b"id", message) for message in late] == [[], [], []]
-    assert not world.members.words and world.members.news[-1].endswith("for 20 s (another may join)")
+    assert [world.members.handle(host.token, b"id", message) for message in late] == [[], [], []]
+    assert not world.members.frames and world.members.news[-1].endswith("for 20 s (another may join)")
 
 
 def test_returning_agent_has_a_new_epoch_and_no_workers(world: World):
@@ -169,18 +169,18 @@ def test_a_new_agent_of_the_same_host_ends_the_old_lease_at_once(world: World):
 
 def test_a_host_that_leaves_is_lost_at_once(world: World):
     host = world.join()
-    world.members.hear(host.token, b"id", Leaving(host.epoch, "its agent was told to end"))
+    world.members.handle(host.token, b"id", Leaving(host.epoch, "its agent was told to end"))
     assert not world.members.hosts and "told to end" in host.workers["actor-0", 0].exit.text
 
 
 def test_a_host_that_wants_to_leave_stays_until_its_workers_have_moved(world: World):
     host = world.join()
     beat = Beat(host.epoch, 1.0, [], leaves="its agent was told to end")
-    assert world.members.hear(host.token, b"id", beat) == [(b"id", BeatReceived(host.epoch, 1.0))]
+    assert world.members.handle(host.token, b"id", beat) == [(b"id", BeatReceived(host.epoch, 1.0))]
     assert world.members.hosts == [host] and world.members.staying == []
     assert world.members.news[-1] == "host a leaves (its agent was told to end): its 1 worker(s) move"
-    world.members.hear(host.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "left", ""))
-    ((_, farewell),) = world.members.hear(host.token, b"id", beat)
+    world.members.handle(host.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "left", ""))
+    ((_, farewell),) = world.members.handle(host.token, b"id", beat)
     assert isinstance(farewell, Farewell) and "its agent was told to end" in farewell.text
     assert not world.members.hosts and host.workers["actor-0", 0].exit.status == 0
 
@@ -188,7 +188,7 @@ def test_a_host_that_wants_to_leave_stays_until_its_workers_have_moved(world: Wo
 def test_token_of_another_host_is_refused(world: World):
     host = world.join()
     other = world.join(1, session="s2", name="b")
-    world.members.hear(other.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "", ""))
+    world.members.handle(other.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "", ""))
     assert host.workers["actor-0", 0].exit is None
     assert msgspec.structs.replace(host.facts, name="b") == other.facts
 
@@ -224,12 +224,12 @@ def test_host_may_register_only_streams_of_its_living_workers(world: World):
         name("inference-0", stream="x" * 300),
     ]
     beat = Beat(host.epoch, 1.0, [], [], [*fine, *wrong])
-    world.members.hear(host.token, b"id", beat)
+    world.members.handle(host.token, b"id", beat)
     assert world.members.names() == [epoch]  # it has no keys yet
     host.server_key = KEY
-    world.members.hear(host.token, b"id", beat)
+    world.members.handle(host.token, b"id", beat)
     assert {entry.name: entry for entry in world.members.names()} == {entry.name: entry for entry in fine}
-    world.members.hear(host.token, b"id", Exited(host.epoch, "inference-0", 0, -9, "killed", ""))
+    world.members.handle(host.token, b"id", Exited(host.epoch, "inference-0", 0, -9, "killed", ""))
     assert world.members.names() == fine[1:2]
     world.members.lose(host, "gone")
     assert not world.members.names()
@@ -240,7 +240,7 @@ def test_host_relays_params_with_its_own_key_only(world: World):
     host.server_key = KEY
     own, foreign = f"tcp://{KEY}@10.0.0.2:8", f"tcp://{'cd' * 32}@10.0.0.2:9"
     beat = Beat(host.epoch, 1.0, [], relays={"params.learner": own, "params.other": foreign})
-    world.members.hear(host.token, b"id", beat)
+    world.members.handle(host.token, b"id", beat)
     assert host.relays == {"params.learner": own}
     for wrong in ("../x", "a/b", "a..b"):
         with pytest.raises(ValueError, match="stream"):
@@ -252,7 +252,7 @@ def test_later_incarnation_of_a_stream_wins(world: World):
         host = world.join(number, session=f"s{number}", name=f"h{number}", boot=f"b{number}")
         host.server_key = KEY
         host.workers["inference-0", 1 - number] = RemoteWorker(host, "inference-0", 1 - number)
-        world.members.hear(host.token, b"id", Beat(host.epoch, 1.0, [], [], [name("inference-0", 1 - number)]))
+        world.members.handle(host.token, b"id", Beat(host.epoch, 1.0, [], [], [name("inference-0", 1 - number)]))
     assert world.members.names() == [name("inference-0", 1)]
 
 
@@ -265,7 +265,7 @@ def test_token_of_an_agent_that_ended_before_its_hello_is_replaced(world: World)
     for _ in range(8):
         world.members.look()
         world.now_s += 7.0
-        world.members.hear(world.members.hosts[0].token, b"id", Beat(1, 0.0, []))
+        world.members.handle(world.members.hosts[0].token, b"id", Beat(1, 0.0, []))
     assert dead.exists() and not world.members.news[1:]
     for _ in range(2):
         world.now_s += 7.0
@@ -284,8 +284,8 @@ def test_files_are_accepted_only_for_folders_of_living_workers(world: World):
     life = host.workers["actor-0", 0]
     life.begin = Begin(host.epoch, "evaluator", "actor-0", 0, b"{}", {}, keeps=["snapshots/params"])
     for name in ("snapshots/params/tags/best.json", "snapshots/params-2/x", "snapshots/state/tags/latest.json"):
-        world.members.hear(world.names[0], b"id", KeptFile(host.epoch, name, 0, b"1", True))
-    assert [part.name for _, part in world.members.kept] == ["snapshots/params/tags/best.json"]
-    world.members.hear(world.names[0], b"id", Exited(host.epoch, "actor-0", 0, 0, "", ""))
-    world.members.hear(world.names[0], b"id", KeptFile(host.epoch, "snapshots/params/tags/best.json", 0, b"2", True))
-    assert len(world.members.kept) == 1
+        world.members.handle(world.names[0], b"id", KeptFile(host.epoch, name, 0, b"1", True))
+    assert [part.name for _, part in world.members.kept_files] == ["snapshots/params/tags/best.json"]
+    world.members.handle(world.names[0], b"id", Exited(host.epoch, "actor-0", 0, 0, "", ""))
+    world.members.handle(world.names[0], b"id", KeptFile(host.epoch, "snapshots/params/tags/best.json", 0, b"2", True))
+    assert len(world.members.kept_files) == 1

@@ -67,7 +67,7 @@ def test_player_name_with_a_path_is_refused(name):
     assert (
         decode(msgspec.msgpack.encode(fine | {"name": f"rover/{NAME}"}), AnyControllerMessage).name == f"rover/{NAME}"
     )
-    beat = {"kind": "beat", "epoch": 1, "sent_s": 0.0, "words": [], "wanted": ["5", "rover/7", "../8"]}
+    beat = {"kind": "beat", "epoch": 1, "sent_s": 0.0, "frames": [], "wanted": ["5", "rover/7", "../8"]}
     with pytest.raises(CodecError):
         decode(msgspec.msgpack.encode(beat), AnyAgentMessage)
     assert decode(msgspec.msgpack.encode(beat | {"wanted": ["5", "rover/7"]}), AnyAgentMessage).wanted == [

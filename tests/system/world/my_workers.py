@@ -12,12 +12,12 @@ from jsrl.graph.policies import with_policy
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.types import version_updates
-from jsrl.workers.between import ACTIVITIES, PORTS, Between
 from jsrl.workers.ends import begin_counting, bind_reader, subscribe
 from jsrl.workers.kinds import Kind, Port, make_recorder
+from jsrl.workers.transform import ACTIVITIES, PORTS, TrajectoryTransform
 
 
-class Augment(Between):
+class Augment(TrajectoryTransform):
     """Adds noise of a given size to every observation; size 0 forwards trajectories unchanged."""
 
     def change(self, trajectory, entry):

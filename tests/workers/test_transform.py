@@ -18,12 +18,12 @@ from jsrl.transport.base import Entry, Origin, ProducerId, SampleConsumer
 from jsrl.transport.ledger.hops import read_hops
 from jsrl.transport.samples.replay_batch import replay_batch_spec
 from jsrl.workers.base import Reporter
-from jsrl.workers.between import Between
 from jsrl.workers.ends import begin_counting, bind_reader
 from jsrl.workers.following import Writer
 from jsrl.workers.kinds import build_worker
 from jsrl.workers.learner.replay_link import batch_of_windows
 from jsrl.workers.replay.worker import ReplayWorker
+from jsrl.workers.transform import TrajectoryTransform
 
 WORLD = Path(__file__).parents[1] / "system" / "world"
 T = 4
@@ -195,7 +195,7 @@ def test_random_numbers_depend_on_the_actor_and_differ_per_worker(row: Row) -> N
     first, second = row.workers["augment"], row.workers["second"]
     made = Origin(ProducerId("actor-0", 2), 5)
 
-    def numbers(worker: Between, entry: Entry, at: int = 0) -> list[float]:
+    def numbers(worker: TrajectoryTransform, entry: Entry, at: int = 0) -> list[float]:
         return worker.rng(entry, at).standard_normal(3).tolist()
 
     entry = Entry(ProducerId("actor-0", 2), 0, 5)

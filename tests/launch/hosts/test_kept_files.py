@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.launch.hosts.kept import AGAIN_S, AHEAD_BYTES, PART_BYTES, KeptFiles, Part, keep_part, remove_drafts
+from jsrl.launch.hosts.kept_files import AGAIN_S, AHEAD_BYTES, PART_BYTES, KeptFiles, Part, keep_part, remove_drafts
 from jsrl.launch.hosts.messages import KeptFile
 
 FOLDERS = ["snapshots/params"]

@@ -9,7 +9,7 @@ import pytest
 
 from jsrl.agents.base import adopt
 from jsrl.agents.dqn import DQNConfig, dqn
-from jsrl.agents.explored import METRIC, set_hyperparameters, with_hyperparameters
+from jsrl.agents.hyperparameters import METRIC, set_hyperparameters, with_hyperparameters
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.r2d2 import R2D2Config, r2d2

@@ -1,6 +1,6 @@
 """A worker between the writers and the readers of a sample stream: takes each trajectory, changes it, passes it on.
 
-Subclass `Between` and write `change`. The base class does the rest: credits, ledgers of both hops, and reconnecting to
+Subclass `TrajectoryTransform` and write `change`. The base class does the rest: credits, ledgers of both hops, reconnecting to
 restarted neighbours. Its two ports are called `rows` (input) and `onwards` (output). It imports no jax.
 """
 
@@ -31,7 +31,7 @@ ACTIVITIES = (
 )
 
 
-class Between:
+class TrajectoryTransform:
     """A worker that passes trajectories on, changed by `change`.
 
     Args:

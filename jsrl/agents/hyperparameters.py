@@ -20,7 +20,7 @@ from jsrl.types import Array, Trajectory, Tree
 METRIC = "hyperparameter_"  # and the name: the metric of each hyperparameter
 
 
-class Explored(NamedTuple):
+class WithHyperparameters(NamedTuple):
     """AgentState.extra of an agent whose hyperparameters may change. agent: its own extra. values: name -> float32 []."""
 
     agent: Tree
@@ -38,12 +38,12 @@ def with_hyperparameters(config: Any, build: Callable[[Any], Agent], first: Mapp
     if not first:
         return agent
 
-    def explored(state: AgentState) -> AgentState:
+    def with_values(state: AgentState) -> AgentState:
         values = {name: jnp.asarray(value, jnp.float32) for name, value in first.items()}
-        return state._replace(extra=Explored(state.extra, values))
+        return state._replace(extra=WithHyperparameters(state.extra, values))
 
     def init(key: Array) -> AgentState:
-        return explored(agent.init(key))
+        return with_values(agent.init(key))
 
     def update(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
@@ -52,10 +52,10 @@ def with_hyperparameters(config: Any, build: Callable[[Any], Agent], first: Mapp
         now = build(_with_fields(config, values))  # only when the update is traced
         after, output = now.update(state._replace(extra=own), trajectory, key, axis_name=axis_name)
         metrics = output.metrics | {METRIC + name: value for name, value in values.items()}
-        return after._replace(extra=Explored(after.extra, values)), output._replace(metrics=metrics)
+        return after._replace(extra=WithHyperparameters(after.extra, values)), output._replace(metrics=metrics)
 
     def adopted(state: AgentState, params: ActParams) -> AgentState:
-        return explored(adopt(agent, state._replace(extra=state.extra.agent), params))
+        return with_values(adopt(agent, state._replace(extra=state.extra.agent), params))
 
     return agent._replace(init=init, update=update, adopt=adopted)
 
@@ -64,11 +64,11 @@ def set_hyperparameters(state: AgentState, values: Mapping[str, float]) -> Agent
     """Return a state, as numpy arrays, with other hyperparameters; those not in `values` stay."""
 
     def changed(node: Any) -> Any:
-        if not isinstance(node, Explored):
+        if not isinstance(node, WithHyperparameters):
             return node
         return node._replace(values=node.values | {name: np.float32(value) for name, value in values.items()})
 
-    return jax.tree.map(changed, state, is_leaf=lambda node: isinstance(node, Explored))
+    return jax.tree.map(changed, state, is_leaf=lambda node: isinstance(node, WithHyperparameters))
 
 
 def _with_fields(config: Any, values: Mapping[str, Array]) -> Any:
