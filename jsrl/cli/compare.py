@@ -15,7 +15,12 @@ from jsrl.runs.runs import Run, load_runs
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare and print."""
     parser = argparse.ArgumentParser(prog=program("compare"), description=__doc__)
-    parser.add_argument("runs", nargs=2, help="each a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
+    parser.add_argument(
+        "runs",
+        nargs=2,
+        metavar=("RUN_A", "RUN_B"),
+        help="each a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run",
+    )
     parser.add_argument("--runs-dir", default="runs")
     options = parser.parse_args(arguments)
     try:

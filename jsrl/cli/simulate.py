@@ -110,7 +110,7 @@ def _simulate(own: argparse.Namespace, experiment: Experiment, hosts: str, path:
     from jsrl.simulation.system import lay_out_on
     from jsrl.simulation.times import read_times
 
-    times, facts = read_times(path), read_hosts(hosts)
+    facts, times = read_hosts(hosts), read_times(path)
     experiment, chosen = settle(experiment)
     if chosen:
         print(chosen)

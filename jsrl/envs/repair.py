@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
-from jsrl.envs.base import EnvStep, VectorEnv
+from jsrl.envs.base import EnvStep, TakesTasks, VectorEnv
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import foreign
 from jsrl.envs.rows import vector_seed
@@ -78,6 +78,16 @@ class SlotRepairs:
     _rows: Any
     _seeds: list[int]
     _factory: Callable[[], Any]
+    _tasks: dict[int, dict[str, Any]]  # slot -> options of its next reset
+    _last_tasks: dict[int, dict[str, Any]]  # slot -> options of its last reset, if it had any
+
+    def _options(self, slot: int, replaced: bool) -> dict[str, Any] | None:
+        """Return the options of a slot's reset; a replaced environment begins the task of the episode that failed again."""
+        if slot in self._tasks:
+            self._last_tasks[slot] = self._tasks.pop(slot)
+        elif not replaced:
+            self._last_tasks.pop(slot, None)
+        return self._last_tasks.get(slot)
 
     def _open(self, slot: int, seed: int | None = None) -> None:
         """Reset one environment (a replaced one with its new seed) and write its first observation."""
@@ -137,6 +147,7 @@ class RebuiltVector:
         self.groups = getattr(vector, "groups", {})  # of seats
         self._vector, self._build, self._seed, self._repairs = vector, build, seed, repairs
         self._name, self._lives = name, 0
+        self._tasks: dict[int, Any] = {}  # slot -> the last one that it was given
 
     def reset(self) -> EnvStep:
         """Reset every slot.
@@ -156,9 +167,13 @@ class RebuiltVector:
 
     def __getattr__(self, name: str) -> Any:
         """Return the vector's attribute; its `set_tasks` is available if it has one."""
-        if name == "set_tasks":
-            return getattr(self._vector, name)
+        if name == "set_tasks" and hasattr(self._vector, name):
+            return self._set_tasks
         raise AttributeError(f"{type(self).__name__} has no {name}")
+
+    def _set_tasks(self, tasks: Mapping[int, Any]) -> None:
+        self._tasks |= tasks
+        cast(TakesTasks, self._vector).set_tasks(tasks)
 
     def _guarded(self, call: Callable[[], EnvStep]) -> EnvStep:
         while True:
@@ -184,6 +199,8 @@ class RebuiltVector:
 
         def begin() -> EnvStep:
             self._vector = self._build(seed)
+            if self._tasks:
+                cast(TakesTasks, self._vector).set_tasks(self._tasks)
             return self._vector.reset()
 
         return begin

@@ -46,7 +46,7 @@ class SyncVectorEnv(SlotRepairs):
         self._started = False
         self._at = 0  # the slot that is stepping
         self._opening: tuple[Any, dict[str, Any]] | None = None  # slot 0's first reset, made early
-        self._tasks: dict[int, dict[str, Any]] = {}  # slot -> options of its next reset
+        self._tasks, self._last_tasks = {}, {}
         try:
             for _ in range(num_envs):
                 self._envs.append(factory())
@@ -155,7 +155,8 @@ class SyncVectorEnv(SlotRepairs):
             opening, self._opening = self._opening, None
             if slot not in self._tasks:
                 return opening
-        given: dict[str, Any] = {"options": self._tasks.pop(slot)} if slot in self._tasks else {}
+        options = self._options(slot, replaced=seed is not None)
+        given: dict[str, Any] = {} if options is None else {"options": options}
         if not self._started:
             seed = self._seeds[slot]
         if self._reseeds:

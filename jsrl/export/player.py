@@ -337,7 +337,8 @@ def read_members(path: str | os.PathLike[str]) -> dict[str, bytes]:
         raise PolicyFileError(f"{path} is not a readable zip file: {error!r}; export the policy again") from error
     missing = [name for name in MEMBERS if name not in members]
     if missing or len(members) != len(entries):
-        raise PolicyFileError(f"{path} lacks {missing or 'nothing, but has members twice'}; export the policy again")
+        wrong = f"lacks {', '.join(missing)}" if missing else "has several members of the same name"
+        raise PolicyFileError(f"{path} {wrong}; export the policy again")
     return members
 
 

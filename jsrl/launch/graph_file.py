@@ -64,7 +64,7 @@ def _imported(reference: str) -> Graph | Callable[[Graph], Graph]:
             "experiments/, or on PYTHONPATH."
         ) from error
     found = getattr(imported, name, None)
-    if callable(found) or isinstance(found, Graph):
+    if isinstance(found, Graph) or (callable(found) and not isinstance(found, type)):
         return found
     what = f"has no {name!r}" if found is None else f"has {name!r}, but it is {_a(found)}"
     there = [n for n, value in vars(imported).items() if isfunction(value) and value.__module__ == module]
@@ -75,7 +75,9 @@ def _imported(reference: str) -> Graph | Callable[[Graph], Graph]:
 
 
 def _a(value: object) -> str:
-    return "None" if value is None else f"a value of type {type(value).__name__}"
+    if value is None or isinstance(value, type):
+        return "None" if value is None else "a class"
+    return f"a value of type {type(value).__name__}"
 
 
 def stored_graph(folder: RunFolder) -> Graph | None:

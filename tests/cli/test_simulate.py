@@ -58,6 +58,8 @@ def test_invalid_simulations_are_refused_in_one_sentence(files: Path, capsys):
     assert "give a file of hosts and an experiment, or --calibrate" in capsys.readouterr().err
     assert main(["hosts.json", "ppo", "--num-actors", "2"]) == 2
     assert "measure them first with `jsrl simulate --calibrate NAME`" in capsys.readouterr().err
+    assert main(["other.json", "ppo", "--num-actors", "2"]) == 2
+    assert "other.json" in capsys.readouterr().err
     (files / "hosts.json").write_text('[{"name": "a", "cores": 1, "memory_mb": 100, "out_mbit": -1}]')
     assert main(["hosts.json", "impala"]) == 2
     assert "out_mbit is -1" in capsys.readouterr().err

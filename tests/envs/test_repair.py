@@ -12,12 +12,13 @@ from jsrl.envs.base import EnvStep
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
-from jsrl.envs.repair import Repairs
+from jsrl.envs.repair import RebuiltVector, Repairs
 from jsrl.errors import ConfigError, EnvironmentFault
 
 S = "tests.envs.test_repair:"
 CLOSED: list[str] = []
 SEEDS: list[int] = []
+OPTIONS: list[tuple[int, int, dict | None]] = []
 
 
 class FailingEnv(gymnasium.Env):
@@ -36,6 +37,7 @@ class FailingEnv(gymnasium.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        OPTIONS.append((self.slot, self.life, options))
         if seed is not None:
             SEEDS.append(seed)
         self.time = 0
@@ -78,6 +80,7 @@ def fresh() -> None:
     FailingEnv.made = 0
     CLOSED.clear()
     SEEDS.clear()
+    OPTIONS.clear()
 
 
 def frail(what: str, told: list[str] | None = None, seed: int = 5, **options: Any):
@@ -217,6 +220,34 @@ def test_user_vector_environment_is_rebuilt_as_a_whole(name: str) -> None:
     assert name in told[0] and ("the axle broke" in told[0] or "the wheel came off" in told[0])
     assert len(set(FailingVector.made)) == len(FailingVector.made)
     env.close()
+
+
+def test_rebuilt_environments_begin_the_task_of_the_episode_that_failed() -> None:
+    config = EnvConfig(S + "FailingEnv", on_fault="restart-env", tasks=tuple(range(1000)))
+    steps_of(make(config, 2, 5, group=3), 12)
+    first, rebuilt = (
+        next(options for slot, life, options in OPTIONS if (slot, life) == (1, wanted)) for wanted in (0, 1)
+    )
+    assert first is not None and rebuilt == first
+    later = [options for slot, life, options in OPTIONS if (slot, life) == (1, 1)][1:]
+    assert later and all(options is not None and options != first for options in later)
+
+
+def test_rebuilt_vector_gets_the_tasks_of_the_episodes_that_failed() -> None:
+    given: list[dict[int, int]] = []
+
+    class Vector(FailingVector):
+        def set_tasks(self, tasks: dict[int, int]) -> None:
+            given.append(dict(tasks))
+
+    FailingVector.made.clear()
+    env = RebuiltVector(Vector(2, 5, 3), lambda seed: Vector(2, seed, 3), 5, Repairs(EnvConfig("probe:memory")), "it")
+    env.set_tasks({0: 7, 1: 8})
+    env.reset()
+    env.set_tasks({1: 9})
+    for _ in range(3):
+        env.step(np.zeros(2, np.int32))
+    assert given == [{0: 7, 1: 8}, {1: 9}, {0: 7, 1: 9}]
 
 
 # -- options ----------------------------------------------------------------------------------------------------------

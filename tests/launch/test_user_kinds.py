@@ -189,6 +189,7 @@ def test_stored_graph_that_contradicts_options_is_refused(tmp_path: Path) -> Non
         ("nowhere:edit", "graph nowhere:edit: No module named 'nowhere'"),
         ("my_workers:nothing", "no 'nothing'; expected a function .* Functions there: .*augmented, passed_on"),
         ("my_workers", "expected module:function"),
+        ("my_workers:Augment", "has 'Augment', but it is a class; expected a function"),
         (lambda graph: None, r"returned None, expected a Graph; end the function with `return graph`"),
         (lambda graph: graph.insert("my_workers:NOBODY"), "my_workers:NOBODY' cannot be imported"),
         (lambda graph: graph.insert("my_workers:Augment"), "a kind of worker is a jsrl.workers.kinds.Kind"),

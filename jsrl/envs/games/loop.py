@@ -107,7 +107,7 @@ class SyncVectorGame(SlotRepairs):
         death: Literal["ends", "team"] = "ends",
     ):
         self.num_envs = num_envs
-        self._tasks: dict[int, dict[str, Any]] = {}  # slot -> options of its next reset
+        self._tasks, self._last_tasks = {}, {}
         self._seeds, self._reseeds = slot_seeds(seed, group, num_envs), config.reseed_episodes
         self._factory = factory
         self._config, self._envs, self._started, self._at = config, list[PlayedGame](), False, 0
@@ -234,11 +234,11 @@ class SyncVectorGame(SlotRepairs):
     def _open(self, slot: int, seed: int | None = None) -> None:
         """Reset one environment (a replaced one with its new seed) and write its first observations."""
         self._at = slot
+        opening, options = self._opening if slot == 0 else None, self._options(slot, replaced=seed is not None)
         if not self._started:
             seed = self._seeds[slot]
         if self._reseeds:
             seed = slot_seeds((self._seeds[slot], int(self._rows.episode[slot])), 0, 1)[0]
-        opening, options = self._opening if slot == 0 else None, self._tasks.pop(slot, None)
         if opening is not None:
             self._opening = None
         if opening is not None and options is None:

@@ -92,6 +92,7 @@ def namespaces(count: int) -> Iterator[tuple[str, list[str]]]:
             made.append(["netns", "del", name])
             outer, inner = f"jo{tag}{i}", f"ji{tag}{i}"
             assert _ip("link", "add", outer, "type", "veth", "peer", "name", inner, "netns", name)
+            made.append(["link", "del", outer])  # its namespace would remove it too, but a while later
             assert _ip("link", "set", outer, "master", bridge, "up")
             assert _ip("-n", name, "addr", "add", f"{net}.{i + 2}/24", "dev", inner)
             assert _ip("-n", name, "link", "set", inner, "up") and _ip("-n", name, "link", "set", "lo", "up")
