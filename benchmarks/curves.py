@@ -113,7 +113,7 @@ class Check:
 
 HIDE_AND_SEEK = {
     "hide_and_seek-l1": Check("L1, both learn: a hider is seen within 6 m", "L1"),
-    "hide_and_seek-l2": Check("L2, both learn: a hider is seen in range", "L2"),
+    "hide_and_seek-l2": Check("L2, both learn: a hider is seen within 6 m", "L2"),
     "hide_and_seek-l3": Check("L3, snapshots: a random hider is seen", "L3", (0.50, "required: 0.50")),
 }
 STYLE = (

@@ -154,10 +154,10 @@ def place(needs: Any, hosts: Any) -> Any:
 
 
 class Meter:
-    """A hook that measures CPU and links while the run is steady, and ends it after long enough."""
+    """A hook that measures CPU and links while the run is steady, and ends it after long enough (`limits`)."""
 
-    def __init__(self, links: list[str], agents: list[psutil.Process]) -> None:
-        self._links, self._progress = links, Progress(LIMITS)
+    def __init__(self, links: list[str], agents: list[psutil.Process], limits: Limits = LIMITS) -> None:
+        self._links, self._limits, self._progress = links, limits, Progress(limits)
         self._control = [psutil.Process(), *agents]
         self._marks: list[dict[str, float]] = []
 
@@ -168,7 +168,7 @@ class Meter:
         if self._progress.warm:
             self._marks[1:] = [self._mark()] if warm else []
             self._marks = self._marks or [self._mark()]
-        return STOP if self._progress.enough or row["wall_s"] > LIMITS.start_s + LIMITS.longest_s else None
+        return STOP if self._progress.enough or row["wall_s"] > self._limits.start_s + self._limits.longest_s else None
 
     def _mark(self) -> dict[str, float]:
         nics, cpu = psutil.net_io_counters(pernic=True), [process.cpu_times() for process in self._control]
@@ -204,6 +204,7 @@ class Meter:
         return {
             "env_steps_per_s": speed.env_steps_per_s,
             "seconds": speed.seconds,
+            "control_cores": busy,
             "others_cores": round(max(0.0, (last["machine"] - first["machine"]) / passed_s - own), 3),
             "used": {name: round(share, 4) for name, share in used.items()},
             "means": {name: round(value, 5) for name, value in means.items() if "/loss" not in name},
@@ -211,10 +212,10 @@ class Meter:
 
 
 @contextmanager
-def far_hosts(layout: Layout, folder: Path) -> Iterator[tuple[JoinedHosts | None, Meter]]:
+def far_hosts(layout: Layout, folder: Path, limits: Limits = LIMITS) -> Iterator[tuple[JoinedHosts | None, Meter]]:
     """Yield the launcher of a layout's hosts, each a network namespace behind a link, and a meter for them."""
     if not layout.far:
-        yield None, Meter([], [])
+        yield None, Meter([], [], limits)
         return
     with ExitStack() as stack:
         address, names = stack.enter_context(namespaces(layout.far))
@@ -230,7 +231,7 @@ def far_hosts(layout: Layout, folder: Path) -> Iterator[tuple[JoinedHosts | None
             agent = Agent(launcher.address, token, f"host-{number}", folder / f"{name}.txt", name)
             stack.callback(agent.close)
             agents.append(agent.process)
-        yield launcher, Meter(links, agents)
+        yield launcher, Meter(links, agents, limits)
 
 
 def _shape(namespace: str, number: int, mbit: float) -> str:
