@@ -235,9 +235,10 @@ def from_run(run: str, runs_dir: str) -> ServiceTimes:
     if not experiment.where.has_processes:
         raise ConfigError(f"{folder.path} was serial: one process shows no waits; take a run with actors.")
     columns = read_metrics(folder.metrics_path)
-    half = len(columns["wall_s"]) // 2
-    if half < 2:
-        raise ConfigError(f"{folder.path} has {2 * half} lines of metrics, expected 4 or more; let it run for longer.")
+    lines = len(columns.get("wall_s", ()))
+    if lines < 4:
+        raise ConfigError(f"{folder.path} has {lines} lines of metrics, expected 4 or more; let it run for longer.")
+    half = lines // 2
     late = {name: values[half:] for name, values in columns.items()}
     means = {name: float(np.nanmean(values)) for name, values in late.items() if np.isfinite(values).any()}
     passed_s = float(late["wall_s"][-1] - late["wall_s"][0])

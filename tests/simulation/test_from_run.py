@@ -12,7 +12,6 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig
 from jsrl.launch.hosts.facts import HostFacts
-from jsrl.launch.run import run
 from jsrl.references.reference import to_json
 from jsrl.runs.runs import RunFolder
 from jsrl.simulation.calibration import from_run
@@ -53,14 +52,17 @@ def test_times_of_a_run_predict_it_and_one_with_more_actors(tmp_path: Path) -> N
     assert outcome.env_steps_per_s == pytest.approx(4 * RATE, rel=0.1) and outcome.bottleneck == (ENVIRONMENTS, "")
 
 
-def test_serial_and_short_runs_are_refused(tmp_path: Path) -> None:
-    serial = dataclasses.replace(
-        EXPERIMENT, placement="serial", num_envs=2, batch_envs=2, total_env_steps=80, evaluator=ALONE
-    )
-    run(serial, runs_dir=tmp_path, name="serial", display="log-only")
-    with pytest.raises(ConfigError, match="was serial: one process shows no waits"):
-        from_run("serial", str(tmp_path))
-    short = dataclasses.replace(serial, placement="inline", num_actors=1, total_env_steps=40)
-    run(short, runs_dir=tmp_path, name="short", display="log-only")
-    with pytest.raises(ConfigError, match="lines of metrics, expected 4 or more"):
-        from_run("short", str(tmp_path))
+@pytest.mark.parametrize(
+    ("placement", "lines", "sentence"),
+    [
+        ("serial", 20, "was serial: one process shows no waits"),
+        ("inline", 3, "has 3 lines of metrics, expected 4 or more"),
+        ("inline", 0, "has 0 lines of metrics, expected 4 or more"),
+    ],
+)
+def test_serial_and_short_runs_are_refused(tmp_path: Path, placement: str, lines: int, sentence: str) -> None:
+    experiment = dataclasses.replace(EXPERIMENT, placement=placement, evaluator=ALONE)
+    folder = RunFolder.create(tmp_path, "experiment", "seen", config=to_json(experiment))
+    folder.metrics_path.write_text("".join(f'{{"wall_s": {n}.0, "env_steps": {n}}}\n' for n in range(lines)))
+    with pytest.raises(ConfigError, match=sentence):
+        from_run("seen", str(tmp_path))

@@ -152,7 +152,7 @@ plain = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(m
 
 
 @given(tree=trees, fields=st.dictionaries(st.text(max_size=6), plain, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_round_trip_of_any_tree(tree, fields):
     message = decode(as_wire(encode("any", fields, tree)))
     assert message.fields == fields
@@ -160,7 +160,7 @@ def test_round_trip_of_any_tree(tree, fields):
 
 
 @given(tree=trees, draw=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_altered_headers_and_truncated_frames_are_codec_errors(tree, draw):
     wire = as_wire(encode("any", {"sequence": 7, "name": "actor-0"}, tree))
     number = draw.draw(st.integers(0, len(wire) - 1))
@@ -180,14 +180,14 @@ def test_altered_headers_and_truncated_frames_are_codec_errors(tree, draw):
 
 
 @given(st.lists(st.binary(max_size=200), max_size=4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_bytes_are_codec_errors(frames):
     with pytest.raises(CodecError):
         decode(frames)
 
 
 @given(body=st.binary(max_size=60), frames=st.lists(st.binary(max_size=16), max_size=3))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_any_body_with_a_valid_checksum_decodes_or_is_a_codec_error(body, frames):
     packed = struct.pack("<4sHHI", b"JSRL", codec.PROTOCOL_VERSION, len(frames) + 1, zlib.crc32(body)) + body
     try:

@@ -123,7 +123,7 @@ def test_leaving_learner_starts_no_update(group, joined) -> None:
     assert not leader.halt()
     assert not follower.agree(True, 0.2) and not follower.agree(True, 0.2) and not joined
     with InThread(leader.leave):
-        assert not follower.agree(True, 5.0)
+        assert not follower.agree(True, 1.0)
     assert joined == ["parted", "parted"]
 
 
