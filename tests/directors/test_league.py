@@ -30,7 +30,7 @@ def state_of(league: League, rates: dict[tuple[Player, Player], float], frozen: 
     return state
 
 
-def opponents(league: League, state, home: str, num: int = 8_000) -> Counter:
+def opponents(league: League, state, home: str, num: int = 4_000) -> Counter:
     """Return how often each opponent was proposed to a policy."""
     _, assignments = league.propose(state, num)
     games = [game for game in assignments if game.players[0].policy == home]
