@@ -302,7 +302,7 @@ def host_with_keys(run: Path, folder: Path) -> tuple[Path, Path]:
     for name, content in (("client.key", keys.client), ("server.key", keys.server)):
         (folder / name).write_bytes(content)
         (folder / name).chmod(0o600)
-    return keys.sender, folder
+    return keys.guest, folder
 
 
 @slow
