@@ -65,7 +65,7 @@ LIVE = ("samples", "inference", "params", "segment", "control")
 TARGETS = ("codec", *LIVE)
 LIVE_BYTES = 128 << 20  # memory limit of a live socket, with the thousands of messages in ZeroMQ's queues
 STRANGERS = tuple(f"stranger-{i}" for i in range(32))
-GUESTS = JoinRules(frozenset({"good", *STRANGERS}), num_groups=4, rows=4)
+JOIN_RULES = JoinRules(frozenset({"good", *STRANGERS}), num_groups=4, rows=4)
 UNFINISHED, MOST_OPEN = 0.05, 8  # share of rounds with a message without end; number of such connections that stay open
 SPEC = InferenceSpec(ArraySpec((4,), "float32"), ArraySpec((), "int32"), ArraySpec((), "float32"), (), ())
 SCHEMA = make_trajectory_spec(EnvSpec(ArraySpec((4,), "float32"), Discrete(2)), (), (), num_rows=3, num_envs=2)
@@ -388,7 +388,7 @@ def make_live(target: str, folder: Path) -> SocketTarget:
 
 def samples_target(address: str) -> SocketTarget:
     """Return a learner's end of a sample stream."""
-    consumer: Any = bind_samples(address, SCHEMA, guests=GUESTS)
+    consumer: Any = bind_samples(address, SCHEMA, join_rules=JOIN_RULES)
     endpoint = consumer.address
     if address.startswith("shm:"):
         endpoint = f"ipc://{address.removeprefix('shm:')}.samples.hello"
@@ -418,7 +418,7 @@ def samples_target(address: str) -> SocketTarget:
 
 def inference_target(folder: Path) -> SocketTarget:
     """Return an inference server."""
-    server = bind_inference(f"ipc://{folder}/inference", SPEC, guests=GUESTS)
+    server = bind_inference(f"ipc://{folder}/inference", SPEC, join_rules=JOIN_RULES)
     lives = iter(range(1 << 30))
 
     def serve() -> None:
