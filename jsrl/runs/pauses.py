@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable
 
 PAUSE_S = 3.0
-MOST_BUSY = (
-    0.1  # CPU time per second of a gap; above it the process ran, but not the thread that looks (it lacked the GIL)
-)
+MOST_BUSY = 0.1  # CPU time per second of a gap; above it the process ran, and only the thread that looks did not
 
 
 class Pauses:
