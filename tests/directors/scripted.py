@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jsrl.directors.messages import Assignment, Outcome, to_json
@@ -69,3 +69,10 @@ def check_replay(director, num_games: int, script: Script, **options: Any) -> tu
         assert json.dumps(again) == json.dumps(state) and other == journal
     assert json.loads(json.dumps(state)) == state, "the state has more than JSON values"
     return state, journal
+
+
+def chi_square_p(observed: Sequence[float], expected: Sequence[float] | None = None) -> float:
+    """Return the p-value of a chi-square test; without `expected`, of equal frequencies."""
+    from scipy.stats import chisquare  # takes half a second, which every test process would pay at collection
+
+    return float(chisquare(observed, expected).pvalue)
