@@ -312,6 +312,15 @@ def own_paths() -> list[str]:
     return paths
 
 
+def is_own(path: str) -> bool:
+    """Return whether a file lies below one of `own_paths`, and not in an interpreter or virtual environment below it."""
+
+    def is_below(folder: str) -> bool:
+        return os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep)
+
+    return any(map(is_below, own_paths())) and not any(map(is_below, _interpreter_paths()))
+
+
 def _interpreter_paths() -> list[str]:
     stdlib = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     version = f"python{sys.version_info.major}{sys.version_info.minor}.zip"

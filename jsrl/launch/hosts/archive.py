@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.errors import ConfigError
-from jsrl.references.importing import own_paths
+from jsrl.references.importing import is_own
 
 MOST_BYTES, MOST_FILES = 64 << 20, 4_000
 _NAMED = re.compile(r"([A-Za-z_]\w*)(\.\w+)*:[A-Za-z_][\w.]*")
@@ -70,7 +70,7 @@ def _files_of(module: str) -> Iterator[tuple[str, Path]]:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         return
-    if spec is None or not any(_is_inside(spec.origin or "", path) for path in own_paths()):
+    if spec is None or not is_own(spec.origin or ""):
         return
     if not spec.submodule_search_locations:
         folder = Path(str(spec.origin)).parent
@@ -82,10 +82,6 @@ def _files_of(module: str) -> Iterator[tuple[str, Path]]:
             folders[:] = sorted(name for name in folders if name not in _SKIPPED and not name.startswith("."))
             paths = [Path(inside, name) for name in names if not name.startswith(".")]
             yield from ((str(path.relative_to(root.parent)), path) for path in paths if path.is_file())
-
-
-def _is_inside(path: str, folder: str) -> bool:
-    return os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep)
 
 
 def unpack(digest: str, content: bytes, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import site
 import zipfile
 from pathlib import Path
 
@@ -45,6 +46,15 @@ def test_packages_are_sent_whole_and_files_with_their_folder(project: Path):
     assert names(archive({"my_game", "jsrl", "json"})[1]) == {"my_game/__init__.py", "my_game/levels/one.txt"}
     assert names(archive({"my_env"})[1]) == {"my_env.py", "beside.py"}
     assert archive({"jsrl", "numpy", "nowhere", "CartPole"}) == ("", b"")
+
+
+def test_packages_of_a_virtual_environment_in_the_project_are_not_sent(project: Path, monkeypatch: pytest.MonkeyPatch):
+    installed = project / ".venv" / "lib" / "site-packages"
+    (installed / "pettingzoo_like").mkdir(parents=True)
+    (installed / "pettingzoo_like" / "__init__.py").touch()
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(installed)])
+    monkeypatch.syspath_prepend(str(installed))
+    assert archive({"pettingzoo_like"}) == ("", b"")
 
 
 def test_digest_follows_the_content(project: Path):
