@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import threading
-import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,15 +22,17 @@ from jsrl.launch.hosts.tokens import ADDRESS, Tokens, claim
 from tests.launch.hosts.agents import await_that
 
 PYTHON = """#!/bin/bash
+[ "$3" = run ] && [ -n "$WAITS" ] && trap 'echo TERM >> "$LOG"; stopped=1' TERM
 echo "$*" >> "$LOG"
-[ "$3" = run ] && [ -n "$WAITS" ] && { trap 'echo told >> "$LOG"' TERM; sleep 30 & wait $!; sleep 0.3; exit 130; }
+[ "$3" = run ] && [ -n "$WAITS" ] && { until [ -n "$stopped" ]; do sleep 0.05 & wait $!; done; sleep 0.3; exit 130; }
 [ "$3" = join ] && [ "$(wc -l < "$LOG")" = 2 ] && touch "$TOKENS.ended"
 exit "${STATUS:-0}"
 """
+STARTED: list[subprocess.Popen[bytes]] = []
 
 
 @pytest.fixture
-def slurm(tmp_path: Path) -> SlurmRun:
+def slurm(tmp_path: Path) -> Iterator[SlurmRun]:
     python = tmp_path / "python"
     python.write_text(PYTHON)
     python.chmod(0o755)
@@ -43,7 +46,12 @@ def slurm(tmp_path: Path) -> SlurmRun:
         extra=("exclusive", "mem=0"),
     )
     words = ("--env.id", "it's a game", "--num-actors", "8")
-    return SlurmRun("ppo", words, tmp_path / "my runs" / "ppo" / "x", 3, str(python), options)
+    yield SlurmRun("ppo", words, tmp_path / "my runs" / "ppo" / "x", 3, str(python), options)
+    for script in STARTED:
+        with suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)
+        script.wait()
+    STARTED.clear()
 
 
 def play(run: SlurmRun, **variables: str) -> subprocess.Popen[bytes]:
@@ -52,10 +60,9 @@ def play(run: SlurmRun, **variables: str) -> subprocess.Popen[bytes]:
     path.write_text(slurm_script(run).replace("sleep 5", "sleep 0.05"))
     run.tokens.parent.mkdir(exist_ok=True)
     known = {"LOG": str(log_of(run)), "TOKENS": str(run.tokens), "SLURM_JOB_ID": "7", "JSRL_ADDRESS": "10.0.0.5"}
-    words = ["bash", "-u", str(path)]
-    return subprocess.Popen(
-        words, start_new_session=True, env=os.environ | {"SLURM_ARRAY_TASK_ID": ""} | known | variables
-    )
+    env = os.environ | {"SLURM_ARRAY_TASK_ID": ""} | known | variables
+    STARTED.append(subprocess.Popen(["bash", "-u", str(path)], start_new_session=True, env=env))
+    return STARTED[-1]
 
 
 def log_of(run: SlurmRun) -> Path:
@@ -79,7 +86,7 @@ def test_script_explains_how_to_submit_it(slurm: SlurmRun):
 
 
 def test_script_starts_a_new_run_or_resumes_a_snapshot(slurm: SlurmRun):
-    assert play(slurm).wait(20) == 0
+    assert play(slurm).wait(60) == 0
     runs = slurm.folder.parents[1]
     assert asked(slurm) == [
         f"-m jsrl.cli.main run ppo --run-name x --overwrite --env.id it's a game --num-actors 8 --runs-dir {runs} "
@@ -89,7 +96,7 @@ def test_script_starts_a_new_run_or_resumes_a_snapshot(slurm: SlurmRun):
     tags = slurm.folder / "snapshots" / "state" / "tags"
     tags.mkdir(parents=True)
     (tags / "latest.json").touch()
-    assert play(slurm, STATUS="1").wait(20) == 1
+    assert play(slurm, STATUS="1").wait(60) == 1
     assert asked(slurm)[-1].startswith(f"-m jsrl.cli.main run --resume {slurm.folder} --env.id it's a game")
 
 
@@ -97,27 +104,25 @@ def test_script_starts_a_new_run_or_resumes_a_snapshot(slurm: SlurmRun):
 def test_job_signal_stops_the_run_once_and_leaves_it_resumable(slurm: SlurmRun, who: str):
     script = play(slurm, WAITS="1")
     await_that(lambda: asked(slurm))
-    time.sleep(0.3)  # its Python installs its trap
     if who == "everybody":  # a requeue, a preemption, scancel
         os.killpg(script.pid, signal.SIGTERM)
     else:  # before the time limit
         script.send_signal(signal.SIGUSR1)
-    assert script.wait(20) == 130 and not slurm.ended.exists()
-    assert asked(slurm)[1:] == ["told"]
+    assert script.wait(60) == 130 and not slurm.ended.exists()
+    assert asked(slurm)[1:] == ["TERM"]
 
 
 def test_run_ended_by_jsrl_stop_is_not_waited_for(slurm: SlurmRun):
     slurm.folder.mkdir(parents=True)
     script = play(slurm, WAITS="1")
     await_that(lambda: asked(slurm))
-    time.sleep(0.3)
     (slurm.folder / "stop.json").touch()
     script.send_signal(signal.SIGUSR1)
-    assert script.wait(20) == 130 and slurm.ended.exists()
+    assert script.wait(60) == 130 and slurm.ended.exists()
 
 
 def test_an_actor_host_joins_until_the_run_has_ended(slurm: SlurmRun):
-    assert play(slurm, SLURM_ARRAY_TASK_ID="2").wait(20) == 0
+    assert play(slurm, SLURM_ARRAY_TASK_ID="2").wait(60) == 0
     first, second = asked(slurm)
     assert first == second and first.startswith(f"-m jsrl.cli.main join --from {slurm.tokens} --name ")
     assert first.endswith("-7 --patience-s 600")
