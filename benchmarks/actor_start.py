@@ -28,9 +28,10 @@ import numpy as np
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import Experiment
+from jsrl.launch.devices import process_environment
 from jsrl.launch.launcher import Start
 from jsrl.launch.local.launcher import Local
-from jsrl.launch.plan import Plan, make_plan, process_environment
+from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.run import memory_root
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.references.reference import spawn_environment

@@ -23,7 +23,7 @@ def make_update(name: str) -> tuple[Callable[[], None], int]:
     import jax
 
     from jsrl.experiment.building import build_agent, resolved_agent
-    from jsrl.launch.plan import make_schemas
+    from jsrl.launch.schemas import make_schemas
     from jsrl.parallel import data_parallel, split_devices
     from jsrl.replay.device.agent import on_device
 

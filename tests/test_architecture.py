@@ -367,7 +367,7 @@ NOT_KINDS = {
     "workers/actor_host.py": "the actor host is no worker",
     "workers/__main__.py": "the actor host is no worker",
     "launch/local/outside.py": "the actor host is no worker",
-    "launch/plan.py": "the actor host is no worker",
+    "launch/plan_text.py": "the actor host is no worker",
 }
 
 

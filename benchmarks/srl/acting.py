@@ -17,9 +17,11 @@ from typing import Any
 from jsrl.errors import StreamTimeout
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.experiment.building import build_agent
+from jsrl.launch.devices import process_environment
 from jsrl.launch.launcher import Start
 from jsrl.launch.local.launcher import Local
-from jsrl.launch.plan import Plan, accelerators, make_plan, process_environment
+from jsrl.launch.machine import accelerators
+from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.run import own_memory_folder
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.references.reference import spawn_environment, to_json

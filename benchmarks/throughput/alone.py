@@ -54,7 +54,7 @@ def parts(experiment: Any) -> tuple[dict[str, Callable[[], float]], dict[str, An
     from benchmarks.throughput.traffic import traffic
     from jsrl.envs.make import make
     from jsrl.experiment.building import build_agent, resolved_agent
-    from jsrl.launch.plan import make_schemas
+    from jsrl.launch.schemas import make_schemas
     from jsrl.parallel import data_parallel, split_devices
     from jsrl.transport.base import Request
     from jsrl.types import make_trajectory_spec, zeros

@@ -36,7 +36,7 @@ def make_update(request: dict[str, Any]) -> tuple[Callable[[], None], int]:
     from jsrl.cli.experiments import experiments
     from jsrl.envs.config import EnvConfig
     from jsrl.experiment.building import build_agent
-    from jsrl.launch.plan import make_schemas
+    from jsrl.launch.schemas import make_schemas
     from jsrl.parallel import data_parallel, split_devices
     from jsrl.replay.device.agent import on_device
 

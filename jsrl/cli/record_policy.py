@@ -19,8 +19,8 @@ from jsrl.envs.make import make
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.graph.policies import SEED_STRIDE
-from jsrl.launch.plan import make_schemas
 from jsrl.launch.recording_plan import begin_record
+from jsrl.launch.schemas import make_schemas
 from jsrl.metrics.metrics import Recorder
 from jsrl.policy import Policy, load_players
 from jsrl.transport.base import Entry, InferenceClient, Origin, ProducerId, SampleProducer

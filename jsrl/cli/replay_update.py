@@ -17,7 +17,7 @@ import numpy as np
 from jsrl.errors import ConfigError, JsrlError, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.launch.graph_file import experiment_of
-from jsrl.launch.plan import make_schemas
+from jsrl.launch.schemas import make_schemas
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, Trajectory, Tree, leaves, map_trajectory, named_leaves

@@ -195,7 +195,9 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
     from jsrl.launch.hosts.launcher import placed
     from jsrl.launch.hosts.layout import lay_out, layout_text
     from jsrl.launch.hosts.needs import needs_of
-    from jsrl.launch.plan import accelerators, describe, make_plan, settle
+    from jsrl.launch.machine import accelerators
+    from jsrl.launch.plan import make_plan, settle
+    from jsrl.launch.plan_text import describe
 
     experiment, chosen = settle(experiment)
     if chosen:

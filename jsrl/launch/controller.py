@@ -10,10 +10,12 @@ from typing import Any
 
 from jsrl.errors import WorkerDied
 from jsrl.graph.ranks import ranks_of
+from jsrl.launch.devices import process_environment
 from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.launcher import Launcher, Start
 from jsrl.launch.links import tcp
-from jsrl.launch.plan import Plan, accelerators, process_environment
+from jsrl.launch.machine import accelerators
+from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
 from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker, death_notice, loss_notice

@@ -18,7 +18,7 @@ import numpy as np
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.experiment import PlacementKind
-from jsrl.launch.plan import accelerators, usable_cores
+from jsrl.launch.machine import accelerators, usable_cores
 from jsrl.references.reference import from_json
 from jsrl.runs.runs import RunFolder, read_metrics
 from jsrl.simulation.acting import time_acting

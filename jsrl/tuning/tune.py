@@ -16,7 +16,8 @@ from typing import Any, TextIO
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.launch.interrupts import interrupts
-from jsrl.launch.plan import settle, this_machine
+from jsrl.launch.machine import this_machine
+from jsrl.launch.plan import settle
 from jsrl.tuning.advice import Advice, Measurements, advise, label
 from jsrl.tuning.profiles import Profile, machine_facts, profiles_folder, version, work_facts
 from jsrl.tuning.search import Budget, Trial, search

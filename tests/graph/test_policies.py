@@ -17,7 +17,8 @@ from jsrl.graph.graph import Graph, Link
 from jsrl.graph.placements import check_groups, make_graph
 from jsrl.graph.policies import policies_of, with_policy
 from jsrl.launch.links import hop_of
-from jsrl.launch.plan import describe, make_plan
+from jsrl.launch.plan import make_plan
+from jsrl.launch.plan_text import describe
 from jsrl.networks.model import NetworkConfig
 
 REPLAY = ReplayConfig(kind="host", num_replays=2, capacity=2_000, batch_size=16, min_size=200)

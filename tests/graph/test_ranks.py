@@ -20,8 +20,10 @@ from jsrl.graph.graph import Graph
 from jsrl.graph.placements import make_graph, with_ranks
 from jsrl.graph.policies import policies_of, policy_of, with_policy
 from jsrl.graph.ranks import ranks_of
+from jsrl.launch.devices import process_environment
 from jsrl.launch.hosts.needs import needs_of
-from jsrl.launch.plan import describe, make_plan, process_environment
+from jsrl.launch.plan import make_plan
+from jsrl.launch.plan_text import describe
 
 
 def experiment(ranks: int = 2, **values) -> Experiment:

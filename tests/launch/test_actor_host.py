@@ -17,10 +17,11 @@ import pytest
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import Experiment
+from jsrl.launch.devices import process_environment
 from jsrl.launch.launcher import Start
 from jsrl.launch.local import actor_host
 from jsrl.launch.local.launcher import Local
-from jsrl.launch.plan import Plan, make_plan, process_environment
+from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.references.reference import spawn_environment
 from jsrl.runs.control import ControlServer

@@ -14,7 +14,9 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, MissingExtra
 from jsrl.experiment import EvaluatorConfig, Experiment, RecorderConfig
 from jsrl.extras import install_command
-from jsrl.launch.plan import describe, make_plan, process_environment
+from jsrl.launch.devices import process_environment
+from jsrl.launch.plan import make_plan
+from jsrl.launch.plan_text import describe
 from jsrl.launch.run import run
 from jsrl.recordings import video
 from jsrl.runs.runs import Run, RunFolder

@@ -15,7 +15,8 @@ from jsrl.cli.record_policy import record_policy
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, RecordingError, SpecMismatch
 from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
-from jsrl.launch.plan import describe, make_plan
+from jsrl.launch.plan import make_plan
+from jsrl.launch.plan_text import describe
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.recordings.recordings import open_recording, read_chunk

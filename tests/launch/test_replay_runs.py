@@ -14,7 +14,8 @@ from jsrl.cli.replay_update import replay_update
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, NonFiniteUpdate
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
-from jsrl.launch.plan import describe, make_plan
+from jsrl.launch.plan import make_plan
+from jsrl.launch.plan_text import describe
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.replay.device.ring import ring_shape

@@ -12,7 +12,9 @@ from jsrl.agents.sac import SACConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, LearnerConfig, ReplayConfig
-from jsrl.launch.plan import describe, make_plan, process_environment
+from jsrl.launch.devices import process_environment
+from jsrl.launch.plan import make_plan
+from jsrl.launch.plan_text import describe
 from jsrl.networks.model import NetworkConfig
 from tests.fake_devices import fake_devices
 

@@ -65,7 +65,7 @@ from jsrl.launch.local.children import Children, ChildrenControl, within_size
 from jsrl.launch.local.facts import address_towards, boot_id, own_facts
 from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.local.relays import HostRelays
-from jsrl.launch.plan import usable_cores
+from jsrl.launch.machine import usable_cores
 from jsrl.runs.names import FileNames
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
 from jsrl.transport.meeting.curve import connect, incoming, outgoing

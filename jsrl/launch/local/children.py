@@ -15,7 +15,7 @@ from jsrl.launch.hosts.messages import MAX_TAIL_CHARS, Begin, Exited, Usage
 from jsrl.launch.launcher import Start
 from jsrl.launch.local.launcher import Local, write_job
 from jsrl.launch.local.processes import LocalHandle
-from jsrl.launch.plan import accelerators
+from jsrl.launch.machine import accelerators
 from jsrl.references.importing import SpawnEnvironment, own_paths
 from jsrl.runs.control import MAX_MESSAGE_BYTES, AnyMessage, Heartbeat, Report, Stage, identity_of
 from jsrl.transport.meeting.sockets import bind

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from jsrl.launch.hosts.facts import HostFacts
-from jsrl.launch.plan import accelerators, usable_cores
+from jsrl.launch.machine import accelerators, usable_cores
 
 SHM, BOOT = Path("/dev/shm"), Path("/proc/sys/kernel/random/boot_id")
 

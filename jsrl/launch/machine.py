@@ -1,0 +1,34 @@
+"""What this host offers: its accelerators and CPU cores, found without loading jax."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from jsrl.experiment.automatic import Machine
+
+
+def accelerators() -> list[str]:
+    """Return the indices of the accelerators that processes of this host may use, without loading jax."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if platforms == "cpu":
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [index for index in visible.split(",") if index.strip() not in ("", "-1")]
+    return [str(i) for i in range(64) if os.path.exists(f"/dev/nvidia{i}")]
+
+
+def usable_cores() -> int:
+    """Return the CPU cores that this process may use: by its affinity, and by the quota of its container."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
+
+
+def this_machine() -> Machine:
+    """Return the facts that the choice of a placement depends on."""
+    return Machine(usable_cores(), len(accelerators()))

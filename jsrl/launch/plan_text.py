@@ -1,0 +1,114 @@
+"""A plan as text: workers with processes, devices and memory, and streams with their content."""
+
+from __future__ import annotations
+
+from jsrl.experiment import Experiment
+from jsrl.graph.graph import Link, WorkerNode
+from jsrl.graph.policies import PolicyPart
+from jsrl.launch.devices import process_environment
+from jsrl.launch.plan import ACTOR_MB, Plan, memory_mb
+from jsrl.launch.recording_plan import recording_lines
+from jsrl.launch.replay_plan import batch_bytes, replay_lines
+from jsrl.transport.stream import Stream
+from jsrl.types import leaves
+from jsrl.workers.jobs import Job
+
+
+def describe(plan: Plan, gpus: list[str]) -> str:
+    """Return the worker and stream graph with process counts, devices and memory, as text."""
+    e, schemas = plan.experiment, plan.schemas
+    agents = dict.fromkeys(type(policy.experiment.agent).__name__ for policy in plan.policies.values())
+    lines = [
+        f"{e.name}: {', '.join(agents)} on {e.env.id}, placement {e.placement}, transport {_transport(e)}",
+        f"  {e.num_envs} environments = {e.actors} actor(s) x {e.ring} group(s) of {e.group_size}; "
+        f"batch {e.batch_columns} x {e.rollout_length} rows; {e.total_updates} updates; order {e.order}; "
+        f"max policy lag {e.max_policy_lag}",
+        *(_policy_line(policy) for policy in plan.policies.values() if len(plan.policies) > 1),
+        "",
+        f"  {'worker':<18}{'processes':>9}  {'device':<24}{'memory MB (estimate)':>20}",
+    ]
+    total = 0
+    for kind in dict.fromkeys(job.kind for job in plan.jobs):
+        jobs = [job for job in plan.jobs if job.kind == kind]
+        memory = len(jobs) * memory_mb(plan, jobs[0])
+        total += memory
+        count = str(len(jobs)) if e.where.has_processes else "0 (serial)"
+        lines.append(f"  {kind:<18}{count:>9}  {_device(plan, jobs[0], gpus):<24}{memory:>20}")
+        if plan.forked and jobs[0].name in plan.forked:
+            total += ACTOR_MB
+            lines.append(f"  {'actor-host':<18}{1:>9}  {_device(plan, jobs[0], gpus):<24}{ACTOR_MB:>20}")
+    lines += [
+        f"  {'in all':<18}{len(plan.jobs) + bool(plan.forked) if e.where.has_processes else 1:>9}  {'':<24}{total:>20}",
+        "",
+    ]
+    lines += ["  streams", *(f"    {line}" for line in _streams(plan))]
+    lines.append(
+        f"  shared memory: {plan.shared_memory_bytes / 2**20:.1f} MiB; params {schemas.params_bytes / 2**10:.0f} KiB"
+    )
+    return "\n".join(lines)
+
+
+def _policy_line(policy: PolicyPart) -> str:
+    e = policy.experiment
+    return (
+        f"  policy {policy.name!r}: {policy.learner} trains {type(e.agent).__name__}, seed {e.seed}, on {e.num_envs} "
+        f"environments; {e.total_updates} updates of {e.rows_per_update} env steps"
+    )
+
+
+def _transport(e: Experiment) -> str:
+    if e.uses_zeromq:
+        return f"zeromq ({'tcp, encrypted' if e.encrypted else 'ipc'})"
+    return e.transport if e.where.has_processes else "in-process"
+
+
+def _device(plan: Plan, job: Job, gpus: list[str]) -> str:
+    if job.in_process:
+        return "this process"
+    variables = process_environment(plan, job, gpus)
+    visible = variables.get("CUDA_VISIBLE_DEVICES", "")
+    share = variables.get("XLA_PYTHON_CLIENT_MEM_FRACTION")
+    if not visible:
+        return "cpu"
+    return f"gpu {visible}" + (f" ({float(share):.0%} of memory)" if share else "")
+
+
+def _streams(plan: Plan) -> list[str]:
+    e = plan.experiment
+    lines = [_stream(plan, stream) for stream in plan.graph.streams]
+    lines += replay_lines(e, plan.schemas)
+    lines += recording_lines(e, plan.schemas)
+    if e.learner.split != "none":
+        lines.append(
+            f"policy <-> critics: params between two devices of the learner, at most {e.split_lead} call(s) apart"
+        )
+    return lines
+
+
+def _stream(plan: Plan, stream: Stream) -> str:
+    """Return a stream as a line: its workers, its content, and its transport."""
+    graph, schemas, e = plan.graph, plan.schemas, plan.experiment
+    left, right = _families(graph.sources(stream.name)), _families(graph.sinks(stream.name))
+    arrow, transport = ("<->" if stream.sort in ("inference", "ranks") else "->"), stream.transport or _transport(e)
+    if stream.sort == "inference":
+        row = sum(leaf.size_bytes for leaf in leaves(schemas.act.observation))
+        what = f"{transport}: {row} B per observation, groups of {e.group_size}"
+    elif stream.sort == "params":
+        what = "latest wins"
+    elif stream.sort == "ranks":
+        what = f"agree on each update, with {e.batch_columns // e.learner.num_ranks} of {e.batch_columns} columns each"
+    elif stream.schema == "trajectory":
+        block = sum(leaf.size_bytes for leaf in leaves(schemas.trajectory))
+        several = ", every reader gets all" if stream.routing == "broadcast" else ""
+        what = f"{transport}: blocks of {block / 2**10:.0f} KiB, {stream.blocks} per group, "
+        what += f"{len(stream.groups)} groups{several}"
+    elif stream.schema == "batches":
+        what = f"{transport}: batches of about {batch_bytes(e, schemas) / 2**10:,.0f} KiB"
+    else:
+        what = transport
+    return f"{left} {arrow} {right}".ljust(22) + f" {stream.name:<10} {what}"
+
+
+def _families(ends: list[tuple[WorkerNode, Link]]) -> str:
+    """Return the workers at one side of a stream; those of a family as one word."""
+    return ", ".join(dict.fromkeys(worker.family for worker, _ in ends)) or "nobody"
