@@ -14,7 +14,7 @@ from jsrl.experiment.options import differences
 from jsrl.graph.policies import PolicyPart
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RUNNING, read_identity, write_identity
-from jsrl.snapshots.format import version_damage
+from jsrl.snapshots.format import remove_incomplete, version_damage
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import LEDGER, read_page
@@ -71,6 +71,13 @@ def claimed(folder: RunFolder) -> Iterator[None]:
             path.unlink(missing_ok=True)
     finally:
         os.close(fd)
+
+
+def remove_incomplete_snapshots(folder: RunFolder) -> None:
+    """Remove the snapshots of all policies that had not arrived completely from another host when the run ended."""
+    for pattern in ("state", "params", "*/state", "*/params"):
+        for store in folder.snapshots.glob(pattern):
+            remove_incomplete(store)
 
 
 def next_start_point(

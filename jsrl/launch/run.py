@@ -42,6 +42,7 @@ from jsrl.launch.resume import (
     init_points,
     may_be_exact,
     next_start_point,
+    remove_incomplete_snapshots,
     start_point_of,
 )
 from jsrl.launch.serial import SerialRun
@@ -149,6 +150,7 @@ def find_start_points(
             "--resume continues with a run's own params; leave out --init-from, or start a new run with it."
         )
     if resumed is not None:
+        remove_incomplete_snapshots(resumed)
         start, messages = next_start_point(resumed)
         return {"": start}, messages
     return {} if init_from is None else init_points(init_from, runs_dir), []

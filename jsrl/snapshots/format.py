@@ -14,6 +14,7 @@ import hashlib
 import math
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,13 @@ def version_damage(folder: Path) -> str | None:
         return str(error)
     damage = find_damage(folder / "arrays", manifest["files"])
     return None if damage is None else f"snapshot {folder.name} is broken: {damage}."
+
+
+def remove_incomplete(folder: Path) -> None:
+    """Remove the versions without a manifest in a folder of snapshots: another host sent, or removed, some of their files."""
+    for version in folder.glob("[0-9]*"):
+        if version.name.isdecimal() and version.is_dir() and not (version / "manifest.json").exists():
+            shutil.rmtree(version, ignore_errors=True)
 
 
 def check_leaves(folder: Path, manifest: dict[str, Any], arrays: dict[tuple[str, ...], np.ndarray]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.launch.resume import newest_good, next_start_point
+from jsrl.launch.run import find_start_points
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.format import version_damage
 from jsrl.snapshots.store import SnapshotStore
@@ -140,6 +141,15 @@ def test_resume_reports_the_broken_snapshot_and_where_it_continues(run: Path) ->
         shutil.rmtree(store / str(number) / "arrays")
     with pytest.raises(ConfigError, match=r"(?s)cannot be resumed.*snapshot 2 is broken.*snapshot 1 is broken"):
         next_start_point(RunFolder(run))
+
+
+def test_resume_removes_snapshots_that_another_host_sent_in_part(run: Path) -> None:
+    part = run / "snapshots" / "second" / "state" / "5" / "arrays"
+    part.mkdir(parents=True)
+    (run / "snapshots" / "state" / "3" / "manifest.json").unlink()
+    find_start_points(RunFolder(run), None, run)
+    assert not part.parent.exists()
+    assert SnapshotStore(run / "snapshots" / "state").versions() == [1, 2]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 3}', ELSEWHERE])

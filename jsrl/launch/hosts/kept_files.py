@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from jsrl.snapshots.format import remove_incomplete
+
 PART_BYTES = 1 << 20
 AHEAD_BYTES = 2 << 20  # that may be sent and not confirmed: heartbeats wait behind them on a slow network
 AGAIN_S = 5.0  # without a confirmation, after which a file is sent again
@@ -262,8 +264,9 @@ def _remove_empty(folder: Path, root: Path) -> None:
         folder = folder.parent
 
 
-def remove_drafts(root: Path, folders: Iterable[str]) -> None:
-    """Remove what is left of files in some folders whose sender was lost."""
+def remove_half_sent(root: Path, folders: Iterable[str]) -> None:
+    """Remove the files and snapshots in some folders that did not arrive completely before their sender was lost."""
     for folder in folders:
         for draft in (root / folder).rglob(f"*{_DRAFT}"):
             draft.unlink(missing_ok=True)
+        remove_incomplete(root / folder)

@@ -127,7 +127,8 @@ class Members:
     Attributes:
       hosts: the current members, in the order in which they joined. words: messages of workers, for the control connection.
       pages: (host epoch, counts of its workers for the streams that they read), for the run folder.
-      kept: parts of files that workers keep there. stored: confirmations of files that hosts have got.
+      kept_files: parts of files that workers keep there. given_up: folders that lost hosts may have sent in part.
+      stored: confirmations of files that hosts have got.
       news: lines for the user, not shown yet.
     """
 
@@ -146,6 +147,7 @@ class Members:
         self.frames: list[bytes] = []
         self.pages: list[tuple[int, dict[str, bytes]]] = []
         self.kept_files: list[tuple[JoinedHost, KeptFile]] = []
+        self.given_up: list[str] = []
         self.stored: list[Stored] = []
         self.news: list[str] = []
         self._epoch = 0
@@ -274,6 +276,7 @@ class Members:
 
     def lose(self, host: JoinedHost, why: str) -> None:
         """Remove a host."""
+        self.given_up += _kept_by(host)
         host.lose(why)
         self.hosts.remove(host)
         more = self._on_loss(host)

@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 
 from jsrl.errors import CodecError, StreamError
-from jsrl.launch.hosts.kept_files import KeptFiles, keep_part, remove_drafts
+from jsrl.launch.hosts.kept_files import KeptFiles, keep_part, remove_half_sent
 from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
     CHUNK_BYTES,
@@ -210,6 +210,9 @@ class HostPort:
                 size = keep_part(self._folder, part.piece)
                 if size is not None:
                     self._send(host.identity, Stored(host.epoch, part.name, size, part.digest))
+        given_up, self._members.given_up = self._members.given_up, []
+        with contextlib.suppress(OSError):  # removed before their worker starts on another host, or at a resume
+            remove_half_sent(self._folder, given_up)
         stored, self._members.stored = self._members.stored, []
         for one in stored:
             if one.epoch in self._kept:
@@ -254,7 +257,7 @@ class HostPort:
                 host.epoch,
                 KeptFiles(self._folder, lambda part: self._send(host.identity, EarlierFile(host.epoch, *part))),
             )
-            remove_drafts(self._folder, message.keeps)
+            remove_half_sent(self._folder, message.keeps)
             files.look(message.keeps)
             ledgers = [str(ledger_path(self._folder, hop).relative_to(self._folder)) for hop in identity.hops]
             files.add(ledgers)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.launch.hosts.kept_files import AGAIN_S, AHEAD_BYTES, PART_BYTES, KeptFiles, Part, keep_part, remove_drafts
+from jsrl.launch.hosts.kept_files import AGAIN_S, AHEAD_BYTES, PART_BYTES, KeptFiles, Part, keep_part, remove_half_sent
 from jsrl.launch.hosts.messages import KeptFile
 
 FOLDERS = ["snapshots/params"]
@@ -140,10 +140,18 @@ def test_file_changed_during_transfer_is_refused(tmp_path: Path) -> None:
 
 
 def test_partial_files_of_a_lost_host_are_removed(tmp_path: Path) -> None:
-    assert keep_part(tmp_path, Part("snapshots/params/7/x", 0, b"1", False)) == 1
-    assert len(contents(tmp_path)) == 1
-    remove_drafts(tmp_path, FOLDERS)
-    assert not contents(tmp_path)
+    parts = [
+        Part("snapshots/params/6/arrays/x", 0, b"1", True),
+        Part("snapshots/params/6/manifest.json", 0, b"{}", True),
+        Part("snapshots/params/tags/latest.json", 0, b"6", True),
+        Part("snapshots/params/7/arrays/x", 0, b"1", True),
+        Part("snapshots/params/7/arrays/y", 0, b"1", False),
+        Part("snapshots/params/tags/best.json", 0, b"6", False),
+    ]
+    assert all(keep_part(tmp_path, part) for part in parts)
+    remove_half_sent(tmp_path, FOLDERS)
+    assert not (tmp_path / "snapshots" / "params" / "7").exists()
+    assert set(contents(tmp_path)) == {part.name for part in parts[:3]}
 
 
 def test_part_out_of_sequence_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""The controller's port for hosts: what it does with the run folder when a host is lost. No process, no agent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jsrl.launch.hosts.members import Members, RemoteWorker
+from jsrl.launch.hosts.messages import Begin, KeptFile
+from jsrl.launch.hosts.port import HostPort
+from jsrl.launch.hosts.tokens import Tokens
+from jsrl.transport.meeting.keys import load_client_keys
+from tests.launch.hosts.agents import await_that
+from tests.launch.hosts.test_members import HELLO
+
+
+def test_a_snapshot_half_sent_by_a_lost_host_leaves_the_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jsrl.launch.hosts.port.LOOK_S", 0.02)
+    tokens, run = Tokens(tmp_path / "join"), tmp_path / "run"
+    members = Members(tokens)
+    port = HostPort("tcp://127.0.0.1:0", tokens, members, lambda line: None)
+    try:
+        port.serve(f"ipc://{tmp_path}/control", tmp_path / "names", run, list, lambda names: {})
+        name = tokens.admits(load_client_keys(tokens.make()).public)
+        sent = [
+            ("6", "arrays/x", True),
+            ("6", "manifest.json", True),
+            ("7", "arrays/x", True),
+            ("7", "arrays/y", False),
+        ]
+        with port.changed:
+            members.handle(name, b"id", HELLO)
+            (host,) = members.hosts
+            begin = Begin(host.epoch, "learner", "learner", 0, b"{}", {}, keeps=["snapshots/state"])
+            host.workers["learner", 0] = RemoteWorker(host, "learner", 0, begin=begin)
+            for version, file, whole in sent:
+                members.handle(name, b"id", KeptFile(host.epoch, f"snapshots/state/{version}/{file}", 0, b"1", whole))
+        await_that((run / "snapshots/state/7/arrays/y.draft").exists)
+        with port.changed:
+            members.lose(host, "its link is down")
+        await_that(lambda: not (run / "snapshots/state/7").exists())
+        assert (run / "snapshots/state/6/manifest.json").exists()
+    finally:
+        port.close("done")
