@@ -11,18 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.agents.ppo import PPOConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, SnapshotConfig
+from jsrl.experiment import SnapshotConfig
 from jsrl.launch.hooks import STOP, LiveRun
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.run import run
-from jsrl.networks.model import NetworkConfig
 from jsrl.snapshots.format import version_damage
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import read_hop
-from tests.launch.hosts.agents import Agent, await_that, namespaces
+from tests.launch.hosts.agents import await_that, namespaces
+from tests.system.joined import agents_on, close_all, endless
 from tests.system.launched import assert_balanced
 
 SHAPED = ["root", "tbf", "rate", "100mbit", "burst", "64kb", "latency", "300ms"]  # a snapshot takes a second or more
@@ -97,36 +96,20 @@ def inner_end(network: str) -> str:
 @pytest.mark.timeout(600)
 def test_a_learner_goes_on_after_five_seconds_and_elsewhere_after_sixty(hosts, tmp_path: Path) -> None:
     address, networks = hosts
-    experiment = Experiment(
-        agent=PPOConfig(network=NetworkConfig(hidden=(512, 512)), num_epochs=1, num_minibatches=1),
-        num_envs=8,
-        placement="served",
-        num_actors=4,
-        rollout_length=16,
-        total_env_steps=10**9,
-        max_minutes=8.0,
-        restart=2,
-        snapshots=SnapshotConfig(period_s=0.5),
-        evaluator=EvaluatorConfig(enabled=False),
-    )
+    experiment = endless((512, 512), max_minutes=8.0, restart=2, snapshots=SnapshotConfig(period_s=0.5))
     folder, own = tmp_path / "experiment" / "far", HostFacts("here", 2, 8_000, address)
     for network in networks:
         within = ["ip", "netns", "exec", network]
         subprocess.run([*within, "tc", "qdisc", "add", "dev", inner_end(network), *SHAPED], check=True)
     said: list[str] = []
     launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", said.append, learner_on=networks[0])
-    agents = [
-        Agent(launcher.address, token, network, tmp_path / f"{network}.txt", network)
-        for token, network in zip(launcher.token_files, networks, strict=True)
-    ]
+    agents = agents_on(launcher, networks, tmp_path)
     breaks = Breaks(launcher, networks[0], folder)
     breaks.start()
     try:
         result = run(experiment, runs_dir=tmp_path, name="far", launcher=launcher, display="log-only", hooks=[breaks])
     finally:
-        launcher.close()
-        for agent in agents:
-            agent.close()
+        close_all(launcher, agents)
     assert breaks.done and breaks.incarnations == [0]
     assert breaks.hosts[:3] == [networks[0]] * 3 and breaks.hosts[3] != networks[0]
     assert [line for line in said if f"host {networks[0]} is gone" in line], said

@@ -47,6 +47,7 @@ from jsrl.types import named_leaves
 from tests.duel import MarkedConfig, WatchedLeague
 from tests.launch.hosts.agents import Agent, await_that, lives, namespaces
 from tests.launch.test_director import DUEL, POLICIES, check_games
+from tests.system.joined import agents_on, close_all, endless
 from tests.system.launched import WORLD, assert_balanced
 
 PROJECT = """
@@ -83,21 +84,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     sys.modules.pop("far_away_env", None)
     sys.modules.pop("far_away_names", None)
-
-
-def agents_on(launcher: JoinedHosts, networks: list[str], folder: Path) -> dict[str, Agent]:
-    """Start an agent in each network; their logs go to a folder."""
-    return {
-        network: Agent(launcher.address, token, network, folder / f"{network}.txt", network)
-        for token, network in zip(launcher.token_files, networks, strict=True)
-    }
-
-
-def close_all(launcher: JoinedHosts, agents: dict[str, Agent]) -> None:
-    """Close a launcher, then its agents."""
-    launcher.close()
-    for agent in agents.values():
-        agent.close()
 
 
 class TrainingProgress:
@@ -155,16 +141,9 @@ class KillServerAndHost(threading.Thread):
 @pytest.mark.usefixtures("project")
 def test_run_survives_a_lost_server_and_a_lost_host(hosts, tmp_path: Path) -> None:
     address, networks = hosts
-    experiment = Experiment(
-        agent=PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1),
+    experiment = endless(
         env=EnvConfig("far_away_env:make"),
-        num_envs=8,
-        placement="served",
-        num_actors=4,
         num_inference_servers=2,
-        rollout_length=16,
-        total_env_steps=10**9,
-        max_minutes=5.0,
         restart=1,
         supervision=SupervisionConfig(backoff_s=0.1),
         evaluator=EvaluatorConfig(enabled=True, episodes=1, final_episodes=1, num_envs=1),
@@ -304,16 +283,7 @@ class JoinAndLeave(threading.Thread):
 
 @pytest.mark.slow
 def test_actors_move_to_a_host_that_joins_late_and_away_from_one_that_leaves(tmp_path: Path) -> None:
-    experiment = Experiment(
-        agent=PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1),
-        num_envs=8,
-        placement="served",
-        num_actors=4,
-        rollout_length=16,
-        total_env_steps=10**9,
-        max_minutes=5.0,
-        evaluator=EvaluatorConfig(enabled=False),
-    )
+    experiment = endless()
     own = HostFacts("here", 1, 8_000, "127.0.0.1")
     launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", lambda line: None, least=1)
     moves = JoinAndLeave(launcher, tmp_path)
@@ -406,17 +376,7 @@ def test_agents_killed_twenty_times_return_and_actors_are_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "LIVED_S", 1.0)  # the kills follow each other faster than an agent proves stable
-    experiment = Experiment(
-        agent=PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1),
-        num_envs=8,
-        placement="served",
-        num_actors=4,
-        rollout_length=16,
-        total_env_steps=10**9,
-        max_minutes=20.0,
-        restart=1,  # which the loss of a host does not use up
-        evaluator=EvaluatorConfig(enabled=False),
-    )
+    experiment = endless(max_minutes=20.0, restart=1)  # which the loss of a host does not use up
     engine, told = Agents(tmp_path), list[str]()
     own = HostFacts("here", 1, 8_000, "127.0.0.1")
     launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", told.append, engine=engine, keep=["inference"])
@@ -549,18 +509,7 @@ class LearnerMoves(threading.Thread):
 @pytest.mark.nightly
 def test_learner_on_a_joined_host_resumes_from_its_last_snapshot_on_any_host(hosts, tmp_path: Path) -> None:
     address, networks = hosts
-    experiment = Experiment(
-        agent=PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1),
-        num_envs=8,
-        placement="served",
-        num_actors=4,
-        rollout_length=16,
-        total_env_steps=10**9,
-        max_minutes=5.0,
-        restart=2,
-        snapshots=SnapshotConfig(period_s=0.5),
-        evaluator=EvaluatorConfig(enabled=False),
-    )
+    experiment = endless(restart=2, snapshots=SnapshotConfig(period_s=0.5))
     own, folder = HostFacts("here", 2, 8_000, address), tmp_path / "experiment" / "far"
     join = functools.partial(JoinedHosts, Local(), own, 0, 2, tmp_path / "join", lambda line: None)
     launcher = join(learner_on=networks[0], lease_s=5.0, lost_s=8.0)

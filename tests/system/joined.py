@@ -1,0 +1,42 @@
+"""What tests of joined hosts share: an endless experiment, and agents in network namespaces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jsrl.agents.ppo import PPOConfig
+from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.launch.hosts.launcher import JoinedHosts
+from jsrl.networks.model import NetworkConfig
+from tests.launch.hosts.agents import Agent
+
+
+def endless(hidden: tuple[int, ...] = (8,), max_minutes: float = 5.0, **options: Any) -> Experiment:
+    """Return an experiment with served actors that a hook must end; `options` are more of its fields."""
+    without = {"evaluator": EvaluatorConfig(enabled=False)}
+    return Experiment(
+        agent=PPOConfig(network=NetworkConfig(hidden=hidden), num_epochs=1, num_minibatches=1),
+        num_envs=8,
+        placement="served",
+        num_actors=4,
+        rollout_length=16,
+        total_env_steps=10**9,
+        max_minutes=max_minutes,
+        **without | options,
+    )
+
+
+def agents_on(launcher: JoinedHosts, networks: list[str], folder: Path) -> dict[str, Agent]:
+    """Start an agent in each network; their logs go to a folder."""
+    return {
+        network: Agent(launcher.address, token, network, folder / f"{network}.txt", network)
+        for token, network in zip(launcher.token_files, networks, strict=True)
+    }
+
+
+def close_all(launcher: JoinedHosts, agents: dict[str, Agent]) -> None:
+    """Close a launcher, then its agents."""
+    launcher.close()
+    for agent in agents.values():
+        agent.close()
