@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 
 import numpy as np
 import pytest
 
+from jsrl.agents.dqn import DQNConfig
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import Experiment, ReplayConfig
+from jsrl.launch.plan import make_plan
 from jsrl.replay.host.files import load_replay, save_replay
 from jsrl.replay.host.limiter import Limiter, make_limiter
 from jsrl.replay.host.replay import HostReplay
 from jsrl.replay.host.rows import read_ids, rows_shape, windows_spec
 from jsrl.transport.base import ProducerId
+from jsrl.transport.ledger.hops import ledger_path
+from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_spec
 from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_tree
+from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batcher, BatchPlan, of_any_age
 from jsrl.workers.learner.replay_link import ReplayConsumer
+from jsrl.workers.replay.build import build_replay
 from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker
 
 T, B, M = 4, 3, 8
@@ -232,6 +241,26 @@ def test_snapshot_without_rows_refills_and_keeps_the_surplus(tmp_path):
     surplus = 2.0 * (limiter.inserted - 24) - limiter.drawn
     assert 2.0 * (restored.inserted - restored.free) - restored.drawn == surplus
     assert restored.may_draw(1)
+
+
+def test_restarted_replay_worker_goes_on_counting_inserted_env_steps(tmp_path):
+    """Without counters of its own, as before its first snapshot, and with older ones."""
+    experiment = Experiment(
+        DQNConfig(), EnvConfig("CartPole-v1"), num_envs=8, placement="served", rollout_length=16,
+        replay=ReplayConfig(kind="host", min_size=256, samples_per_insert=1.0), total_env_steps=10_000,
+    )  # fmt: skip
+    job = make_plan(experiment, str(tmp_path), tmp_path).job("replay-0")
+    job = dataclasses.replace(job, incarnation=1)
+    env_steps = 16 * experiment.group_size
+    _, ledger = open_ledger(ledger_path(tmp_path, job.end("samples").hop), 0, None)
+    ledger.settle("consumed", 5)
+    limiter = build_replay(job, NullReporter())._limiter
+    assert (limiter.inserted, limiter.until, limiter.drawn) == (5 * env_steps, 5 * env_steps + 256, 0)
+    limiter.inserted, limiter.until, limiter.free, limiter.drawn = 3 * env_steps, 256, 256, 7
+    save_replay(tmp_path / "replay" / "0", build_replay(job, NullReporter())._replay, limiter, rows=False)
+    again = build_replay(job, NullReporter())._limiter
+    assert (again.inserted, again.drawn) == (5 * env_steps, 7)
+    assert again.inserted - again.free == limiter.inserted - (limiter.free + 256)  # lost rows do not count in the ratio
 
 
 def into():

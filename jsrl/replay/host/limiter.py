@@ -57,6 +57,14 @@ class Limiter:
         self.inserted, self.drawn = int(state["inserted"]), int(state["drawn"])
         self.free, self.until = int(state["free"]), int(state["until"])
 
+    def count_lost(self, inserted: int) -> None:
+        """Count the insertions since the last snapshot, `inserted` in all, which an incarnation had made when it was killed.
+
+        Their rows are lost, so that they do not count in the ratio.
+        """
+        lost = max(0, inserted - self.inserted)
+        self.inserted, self.free, self.until = self.inserted + lost, self.free + lost, self.until + lost
+
     def refill(self) -> None:
         """Start filling again, because the rows are lost: draws wait, and the refill does not count in the ratio."""
         self.free += self.min_size

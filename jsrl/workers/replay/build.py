@@ -11,6 +11,8 @@ from jsrl.replay.host.replay import HostReplay
 from jsrl.replay.host.rows import rows_shape, windows_spec
 from jsrl.runs.names import Registration
 from jsrl.transport.base import SampleProducer
+from jsrl.transport.ledger.hops import ledger_path
+from jsrl.transport.ledger.page import read_page
 from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_spec
 from jsrl.workers.base import Reporter
@@ -65,8 +67,10 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
         period_s=e.snapshots.period_s,
         poll_s=job.poll_s,
     )
-    if job.start_point.restore is not None and not job.start_point.params_only:
+    if job.incarnation or (job.start_point.restore is not None and not job.start_point.params_only):
         load_replay(Path(settings.folder), replay, limiter)
+    if job.incarnation and (page := read_page(ledger_path(Path(job.folder), samples.hop))) is not None:
+        limiter.count_lost(page.ledger.consumed * shape.num_rows * shape.group_size)
     return ReplayWorker(job.name, settings, replay, limiter, _connect(job, reporter), reporter, make_recorder(job))
 
 
