@@ -208,7 +208,7 @@ class Learner:
         self._recorder.means(metrics)
 
     def _skip(self) -> UpdateOutput:
-        """Count an update without learning, so that actors continue."""
+        """Count an update without learning, so that actors continue. The agent's own count, which its schedules use, stays."""
         self.updates += self._settings.updates_per_call
         self._recorder.count("skipped", self._settings.updates_per_call)
         self._publish(self._updater.fetch(self._state.params))
