@@ -65,6 +65,7 @@ def detach(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
     said = ["--display", "log-only", *([] if options.resume else ["--run-name", folder.name])]
     command = [
         sys.executable,
+        "-P",
         "-m",
         "jsrl.cli.background_child",
         *([name] if name else []),

@@ -99,7 +99,7 @@ class ParsedSearch:
         args = self.args(values)
         cli.parse(args[1:], load(self.name))
         own = ["--seed", str(seed), "--runs-dir", str(runs), "--run-name", run_name, "--display", "quiet"]
-        return [sys.executable, "-m", "jsrl.cli.run_child", str(os.getpid()), *args, *own]
+        return [sys.executable, "-P", "-m", "jsrl.cli.run_child", str(os.getpid()), *args, *own]
 
     def args(self, values: dict[str, str]) -> list[str]:
         """Return the words after `jsrl run` for some values."""

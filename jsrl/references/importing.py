@@ -15,6 +15,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -301,11 +302,12 @@ def own_paths() -> list[str]:
     """Return the entries of sys.path that a fresh interpreter would not have: absolute, existing, in order.
 
     The standard library and site-packages are left out: PYTHONPATH comes before the standard library, and
-    site-packages must not.
+    site-packages must not. The folder of jsrl's checkout is one of them: without it, a checkout of that name in the
+    working directory (`git clone URL jsrl`) would be taken for the package.
     """
     provided = {os.path.realpath(path) for path in _interpreter_paths()}
     paths: list[str] = []
-    for entry in sys.path:
+    for entry in [*sys.path, str(Path(__file__).parents[2])]:
         path = os.path.abspath(entry or os.getcwd())
         if os.path.realpath(path) not in provided and path not in paths and os.path.exists(path):
             paths.append(path)

@@ -229,7 +229,7 @@ def test_array_script_starts_resumes_and_skips_finished_seeds(cluster: Path, cap
         before = len(started())
         ended = subprocess.run(["bash", "-u", "script.sh"], env=os.environ | {"SLURM_ARRAY_TASK_ID": "2"}, check=False)
         assert ended.returncode == 0
-        return [line.removeprefix("-m jsrl.cli.main ") for line in started()[before:]]
+        return [line.removeprefix("-P -m jsrl.cli.main ") for line in started()[before:]]
 
     runs, group = Path("runs").absolute(), Path("runs/ppo/x").absolute()
     assert play() == [

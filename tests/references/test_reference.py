@@ -15,6 +15,7 @@ from jsrl.errors import ConfigError
 from jsrl.references.reference import Reference, call, from_json, reference_to, resolve, spawn_environment, to_json
 from jsrl.types import ArraySpec, Continuous, EnvSpec
 
+ROOT = pathlib.Path(__file__).parents[2]
 THINGS = """
 import dataclasses, enum, functools
 from typing import NamedTuple
@@ -377,6 +378,15 @@ def test_import_paths_are_absolute_and_exclude_the_interpreter(monkeypatch, tmp_
     assert len(paths) == len(set(paths))
     assert not [path for path in paths if path.endswith(("site-packages", "lib-dynload"))]
     assert os.path.dirname(os.__file__) not in paths
+
+
+def test_child_process_finds_jsrl_beside_a_checkout_named_jsrl(monkeypatch, tmp_path):
+    """An editable installation is found after all folders of the path, among them the working directory."""
+    (tmp_path / "jsrl" / "runs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(ROOT)])
+    code = "import jsrl.runs; print(jsrl.runs.__file__)"
+    assert run_python(code, spawn_environment()).strip() == str(ROOT / "jsrl" / "runs" / "__init__.py")
 
 
 def test_importing_references_does_not_import_jax():

@@ -134,7 +134,7 @@ def seeds_script(seeds: SlurmSeeds) -> str:
         "--run-name": f'{shlex.quote(group.path.name)}-seed"$SLURM_ARRAY_TASK_ID"',
     }
     own = " ".join(f"{name} {value}" for name, value in args.items())
-    program = f"{shlex.quote(seeds.python)} -m jsrl.cli.main"
+    program = f"{shlex.quote(seeds.python)} -P -m jsrl.cli.main"
     values = {
         "title": f"{group.experiment}, runs {group.path.name}-seedN",
         "submit": f"#   {shlex.join(seeds.submission(f'{seeds.job_name}.sh'))}",
@@ -154,7 +154,7 @@ def slurm_script(run: SlurmRun) -> str:
     o = run.options
     runs_dir = run.folder.parents[1]
     tokens = shlex.quote(str(run.tokens))
-    program = f"{shlex.quote(run.python)} -m jsrl.cli.main"
+    program = f"{shlex.quote(run.python)} -P -m jsrl.cli.main"
     submit = [
         shlex.join(["rm", "-f", str(run.ended)]),
         *(shlex.join(args) for args in run.submissions(f"{run.job_name}.sh")),

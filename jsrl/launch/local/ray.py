@@ -80,7 +80,7 @@ class Ray:
         log = tempfile.TemporaryFile(prefix="jsrl-ray-")  # noqa: SIM115
         self._refused = ""
         self._driver = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-P", "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -160,7 +160,7 @@ class HostAgent:
         key = os.memfd_create("jsrl-token")
         os.fchmod(key, 0o600)
         os.write(key, token.encode())
-        command = [python or sys.executable, "-m", "jsrl.cli.main", "join", *facts]
+        command = [python or sys.executable, "-P", "-m", "jsrl.cli.main", "join", *facts]
         command += ["--token-file", f"/proc/self/fd/{key}", "--parent", str(os.getpid())]
         node = socket.gethostname()
         with tempfile.TemporaryFile() as output:

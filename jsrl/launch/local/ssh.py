@@ -54,7 +54,7 @@ class Ssh:
 
     def begin(self, host: str, address: str, token: Path) -> None:
         """Start the agent of a host."""
-        words = [self._python, "-m", "jsrl.cli.main", "join", address, "--name", host, "--token-file"]
+        words = [self._python, "-P", "-m", "jsrl.cli.main", "join", address, "--name", host, "--token-file"]
         script = f'umask 077; f=$(mktemp) && cat > "$f" && {shlex.join(words)} "$f"; s=$?; rm -f "$f"; exit $s'
         if self._logs is None:
             self._logs = tempfile.TemporaryDirectory(prefix="jsrl-ssh-")

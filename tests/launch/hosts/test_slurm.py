@@ -22,10 +22,10 @@ from jsrl.launch.hosts.tokens import ADDRESS, Tokens, claim
 from tests.launch.hosts.agents import await_that
 
 PYTHON = """#!/bin/bash
-[ "$3" = run ] && [ -n "$WAITS" ] && trap 'echo TERM >> "$LOG"; stopped=1' TERM
+[ "$4" = run ] && [ -n "$WAITS" ] && trap 'echo TERM >> "$LOG"; stopped=1' TERM
 echo "$*" >> "$LOG"
-[ "$3" = run ] && [ -n "$WAITS" ] && { until [ -n "$stopped" ]; do sleep 0.05 & wait $!; done; sleep 0.3; exit 130; }
-[ "$3" = join ] && [ "$(wc -l < "$LOG")" = 2 ] && touch "$TOKENS.ended"
+[ "$4" = run ] && [ -n "$WAITS" ] && { until [ -n "$stopped" ]; do sleep 0.05 & wait $!; done; sleep 0.3; exit 130; }
+[ "$4" = join ] && [ "$(wc -l < "$LOG")" = 2 ] && touch "$TOKENS.ended"
 exit "${STATUS:-0}"
 """
 STARTED: list[subprocess.Popen[bytes]] = []
@@ -89,7 +89,7 @@ def test_script_starts_a_new_run_or_resumes_a_snapshot(slurm: SlurmRun):
     assert play(slurm).wait(60) == 0
     runs = slurm.folder.parents[1]
     assert asked(slurm) == [
-        f"-m jsrl.cli.main run ppo --run-name x --overwrite --env.id it's a game --num-actors 8 --runs-dir {runs} "
+        f"-P -m jsrl.cli.main run ppo --run-name x --overwrite --env.id it's a game --num-actors 8 --runs-dir {runs} "
         f"--display plain --listen 10.0.0.5 --num-hosts 3 --tokens-dir {slurm.tokens} --join-s 86400"
     ]
     assert slurm.ended.exists()
@@ -124,7 +124,7 @@ def test_run_ended_by_jsrl_stop_is_not_waited_for(slurm: SlurmRun):
 def test_an_actor_host_joins_until_the_run_has_ended(slurm: SlurmRun):
     assert play(slurm, SLURM_ARRAY_TASK_ID="2").wait(60) == 0
     first, second = asked(slurm)
-    assert first == second and first.startswith(f"-m jsrl.cli.main join --from {slurm.tokens} --name ")
+    assert first == second and first.startswith(f"-P -m jsrl.cli.main join --from {slurm.tokens} --name ")
     assert first.endswith("-7 --patience-s 600")
 
 
