@@ -24,7 +24,10 @@ from tests.system.launched import FOREVER, Launched, assert_balanced
 pytestmark = pytest.mark.slow
 RANKS = ("learner", "rank-1")
 TWO = ("--placement", "inline", "--num-actors", "2", "--learner.num-ranks", "2", "--learner.num-devices", "2")
-AGAIN = ("--restart", "50", "--supervision.backoff-s", "0.1", "--snapshots.period-s", "0.5", *FOREVER)
+AGAIN = (
+    *("--restart", "50", "--supervision.backoff-s", "0.1", "--supervision.max-backoff-s", "0.5"),
+    *("--snapshots.period-s", "0.5", *FOREVER),
+)
 RECOVERED_S = 30.0
 
 
