@@ -166,5 +166,5 @@ def begin_encryption(experiment: Experiment, keys: str | None, *, show: Callable
     """
     if keys is not None:
         path = make_keys(keys) / CLIENT_FILE
-        where = f"listen on {experiment.bind}" if experiment.encrypted else "between hosts go over TCP"
-        show(f"streams {where} and are encrypted; ends on other hosts need {path}")
+        if experiment.encrypted:  # for programs of the user; joined hosts have their own keys
+            show(f"streams listen on {experiment.bind} and are encrypted; ends on other hosts need {path}")

@@ -419,7 +419,8 @@ def test_start_creates_keys_for_encrypted_streams_and_refuses_readable_ones(tmp_
     e = experiment(transport="zeromq", bind="10.0.0.5")
     told: list[str] = []
     begin_encryption(experiment(), None, show=told.append)
-    assert told == []
+    begin_encryption(experiment(), str(tmp_path / "joined"), show=told.append)
+    assert told == [] and (tmp_path / "joined" / "server.key").exists()
     begin_encryption(e, str(tmp_path / "keys"), show=told.append)
     path = tmp_path / "keys" / "client.key"
     assert told == [f"streams listen on 10.0.0.5 and are encrypted; ends on other hosts need {path}"] and path.exists()

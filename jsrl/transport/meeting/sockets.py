@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket as sockets
 from pathlib import Path
@@ -60,10 +61,10 @@ def bind(socket: zmq.Socket, endpoint: str) -> str:
         if path:
             os.chmod(path, 0o600)
     except zmq.ZMQError as error:
-        raise ConfigError(
-            f"cannot bind {endpoint}: {error.strerror or error}. Take a free port (tcp://127.0.0.1:0 chooses one) or "
-            "another path."
-        ) from error
+        do = "Take a free port (tcp://127.0.0.1:0 chooses one) or another path."
+        if error.errno == errno.EADDRNOTAVAIL:
+            do = "No interface of this host has this address; `hostname -I` lists those it has."
+        raise ConfigError(f"cannot bind {endpoint}: {error.strerror or error}. {do}") from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
 
