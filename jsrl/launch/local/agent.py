@@ -175,10 +175,11 @@ class Agent:
         self._check_lease()
         try:
             self._connection.look()
-        except AccessDenied as error:
+        except AccessDenied:  # its text is about the keys of a run's streams
             self._end = (
                 1,
-                f"{self._address} does not take this token: used up, taken back, or of another run ({error})",
+                f"{self._address} does not take this token: it is used up, revoked, or of another run. Take another of the "
+                "token files that the run prints.",
             )
             return
         try:

@@ -229,7 +229,8 @@ def _check_pair(public: bytes, secret: bytes) -> None:
 
 
 _ADVICE = (
-    "Copy it once more from RUN/keys of the run that binds; there, delete the folder and the next start makes new keys."
+    "Copy it again from the run that listens: from RUN/keys, or, for `jsrl join`, one of its token files. If RUN/keys itself "
+    "is damaged, delete it; the next start makes new keys."
 )
 
 
