@@ -57,7 +57,7 @@ def submit(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
     run.ended.unlink(missing_ok=True)
     path = Path(f"{run.job_name}.sh")
     print("\n".join(submitted(path, script, run.submissions(str(path)))))
-    print(f"run folder: {folder}\noutput: {run.job_name}-JOB.out here; scancel --name={run.job_name} ends the run")
+    print(f"run folder: {folder}\noutput: {run.job_name}-JOB.out here\n  jsrl status {folder}\n  jsrl stop {folder}")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from pathlib import Path
 
 ANSWER_S = 20.0
 
@@ -30,3 +31,10 @@ def state_of(job: str) -> str:
         return f"{state} on {nodes}" if nodes else f"{state} ({reason})"
     output = ask("sacct", "-n", "-X", "-P", "-j", job, "-o", "State")
     return output.splitlines()[0] if output else ""
+
+
+def waiting_job(run: str) -> str:
+    """Return the job that waits to begin a run of this name, which has no folder until then; empty: there is none."""
+    return (ask("squeue", "--me", "-h", "-t", "PENDING", "-n", f"jsrl-{Path(run).name}", "-o", "%i") or "").partition(
+        "\n"
+    )[0]

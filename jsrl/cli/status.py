@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.cli.main import program
-from jsrl.cli.slurm_jobs import state_of
+from jsrl.cli.slurm_jobs import state_of, waiting_job
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.launch.result import INTENDED, is_intended, missing, score
 from jsrl.launch.status_writer import moment_of
@@ -50,7 +50,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (group := find_group(options.run, options.runs_dir)) is not None:
             print(as_json(facts_of_group(group)) if options.json else group_text(group))
             return 0
-        folder = RunFolder.open(options.run, options.runs_dir)
+        try:
+            folder = RunFolder.open(options.run, options.runs_dir)
+        except ConfigError:
+            if not (job := waiting_job(options.run)):
+                raise
+            facts = {"run": options.run, "state": "waiting", "slurm_job": job, "slurm_state": state_of(job)}
+            shown = (
+                f"{options.run}: has not begun\n  Slurm job {job}: {facts['slurm_state']}\n  jsrl stop {options.run}"
+            )
+            print(as_json(facts) if options.json else shown)
+            return 0
         print(as_json(facts_of(folder.path)) if options.json else text(folder))
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

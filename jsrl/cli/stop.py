@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jsrl.cli.main import run_parser
-from jsrl.cli.slurm_jobs import ask, state_of
+from jsrl.cli.slurm_jobs import ask, state_of, waiting_job
 from jsrl.cli.status import headline, progress, resume_command
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.runs.groups import Group, read_group
@@ -33,7 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.wait < 0:
         parser.error(f"argument --wait: {options.wait:g}, expected 0 or more")
     try:
-        folder = named(options.run, options.runs_dir)
+        try:
+            folder = named(options.run, options.runs_dir)
+        except ConfigError:
+            if not (job := waiting_job(options.run)):
+                raise
+            print(f"{options.run}: {cancel(job, Path(options.run).name)}")
+            return 0
         group = read_group(folder.path)
         folders = [folder] if group is None or not group.jobs else cancelled(group)
         for one in folders:

@@ -106,3 +106,23 @@ def test_slurm_job_is_signalled_or_cancelled_while_pending(
     assert main.main(["stop", "x", "--wait", "0"]) == 0
     assert done in capsys.readouterr().out
     assert (tmp_path / "log").read_text().splitlines() == asked
+
+
+def test_a_run_whose_job_waits_in_the_queue_is_shown_and_cancelled(tmp_path: Path, monkeypatch, capsys):
+    """It has no folder until it begins; its name is that of its job."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    queue = 'case "$*" in *"-n jsrl-x -o %i") echo 12;; *"-j 12 "*) echo "PENDING||Resources";; esac'
+    for name, answer in (("squeue", queue), ("scancel", f'echo "scancel $*" >> {tmp_path}/log')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / name).chmod(0o755)
+    assert main.main(["status", "runs/ppo/x"]) == 0
+    assert (
+        capsys.readouterr().out
+        == "runs/ppo/x: has not begun\n  Slurm job 12: PENDING (Resources)\n  jsrl stop runs/ppo/x\n"
+    )
+    assert main.main(["stop", "x"]) == 0
+    assert capsys.readouterr().out == "x: Slurm job 12 was waiting and is cancelled\n"
+    assert (tmp_path / "log").read_text().splitlines() == ["scancel 12", "scancel --me --name=jsrl-x-actors"]
+    assert main.main(["stop", "y"]) == main.main(["status", "y"]) == 2
+    assert "there is no run y" in capsys.readouterr().err
