@@ -97,7 +97,7 @@ def test_script_starts_a_new_run_or_resumes_a_snapshot(slurm: SlurmRun):
     tags.mkdir(parents=True)
     (tags / "latest.json").touch()
     assert play(slurm, STATUS="1").wait(60) == 1
-    assert asked(slurm)[-1].startswith(f"-m jsrl.cli.main run --resume {slurm.folder} --env.id it's a game")
+    assert asked(slurm)[-1].startswith(f"-P -m jsrl.cli.main run --resume {slurm.folder} --env.id it's a game")
 
 
 @pytest.mark.parametrize("who", ["everybody", "the shell"])
