@@ -40,7 +40,7 @@ from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
 from jsrl.transport.ledger.page import read_page
 from jsrl.transport.ledger.reconcile import hop_ledger
 
-STEP_S, ROWS = 2.0, 4
+STEP_S, ROWS = 4.0, 2
 
 
 def experiment(actors: int) -> Experiment:
@@ -114,19 +114,22 @@ class Watch:
 
     def _undisturbed(self, seconds: float) -> dict[str, float]:
         """Return the CPU load in cores of the controller and each agent, and rates, over a while."""
-        own = psutil.Process()
+        own, actors = psutil.Process(), self._actors()
+        acted_s = sum(map(self._cpu_s, actors))
         before = [self._cpu_s(own), *(self._cpu_s(agent) for agent in self._agents)]
         machine, consumed, begin_s = psutil.cpu_times(), self._consumed(), time.monotonic()
         time.sleep(seconds)
         passed_s = time.monotonic() - begin_s
         after = [self._cpu_s(own), *(self._cpu_s(agent) for agent in self._agents)]
         cores = [round((b - a) / passed_s, 4) for a, b in zip(before, after, strict=True)]
+        acted_s = sum(map(self._cpu_s, actors)) - acted_s
         busy = sum(psutil.cpu_times()[:3]) - sum(machine[:3])
         return {
             "seconds": round(passed_s, 1),
             "controller_cores": cores[0],
             "agent_cores": max(cores[1:]),
             "agents_cores": round(sum(cores[1:]), 4),
+            "actors_cores": round(acted_s / passed_s, 3),
             "machine_cores": round(busy / passed_s, 2),
             "trajectories_per_s": round((self._consumed() - consumed) / passed_s, 1),
             "controller_rss_mb": round(own.memory_info().rss / 1e6),

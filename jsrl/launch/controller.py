@@ -32,7 +32,7 @@ from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Kind
 
 POLL_S = 0.05
-CHECK_S = 0.0002  # between two checks of all workers, per worker
+CHECK_S = 0.0005  # between two checks of all workers, per worker
 RESCUE_S = 4.0  # for the learner's snapshot after another worker's death
 
 

@@ -101,6 +101,7 @@ class Start:
         port, the folder of the run's keys. spawn: where it finds the user's modules. variables: of its environment, for
         devices and threads of this host. forks: one process may fork it and others of its kind.
       variables_on: (accelerators of a host, None: of this one; workers there, None: all) -> its variables there.
+      nice: added to its niceness, so that other processes of its host come first.
     """
 
     folder: Path
@@ -110,6 +111,7 @@ class Start:
     keys: str | None = None
     forks: bool = False
     variables_on: Callable[[list[str] | None, Collection[str] | None], Mapping[str, str]] | None = None
+    nice: int = 0
 
 
 @dataclass(frozen=True)

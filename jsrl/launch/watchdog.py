@@ -22,7 +22,8 @@ FOLDER = "watchdog"  # of a run
 KEPT = 50  # reports; the oldest are deleted
 MOST_LOOKED_AT = 50  # workers, the first of each kind: with thousands a report would take minutes
 ANSWER_S, INSIST_S, LOOK_S = 0.4, 0.4, 0.02
-FRESH_S = 2.0  # for this time other workers are not asked again
+FRESH_S = 2.0  # for this time other workers are not asked again,
+MOST_LOOKING = 0.1  # and for longer if looking at them takes more than this share of the time: many die at once
 TAIL_LINES, MOST_CHARS = 20, 500
 # The progress counters.
 COUNTERS = ("env_steps", "trajectories", "episodes", "rows", "updates")
@@ -51,7 +52,8 @@ class Watchdog:
         self._session, self._workers, self._ask, self._listen = session, workers, ask, listen
         self._run = session.folder.path
         self._asked_s: dict[str, float] = {}
-        self._looked_s = self._read_s = -FRESH_S  # at all workers; the ledgers
+        self._looked_s = self._look_at_s = 0.0  # the last look at all workers ended; the next one is due
+        self._read_s = -FRESH_S  # the ledgers
         self._ledgers: list[str] = []  # as text
         self._counted: dict[str, list[object]] = {}
         self._moved_s, self._patience = time.monotonic(), 1
@@ -62,14 +64,16 @@ class Watchdog:
         If many workers die at once, not every look includes all workers: replacements must not wait.
         """
         now_s = time.monotonic()
-        if subject is not None and now_s - self._looked_s < FRESH_S:
-            earlier = f"(An earlier report, not older than {FRESH_S:g} s, has the other workers.)\n"
+        if subject is not None and now_s < self._look_at_s:
+            earlier = f"(An earlier report, of {now_s - self._looked_s:.1f} s ago, has the other workers.)\n"
             return "\n".join([*self._sections([subject], subject, now_s), earlier])
-        self._looked_s = now_s
         everybody = sorted(self._workers.values(), key=lambda worker: (worker is not subject, worker.job.index))
         workers, rest = everybody[:MOST_LOOKED_AT], len(everybody) - MOST_LOOKED_AT
         others = [f"({rest} other workers were not looked at.)\n"] if rest > 0 else []
-        return "\n".join([*self._sections(workers, subject, now_s), *others])
+        found = "\n".join([*self._sections(workers, subject, now_s), *others])
+        self._looked_s = time.monotonic()
+        self._look_at_s = self._looked_s + max(FRESH_S, (self._looked_s - now_s) / MOST_LOOKING)
+        return found
 
     def _sections(self, workers: list[SupervisedWorker], subject: SupervisedWorker | None, now_s: float) -> list[str]:
         """Ask workers for their stacks, and return the part of a report about each."""
@@ -82,7 +86,9 @@ class Watchdog:
                 self._signal_for_stacks(silent)
                 break
             self._listen(LOOK_S)
-        return [section(worker) for worker in workers]
+        with ThreadPoolExecutor(len(workers)) as pool:  # at once: an agent of another host is asked for each log
+            tails = list(pool.map(lambda worker: worker.handle.tail(TAIL_LINES), workers))
+        return [section(worker, tail) for worker, tail in zip(workers, tails, strict=True)]
 
     def _is_due(self, worker: SupervisedWorker, subject: SupervisedWorker | None, now_s: float) -> bool:
         """Return whether a worker is asked now: the waits for many hanging workers must not add up."""
@@ -175,8 +181,8 @@ def state(worker: SupervisedWorker) -> tuple[str, str]:
 # -- a worker as text -------------------------------------------------------------------------------------------------
 
 
-def section(worker: SupervisedWorker) -> str:
-    """Return the part of a report that is about one worker."""
+def section(worker: SupervisedWorker, log_tail: str) -> str:
+    """Return the part of a report that is about one worker; `log_tail`: the end of its log."""
     now_s, job = time.monotonic(), worker.job
     found, uses = state(worker)
     lines = [
@@ -191,7 +197,7 @@ def section(worker: SupervisedWorker) -> str:
         lines.append(f"  stacks, {now_s - worker.stacks_s:.1f} s ago:\n{indented(worker.stacks)}")
     else:
         lines.append(f"  no stacks: {why_silent(worker, found)}")
-    tail = [line[:MOST_CHARS] for line in worker.handle.tail(TAIL_LINES).splitlines()]
+    tail = [line[:MOST_CHARS] for line in log_tail.splitlines()]
     lines.append(f"  log ({worker.handle.log}) ends with:\n{indented(chr(10).join(tail) or '(nothing)')}")
     return "\n".join(lines) + "\n"
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from jsrl.runs.files import read_json, write_json
+from jsrl.runs.files import json_ready, read_json, write_atomic, write_json
 from jsrl.runs.identity import ProcessIdentity
 from jsrl.transport.memory.segment import is_held
 
@@ -98,7 +98,8 @@ def write_status(folder: Path, news: ControllerStatus) -> None:
     Raises:
       OSError: it cannot be written.
     """
-    write_json(folder / STATUS, asdict(news), durable=False)
+    content = msgspec.json.encode(news, enc_hook=json_ready)  # the summaries of thousands of workers, every two seconds
+    write_atomic(folder / STATUS, content + b"\n", durable=False)
 
 
 def read_state(folder: Path) -> RunState:

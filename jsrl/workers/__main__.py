@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--control", required=True, help="address of the controller")
     parser.add_argument("--keys", help="folder of the keys for that address, if it is a TCP port")
     parser.add_argument("--parent", type=int, required=True, help="process that this one must not outlive")
+    parser.add_argument("--nice", type=int, default=0, help="added to the niceness of the worker, or of forked actors")
     hosting = arguments[:1] == ["actor-host"]
     if not hosting:
         parser.add_argument("--job", required=True, type=Path, help="JSON file that the controller wrote")
@@ -24,7 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     if hosting:
         from jsrl.workers.actor_host import host_actors
 
-        return host_actors(options.control, options.parent, options.keys)
+        return host_actors(options.control, options.parent, options.keys, options.nice)
+    os.nice(options.nice)
     from jsrl.workers.process import work
 
     return work(options.job, options.control, options.name, options.incarnation, options.parent, options.keys)

@@ -39,8 +39,10 @@ class Order:
     log: str
 
 
-def host_actors(control_address: str, parent_pid: int, keys: str | None = None) -> int:
+def host_actors(control_address: str, parent_pid: int, keys: str | None = None, nice: int = 0) -> int:
     """Fork actors as the controller orders them, until it closes the connection; return the exit status.
+
+    `nice` is added to the niceness of the actors, not to that of this process, which reports their ends.
 
     In each actor this call also returns, with the actor's own exit status.
     """
@@ -48,7 +50,7 @@ def host_actors(control_address: str, parent_pid: int, keys: str | None = None) 
     show_name("actor-host")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    host = _Host(socket.socket(fileno=os.dup(0)), control_address, keys)
+    host = _Host(socket.socket(fileno=os.dup(0)), control_address, keys, nice)
     _redirect(os.devnull, os.O_RDONLY, 0)
     order = host.serve()
     if order is None:
@@ -61,8 +63,8 @@ def host_actors(control_address: str, parent_pid: int, keys: str | None = None) 
 class _Host:
     """The loop over orders and ended actors. `pid`: of the host, also in its actors."""
 
-    def __init__(self, connection: socket.socket, control_address: str, keys: str | None) -> None:
-        self.pid = os.getpid()
+    def __init__(self, connection: socket.socket, control_address: str, keys: str | None, nice: int) -> None:
+        self.pid, self._nice = os.getpid(), nice
         self._connection, self._control_address, self._keys = connection, control_address, keys
         self._actors: dict[int, int] = {}  # process id -> number of the order
         self._alarm, self._bell = socket.socketpair()
@@ -128,6 +130,7 @@ class _Host:
         for connection in (self._alarm, self._bell, self._connection):
             connection.close()
         os.setsid()
+        os.nice(self._nice)
         for target in (1, 2):
             _redirect(order.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, target)
         import numpy as np
@@ -139,6 +142,7 @@ class _Host:
         command = [sys.executable, "-m", "jsrl.workers", order.name, "--job", order.job, "--name", order.name]
         command += ["--incarnation", str(order.incarnation), "--control", self._control_address]
         command += ["--parent", str(self.pid), *(["--keys", self._keys] if self._keys is not None else [])]
+        command += ["--nice", str(self._nice)]
         with open(order.log, "ab") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         process.returncode = 0  # _report_ended reaps it like all others, not subprocess
@@ -181,6 +185,7 @@ def load_modules(job_path: Path) -> None:
     from jsrl.transport.samples import zmq as samples_zmq
     from jsrl.workers import jobs, process
     from jsrl.workers.actor import build as build_actor
+    from jsrl.workers.kinds import find_kind
 
     assert all(
         (
@@ -195,6 +200,7 @@ def load_modules(job_path: Path) -> None:
     )
     try:
         job: Any = from_json(json.loads(job_path.read_text()))
+        find_kind(job.kind)  # imports all kinds, which takes most of an actor's own start
         import_modules(job.experiment.env)
     except Exception:  # any error of the user's module: each actor will raise it again and report it under its name
         logging.getLogger("jsrl.workers").warning("not loaded ahead of the actors:\n%s", traceback.format_exc())

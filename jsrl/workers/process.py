@@ -14,12 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jsrl.runs.control import HEARTBEAT_S
 from jsrl.workers.base import Reporter, Worker, die_with_parent, run, show_name
 
 if TYPE_CHECKING:
     from jsrl.workers.kinds import Kind
 
-QUICK_WORKERS = 100  # above this number of workers in a run, actors report less often
+QUICK_WORKERS = 50  # above this number of workers in a run, actors report less often
+MOST_SLOWNESS = 25.0  # then a report is 12.5 s old when the next one comes; the controller leaves out old ones
+LEAST_BEATS = 6  # heartbeats within the silence after which a worker counts as hung
 
 
 def work(
@@ -52,7 +55,7 @@ def work(
         kind = find_kind(job.kind)
         control.stuck_s = job.experiment.deadlines.stuck_s
         control.memory = make_watch(job, kind.declares(job))
-        control.slowness = slowness(kind, job.workers)
+        control.slowness = slowness(kind, job.workers, job.experiment.deadlines.silence_s)
         with no_collections():
             worker = build_worker(job, reporter)
         if not kind.loads_jax(job):
@@ -62,12 +65,14 @@ def work(
     return run(build_from_file, control)
 
 
-def slowness(kind: Kind, workers: int) -> float:
+def slowness(kind: Kind, workers: int, silence_s: float) -> float:
     """Return the factor by which a worker reports less often than usual in a run with `workers` workers.
 
-    It exceeds 1 only for kinds of which there may be thousands, so that together they report as much as 100 do.
+    It exceeds 1 only for kinds of which there may be thousands, so that together they report as much as QUICK_WORKERS do,
+    but no worker seems to hang: that is assumed after `silence_s` without a heartbeat.
     """
-    return max(1.0, workers / QUICK_WORKERS) if kind.forks else 1.0
+    most = min(MOST_SLOWNESS, silence_s / (LEAST_BEATS * HEARTBEAT_S))
+    return max(1.0, min(workers / QUICK_WORKERS, most)) if kind.forks else 1.0
 
 
 @contextlib.contextmanager

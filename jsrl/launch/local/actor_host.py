@@ -116,8 +116,9 @@ class ActorHost:
 
 
 def control_args(start: Start) -> list[str]:
-    """Return the command-line words that give a worker its controller."""
-    return ["--control", start.control, *(["--keys", start.keys] if start.keys is not None else [])]
+    """Return the command-line words that give a worker its controller and its niceness."""
+    keys = ["--keys", start.keys] if start.keys is not None else []
+    return ["--control", start.control, *keys, *(["--nice", str(start.nice)] if start.nice else [])]
 
 
 def _await(connection: socket.socket, event: int, timeout_s: float) -> None:

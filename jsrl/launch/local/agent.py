@@ -75,6 +75,7 @@ from jsrl.transport.memory.segment import is_held, make_folder, try_lock
 PATIENCE_S, DRAIN_S = 120.0, 30.0
 LEAVES = "its agent was told to end"
 _TURN_MS, _USAGE_S = 50, 1.0
+_PAUSE_S = 0.0002  # between two turns, per worker: the messages of hundreds arrive one by one
 _OBEY_S = 0.1  # of a turn
 _STARTS, _STARTS_PER_CORE, _START_S = 8, 2, 5.0  # forked workers that start at once; after this time the next ones may
 _MOST_WORDS_BYTES = MAX_MESSAGE_BYTES // 2
@@ -172,6 +173,8 @@ class Agent:
         for waited in (self._socket, self._control.socket):
             poller.register(waited, zmq.POLLIN)
         poller.poll(0 if self._heard else _TURN_MS)
+        if not self._heard:
+            time.sleep(min(_PAUSE_S * self._children.count, _TURN_MS / 1000))
         self._check_lease()
         try:
             self._connection.look()

@@ -21,7 +21,8 @@ from jsrl.runs.control import MAX_MESSAGE_BYTES, AnyMessage, Heartbeat, Report, 
 from jsrl.transport.meeting.sockets import bind
 
 TAIL_LINES = 200
-MOST_MEASURED = 50  # workers, at one time
+ACTORS_NICE = 10  # added to the niceness of actors: hundreds of them must leave their agent its share of the cores
+MOST_MEASURED = 20  # workers, at one time
 _MOST_AT_ONCE = 4_096
 
 
@@ -61,7 +62,8 @@ class Children:
             name: own_gpus(text) for name, text in message.variables.items() if name == "CUDA_VISIBLE_DEVICES"
         }
         write_job(message.job.decode(), name, self._folder)
-        start = Start(self._folder, self._control, spawn, variables, None, message.forks)
+        nice = ACTORS_NICE if message.forks else 0
+        start = Start(self._folder, self._control, spawn, variables, None, message.forks, nice=nice)
         self._handles[name, incarnation] = self._local.begin(message.worker_kind, name, incarnation, start)
 
     def find(self, worker: str, incarnation: int) -> LocalHandle | None:

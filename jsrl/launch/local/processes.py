@@ -21,6 +21,7 @@ from jsrl.workers.process import stacks_path
 
 MOST_CRASH_LINES = 40
 GONE_S, LOOK_S = 5.0, 0.02
+CHILDREN_S = 10.0  # between two looks at all processes of the host, of which there may be thousands
 
 
 class LocalHandle:
@@ -181,8 +182,8 @@ def spent_s(process: psutil.Process) -> float:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the process ids of a process's children, at most 2 s old."""
-    return _children(int(time.monotonic() / 2)).get(pid, [])
+    """Return the process ids of a process's children, at most CHILDREN_S old."""
+    return _children(int(time.monotonic() / CHILDREN_S)).get(pid, [])
 
 
 @functools.lru_cache(maxsize=1)

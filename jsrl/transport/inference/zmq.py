@@ -35,7 +35,7 @@ from jsrl.transport.wire.codec import Limits, Message, decode, encode
 from jsrl.transport.wire.schema import flatten_schema
 
 MAX_MESSAGE_BYTES = 1 << 28
-_PING_S = 0.5
+_PING_S, _PINGED = 0.5, 100  # between pings; with more clients than that they are rarer
 LINGER_MS = 500
 _DRAIN = 4096
 
@@ -152,12 +152,12 @@ class ZmqInferenceServer(ServerEnd):
         self._find_broken()
 
     def _find_broken(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._pinged_s < _PING_S:
+        now_s, pause_s = time.monotonic(), _PING_S * max(1.0, len(self._routes) / _PINGED)
+        if now_s - self._pinged_s < pause_s:
             return
         self._pinged_s = now_s
         for peer in list(self._routes.values()):
-            if now_s - peer.heard_s >= _PING_S and not peer.send([_PING]):
+            if now_s - peer.heard_s >= pause_s and not peer.send([_PING]):
                 self._drop(peer, "its connection broke")
 
     def _handle(self, route: bytes, frames: list[Any]) -> None:

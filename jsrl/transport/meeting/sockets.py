@@ -12,7 +12,6 @@ import zmq
 from jsrl.errors import ConfigError
 from jsrl.transport.meeting.unix_socket import is_alive
 
-_HEARTBEAT_MS = 1000
 SILENCE_MS = 10000
 _MOST_WAITING = 1000
 
@@ -36,7 +35,7 @@ def configure(
     socket.setsockopt(zmq.SNDHWM, most_waiting)
     socket.setsockopt(zmq.RCVHWM, most_waiting)
     socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, min(_HEARTBEAT_MS, silence_ms // 4))
+    socket.setsockopt(zmq.HEARTBEAT_IVL, silence_ms // 4)  # each one wakes both ends: there may be thousands of them
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, silence_ms)
     if buffer_bytes:
         socket.setsockopt(zmq.SNDBUF, buffer_bytes)

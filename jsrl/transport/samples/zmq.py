@@ -89,7 +89,7 @@ class ZmqSampleProducer(ProducerEnd):
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._closed = ""
         self._lock = threading.RLock()  # guards the socket and the counts of blocks in flight
-        self._stop = threading.Event()
+        self._stop, self._awaits = threading.Event(), threading.Event()
         try:
             num_blocks, session, packing = self._join(num_groups, timeout_s, check)
             self._packer = Packer(schema, packing) if packing else None
@@ -168,6 +168,7 @@ class ZmqSampleProducer(ProducerEnd):
         self._on_the_way.append((self._sent, number))
         self._sent += 1
         self._open -= 1
+        self._awaits.set()
         self._send_block(number)
         self._page.commit()
         return entry
@@ -184,6 +185,7 @@ class ZmqSampleProducer(ProducerEnd):
             return
         self._departed = True
         self._stop.set()
+        self._awaits.set()
         self._thread.join()
         deadline = time.monotonic() + _FAREWELL_S
         with self._lock:
@@ -201,16 +203,18 @@ class ZmqSampleProducer(ProducerEnd):
             self._closed, self._lost = self._closed or reason, True
 
     def _run(self) -> None:
-        """Resend lost trajectories while no thread reserves or commits: the consumer may wait for exactly those."""
-        while not self._stop.wait(_SYNC_S):
+        """Resend lost trajectories while no thread reserves or commits: the consumer may wait for exactly those.
+
+        It sleeps while the consumer has received all: there may be thousands of idle producers.
+        """
+        while self._awaits.wait() and not self._stop.wait(_SYNC_S):
             if not self._lock.acquire(blocking=False):
                 continue  # in use: the other thread receives
             try:
-                if (
-                    not self._closed
-                    and not self._receive(0.0)
-                    and any(i >= self._received for i, _ in self._on_the_way)
-                ):
+                heard = bool(self._closed) or self._receive(0.0)
+                if self._closed or self._received >= self._sent:
+                    self._awaits.clear()
+                elif not heard:
                     self._send_counts("sync")
             except JsrlError as error:  # raised in the next call
                 self._closed = str(error)
