@@ -8,6 +8,7 @@ fate of its actors. It ends with the controller, and its actors end with it.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import logging
@@ -44,7 +45,8 @@ def host_actors(control_address: str, parent_pid: int, keys: str | None = None, 
 
     `nice` is added to the niceness of the actors, not to that of this process, which reports their ends.
 
-    In each actor this call also returns, with the actor's own exit status.
+    In each actor this call does not return: an actor ends without taking its modules apart, which would copy all the memory
+    that it shares with this process.
     """
     die_with_parent(parent_pid)
     show_name("actor-host")
@@ -57,7 +59,11 @@ def host_actors(control_address: str, parent_pid: int, keys: str | None = None, 
         return 0
     from jsrl.workers.process import work
 
-    return work(Path(order.job), control_address, order.name, order.incarnation, host.pid, keys)
+    status = work(Path(order.job), control_address, order.name, order.incarnation, host.pid, keys)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
 
 
 class _Host:

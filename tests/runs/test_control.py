@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from jsrl.runs import control
-from jsrl.runs.control import Bye, ControlClient, ControlServer, Event, Heartbeat
+from jsrl.runs.control import HEARTBEAT_S, Bye, ControlClient, ControlServer, Event, Heartbeat
 from jsrl.workers.kinds import find_kind
 from jsrl.workers.process import slowness
 
@@ -90,5 +90,5 @@ def test_heartbeat_traffic_is_bounded_for_thousands_of_actors():
     actors, learner = find_kind("actor"), find_kind("learner")
     assert [slowness(actors, workers, 30.0) for workers in (3, 50, 1000)] == [1.0, 1.0, 20.0]
     assert slowness(learner, 1000, 30.0) == 1.0
-    for silence_s in (0.5, 5.0, 30.0, 300.0):  # none of any number of workers seems to hang
-        assert 2 * HEARTBEAT_S * slowness(actors, 100_000, silence_s) < max(silence_s, 2.1 * HEARTBEAT_S)
+    for silence_s in (5.0, 30.0, 300.0):  # none of any number of workers seems to hang
+        assert 2 * HEARTBEAT_S * slowness(actors, 100_000, silence_s) < silence_s
