@@ -52,8 +52,8 @@ class Watchdog:
         self._session, self._workers, self._ask, self._listen = session, workers, ask, listen
         self._run = session.folder.path
         self._asked_s: dict[str, float] = {}
-        self._looked_s = self._look_at_s = 0.0  # the last look at all workers ended; the next one is due
-        self._read_s = -FRESH_S  # the ledgers
+        self._looked_s = 0.0  # at all workers
+        self._look_at_s = self._read_at_s = 0.0  # when the next look at all workers is due, and at the ledgers
         self._ledgers: list[str] = []  # as text
         self._counted: dict[str, list[object]] = {}
         self._moved_s, self._patience = time.monotonic(), 1
@@ -72,7 +72,7 @@ class Watchdog:
         others = [f"({rest} other workers were not looked at.)\n"] if rest > 0 else []
         found = "\n".join([*self._sections(workers, subject, now_s), *others])
         self._looked_s = time.monotonic()
-        self._look_at_s = self._looked_s + max(FRESH_S, (self._looked_s - now_s) / MOST_LOOKING)
+        self._look_at_s = due_after(now_s)
         return found
 
     def _sections(self, workers: list[SupervisedWorker], subject: SupervisedWorker | None, now_s: float) -> list[str]:
@@ -147,9 +147,9 @@ class Watchdog:
             "",
             f"updates {session.updates:,}, env steps {session.env_steps:,}",
         ]
-        if time.monotonic() - self._read_s >= FRESH_S:  # thousands of pages: not for each of many deaths
+        if (now_s := time.monotonic()) >= self._read_at_s:  # thousands of pages: not for each of many deaths
             self._ledgers = session.read_ledgers()
-            self._read_s = time.monotonic()
+            self._read_at_s = due_after(now_s)
         lines += self._ledgers
         return "\n".join([*lines, *known_lines(session.hub.latest), ""])
 
@@ -160,6 +160,12 @@ class Watchdog:
         """Remove the workers' stack files; reports contain them."""
         for path in (self._run / "logs").glob("*.stacks"):
             path.unlink(missing_ok=True)
+
+
+def due_after(began_s: float) -> float:
+    """Return when to do again what began then and has just ended, so that it takes only a small share of the time."""
+    now_s = time.monotonic()
+    return now_s + max(FRESH_S, (now_s - began_s) / MOST_LOOKING)
 
 
 # -- the state of a worker --------------------------------------------------------------------------------------------
