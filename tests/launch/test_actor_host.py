@@ -27,7 +27,7 @@ from jsrl.references.reference import spawn_environment
 from jsrl.runs.control import ControlServer
 from jsrl.transport.memory.segment import make_folder
 
-ACTORS = 6
+ACTORS, NICE = 6, 3
 
 
 class Hosted:
@@ -37,7 +37,7 @@ class Hosted:
         self._control = control
         jobs = [job for job in plan.jobs if job.kind == "actor"]
         variables = process_environment(plan, jobs[0], [])
-        start = Start(folder, control.address, spawn_environment(), variables, forks=True)
+        start = Start(folder, control.address, spawn_environment(), variables, forks=True, nice=NICE)
         self.launcher = Local()
         self.actors = [SupervisedWorker(job, self.launcher.start(job, start)) for job in jobs]
         assert self.launcher.host is not None
@@ -128,6 +128,15 @@ def test_ended_actor_is_distinguished_from_living_ones(hosted: Hosted) -> None:
         time.sleep(0.005)
     assert third.ending == "killed by signal 11 (SIGSEGV)"
     assert [actor.name for actor in hosted.actors if actor.alive] == [f"actor-{i}" for i in range(ACTORS) if i != 3]
+
+
+def test_actors_make_way_for_their_host(hosted: Hosted) -> None:
+    hosted.await_forks()
+    own, until = os.nice(0), time.monotonic() + 5.0
+    while {psutil.Process(actor.handle.pid).nice() for actor in hosted.actors} != {min(own + NICE, 19)}:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert psutil.Process(hosted.host.popen.pid).nice() == own  # it reports their ends
 
 
 def test_stopped_host_does_not_delay_the_end(hosted: Hosted) -> None:

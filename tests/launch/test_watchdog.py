@@ -16,6 +16,7 @@ import pytest
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
+from jsrl.launch import watchdog as watchdog_module
 from jsrl.launch.launcher import STOPPED, Exit
 from jsrl.launch.local.processes import LocalHandle, catches, crash_lines
 from jsrl.launch.resume import allowed_changes
@@ -158,6 +159,28 @@ def test_when_many_die_at_once_only_the_first_report_has_all_workers(tmp_path: P
     assert all(f"== actor-{n}:" in seen[0] for n in range(20))
     assert seen[7].startswith("== actor-7:") and "earlier report" in seen[7] and len(tails) == 20 + 19
     assert "== actor-3:" in watchdog.look()  # asked for by the user: all workers
+
+
+def test_looks_at_many_workers_take_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents of other hosts may answer slowly, and a thousand ledgers are read slowly: many deaths must not wait for that."""
+    clock, tails, read = [100.0], list[float](), list[float]()
+    monkeypatch.setattr(watchdog_module, "time", SimpleNamespace(monotonic=lambda: clock[0], strftime=time.strftime))
+
+    def takes(seconds: float, calls: list[float]) -> list[str]:
+        calls.append(clock[0])
+        clock[0] += seconds
+        return []
+
+    handle = SimpleNamespace(alive=False, exit=Exit(-9, "killed"), where="", log="", usage=lambda: None)
+    handle.tail = lambda lines: "".join(takes(0.1, tails))
+    workers = {f"actor-{n}": SupervisedWorker(job(f"actor-{n}"), handle) for n in range(20)}
+    session = session_in(tmp_path)
+    session.read_ledgers = lambda: takes(1.0, read)
+    watchdog = Watchdog(session, workers, lambda _: None, lambda _: None)
+    for worker in workers.values():  # each dies 1 s after the last one
+        clock[0] += 1.0
+        watchdog.write(worker.name, "died", watchdog.look(worker))
+    assert clock[0] < 130.0 and len(read) == 3 and len(tails) < 60
 
 
 def test_reports_are_numbered_and_the_newest_are_kept(tmp_path: Path) -> None:

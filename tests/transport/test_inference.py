@@ -6,11 +6,14 @@ import itertools
 import os
 import resource
 import socket
+import time
+from types import SimpleNamespace
 
 import pytest
 
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.transport.base import ProducerId
+from jsrl.transport.inference import zmq as zmq_server
 from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.meeting.keys import make_keys
 from tests.contracts import inference_contract
@@ -53,6 +56,24 @@ def test_impossible_groups(groups: dict[int, int]) -> None:
     server = bind_inference("local:impossible-groups", SPEC)
     with pytest.raises(ConfigError, match="group"):
         connect_inference(server.address, SPEC, ProducerId("a", 0), groups, 1.0)
+    server.close()
+
+
+def test_pings_are_rarer_with_many_clients(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand clients get at most as many pings per second as a hundred."""
+    server = bind_inference(f"ipc://{tmp_path}/many", SPEC)
+    now_s, pinged = [time.monotonic()], [0]
+    clients = {
+        bytes([n // 256, n % 256]): SimpleNamespace(heard_s=0.0, send=lambda _: pinged.append(1) or True)
+        for n in range(1000)
+    }
+    monkeypatch.setattr(zmq_server, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "_routes", clients)
+        for _ in range(200):
+            now_s[0] += 0.1
+            server._find_broken()
+    assert 3_000 <= sum(pinged) <= 4_000  # 20 s, 200 per second
     server.close()
 
 

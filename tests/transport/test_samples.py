@@ -292,7 +292,7 @@ class StallingProxy(CuttingProxy):
 @pytest.mark.slow
 def test_partition_beyond_the_silence_limit_loses_and_repeats_nothing(tmp_path: Path, monkeypatch) -> None:
     """The consumer drops the connection; trajectories in transit are sent again on the next one."""
-    monkeypatch.setattr(sockets, "_SILENCE_MS", 3000)  # after a heartbeat that may be 1 s away
+    monkeypatch.setitem(sockets.configure.__kwdefaults__, "silence_ms", 3000)
     transport = make_transport("tcp", tmp_path)._replace(keys=str(make_keys(tmp_path / "keys")))
     consumer = bind_samples(transport.new_address(), SCHEMA, keys=transport.keys)
     proxy = StallingProxy(consumer.address)
@@ -320,6 +320,29 @@ def test_partition_beyond_the_silence_limit_loses_and_repeats_nothing(tmp_path: 
     assert consumer.ledger.received == 800 and consumer.ledger.balanced
     consumer.close()
     proxy.close()
+
+
+def test_idle_producer_sleeps(tmp_path: Path) -> None:
+    """Its thread wakes up only while the consumer has not received all: a host may have thousands of idle producers."""
+    consumer = bind_samples(f"ipc://{tmp_path}/samples", SCHEMA)
+    producer = connect_samples(consumer.address, SCHEMA, ACTOR, 1, TIMEOUT_S)
+    producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
+    thread = producer._thread
+    consumer.release(consumer.get(TIMEOUT_S))
+    time.sleep(1.2)  # by now it has learned that nothing is on the way
+    before = wakeups(thread)
+    time.sleep(1.2)
+    assert wakeups(thread) == before
+    producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
+    wait_for(lambda: wakeups(thread) > before)
+    producer.close()
+    consumer.close()
+
+
+def wakeups(thread: threading.Thread) -> int:
+    """Return how often a thread of this process has waited for something."""
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
 
 
 def test_a_block_is_not_reused_while_zeromq_reads_it(tmp_path: Path) -> None:
