@@ -16,7 +16,7 @@ from jsrl.envs.base import Episode
 from jsrl.errors import SnapshotError
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
-from jsrl.runs.control_bodies import Lease
+from jsrl.runs.control_bodies import Games, Lease, Played
 from jsrl.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat, make_version
@@ -305,6 +305,25 @@ def test_slots_keep_their_assignments_after_a_resume() -> None:
     found = [later.returning(0, slot) for slot in (1, 2)]
     assert [(lease.id, lease.session) for lease in found if lease is not None] == [(6, 9), (5, 9)]
     assert later.returning(0, 1) is None
+
+
+def test_assignments_that_are_on_their_way_are_not_given_again() -> None:
+    leases = Leases(3)
+    leases.outcomes("actor-0", 0, [])
+    assert leases.short("actor-0", Games([], 5, 1, 0, session=3)) == 4
+    leases.give("actor-0", [Lease(number, 3, [(0, -1)], [True]) for number in range(4)])
+    assert leases.short("actor-0", Games([], 5, 1, 0, session=3)) == 0
+    assert leases.short("actor-0", Games([], 5, 2, 4, session=3)) == 3
+    assert leases.short("actor-0", Games([], 5, 4, 9, session=2)) == 1  # of an earlier director: what it gave is void
+
+
+def test_games_that_an_earlier_director_assigned_do_not_count() -> None:
+    """A director that is restarted from an older state gives the numbers of lost assignments again."""
+    leases = Leases(3)
+    leases.outcomes("actor-0", 0, [])
+    leases.give("actor-0", [Lease(5, 3, [(0, -1)], [True])])
+    assert leases.outcomes("actor-0", 0, [Played(5, 2, 9, [1.0])]) == []
+    assert [outcome.returns for outcome in leases.outcomes("actor-0", 0, [Played(5, 3, 7, [2.0])])] == [(2.0,)]
 
 
 @pytest.mark.parametrize(

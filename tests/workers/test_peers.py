@@ -19,7 +19,7 @@ from jsrl.workers.actor import streams as actor_streams
 from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.following import FollowingProducer
-from jsrl.workers.peers import ELSEWHERE_S, FailoverPeer, first_present
+from jsrl.workers.peers import ELSEWHERE_S, BriefRetry, FailoverPeer, FollowingParams, Peer, first_present
 from tests.tiny_agent import TinyConfig
 
 SERVERS = ["inference-1", "inference-0"]
@@ -67,6 +67,42 @@ def test_other_servers_answer_while_a_host_may_be_lost(tmp_path, monkeypatch) ->
     now_s[0] += 31.0
     with pytest.raises(StreamClosed, match="inference-1 is back"):
         peer.check()
+
+
+def test_refusals_of_a_living_peer_are_borne_for_a_while() -> None:
+    patience, refusal = BriefRetry(), StreamClosed("no")
+    for _ in range(2):
+        patience.pause(refusal, 0.0)
+        with pytest.raises(StreamClosed, match="no"):
+            patience.pause(refusal, 0.0)
+        patience.end()
+
+
+class ParamsAt:
+    """A subscriber that only knows where it is connected."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.closed = address, False
+
+    def poll(self, policy: int) -> tuple[int, list]:
+        return 1, [self.address]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_params_are_fetched_where_the_publisher_is_shown_next(tmp_path, monkeypatch) -> None:
+    """Its incarnation may be the same: a host shows a relay once it has one."""
+    monkeypatch.setattr(peers, "LOOK_S", 0.0)
+    names, ends = FileNames(tmp_path), list[ParamsAt]()
+    shown = Registration("params", "tcp://far", 0, 7, "elsewhere")
+    names.show([shown])
+    params = FollowingParams(
+        Peer(names, "params", names.lookup("params", 0.0)), lambda address: ends.append(ParamsAt(address)) or ends[-1]
+    )
+    assert params.poll() == (1, ["tcp://far"]) and len(ends) == 1
+    names.show([dataclasses.replace(shown, address="ipc://relay")])
+    assert params.poll() == (1, ["ipc://relay"]) and [end.closed for end in ends] == [True, False]
 
 
 class Broken:
