@@ -21,8 +21,12 @@ import zmq
 from jsrl.errors import ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.transport.base import Origin, ProducerId
 from jsrl.transport.meeting import sockets
+from jsrl.transport.meeting.handshake import hello_of_producer
 from jsrl.transport.meeting.keys import make_keys
+from jsrl.transport.samples import shared
 from jsrl.transport.samples.transports import bind_samples, connect_samples
+from jsrl.transport.wire.codec import decode, encode
+from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import zeros
 from tests.contracts import sample_contract
 from tests.contracts.sample_contract import *  # noqa: F403
@@ -31,6 +35,7 @@ from tests.contracts.sample_contract import ACTOR, SCHEMA, TIMEOUT_S, Transport,
 _numbers = itertools.count()
 _CONSUMER = """
 import sys, time
+from jsrl.transport.samples import shared
 from jsrl.transport.samples.transports import bind_samples
 sys.path.insert(0, sys.argv[2])
 from tests.contracts.sample_producer import make_schema
@@ -149,6 +154,16 @@ def test_dead_producer_is_detected(tmp_path: Path) -> None:
     time.sleep(0.3)
     wait_for(lambda: consumer.pending() == 1 and not list((tmp_path / "run").glob("*.pages")))
     drain(consumer, 1)
+    consumer.close()
+
+
+def test_memory_of_a_producer_that_dies_before_it_maps_it_is_freed(tmp_path: Path, monkeypatch) -> None:
+    consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
+    consumer._welcome(decode(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA)).frames()))
+    consumer.pending()
+    assert len(list((tmp_path / "run").glob("*.pages"))) == 1
+    monkeypatch.setattr(shared, "_ATTACH_S", 0.0)
+    wait_for(lambda: consumer.pending() == 0 and not list((tmp_path / "run").glob("*.pages")))
     consumer.close()
 
 
@@ -391,6 +406,22 @@ def test_garbage_on_the_wire_is_ignored(tmp_path: Path) -> None:
             producer.reserve(0.2).abandon()
             time.sleep(0.1)
     producer.close()
+    consumer.close()
+
+
+def test_producer_that_sends_more_than_its_blocks_is_fenced(tmp_path: Path) -> None:
+    consumer = bind_samples(f"ipc://{tmp_path}/s", SCHEMA, blocks_per_producer=2)
+    block = np.zeros(make_layout(flatten_schema(SCHEMA)).size_bytes, np.uint8)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(consumer.address)
+        socket.send_multipart(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA)).frames())
+        for index in range(3):
+            socket.send_multipart(encode("sample", {"index": index, "group": 0, "sequence": index}, block))
+        with pytest.raises(StreamError, match=r"at most 2 ahead of 0. It was fenced"):
+            for _ in range(3):
+                consumer.get(5.0)
+    assert consumer.ledger.received == 2
     consumer.close()
 
 

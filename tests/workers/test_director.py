@@ -194,6 +194,17 @@ def test_assignments_follow_sides_and_only_learning_seats_train() -> None:
     assert cast.asked(np.array([[1, 0], [0, 1]], np.uint8)).tolist() == [[5, NOT_PLAYED], [NOT_PLAYED, NOT_PLAYED]]
 
 
+def test_actor_tells_a_new_director_how_many_of_its_assignments_have_arrived() -> None:
+    wire = MessageQueue()
+    assignments = Assignments([(0, (0, 1))], [False], reporter=wire, in_order=False)
+    assignments.join(0, SPEC, 4)
+    for session, sent in ((4, 5), (4, 6), (5, 2)):
+        assignments.take([Lease(0, session, [(0, -1), (0, -1)], [True, True])], session, sent)
+        assignments._sent_s = 0.0  # as if the last message was long ago
+        assignments.send()
+        assert (wire.said[-1][1]["session"], wire.said[-1][1]["received"]) == (session, sent)
+
+
 def test_waiting_recurrent_seats_keep_acting() -> None:
     assignments = Assignments([(0, (0, 1))], [True], reporter=NullReporter(), in_order=False)
     (cast,) = assignments.join(0, SPEC, 1)
