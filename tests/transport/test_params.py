@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 
 import pytest
+import zmq
 
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.params.transports import bind_params, connect_params
+from jsrl.transport.wire.codec import encode
 from tests.contracts import params_contract
 from tests.contracts.params_contract import *  # noqa: F403
 from tests.contracts.params_contract import Transport
+from tests.contracts.sample_contract import wait_for
 
 _numbers = itertools.count()
 
@@ -51,5 +55,23 @@ def test_publish_wakes_a_waiting_reader(tmp_path) -> None:
     subscriber._bell.drain()
     publisher.publish(0, 2, params_contract.make_values(2))
     assert subscriber._bell.wait(0.0)
+    subscriber.close()
+    publisher.close()
+
+
+def test_publisher_goes_on_after_a_reader_of_two_policies_is_gone(tmp_path) -> None:
+    publisher = bind_params(f"ipc://{tmp_path}/p")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as reader:
+        reader.connect(publisher.address)
+        for policy in range(2):
+            reader.send_multipart(encode("want", {"policy": policy, "have": -1}))
+        wait_for(lambda: len(publisher._thread._open) == 2)
+    time.sleep(0.2)  # until the publisher's socket has noticed it
+    publisher._store.put(0, 1, params_contract.make_values(1))  # both policies are new when the thread wakes
+    publisher.publish(1, 1, params_contract.make_values(1))
+    wait_for(lambda: not publisher._thread._open)
+    subscriber = connect_params(publisher.address)
+    subscriber.wait(0, 0, 10.0)
+    assert subscriber.poll() is not None
     subscriber.close()
     publisher.close()

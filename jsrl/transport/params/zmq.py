@@ -112,8 +112,9 @@ class _PublisherThread(_Thread):
             self._take_questions()
         for (route, policy), have in list(self._open.items()):
             found = self._store.latest.get(policy)
-            if found is not None and found.version != have:
-                del self._open[route, policy]
+            if found is None or found.version == have:
+                continue
+            if self._open.pop((route, policy), None) is not None:  # else the reader was gone at the answer before
                 self._answer(route, encode("params", {"policy": policy, "version": found.version}, tuple(found.values)))
 
     def _take_questions(self) -> None:
