@@ -440,6 +440,10 @@ def test_leaving_clients_are_reported_once(serving: Serving) -> None:
     second.close()
     serving.wait_gone(ProducerId("actor-1", 0))
     assert len(serving.gone) == 2
+    again = connect(serving.address, "actor-1", 0)  # the same incarnation, as after a broken connection
+    again.send(0, make_request(5, 2))
+    check_answer(make_request(5, 2), again.receive(TIMEOUT_S)[1])
+    again.close()
 
 
 def test_higher_incarnation_fences_the_older(transport: Transport) -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from jsrl.launch.hosts.messages import Begin
 from jsrl.launch.launcher import ResourceUsage
 from jsrl.launch.local import actor_host
 from jsrl.launch.local.children import MOST_MEASURED, Children
@@ -25,6 +26,28 @@ def test_of_many_workers_some_are_measured_in_turn_the_new_ones_first(tmp_path: 
     assert "new" not in {one.worker for one in children.usage()}  # its process is not known yet
     children._handles["new", 0] = SimpleNamespace(pid=1, usage=lambda: used)
     assert "new" in {one.worker for one in children.usage()}
+
+
+def test_each_incarnation_is_started_once_and_ends_the_earlier_one(tmp_path: Path) -> None:
+    children, begun = Children(tmp_path, ""), list[SimpleNamespace]()
+
+    def begin(kind: str, name: str, incarnation: int, start: object) -> SimpleNamespace:
+        begun.append(SimpleNamespace(incarnation=incarnation, alive=True, kill=lambda: killed.append(incarnation)))
+        return begun[-1]
+
+    killed: list[int] = []
+    children._local = SimpleNamespace(begin=begin)  # type: ignore[assignment]
+    for incarnation in (0, 0, 2, 1, 2):
+        children.begin(Begin(1, "actor", "actor-0", incarnation, b"{}", {}))
+    assert [one.incarnation for one in begun] == [0, 2] and killed == [0]
+
+
+def test_end_of_a_worker_is_reported_after_its_last_messages(tmp_path: Path) -> None:
+    children = Children(tmp_path, "")
+    children._handles["actor-0", 3] = SimpleNamespace(alive=False, exit=None, tail=lambda lines: "its log")
+    assert children.ended(1) == []
+    (exited,) = children.ended(1)
+    assert (exited.worker, exited.incarnation, exited.tail) == ("actor-0", 3, "its log") and not children.ended(1)
 
 
 def test_a_host_of_many_actors_is_read_once_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

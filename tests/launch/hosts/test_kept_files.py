@@ -158,6 +158,7 @@ def test_part_out_of_sequence_is_refused(tmp_path: Path) -> None:
     assert keep_part(tmp_path, Part("replay/0/rows", 5, b"later", True)) is None
     assert keep_part(tmp_path, Part("replay/0/rows", 0, b"1234", False)) == 4
     assert keep_part(tmp_path, Part("replay/0/rows", 5, b"later", True)) is None
+    assert keep_part(tmp_path, Part("replay/0/rows", 2, b"34", False)) is None  # a part that it has
     assert keep_part(tmp_path, Part("replay/0/rows", 4, b"5", True)) == 5
     assert contents(tmp_path) == {"replay/0/rows": b"12345"}
 

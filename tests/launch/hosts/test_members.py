@@ -231,6 +231,9 @@ def test_host_may_register_only_streams_of_its_living_workers(world: World):
     assert {entry.name: entry for entry in world.members.names()} == {entry.name: entry for entry in fine}
     world.members.handle(host.token, b"id", Exited(host.epoch, "inference-0", 0, -9, "killed", ""))
     assert world.members.names() == fine[1:2]
+    host.workers["inference-0", 1] = RemoteWorker(host, "inference-0", 1)
+    world.members.handle(host.token, b"id", beat)  # names of its earlier incarnation are late
+    assert world.members.names() == fine[1:2]
     world.members.lose(host, "gone")
     assert not world.members.names()
 
