@@ -24,6 +24,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "__init__": (set(), set()),
     "__main__": ({"cli"}, set()),
     "errors": (set(), set()),
+    "counted": (set(), set()),
     "rate_limit": (set(), set()),
     "extras": (set(), set()),
     "plain_files": (set(), {"numpy"}),
@@ -33,11 +34,11 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "agents": ({"networks", "types", "errors"}, {"jax", "flax", "optax", "chex", "numpy"}),
     "parallel": ({"agents", "types", "errors"}, {"jax", "numpy"}),
     "envs": (
-        {"rate_limit", "extras", "types", "errors", "references"},
+        {"counted", "rate_limit", "extras", "types", "errors", "references"},
         {"numpy", "gymnasium", "ale_py", "envpool", "lbforaging", "mujoco", "pyspiel"},
     ),
     "transport": ({"types", "errors", "plain_files"}, {"numpy", "ml_dtypes", "zmq", "msgspec", "lz4"}),
-    "experiment": ({"envs", "types", "errors", "references"}, {"jax"}),
+    "experiment": ({"counted", "envs", "types", "errors", "references"}, {"jax"}),
     "replay": ({"agents", "errors", "experiment", "plain_files", "types"}, {"jax", "numpy"}),
     "runs": ({"extras", "transport", "errors", "plain_files"}, {"numpy", "zmq", "msgspec", "psutil"}),
     "metrics": ({"errors", "extras", "runs"}, {"numpy", "rich", "tensorboardX"}),
@@ -45,6 +46,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "recordings": ({"errors", "extras", "plain_files", "runs", "transport", "types"}, {"numpy", "msgspec"}),
     "workers": (
         {
+            "counted",
             "agents",
             "directors",
             "envs",
@@ -64,9 +66,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"jax", "msgspec", "numpy"},
     ),
-    "graph": ({"errors", "experiment", "references", "transport", "workers"}, set()),
+    "graph": ({"counted", "errors", "experiment", "references", "transport", "workers"}, set()),
     "launch": (
         {
+            "counted",
             "directors",
             "rate_limit",
             "envs",
@@ -88,7 +91,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"jax", "msgspec", "numpy", "psutil", "ray", "tyro", "zmq"},
     ),
     "directors": ({"errors", "types"}, {"numpy", "scipy"}),
-    "matches": ({"directors", "envs", "errors", "types"}, {"numpy"}),
+    "matches": ({"counted", "directors", "envs", "errors", "types"}, {"numpy"}),
     "export": ({"agents", "errors", "extras", "types"}, {"jax", "numpy", "onnx"}),
     "policy": (
         {
@@ -113,6 +116,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "report": (
         {
+            "counted",
             "errors",
             "experiment",
             "graph",
@@ -129,7 +133,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "search": ({"errors", "extras", "launch", "report"}, {"numpy", "optuna"}),
     "chaos": ({"errors", "launch", "transport", "workers"}, set()),
-    "tuning": ({"errors", "experiment", "launch", "references", "runs", "workers"}, {"numpy", "psutil"}),
+    "tuning": ({"counted", "errors", "experiment", "launch", "references", "runs", "workers"}, {"numpy", "psutil"}),
     "simulation": (
         {
             "envs",
@@ -149,6 +153,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "cli": (
         {
+            "counted",
             "chaos",
             "configs",
             "contest",

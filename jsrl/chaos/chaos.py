@@ -58,6 +58,19 @@ class ChaosSettings:
     flood_s: float = 10.0
     faults: int | None = None
 
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+          ConfigError: one is out of its range.
+        """
+        positive = ("storm_s", "every_s", "patience_s")
+        for name in (*positive, "calm_s", "flood_s", "pauses", "hangs"):
+            value = getattr(self, name)
+            if value < 0 or (value == 0 and name in positive) or (value > 1 and name in ("pauses", "hangs")):
+                expected = "above 0" if name in positive else "0 to 1" if name in ("pauses", "hangs") else "0 or more"
+                raise ConfigError(f"--{name.replace('_', '-')} is {value:g}, expected {expected}.")
+
 
 class ChaosRun:
     """A run in its own processes, and the faults injected into it.

@@ -13,6 +13,7 @@ from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.main import program
 from jsrl.errors import ConfigError, JsrlError
+from jsrl.workers.kinds import own_kinds
 
 STRANGER = Path(__file__).resolve().parents[2] / "benchmarks" / "strangers.py"  # of a checkout
 
@@ -42,7 +43,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--patience-s", type=float, default=60.0, help="seconds within which the run must recover")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
     options, args = parser.parse_known_args(arguments)
-    settings = ChaosSettings(
+    name = f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        settings = settings_of(options)
+        use_working_directory()
+        check_args(list(args))
+        check_kinds(settings.kinds, args)
+        command = run_command(args, options.runs_dir, name, hangs=options.hangs > 0)
+        card = ChaosRun(command, options.runs_dir, name, settings, sender(options.messages_per_s)).run()
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    print(card.text())
+    return 0 if card.passed else 1
+
+
+def settings_of(options: argparse.Namespace) -> ChaosSettings:
+    """Return the settings of the storm.
+
+    Raises:
+      ConfigError: a value is out of its range.
+    """
+    if options.messages_per_s < 0:
+        raise ConfigError(f"--messages-per-s is {options.messages_per_s:g}, expected 0 or more.")
+    return ChaosSettings(
         storm_s=options.storm_s,
         calm_s=options.calm_s,
         every_s=options.every_s,
@@ -53,23 +77,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         patience_s=options.patience_s,
         flood_s=options.flood_s,
     )
-    name = f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
-    stranger = [sys.executable, str(STRANGER), "--per-s", str(options.messages_per_s)]
-    floods = options.messages_per_s > 0 and STRANGER.exists()
-    if options.messages_per_s > 0 and not floods:
+
+
+def sender(messages_per_s: float) -> list[str] | None:
+    """Return the command that sends unauthorised messages; None: none are sent."""
+    if messages_per_s == 0:
+        return None
+    if not STRANGER.exists():
         print(
             "no unauthorised messages: the program that sends them is only in a source checkout (benchmarks/strangers.py)."
         )
-    try:
-        use_working_directory()
-        check_args(list(args))
-        command = run_command(args, options.runs_dir, name, hangs=options.hangs > 0)
-        card = ChaosRun(command, options.runs_dir, name, settings, stranger if floods else None).run()
-    except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    print(card.text())
-    return 0 if card.passed else 1
+        return None
+    return [sys.executable, str(STRANGER), "--per-s", str(messages_per_s)]
+
+
+def check_kinds(kinds: Sequence[str] | None, args: Sequence[str]) -> None:
+    """Check that the kinds of workers exist; a changed graph may have kinds of its own.
+
+    Raises:
+      ConfigError: one is unknown.
+    """
+    known = [kind.name for kind in own_kinds()]
+    unknown = [kind for kind in kinds or () if kind not in known]
+    if unknown and not any(arg.startswith("--graph") for arg in args):
+        raise ConfigError(f"--kinds names {unknown[0]!r}, which is no kind of worker; there are: {', '.join(known)}.")
 
 
 def check_args(args: list[str]) -> None:

@@ -15,20 +15,17 @@ from jsrl.runs.runs import Run, load_runs
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare and print."""
     parser = argparse.ArgumentParser(prog=program("compare"), description=__doc__)
-    parser.add_argument(
-        "runs",
-        nargs=2,
-        metavar=("RUN_A", "RUN_B"),
-        help="each a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run",
-    )
+    parser.add_argument("RUN_A", help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
+    parser.add_argument("RUN_B", help="another one")
     parser.add_argument("--runs-dir", default="runs")
     options = parser.parse_args(arguments)
+    names = [options.RUN_A, options.RUN_B]
     try:
-        runs = load_runs(options.runs, options.runs_dir)
+        runs = load_runs(names, options.runs_dir)
         if len(runs) != 2:
-            names = " and ".join(options.runs)
+            number = "one run" if len(runs) == 1 else f"{len(runs)} runs"
             raise ConfigError(
-                f"{names} name {len(runs)} run(s), {_names(runs)}; give two. `jsrl report` compares several."
+                f"{' and '.join(names)} name {number}, {_names(runs)}; give two. `jsrl report` compares several."
             )
         left, right = runs
         print(compare_runs(left, right))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import jsrl
+from jsrl.counted import counted
 from jsrl.extras import EXTRAS, install_command
 from jsrl.launch.compilation import cache_folder
 from jsrl.runs.provenance import hardware_facts
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for finding in findings:
         print(f"{SYMBOLS[finding.state]} {finding.text}" + (f"\n       -> {finding.cure}" if finding.cure else ""))
     bad = sum(finding.state == "bad" for finding in findings)
-    print(f"\n{bad} thing(s) to fix before a run can work." if bad else "\njsrl can run here.")
+    print(f"\n{counted(bad, 'thing')} to fix before a run can work." if bad else "\njsrl can run here.")
     return 1 if bad else 0
 
 
@@ -70,10 +71,12 @@ def accelerators() -> Iterator[Finding]:
     if gpus and not any("plugin" in name for name in plugins):
         cure = f"{sys.executable} -m pip install 'jax[cuda12]'"
         yield Finding(
-            "note", f"{len(gpus)} GPU(s) ({gpus[0]}), but jax has no CUDA plugin: learners run on the CPU", cure
+            "note",
+            f"{counted(len(gpus), 'GPU')} ({gpus[0]}), but jax has no CUDA plugin: learners run on the CPU",
+            cure,
         )
     elif gpus:
-        yield Finding("good", f"{len(gpus)} GPU(s): {', '.join(gpus)}")
+        yield Finding("good", f"{counted(len(gpus), 'GPU')}: {', '.join(gpus)}")
     else:
         yield Finding("good", "no NVIDIA GPU: everything runs on the CPU")
 
@@ -91,7 +94,7 @@ def shared_memory() -> Iterator[Finding]:
     owner = path / f"jsrl-{os.getuid()}"
     left = [folder for folder in owner.glob("*-*") if not _lives(folder)] if owner.is_dir() else []
     if left:
-        text = f"{owner} holds memory of {len(left)} run(s) that were killed; the next run removes it, or you do"
+        text = f"{owner} holds memory of {counted(len(left), 'killed run')}; the next run removes it, or you do"
         yield Finding("note", text, f"rm -r {' '.join(map(str, left))}")
 
 
@@ -108,7 +111,7 @@ def limits() -> Iterator[Finding]:
     yield Finding(state, f"{soft:,} open files for a process", "" if state == "good" else cure)
     facts = hardware_facts()
     cores, memory_gb = facts["cores"], facts["memory_gb"]
-    name = f"{cores} core(s), {memory_gb:g} GB of memory ({facts['processor']})"
+    name = f"{counted(cores, 'core')}, {memory_gb:g} GB of memory ({facts['processor']})"
     if cores < 2:
         yield Finding("note", name, "processes share one core; --placement serial wastes least of it")
     elif memory_gb < LEAST_MEMORY_GB:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RayOptions, RunOptions
@@ -58,7 +59,7 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
         if engine is None:
             least = options.min_hosts or count
             later = f", and {count - least} more that may come later" if least < count else ""
-            notify(f"waiting for {least} host(s) to join{later}; on each, with a token file of its own:")
+            notify(f"waiting for {counted(least, 'host')} to join{later}; on each, with a token file of its own:")
         for path in launcher.token_files:
             notify(f"  jsrl join {launcher.address} --token-file {path}")
         yield launcher

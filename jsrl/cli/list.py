@@ -17,4 +17,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def listing() -> str:
     """Return the experiments, one line each."""
-    return "\n".join(f"  {name:<18} {text}" for name, text in summaries().items())
+    found = summaries()
+    width = max(map(len, found))
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in found.items())

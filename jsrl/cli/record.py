@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program
 from jsrl.cli.record_policy import record_policy
+from jsrl.counted import counted
 from jsrl.errors import JsrlError
 
 
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     print(
-        f"{recorded.episodes} episodes, return {recorded.return_mean:.1f}, {recorded.env_steps:,} env steps. {recorded.text}"
+        f"{counted(recorded.episodes, 'episode')}, return {recorded.return_mean:.1f}, "
+        f"{recorded.env_steps:,} env steps. {recorded.text}"
     )
     return 0

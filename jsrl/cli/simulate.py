@@ -21,6 +21,7 @@ from pathlib import Path
 from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.main import program
+from jsrl.counted import counted
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
 
@@ -125,9 +126,9 @@ def _simulate(own: argparse.Namespace, experiment: Experiment, hosts: str, path:
     )
     print(layout_text(layout))
     outcome = simulate(system, times, seconds=own.seconds)
-    print("", f"{experiment.name} on {len(facts)} host(s), simulated:", summary(outcome), sep="\n")
+    print("", f"{experiment.name} on {counted(len(facts), 'host')}, simulated:", summary(outcome), sep="\n")
     if own.page is not None:
         own.page.write_text(
-            page(f"{experiment.name} on {len(facts)} host(s)", outcome, layout_text(layout).splitlines())
+            page(f"{experiment.name} on {counted(len(facts), 'host')}", outcome, layout_text(layout).splitlines())
         )
         print(f"page: {own.page}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from jsrl.cli.command_line import CommandLine, without
 from jsrl.cli.seeds import OWN as OWN_OF_SEEDS
 from jsrl.cli.seeds import check, group_path, new_group, parse_seeds, remove
+from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import RunOptions
 from jsrl.launch.hosts.slurm import SlurmRun, SlurmSeeds, seeds_script, slurm_script
@@ -140,6 +141,6 @@ def submit_seeds(name: str, args: Sequence[str], asked: CommandLine) -> int:
     if known is None:
         remove(group)
     replace(group, jobs=(*group.jobs, job)).write()
-    print(f"Submitted array job {job} of {len(left)} runs; output: {seeds.job_name}-{job}_SEED.out here")
+    print(f"Submitted array job {job} of {counted(len(left), 'run')}; output: {seeds.job_name}-{job}_SEED.out here")
     print(f"  jsrl status {group.path}\n  jsrl report {group.path}\n  jsrl stop {group.path}")
     return 0

@@ -13,6 +13,7 @@ from typing import Any
 
 from jsrl.cli.main import program
 from jsrl.cli.slurm_jobs import state_of, waiting_job
+from jsrl.counted import counted
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.launch.result import INTENDED, is_intended, missing, score
 from jsrl.launch.status_writer import moment_of
@@ -180,13 +181,15 @@ def progress(state: RunState, seen: DisplayState | None) -> str:
     """Return the progress of a run."""
     if "env_steps" in state.result:
         r = state.result
-        return f"{r.get('env_steps', 0):,} env steps, {r.get('updates', 0):,} updates, {clock(r.get('wall_s'))}"
+        return (
+            f"{r.get('env_steps', 0):,} env steps, {counted(r.get('updates', 0), 'update')}, {clock(r.get('wall_s'))}"
+        )
     if seen is None:
         return ""
     rate = state.news.env_steps_per_s if state.news and state.is_running else None
     of = f" of {short(seen.total_env_steps)} ({percent(seen.steps_share)})" if seen.total_env_steps else ""
     to_go_s = seen.to_go_s(rate) if state.is_running else None
-    parts = [f"{short(seen.env_steps)}{of} env steps", f"{seen.updates:,} updates"]
+    parts = [f"{short(seen.env_steps)}{of} env steps", f"{counted(seen.updates, 'update')}"]
     parts += [f"{short(rate)} steps/s"] if rate is not None else []
     parts += [f"{clock(to_go_s)} to go"] if to_go_s is not None else []
     return ", ".join([*parts, *map(str, seen.others)])
@@ -243,7 +246,7 @@ def facts_of_group(group: Group) -> dict[str, Any]:
 def group_text(group: Group) -> str:
     """Return the state of a group of runs as text: its process, a line for each run, and how to continue it."""
     state, left = read_state(group.path), missing(group)
-    lines = [f"{group.name}: {len(group.seeds)} seeds, {len(group.seeds) - len(left)} ended as intended"]
+    lines = [f"{group.name}: {counted(len(group.seeds), 'seed')}, {len(group.seeds) - len(left)} ended as intended"]
     if state.is_running:
         lines[0] += f"; process {state.process} runs the others"
     lines += [f"  Slurm job {job}: {state_of(job) or 'not known here'}" for job in group.jobs]

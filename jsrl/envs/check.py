@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from jsrl.counted import counted
 from jsrl.envs.base import EnvStep, Episode, VectorEnv, VectorGame
 from jsrl.envs.check_game import GameWalk
 from jsrl.envs.config import EnvConfig
@@ -41,7 +42,9 @@ class EnvReport:
         lines = _described(self.spec)
         lines += [f"  ok    {line}" for line in self.passed]
         lines += [f"  note  {line}" for line in self.notes]
-        return "\n".join([*lines, f"  {self.env_steps_per_s:,.0f} env steps/s, {self.episodes} episodes ended"])
+        return "\n".join(
+            [*lines, f"  {self.env_steps_per_s:,.0f} env steps/s, {counted(self.episodes, 'episode')} ended"]
+        )
 
 
 def check_env(

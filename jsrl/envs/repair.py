@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
+from jsrl.counted import counted
 from jsrl.envs.base import EnvStep, TakesTasks, VectorEnv
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import foreign
@@ -46,8 +47,8 @@ class Repairs:
         limit, window_s = self._repairs_limit.limit, self._repairs_limit.window_s
         if not self._repairs_limit.spend():
             used_up = EnvironmentFault(
-                f"{fault}. Its vector's {limit} repair(s) within {window_s:g} s are exhausted, because it fails again and "
-                "again. See what it raised, or allow more with env.fault_limit"
+                f"{fault}. It failed again after {counted(limit, 'repair')} within {window_s:g} s. See what it raised, or "
+                "allow more with env.fault_limit"
             )
             used_up.repairable = False
             raise used_up from fault

@@ -7,6 +7,7 @@ import ipaddress
 import re
 from typing import TYPE_CHECKING
 
+from jsrl.counted import counted
 from jsrl.errors import ConfigError, nearest_divisors
 from jsrl.experiment.policies import check_policies
 
@@ -256,7 +257,7 @@ def _check_ranks(e: Experiment) -> None:
         )
     if e.num_actors != "auto" and e.actors % ranks:
         raise ConfigError(
-            f"{e.actors} actor(s) cannot be divided evenly among learner.num_ranks={ranks}; use num_actors "
+            f"{counted(e.actors, 'actor')} cannot be divided evenly among learner.num_ranks={ranks}; use num_actors "
             f"{max(1, e.actors // ranks) * ranks}, or another multiple."
         )
     if e.num_actors != "auto" and e.batch_columns % (ranks * e.group_size):
@@ -306,7 +307,7 @@ def _check_replay(e: Experiment, r: ReplayConfig) -> None:
         _check_device_replay(e, r)
     elif r.num_replays > e.actors:
         raise ConfigError(
-            f"replay.num_replays={r.num_replays}, but only {e.actors} actor(s) feed them; use at most that."
+            f"replay.num_replays={r.num_replays}, but only {counted(e.actors, 'actor')} can feed them; use at most that."
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.references.reference import current_fields, from_json, to_json
 from jsrl.transport.stream import Stream
@@ -333,7 +334,7 @@ class Graph:
         writes = [port.name for port in found.ports if port.sort == "samples" and port.does == "writes"]
         if len(reads) != 1 or len(writes) != 1:
             raise ConfigError(
-                f"{kind} has {len(reads)} port(s) that read samples and {len(writes)} that write them; to stand between a "
+                f"{kind} has {len(reads)} ports that read samples and {len(writes)} that write them; to stand between a "
                 "stream's writers and readers it needs one of each. Use add() and replace() for other dataflows."
             )
         upstream = self.stream(stream)
@@ -430,8 +431,8 @@ def _shares(graph: Graph, old: Iterable[WorkerNode], number: int, count: int) ->
         answers = graph.kind(next(iter(old)).name).port(link.port).does == "answers"  # any server answers any group
         if len(groups) % count and not answers:
             raise ConfigError(
-                f"{len(groups)} group(s) of {link.stream} cannot be divided evenly among {count} workers; use a number that "
-                "divides them, or another number of groups (num_groups)."
+                f"{counted(len(groups), 'group')} of {link.stream} cannot be divided evenly among {count} workers; use a "
+                "number that divides them, or another number of groups (num_groups)."
             )
         size = len(groups) // count
         own = groups[number::count] if answers else groups[number * size : (number + 1) * size]

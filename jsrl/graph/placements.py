@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from jsrl.counted import counted
 from jsrl.errors import ConfigError, nearest_divisors
 from jsrl.experiment import Experiment
 from jsrl.graph.graph import Graph, Link, WorkerNode
@@ -141,8 +142,8 @@ def with_ranks(graph: Graph, learner: str, count: int) -> Graph:
     writers = [groups for groups in writers if groups]
     if len(writers) % count:
         raise ConfigError(
-            f"{len(writers)} writer(s) of {stream.name} cannot be divided evenly among {count} ranks of {learner}; use "
-            f"{nearest_divisors(len(writers), count)} ranks, or a number of actors that is a multiple of {count}."
+            f"{counted(len(writers), 'writer')} of {stream.name} cannot be divided evenly among {count} ranks of {learner}; "
+            f"use {nearest_divisors(len(writers), count)} ranks, or a number of actors that is a multiple of {count}."
         )
     size = len(writers) // count
     shares = [tuple(sorted(set().union(*writers[i * size : (i + 1) * size]))) for i in range(count)]

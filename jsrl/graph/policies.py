@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.policies import opponents_of
@@ -116,8 +117,8 @@ def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
         _check_lag(graph, learner, own)
         if len(ranks) != own.learner.num_ranks:
             raise ConfigError(
-                f"{learner.name} has {len(ranks)} rank(s) in this graph, but learner.num_ranks is {own.learner.num_ranks}; "
-                "set it, or change the graph by jsrl.graph.placements.with_ranks."
+                f"{learner.name} has {counted(len(ranks), 'rank')} in this graph, but learner.num_ranks is "
+                f"{own.learner.num_ranks}; set it, or change the graph by jsrl.graph.placements.with_ranks."
             )
     if len(parts) > 1 and (experiment.recording is not None or experiment.record is not None):
         option = "recording" if experiment.recording is not None else "record"

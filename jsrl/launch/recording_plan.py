@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from jsrl.counted import counted
 from jsrl.errors import ConfigError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.recordings.recordings import Recording, begin_recording, make_manifest, open_recording
@@ -82,6 +83,6 @@ def recording_lines(e: Experiment, schemas: Schemas) -> list[str]:
     manifest = recording.manifest
     epochs = e.total_env_steps / recording.env_steps
     return [
-        f"{recording.folder} -> learner   windows    {recording.env_steps:,} recorded env steps in {len(recording.chunks)} "
-        f"file(s), of {manifest.source or 'an unnamed run'}; trained on {epochs:.1f} times"
+        f"{recording.folder} -> learner   windows    {recording.env_steps:,} recorded env steps in "
+        f"{counted(len(recording.chunks), 'file')}, of {manifest.source or 'an unnamed run'}; trained on {epochs:.1f} times"
     ]

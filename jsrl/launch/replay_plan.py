@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jsrl.counted import counted
 from jsrl.experiment import Experiment
 from jsrl.workers.jobs import Schemas
 from jsrl.workers.memory import row_bytes
@@ -35,7 +36,7 @@ def replay_lines(e: Experiment, schemas: Schemas) -> list[str]:
     per_row = row_bytes(e, schemas)
     kept = (
         f"replay ({r.kind}): {r.capacity:,} env steps of {per_row:,.0f} B = {r.capacity * per_row / 2**20:,.0f} MiB; {how}; "
-        f"batches of {r.batch_size} windows of {r.window} row(s), {e.updates_per_call} update(s) per call; {ratio}, "
-        f"from {r.min_size:,} env steps on"
+        f"batches of {r.batch_size} windows of {counted(r.window, 'row')}, {counted(e.updates_per_call, 'update')} per call; "
+        f"{ratio}, from {r.min_size:,} env steps on"
     )
     return [kept]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jsrl.counted import counted
 from jsrl.metrics.scores import score_text
 from jsrl.runs.groups import Group
 from jsrl.runs.state import read_result
@@ -89,7 +90,7 @@ class Result:
         """Return the closing lines."""
         how = f"reached {self.ended}" if self.ended in INTENDED else self.ended
         lines = [
-            f"{how} after {self.env_steps:,} env steps, {self.updates:,} updates, {self.wall_s:.1f} s "
+            f"{how} after {self.env_steps:,} env steps, {counted(self.updates, 'update')}, {self.wall_s:.1f} s "
             f"({self.process_s:.1f} s from the start of the process)",
         ]
         if self.evaluation:
@@ -124,7 +125,7 @@ def other_lines(others: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
     """Return the results of each policy other than the first: (name, value)."""
     lines = []
     for name, facts in others.items():
-        counts = f"{facts['env_steps']:,} env steps, {facts['updates']:,} updates"
+        counts = f"{facts['env_steps']:,} env steps, {counted(facts['updates'], 'update')}"
         titles = {"evaluation": "evaluation", "final": "final evaluation"}
         scores = [f"{title}: {score(facts[what])}" for what, title in titles.items() if facts[what]]
         lines.append((f"policy {name}", "; ".join([counts, *scores])))
@@ -150,4 +151,4 @@ def contradicted(result: dict[str, Any]) -> bool:
 
 def score(facts: dict[str, float]) -> str:
     """Return an evaluation's score as text."""
-    return f"{score_text(facts).removesuffix(')')}, {int(facts['episodes'])} greedy episodes)"
+    return f"{score_text(facts).removesuffix(')')}, {counted(int(facts['episodes']), 'greedy episode')})"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from jsrl.counted import counted
 from jsrl.errors import SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.launch.resume import newest_good
@@ -98,7 +99,7 @@ class Supervision:
         if not budget.used:
             return ""
         return (
-            f"{job.name}'s {budget.limit} restart(s) within {budget.window_s:g} s are exhausted. "
+            f"{job.name} has used its {counted(budget.limit, 'restart')} within {budget.window_s:g} s. "
             "Restarts do not repair it: see the reason above, or allow more with --restart."
         )
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jsrl.counted import counted
 from jsrl.directors.ratings import win_rate_interval
 from jsrl.envs.base import Episode, GameStep, VectorGame
 from jsrl.errors import ConfigError
@@ -96,10 +97,10 @@ class MatchScore:
         f = self.facts()
         sides = "; ".join(f"as {side} {own['win_rate']:.3f}" for side, own in f["by_side"].items())
         return (
-            f"{self.home} against {self.away}: {f['won']} won, {f['drawn']} drawn, {f['lost']} lost of {f['games']} games; "
-            f"win rate {f['win_rate']:.3f} (95%: {f['win_rate_low']:.3f} to {f['win_rate_high']:.3f}; {sides}); return "
-            f"{f['return_mean']:.2f} ± {f['return_ci95']:.2f}, opponent {f['opponent_return_mean']:.2f} ± "
-            f"{f['opponent_return_ci95']:.2f}; mean length {f['length_mean']:.0f}"
+            f"{self.home} against {self.away}: {f['won']} won, {f['drawn']} drawn, {f['lost']} lost of "
+            f"{counted(f['games'], 'game')}; win rate {f['win_rate']:.3f} (95%: {f['win_rate_low']:.3f} to "
+            f"{f['win_rate_high']:.3f}; {sides}); return {f['return_mean']:.2f} ± {f['return_ci95']:.2f}, opponent "
+            f"{f['opponent_return_mean']:.2f} ± {f['opponent_return_ci95']:.2f}; mean length {f['length_mean']:.0f}"
         )
 
 

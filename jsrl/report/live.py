@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
+from jsrl.counted import counted
 from jsrl.metrics.display_state import clock, short
 from jsrl.metrics.scores import score_of
 from jsrl.plain_files import open_plain
@@ -109,7 +110,9 @@ class Live:
         with self._lock:
             rows = {name: self._rows.get(path) for name, path in self.runs().items()}
         running = sum(row.state == RUNS for row in rows.values())
-        head = f"<header><h1>{escape(self.folder.name)}</h1><p>{len(rows)} runs, {running} running</p></header>"
+        head = (
+            f"<header><h1>{escape(self.folder.name)}</h1><p>{counted(len(rows), 'run')}, {running} running</p></header>"
+        )
         if not rows:
             return f"{head}<section>There is no run in this folder yet. It appears here when it starts.</section>"
         newest = sorted(rows.items(), key=lambda entry: (entry[1].state != RUNS, -entry[1].updated_s))

@@ -6,6 +6,7 @@ from html import escape
 
 import numpy as np
 
+from jsrl.counted import counted
 from jsrl.runs.standings import StandingsTable
 
 MOST = 12  # players of the payoff table: the best ones, and those that learn
@@ -27,9 +28,8 @@ def standings_page(table: StandingsTable) -> str:
     for i, player in enumerate(shown.players):
         cells = "".join(_cell(shown.points[i, j], shown.games[i, j]) for j in range(len(shown.players)))
         rows.append(f"<tr><th>{escape(player)}</th><td>{_rating(shown, i)}</td>{cells}</tr>")
-    note = (
-        f"<p>{len(table.players)} players; recent games weigh more. Ratings cannot show cycles: look at the cells.</p>"
-    )
+    players = counted(len(table.players), "player")
+    note = f"<p>{players}; recent games weigh more. Ratings cannot show cycles: look at the cells.</p>"
     table_html = (
         f'<table class="numbers"><thead><tr><th>row against column</th><th>Elo</th>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.runs.files import read_json, write_json
 from jsrl.tuning.search import Trial
@@ -179,7 +180,9 @@ def _text(found: Measurements, advice: Advice, is_default: bool) -> str:
     if found.changes_learning:
         lines.append("  the number of environments and the batch were tuned too: what is learned changes with them")
     count = len({key_of(t.setting) for t in found.trials})
-    lines.append(f"  {len(found.trials)} trials of {count} settings in {found.total_s:.0f} s; fastest:")
+    lines.append(
+        f"  {counted(len(found.trials), 'trial')} of {counted(count, 'setting')} in {found.total_s:.0f} s; fastest:"
+    )
     for words, median, low, high, number in advice.ranking[:4]:
         spread = f"{low:,.0f} - {high:,.0f}, {number} times" if number > 1 else "once"
         lines.append(f"    {median:>10,.0f}  {words} ({spread})")

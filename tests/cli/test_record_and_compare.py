@@ -45,5 +45,5 @@ def test_compare_needs_exactly_two_runs(runs, capsys):
     assert main.main(["compare", "small/one", "two", "--runs-dir", runs]) == 0
     assert "seed" in capsys.readouterr().out
     assert main.main(["compare", "small/one", "one", "--runs-dir", runs]) == 2
-    assert "name 1 run(s), small/one; give two" in capsys.readouterr().err
+    assert "name one run, small/one; give two" in capsys.readouterr().err
     assert main.main(["compare", "small/*", "small/one", "--runs-dir", runs]) == 0

@@ -152,7 +152,7 @@ def test_repeated_failures_end_with_the_fault() -> None:
     told: list[str] = []
     env = frail("raise", told, lives=1000, fault_limit=4)
     with pytest.raises(
-        EnvironmentFault, match=r"slot 1, episode 4, step 2, .*the wheel came off.*4 repair\(s\).*exhausted"
+        EnvironmentFault, match=r"slot 1, episode 4, step 2, .*the wheel came off.*failed again after 4 repairs"
     ):
         steps_of(env, 100)
     assert len(told) == 4

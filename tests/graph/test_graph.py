@@ -123,7 +123,7 @@ def test_scale_redistributes_the_groups() -> None:
     assert [link.groups for link in links if link] == [(0, 1, 2, 3), (4, 5, 6, 7)]
     check(graph)
     assert graph_of().scale("actor", 4) == graph_of()
-    with pytest.raises(ConfigError, match=r"8 group\(s\) of samples cannot be divided evenly among 3 workers"):
+    with pytest.raises(ConfigError, match=r"8 groups of samples cannot be divided evenly among 3 workers"):
         graph_of().scale("actor", 3)
 
 

@@ -79,7 +79,7 @@ def test_two_learners_have_their_own_ranks():
     assert parts["b"].groups == (4, 5, 6, 7) and parts["b"].experiment.learner.num_ranks == 2
     assert graph.worker("rank-b-1").end("samples").groups == (6, 7)
     assert [rank.name for rank in ranks_of(graph, graph.worker("rank-b-1"))] == ["learner-b", "rank-b-1"]
-    with pytest.raises(ConfigError, match=r"learner has 2 rank\(s\) in this graph, but learner.num_ranks is 1"):
+    with pytest.raises(ConfigError, match=r"learner has 2 ranks in this graph, but learner.num_ranks is 1"):
         policies_of(with_ranks(make_graph(one), "learner", 2), one)
     with pytest.raises(ConfigError, match="give each learner its ranks afterwards"):
         with_policy(make_graph(experiment()), "b", (6, 7))
@@ -100,7 +100,7 @@ def test_options_incompatible_with_ranks_are_refused():
         with pytest.raises(ConfigError, match=rf"does not go with {name}"):
             experiment(**values)
     with pytest.raises(
-        ConfigError, match=r"3 actor\(s\) cannot be divided evenly among learner.num_ranks=2; use num_actors 2"
+        ConfigError, match=r"3 actors cannot be divided evenly among learner.num_ranks=2; use num_actors 2"
     ):
         experiment(num_actors=3, num_groups=6, num_envs=12)
     with pytest.raises(ConfigError, match="in whole groups of 2; use batch_envs 8"):

@@ -46,7 +46,7 @@ def test_the_plan_shows_replay_on_the_device(tmp_path):
     assert (e.updates_per_batch, e.total_updates) == (8, 25 * 8)
     text = describe(make_plan(e, str(tmp_path), tmp_path), [])
     assert "replay (device): 2,000 env steps of 34 B" in text
-    assert "8 update(s) per call; 2 windows per env step, from 200 env steps on" in text
+    assert "8 updates per call; 2 windows per env step, from 200 env steps on" in text
     assert [job.kind for job in make_plan(e, str(tmp_path), tmp_path).jobs] == ["learner", "inference", "actor"]
 
 

@@ -65,7 +65,7 @@ def test_restart_env_continues_with_the_same_actor(launch, name: str) -> None:
 def test_restart_env_ends_when_its_limit_is_reached(launch) -> None:
     arguments = ("--env.on-fault", "restart-env", "--env.fault-limit", "3")
     text = launch(*FOREVER, "--env.id", "worlds:RaisesInStep", *arguments).expect(1, 30.0)
-    assert "3 repair(s) within 600 s are exhausted" in text and "WorkerDied: actor-0: EnvironmentFault" in text
+    assert "after 3 repairs within 600 s" in text and "WorkerDied: actor-0: EnvironmentFault" in text
 
 
 @pytest.mark.parametrize("name", ["HangsOnce", pytest.param("SegfaultsOnce", marks=pytest.mark.nightly)])

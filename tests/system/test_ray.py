@@ -200,7 +200,7 @@ def test_requests_beyond_the_cluster_are_refused(cluster: Cluster) -> None:
     popen, log = cluster.start("many", *ENDLESS, *asked, "--ray.address", cluster.address)
     assert popen.wait(60) == 2
     told = log.read_text()
-    assert "could not place 3 host(s) with 1 CPUs each" in told and "only 2 of its nodes have as much" in told
+    assert "could not place 3 hosts with 1 CPUs each" in told and "only 2 of its nodes have as much" in told
     other.terminate()
     other.wait(60)
     popen, log = cluster.start("nobody", *ENDLESS, *asked, "--ray.address", "127.0.0.1:1")

@@ -186,7 +186,7 @@ def test_actors_killed_at_their_most_frequent_points(launch) -> None:
 def test_exhausted_restart_budget_ends_the_run_and_names_the_worker(launch) -> None:
     text = launch(*FOREVER, "--restart", "1", "--env.id", "worlds:RaisesInStep").expect(1, 40.0)
     assert "restart 1 of 1" in text
-    assert "WorkerDied: actor-0: EnvironmentFault" in text and "1 restart(s) within 600 s are exhausted" in text
+    assert "WorkerDied: actor-0: EnvironmentFault" in text and "has used its 1 restart within 600 s" in text
 
 
 # -- not finite -------------------------------------------------------------------------------------------------------

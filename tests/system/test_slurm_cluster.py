@@ -151,7 +151,7 @@ def test_requeued_run_continues_from_its_last_update(cluster: Cluster) -> None:
     result = json.loads((run / "result.json").read_text())
     assert result["ended"] == "total_env_steps" and result["env_steps"] >= 150_000
     text = output.read_text()
-    assert text.count("waiting for 2 host(s)") == 2 and f"updates {made}" in text.split("interrupted after")[1]
+    assert text.count("waiting for 2 hosts") == 2 and f"updates {made}" in text.split("interrupted after")[1]
 
 
 FAR = "import jsrl.runs.identity as i; i._here = lambda: ('far', ''); from jsrl.cli.main import main; main({words!r})"

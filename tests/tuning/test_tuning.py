@@ -516,15 +516,15 @@ def test_run_uses_the_profile_and_its_plan_shows_it(tmp_path, monkeypatch, capsy
     )
     assert run.main(["ppo_cartpole", "--plan"]) == 0
     assert "four inline" in (said := capsys.readouterr().out)
-    assert "4 actor(s) x 1 group(s) of 4" in said
+    assert "4 actors x 1 group of 4" in said
     assert run.main(["ppo_cartpole", "--plan", "--profile", "none"]) == 0
-    assert "1 actor(s) x 1 group(s) of 16" in capsys.readouterr().out
+    assert "1 actor x 1 group of 16" in capsys.readouterr().out
     for own, groups in (
-        (("--placement", "served"), "2 group(s) of 8"),
-        (("--graph", "jsrl.graphs.mixed:half_inline"), "1 group(s) of 16"),
+        (("--placement", "served"), "2 groups of 8"),
+        (("--graph", "jsrl.graphs.mixed:half_inline"), "1 group of 16"),
     ):  # measured on another dataflow
         assert run.main(["ppo_cartpole", "--plan", *own]) == 0
-        assert f"1 actor(s) x {groups}" in capsys.readouterr().out
+        assert f"1 actor x {groups}" in capsys.readouterr().out
 
 
 def test_tune_from_a_file(tmp_path, capsys):

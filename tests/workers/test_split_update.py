@@ -232,7 +232,7 @@ def experiment(**changes) -> Experiment:
 @pytest.mark.slow
 def test_the_plan_gives_a_split_learner_two_devices(tmp_path):
     plan = make_plan(experiment(), str(tmp_path), tmp_path)
-    assert "policy <-> critics" in describe(plan, []) and "at most 2 call(s) apart" in describe(plan, [])
+    assert "policy <-> critics" in describe(plan, []) and "at most 2 calls apart" in describe(plan, [])
     assert "device_count=2" in process_environment(plan, plan.jobs[0], [])["XLA_FLAGS"]
     assert experiment(placement="serial").split_lead == 0
     with pytest.raises(ConfigError, match="PPO and IMPALA update both in one gradient"):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.graph.graph import Graph
 from jsrl.launch.hosts.archive import archive, modules_named
@@ -175,8 +176,9 @@ class JoinedHosts:
             if time.monotonic() > until:
                 hosts = [host.name for host in self.members.staying]
                 raise ConfigError(
-                    f"{len(hosts)} of {self._least} host(s) joined within {self._join_s:g} s: {', '.join(hosts) or 'none'}. "
-                    f"Start `jsrl join {self.address} --token-file FILE` on each, and check that the port is open in the "
+                    f"{len(hosts)} of {counted(self._least, 'host')} joined within {self._join_s:g} s: "
+                    f"{', '.join(hosts) or 'none'}. Start `jsrl join {self.address} --token-file FILE` on each, and check "
+                    "that the port is open in the "
                     "firewall of this host."
                 )
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.messages import (
@@ -169,7 +170,9 @@ class Members:
                 self._note_usage(host, usage)
             if message.leaves and not host.leaves:
                 host.leaves = message.leaves[:200]
-                self.news.append(f"host {host.name} leaves ({host.leaves}): its {host.num_living} worker(s) move")
+                self.news.append(
+                    f"host {host.name} leaves ({host.leaves}): {counted(host.num_living, 'worker')} must move"
+                )
             if host.leaves and not host.num_living:
                 self.lose(host, host.leaves)
                 return [(host.identity, Farewell(host.epoch, f"this host has left the run: {host.leaves}"))]
@@ -217,7 +220,9 @@ class Members:
         host = JoinedHost(facts, self._epoch, token, hello.session, hello.boot, hello.folder, identity, self._clock())
         host.joined_s = host.heard_s
         self.hosts.append(host)
-        self.news.append(f"host {host.name} ({facts.address}, {facts.cores} cores, {facts.memory_mb:,} MB) joined")
+        self.news.append(
+            f"host {host.name} ({facts.address}, {counted(facts.cores, 'core')}, {facts.memory_mb:,} MB) joined"
+        )
         return [*answers, (identity, Welcome(host.epoch, self._lease_s))]
 
     def _is_same(self, host: JoinedHost, hello: Hello) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import RayOptions
 
@@ -136,8 +137,8 @@ def refusal(
     each += f", {request.memory_mb:,} MB" if request.memory_mb else ""
     why = shortage(request, cpus, nodes) or "others use them"
     return (
-        f"Ray could not place {request.num_hosts} host(s) with {each} each, on a node of its own each, within {waited_s:g} s: "
-        f"{why}. The cluster has {len(nodes)} node(s): {', '.join(map(str, nodes)) or 'none'}; free now: "
-        f"{free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs. Ask for less with --num-hosts, --ray.cpus, --ray.gpus "
-        "or --ray.memory-mb, add nodes with `ray start --address HEAD:PORT`, or wait longer with --ray.place-s."
+        f"Ray could not place {counted(request.num_hosts, 'host')} with {each} each, on a node of its own each, within "
+        f"{waited_s:g} s: {why}. The cluster has {counted(len(nodes), 'node')}: {', '.join(map(str, nodes)) or 'none'}; "
+        f"free now: {free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs. Ask for less with --num-hosts, --ray.cpus, "
+        "--ray.gpus or --ray.memory-mb, add nodes with `ray start --address HEAD:PORT`, or wait longer with --ray.place-s."
     )

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import SlurmOptions
 from jsrl.launch.result import INTENDED, STOPPED
@@ -160,7 +161,7 @@ def slurm_script(run: SlurmRun) -> str:
         *(shlex.join(args) for args in run.submissions(f"{run.job_name}.sh")),
     ]
     values = {
-        "title": f"{run.experiment}, run {run.name}, with {run.num_hosts} actor host(s)",
+        "title": f"{run.experiment}, run {run.name}, with {counted(run.num_hosts, 'actor host')}",
         "submit": "\n".join(f"#   {line}" for line in submit),
         "directives": directives(o, f"{run.job_name}-%j.out"),
         "setup": o.setup or ":",

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import zmq
 
+from jsrl.counted import counted
 from jsrl.errors import AccessDenied, CodecError, ConfigError
 from jsrl.launch.hosts.archive import unpack
 from jsrl.launch.hosts.kept_files import KeptFiles, keep_part
@@ -213,7 +214,9 @@ class Agent:
             count = self._children.kill_all()
             self._queue.clear()
             self._relays.close()
-            self._notify(f"no message from the controller for {silent_s:.0f} s: {count} worker(s) ended; joining again")
+            self._notify(
+                f"no message from the controller for {silent_s:.0f} s: {counted(count, 'worker')} ended; joining again"
+            )
             self._epoch = 0
         elif not self._epoch and silent_s > self._patience_s:
             self._end = (1, f"no answer from {self._address} within {self._patience_s:g} s; is the run there?")

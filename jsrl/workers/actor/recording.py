@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jsrl.counted import counted
 from jsrl.metrics.metrics import Recorder
 from jsrl.recordings.recordings import write_chunk
 from jsrl.transport.base import Entry
@@ -159,7 +160,7 @@ class RecordingWriter:
         """Return a line that says how much was written."""
         kept = self.recorded - self._lost
         return (
-            f"recorded {kept} trajectories to {self._folder}: {self._written_files} file(s), "
+            f"recorded {counted(kept, 'trajectory')} to {self._folder}: {counted(self._written_files, 'file')}, "
             f"{self._written_bytes / 2**20:.1f} MiB; {self.dropped} not recorded"
         )
 

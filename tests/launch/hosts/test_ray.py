@@ -51,7 +51,7 @@ def test_missing_cluster_resources_are_reported() -> None:
     asked = RayRequest(2, gpus=1)
     assert shortage(asked, 8, [BIG, SMALL]) == "only 1 of its nodes have as much"
     told = refusal(asked, 8, [BIG, SMALL], {"CPU": 70.0}, 60.0)
-    assert "could not place 2 host(s) with 8 CPUs, 1 GPUs each" in told and "within 60 s: only 1 of its nodes" in told
+    assert "could not place 2 hosts with 8 CPUs, 1 GPUs each" in told and "within 60 s: only 1 of its nodes" in told
     assert "10.0.0.6 (64 CPUs, 4 GPUs, 256,000 MB), 10.0.0.7 (8 CPUs" in told and "free now: 70 CPUs, 0 GPUs" in told
     assert "others use them" in refusal(RayRequest(1), 8, [BIG], {}, 60.0)
 
