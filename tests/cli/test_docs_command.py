@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jsrl.cli import docs
+from jsrl.cli.site import hooks
 from jsrl.errors import ConfigError
 
 
@@ -44,6 +45,17 @@ def test_pages_are_served_on_loopback_only(tmp_path: Path) -> None:
         late.cancel()
         server.kill()
         server.communicate()
+
+
+def test_options_are_not_split_over_two_lines() -> None:
+    def changed(html: str) -> str:
+        return hooks.on_page_content(html, page=None, config=None, files=None)
+
+    whole = '<span class="whole">--num-actors</span>'
+    assert changed("<td><code>jsrl run --num-actors 16</code></td>") == f"<td><code>jsrl run {whole} 16</code></td>"
+    assert changed("<code>--num-actors</code>-b") == f"<code>{whole}</code>-b"
+    for same in ("<pre><span></span><code>--num-actors</code></pre>", f"<code>--{'x' * 40}</code>", "a-b"):
+        assert changed(same) == same
 
 
 @pytest.mark.slow

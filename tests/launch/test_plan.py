@@ -159,9 +159,7 @@ def test_single_seat_agent_is_refused_for_several_seats():
     def summed(params, key, observation, is_first, core, *, greedy=False):
         return ActOutput(jnp.zeros((1, 2), jnp.int32), jnp.zeros(1)), core
 
-    with pytest.raises(
-        ConfigError, match=r"actions of shape \(\) .* \(2,\) .* 2 seats of 'matrix:rps'.*Several seats"
-    ):
+    with pytest.raises(ConfigError, match=r"actions of shape \(\) .* \(2,\) .* 2 seats of 'matrix:rps'.*Several seats"):
         make_schemas(experiment(agent=agent_with(), env=env))
     with pytest.raises(ConfigError, match=r"log-probabilities of shape \(\) .* hold shape \(2,\)"):
         make_schemas(experiment(agent=agent_with(summed), env=env))
