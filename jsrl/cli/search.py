@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from jsrl.cli.main import program
 from jsrl.errors import ConfigError, JsrlError, TrialsFailed
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import find_option, option_line, options_of
+from jsrl.metrics.display_state import clock
 from jsrl.runs.files import write_json
 from jsrl.search.options import SearchOptions
 from jsrl.search.page import best_first, page, rows, text_table
@@ -76,7 +78,8 @@ class ParsedSearch:
         """Run the trials and show the results; return the exit status."""
         e = self.experiment
         setup = Setup(self.folder, e.name, self.ranges, e.total_env_steps, e.seed, self.command)
-        search = Search(setup, self.options, notify)
+        lines = Lines()
+        search = Search(setup, self.options, lines.notify, lines.show)
         try:
             search.run()
         except TrialsFailed:
@@ -84,6 +87,7 @@ class ParsedSearch:
             raise
         except KeyboardInterrupt:  # the second one
             search.interrupted = True
+        lines.show("")
         self.show(search.study)
         if search.interrupted:
             print(f"interrupted; to continue: jsrl search --resume {shlex.quote(str(self.folder))}")
@@ -117,15 +121,42 @@ class ParsedSearch:
         """Print the table and the best trial's command; write the page."""
         command = self.best(study)
         (self.folder / PAGE).write_text(page(f"{self.name}: {self.folder.name}", study, self.ranges, command))
-        print("\n" + text_table(rows(study, self.ranges)))
+        table = rows(study, self.ranges)
+        print("\n" + text_table(table) if len(table) > 1 else "\nno trial has ended yet")
         print(f"\npicture: {self.folder / PAGE}")
         if command:
             print(f"the best trial again: {command}")
 
 
-def notify(line: str) -> None:
-    """Print a progress line."""
-    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+class Lines:
+    """The lines of a search: its events, and on a terminal a last line that shows how far the trials are."""
+
+    def __init__(self) -> None:
+        self._live, self._text, self._begun_s = sys.stdout.isatty(), "", time.monotonic()
+
+    def notify(self, line: str) -> None:
+        """Print an event."""
+        self._clear()
+        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+    def show(self, text: str) -> None:
+        """Replace the last line; empty: remove it."""
+        if not self._live:
+            return
+        text = (
+            f"{clock(time.monotonic() - self._begun_s)}  {text}"[: shutil.get_terminal_size().columns - 1]
+            if text
+            else ""
+        )
+        if text != self._text:
+            self._clear()
+            print(text, end="", flush=True)
+            self._text = text
+
+    def _clear(self) -> None:
+        if self._text:
+            print("\r\x1b[K", end="")
+            self._text = ""
 
 
 def begun(args: list[str]) -> ParsedSearch:

@@ -54,6 +54,7 @@ class _Trial:
     scores: list[float] = field(default_factory=list)
     part: int = -1
     pruned: bool = False
+    latest: str = "starting"
 
     @property
     def number(self) -> int:
@@ -63,9 +64,15 @@ class _Trial:
 class Search:
     """One search, new or continued."""
 
-    def __init__(self, setup: Setup, options: SearchOptions, notify: Callable[[str], None]) -> None:
-        """Open the study of the search's folder; `tell` is called with a line at each event."""
-        self._setup, self._options, self._notify = setup, options, notify
+    def __init__(
+        self,
+        setup: Setup,
+        options: SearchOptions,
+        notify: Callable[[str], None],
+        show: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Open the study of the search's folder; `notify` gets a line at each event, `show` how far the trials are."""
+        self._setup, self._options, self._notify, self._show = setup, options, notify, show
         self.study = open_study(setup.folder, setup.seed)
         self._running: list[_Trial] = []
         self.interrupted = False
@@ -84,6 +91,7 @@ class Search:
                     self._start_missing()
                     for trial in list(self._running):
                         self._look_at(trial)
+                    self._show("; ".join(f"trial {trial.number}: {trial.latest}" for trial in self._running))
                     time.sleep(POLL_S)
             finally:
                 self._close()
@@ -129,6 +137,7 @@ class Search:
             self._ended(trial, trial.child)
 
     def _report(self, trial: _Trial, env_steps: int, score: float) -> None:
+        trial.latest = f"{score:.4g} at {min(1.0, env_steps / self._setup.total_env_steps):.0%} of its env steps"
         part = min(STEPS, env_steps * STEPS // self._setup.total_env_steps)
         for reached in range(trial.part + 1, part + 1):
             trial.asked.report(score, len(trial.scores) * (STEPS + 1) + reached)

@@ -73,7 +73,8 @@ def test_planted_optimum_is_found_and_shown(tmp_path):
 
 def test_a_trial_behind_the_median_is_ended_early(tmp_path):
     """Runs with x above 9 hang half-way, after scores far below all others: only pruning ends them in time."""
-    search = Search(setup_of(tmp_path / "s", RANGES[:1]), SearchOptions(trials=5), lambda line: None)
+    shown: list[str] = []
+    search = Search(setup_of(tmp_path / "s", RANGES[:1]), SearchOptions(trials=5), lambda line: None, shown.append)
     for x in (1.0, 2.0, 3.0, 4.0, 5.0):
         search.study.enqueue_trial({"x": x})
     search.study.enqueue_trial({"x": 9.5})
@@ -81,6 +82,7 @@ def test_a_trial_behind_the_median_is_ended_early(tmp_path):
     search._setup, search._options = setup_of(tmp_path / "s", RANGES[:1], hang="yes"), SearchOptions(trials=6)
     search.run()
     assert [trial.state.name for trial in search.study.trials] == ["COMPLETE"] * 5 + ["PRUNED"]
+    assert "trial 5: -12.9 at 40% of its env steps" in shown
 
 
 def test_the_mean_over_seeds_counts(tmp_path):
