@@ -9,6 +9,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,32 @@ def test_closed_pipe_ends_a_command_without_traceback():
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+def test_interrupted_loading_ends_without_traceback(monkeypatch, capsys):
+    def load(command):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "_load", load)
+    assert main.main(["list"]) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+def test_interrupt_that_a_destructor_drops_is_sent_again(monkeypatch, capsys):
+    class Command:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+        @staticmethod
+        def main(args):
+            Command()  # its destructor gets Ctrl-C, and Python drops the exception
+            time.sleep(60)
+
+    before = sys.unraisablehook
+    monkeypatch.setattr(main, "_load", lambda command: Command)
+    assert main.main(["list"]) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+    assert sys.unraisablehook is before
+
+
 def test_loading_message_goes_only_to_terminals(monkeypatch, capsys):
     assert main.main(["list"]) == 0 and capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -94,7 +121,7 @@ def test_configs_of_the_working_directory_are_found_beside_ours(folder, capsys):
     (folder / "configs" / "parts").mkdir()
     (folder / "configs" / "parts" / "__init__.py").touch()  # not an experiment
     assert main.main(["list"]) == 0
-    assert "mine               My own task" in capsys.readouterr().out
+    assert "mine My own task" in " ".join(capsys.readouterr().out.split())
     assert "ppo_cartpole" in experiments.files()
     assert experiments.load("mine").name == "ppo"
 

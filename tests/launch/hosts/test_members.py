@@ -178,7 +178,7 @@ def test_a_host_that_wants_to_leave_stays_until_its_workers_have_moved(world: Wo
     beat = Beat(host.epoch, 1.0, [], leaves="its agent was told to end")
     assert world.members.handle(host.token, b"id", beat) == [(b"id", BeatReceived(host.epoch, 1.0))]
     assert world.members.hosts == [host] and world.members.staying == []
-    assert world.members.news[-1] == "host a leaves (its agent was told to end): its 1 worker must move"
+    assert world.members.news[-1] == "host a leaves (its agent was told to end): 1 worker must move"
     world.members.handle(host.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "left", ""))
     ((_, farewell),) = world.members.handle(host.token, b"id", beat)
     assert isinstance(farewell, Farewell) and "its agent was told to end" in farewell.text
