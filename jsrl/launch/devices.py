@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable
 
+from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.graph.graph import WorkerNode
 from jsrl.graph.ranks import RANKS
@@ -81,8 +82,8 @@ def _share_of(worker: WorkerNode, learners: list[WorkerNode], gpus: list[str]) -
     size = len(gpus) // len(ranks)
     if not size:
         raise ConfigError(
-            f"{len(ranks)} ranks of one learner are on a host with {len(gpus)} accelerator(s), and each needs its own; "
-            "use fewer ranks there, or CPU (JAX_PLATFORMS=cpu)."
+            f"{len(ranks)} ranks of one learner are on a host with {counted(len(gpus), 'accelerator')}, and each needs "
+            "its own; use fewer ranks there, or CPU (JAX_PLATFORMS=cpu)."
         )
     at = ranks.index(worker.name) * size
     return gpus[at : at + size]
@@ -96,8 +97,8 @@ def _server_gpus(device: str, gpus: list[str], own: bool) -> list[str]:
     index = int(device.removeprefix("gpu:"))
     if index >= len(gpus):
         raise ConfigError(
-            f"inference.device is {device}, but this host shows {len(gpus)} accelerator(s), counted from 0; use auto, cpu"
-            f"{f' or gpu:0 to gpu:{len(gpus) - 1}' if gpus else ''}."
+            f"inference.device is {device}, but this host shows {counted(len(gpus), 'accelerator')}, counted from 0; use "
+            f"auto, cpu{f' or gpu:0 to gpu:{len(gpus) - 1}' if gpus else ''}."
         )
     return [gpus[index]]
 

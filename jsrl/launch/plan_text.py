@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jsrl.counted import counted
 from jsrl.experiment import Experiment
 from jsrl.graph.graph import Link, WorkerNode
 from jsrl.graph.policies import PolicyPart
@@ -20,8 +21,9 @@ def describe(plan: Plan, gpus: list[str]) -> str:
     agents = dict.fromkeys(type(policy.experiment.agent).__name__ for policy in plan.policies.values())
     lines = [
         f"{e.name}: {', '.join(agents)} on {e.env.id}, placement {e.placement}, transport {_transport(e)}",
-        f"  {e.num_envs} environments = {e.actors} actor(s) x {e.ring} group(s) of {e.group_size}; "
-        f"batch {e.batch_columns} x {e.rollout_length} rows; {e.total_updates} updates; order {e.order}; "
+        f"  {counted(e.num_envs, 'environment')} = {counted(e.actors, 'actor')} x {counted(e.ring, 'group')} of "
+        f"{e.group_size}; "
+        f"batch {e.batch_columns} x {e.rollout_length} rows; {counted(e.total_updates, 'update')}; order {e.order}; "
         f"max policy lag {e.max_policy_lag}",
         *(_policy_line(policy) for policy in plan.policies.values() if len(plan.policies) > 1),
         "",
@@ -80,7 +82,7 @@ def _streams(plan: Plan) -> list[str]:
     lines += recording_lines(e, plan.schemas)
     if e.learner.split != "none":
         lines.append(
-            f"policy <-> critics: params between two devices of the learner, at most {e.split_lead} call(s) apart"
+            f"policy <-> critics: params between two devices of the learner, at most {counted(e.split_lead, 'call')} apart"
         )
     return lines
 
@@ -101,7 +103,7 @@ def _stream(plan: Plan, stream: Stream) -> str:
         block = sum(leaf.size_bytes for leaf in leaves(schemas.trajectory))
         several = ", every reader gets all" if stream.routing == "broadcast" else ""
         what = f"{transport}: blocks of {block / 2**10:.0f} KiB, {stream.blocks} per group, "
-        what += f"{len(stream.groups)} groups{several}"
+        what += f"{counted(len(stream.groups), 'group')}{several}"
     elif stream.schema == "batches":
         what = f"{transport}: batches of about {batch_bytes(e, schemas) / 2**10:,.0f} KiB"
     else:

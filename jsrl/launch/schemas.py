@@ -119,7 +119,7 @@ def _check_act(spec: EnvSpec, given: InferenceSpec) -> None:
     for (name, expected), found in zip(wanted.items(), (given.action, given.log_prob), strict=True):
         if found != expected:
             seats = (
-                f" One policy plays {spec.num_agents} seat(s) of {spec.name!r}: after the batch axis, observations, actions "
+                f" One policy plays {spec.num_agents} seats of {spec.name!r}: after the batch axis, observations, actions "
                 "and log-probabilities have an axis for them. See Several seats in docs/algorithm.md."
             )
             raise ConfigError(
