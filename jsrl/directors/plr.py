@@ -32,6 +32,9 @@ class PLR(SelfPlayTasks):
 
     otherwise a new level. A full buffer drops the level with the smallest P if the new one's score is not lower.
 
+    Differs: a level that waits for its score is not drawn again while there are others. Else parallel games would all play
+    the level of the highest rank, which cannot fall before the learner has trained on them.
+
     Source: Jiang et al., "Prioritized Level Replay" (2021), section 3 and equations 1 to 3; for `train_on_new` Jiang et
     al., "Replay-Guided Adversarial Environment Design" (2021), robust PLR.
     """
@@ -82,7 +85,7 @@ class PLR(SelfPlayTasks):
         size = min(self.capacity, self.num_levels or self.capacity)
         again = len(known) >= max(1.0, self.min_fill * size) and draws.uniform() < self.replay_share
         if known and (again or unseen <= 0):
-            index = draws.choose(self.weights(state).tolist())
+            index = draws.choose(self._chances(state))
             state["proposed"][index] = state["assigned"]
             level, learns = known[index], True
         else:
@@ -92,6 +95,14 @@ class PLR(SelfPlayTasks):
         if len(state["waiting"]) > MOST_WAITING:
             del state["waiting"][next(iter(state["waiting"]))]
         return game
+
+    def _chances(self, state: State) -> list[float]:
+        """Return the weight of each level, 0 for one whose last score is still to come, unless all are."""
+        waiting = set(state["waiting"].values())
+        chances = [
+            0.0 if level in waiting else p for level, p in zip(state["levels"], self.weights(state), strict=True)
+        ]
+        return chances if any(chances) else self.weights(state).tolist()
 
     def _new_level(self, state: State, draws: Draws, unseen: float) -> int:
         """Return a level that is neither in the buffer nor waiting for its score, if there is one."""

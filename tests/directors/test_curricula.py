@@ -167,6 +167,18 @@ def test_levels_are_drawn_by_their_weights():
     assert chi_square_p([counts[level] for level in state["levels"]], expected) > 0.001
 
 
+def test_parallel_games_play_different_levels_until_their_scores_arrive():
+    """Without this, 0.9 of the games would play the level of the highest score."""
+    director = PLR(num_levels=8, replay_share=1.0, beta=0.3, staleness=0.0)
+    known = {"levels": list(range(8)), "scores": [1.0 - 0.1 * level for level in range(8)], "proposed": [0] * 8}
+    state, games = director.propose(director.init(0) | known | {"assigned": 1}, 8)
+    assert sorted(game.task for game in games) == list(range(8))
+    state, (_more,) = director.propose(state, 1)  # all wait: any level will do
+    state, _ = director.report(state, [Score(game.id, 1.0) for game in games if game.task in (3, 5)])
+    state, games = director.propose(state, 2)
+    assert sorted(game.task for game in games) == [3, 5]
+
+
 def test_stale_levels_are_replayed():
     director = PLR(replay_share=1.0, beta=0.1, staleness=0.5, min_fill=0.0, capacity=2)
     state = director.init(0) | {"levels": [0, 1], "scores": [1.0, 0.0], "proposed": [90, 10], "assigned": 100}
