@@ -84,7 +84,7 @@ def test_scores_belong_to_their_game_and_weights_follow_from_the_log(
     found = dict(zip(state["levels"], director.weights(state).tolist(), strict=True))
     assert found == pytest.approx(expected)
     again = [level for what, _, level in state["log"] if what == "again"]
-    assert np.mean(np.array(again) >= 25) > 0.3, "levels with high scores are replayed; a sixth of all levels are so high"
+    assert np.mean(np.array(again) >= 25) > 0.3, "high scores are replayed (a sixth of the levels)"
 
 
 def test_resumed_run_continues_its_levels(tmp_path: Path) -> None:
