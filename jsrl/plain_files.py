@@ -37,7 +37,8 @@ def read_plain(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
       OSError: it cannot be read. ValueError: it is no regular file, or has more than `most_bytes`.
     """
     with open_plain(path) as file:
-        content = file.read(most_bytes + 1)
+        size_bytes = os.fstat(file.fileno()).st_size
+        content = file.read(min(size_bytes, most_bytes) + 1)  # memory for all that it is asked for is reserved
     if len(content) > most_bytes:
         raise ValueError(f"{path} has more than {most_bytes} bytes")
     return content

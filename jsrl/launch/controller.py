@@ -32,7 +32,8 @@ from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Kind
 
 POLL_S = 0.05
-CHECK_S = 0.0005  # between two checks of all workers, per worker
+CHECK_S = 0.001  # between two checks of all workers, per worker
+PAUSE_S = 0.00005  # before messages are received, per worker: those of hundreds arrive one by one
 RESCUE_S = 4.0  # for the learner's snapshot after another worker's death
 
 
@@ -147,6 +148,7 @@ class Controller:
     # -- watching -----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
+        time.sleep(min(PAUSE_S * len(self._workers), POLL_S))
         self._listen(POLL_S)
         self._pauses.look()
         for name, why in self._launcher.moves().items():
@@ -209,6 +211,7 @@ class Controller:
             self._listen(0.1)
             if not worker.left:
                 self._died(worker, f"ended unexpectedly: {worker.ending}")
+                return  # its silence is no second death
         if worker.moves:
             self._follow(worker)
         elif worker.left and not worker.alive:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Collection
 
 from jsrl.launch.launcher import Handle
 from jsrl.launch.supervised import SupervisedWorker
@@ -25,14 +26,15 @@ class Usage:
         self._ask_busy_s = busy_s
         self._busy_s = busy_s()
 
-    def sample(self, workers: Iterable[SupervisedWorker]) -> dict[str, float]:
+    def sample(self, workers: Collection[SupervisedWorker]) -> dict[str, float]:
         """Return `system/KIND_rss_mb` and `system/KIND_cpu_share` (in cores) since the last sample.
 
         `system/others_cpu_share` is the CPU time of neither workers nor this process; absent if it is unknown.
         """
         now = time.monotonic()
         passed_s, self._sampled_s = max(now - self._sampled_s, 1e-6), now
-        metrics: dict[str, float] = {}
+        metrics: defaultdict[str, float] = defaultdict(float)
+        names = {kind: f"system/{find_kind(kind).prefix}" for kind in {worker.job.kind for worker in workers}}
         cpu_s: dict[Handle, float] = {}
         for worker in workers:
             used = worker.handle.usage()
@@ -40,13 +42,13 @@ class Usage:
                 if worker.handle in self._cpu_s:
                     cpu_s[worker.handle] = self._cpu_s[worker.handle]
                 continue
-            kind = f"system/{find_kind(worker.job.kind).prefix}"
+            name = names[worker.job.kind]
             cpu_s[worker.handle] = used.cpu_s
             share = (
                 max(0.0, used.cpu_s - self._cpu_s.get(worker.handle, 0.0)) / passed_s
             )  # a new one started after the last sample
-            metrics[f"{kind}_rss_mb"] = metrics.get(f"{kind}_rss_mb", 0.0) + used.resident_bytes / 1e6
-            metrics[f"{kind}_cpu_share"] = metrics.get(f"{kind}_cpu_share", 0.0) + share
+            metrics[f"{name}_rss_mb"] += used.resident_bytes / 1e6
+            metrics[f"{name}_cpu_share"] += share
         busy_s = self._ask_busy_s()
         if busy_s is not None and self._busy_s is not None:
             ours_s = sum(spent - self._cpu_s.get(handle, 0.0) for handle, spent in cpu_s.items())

@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from jsrl.transport.base import ProducerId, SampleConsumer
+from jsrl.transport.ledger import hops
 from jsrl.transport.ledger.hop_page import HopPage, pages_in
 from jsrl.transport.ledger.hops import SAMPLES, close_hops, hop_folder, ledger_path, read_hop, read_hops
 from jsrl.transport.ledger.page import PersistedLedger, open_ledger
@@ -325,6 +327,20 @@ def test_missing_or_broken_page_is_detected(tmp_path: Path) -> None:
     assert not broken.holds and f"{page} is not a page of a connection" in str(broken)
     close_hops(tmp_path / "run")
     assert page.read_bytes() == content[:100]
+
+
+def test_pages_that_always_change_are_read_for_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand actors commit more often than their pages can be read."""
+    clock = [0.0]
+
+    def read(*_: object) -> tuple[None, list[float]]:
+        clock[0] += 0.2
+        return None, [clock[0]]
+
+    monkeypatch.setattr(hops, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(hops, "_read", read)
+    read_hop(tmp_path)
+    assert clock[0] < 1.5
 
 
 def test_ledger_without_its_page_starts_from_the_snapshot_counts(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ are in its `hops/NAME`: a page for each connection, and a replay worker's counts
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from jsrl.transport.ledger.reconcile import HopLedger, reconcile
 
 HOPS = "hops"  # in a run folder
 SAMPLES = "samples"
-_READS = 50  # retries for pages that change while they are read
+_READS, _READ_S = 50, 1.0  # retries for pages that change while they are read; a thousand always do
 
 
 def hop_folder(run: Path, hop: str) -> Path:
@@ -33,14 +34,14 @@ def ledger_path(run: Path, hop: str) -> Path:
 def read_hop(run: Path, hop: str = SAMPLES) -> HopLedger | None:
     """Return the ledger of a hop; None: its consumer never counted.
 
-    While the run goes on, the pages are read again until two readings agree; trajectories in flight over ZeroMQ are then
-    unknown. A broken page is a fault of the ledger.
+    While the run goes on, the pages are read again until two readings agree, for a second at most; trajectories in flight
+    over ZeroMQ are then unknown. A broken page is a fault of the ledger.
     """
-    before = None
+    before, until_s = None, time.monotonic() + _READ_S
     try:
         reading = _read(run, hop)
         for _ in range(_READS):
-            if reading == before:
+            if reading == before or time.monotonic() > until_s:
                 break
             reading, before = _read(run, hop), reading
     except (SnapshotError, StreamError, OSError) as error:
