@@ -4,7 +4,8 @@
 
 Actors sleep for 4 s in each step of their environments, as slow simulators take, and are forked by their agents; the
 controller, the learner and one inference server are those of any run with `--listen`. The controller is this process: its
-CPU time in the phase without kills is divided by the elapsed time. Nothing may be lost: no trajectory is counted twice or missed in the ledger, and every killed actor returns.
+CPU time in the phase without kills is divided by the elapsed time. Nothing may be lost: no trajectory is counted twice or
+missed in the ledger, and every killed actor returns.
 """
 
 from __future__ import annotations
