@@ -193,6 +193,14 @@ def test_totals_survive_a_restart_and_weigh_by_growth(tmp_path, clock, open_hub)
     assert line["actor/return_mean"] == pytest.approx((8 * 1 + 4 * 3) / 4)
 
 
+def test_restarted_director_that_goes_on_from_an_older_state_is_not_counted_twice(tmp_path, clock, open_hub):
+    hub = open_hub(tmp_path / "metrics.jsonl", clock=clock)
+    for finished in (50, 45):
+        hub.receive("director", "director", {"director/finished": finished, "director/void": finished})
+        line = hub.tick(1, 1)
+        assert line["director/finished"] == line["director/void"] == finished
+
+
 def test_nan_and_infinity_stay_valid_json(tmp_path, open_hub):
     hub = open_hub(tmp_path / "metrics.jsonl")
     values = {

@@ -20,10 +20,10 @@ ACTIVITIES = (
 
 METRICS = (
     Metric("games_per_s", "games that ended", "1/s", "actor/episodes"),
-    Metric("assigned", "games assigned so far", "count", "finished + void + open", "total"),
-    Metric("finished", "games finished so far", "count", "rises", "total"),
-    Metric("void", "games that do not count so far: their actor died, or was replaced", "count", "0", "total"),
-    Metric("late", "outcomes of games that were void already", "count", "0", "total"),
+    Metric("assigned", "games assigned so far", "count", "finished + void + open", "sum"),
+    Metric("finished", "games finished so far", "count", "rises", "sum"),
+    Metric("void", "games that do not count so far: their actor died, or was replaced", "count", "0", "sum"),
+    Metric("late", "outcomes of games that were void already", "count", "0", "sum"),
     Metric("open", "games that are played now, or wait at an actor", "count", "near the number of environments"),
     Metric("players", "players that the payoff table has: latest and frozen ones", "count", "rises slowly"),
     Metric("elo_best", "highest rating of a player, in Elo points, where the mean is 0", "Elo", "the latest player's"),
@@ -31,7 +31,7 @@ METRICS = (
     Metric("elo_latest_ci95", "half width of its 95% interval", "Elo", "below 50"),
     Metric("win_rate_mean", "its mean win rate over the players that it met; a draw counts half", "0-1", "above 0.5"),
     Metric("win_rate_least", "its lowest win rate against one of them", "0-1", "rises, near 0.5"),
-    Metric("copies", "members of a population that copied another's state", "count", "rises slowly", "total"),
+    Metric("copies", "members of a population that copied another's state", "count", "rises slowly", "sum"),
     Metric("score_best", "score of the best member of a population: a mean return, or points", "-", "rises"),
     Metric("score_worst", "score of the worst member of a population", "-", "rises, not far below the best"),
 )
