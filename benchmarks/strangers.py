@@ -4,7 +4,8 @@
 
 The sockets are found from the run's files: Unix sockets in its folder of shared memory, and the addresses in its registry
 of names. Each round opens a new connection and sends messages broken by benchmarks/fuzz.py, random bytes without a protocol,
-and, with --jobs, repeated valid hellos of the run's living workers. On SIGTERM it prints the number of messages as JSON.
+and, with --jobs, repeated valid hellos of the run's living workers. It prints `ready` before
+the first one, and on SIGTERM the number of messages as JSON.
 `experiments/chaos.py` starts it; it gets no information beyond these folders.
 """
 
@@ -213,9 +214,10 @@ def main() -> int:
     parser.add_argument("--per-s", type=float, default=200.0, help="messages a second at most")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     stranger = Stranger(given.folder, given.jobs, given.per_s, given.seed)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())  # before that it ends at once: importing may take long
+    print("ready", flush=True)
     stranger.run(stop)
     print(json.dumps({"sent": stranger.sent, "answers": stranger.answers}))
     return 0

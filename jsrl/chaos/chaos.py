@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from jsrl.workers.kinds import Kind, own_kinds
 
 __all__ = ["ChaosRun", "ChaosSettings", "Flood", "InjectedFault", "ScoreCard", "run_command"]
 
-MEAN_REST_S, STEP_S, STRANGER_LEAVES_S = 0.5, 0.1, 10.0
+MEAN_REST_S, STEP_S, STRANGER_READY_S, STRANGER_LEAVES_S = 0.5, 0.1, 60.0, 10.0
 METRICS, SCORE = "metrics.jsonl", "evaluator/return_mean"
 FLOWING = 3  # trajectories of each sample stream that arrive after a replacement before the run counts as recovered
 
@@ -78,7 +79,8 @@ class ChaosRun:
     Args:
       command: starts the run. runs_dir, run_name: where its folder will be.
       stranger: command of a process that sends garbage to the sockets of the folder given as its first argument, until
-        SIGTERM, and then prints what it sent (`{"sent": {socket: messages}}`); None: no messages.
+        SIGTERM; it prints a line before the first message, and what it sent (`{"sent": {socket: messages}}`) at the end. None:
+        no messages.
     """
 
     def __init__(
@@ -166,7 +168,9 @@ class ChaosRun:
             return
         args = [*self._intruder, str(folders[0]), *arguments, "--seed", str(self._rng.randrange(1 << 30))]
         popen = subprocess.Popen(args, stdout=subprocess.PIPE, text=True)
+        assert popen.stdout is not None
         try:
+            select.select([popen.stdout], [], [], STRANGER_READY_S)
             yield
         finally:
             popen.terminate()

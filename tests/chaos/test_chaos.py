@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import strangers
 from jsrl.chaos.chaos import ChaosRun, ChaosSettings, Flood, InjectedFault, ScoreCard, run_command
 from jsrl.errors import ConfigError
 from jsrl.launch.local.hang import HungProcess
@@ -96,7 +98,7 @@ def test_report_card_passes_only_if_games_are_consistent() -> None:
 
 def test_restarts_are_enabled_unless_the_user_disables_them(tmp_path: Path) -> None:
     words = run_command(["ppo_cartpole", "--restart", "2"], tmp_path, "x")
-    assert words[:5] == [sys.executable, "-m", "jsrl", "run", "ppo_cartpole"]
+    assert words[:6] == [sys.executable, "-P", "-m", "jsrl", "run", "ppo_cartpole"]
     assert words.count("--restart") == 1 and words[words.index("--restart") + 1] == "2"
     assert words[words.index("--deadlines.silence-s") + 1] == "3"
     for wrong in ([], ["--seed", "1"], ["ppo", "--placement", "serial"]):
@@ -141,6 +143,24 @@ def test_strangers_at_every_socket_stop_no_worker(tmp_path: Path, transport: str
     }
     assert expected <= {name for name, number in card.flood.sent.items() if number > 20}, card.text()
     assert card.flood.per_s > 0.2 * card.calm_per_s, card.text()
+
+
+def test_sender_of_unauthorised_messages_ends_at_once_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its imports take long on a busy machine."""
+    handlers, before = [], signal.getsignal(signal.SIGTERM)
+
+    class Loading(SimpleNamespace):
+        def __init__(self, *_: object) -> None:
+            super().__init__(sent={}, answers={}, run=lambda stop: handlers.append(signal.getsignal(signal.SIGTERM)))
+            handlers.append(signal.getsignal(signal.SIGTERM))
+
+    monkeypatch.setattr(strangers, "Stranger", Loading)
+    monkeypatch.setattr(sys, "argv", ["strangers.py", "folder"])
+    try:
+        assert strangers.main() == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert handlers[0] is before and handlers[1] is not before
 
 
 @pytest.mark.slow
