@@ -26,7 +26,7 @@ LEDGER = {"produced": 10, "consumed": 7, "dropped": {"rolled_back": 2}, "in_flig
 
 def over_drive(words: list[str], runs_dir: Path, run_name: str, **options) -> list[str]:
     """Return the command of a chaos run of an experiment that drive.py defines."""
-    begun = [sys.executable, "-m", "jsrl", "run"]
+    begun = [sys.executable, "-P", "-m", "jsrl", "run"]
     command = run_command(words, runs_dir, run_name, **options)
     assert command[: len(begun)] == begun
     return [sys.executable, str(DRIVE), *command[len(begun) :]]
