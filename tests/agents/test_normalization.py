@@ -148,7 +148,7 @@ def test_four_devices_equal_one_where_the_mean_is_far_from_0(ratio):
         every = apart(one_each, split_in_four(target), split_in_four(mask))
         for device in range(4):
             mine = jax.tree.map(lambda x, d=device: x[d], every)
-            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), mine, one)
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), mine, one)  # float32 at 5000: 5e-4
         one_each = mine
 
 
