@@ -59,9 +59,9 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
         if engine is None:
             least = options.min_hosts or count
             later = f", and {count - least} more that may come later" if least < count else ""
-            notify(f"waiting for {counted(least, 'host')} to join{later}; on each, with a token file of its own:")
+            notify(f"waiting for {counted(least, 'host')} to join{later}; copy a token file to each, and give there:")
         for path in launcher.token_files:
-            notify(f"  jsrl join {launcher.address} --token-file {path}")
+            notify(f"  jsrl join {launcher.address} --token-file {path.absolute()}")
         yield launcher
     finally:
         launcher.close()
