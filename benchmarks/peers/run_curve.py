@@ -84,7 +84,7 @@ TASKS = {
         "DQN",
         "CartPole-v1",
         {"batch_size": 64, "buffer_size": 100_000, "learning_starts": 1_000, "gamma": 0.99, "learning_rate": 1e-3}
-        | {"target_update_interval": 200, "exploration_fraction": 0.08, "exploration_final_eps": 0.04},
+        | {"target_update_interval": 200, "exploration_fraction": 0.08, "exploration_final_eps": 0.04, "n_steps": 3},
         env_steps=100_000,
         every=5_000,
         num_envs=16,
@@ -92,7 +92,7 @@ TASKS = {
         goal=490.0,
         hidden=(128, 128),
         updates_per_step=0.5,
-        note="neither atoms nor a duelling head, 1-step returns",
+        note="neither double Q-learning nor a duelling head",
     ),
     "sac_pendulum": Task(
         "SAC",
