@@ -342,6 +342,15 @@ def test_readme_and_contributing_stay_short() -> None:
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 60
 
 
+def test_page_of_benchmarks_names_every_script() -> None:
+    named = set(re.findall(r"[\w/]+\.py", (ROOT / "docs" / "benchmarks.md").read_text()))
+    named = {name.removeprefix("benchmarks/") for name in named}
+    folder = ROOT / "benchmarks"
+    scripts = {str(p.relative_to(folder)) for p in folder.rglob("*.py") if "__main__" in p.read_text()}
+    assert scripts
+    assert scripts <= named, f"docs/benchmarks.md does not name {sorted(scripts - named)}"
+
+
 def test_learning_curves_match_the_committed_results(tmp_path: Path) -> None:
     script = [sys.executable, "benchmarks/curves.py", "--to", str(tmp_path)]
     subprocess.run(script, cwd=ROOT, capture_output=True, check=True)
