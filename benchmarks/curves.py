@@ -53,10 +53,19 @@ PICTURES = {
     ),
     "ppo_pong": Plot("PPO, Pong from pixels", "ppo_pong-seed", reference=(20.989, f"{ZOO}: 20.99 after 10M env steps")),
     "ppo_halfcheetah": Plot(
-        "PPO, HalfCheetah-v5", "ppo_halfcheetah-seed", reference=(5819.0, f"{ZOO}: 5,819 after 1M env steps of v3")
+        "PPO, HalfCheetah-v5",
+        "ppo_halfcheetah-seed",
+        peer=("SBX 0.28, same settings", "ppo_halfcheetah-sbx-seed"),
+        reference=(5819.0, f"{ZOO}: 5,819 after 1M env steps of v3"),
     ),
     "impala_pong": Plot("IMPALA, Pong from pixels", "impala_pong-seed"),
     "dqn_pong": Plot("DQN, Pong from pixels", "dqn_pong-seed", reference=(20.602, f"{ZOO}: 20.6 after 10M env steps")),
+    "dqn_cartpole": Plot(
+        "DQN, CartPole-v1",
+        "dqn_cartpole-serial-seed",
+        peer=("SBX 0.28, same settings", "dqn_cartpole-sbx-seed"),
+        reference=(500.0, f"{ZOO}: 500 after 50k env steps"),
+    ),
     "dqn_cartpole-c51": Plot(
         "DQN with 51 atoms, CartPole-v1",
         "dqn_cartpole-c51-seed",

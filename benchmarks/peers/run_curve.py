@@ -156,8 +156,11 @@ def model_of(task: Task, seed: int) -> Any:
     return getattr(sbx, task.algorithm)("MlpPolicy", env, seed=seed, device="cpu", policy_kwargs=shape, **settings)
 
 
-def learn(model: Any, task: Task) -> list[list[float]]:
-    """Learn until the goal or the end; return (env steps, mean return, half of its 95% interval) of each evaluation."""
+def learn(model: Any, task: Task, stop_after: int) -> list[list[float]]:
+    """Learn until the goal or `stop_after` env steps; return the evaluations.
+
+    Each is (env steps, mean return, half of its 95% interval).
+    """
     import numpy as np
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.evaluation import evaluate_policy
@@ -185,7 +188,7 @@ def learn(model: Any, task: Task) -> list[list[float]]:
             if self.num_timesteps >= self.next_steps:
                 self.next_steps += task.every
                 mean = evaluate()
-                self.going = task.goal is None or mean < task.goal
+                self.going = (task.goal is None or mean < task.goal) and self.num_timesteps < stop_after
 
         def _on_step(self) -> bool:
             return self.going
@@ -201,13 +204,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--stop-after", type=int, help="env steps; schedules stay those of the whole run (default: all)"
+    )
     parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the results")
     given = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
     task = TASKS[given.task]
-    points = learn(model_of(task, given.seed), task)
+    points = learn(model_of(task, given.seed), task, given.stop_after or task.env_steps)
     packages = measuring.versions_of("sbx-rl", "stable-baselines3", "jax", "gymnasium")
     command = f"python benchmarks/peers/run_curve.py {given.task} --seed {given.seed}"
+    command += f" --stop-after {given.stop_after}" if given.stop_after else ""
     kept = {"command": command, "packages": packages, "task": dataclasses.asdict(task), "points": points}
     (given.to / f"{given.task}-sbx-seed{given.seed}.json").write_text(json.dumps(kept) + "\n")
 
