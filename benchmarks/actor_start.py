@@ -34,7 +34,7 @@ from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.run import memory_root
 from jsrl.launch.supervised import SupervisedWorker
-from jsrl.references.reference import spawn_environment
+from jsrl.references.importing import spawn_environment
 from jsrl.runs.control import ControlServer, Crash, Stage
 from jsrl.transport.base import Reply
 from jsrl.transport.memory.segment import make_folder

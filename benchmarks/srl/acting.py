@@ -24,7 +24,8 @@ from jsrl.launch.machine import accelerators
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.run import own_memory_folder
 from jsrl.launch.supervised import SupervisedWorker
-from jsrl.references.reference import spawn_environment, to_json
+from jsrl.references.importing import spawn_environment
+from jsrl.references.reference import to_json
 from jsrl.runs.control import ControlServer, Crash, Stage
 from jsrl.types import make_version
 from jsrl.workers.ends import bind_publisher, bind_reader

@@ -9,7 +9,7 @@ from typing import Any
 
 from jsrl.errors import AgentFault, ConfigError, JsrlError
 from jsrl.experiment import AgentReference, Experiment
-from jsrl.references.reference import Reference, resolve
+from jsrl.references.importing import import_target
 from jsrl.types import Tree
 
 
@@ -40,7 +40,7 @@ def build_agent(agent: Any, spec: Tree) -> Any:
     """
     compute_in_caller()
     if isinstance(agent, AgentReference):
-        factory = agent.factory if callable(agent.factory) else resolve(Reference(agent.factory, {}))
+        factory = agent.factory if callable(agent.factory) else import_target(agent.factory)
         with agent_faults(f"factory {agent_name(agent)}"):
             return factory(spec, **agent.kwargs)
     if not hasattr(type(agent), "factory"):
@@ -48,7 +48,7 @@ def build_agent(agent: Any, spec: Tree) -> Any:
             f"agent is {agent!r}, which is neither a config such as PPOConfig nor an AgentReference; "
             "wrap your own factory(spec, **kwargs) as AgentReference(factory, kwargs)."
         )
-    factory = resolve(Reference(type(agent).factory, {}))
+    factory = import_target(type(agent).factory)
     with agent_faults(f"factory {agent_name(agent)}"):
         return factory(agent, spec)
 

@@ -22,7 +22,7 @@ from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker, death_notice, lo
 from jsrl.launch.supervision import Restart, Supervision, replacement_job
 from jsrl.launch.usage import Usage
 from jsrl.launch.watchdog import Watchdog
-from jsrl.references.reference import spawn_environment
+from jsrl.references.importing import spawn_environment
 from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Report, Stage
 from jsrl.runs.control_bodies import complaint
 from jsrl.runs.pauses import Pauses

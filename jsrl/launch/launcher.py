@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from jsrl.errors import ConfigError
 from jsrl.graph.graph import Graph
-from jsrl.references.reference import SpawnEnvironment
+from jsrl.references.importing import SpawnEnvironment
 from jsrl.workers.jobs import Job
 
 STOPPED = "stopped"  # the state of a paused worker

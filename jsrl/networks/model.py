@@ -31,7 +31,7 @@ from jsrl.networks.torsos import (
     Leaf,
     NatureCNN,
 )
-from jsrl.references.reference import resolve
+from jsrl.references.importing import import_target
 from jsrl.types import Array, EnvSpec, Tree, named_leaves
 
 TorsoName: TypeAlias = Literal["auto", "mlp", "nature_cnn", "impala_resnet", "entities"]
@@ -248,7 +248,7 @@ def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...], *, value: bool =
     if not isinstance(config.torso, str):
         return _own_torso(config.torso, config.torso)
     if ":" in config.torso:
-        return _own_torso(resolve(config.torso), config.torso)
+        return _own_torso(import_target(config.torso), config.torso)
     images = [leaf for leaf in leaves if leaf.is_image]
     shapes = ", ".join(f"{leaf.path or 'observation'} {leaf.shape}" for leaf in leaves)
     kind = config.torso

@@ -27,12 +27,9 @@ from jsrl.references.importing import (
     refuse,
     why_not_importable,
 )
-from jsrl.references.reference import Reference
 from jsrl.references.source_index import SourceIndex, Statement, used_names
 from jsrl.references.source_module import MODULE_NAMES, Entry, check_module, module_text
 from jsrl.references.source_values import ValueWriter, is_type_expression
-
-__all__ = ["Capture", "capture"]
 
 
 class Capture:
@@ -137,9 +134,6 @@ class Capture:
                 ):
                     return name, namespace
         return "", {}
-
-    def _defined(self, name: str, thing: Any, namespace: dict[str, Any]) -> bool:
-        return self._index(namespace).definition(name, thing) is not None
 
     def _index(self, namespace: dict[str, Any]) -> SourceIndex:
         if id(namespace) not in self._indexes:
@@ -261,21 +255,6 @@ class Capture:
             self._put(entry)
             uses = used_names(extra.text, future)
             entry.early = {used for used in uses.early | uses.late if self._need(used, namespace, path, value)}
-
-
-def capture(thing: Any, folder: str | os.PathLike[str]) -> Reference:
-    """Write one function or class, with everything that it uses, into `folder`; return a reference to it.
-
-    Raises:
-      ConfigError: it, or something it uses, cannot be rebuilt in another process.
-    """
-    target = importable_target(thing)
-    if target is not None:
-        return Reference(target)
-    session = Capture(folder)
-    session.add(thing)
-    session.write()
-    return Reference(session.target(thing))
 
 
 def lookup_in(namespace: dict[str, Any], qualname: str) -> Any:

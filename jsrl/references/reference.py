@@ -1,8 +1,7 @@
-"""References: send environments, agents and their arguments to another process as names and JSON, never pickled.
+"""Send environments, agents and their arguments to another process as names and JSON, never pickled.
 
-A `Reference` is `module:function` plus keyword arguments; the receiving process imports the function and
-calls it. `to_json` and `from_json` convert whole experiment trees the same way. Definitions in a notebook or a
-script have no importable module: jsrl.references.capture writes one.
+`to_json` and `from_json` convert whole experiment trees; functions and classes travel as `module:name`. Definitions in a
+notebook or a script have no importable module: jsrl.references.capture writes one.
 
 `from_json` imports and calls what its tags name: use it only for files that their owner trusts like code (a run's folder).
 Snapshots and streams never use it.
@@ -17,143 +16,26 @@ import inspect
 import math
 import pathlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jsrl.errors import ConfigError
-from jsrl.references.importing import (
-    MAIN_MODULES,
-    SpawnEnvironment,
-    import_target,
-    importable_target,
-    init_fields,
-    nearest,
-    refuse,
-    spawn_environment,
-    split_target,
-    why_not_importable,
-)
+from jsrl.references.importing import import_target, importable_target, init_fields, nearest, refuse, why_not_importable
 
-__all__ = [
-    "Reference",
-    "SourceCapture",
-    "SpawnEnvironment",
-    "call",
-    "from_json",
-    "reference_to",
-    "resolve",
-    "spawn_environment",
-    "to_json",
-]
+if TYPE_CHECKING:
+    from jsrl.references.capture import Capture
 
 MAX_ARRAY_VALUES = 4096
 MAX_DEPTH = 64
 
 
-@dataclass(frozen=True)
-class Reference:
-    """A value that a process makes for itself: a function's name, and the arguments.
-
-    Attributes:
-      target: "module:qualname", such as "jsrl.agents.ppo:ppo".
-      kwargs: keyword arguments; any values that `to_json` accepts, including other references (which stay
-        references: the function decides whether to call them).
-    """
-
-    target: str
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        split_target(self.target)
-
-    def __str__(self) -> str:
-        """Return the call as Python code."""
-        return f"{self.target}({', '.join(f'{name}={value!r}' for name, value in self.kwargs.items())})"
-
-
-def reference_to(target: str | Callable[..., Any], **kwargs: Any) -> Reference:
-    """Return a reference to a function or class (or to its "module:qualname").
-
-    Raises:
-      ConfigError: a lambda or a function defined inside another one, which no other process can find by name.
-    """
-    if isinstance(target, str):
-        return Reference(target, kwargs)
-    module, qualname = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(qualname, str) or "<" in qualname:
-        raise ConfigError(
-            f"{target!r} cannot be referred to by name; expected a function or class defined at the top level of a "
-            "module, script or notebook cell; give it a name there with `def`, and pass what it needs as arguments."
-        )
-    return Reference(importable_target(target) or f"{module}:{qualname}", kwargs)
-
-
-def resolve(reference: Reference | str) -> Any:
-    """Import and return the value of a reference, without calling it.
-
-    Raises:
-      ConfigError: the module cannot be found or imported, or has no such attribute; the message gives the nearest names.
-    """
-    return import_target(reference if isinstance(reference, str) else reference.target)
-
-
-def call(reference: Reference, *args: Any) -> Any:
-    """Import the value of a reference and call it with `args` and the reference's keyword arguments.
-
-    Raises:
-      ConfigError: it cannot be imported, is not callable, or rejects these arguments.
-    """
-    function = resolve(reference)
-    if not callable(function):
-        raise ConfigError(
-            f"{reference.target!r} is a {type(function).__name__}, not a function or class; expected something to "
-            "call; wrap it in a function that returns it."
-        )
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in functions have none
-        return function(*args, **reference.kwargs)
-    try:
-        signature.bind(*args, **reference.kwargs)
-    except TypeError as error:
-        names = [name for name, parameter in signature.parameters.items() if parameter.kind != parameter.VAR_POSITIONAL]
-        unknown = [name for name in reference.kwargs if name not in names]
-        hint = "".join(nearest(name, names) for name in unknown[:1])
-        given = [*(f"<{type(arg).__name__}>" for arg in args), *(f"{name}=" for name in reference.kwargs)]
-        raise ConfigError(
-            f"{reference.target!r} cannot be called with ({', '.join(given)}): {error}{hint}; its signature is "
-            f"{signature}. Change the arguments of the reference."
-        ) from None
-    return function(*args, **reference.kwargs)
-
-
-# -- trees as JSON ----------------------------------------------------------------------------------------------------
-
-
-class SourceCapture(Protocol):
-    """The interface of jsrl.references.capture.Capture for `to_json`."""
-
-    def add(self, thing: Any, path: str = "") -> None:
-        """Take the source of a function or class that no other process can import."""
-        ...
-
-    def write(self) -> str:
-        """Write what was added, and return the module's name."""
-        ...
-
-    def target(self, thing: Any) -> str:
-        """Return the "module:qualname" of an added thing once it is written."""
-        ...
-
-
-def to_json(value: Any, capture: SourceCapture | None = None, path: str = "") -> Any:
+def to_json(value: Any, capture: Capture | None = None, path: str = "") -> Any:
     """Return a tree of plain JSON values from which `from_json` makes an equal tree in another process.
 
     None, bool, int, float, str, list and dict with str keys stay as they are; everything else is a dict with one
     `$` tag: infinite floats, tuples, sets, numpy scalars, dtypes and small arrays, paths, enum members, functions and
-    classes, functools.partial, References, NamedTuples, and dataclass instances (their init fields; flax modules too).
+    classes, functools.partial, NamedTuples, and dataclass instances (their init fields; flax modules too).
 
     Args:
       value: the tree.
@@ -175,7 +57,7 @@ def to_json(value: Any, capture: SourceCapture | None = None, path: str = "") ->
 class _Encoder:
     """One walk over a tree; the first of two walks only passes definitions to the capture."""
 
-    def __init__(self, capture: SourceCapture | None, collecting: bool) -> None:
+    def __init__(self, capture: Capture | None, collecting: bool) -> None:
         self._capture = capture
         self._collecting = collecting
         self.captured = False
@@ -198,11 +80,6 @@ class _Encoder:
         return self._container(value, path, depth + 1)
 
     def _container(self, value: Any, path: str, depth: int) -> Any:
-        if isinstance(value, Reference):
-            return {
-                "$reference": self._target(value.target, path),
-                "kwargs": self._dict(value.kwargs, f"{path}.kwargs" if path else "kwargs", depth),
-            }
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return self._instance(value, {name: getattr(value, name) for name in value._fields}, path, depth)
         if type(value) is list:
@@ -270,10 +147,6 @@ class _Encoder:
             self._capture.add(thing, path)
             return ""
         return self._capture.target(thing)
-
-    def _target(self, target: str, path: str) -> str:
-        module, _ = split_target(target)
-        return self._name(import_target(target), path) if module in MAIN_MODULES else target
 
 
 def from_json(tree: Any, path: str = "") -> Any:
@@ -352,5 +225,4 @@ _DECODERS: dict[str, Callable[[dict[str, Any], str], Any]] = {
     "$function": lambda tree, path: import_target(tree["$function"]),
     "$partial": _make_partial,
     "$type": _make_instance,
-    "$reference": lambda tree, path: Reference(tree["$reference"], from_json(tree["kwargs"], path)),
 }

@@ -40,13 +40,11 @@ class UsedNames:
       early: as soon as the source runs (decorators, bases, defaults, class bodies).
       late: when its functions are called.
       soft: may be missing without harm (annotations that stay text).
-      chains: dotted uses such as ("xml", "etree", "ElementTree").
     """
 
     early: frozenset[str]
     late: frozenset[str]
     soft: frozenset[str]
-    chains: frozenset[tuple[str, ...]]
 
 
 def used_names(text: str, future_annotations: bool) -> UsedNames:
@@ -56,8 +54,7 @@ def used_names(text: str, future_annotations: bool) -> UsedNames:
         strict_early, strict_late, _ = _global_names(_FUTURE + text)
         soft |= (early | late) - (strict_early | strict_late)
         early, late = strict_early, strict_late
-    chains = {chain for node in ast.walk(ast.parse(text)) if (chain := _dotted(node))}
-    return UsedNames(frozenset(early), frozenset(late - early), frozenset(soft - early - late), frozenset(chains))
+    return UsedNames(frozenset(early), frozenset(late - early), frozenset(soft - early - late))
 
 
 def _global_names(text: str) -> tuple[set[str], set[str], set[str]]:
@@ -110,11 +107,6 @@ class SourceIndex:
         self._units.append((origin, text))
         self._statements += _statements(origin, text, len(self._units))
         return len(self._units)
-
-    @property
-    def origins(self) -> list[str]:
-        """The files and cells that were read."""
-        return [origin for origin, _ in self._units]
 
     @property
     def future_annotations(self) -> bool:

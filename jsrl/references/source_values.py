@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jsrl.references.importing import importable_target, init_fields, refuse
-from jsrl.references.reference import MAX_ARRAY_VALUES, MAX_DEPTH, Reference
+from jsrl.references.reference import MAX_ARRAY_VALUES, MAX_DEPTH
 
 _TYPING = typing.TypeVar | typing.NewType | typing.ParamSpec | types.GenericAlias | types.UnionType
 
@@ -74,8 +74,6 @@ class ValueWriter:
             parts = [self.write(value.func, depth), *(self.write(arg, depth) for arg in value.args)]
             parts += [f"{name}={self.write(arg, depth)}" for name, arg in value.keywords.items()]
             return f"{self._module('functools')}.partial({', '.join(parts)})"
-        if isinstance(value, Reference):
-            return self._call(Reference, {"target": value.target, "kwargs": value.kwargs}, depth)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._call(type(value), init_fields(value, self._path), depth)
         return self._named(value)

@@ -26,7 +26,8 @@ import psutil
 from jsrl.errors import JsrlError
 from jsrl.experiment import EvaluatorConfig, Experiment, RecorderConfig
 from jsrl.references.capture import Capture
-from jsrl.references.reference import from_json, spawn_environment, to_json
+from jsrl.references.importing import spawn_environment
+from jsrl.references.reference import from_json, to_json
 from jsrl.runs.files import write_atomic
 
 RUN_NAME = "trial"

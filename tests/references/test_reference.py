@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from jsrl.errors import ConfigError
-from jsrl.references.reference import Reference, call, from_json, reference_to, resolve, spawn_environment, to_json
+from jsrl.references.importing import import_target, spawn_environment
+from jsrl.references.reference import from_json, to_json
 from jsrl.types import ArraySpec, Continuous, EnvSpec
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -120,7 +121,6 @@ def round_trip(value):
         pathlib.Path("some/where"),
         np.dtype("uint8"),
         EnvSpec({"x": ArraySpec((3,), "float32")}, Continuous((-math.inf,), (1.0,)), num_agents=2),
-        Reference("jsrl.types:ArraySpec", {"shape": (3,), "dtype": "int8"}),
         len,
         math.sqrt,
         np.tanh,
@@ -209,7 +209,6 @@ def bound(things):
         (lambda t: np.zeros(5000), ["array of 5000 values", "at most 4096", "save it to a file"]),
         (lambda t: np.array([object()]), ["dtype object"]),
         (lambda t: t.WithInitVar(3), ["init-only variable `seed`", "make it a field"]),
-        (lambda t: Reference("__main__:" + next(iter(vars(sys.modules["__main__"]))), {}), ["agent.network.torso"]),
     ],
 )  # fmt: skip
 def test_refusals_name_location_reason_and_remedy(things, make, words):
@@ -267,18 +266,18 @@ def test_from_json_refuses_unknown_tags_and_fields(things):
         from_json({"$enum": "reference_things:Color", "name": "GREEN"})
 
 
-# -- resolving and calling --------------------------------------------------------------------------------------------
+# -- importing by name --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", ["", "math", "math:", ":sqrt", "a b:c", "math:sqrt()", "x:y:z", "./file:f"])
 def test_malformed_targets_are_refused(target):
     with pytest.raises(ConfigError, match="is not a reference; expected"):
-        Reference(target)
+        import_target(target)
 
 
 def test_dotted_target_is_rewritten_with_a_colon():
     with pytest.raises(ConfigError, match=r'did you mean "jsrl\.types:EnvSpec"'):
-        resolve("jsrl.types.EnvSpec")
+        import_target("jsrl.types.EnvSpec")
 
 
 @pytest.mark.parametrize(
@@ -293,53 +292,17 @@ def test_dotted_target_is_rewritten_with_a_colon():
         ("reference_syntax:f", ["SyntaxError"]),
     ],
 )
-def test_resolve_names_the_missing_module_or_attribute(things, target, words):
+def test_import_names_the_missing_module_or_attribute(things, target, words):
     with pytest.raises(ConfigError) as caught:
-        resolve(target)
+        import_target(target)
     for word in words:
         assert word in str(caught.value)
 
 
 def test_not_found_names_working_directory(things):
     with pytest.raises(ConfigError) as caught:
-        resolve("no_such_module_here:f")
+        import_target("no_such_module_here:f")
     assert os.getcwd() in str(caught.value)
-
-
-def test_call_passes_arguments(things):
-    assert call(Reference("reference_things:scale", {"factor": 5}), 2) == 10
-    assert call(Reference("reference_things:Factory.small", {"size": 4})) == (things.Factory, 4)
-    assert call(Reference("math:hypot"), 3.0, 4.0) == 5.0
-
-
-def test_call_refuses_wrong_arguments(things):
-    with pytest.raises(ConfigError, match=r"unexpected keyword argument 'facto'; nearest: factor; its signature is"):
-        call(Reference("reference_things:scale", {"facto": 5}), 2)
-    with pytest.raises(ConfigError, match="missing a required argument: 'x'"):
-        call(Reference("reference_things:scale"))
-    with pytest.raises(ConfigError, match="is a int, not a function"):
-        call(Reference("reference_things:Factory.limit"))
-
-
-def test_type_error_inside_the_function_is_not_rewritten(things):
-    with pytest.raises(TypeError, match="unsupported operand"):
-        call(Reference("reference_things:scale", {"factor": {}}), 1.5)
-
-
-def test_reference_to(things):
-    reference = reference_to(things.scale, factor=3)
-    assert reference == Reference("reference_things:scale", {"factor": 3})
-    assert str(reference) == "reference_things:scale(factor=3)"
-    assert reference_to("math:hypot") == Reference("math:hypot")
-    with pytest.raises(ConfigError, match="cannot be referred to by name"):
-        reference_to(lambda: 0)
-    with pytest.raises(ConfigError, match="cannot be referred to by name"):
-        reference_to(things.outer())
-
-
-def test_references_stay_references(things):
-    nested = Reference("reference_things:scale", {"x": Reference("math:sqrt")})
-    assert round_trip(nested) == nested
 
 
 # -- imports of a child process ---------------------------------------------------------------------------------------

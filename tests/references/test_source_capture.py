@@ -9,14 +9,18 @@ import textwrap
 import pytest
 
 from jsrl.errors import ConfigError
-from jsrl.references.capture import Capture, capture
+from jsrl.references.capture import Capture
+from jsrl.references.reference import to_json
 from jsrl.references.source_index import used_names
 from jsrl.references.source_module import Entry, check_module, ordered
 
-READ = "import json, sys; from jsrl.references.reference import *; tree = from_json(json.load(open(sys.argv[1])))\n"
+READ = (
+    "import json, sys; from jsrl.references.importing import import_target; from jsrl.references.reference import *\n"
+    "tree = from_json(json.load(open(sys.argv[1])))\n"
+)
 WRITE = """
-import json, sys
-from jsrl.references.reference import Reference, reference_to, to_json
+import functools, json, sys
+from jsrl.references.reference import to_json
 from jsrl.references.capture import Capture
 from jsrl.errors import ConfigError
 
@@ -187,7 +191,7 @@ class Factory:
 ---
 session = Capture("captured")
 tree = {
-    "agent": reference_to(make, config=Config(lr=2.0, point=Point(3.0))),
+    "agent": functools.partial(make, config=Config(lr=2.0, point=Point(3.0))),
     "class": Config, "named": square, "wrapped": weird, "point": Point(4.0), "color": Color.RED,
     "inner": Factory.Inner, "static": Factory.Inner.make, "partial": functools.partial(make, DEFAULT),
 }
@@ -202,16 +206,16 @@ def test_script_with_every_kind_of_definition(folder):
     out = folder.read(
         """
         agent = tree["agent"]
-        assert type(agent.kwargs["config"]) is tree["class"]
+        assert type(agent.keywords["config"]) is tree["class"]
         assert tree["point"] == (4.0, 0.99) and type(tree["point"]).__name__ == "Point"
-        assert type(agent.kwargs["config"].point) is type(tree["point"])
-        assert type(tree["color"]) is type(agent.kwargs["config"].color)
+        assert type(agent.keywords["config"].point) is type(tree["point"])
+        assert type(tree["color"]) is type(agent.keywords["config"].color)
         assert tree["named"](3) == 9 and tree["wrapped"](3) == 18
         assert tree["inner"].make() == tree["static"]() == 2
         assert tree["partial"]()["lr"] == float("inf")
         assert "__main__" not in json.dumps(to_json(tree))
         assert "script" not in sys.modules
-        print(json.dumps(call(agent)))
+        print(json.dumps(agent()))
         """
     )
     assert json.loads(out) == expected
@@ -289,7 +293,7 @@ def make(network):
 compiled = jax.jit(make)
 ---
 network = Torso(width=4, activation=nn.relu)
-written({"agent": reference_to(make, network=network), "jitted": jitted})
+written({"agent": functools.partial(make, network=network), "jitted": jitted})
 print(json.dumps(make(network)))
 refusals(key=uses_key, array=uses_array, compiled=uses_compiled, module=Torso(kernel_init=nn.initializers.normal()))
 """
@@ -302,7 +306,7 @@ def test_script_of_jax_functions_and_flax_modules(folder):
     assert "`weights`, which `uses_array` uses" in said["array"] and "numpy.asarray" in said["array"]
     assert "`compiled`, which `uses_compiled` uses" in said["compiled"] and "as a decorator" in said["compiled"]
     assert "agent.network.kernel_init" in said["module"] and "calling normal(...)" in said["module"]
-    out = folder.read("assert tree['jitted'](2.0) == 6.0; print(json.dumps(call(tree['agent'])))")
+    out = folder.read("assert tree['jitted'](2.0) == 6.0; print(json.dumps(tree['agent']()))")
     assert json.loads(out) == expected
     assert expected[0] == [1, 4] and expected[2] == 1.0 and expected[4] == 2
     assert "import jax.numpy as jnp" in folder.modules[0].read_text()
@@ -353,7 +357,6 @@ refusals(
     log=uses_log, big=uses_big, rng=uses_rng, closure=act, uses_closure=uses_closure, deep=uses_deep,
     unknown=uses_unknown, module=uses_module, wrapped=uses_wrapped, first=first, made=uses_exec,
     nameless=[lambda x: x], bound=Stateful().step, object=Stateful(), local=local(),
-    agent=Reference("__main__:uses_log"),
 )
 """
 REFUSALS = {
@@ -372,7 +375,6 @@ REFUSALS = {
     "bound": ["method bound to a Stateful object"],
     "object": ["__main__.Stateful object", "dataclass"],
     "local": ["is defined inside local()", "top level"],
-    "agent": ["`log`, which `uses_log` uses"],
 }
 
 
@@ -444,7 +446,7 @@ def test_later_capture_imports_the_earlier_module(folder):
     """
     folder.script(with_write(text))
     assert len(folder.modules) == 2
-    assert folder.read("made, cls = resolve(tree[1])(); print(type(made) is cls, made.size)") == "True 2"
+    assert folder.read("made, cls = import_target(tree[1])(); print(type(made) is cls, made.size)") == "True 2"
 
 
 def test_equal_definitions_give_the_same_module(folder):
@@ -477,10 +479,8 @@ def test_unwritable_folder(folder, tmp_path):
 
 
 def test_capture_of_importable_definitions_writes_nothing(tmp_path):
-    assert capture(json.dumps, tmp_path).target == "json:dumps"
+    assert to_json(json.dumps, Capture(tmp_path)) == {"$function": "json:dumps"}
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ConfigError, match="is a lambda"):
-        capture(lambda: 0, tmp_path)
 
 
 # -- notebooks --------------------------------------------------------------------------------------------------------
@@ -497,9 +497,9 @@ CELLS = [
     "class Env:\n    kind = 'second'\n    def step(self):\n        return f(Config(1)), self.kind",
     "def make(config=Config(2)):\n    return f(config), isinstance(config, Config), Env().step(), config.name",
 ]
-CONVERT = "tree = written({'agent': reference_to(make, config=Config(3)), 'env': Env, 'config': Config(5)})"
+CONVERT = "tree = written({'agent': functools.partial(make, config=Config(3)), 'env': Env, 'config': Config(5)})"
 EXPECTED = [[7, 4, 2.0], True, [[5, 4, 2.0], "second"], "new"]
-CHECK = "assert type(tree['config']) is type(tree['agent'].kwargs['config']); print(json.dumps(call(tree['agent'])))"
+CHECK = "assert type(tree['config']) is type(tree['agent'].keywords['config']); print(json.dumps(tree['agent']()))"
 
 
 def test_notebook_cells(folder):

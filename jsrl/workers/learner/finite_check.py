@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from jsrl.agents.finite import describe_non_finite, non_finite_metrics
 from jsrl.errors import NonFiniteUpdate
-from jsrl.references.reference import spawn_environment
+from jsrl.references.importing import spawn_environment
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import Trajectory
 from jsrl.workers.jobs import FAILED_UPDATE

@@ -16,7 +16,7 @@ from typing import Any
 from jsrl.launch.launcher import Start
 from jsrl.launch.local.launcher import spawn
 from jsrl.launch.local.processes import LocalHandle
-from jsrl.references.reference import SpawnEnvironment
+from jsrl.references.importing import SpawnEnvironment
 
 
 class Agent:
