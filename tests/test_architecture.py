@@ -218,6 +218,7 @@ WITHOUT_JAX = (
     "workers/actor/worker.py",
     "workers/actor/build.py",
     "workers/base.py",
+    "workers/process.py",
     "workers/jobs.py",
     "workers/learner/batching.py",
     "workers/replay/worker.py",

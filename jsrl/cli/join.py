@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.folder is not None:
             options.address, options.token_file = claimed(Path(options.folder), options.patience_s)
         if options.parent is not None:
-            from jsrl.workers.base import die_with_parent
+            from jsrl.workers.process import die_with_parent
 
             die_with_parent(options.parent, signal.SIGHUP)
         most = (options.cores, options.memory_mb)

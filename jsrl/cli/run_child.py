@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from jsrl.cli.run import main
-from jsrl.workers.base import die_with_parent
+from jsrl.workers.process import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))

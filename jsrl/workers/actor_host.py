@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsrl.workers.base import die_with_parent, show_name
+from jsrl.workers.process import die_with_parent, show_name
 
 MAX_ORDER_BYTES = 1 << 16
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import json
@@ -10,16 +11,21 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from jsrl.runs.control import HEARTBEAT_S
-from jsrl.workers.base import Reporter, Worker, die_with_parent, run, show_name
+from jsrl.errors import StreamClosed
+from jsrl.metrics.metrics import Recorder
+from jsrl.runs.control import HEARTBEAT_S, Bye, ControlClient, Crash, Event, Report
+from jsrl.workers.base import Reporter, Worker
 
 if TYPE_CHECKING:
     from jsrl.workers.kinds import Kind
 
+REPORT_S = 0.5
 QUICK_WORKERS = 50  # above this number of workers in a run, actors report less often
 MOST_SLOWNESS = 25.0  # then a report is 12.5 s old when the next one comes; the controller leaves out old ones
 LEAST_BEATS = 6  # heartbeats within the silence after which a worker counts as hung
@@ -39,8 +45,6 @@ def work(
     show_name(name)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     leave_traces(stacks_path(job_path.parent.parent, name))
-    from jsrl.runs.control import ControlClient
-
     control = ControlClient(control_address, name, incarnation, parent_pid=parent_pid, keys=keys)
     signal.signal(signal.SIGTERM, lambda *_: control.stop.set())
     with contextlib.suppress(ValueError):
@@ -63,6 +67,85 @@ def work(
         return worker
 
     return run(build_from_file, control)
+
+
+def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
+    """Run a worker until the controller stops it; return the exit status (0: stopped, 1: crashed)."""
+    recorder: Recorder | None = None
+    try:
+        control.stage("building")
+        worker = build(ControlReporter(control))
+        recorder = worker.recorder
+        worker.setup()
+        recorder.begin()
+        control.stage("ready")
+        _loop(worker, control)
+        facts = worker.close()
+        control.send(Bye, facts=facts)
+        return 0
+    except StreamClosed as error:
+        return _closed(error, control)
+    except BaseException as error:
+        control.left()
+        control.send(Crash, error=type(error).__name__, text=str(error), trace=traceback.format_exc())
+        return 1
+    finally:
+        if recorder is not None:
+            recorder.close()
+        control.close()
+
+
+def _loop(worker: Worker, control: ControlClient) -> None:
+    report_at = time.monotonic() + REPORT_S * control.slowness
+    watched = _watch_memory(worker, control)
+    while not control.stop.is_set():
+        control.turned_s = time.monotonic()
+        control.stuck_s = getattr(worker, "turn_limit_s", None) or control.stuck_s
+        control.progress += worker.step()
+        if not watched and getattr(worker, "settled", True):
+            watched = _watch_memory(worker, control)
+        while not control.commands.empty():
+            worker.command(control.commands.get())
+        if time.monotonic() >= report_at:
+            report_at = time.monotonic() + REPORT_S * control.slowness
+            metrics, facts = worker.report()
+            control.send(Report, metrics=metrics, facts=facts)
+    while not control.commands.empty():  # commands from before the end
+        worker.command(control.commands.get())
+    control.turned_s = 0.0  # closing has its own deadline
+    metrics, facts = worker.report()
+    control.send(Report, metrics=metrics, facts=facts)
+
+
+def _closed(error: StreamClosed, control: ControlClient) -> int:
+    """Handle a stream whose other end is gone: expected while the run stops, else a crash, reported after its cause."""
+    if control.stop.wait(3.0):
+        control.send(Bye)
+        return 0
+    control.send(Crash, error="StreamClosed", text=str(error), trace=traceback.format_exc())
+    return 1
+
+
+def _watch_memory(worker: Worker, control: ControlClient) -> bool:
+    """Start the watch of this process's memory, if it has one; return whether it has its final baseline."""
+    settled = getattr(worker, "settled", True)
+    if control.memory is not None:
+        control.memory.begin(settled=settled)
+    return control.memory is None or settled
+
+
+class ControlReporter:
+    """Reporter over the control connection."""
+
+    def __init__(self, control: ControlClient) -> None:
+        self._control = control
+        self.stage = control.stage
+        self.entering = control.entering
+        self.left = control.left
+
+    def event(self, name: str, text: str = "", **facts: Any) -> None:
+        """Report an event to the controller."""
+        self._control.send(Event, name=name, text=text, facts=facts)
 
 
 def slowness(kind: Kind, workers: int, silence_s: float) -> float:
@@ -126,3 +209,21 @@ class _ReportsJax:
                 f"{self.name}: the environment imported jax, which costs each process about 150 MB and slows its start; "
                 "keep jax out of the modules that environments import.",
             )
+
+
+def show_name(name: str) -> None:
+    """Show the worker's name in `ps` and `top` (Linux; the first 15 letters)."""
+    pr_set_name = 15
+    with contextlib.suppress(OSError, AttributeError):  # not Linux: the name is optional
+        ctypes.CDLL(None).prctl(pr_set_name, name.encode()[:15])
+
+
+def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to signal this process when its parent dies (Linux); exit at once if it already has."""
+    pr_set_pdeathsig = 1
+    try:
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(number))
+    except (OSError, AttributeError):
+        pass  # not Linux: the control thread watches the parent's pid instead
+    if os.getppid() != parent_pid:
+        os._exit(0)

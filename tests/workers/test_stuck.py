@@ -15,7 +15,7 @@ WORKER = """
 import os, sys, threading, time
 from jsrl.runs.control import ControlClient
 from jsrl.metrics.metrics import Recorder
-from jsrl.workers.base import run
+from jsrl.workers.process import run
 
 class Sleeper:
     name, turns = "inference-0", 0
