@@ -179,10 +179,10 @@ class ChaosRun:
     def _count_messages(self, popen: subprocess.Popen[str], flood: Flood) -> None:
         """Add the counts that the sender of unauthorised messages reports."""
         try:
-            said = popen.communicate(timeout=STRANGER_LEAVES_S)[0]
-            if popen.returncode == -signal.SIGTERM and not said:
+            printed = popen.communicate(timeout=STRANGER_LEAVES_S)[0]
+            if popen.returncode == -signal.SIGTERM and not printed:
                 return  # it was not even ready for the signal
-            reply = json.loads(said.splitlines()[-1])["sent"]
+            reply = json.loads(printed.splitlines()[-1])["sent"]
             flood.sent = {name: flood.sent.get(name, 0) + reply.get(name, 0) for name in {**flood.sent, **reply}}
         except (subprocess.TimeoutExpired, ValueError, IndexError, KeyError) as error:
             popen.kill()

@@ -62,7 +62,7 @@ def detach(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
         option = "plan" if options.plan else "launcher slurm"
         raise ConfigError(f"--{option} starts no process here that could run in the background; leave out --detach.")
     folder = folder_of(asked)
-    said = ["--display", "log-only", *([] if options.resume else ["--run-name", folder.name])]
+    more = ["--display", "log-only", *([] if options.resume else ["--run-name", folder.name])]
     command = [
         sys.executable,
         "-P",
@@ -70,7 +70,7 @@ def detach(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
         "jsrl.cli.background_child",
         *([name] if name else []),
         *without(args, OWN),
-        *said,
+        *more,
     ]
     with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(

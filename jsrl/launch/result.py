@@ -102,13 +102,13 @@ class Result:
         lines += ledger_lines(self.ledger, self.hops)
         if self.summary:
             lines.append(self.summary)
-        said = fitted("\n".join(lines), min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+        summary = fitted("\n".join(lines), min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
         whole = [f"run folder: {self.folder}"]  # paths and commands are copied: they are not wrapped
         if (report := self.folder / "report.html").exists():
             whole.append(f"report: {report}")
         if not self.as_intended and (self.folder / "snapshots" / "state").exists():
             whole.append(f"to continue: jsrl run --resume {self.folder}")
-        return "\n".join([said, *whole])
+        return "\n".join([summary, *whole])
 
 
 def fitted(text: str, width: int = WIDTH) -> str:

@@ -278,8 +278,8 @@ class Session:
         self.finals.add(worker)
         self._stages.remove(worker)
         self._receive(worker, {f"{kind.prefix}/lost": 1.0})
-        whom = worker if worker == kind.title else f"{kind.title} {worker}"
-        self.display.message(f"{notice}\n(the run continues without the {whom})", "warning")
+        title = worker if worker == kind.title else f"{kind.title} {worker}"
+        self.display.message(f"{notice}\n(the run continues without the {title})", "warning")
 
     def end(self, reason: str) -> None:
         """Record why the run ends; the first reason stays."""

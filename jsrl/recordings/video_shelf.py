@@ -37,9 +37,9 @@ class Video:
         """Return a line about it."""
         tag = "best · " if self.best else ""
         first = f" of {self.players.partition(',')[0]}" if self.players else ""
-        whose = f"{self.players} · " if self.players else ""
-        whose += f"version {self.version_updates:,} · {self.env_steps:,} env steps"
-        return f"{tag}return{first} {self.return_mean:,.1f} · {whose} · {self.frames / self.fps:.0f} s"
+        prefix = f"{self.players} · " if self.players else ""
+        prefix += f"version {self.version_updates:,} · {self.env_steps:,} env steps"
+        return f"{tag}return{first} {self.return_mean:,.1f} · {prefix} · {self.frames / self.fps:.0f} s"
 
 
 class VideoShelf:
@@ -100,9 +100,9 @@ def captions(run: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for folder in (run / FOLDER, *sorted(path for path in (run / FOLDER).glob("*") if path.is_dir())):
         where = folder.relative_to(run).as_posix()
-        whose = "" if folder == run / FOLDER else f"policy {folder.name} · "
+        prefix = "" if folder == run / FOLDER else f"policy {folder.name} · "
         known = sorted(reversed(read_index(folder)), key=lambda one: not one.best)
-        found |= {f"{where}/{one.file}": whose + one.caption() for one in known}
+        found |= {f"{where}/{one.file}": prefix + one.caption() for one in known}
         others = sorted(path.name for path in folder.glob("*.mp4"))
-        found |= {f"{where}/{name}": whose + name for name in others if f"{where}/{name}" not in found}
+        found |= {f"{where}/{name}": prefix + name for name in others if f"{where}/{name}" not in found}
     return found

@@ -261,10 +261,10 @@ def rates(columns: dict[str, np.ndarray], lines: np.ndarray, means: dict[str, fl
 def worker_times(means: dict[str, float], folder: Path) -> list[WorkerTime]:
     """Return the shares of time of each kind of worker of a run."""
     graph = graph_of(folder)
-    whose = {} if graph is None else {worker.name: folder_of(graph, worker) for worker in graph.workers}
-    counts = Counter((find_kind(worker.kind).name, whose[worker.name]) for worker in workers_of(folder))
+    folders = {} if graph is None else {worker.name: folder_of(graph, worker) for worker in graph.workers}
+    counts = Counter((find_kind(worker.kind).name, folders[worker.name]) for worker in workers_of(folder))
     times = []
-    policies = list(dict.fromkeys(["", *whose.values()]))
+    policies = list(dict.fromkeys(["", *folders.values()]))
     for policy, kind in ((policy, kind) for policy in policies for kind in kinds_of(folder)):
         prefix = f"{policy}/{kind.prefix}" if policy else kind.prefix
         names = {a.name: f"{prefix}/{a.name}_share" for a in kind.all_activities}

@@ -52,8 +52,8 @@ class Child:
     @property
     def last_line(self) -> str:
         """Return the last line of its output file; empty: there is none."""
-        said = self._output.read_text(errors="replace").strip() if self._output is not None else ""
-        return said.splitlines()[-1] if said else ""
+        output = self._output.read_text(errors="replace").strip() if self._output is not None else ""
+        return output.splitlines()[-1] if output else ""
 
     def new_scores(self) -> Iterator[tuple[int, float]]:
         """Yield (env steps, mean return) of each new evaluation."""

@@ -99,8 +99,8 @@ def measure(
         with _started(experiment, runs) as child:
             speed = _follow(child, runs, limits, best, stopped, on_progress)
         if speed.error.startswith(ENDED):
-            said = (runs / "output.txt").read_text(errors="replace").strip()
-            speed = dataclasses.replace(speed, error=said.splitlines()[-1] if said else speed.error)
+            output = (runs / "output.txt").read_text(errors="replace").strip()
+            speed = dataclasses.replace(speed, error=output.splitlines()[-1] if output else speed.error)
     return dataclasses.replace(speed, load=round(os.getloadavg()[0], 2))
 
 

@@ -100,14 +100,14 @@ class Ray:
         """Receive the driver's messages until it ends."""
         assert driver.stdout is not None
         for line in driver.stdout:
-            said = json.loads(line)
-            if "notify" in said:
-                self._notify(said["notify"])
+            message = json.loads(line)
+            if "notify" in message:
+                self._notify(message["notify"])
             with self._changed:
-                self._address = said.get("placed", self._address)
-                self._refused = said.get("refused", self._refused)
-                if "ended" in said:
-                    self._ended[said["ended"]] = said["why"]
+                self._address = message.get("placed", self._address)
+                self._refused = message.get("refused", self._refused)
+                if "ended" in message:
+                    self._ended[message["ended"]] = message["why"]
                 self._changed.notify_all()
         status = driver.wait()
         log.seek(0)
@@ -202,16 +202,16 @@ class Driver:
     """The driver's process: one placement group, and an actor for each started host.
 
     Args:
-      request: options for Ray. heard: lines of the engine; None: it has ended. say: sends to the engine.
+      request: options for Ray. lines: lines of the engine; None: it has ended. write_line: sends to the engine.
     """
 
     def __init__(
-        self, request: RayRequest, heard: queue.SimpleQueue[str | None], write_line: Callable[[Mapping[str, Any]], None]
+        self, request: RayRequest, lines: queue.SimpleQueue[str | None], write_line: Callable[[Mapping[str, Any]], None]
     ) -> None:
         import ray
 
         self._ray: Any = ray
-        self._request, self._heard, self._write = request, heard, write_line
+        self._request, self._lines, self._write = request, lines, write_line
         self._serving: dict[Any, HostActor] = {}  # by the result of `serve`
         self._cpus = 0
         self._group: Any = None
@@ -229,7 +229,7 @@ class Driver:
         self._write({"placed": self._ray.util.get_node_ip_address()})
         while True:
             with contextlib.suppress(queue.Empty):
-                line = self._heard.get(timeout=LOOK_S)
+                line = self._lines.get(timeout=LOOK_S)
                 if line is None:
                     return
                 self._begin(**json.loads(line))
@@ -272,7 +272,7 @@ class Driver:
             short = shortage(request, self._cpus, self._nodes())
             if waited_s > limit_s:
                 raise Refused(refusal(request, self._cpus, self._nodes(), self._ray.available_resources(), limit_s))
-            if not self._heard.empty() and self._heard.get() is None:
+            if not self._lines.empty() and self._lines.get() is None:
                 raise Refused("the run ended before Ray had placed its hosts")
             if waited_s > SHORT_S and not announced:
                 announced = True
@@ -360,7 +360,7 @@ def main() -> None:
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # output of libraries goes to the log
     request = RayRequest(**json.loads(sys.stdin.readline()))
-    heard: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def write_line(facts: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
@@ -368,14 +368,14 @@ def main() -> None:
 
     def listen() -> None:
         for line in sys.stdin:
-            heard.put(line)
-        heard.put(None)
+            lines.put(line)
+        lines.put(None)
         time.sleep(LEAVE_S)
         os._exit(1)  # Ray hangs, or the engine is gone
 
     threading.Thread(target=listen, daemon=True).start()
     try:
-        Driver(request, heard, write_line).run()
+        Driver(request, lines, write_line).run()
     except Refused as error:
         write_line({"refused": str(error)})
 

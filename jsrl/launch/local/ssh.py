@@ -23,10 +23,10 @@ def resolved(target: str, command: Sequence[str] = ("ssh",)) -> str:
     """Return the host name or IP address that ssh uses for a target: its configuration may give hosts other names."""
     try:
         words = [*command, "-G", target]
-        told = subprocess.run(words, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
+        output = subprocess.run(words, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):  # there is no ssh, or one that cannot tell
-        told = ""
-    names = [line.partition(" ")[2] for line in told.splitlines() if line.startswith("hostname ")]
+        output = ""
+    names = [line.partition(" ")[2] for line in output.splitlines() if line.startswith("hostname ")]
     return names[0] if names else target.rpartition("@")[2]
 
 
@@ -74,8 +74,8 @@ class Ssh:
         if process is None or process.poll() is None or self._logs is None:
             return ""
         lines = Path(self._logs.name, f"{host}.log").read_text(errors="replace").strip().splitlines()
-        said = f": {lines[-1][:300]}" if lines else ""
-        return f"{self._command[0]} {self._targets[host]} ended with status {process.returncode}{said}"
+        last = f": {lines[-1][:300]}" if lines else ""
+        return f"{self._command[0]} {self._targets[host]} ended with status {process.returncode}{last}"
 
     def close(self) -> None:
         """Wait briefly for the agents, and end the remaining ssh processes."""

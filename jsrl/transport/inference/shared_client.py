@@ -104,10 +104,10 @@ class SharedInferenceClient(ClientEnd):
         if not message:
             return self._lost("the server is gone (its process ended)")
         try:
-            said = decode([message], HELLO_LIMITS)
-            if said.kind == REFUSED:
-                return self._lost(str(said.fields.get("text")).rstrip("."))
-            unserved: PolicyNotServed = read_fields(said, PolicyNotServed)
+            answer = decode([message], HELLO_LIMITS)
+            if answer.kind == REFUSED:
+                return self._lost(str(answer.fields.get("text")).rstrip("."))
+            unserved: PolicyNotServed = read_fields(answer, PolicyNotServed)
         except CodecError as error:
             self._lost("the server sent something that is not a reply")
             return CodecError(f"{self.address} sent {len(message)} bytes that are not a reply: {error}")

@@ -248,14 +248,14 @@ class ZmqSampleProducer(ProducerEnd):
         """Process the consumer's messages; return whether any arrived in time."""
         if self._socket.closed or (timeout_s > 0 and not self._socket.poll(int(timeout_s * 1000))):
             return False
-        heard = False
+        received = False
         while True:
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return heard
+                return received
             self._handle(decode(frames, _CONTROL_LIMITS))
-            heard = True
+            received = True
 
     def _handle(self, message: Message) -> None:
         if message.kind == REFUSED:

@@ -117,11 +117,11 @@ class ZmqSampleConsumer:
         while (lease := self._queue.take()) is None:
             left_s = remaining(deadline)
             with self._socket_lock:
-                heard = self._receive_and_send()
-                if not heard:
+                received = self._receive_and_send()
+                if not received:
                     self._socket.poll(math.ceil(1000 * min(left_s, _LOOK_S)))
-                    heard = self._receive_and_send()
-            if not heard and left_s <= 0:
+                    received = self._receive_and_send()
+            if not received and left_s <= 0:
                 raise self._queue.nothing_came(timeout_s)
         return lease
 
@@ -191,7 +191,7 @@ class ZmqSampleConsumer:
 
     def _receive_and_send(self) -> bool:
         """Return whether a message has arrived."""
-        heard = self._receive()
+        received = self._receive()
         with self._lock:
             unsent, self._unsent = self._unsent, []
             for peer in self._unacknowledged.values():
@@ -200,7 +200,7 @@ class ZmqSampleConsumer:
             self._unacknowledged.clear()
         for frames in unsent:
             self._socket.send_multipart(frames)
-        return heard
+        return received
 
     def _receive(self) -> bool:
         """Process the messages that have arrived (a limited number, so that answers get their turn)."""

@@ -92,8 +92,8 @@ class DirectorInOrder(DirectorWorker):
         ] = {}  # (actor, its incarnation, group) -> number of its newest message
 
     def _receive(self) -> int:
-        heard = len(self._inbox)
-        for _ in range(heard):
+        count = len(self._inbox)
+        for _ in range(count):
             command = self._inbox.popleft()
             facts = dict(command.facts)
             worker, incarnation = facts.pop("worker", ""), facts.pop("incarnation", 0)
@@ -108,7 +108,7 @@ class DirectorInOrder(DirectorWorker):
             elif command.name == "saving":
                 self._savings.append(int(facts["version"]))
         self._go_on()
-        return heard
+        return count
 
     def _receive_step(self, worker: str, incarnation: int, moment: GroupStep) -> None:
         """Process a message, unless it is a repetition."""

@@ -121,8 +121,8 @@ class DirectorWorker:
 
     def _receive(self) -> int:
         """Process all waiting messages; return their number. Outcomes are reported together, which copies the state once."""
-        heard, saving, reports = len(self._inbox), None, list[Report]()
-        for _ in range(heard):
+        count, saving, reports = len(self._inbox), None, list[Report]()
+        for _ in range(count):
             command = self._inbox.popleft()
             facts = dict(command.facts)
             worker, incarnation = facts.pop("worker", ""), facts.pop("incarnation", 0)
@@ -138,7 +138,7 @@ class DirectorWorker:
         self._recorder.rate("games", sum(isinstance(report, Outcome) and not report.void for report in reports))
         if saving is not None:
             self._states.write(saving, self._kept())
-        return heard
+        return count
 
     def _receive_from_actor(self, worker: str, incarnation: int, body: Games) -> list[Outcome]:
         outcomes = self._leases.outcomes(worker, incarnation, body.played)
