@@ -8,6 +8,7 @@ when they connect, and SpecMismatch names the leaf that differs.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +16,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jsrl.types import Array, Trajectory, Tree
+
+
+def remaining(deadline: float) -> float:
+    """Return the seconds left until a `time.monotonic()` deadline, not below 0."""
+    return max(0.0, deadline - time.monotonic())
+
 
 # -- samples ----------------------------------------------------------------------------------------------------------
 

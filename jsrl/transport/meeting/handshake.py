@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, StreamClosed, StreamError
-from jsrl.transport.base import ProducerId
+from jsrl.transport.base import ProducerId, remaining
 from jsrl.transport.meeting.admission import Admission, JoinRules, read_pairs
 from jsrl.transport.meeting.answering import AnswerThread
 from jsrl.transport.meeting.curve import ConnectionWatch, connect, outgoing
@@ -218,8 +218,3 @@ class HelloResponder:
         """Stop answering."""
         self._answering.close()
         self._context.destroy(linger=200)
-
-
-def remaining(deadline: float) -> float:
-    """Return the seconds left until a `time.monotonic()` deadline, not below 0."""
-    return max(0.0, deadline - time.monotonic())

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jsrl.errors import StreamClosed, StreamTimeout
-from jsrl.transport.base import Block, Entry, Origin, SampleProducer
-from jsrl.transport.meeting.handshake import remaining
+from jsrl.transport.base import Block, Entry, Origin, SampleProducer, remaining
 from jsrl.types import leaves
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.errors import SpecMismatch, StreamError
-from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
+from jsrl.transport.base import Entry, Lease, Ledger, ProducerId, remaining
 from jsrl.transport.ledger.hop_page import SHARED, HopPage, count_rings, new_session
 from jsrl.transport.meeting.address import check_ipc_path
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.handshake import WELCOME, HelloChecker, HelloResponder, remaining
+from jsrl.transport.meeting.handshake import WELCOME, HelloChecker, HelloResponder
 from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.segment import make_folder
 from jsrl.transport.samples.ends import SampleQueue, check_blocks, choose_blocks

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 from jsrl.errors import StreamClosed
-from jsrl.transport.base import Entry, Origin, ProducerId
+from jsrl.transport.base import Entry, Origin, ProducerId, remaining
 from jsrl.transport.ledger.hop_page import HopPage, read_session
-from jsrl.transport.meeting.handshake import hello_of_producer, meet_at, remaining
+from jsrl.transport.meeting.handshake import hello_of_producer, meet_at
 from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.segment import is_locked
 from jsrl.transport.samples.ends import OpenBlock, ProducerEnd, wait_until

@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from jsrl.directors.base import wants_scores
+from jsrl.envs.base import VectorEnv, VectorGame
+from jsrl.envs.make import make
 from jsrl.metrics.metrics import Recorder
 from jsrl.types import leaves
 from jsrl.workers.actor.assignments import Assignments
-from jsrl.workers.actor.environments import make_group
+from jsrl.workers.actor.journaled import journaled
 from jsrl.workers.actor.policies import ActingPolicy, PolicySettings
 from jsrl.workers.actor.recording import recording_writer
 from jsrl.workers.actor.streams import ActorStreams
@@ -67,3 +69,15 @@ def _policy(job: Job, recorder: Recorder) -> ActingPolicy:
     return ActingPolicy(
         settings, streams.open, None if job.in_process else streams
     )  # in one process no worker is replaced
+
+
+def make_group(job: Job, group: int, reporter: Reporter, recorder: Recorder) -> VectorEnv | VectorGame:
+    """Return a group's environments; each rebuilt one is reported and counted."""
+    e = job.experiment
+
+    def warn(text: str) -> None:
+        recorder.count("env_faults")
+        reporter.event("warning", f"group {group}: {text}")
+
+    env = make(e.env, e.group_size, job.incarnation_seed, group=group, groups=job.seat_groups or None, warn=warn)
+    return journaled(job, group, env, reporter)
