@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jsrl.directors.base import first_hyperparameters
+from jsrl.envs.rendering import check_rendered
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.automatic import settled
@@ -20,7 +21,6 @@ from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.placements import check_groups
 from jsrl.graph.policies import PolicyPart, policies_at, policies_of, policy_of
 from jsrl.launch.directing import check_director
-from jsrl.launch.filming import check_filming
 from jsrl.launch.graph_file import Edit, resolve
 from jsrl.launch.launcher import ALONE, Hosts
 from jsrl.launch.links import bind_addresses, ends_of, keys_folder
@@ -28,6 +28,7 @@ from jsrl.launch.machine import this_machine
 from jsrl.launch.opponents import check_scores, plays_initial
 from jsrl.launch.replay_plan import replay_stream_bytes
 from jsrl.launch.schemas import find_spec, make_schemas
+from jsrl.recordings.video import require_video
 from jsrl.types import GameSpec, leaves, spec_for_one
 from jsrl.workers.jobs import Job, Schemas, StartPoint
 from jsrl.workers.kinds import Kind, find_kind
@@ -139,7 +140,8 @@ def make_plan(
     policies = {name: _resolved(policy) for name, policy in policies_of(resolved, experiment).items()}
     experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
     if experiment.recorder.enabled:
-        check_filming(experiment)
+        require_video()
+        check_rendered(experiment.filmed_env)
     seats, schemas = _seats_and_schemas(experiment, policies)
     _check_same_rows(resolved, schemas)
     alone = Plan(experiment, resolved, policies, schemas, (), memory_folder, changed=changed)

@@ -58,7 +58,7 @@ class Writer:
         ends = [end for end in self._ends if end is not None]
         if len(ends) < len(self._ends):
             raise StreamClosed(f"a reader of {self._job.name}.{self._port} is being replaced.")
-        return reserve_all(ends, timeout_s)
+        return ends[0].reserve(timeout_s) if len(ends) == 1 else reserve_all(ends, timeout_s)
 
     def put(self, trajectory: Trajectory, group: int, timeout_s: float) -> Entry:
         """Reserve, copy and commit; see SampleProducer.put."""

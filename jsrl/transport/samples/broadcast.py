@@ -12,7 +12,7 @@ from jsrl.transport.base import Block, Entry, Origin, SampleProducer, remaining
 from jsrl.types import leaves
 
 
-def reserve_all(ends: Sequence[SampleProducer], timeout_s: float) -> Block:
+def reserve_all(ends: Sequence[SampleProducer], timeout_s: float) -> BroadcastBlock:
     """Return memory for one trajectory at every reader; if one has none, none is reserved at the others.
 
     Raises:
@@ -26,7 +26,7 @@ def reserve_all(ends: Sequence[SampleProducer], timeout_s: float) -> Block:
         for block in blocks:
             block.abandon()
         raise
-    return blocks[0] if len(blocks) == 1 else BroadcastBlock(blocks)
+    return BroadcastBlock(blocks)
 
 
 class BroadcastBlock:
