@@ -108,7 +108,7 @@ class Agent(NamedTuple):
     """An algorithm as a value.
 
     init: (key) -> AgentState, the same in every process. initial_core: (batch_size) -> core [B, ...], () without one.
-    Optional: split (two updates for two devices); analyse (re-analysis of rows); adopt ((fresh state, another run's params) ->
+    Optional: split (two updates for two devices); adopt ((fresh state, another run's params) ->
       a state that begins with these params, target networks and schedules included; None: only `params` is replaced);
       store_core (whether trajectories carry the core before row 0; False: only acting reads it).
     """
@@ -118,7 +118,6 @@ class Agent(NamedTuple):
     act: Act
     update: Update
     split: Split | None = None
-    analyse: Any = None
     adopt: Callable[[AgentState, ActParams], AgentState] | None = None
     store_core: bool = True
 

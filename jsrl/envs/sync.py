@@ -16,7 +16,7 @@ from jsrl.envs.repair import SlotRepairs
 from jsrl.envs.rows import Rows, slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
 from jsrl.errors import ConfigError, EnvironmentFault
-from jsrl.types import Array, EnvSpec, Tree
+from jsrl.types import Array, EnvSpec
 
 ADVICE_SPACE = "Correct the environment's declared space or what it returns"
 ADVICE_RAISED = "Its own traceback shows where; run it alone with this seed to see it again"
@@ -196,10 +196,6 @@ class SyncVectorEnv(SlotRepairs):
     def render(self, slot: int = 0) -> Any:
         """Return slot's picture from the environment's render (needs kwargs `render_mode`)."""
         return self._envs[slot].render()
-
-    def observation_buffers(self) -> Tree:
-        """Return the arrays [B, ...] that every step writes its observations to."""
-        return self._tree
 
     def close(self) -> None:
         """Close every environment."""

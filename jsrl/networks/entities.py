@@ -27,7 +27,7 @@ from jsrl.networks.torsos import ACTIVATIONS, ActivationName, Leaf, dense
 from jsrl.types import Array, Tree, named_leaves
 
 LEFT_OUT = -1e10  # logit of an absent entity
-RAY_FILTERS, RAY_WIDTH = 9, 3
+RAY_FILTERS = 9
 
 
 @dataclass(frozen=True)

@@ -242,11 +242,6 @@ def broken(folder: Path, manifest: dict[str, Any], symptom: str) -> SnapshotErro
     return SnapshotError(f"snapshot {folder.name} is broken: {damage} ({symptom}). Load another version or tag.")
 
 
-def empty_leaf(leaf: dict[str, Any]) -> bool:
-    """Return whether a manifest's leaf has no elements (Orbax cannot store those; the manifest is enough)."""
-    return math.prod(leaf["shape"]) == 0
-
-
 def nested(arrays: dict[tuple[str, ...], Any]) -> dict[str, Any]:
     """Return a nested dict for leaves by path."""
     tree: dict[str, Any] = {}

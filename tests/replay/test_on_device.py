@@ -14,7 +14,7 @@ import pytest
 from jsrl.agents.base import Agent, UpdateOutput
 from jsrl.errors import ConfigError
 from jsrl.experiment.settings import ReplayConfig
-from jsrl.replay.device.agent import MADE, on_device, update_keys, with_replay
+from jsrl.replay.device.agent import MADE, on_device, update_keys
 from jsrl.types import spec_of
 from tests.fake_devices import fake_devices
 from tests.replay.learning import toy_agent
@@ -27,7 +27,7 @@ CONFIG = ReplayConfig(capacity=400, batch_size=16, window=1, min_size=60, update
 def test_updates_start_at_min_size_with_k_per_call():
     world = World(N, T)
     first = world.trajectory()
-    agent = with_replay(toy_agent(), CONFIG, spec_of(first), total_updates=30)
+    agent = on_device(toy_agent(), CONFIG, spec_of(first), total_updates=30).agent
     update = jax.jit(agent.update, donate_argnums=0)
     state = jax.jit(agent.init)(jax.random.key(0))
     losses = []
@@ -54,7 +54,7 @@ def least_weights(config: ReplayConfig, total_updates: int) -> list[float]:
 
     world = World(N, T)
     first = world.trajectory()
-    agent = with_replay(toy_agent()._replace(update=update), config, spec_of(first), total_updates=total_updates)
+    agent = on_device(toy_agent()._replace(update=update), config, spec_of(first), total_updates=total_updates).agent
     state, program, found = agent.init(jax.random.key(0)), jax.jit(agent.update), []
     for step in range(7):
         state, output = program(state, first if step == 0 else world.trajectory(), jax.random.key(step))
@@ -81,7 +81,7 @@ def test_a_call_copies_no_ring():
     world = World(N, T)
     config = ReplayConfig(capacity=200_000 * N, batch_size=16, min_size=1, updates_per_call=3, prioritised=True)
     first = world.trajectory()
-    agent = with_replay(toy_agent(), config, spec_of(first))
+    agent = on_device(toy_agent(), config, spec_of(first)).agent
     state = jax.eval_shape(agent.init, jax.random.key(0))
     memory = jax.jit(agent.update, donate_argnums=0).lower(state, first, jax.random.key(0)).compile().memory_analysis()
     ring_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.extra.ring))
@@ -131,7 +131,7 @@ def test_snapshot_excludes_rows_by_default():
 def test_agent_without_priorities_is_refused():
     world = World(N, T)
     first = world.trajectory()
-    agent = with_replay(toy_agent(priorities=False), CONFIG, spec_of(first))
+    agent = on_device(toy_agent(priorities=False), CONFIG, spec_of(first)).agent
     with pytest.raises(ConfigError, match="needs an agent that returns priorities"):
         jax.eval_shape(agent.update, jax.eval_shape(agent.init, jax.random.key(0)), first, jax.random.key(0))
 
@@ -153,7 +153,7 @@ def four_devices() -> None:
     for devices in (jax.devices()[:1], jax.devices()):
         world = World(N, T)
         first = world.trajectory()
-        agent: Agent = with_replay(toy_agent(), CONFIG, spec_of(first), total_updates=30)
+        agent: Agent = on_device(toy_agent(), CONFIG, spec_of(first), total_updates=30).agent
         parallel = data_parallel(agent.update, devices)
         state = parallel.place(agent.init(jax.random.key(0)))
         for step in range(8):

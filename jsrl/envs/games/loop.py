@@ -307,10 +307,6 @@ class SyncVectorGame(SlotRepairs):
                 raise self._rows.fault(slot, f"lets seat {name!r} act but allows no action", "Expected a 1 in its mask")
         return step
 
-    def observation_buffers(self) -> dict[str, Tree]:
-        """Return the arrays that every step writes its observations to: group -> tree of [B, N_g, ...]."""
-        return self._tree
-
     def close(self) -> None:
         """Close every environment."""
         envs, self._envs = self._envs, []

@@ -1,4 +1,4 @@
-"""`with_replay`: turns an off-policy agent that learns from windows into an agent that learns from the actors' trajectories.
+"""`on_device`: turns an off-policy agent that learns from windows into an agent that learns from the actors' trajectories.
 
 The ring is in AgentState.extra. One update adds a trajectory and makes K updates of the agent with windows drawn from
 the ring, in one compiled call; every placement, snapshots and resume work with it as with any other agent.
@@ -86,19 +86,6 @@ def update_keys(key: Array, number: int | Array) -> tuple[Array, Array]:
     """Return (key to draw with, key of the agent's update) for update `number` of a call."""
     draws, updates = jax.random.split(jax.random.fold_in(key, number))
     return draws, updates
-
-
-def with_replay(
-    agent: Agent,
-    config: ReplayConfig,
-    spec: Trajectory,
-    *,
-    frames: int | None = None,
-    total_updates: int | None = None,
-    check_finite: bool = True,
-) -> Agent:
-    """Return `agent` with a replay ring on the device; see `on_device` for the arguments."""
-    return on_device(agent, config, spec, frames=frames, total_updates=total_updates, check_finite=check_finite).agent
 
 
 def on_device(

@@ -132,7 +132,6 @@ class Batcher:
         self._staging: _Staging | None = None
         self._waiting: deque[Lease] = deque()
         self._number = 0
-        self.wait_free_s = 0.0
 
     def _allocate(self, spec: Trajectory) -> Trajectory:
         plan = self._plan
