@@ -170,8 +170,8 @@ FAULTS = (
         (SAMPLES,),
     ),
     Fault(
-        "the seam between two trajectories is not marked",
-        "        marks[0] = seam\n",
+        "the gap between two trajectories is not marked",
+        "        marks[0] = after_gap\n",
         "",
         (HOST,),
     ),

@@ -62,7 +62,7 @@ class Replay:
     [(False, False, 1, False), (True, False, 3, True), (True, False, 1, False), (False, True, 6, True)],
 )
 def test_windows_hold_the_written_rows_and_every_window_is_drawn(frames, core, window, prioritised):
-    """While filling and several times around the ring, across seams, episode ends and lost lives."""
+    """While filling and several times around the ring, across trajectories, episode ends and lost lives."""
     replay = Replay(20 * N, window, frames=frames, core=core, prioritised=prioritised)
     for step in range(16):
         replay.more(1)

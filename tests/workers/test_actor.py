@@ -138,7 +138,7 @@ def test_rows_follow_the_table_and_trajectories_are_contiguous():
     for one, other in itertools.pairwise(leases):
         np.testing.assert_array_equal(one.trajectory.observation[T], other.trajectory.observation[0])
         np.testing.assert_array_equal(one.trajectory.is_first[T], other.trajectory.is_first[0])
-    assert endings > 4  # episodes did end inside and at the seams
+    assert endings > 4  # episodes did end inside trajectories and at their ends
 
 
 def test_the_environment_gets_the_action_of_its_row():

@@ -95,7 +95,7 @@ class Row:
     def breaks(self) -> int:
         """Return how often the replay worker found a trajectory that does not follow the last one."""
         replay: ReplayWorker = self.workers["replay-0"]
-        return int(replay._replay.rows.seam.sum()) // self.plan.experiment.group_size
+        return int(replay._replay.rows.after_gap.sum()) // self.plan.experiment.group_size
 
     @property
     def inserted(self) -> int:

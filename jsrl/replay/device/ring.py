@@ -1,7 +1,7 @@
 """Replay on the device: a ring of rows [C, N] and draws from it, as pure functions over one pytree.
 
 `add` writes the T rows of a trajectory after the earlier ones, then its bootstrap row, which row 0 of the next
-trajectory replaces: windows cross the seams. A column is an environment, so trajectories of a column must
+trajectory replaces: windows cross the boundaries of trajectories. A column is an environment, so trajectories of a column must
 follow each other. If an environment started over in between, row 0 is_first although the bootstrap row was not: a gap, at
 which windows end with the bootstrap row (jsrl/replay/device/gaps.py).
 

@@ -82,7 +82,7 @@ class HostReplay:
         if gap:
             place = self.rows.begin(lane_number, lane.written)
             self.rows.rows.discount[place : place + shape.group_size] = 1.0
-        self.rows.write(lane_number, at, trajectory, seam=gap)
+        self.rows.write(lane_number, at, trajectory, after_gap=gap)
         with self.lock:
             if not joined:
                 lane.segment = at

@@ -81,18 +81,18 @@ class HostRows:
             stored = stored._replace(observation=ArraySpec(observation.shape[:-1], observation.dtype))
         self.rows: Trajectory = map_tree(lambda leaf: leaf.zeros(), stored)
         self.fresh = np.zeros(shape.size if shape.frames is not None else 0, bool)
-        self.seam = np.zeros(shape.size, bool)  # this row does not follow the one before: a gap
+        self.after_gap = np.zeros(shape.size, bool)  # this row does not follow the one before
 
     @property
     def size_bytes(self) -> int:
         """Return the bytes of all rows."""
-        return sum(leaf.nbytes for leaf in (*leaves(self.rows), self.fresh, self.seam))
+        return sum(leaf.nbytes for leaf in (*leaves(self.rows), self.fresh, self.after_gap))
 
     def begin(self, lane: int, time: int | np.ndarray) -> Any:
         """Return the place of environment 0 at a row of a lane."""
         return (lane * self.shape.capacity + time % self.shape.capacity) * self.shape.group_size
 
-    def write(self, lane: int, at: int, trajectory: Trajectory, *, seam: bool) -> None:
+    def write(self, lane: int, at: int, trajectory: Trajectory, *, after_gap: bool) -> None:
         """Write the T rows of a trajectory [T+1, B_g, ...] at row `at` of a lane, and its bootstrap row after them."""
         shape = self.shape
         given = trajectory._replace(sampling=())
@@ -108,8 +108,8 @@ class HostRows:
 
         map_trajectory(lambda stored, new: self._put(stored, new, lane, at), columns, self.rows, given)
         marks = np.zeros((shape.num_rows + 1, shape.group_size), bool)
-        marks[0] = seam
-        self._put(self.seam, marks, lane, at)
+        marks[0] = after_gap
+        self._put(self.after_gap, marks, lane, at)
 
     def _put(self, stored: Array, new: Array, lane: int, at: int) -> None:
         capacity, envs = self.shape.capacity, self.shape.group_size
@@ -126,7 +126,7 @@ class HostRows:
         following = self.begin(lane, times + 1)[:, None] + np.arange(self.shape.group_size)
         acts = self.rows.acts[here]
         acts = acts.reshape(*here.shape, -1).any(axis=-1)
-        return acts & ~self.rows.is_first[following] & ~self.seam[following]
+        return acts & ~self.rows.is_first[following] & ~self.after_gap[following]
 
     def read(self, places: np.ndarray, into: Trajectory) -> None:
         """Write the windows that start at `places` [M] into a trajectory [W+1, M, ...] (all of it but `sampling`).
@@ -149,11 +149,11 @@ class HostRows:
         else:
             map_trajectory(rows, columns, self.rows._replace(observation=()), target._replace(observation=()))
             self._stack(places, into.observation)
-        seams = self.seam[here]
-        seams[0] = False
-        if seams.any():
-            into.is_first[...] |= seams
-            behind = np.logical_or.accumulate(seams, axis=0)
+        gaps = self.after_gap[here]
+        gaps[0] = False
+        if gaps.any():
+            into.is_first[...] |= gaps
+            behind = np.logical_or.accumulate(gaps, axis=0)
             into.acts[behind] = 0
         assert number == into.is_first.shape[1]
 
