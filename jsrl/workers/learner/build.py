@@ -27,6 +27,7 @@ from jsrl.workers.learner.ranks import ONE_RANK, RANKS, Leader, RankStart, own_d
 from jsrl.workers.learner.scores import Scores
 from jsrl.workers.learner.sources import Source, SynchronizedSource
 from jsrl.workers.learner.trained import trained_agent
+from jsrl.workers.learner.updaters import Updater
 from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.players import report_saved
 
@@ -70,27 +71,34 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         name=job.name,
         drains=job.plays_along and e.is_deterministic and ranks.count == 1,
     )
+    directed = director_commands(job, start, agent, updater, reporter)
+    return Learner(updater, begin, connect, check, store, settings, reporter, recorder, directed, ranks)
+
+
+def director_commands(
+    job: Job, start: LearnerStart, agent: Agent, updater: Updater, reporter: Reporter
+) -> DirectorCommands:
+    """Return what executes a director's commands to the learner of a job."""
+    e, key = job.experiment, stream_key(job.experiment.seed, INIT_STREAM)
     scores = None
     if wants_scores(e.director):
         scores = Scores(reporter, job.policy_number, always=e.is_deterministic, known=start.open_games)
-    copies = Copies(job.snapshots_of, job.policy, updater, functools.partial(updater.fresh, key))
 
     def again(values: list[Any], updates: int) -> Any:
         state = jax.device_get(jax.jit(functools.partial(updater.fresh, jax.random.fold_in(key, updates)))())
         return updater.place(adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), values)))
 
-    directed = DirectorCommands(
+    return DirectorCommands(
         updater,
         job.players,
         again,
-        copies,
+        Copies(job.snapshots_of, job.policy, updater, functools.partial(updater.fresh, key)),
         scores,
         reporter,
         freezes=e.director is not None or (job.keeps_initial and not job.start_point.updates),
         on_policy=e.replay is None,
         pending=start.pending,
     )
-    return Learner(updater, begin, connect, check, store, settings, reporter, recorder, directed, ranks)
 
 
 def lead(job: Job, start: LearnerStart) -> Leader:
