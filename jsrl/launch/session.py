@@ -14,17 +14,17 @@ from typing import Any
 import msgspec
 import psutil
 
-from jsrl.envs.config import EnvConfig
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import options_of
 from jsrl.graph.policies import PolicyPart
+from jsrl.launch.display_rows import RatedPlayers, frames_per_step, other_policy
 from jsrl.launch.hooks import Hooks, LiveRun, SavedSnapshot
 from jsrl.launch.progress import Progress
 from jsrl.launch.result import Result, ledger_lines
 from jsrl.launch.stages import Stages
 from jsrl.launch.status_writer import StatusWriter
 from jsrl.metrics.display import Display
-from jsrl.metrics.display_state import DisplayState, OtherPolicy, PlayerRow
+from jsrl.metrics.display_state import DisplayState
 from jsrl.metrics.metrics import MetricsHub
 from jsrl.metrics.scores import score_name, score_of
 from jsrl.recordings.video_shelf import FOLDER as VIDEOS
@@ -32,8 +32,6 @@ from jsrl.runs.control import AnyMessage, Event, Report
 from jsrl.runs.control_bodies import ForwardedCommand
 from jsrl.runs.files import json_ready, write_atomic
 from jsrl.runs.runs import RunFolder
-from jsrl.runs.standings import FILE as STANDINGS
-from jsrl.runs.standings import StandingsTable, read_standings
 from jsrl.runs.state import RESULT, WorkerSummary
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
 from jsrl.transport.stream import POLICY
@@ -42,7 +40,6 @@ from jsrl.workers.kinds import Kind, catalogue
 
 LINE_S = 1.0
 LOOK_S = 0.02
-MOST_PLAYERS = 6  # in the display
 
 
 class Session:
@@ -109,7 +106,7 @@ class Session:
         self.hosts_of_workers: Callable[[], dict[str, tuple[int, str]]] = dict
         self.interrupt: Callable[[], None] = lambda: self.end("interrupted")
         self._news = StatusWriter(folder.path)
-        self._players = _Players(folder.path)
+        self._players = RatedPlayers(folder.path)
         self._stopped = False  # requested by `jsrl stop`
 
     @property
@@ -445,41 +442,3 @@ def summary_of(result: Result | None) -> dict[str, Any]:
     scores = {"evaluation": result.evaluation, "final": result.final}
     scores |= {f"{name}/final": facts["final"] for name, facts in result.others.items()}
     return counters | {f"{title}/{name}": v for title, facts in scores.items() for name, v in facts.items()}
-
-
-def frames_per_step(env: EnvConfig) -> int:
-    """Return the game frames per env step: Atari games repeat each action."""
-    return env.atari.frame_skip if isinstance(env.id, str) and env.id.startswith("ALE/") else 1
-
-
-def other_policy(progress: Progress) -> OtherPolicy:
-    """Return the display's facts about a policy other than the first."""
-    newest = progress.curve[-1][1] if progress.curve else None
-    return OtherPolicy(progress.policy.name, progress.env_steps, progress.updates, newest)
-
-
-class _Players:
-    """The rows of the players that a run's director rates, read again when it has written them anew."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._written_ns = folder, 0
-        self._rows: tuple[PlayerRow, ...] = ()
-
-    def rows(self) -> tuple[PlayerRow, ...]:
-        """Return the newest rows; () before there are any."""
-        try:
-            written_ns = (self._folder / STANDINGS).stat().st_mtime_ns
-        except OSError:
-            return ()
-        if written_ns != self._written_ns and (table := read_standings(self._folder)) is not None:
-            self._written_ns, self._rows = written_ns, player_rows(table.best(MOST_PLAYERS))
-        return self._rows
-
-
-def player_rows(table: StandingsTable) -> tuple[PlayerRow, ...]:
-    """Return the display's rows of the players of a table."""
-    every = range(len(table.players))
-    return tuple(
-        PlayerRow(table.players[i], float(table.elo[i]), float(table.half[i]), tuple(table.share(i, j) for j in every))
-        for i in every
-    )
