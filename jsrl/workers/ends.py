@@ -81,9 +81,10 @@ def bind_publisher(job: Job, port: str) -> ParamsPublisher:
 
 
 def subscribe(job: Job, port: str = "params") -> ParamsSubscriber:
-    """Return the subscriber to the params at a port; it follows restarts of the publisher."""
+    """Return the subscriber to the params at a port; it follows restarts of the publisher, which a serial run has none of."""
     name = names_of_peers(job.end(port))[0]
-    return FollowingParams(Peer(job.names, name, job.find(name)), functools.partial(connect_params, keys=job.keys))
+    found, connect = job.find(name), functools.partial(connect_params, keys=job.keys)
+    return connect(found.address) if job.in_process else FollowingParams(Peer(job.names, name, found), connect)
 
 
 def names_of_peers(end: End) -> list[str]:
