@@ -41,7 +41,7 @@ class FullPool(DeltaUniform):
         return command
 
     def _ended(self, state: dict[str, Any], record: dict[str, Any], outcome: Any) -> Any:
-        if state["full_at"] and outcome.assignment >= state["full_at"] and not outcome.void:
+        if state["full_at"] and outcome.assignment >= state["full_at"] and not outcome.discarded:
             away = record["players"][1]
             state["met"][away] = state["met"].get(away, 0) + 1
         return super()._ended(state, record, outcome)

@@ -107,7 +107,7 @@ class Watching:
         return super()._assign(state, *args, task=task, **(kept if task is None else kept | {"about": task}))
 
     def _ended(self, state, record, outcome):
-        if "about" in record and not outcome.void:
+        if "about" in record and not outcome.discarded:
             state.setdefault("tasks", []).append([record["about"], outcome.length])
         kept = [
             outcome.assignment,
@@ -115,7 +115,7 @@ class Watching:
             record["sides"],
             outcome.length,
             list(outcome.returns),
-            outcome.void,
+            outcome.discarded,
         ]
         state.setdefault("seen", []).append(kept)
         return super()._ended(state, record, outcome)
@@ -164,4 +164,4 @@ class ResetOnce(LatestSelfPlay):
     games: int = 40
 
     def _ended(self, state, record, outcome):
-        return [Reset("main"), Stop("for now")] if state["finished"] == self.games and not outcome.void else []
+        return [Reset("main"), Stop("for now")] if state["finished"] == self.games and not outcome.discarded else []

@@ -104,7 +104,7 @@ def train(game: str, director: PSRO, seed: int, folder: Path) -> dict[str, Any]:
         "uniform_mixture": exact(tree, members, [1 / len(members)] * len(members)),
         "mixture": [round(share, 4) for share in mixture],
         "env_steps": result.env_steps,
-        "void": state["void"],
+        "discarded": state["discarded"],
         "wall_s": result.wall_s,
     }
 

@@ -104,7 +104,7 @@ def psro(seed: int, folder: Path) -> dict[str, Any]:
         "nash_conv": exact(mixed),
         "mixture": [round(share, 4) for share in mixture],
         "strategies": [strategies[player.version].round(3).tolist() for player, _ in pairs],
-        "void": state["void"],
+        "discarded": state["discarded"],
         "wall_s": wall_s,
     }
 

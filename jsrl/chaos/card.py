@@ -17,7 +17,7 @@ class InjectedFault:
     """A fault injected into one worker: how (`kill`, `pause`, `hang`), and seconds until recovery (None: no recovery).
 
     others: learners of other policies that were replaced too, after a fault of a learner. held_games: it plays or counts
-    the games of a director, so that its open games become void.
+    the games of a director, so that its open games are discarded.
     """
 
     worker: str
@@ -96,8 +96,8 @@ class ScoreCard:
         if end.finished <= before.finished:
             faults.append("no game was finished since the storm began")
         holders = sorted({fault.worker for fault in self.faults if fault.held_games})
-        if holders and end.void <= before.void:
-            faults.append(f"{', '.join(holders)} held games when hit, but no game became void")
+        if holders and end.discarded <= before.discarded:
+            faults.append(f"{', '.join(holders)} held games when hit, but no game was discarded")
         return faults
 
     def text(self) -> str:
@@ -135,8 +135,8 @@ class ScoreCard:
         if self.games is None:
             return []
         before, end = self.games
-        finished, void = end.finished - before.finished, end.void - before.void
-        lines = [f"  games: {end}", f"    since the storm began: {finished:,} finished, {void:,} void"]
+        finished, discarded = end.finished - before.finished, end.discarded - before.discarded
+        lines = [f"  games: {end}", f"    since the storm began: {finished:,} finished, {discarded:,} discarded"]
         return lines + [f"    WRONG: {fault}" for fault in self.game_faults]
 
     def _flood_lines(self) -> list[str]:

@@ -41,7 +41,7 @@ class Director(Protocol):
 
 
 class Bookkeeping(ABC):
-    """Base of our directors: numbers assignments, copies the state, and counts: assigned = finished + void + open.
+    """Base of our directors: numbers assignments, copies the state, and counts: assigned = finished + discarded + open.
 
     An outcome of an assignment that is not open (because it was given up, or the message came twice) is counted as
     `late` and changes nothing else.
@@ -49,7 +49,7 @@ class Bookkeeping(ABC):
 
     def init(self, seed: int) -> State:
         """Return the state before the first assignment."""
-        counts = {"assigned": 0, "finished": 0, "void": 0, "late": 0}
+        counts = {"assigned": 0, "finished": 0, "discarded": 0, "late": 0}
         return {
             "format": FORMAT,
             "director": type(self).__name__,
@@ -86,7 +86,7 @@ class Bookkeeping(ABC):
             if record is None:
                 state["late"] += 1
                 continue
-            state["void" if report.void else "finished"] += 1
+            state["discarded" if report.discarded else "finished"] += 1
             commands += self._ended(state, record, report)
         return state, commands
 
@@ -108,7 +108,7 @@ class Bookkeeping(ABC):
         """Return one assignment, made by `_assign`. Reports change nothing while the same `cache` is passed."""
 
     def _ended(self, state: State, record: State, outcome: Outcome) -> Iterable[Command]:
-        """Record an outcome, even a void one. `record`: data kept by `_assign`."""
+        """Record an outcome, even a discarded one. `record`: data kept by `_assign`."""
         return ()
 
     def _score(self, state: State, score: Score) -> None:  # noqa: B027  (most directors need no scores)
@@ -154,7 +154,7 @@ class Bookkeeping(ABC):
 def open_assignments(state: State) -> list[int]:
     """Return the ids of the assignments without an outcome, oldest first.
 
-    A run that resumes from a snapshot reports as void those that no actor plays any more. Games that were
+    A run that resumes from a snapshot reports as discarded those that no actor plays any more. Games that were
     assigned later wait for them.
     """
     return [int(game) for game in state["open"]]

@@ -22,7 +22,7 @@ def end(queue: Queue, game: int, value: Any) -> list[Any]:
 
     Args:
       game: its id. A game that is not in the queue was forgotten, and is ignored.
-      value: a JSON value; None: the game is void, and its value is left out.
+      value: a JSON value; None: the game is discarded, and its value is left out.
     """
     for entry in queue:
         if entry[0] == game:

@@ -156,7 +156,7 @@ class League(Bookkeeping):
         end_match(self.payoff(state), self, record, outcome)
         (policy,) = learning_policies(record)
         live = state["live"][policy]
-        if not outcome.void and record["life"] == live["life"]:
+        if not outcome.discarded and record["life"] == live["life"]:
             live["env_steps"] += outcome.length
             if self._is_ready(state, players_of(record)[0]):
                 yield from self._freeze(state, Draws(state), policy)

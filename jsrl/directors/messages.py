@@ -65,14 +65,14 @@ class Outcome:
       length: env steps.
       returns: sum of rewards over the seats of each side, undiscounted.
       result: for each side 1 (won), 0.5 (draw) or 0 (lost); None: the environment has no winners.
-      void: why the episode does not count (its actor died, a player changed during it); empty: it counts.
+      discarded: why the episode does not count (its actor died, a player changed during it); empty: it counts.
     """
 
     assignment: int
     length: int = 0
     returns: tuple[float, ...] = ()
     result: tuple[float, ...] | None = None
-    void: str = ""
+    discarded: str = ""
 
     def __post_init__(self) -> None:
         """Check that the numbers can be counted.
@@ -83,7 +83,7 @@ class Outcome:
         if not all(map(math.isfinite, self.returns)):
             raise ConfigError(
                 f"assignment {self.assignment} ended with returns {self.returns}; finite numbers are expected. "
-                "Report the episode as void instead"
+                "Report the episode as discarded instead"
             )
         if self.result is not None and not all(0.0 <= points <= 1.0 for points in self.result):
             raise ConfigError(

@@ -17,9 +17,9 @@ UNPLAYED = 0.5
 class Payoff:
     """A table of pairs of players, as a view of JSON values in a director's state.
 
-    A pair's cell counts its games in the order of their assignment (`jsrl.directors.in_order`), and void games
-    separately. In each cell assigned = finished + void + open. Matches with exploring and with greedy players have separate
-    cells. A player against itself has no cell: its win rate is 0.5.
+    A pair's cell counts its games in the order of their assignment (`jsrl.directors.in_order`), and discarded games
+    separately. In each cell assigned = finished + discarded + open. Matches with exploring and with greedy players each
+    have their cells. A player against itself has no cell: its win rate is 0.5.
 
     With each counted game the weight of older ones is multiplied by `decay`: 0.99 remembers about 100 games.
     Source: Vinyals et al. (2019), supplementary pseudocode, class Payoff.
@@ -38,7 +38,7 @@ class Payoff:
                 {
                     "assigned": 0,
                     "finished": 0,
-                    "void": 0,
+                    "discarded": 0,
                     "games": 0.0,
                     "points": 0.0,
                     "returns": [0.0, 0.0],
@@ -61,7 +61,7 @@ class Payoff:
         """Record how a game ended; a game assigned before one of its players was forgotten is ignored.
 
         Args:
-          points: of `home`: 1, 0.5 or 0; None: the game is void. returns: of home and away.
+          points: of `home`: 1, 0.5 or 0; None: the game is discarded. returns: of home and away.
         """
         key, swapped = _key(home, away, greedy)
         cell = self._cells.get(key)
@@ -71,7 +71,7 @@ class Payoff:
         if points is not None:
             ordered = list(reversed(returns)) if swapped else list(returns)
             value = [1.0 - points if swapped else points, *ordered]
-        cell["void" if value is None else "finished"] += 1
+        cell["discarded" if value is None else "finished"] += 1
         for won, first, second in in_order.end(cell["queue"], game, value):
             cell["games"] = cell["games"] * self._decay + 1.0
             cell["points"] = cell["points"] * self._decay + won
@@ -101,10 +101,10 @@ class Payoff:
         return (second, first) if swapped else (first, second)
 
     def counts(self, home: Player, away: Player, *, greedy: bool = False) -> dict[str, int]:
-        """Return how many games of a pair were assigned, and how many are finished, void and open."""
-        cell = self._cells.get(_key(home, away, greedy)[0], {"assigned": 0, "finished": 0, "void": 0})
-        counts = {name: cell[name] for name in ("assigned", "finished", "void")}
-        return counts | {"open": counts["assigned"] - counts["finished"] - counts["void"]}
+        """Return how many games of a pair were assigned, and how many are finished, discarded and open."""
+        cell = self._cells.get(_key(home, away, greedy)[0], {"assigned": 0, "finished": 0, "discarded": 0})
+        counts = {name: cell[name] for name in ("assigned", "finished", "discarded")}
+        return counts | {"open": counts["assigned"] - counts["finished"] - counts["discarded"]}
 
     def contradictions(self, is_open: Collection[int]) -> Iterator[str]:
         """Yield a sentence for each cell whose counts contradict each other, or wait for a game that is not open.
@@ -114,7 +114,7 @@ class Payoff:
         """
         for pair, cell in self._cells.items():
             playing = [game for game, ended, _ in cell["queue"] if not ended]
-            left = cell["assigned"] - cell["finished"] - cell["void"]
+            left = cell["assigned"] - cell["finished"] - cell["discarded"]
             if len(playing) != left:
                 yield f"payoff of {pair}: {left} games have not ended by its counts, {len(playing)} by its queue"
             if lost := len(set(playing).difference(is_open)):

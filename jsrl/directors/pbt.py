@@ -161,7 +161,7 @@ class PBT(Bookkeeping):
                 continue
             counted = in_order.end(member["queue"], outcome.assignment, score)
             member["scores"] = [*member["scores"], *counted][-self.window :]
-            member["env_steps"] += 0 if outcome.void else outcome.length
+            member["env_steps"] += 0 if outcome.discarded else outcome.length
             present = self.score(state, player.policy)
             if member["env_steps"] >= self.ready_env_steps and present is not None:
                 member.update(env_steps=0, noted=present)
@@ -169,7 +169,7 @@ class PBT(Bookkeeping):
 
     def _scores(self, record: State, outcome: Outcome) -> list[float] | list[None]:
         """Return each player's score in an outcome; None: it has none."""
-        if outcome.void:
+        if outcome.discarded:
             return [None] * len(record["players"])
         if self.opponents == "none":
             return of_players(record, outcome.returns)

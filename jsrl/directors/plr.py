@@ -116,7 +116,7 @@ class PLR(SelfPlayTasks):
         return level
 
     def _ended(self, state: State, record: State, outcome: Outcome) -> Iterator[Command]:
-        if outcome.void:
+        if outcome.discarded:
             state["waiting"].pop(str(outcome.assignment), None)
         return iter(())
 

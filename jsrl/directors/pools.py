@@ -50,12 +50,12 @@ def weigh(win_rates: Sequence[float], weighting: Weighting) -> list[float]:
 
 
 def points_of(director: Any, record: State, outcome: Outcome) -> float | None:
-    """Return the first player's points, None for a void game.
+    """Return the first player's points, None for a discarded game.
 
     Raises:
       ConfigError: the outcome has no winner.
     """
-    if outcome.void:
+    if outcome.discarded:
         return None
     if outcome.result is None:
         raise ConfigError(
@@ -73,7 +73,7 @@ def end_match(payoff: Payoff, director: Any, record: State, outcome: Outcome) ->
     """
     home, away = players_of(record)
     points = points_of(director, record, outcome)
-    returns = of_players(record, outcome.returns) if outcome.returns and not outcome.void else (0.0, 0.0)
+    returns = of_players(record, outcome.returns) if outcome.returns and not outcome.discarded else (0.0, 0.0)
     payoff.end(outcome.assignment, home, away, points, returns, greedy=record["greedy"])
 
 
@@ -164,7 +164,7 @@ class PoolDirector(Bookkeeping):
 
     def _ended(self, state: State, record: State, outcome: Outcome) -> Iterator[Command]:
         end_match(self.payoff(state), self, record, outcome)
-        for policy in () if outcome.void else learning_policies(record):
+        for policy in () if outcome.discarded else learning_policies(record):
             pool = state["pools"][policy]
             pool["env_steps"] += outcome.length
             if pool["env_steps"] >= self.freeze_env_steps:

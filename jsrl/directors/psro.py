@@ -116,14 +116,14 @@ class PSRO(Bookkeeping):
     def _ended(self, state: State, record: State, outcome: Outcome) -> Iterator[Command]:
         trained = learning_policies(record)
         if not trained:
-            if self.value == "return" and not outcome.void:  # winners are not needed: the higher return wins
+            if self.value == "return" and not outcome.discarded:  # winners are not needed: the higher return wins
                 first, second = of_players(record, outcome.returns)
                 won = tuple(0.5 + 0.5 * np.sign(gain - (first + second) / 2.0) for gain in outcome.returns)
                 outcome = dataclasses.replace(outcome, result=outcome.result or tuple(map(float, won)))
             end_match(self.payoff(state), self, record, outcome)
             if self._is_filled(state):
                 yield from self._solve(state)
-        elif not outcome.void and record["iteration"] == state["iteration"] and state["phase"] == "train":
+        elif not outcome.discarded and record["iteration"] == state["iteration"] and state["phase"] == "train":
             state["members"][trained[0]]["env_steps"] += outcome.length
             if all(members["env_steps"] >= self.oracle_env_steps for members in state["members"].values()):
                 yield from self._freeze(state)

@@ -92,7 +92,7 @@ class Stages(SelfPlayTasks):
         if record["stage"] != state["stage"] or state["passed"]:
             return
         score = None
-        if not outcome.void:
+        if not outcome.discarded:
             score = outcome.length if self.score == "length" else of_players(record, outcome.returns)[self.side]
             state["env_steps"] += outcome.length
         counted = in_order.end(state["queue"], outcome.assignment, score)

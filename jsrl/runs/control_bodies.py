@@ -103,7 +103,7 @@ class Played(msgspec.Struct, forbid_unknown_fields=True):
     session: Count
     length: Count = 0
     returns: list[float] = []
-    void: str = ""
+    discarded: str = ""
 
 
 class GroupStep(msgspec.Struct, forbid_unknown_fields=True):

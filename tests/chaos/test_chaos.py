@@ -83,12 +83,12 @@ def test_report_card_passes_only_if_games_are_consistent() -> None:
 
     good = card(end)
     assert good.passed
-    assert "assigned 260 = finished 200 + void 30 + open 30; 4 frozen players" in good.text()
-    assert "since the storm began: 110 finished, 30 void" in good.text()
+    assert "assigned 260 = finished 200 + discarded 30 + open 30; 4 frozen players" in good.text()
+    assert "since the storm began: 110 finished, 30 discarded" in good.text()
     of_inference = [InjectedFault("inference-0", "kill", 1.0)]
     assert card(Games(260, 230, 0, 30), of_inference).passed  # it holds no games
     for bad, why in (
-        (card(Games(260, 230, 0, 30)), "actor-0, director held games when hit, but no game became void"),
+        (card(Games(260, 230, 0, 30)), "actor-0, director held games when hit, but no game was discarded"),
         (card(Games(130, 90, 30, 10)), "no game was finished since the storm began"),
         (card(Games(260, 200, 30, 30, faults=("payoff of a b: it is wrong",))), "payoff of a b: it is wrong"),
         (card(end, [InjectedFault("learner", "kill", 1.0, ("learner-b",))]), "learner-b had to be replaced too"),

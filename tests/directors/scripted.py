@@ -27,7 +27,14 @@ def beaten(share: float) -> Script:
 
 
 def run(
-    director, num_games: int, script: Script, *, slots: int = 8, void: float = 0.05, restart_at: int = -1, seed: int = 1
+    director,
+    num_games: int,
+    script: Script,
+    *,
+    slots: int = 8,
+    discarded: float = 0.05,
+    restart_at: int = -1,
+    seed: int = 1,
 ):
     """Play until `num_games` have ended, in random order; return (state, journal of all messages as JSON).
 
@@ -46,13 +53,13 @@ def run(
         game = open_games.pop(chance.randrange(len(open_games)))
         reports = script(game, chance)
         reports = reports if isinstance(reports, list) else [reports]
-        if chance.random() < void:
-            reports = [Outcome(game.id, void="its actor died")]
+        if chance.random() < discarded:
+            reports = [Outcome(game.id, discarded="its actor died")]
         before = json.dumps(state) if ended % 25 == 0 else ""
         after, commands = director.report(state, reports)
         assert before in ("", json.dumps(state)), "report changed the state it was given"
         state = after
-        assert state["assigned"] == state["finished"] + state["void"] + len(state["open"])
+        assert state["assigned"] == state["finished"] + state["discarded"] + len(state["open"])
         journal += [to_json(message) for message in (*reports, *commands)]
     return state, journal
 

@@ -61,10 +61,10 @@ def test_games_of_an_earlier_stage_and_void_ones_do_not_count():
     state, games = director.propose(director.init(0), 3)
     state, _ = director.report(state, [Outcome(game.id, 1, (1.0,)) for game in games])
     assert director.stage(state).name == "b" and state["env_steps"] == 0
-    state, (void, game) = director.propose(state, 2)
+    state, (discarded, game) = director.propose(state, 2)
     state, _ = director.report(state, [Outcome(game.id, 1, (1.0,))])
     assert director.stage(state).name == "b"  # an older game is open
-    state, _ = director.report(state, [Outcome(void.id, void="killed")])
+    state, _ = director.report(state, [Outcome(discarded.id, discarded="killed")])
     assert director.stage(state) == HARD
 
 
@@ -118,7 +118,7 @@ def scored(game, chance):
 )
 def test_weights_equal_a_slow_oracle_of_the_journal(options):
     director = PLR(**options)
-    state, journal = check_replay(director, 600, scored, void=0.1)
+    state, journal = check_replay(director, 600, scored, discarded=0.1)
     levels, scores, proposed, task, open_levels = [], [], [], {}, {}
     assigned = again = 0
     for message in journal:
@@ -129,7 +129,7 @@ def test_weights_equal_a_slow_oracle_of_the_journal(options):
                 again += 1
             task[message["id"]] = open_levels[message["id"]] = level
             assigned += 1
-        elif message["type"] == "Outcome" and message["void"]:
+        elif message["type"] == "Outcome" and message["discarded"]:
             open_levels.pop(message["assignment"])
         elif message["type"] == "Score" and message["assignment"] in open_levels:
             level, value = open_levels.pop(message["assignment"]), message["value"]
@@ -187,7 +187,7 @@ def test_stale_levels_are_replayed():
 
 def test_robust_plr_does_not_train_on_new_levels():
     director = PLR(train_on_new=False, num_levels=50, min_fill=0.2, replay_share=0.8)
-    _, journal = run(director, 300, scored, void=0.0)
+    _, journal = run(director, 300, scored, discarded=0.0)
     seen, known = set(), 0
     for message in journal:
         if message["type"] == "Assignment":
@@ -200,7 +200,7 @@ def test_robust_plr_does_not_train_on_new_levels():
 
 def test_a_share_of_assignments_plays_new_levels():
     director = PLR(replay_share=0.7, capacity=100, min_fill=0.5)
-    state, journal = run(director, 50, scored, slots=1, void=0.0)
+    state, journal = run(director, 50, scored, slots=1, discarded=0.0)
     tasks = [message["task"] for message in journal if message["type"] == "Assignment"]
     assert len(set(tasks)) == 50  # nothing is replayed before half of the buffer is filled
     state, games = director.propose(state, 2_000)

@@ -18,7 +18,7 @@ def play(num_games: int, slots: int, kill_rate: float, seed: int):
     """Play games in `slots` actors at once: home wins in 100 steps or loses in 10, each with probability one half.
 
     Yields (payoff, home's wins and games among those finished so far) after each game that ends. Actors are killed with
-    `kill_rate` per step; their game is void then.
+    `kill_rate` per step; their game is discarded then.
     """
     chance, payoff = random.Random(seed), Payoff({})
     ends: list[tuple[int, int, float | None]] = []
@@ -51,10 +51,10 @@ def test_short_losses_do_not_bias_the_win_rate():
     for seed in range(8):
         for payoff, wins, games in play(num_games=400, slots=64, kill_rate=2e-4, seed=seed):
             counts = payoff.counts(HOME, AWAY)
-            assert counts["assigned"] == counts["finished"] + counts["void"] + counts["open"]
+            assert counts["assigned"] == counts["finished"] + counts["discarded"] + counts["open"]
             if games == 50:
                 early.append(1.0 - wins / games)
-        assert counts["assigned"] == 400 and counts["open"] == 0 and counts["void"] > 0
+        assert counts["assigned"] == 400 and counts["open"] == 0 and counts["discarded"] > 0
         rates.append(payoff.win_rate(HOME, AWAY))
     assert np.mean(early) >= 0.8  # the opponent seems to win nearly always, because its wins are short
     assert np.mean(rates) == pytest.approx(0.5, abs=0.05)
@@ -123,4 +123,4 @@ def test_forgotten_player_starts_from_zero():
     payoff.end(1, HOME, AWAY, 1.0)  # from before the copy
     payoff.end(3, HOME, AWAY, 0.0)
     assert payoff.win_rate(HOME, AWAY) == 0.0
-    assert payoff.counts(HOME, AWAY) == {"assigned": 1, "finished": 1, "void": 0, "open": 0}
+    assert payoff.counts(HOME, AWAY) == {"assigned": 1, "finished": 1, "discarded": 0, "open": 0}

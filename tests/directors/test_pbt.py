@@ -139,7 +139,7 @@ def test_pbt_replays():
         return Outcome(game.id, chance.randint(5, 50), (chance.gauss(int(game.players[0].policy[-1]), 1.0),))
 
     state, journal = check_replay(PBT(members, RATES, ready_env_steps=200, window=5), 800, script)
-    assert len(commands_of(journal)) >= 8 and state["void"] > 10
+    assert len(commands_of(journal)) >= 8 and state["discarded"] > 10
     matches = PBT(members, RATES, opponents="population", ready_env_steps=400, window=5)
     _, journal = check_replay(matches, 500, beaten(0.5))
     assert len(commands_of(journal)) >= 4

@@ -64,7 +64,7 @@ def test_pfsp_assigns_by_the_rates_in_its_payoff():
         cell = {
             "assigned": 1,
             "finished": 1,
-            "void": 0,
+            "discarded": 0,
             "games": 1.0,
             "points": 1.0 - rate,
             "returns": [0.0, 0.0],
@@ -93,7 +93,7 @@ def test_a_thousand_results_replay_to_the_same_freezes(director):
     assert [command["name"] for command in commands] == [f"frozen-{n + 1}" for n in range(len(commands))]
     kept = state["pools"]["main"]["frozen"]
     assert kept == [command["name"] for command in commands][-len(kept) :] and len(kept) <= director.pool_size
-    assert state["void"] > 20
+    assert state["discarded"] > 20
     players, points, games = director.results(state)
     assert players == [Player("main"), *(Player("main", name) for name in kept)]
     assert games[0, 1:].min() >= 0.0 and games[0].max() > 5.0 and np.allclose(points + points.T, games)
@@ -137,7 +137,7 @@ def test_a_share_plays_the_latest_version():
 
 
 def test_two_policies_play_each_others_past_from_their_own_side():
-    _, journal = run(PFSP(("seeker", "hider"), freeze_env_steps=400), 300, beaten(0.5), void=0.0)
+    _, journal = run(PFSP(("seeker", "hider"), freeze_env_steps=400), 300, beaten(0.5), discarded=0.0)
     games = [from_json(message) for message in journal if message["type"] == "Assignment"]
     for game in games:
         home = "seeker" if game.id % 2 == 0 else "hider"
@@ -174,9 +174,9 @@ def test_games_ended_by_a_crash_are_reported_as_void():
     state, _ = run(director, 200, beaten(0.6), slots=8)
     lost = open_assignments(state)
     assert len(lost) == 7 and lost == sorted(lost)
-    after, commands = director.report(state, [Outcome(game, void="the run was resumed") for game in lost])
+    after, commands = director.report(state, [Outcome(game, discarded="the run was resumed") for game in lost])
     assert open_assignments(after) == [] and commands == []
-    assert after["void"] == state["void"] + 7 and after["assigned"] == after["finished"] + after["void"]
+    assert after["discarded"] == state["discarded"] + 7 and after["assigned"] == after["finished"] + after["discarded"]
     assert all(not cell["queue"] for cell in after["payoff"].values())  # results that waited for them are counted
 
 
@@ -257,7 +257,7 @@ def test_messages_round_trip_through_json():
     messages = (
         Assignment(3, (Player("a"), Player("b", "frozen-1")), (True, False), (1, 0), 5, {"level": [1]}, True),
         Outcome(3, 7, (1.0, -1.0), (1.0, 0.0)),
-        Outcome(3, void="killed"),
+        Outcome(3, discarded="killed"),
         Score(3, 0.5),
         Freeze("a", "frozen-1"),
         Reset("a"),

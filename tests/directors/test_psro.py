@@ -71,14 +71,14 @@ def test_a_void_game_is_played_again():
     state, games = director.propose(director.init(0), 1)
     state, _ = director.report(state, ended(games))
     state, games = director.propose(state, 2)
-    state, commands = director.report(state, [Outcome(games[0].id, void="killed"), *ended(games[1:])])
+    state, commands = director.report(state, [Outcome(games[0].id, discarded="killed"), *ended(games[1:])])
     assert commands == []
     state, (again, other) = director.propose(state, 2)
     assert again.players == (member(0), member(1)) and other.players[0] == LATEST
     state, commands = director.report(state, ended([again]))
     assert commands == [Reset("main", "initial")]
     payoff = director.payoff(state)
-    assert payoff.counts(member(0), member(1)) == {"assigned": 3, "finished": 2, "void": 1, "open": 0}
+    assert payoff.counts(member(0), member(1)) == {"assigned": 3, "finished": 2, "discarded": 1, "open": 0}
 
 
 def test_each_cell_gets_the_same_number_of_games_and_training_none():

@@ -62,11 +62,11 @@ def versions_of(result) -> dict[str, int]:
     return store_of(result).names()
 
 
-def check_games(result, *, void: int = 0) -> Counter:
+def check_games(result, *, discarded: int = 0) -> Counter:
     """Check every counted game: each frozen side earned what its params play, at each step. Return games per player."""
     state, players, marks = state_of(result), Counter[str](), dict[str, float]()
-    assert state["assigned"] == state["finished"] + state["void"] + len(state["open"])
-    assert state["void"] <= void and len(state["seen"]) == state["finished"] + state["void"] > 100
+    assert state["assigned"] == state["finished"] + state["discarded"] + len(state["open"])
+    assert state["discarded"] <= discarded and len(state["seen"]) == state["finished"] + state["discarded"] > 100
     for _, names, sides, length, returns, why in state["seen"]:
         players.update(names)
         for name, side in zip(names, sides, strict=True):
@@ -137,7 +137,7 @@ def test_a_serial_run_is_the_same_whether_it_is_resumed_or_not(tmp_path: Path) -
     assert state_of(whole) == state_of(second)
     updates = [{name: version_updates(v) for name, v in versions_of(result).items()} for result in (whole, second)]
     assert updates[0] == updates[1]
-    assert state_of(whole)["void"] == 0
+    assert state_of(whole)["discarded"] == 0
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_a_run_with_tasks_is_the_same_whether_it_is_resumed_or_not(tmp_path: Pat
     run(walk, runs_dir=tmp_path, name="half", display="quiet", total_env_steps=5 * 32)
     second = run(walk, runs_dir=tmp_path, resume="half", display="quiet", total_env_steps=12 * 32)
     assert "continuing exactly" in (second.folder / "logs" / "controller.log").read_text()
-    assert written(whole) == written(second) and state_of(whole)["void"] == 0
+    assert written(whole) == written(second) and state_of(whole)["discarded"] == 0
     played = [length for _, length in lengths_of(whole)]
     assert set(played[:20]) == {3, 5} and played[-1] == 2
 

@@ -92,7 +92,7 @@ def test_resumed_run_continues_its_levels(tmp_path: Path) -> None:
     state = state_of(run(PLAN, runs_dir=tmp_path, resume="parts", display="quiet", total_env_steps=25 * 32))
     level_of = {number: level for what, number, level in state["log"] if what != "score"}
     assert all(level_of[number] == value for what, number, value in state["log"] if what == "score")
-    assert state["void"] == 0 and state["assigned"] == state["finished"] + len(state["open"])
+    assert state["discarded"] == 0 and state["assigned"] == state["finished"] + len(state["open"])
     assert state["scores"] == state["levels"] and len(state["levels"]) > 12
 
 

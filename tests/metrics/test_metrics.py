@@ -196,9 +196,9 @@ def test_totals_survive_a_restart_and_weigh_by_growth(tmp_path, clock, open_hub)
 def test_restarted_director_that_goes_on_from_an_older_state_is_not_counted_twice(tmp_path, clock, open_hub):
     hub = open_hub(tmp_path / "metrics.jsonl", clock=clock)
     for finished in (50, 45):
-        hub.receive("director", "director", {"director/finished": finished, "director/void": finished})
+        hub.receive("director", "director", {"director/finished": finished, "director/discarded": finished})
         line = hub.tick(1, 1)
-        assert line["director/finished"] == line["director/void"] == finished
+        assert line["director/finished"] == line["director/discarded"] == finished
 
 
 def test_nan_and_infinity_stay_valid_json(tmp_path, open_hub):

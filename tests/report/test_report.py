@@ -175,11 +175,11 @@ def test_page_is_self_contained_and_runs_no_script(run_folder: RunFolder):
 def test_the_games_of_a_director_are_in_text_and_page(run_folder: RunFolder):
     entries = lines(4)
     for index, line in enumerate(entries):
-        line |= {"director/finished": 1000.0 * index, "director/void": 12.0, "director/open": 32.0}
+        line |= {"director/finished": 1000.0 * index, "director/discarded": 12.0, "director/open": 32.0}
     write_lines(run_folder, entries)
     report = make_report(run_folder)
-    assert "\ngames: 3,000 finished, 12 void, 32 open" in document(report)
-    assert "<p>games: 3,000 finished, 12 void, 32 open</p>" in body(report)
+    assert "\ngames: 3,000 finished, 12 discarded, 32 open" in document(report)
+    assert "<p>games: 3,000 finished, 12 discarded, 32 open</p>" in body(report)
 
 
 def test_a_killed_run_has_a_report_from_its_metrics(run_folder: RunFolder):

@@ -63,7 +63,7 @@ def test_games_are_played_by_the_assigned_players_under_kills(core: bool, tmp_pa
         stop.set()
         killer.join()
     assert len(killed) >= 3 and result.env_steps >= 50_000
-    players = check_games(result, void=10**9)
+    players = check_games(result, discarded=10**9)
     assert len(players) > 20, players
     rows = sum(length for _, _, _, length, _, why in state_of(result)["seen"] if not why)
     lines = [json.loads(line) for line in Path(result.folder, "metrics.jsonl").read_text().splitlines()]

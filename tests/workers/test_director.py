@@ -144,10 +144,10 @@ def test_every_assignment_ends_once_under_kills(tmp_path: Path, seed: int) -> No
                 fleet.worker.close()  # otherwise it continues from its last state
             fleet.start_director()
         state = fleet.state
-        assert state["assigned"] == state["finished"] + state["void"] + len(state["open"]), turn
+        assert state["assigned"] == state["finished"] + state["discarded"] + len(state["open"]), turn
     assert len(set(fleet.played)) == len(fleet.played), "an assignment was played twice"
     state = fleet.state
-    assert state["finished"] > 250 and state["void"] > 10 and state["pools"]["main"]["num_frozen"] > 3
+    assert state["finished"] > 250 and state["discarded"] > 10 and state["pools"]["main"]["num_frozen"] > 3
     assert all(
         assignments.is_ready(0) or len(assignments._needs) <= SLOTS for assignments, _, _ in fleet.actors.values()
     )
@@ -168,7 +168,7 @@ def test_win_rates_are_fair_while_actors_die(tmp_path: Path) -> None:
         init, propose = fleet.plan.init, fleet.plan.propose
 
         def report(self, state, reports):
-            wins.extend(outcome.result[0] for outcome in reports if not outcome.void)
+            wins.extend(outcome.result[0] for outcome in reports if not outcome.discarded)
             return report(state, reports)
 
     fleet.worker._director = Counting()
@@ -177,7 +177,7 @@ def test_win_rates_are_fair_while_actors_die(tmp_path: Path) -> None:
         if turn % 7 == 0:
             fleet.kill_actor(f"actor-{turn % 3}")
     assert len(wins) > 250 and abs(np.mean(wins) - 0.5) < 0.08
-    assert fleet.state["void"] > 20
+    assert fleet.state["discarded"] > 20
 
 
 def test_assignments_follow_sides_and_only_learning_seats_train() -> None:
@@ -325,7 +325,9 @@ def test_assignments_that_are_on_their_way_are_not_given_again() -> None:
     leases.give("actor-0", [Lease(number, 3, [(0, -1)], [True]) for number in range(4)])
     assert leases.short("actor-0", Games([], 5, 1, 0, session=3)) == 0
     assert leases.short("actor-0", Games([], 5, 2, 4, session=3)) == 3
-    assert leases.short("actor-0", Games([], 5, 4, 9, session=2)) == 1  # of an earlier director: what it gave is void
+    assert (
+        leases.short("actor-0", Games([], 5, 4, 9, session=2)) == 1
+    )  # of an earlier director: what it gave is discarded
 
 
 def test_games_that_an_earlier_director_assigned_do_not_count() -> None:

@@ -22,7 +22,7 @@ LEAGUE = League(
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory) -> Path:
-    """Return a run folder of a league of 2,000 games, some of which are void or open, and of two frozen players."""
+    """Return a run folder of a league of 2,000 games, some of which are discarded or open, and of two frozen players."""
     folder = tmp_path_factory.mktemp("run")
     state, _ = run(LEAGUE, 2_000, beaten(0.8))
     lease = [0, 0, {"id": int(min(state["open"], key=int))}]
@@ -37,8 +37,19 @@ def played(tmp_path_factory) -> Path:
 def test_the_games_of_a_league_balance(played: Path) -> None:
     games = read_games(played)
     assert games is not None and games.faults == ()
-    assert games.finished + games.void == 2_000 and games.void > 50 and games.open > 0 and games.players == 2
-    assert games.assigned == games.finished + games.void + games.open
+    assert games.finished + games.discarded == 2_000 and games.discarded > 50 and games.open > 0 and games.players == 2
+    assert games.assigned == games.finished + games.discarded + games.open
+
+
+def test_older_files_that_count_void_games_are_read(played: Path, tmp_path: Path) -> None:
+    run_folder = tmp_path / "run"
+    shutil.copytree(played, run_folder)
+    newest = run_folder / "director" / "newest.json"
+    newest.write_text(newest.read_text().replace('"discarded":', '"void":'))
+    assert read_games(run_folder) == read_games(played)
+    loaded = StateFile(run_folder / "director", None, lambda text: None).read()
+    expected = StateFile(played / "director", None, lambda text: None).read()
+    assert loaded == expected is not None
 
 
 def test_a_run_without_a_director_has_no_games(tmp_path: Path) -> None:
@@ -64,8 +75,8 @@ def hold_an_ended_game(content: dict) -> None:
 @pytest.mark.parametrize(
     ("plant", "sentences"),
     [
-        (lose_a_game, ("are finished, void or open",)),
-        (count_twice, ("are finished, void or open",)),
+        (lose_a_game, ("are finished, discarded or open",)),
+        (count_twice, ("are finished, discarded or open",)),
         (count_twice_in_a_cell, ("games have not ended by its counts",)),
         (hold_an_ended_game, ("actors hold 1 games that are not open",)),
     ],
@@ -88,7 +99,7 @@ def test_a_game_that_a_payoff_waits_for_in_vain_is_found(played: Path, tmp_path:
     waiting = {str(game) for cell in state["payoff"].values() for game, ended, _ in cell["queue"] if not ended}
     assert waiting and waiting <= set(state["open"])
     del state["open"][min(waiting)]
-    state["void"] += 1
+    state["discarded"] += 1
     content["leases"] = []
     (folder / "director" / "newest.json").write_text(json.dumps(content))
     games = read_games(folder)

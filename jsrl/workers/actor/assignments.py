@@ -165,10 +165,10 @@ class Assignments:
         self._assign_available()
 
     def opened(self, group: int, slots: Iterable[int]) -> None:
-        """Start the next assignments of slots; an environment that was rebuilt keeps its players, and its game is void."""
+        """Start the next assignments of slots; a rebuilt environment keeps its players, and its game is discarded."""
         all_slots = self._slots[group]
         for slot in slots:
-            self.void(group, [slot], "its environment was rebuilt")
+            self.discard(group, [slot], "its environment was rebuilt")
             lease, all_slots.next[slot] = all_slots.next[slot], None
             if lease is not None:
                 all_slots.leases[slot] = lease
@@ -196,17 +196,17 @@ class Assignments:
             players.learns[slot] = learns if places else learns[0]
             players.game[slot] = ONLY_SCORED - lease.id if only_scored else lease.id
 
-    def void(self, group: int, slots: Iterable[int] | None, why: str) -> None:
-        """Return the assignments of some slots (None: all) as void: their episodes do not count."""
+    def discard(self, group: int, slots: Iterable[int] | None, why: str) -> None:
+        """Discard the games of some slots (None: all): their episodes do not count."""
         leases = self._slots[group].leases
         for slot in range(len(leases)) if slots is None else slots:
             lease, leases[slot] = leases[slot], None
             if lease is not None:
-                self._report(lease, void=why)
+                self._report(lease, discarded=why)
 
     def begin_again(self, group: int, step: int = 0) -> None:
         """Give all slots of a group new assignments, after its environments were reset after this step of it."""
-        self.void(group, None, "its streams were lost")
+        self.discard(group, None, "its streams were lost")
         lacking = [slot for slot, lease in enumerate(self._slots[group].next) if lease is None]
         self._need(group, lacking)
         self._note(group, step, lacking)

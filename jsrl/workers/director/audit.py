@@ -11,7 +11,7 @@ from jsrl.directors.payoff import Payoff
 from jsrl.errors import SnapshotError
 from jsrl.runs.files import read_json
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
-from jsrl.workers.director.state_file import FOLDER, NEWEST
+from jsrl.workers.director.state_file import FOLDER, NEWEST, current_names
 
 
 @dataclass(frozen=True)
@@ -19,29 +19,31 @@ class Games:
     """The games that a run's director has assigned so far.
 
     Attributes:
-      assigned, finished, void, open: numbers of games. players: frozen players in the run folder.
+      assigned, finished, discarded, open: numbers of games. players: frozen players in the run folder.
       faults: sentences about what contradicts itself; (): nothing.
     """
 
     assigned: int = 0
     finished: int = 0
-    void: int = 0
+    discarded: int = 0
     open: int = 0
     players: int = 0
     faults: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return the numbers as text."""
-        balance = f"assigned {self.assigned:,} = finished {self.finished:,} + void {self.void:,} + open {self.open:,}"
-        return f"{balance}; {self.players} frozen players"
+        ended = f"finished {self.finished:,} + discarded {self.discarded:,}"
+        return f"assigned {self.assigned:,} = {ended} + open {self.open:,}; {self.players} frozen players"
 
 
 def read_games(run: Path) -> Games | None:
     """Return the games of the director of a run; None: no director has written its state there."""
     try:
         content = read_json(run / FOLDER / NEWEST)
-        state, leases = content["state"], content["leases"]
-        counts = {name: int(state[name]) for name in ("assigned", "finished", "void")} | {"open": len(state["open"])}
+        state, leases = current_names(content["state"]), content["leases"]
+        counts = {name: int(state[name]) for name in ("assigned", "finished", "discarded")} | {
+            "open": len(state["open"])
+        }
         faults = [*_count_faults(counts), *_open_faults(state, leases)]
     except FileNotFoundError:
         return None
@@ -52,9 +54,9 @@ def read_games(run: Path) -> Games | None:
 
 
 def _count_faults(counts: dict[str, int]) -> Iterator[str]:
-    known = counts["finished"] + counts["void"] + counts["open"]
+    known = counts["finished"] + counts["discarded"] + counts["open"]
     if counts["assigned"] != known:
-        yield f"{counts['assigned']:,} games were assigned, but {known:,} are finished, void or open"
+        yield f"{counts['assigned']:,} games were assigned, but {known:,} are finished, discarded or open"
 
 
 def _open_faults(state: dict[str, Any], leases: list[Any]) -> Iterator[str]:

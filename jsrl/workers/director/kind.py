@@ -20,10 +20,10 @@ ACTIVITIES = (
 
 METRICS = (
     Metric("games_per_s", "games that ended", "1/s", "actor/episodes"),
-    Metric("assigned", "games assigned so far", "count", "finished + void + open", "sum"),
+    Metric("assigned", "games assigned so far", "count", "finished + discarded + open", "sum"),
     Metric("finished", "games finished so far", "count", "rises", "sum"),
-    Metric("void", "games that do not count so far: their actor died, or was replaced", "count", "0", "sum"),
-    Metric("late", "outcomes of games that were void already", "count", "0", "sum"),
+    Metric("discarded", "games that do not count so far: their actor died, or was replaced", "count", "0", "sum"),
+    Metric("late", "outcomes of games that were discarded already", "count", "0", "sum"),
     Metric("open", "games that are played now, or wait at an actor", "count", "near the number of environments"),
     Metric("players", "players that the payoff table has: latest and frozen ones", "count", "rises slowly"),
     Metric("elo_best", "highest rating of a player, in Elo points, where the mean is 0", "Elo", "the latest player's"),

@@ -1,4 +1,4 @@
-"""The assignments that actors play: each ends once, with an outcome or as void."""
+"""The assignments that actors play: each ends once, with an outcome, or discarded."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Leases:
         self._ended: dict[tuple[int, int], int] = {}  # (group, slot) -> what ended there last
 
     def outcomes(self, worker: str, incarnation: int, ended: Sequence[Played]) -> list[Outcome]:
-        """Return the outcomes of an actor's games; those still open in an earlier incarnation become void."""
+        """Return the outcomes of an actor's games; those still open in an earlier incarnation are discarded."""
         found: list[Outcome] = []
         holder = self._holders.get(worker)
         if holder is None or holder.incarnation < incarnation:
-            found += [Outcome(game, void=GONE) for game in holder.open] if holder is not None else []
+            found += [Outcome(game, discarded=GONE) for game in holder.open] if holder is not None else []
             holder = self._holders[worker] = ActorAssignments(incarnation)
         if incarnation < holder.incarnation:
             return found  # from an incarnation that was replaced
@@ -103,11 +103,11 @@ class Leases:
 
 def outcome_of(played: Played, sides: int) -> Outcome:
     """Return the outcome of a game: the sides with the highest return win, one alone or several as a draw."""
-    if played.void:
-        return Outcome(played.id, void=played.void)
+    if played.discarded:
+        return Outcome(played.id, discarded=played.discarded)
     returns = tuple(played.returns)
     if len(returns) != sides:
-        return Outcome(played.id, void=f"it reported {len(returns)} returns for {sides} sides")
+        return Outcome(played.id, discarded=f"it reported {len(returns)} returns for {sides} sides")
     return Outcome(played.id, played.length, returns, result_of(returns))
 
 

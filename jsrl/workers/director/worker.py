@@ -82,7 +82,7 @@ class DirectorWorker:
         self._stopped_before = False
 
     def setup(self) -> None:
-        """Restore the state of an earlier incarnation; its games that no actor plays any more are void."""
+        """Restore the state of an earlier incarnation; its games that no actor plays any more are discarded."""
         self._reporter.stage("reading the director's state")
         found = self._states.read()
         if found is None:
@@ -91,8 +91,10 @@ class DirectorWorker:
         self._state, self._stopped_before = found.state, found.stops
         self._orders.extend(from_json(order) for order in found.orders)  # type: ignore[misc]
         going_on = self._leases.restore(found.leases) if self._exact else set()
-        void = [Outcome(game, void=LEFT_OPEN) for game in open_assignments(self._state) if game not in going_on]
-        self._report(void)
+        discarded = [
+            Outcome(game, discarded=LEFT_OPEN) for game in open_assignments(self._state) if game not in going_on
+        ]
+        self._report(discarded)
 
     def step(self) -> int:
         """Receive messages, execute commands, answer actors; return how much was done."""
@@ -135,7 +137,7 @@ class DirectorWorker:
             elif command.name == "saving":
                 saving = int(facts["version"])
         self._report(reports)
-        self._recorder.rate("games", sum(isinstance(report, Outcome) and not report.void for report in reports))
+        self._recorder.rate("games", sum(isinstance(report, Outcome) and not report.discarded for report in reports))
         if saving is not None:
             self._states.write(saving, self._kept())
         return count
@@ -256,7 +258,7 @@ class DirectorWorker:
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return the numbers of assigned and ended games, and the ratings of the players."""
-        for name in ("assigned", "finished", "void", "late"):
+        for name in ("assigned", "finished", "discarded", "late"):
             self._recorder.last(name, self._state[name])
         self._recorder.last("open", len(self._state["open"]))
         figures = getattr(self._director, "figures", None)
@@ -267,7 +269,7 @@ class DirectorWorker:
         return self._recorder.flush(), {"games": self._state["finished"]}
 
     def close(self) -> dict[str, Any]:
-        """Write the state a last time; open assignments stay open, and are void in a resumed run."""
+        """Write the state a last time; open assignments stay open, and are discarded in a resumed run."""
         self._receive()
         self._states.write_periodically(self._kept, now=True)
         self._standings.write(self._director, self._state)
