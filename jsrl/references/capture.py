@@ -33,16 +33,12 @@ from jsrl.references.source_values import ValueWriter, is_type_expression
 
 
 class Capture:
-    """Collect definitions, and write them as one module into `folder`.
-
-    Written definitions keep their module: later definitions import them from there.
-    """
+    """Collect definitions, and write them as one module into `folder`; for one tree of values."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         """Create a capture; `folder` is created with the first file, and must be on the workers' sys.path."""
         self.folder = pathlib.Path(folder)
         self._entries: dict[str, Entry] = {}
-        self._written: dict[str, tuple[str, Any]] = {}  # name -> (module, value)
         self._indexes: dict[int, SourceIndex] = {}
         self._module = ""
 
@@ -57,26 +53,17 @@ class Capture:
         Raises:
           ConfigError: it, or something it uses, cannot be rebuilt; the message names the variable and a solution.
         """
-        entries = dict(self._entries)
-        self._indexes = {}  # a notebook may have run more cells since
-        try:
-            self._take(thing, path)
-        except ConfigError:
-            self._entries = entries
-            raise
+        self._take(thing, path)
 
-    def write(self) -> str:
-        """Write what was added into `folder` and return the module's name; writes nothing if nothing is new.
+    def write(self) -> None:
+        """Write what was added into `folder`.
 
         Raises:
           ConfigError: the folder cannot be written, or the result would not run.
         """
-        if all(entry.kind == "import" for entry in self._entries.values()):
-            self._entries = {}
-            return self._module
         text = module_text(self._entries)
-        module = f"jsrl_captured_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-        path = self.folder / f"{module}.py"
+        self._module = f"jsrl_captured_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        path = self.folder / f"{self._module}.py"
         check_module(text, str(path))
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -87,18 +74,10 @@ class Capture:
             raise ConfigError(
                 f"captured source cannot be written to {path}: {error}. Choose a folder that can be written."
             ) from error
-        for entry in self._entries.values():
-            if entry.kind != "import":
-                self._written[entry.name] = (module, entry.value)
-        self._entries = {}
-        self._module = module
-        return module
 
     def target(self, thing: Any) -> str:
         """Return the "module:qualname" of an added and written function or class."""
-        name = self._find(thing)[0]
-        module, _ = self._written[name.split(".")[0]]
-        return f"{module}:{name}"
+        return f"{self._module}:{self._find(thing)[0]}"
 
     # -- taking definitions -------------------------------------------------------------------------------------------
 
@@ -156,10 +135,7 @@ class Capture:
                 reason = f"uses `{name}`, of which another definition is captured already"
                 raise refuse(path, user, reason, "give the two different names")
             return True
-        written = self._written.get(name)
-        if written is not None and written[1] is value:
-            self._put(Entry(name, value, f"from {written[0]} import {name}", "import"))
-        elif not self._import(name, value, namespace, path, user):
+        if not self._import(name, value, namespace, path, user):
             self._define(name, value, namespace, path, user)
         return True
 

@@ -429,26 +429,6 @@ def test_script_edited_since_it_ran_is_refused(folder):
     assert "a file may have changed since it ran" in json.loads(folder.script(with_write(text)))["f"]
 
 
-def test_later_capture_imports_the_earlier_module(folder):
-    text = """
-    import dataclasses
-    @dataclasses.dataclass(frozen=True)
-    class Config:
-        size: int = 1
-    def first(): return Config(2)
-    def second(): return first(), Config
-    ---
-    session = Capture("captured")
-    one = to_json(first, session)
-    assert to_json(Config, session)["$function"].split(":")[0] == one["$function"].split(":")[0]
-    two = to_json(second, session)
-    written([one["$function"], two["$function"]], session)
-    """
-    folder.script(with_write(text))
-    assert len(folder.modules) == 2
-    assert folder.read("made, cls = import_target(tree[1])(); print(type(made) is cls, made.size)") == "True 2"
-
-
 def test_equal_definitions_give_the_same_module(folder):
     text = with_write("A = {'b', 'a', 'c'}\ndef f(): return A\n---\nwritten(f)")
     folder.script(text)
@@ -636,11 +616,3 @@ def test_module_that_fails_to_run_is_not_written():
         check_module("def f(:\n", "captured.py")
     with pytest.raises(ConfigError, match="uses missing, which could not be captured"):
         check_module("def f():\n    return missing + len([])\n", "captured.py")
-
-
-def test_failed_add_leaves_the_capture_unchanged(tmp_path):
-    session = Capture(tmp_path)
-    with pytest.raises(ConfigError):
-        session.add(lambda: 0)
-    assert session.write() == ""
-    assert not list(tmp_path.iterdir())
