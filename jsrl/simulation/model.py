@@ -8,89 +8,17 @@ from __future__ import annotations
 import bisect
 import math
 import random
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Iterator
 
-from jsrl.simulation.events import Clock, Mailbox, Pause, Process, Shared
+from jsrl.simulation.broadcast import Broadcast
+from jsrl.simulation.events import Clock, Mailbox, Pause, Process
+from jsrl.simulation.resources import Resources
+from jsrl.simulation.stations import NEWS, Activities, Actor, Credit, Group, Lease, Reply, Server
 from jsrl.simulation.system import System
 from jsrl.simulation.times import ServiceTimes
 
 BUFFERS = 3  # batches in the learner: in training, ready, being joined
-_BITS = 1e6 / 8  # bytes of a Mbit
-_NEWS = object()  # in a server's mailbox: new params
-
-
-class Activities:
-    """The time that a worker spends in each activity."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._activity, self._since = clock, "other", 0.0
-        self._total: defaultdict[str, float] = defaultdict(float)
-
-    def enter(self, activity: str) -> None:
-        """End the current activity and start another."""
-        self._total[self._activity] += self._clock.now - self._since
-        self._activity, self._since = activity, self._clock.now
-
-    def totals(self) -> dict[str, float]:
-        """Return activity -> seconds so far."""
-        self.enter(self._activity)
-        return dict(self._total)
-
-
-@dataclass
-class Group:
-    """A group and its open trajectory.
-
-    Attributes:
-      version: of the waiting reply; None: not there yet. oldest: of the params that chose rows of this trajectory.
-      trajectory: its number; None: not begun.
-    """
-
-    number: int
-    row: int = 0
-    made: int = 0
-    version: int | None = None
-    has_block: bool = False
-    oldest: int = 0
-    trajectory: int | None = None
-
-
-@dataclass
-class Actor:
-    """An actor in the model."""
-
-    host: int
-    groups: list[Group]
-    server: Server | None
-    activities: Activities
-    inbox: Mailbox = field(default_factory=Mailbox)
-    blocks: int = 0
-    version: int = 0
-    pending: deque[Group] = field(default_factory=deque)  # groups that wait for the actor's own acting
-    dies_s: float = math.inf
-
-
-@dataclass
-class Server:
-    """An inference server in the model. requests: (actor, group, updates that its params must have)."""
-
-    host: int
-    activities: Activities
-    inbox: Mailbox = field(default_factory=Mailbox)
-    version: int = 0
-
-
-@dataclass(frozen=True)
-class Lease:
-    """A trajectory at the learner."""
-
-    actor: Actor
-    group: Group
-    oldest: int
 
 
 class Model:
@@ -110,44 +38,18 @@ class Model:
         self.counts: Counter[str] = Counter()
         self.lags: Counter[int] = Counter()
         self.updates = 0
-        self._make_hosts()
+        self.resources = Resources(clock, system, times)
         self.servers = [Server(host, Activities(clock)) for host in system.servers]
         self.actors = [self._actor(number) for number in range(len(system.actors))]
         self.learner = Activities(clock)
         self._leases, self._ready = Mailbox(), Mailbox()
         self._free, self._slots = Mailbox(), Mailbox()
-        self._sending: dict[int, int] = {}  # reader of params, while a version is being sent -> the newest
+        self._params = Broadcast(clock, self.resources, system, times, self.servers or self.actors)
         for _ in range(BUFFERS):
             self._free.put(None)
         self._slots.put(None)
         for process in self._processes():
             clock.start(process)
-
-    def _make_hosts(self) -> None:
-        """Make cores (of machines), links and accelerators."""
-        s, clock = self.system, self.clock
-        workers = Counter([part.host for part in s.actors] + list(s.servers) + [s.learner])
-        machines: dict[str, list[int]] = {}
-        for index, host in enumerate(s.hosts):
-            machines.setdefault(f"machine {host.machine}" if host.machine else f"host {index}", []).append(index)
-        self.cores: dict[int, Shared] = {}
-        self.machines: list[tuple[str, Shared, float, float]] = []  # name, cores, their number, part used by reports
-        for hosts in machines.values():
-            count = max(s.hosts[i].cores for i in hosts)
-            busy = sum(self.times.host_cores for i in hosts if workers[i])
-            busy += self.times.relay_cores if s.far_params and s.learner in hosts else 0.0
-            others = max(s.hosts[i].busy_cores for i in hosts)
-            cores = Shared(clock, max(count - busy, 0.05 * count), 1.0, others)
-            self.cores |= dict.fromkeys(hosts, cores)
-            name = s.hosts[hosts[0]].machine or s.hosts[hosts[0]].name
-            self.machines.append((name, cores, float(count), min(busy, 0.95 * count)))
-        self.links: dict[tuple[int, str], tuple[Shared, float]] = {}
-        for index, host in enumerate(s.hosts):
-            for way, mbit in (("out", host.out_mbit), ("in", host.in_mbit)):
-                if mbit:
-                    rate = mbit * _BITS
-                    self.links[index, way] = (Shared(clock, rate, rate), rate)
-        self.gpus = {i: [Shared(clock, 1.0, 1.0) for _ in range(host.gpus)] for i, host in enumerate(s.hosts)}
 
     def _actor(self, number: int) -> Actor:
         part = self.system.actors[number]
@@ -169,29 +71,6 @@ class Model:
         for actor in self.actors:
             yield self._act(actor)
 
-    # -- messages
-
-    def _send(
-        self, source: int, sink: int, size: float, far: bool, deliver: Callable[[Any], None], message: Any
-    ) -> None:
-        """Deliver a message of `size` bytes to a host, through both hosts' links."""
-        hop_s = self.times.far_hop_s if far else self.times.hop_s
-        ways = [(source, "out"), (sink, "in")] if source != sink else []
-        links = [self.links[way][0] for way in ways if way in self.links]
-        if not links:
-            self.clock.after(hop_s, deliver, message)
-            return
-        left = [len(links)]
-
-        def carry(link: Shared) -> Process:
-            yield link.use(size)
-            left[0] -= 1
-            if not left[0]:  # both links carry it at the same time; the slower one decides when it arrives
-                self.clock.after(hop_s, deliver, message)
-
-        for link in links:
-            self.clock.start(carry(link))
-
     # -- actors
 
     def _act(self, actor: Actor) -> Process:
@@ -210,7 +89,7 @@ class Model:
                 continue
             if actor.server is None:
                 actor.activities.enter("act")
-                yield self.cores[actor.host].use(self.times.actor.act.of(self.system.group_size))
+                yield self.resources.cores[actor.host].use(self.times.actor.act.of(self.system.group_size))
             yield from self._step(actor, chosen)
 
     def _next_group(self, actor: Actor) -> Group | None:
@@ -260,7 +139,7 @@ class Model:
         seconds = cost.of(rows) + (own.far_rows.of(rows) if s.far_rows else 0.0)
         seconds += own.far_asks.of(rows) if s.far_asks and actor.server is not None else 0.0
         actor.activities.enter("transport")
-        yield self.cores[actor.host].use(seconds)
+        yield self.resources.cores[actor.host].use(seconds)
         assert group.version is not None
         if group.row == 0:
             group.oldest = group.version
@@ -269,7 +148,7 @@ class Model:
         busy_s, idle_s = self._env_s(rows)
         if idle_s:
             yield Pause(idle_s)
-        yield self.cores[actor.host].use(busy_s)
+        yield self.resources.cores[actor.host].use(busy_s)
         group.version = None
         group.row += 1
         self.counts["stepped"] += rows
@@ -294,7 +173,7 @@ class Model:
         s = self.system
         assert group.trajectory is not None
         lease = Lease(actor, group, group.oldest)
-        self._send(actor.host, s.learner, s.bytes.trajectory, s.far_rows, self._leases.put, lease)
+        self.resources.send(actor.host, s.learner, s.bytes.trajectory, s.far_rows, self._leases.put, lease)
         group.has_block, group.row = False, 0
         group.made += 1
         group.trajectory += 1
@@ -306,7 +185,7 @@ class Model:
             actor.pending.append(group)
             return
         request = (actor, group, self._wanted(group))
-        self._send(actor.host, server.host, s.bytes.request, s.far_asks, server.inbox.put, request)
+        self.resources.send(actor.host, server.host, s.bytes.request, s.far_asks, server.inbox.put, request)
 
     def _restart(self, actor: Actor) -> Process:
         """Discard open trajectories, and restart after a while."""
@@ -329,7 +208,7 @@ class Model:
                 yield Pause(self.system.max_wait_s)
             arrived = [first, *server.inbox.messages]
             server.inbox.messages.clear()
-            held += [message for message in arrived if message is not _NEWS]
+            held += [message for message in arrived if message is not NEWS]
             ready = [request for request in held if request[2] <= server.version]
             held = [request for request in held if request[2] > server.version]
             most = max(1, self.system.max_rows // self.system.group_size)
@@ -344,15 +223,15 @@ class Model:
         one = cost.request.of(s.group_size) + (cost.far_request.of(s.group_size) if s.far_asks else 0.0)
         server.activities.enter("act")
         version = server.version
-        yield self.cores[server.host].use(cost.act.of(padded) + one * len(batch))
+        yield self.resources.cores[server.host].use(cost.act.of(padded) + one * len(batch))
         if idle_s := cost.act_idle.of(padded):
-            gpus = self.gpus[server.host]
+            gpus = self.resources.gpus[server.host]
             yield gpus[number % len(gpus)].use(idle_s) if gpus else Pause(idle_s)
         self.counts["calls"] += 1
         self.counts["rows"] += rows
         for actor, group, _ in batch:
-            arrive = _Reply(group, version)
-            self._send(server.host, actor.host, s.bytes.reply, s.far_asks, actor.inbox.put, arrive)
+            arrive = Reply(group, version)
+            self.resources.send(server.host, actor.host, s.bytes.reply, s.far_asks, actor.inbox.put, arrive)
 
     # -- the learner
 
@@ -384,9 +263,11 @@ class Model:
                 late.append(lease)
                 return
             rows = s.group_size * s.rows
-            yield self.cores[s.learner].use(cost.take.of(rows) + (cost.far_take.of(rows) if s.far_rows else 0.0))
+            yield self.resources.cores[s.learner].use(
+                cost.take.of(rows) + (cost.far_take.of(rows) if s.far_rows else 0.0)
+            )
             taken[place] = lease
-        self._send(s.learner, lease.actor.host, 0.0, s.far_rows, lease.actor.inbox.put, _Credit(lease.actor))
+        self.resources.send(s.learner, lease.actor.host, 0.0, s.far_rows, lease.actor.inbox.put, Credit(lease.actor))
 
     def _train(self) -> Process:
         """Update with each batch, and publish params."""
@@ -400,102 +281,13 @@ class Model:
             self.learner.enter("update")
             seconds = s.reuse * cost.update.of(s.batch_rows)
             if cost.threads:
-                yield self.cores[s.learner].use(seconds * cost.threads, cost.threads)
+                yield self.resources.cores[s.learner].use(seconds * cost.threads, cost.threads)
             else:
-                gpus = self.gpus[s.learner]
+                gpus = self.resources.gpus[s.learner]
                 yield gpus[0].use(seconds) if gpus else Pause(seconds)
             self.updates += s.updates
             self.counts["updates"] += s.updates
             self.counts["taken"] += len(batch)
             self.counts["env_steps"] += s.batch_rows
             self._free.put(None)
-            self._publish()
-
-    # -- params
-
-    def _readers(self) -> Sequence[Actor | Server]:
-        return self.servers or self.actors
-
-    def _publish(self) -> None:
-        """Send the newest params to all that act: at once over shared memory, else at the speed of the links."""
-        s = self.system
-        if not s.far_params:
-            for reader in self._readers():
-                self.clock.after(self.times.hop_s, partial(self._take_params, reader), self.updates)
-        elif s.fan_out:
-            self._hand_down(-1, self.updates)
-        else:
-            for index, reader in enumerate(self._readers()):
-                self._hand_over(index, self.updates, s.learner, reader.host, partial(self._take_params, reader))
-
-    def _hand_over(self, key: int, version: int, source: int, sink: int, deliver: Callable[[int], None]) -> None:
-        """Send a version to a reader, or queue it until the previous one has arrived: the latest wins."""
-        on_its_way = key in self._sending
-        self._sending[key] = version
-        if not on_its_way:
-            self.clock.start(self._carry_params(key, source, sink, deliver))
-
-    def _carry_params(self, key: int, source: int, sink: int, deliver: Callable[[int], None]) -> Process:
-        while True:
-            version = self._sending[key]
-            yield self.cores[source].use(self.times.learner.relay.call_s)
-            arrived = Mailbox()
-            self._send(source, sink, self.system.bytes.params, True, arrived.put, version)
-            deliver((yield arrived))
-            if self._sending[key] == version:
-                del self._sending[key]
-                return
-
-    def _hand_down(self, node: int, version: int) -> None:
-        """Send a version to the hosts below one in the tree; -1: the learner's host, which is its root."""
-        s = self.system
-        hosts = sorted({reader.host for reader in self._readers()} - {s.learner})
-        if node < 0:
-            for reader in self._readers():
-                if reader.host == s.learner:
-                    self._take_params(reader, version)
-        source = s.learner if node < 0 else hosts[node]
-        first = (node + 1) * s.fan_out
-        for below in range(first, min(first + s.fan_out, len(hosts))):
-            self._hand_over(below, version, source, hosts[below], partial(self._arrive_below, below, hosts[below]))
-
-    def _arrive_below(self, node: int, host: int, version: int) -> None:
-        for reader in self._readers():
-            if reader.host == host:
-                self._take_params(reader, version)
-        self._hand_down(node, version)
-
-    def _take_params(self, reader: Actor | Server, version: int) -> None:
-        reader.version = max(reader.version, version)
-        if isinstance(reader, Server):
-            reader.inbox.put(_NEWS)
-        elif self.system.wait_lag is not None:
-            reader.inbox.put(_nothing)
-
-
-def _nothing() -> None:
-    """Wake an actor, which checks its params again."""
-
-
-class _Reply:
-    """Actions for a group: called when its actor takes them."""
-
-    __slots__ = ("_group", "_version")
-
-    def __init__(self, group: Group, version: int) -> None:
-        self._group, self._version = group, version
-
-    def __call__(self) -> None:
-        self._group.version = self._version
-
-
-class _Credit:
-    """A block that an actor may write again: called when the actor checks."""
-
-    __slots__ = ("_actor",)
-
-    def __init__(self, actor: Actor) -> None:
-        self._actor = actor
-
-    def __call__(self) -> None:
-        self._actor.blocks += 1
+            self._params.publish(self.updates)
