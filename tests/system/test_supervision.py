@@ -238,4 +238,4 @@ def test_restart_budgets_are_per_kind_and_report_exhaustion(launch) -> None:
             run.until(lambda: "reconnected its streams" in run.text, "the actor to go on")
         else:
             assert text in run.expect(1, 20.0)
-    assert "WorkerDied: inference-0" in run.text and f"(to go on: jsrl run --resume {run.folder})" in run.text
+    assert "WorkerDied: inference-0" in run.text and f"(to continue: jsrl run --resume {run.folder})" in run.text
