@@ -33,6 +33,7 @@ VARIABLES = frozenset(  # variables of a worker's environment that set devices, 
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES",
      "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE", "PJRT_NPROC", "XLA_FLAGS")
 )  # fmt: skip
+REPLACED = 3  # exit status of an agent in whose place another of the same host has joined: it must not be started again
 
 
 class Numbered(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
@@ -188,7 +189,7 @@ class Welcome(ControllerMessage, tag="welcome"):
 
 
 class Refused(ControllerMessage, tag="refused"):
-    """The agent cannot join, or lost its membership: it ends its workers and itself."""
+    """The agent cannot join, or, with the epoch of its membership, another agent of its host has joined: it ends."""
 
     text: str
 

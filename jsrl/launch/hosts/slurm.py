@@ -15,6 +15,7 @@ from pathlib import Path
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import SlurmOptions
+from jsrl.launch.hosts.messages import REPLACED
 from jsrl.launch.result import INTENDED, STOPPED
 from jsrl.runs.groups import Group
 from jsrl.runs.runs import check_run_name
@@ -172,6 +173,7 @@ def slurm_script(run: SlurmRun) -> str:
         "new": shlex.join([run.experiment, "--run-name", run.name, "--overwrite"]),
         "runs_dir": shlex.quote(str(runs_dir)),
         "num_hosts": str(run.num_hosts),
+        "replaced": str(REPLACED),
     }
     return filled(SCRIPT, values)
 
@@ -199,7 +201,9 @@ trap 'stopped=1; [ -n "$child" ] && kill -TERM "$child"' USR1  # before the time
 if [ -n "$SLURM_ARRAY_TASK_ID" ]; then  # an actor host: it stays until the run has ended, also while that is requeued
   while [ -z "$stopped" ] && [ ! -e "$tokens.ended" ]; do
     @join@ & child=$!
-    wait "$child"; [ -z "$stopped" ] || wait "$child"
+    wait "$child"; status=$?
+    [ -z "$stopped" ] || wait "$child"
+    [ "$status" != @replaced@ ] || break  # by the same job, requeued: Slurm had lost this one
     [ -n "$stopped" ] || [ -e "$tokens.ended" ] || sleep 5
   done
   exit 0

@@ -30,6 +30,7 @@ from jsrl.launch.hosts.kept_files import KeptFiles, keep_part
 from jsrl.launch.hosts.messages import (
     BEAT_S,
     MAX_MESSAGE_BYTES,
+    REPLACED,
     AnyControllerMessage,
     Beat,
     BeatReceived,
@@ -309,7 +310,8 @@ class Agent:
         if isinstance(message, Welcome):
             self._join(message)
         elif isinstance(message, Refused):
-            self._end = (1, f"the controller at {self._address} refused this host: {message.text}")
+            status = REPLACED if message.epoch else 1
+            self._end = (status, f"the controller at {self._address} refused this host: {message.text}")
         elif message.epoch != self._epoch or not self._epoch:
             return  # of an earlier membership
         elif isinstance(message, BeatReceived):

@@ -22,7 +22,7 @@ from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
 from jsrl.launch.hosts.launcher import JoinedHosts, moved, with_start
 from jsrl.launch.hosts.members import JoinedHost, RemoteWorker
-from jsrl.launch.hosts.messages import BeatReceived, Begin, Exited, Signal
+from jsrl.launch.hosts.messages import REPLACED, BeatReceived, Begin, Exited, Signal
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.hosts.tokens import Tokens
 from jsrl.launch.launcher import Need, Start
@@ -283,6 +283,9 @@ def test_used_foreign_or_readable_tokens_are_refused(tmp_path: Path) -> None:
         status, text = agents[2].ends()
         assert status == 2 and "others may read this secret" in text
         assert [host.name for host in world.launcher.members.hosts] == ["a"]
+        world.agents.append(world.join(world.launcher._tokens.make(), "a"))
+        status, text = world.agents[0].ends()
+        assert status == REPLACED and "a new agent has taken the place of this one" in text
 
 
 def test_worker_of_a_lost_host_moves_to_a_lightly_loaded_host_with_its_gpu(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from jsrl.cli.command_line import without
 from jsrl.cli.slurm import OWN
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import SlurmOptions
+from jsrl.launch.hosts.messages import REPLACED
 from jsrl.launch.hosts.slurm import SlurmRun, slurm_script
 from jsrl.launch.hosts.tokens import ADDRESS, Tokens, claim
 from tests.launch.hosts.agents import await_that
@@ -126,6 +127,12 @@ def test_an_actor_host_joins_until_the_run_has_ended(slurm: SlurmRun):
     first, second = asked(slurm)
     assert first == second and first.startswith(f"-P -m jsrl.cli.main join --from {slurm.tokens} --name ")
     assert first.endswith("-7 --patience-s 600")
+
+
+def test_an_actor_host_that_its_requeued_job_replaced_does_not_join_again(slurm: SlurmRun):
+    """Else the two would replace each other for ever."""
+    assert play(slurm, SLURM_ARRAY_TASK_ID="2", STATUS=str(REPLACED)).wait(60) == 0
+    assert len(asked(slurm)) == 1
 
 
 @pytest.mark.parametrize(
