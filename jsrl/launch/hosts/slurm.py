@@ -16,6 +16,7 @@ from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import SlurmOptions
 from jsrl.launch.hosts.messages import REPLACED
+from jsrl.launch.hosts.tokens import ENDED
 from jsrl.launch.result import INTENDED, STOPPED
 from jsrl.runs.groups import Group
 from jsrl.runs.runs import check_run_name
@@ -65,7 +66,7 @@ class SlurmRun:
     @property
     def ended(self) -> Path:
         """Return the file that marks the end of the run, so that its hosts leave."""
-        return self.tokens.with_name(f"{self.tokens.name}.ended")
+        return self.tokens.with_name(self.tokens.name + ENDED)
 
     def submissions(self, script: str) -> list[list[str]]:
         """Return the two commands that submit a script: the controller's job, then the array of actor hosts."""

@@ -15,20 +15,24 @@ from jsrl.transport.memory.segment import make_folder
 LOOK_S = 0.5
 CLAIM_S = 60.0  # limit between taking a token out of a folder and using it; the folder is checked ten times meanwhile
 ADDRESS, CLAIMED = "address", ".claimed"  # file in a folder of tokens; suffix of a token that an agent has taken
+ENDED = ".ended"  # suffix of the file beside a folder of tokens that says that no more will come
 
 
 def claim(folder: Path, timeout_s: float) -> tuple[str, Path]:
     """Return (address, token file) from a folder of tokens, waiting for them; no other agent gets the file.
 
     Raises:
-      ConfigError: there was none in time.
+      ConfigError: there was none in time, or none will come.
     """
+    ended = folder.with_name(folder.name + ENDED)
     until = time.monotonic() + timeout_s
     while True:
         for path in sorted(folder.glob("*.token")):
             with contextlib.suppress(FileNotFoundError):  # another agent was faster, or the run has ended
                 address = (folder / ADDRESS).read_text().strip()
                 return address, path.rename(path.with_suffix(CLAIMED))
+        if ended.exists():
+            raise ConfigError(f"the run whose tokens were in {folder} has ended; there is nothing to join.")
         if time.monotonic() > until:
             raise ConfigError(
                 f"no token was found in {folder} within {timeout_s:g} s; is a run there (`jsrl run --listen`), and does it "

@@ -182,6 +182,9 @@ def test_concurrent_token_requests_get_different_tokens(tmp_path: Path):
     )
     with pytest.raises(ConfigError, match="no token was found"):
         claim(tmp_path / "join", 0.0)
+    (tmp_path / "join.ended").touch()
+    with pytest.raises(ConfigError, match="has ended; there is nothing to join"):
+        claim(tmp_path / "join", 20.0)
     assert (tmp_path / "join" / ADDRESS).exists()
     tokens.close()
     assert not (tmp_path / "join").exists()
