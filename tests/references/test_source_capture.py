@@ -405,9 +405,9 @@ def test_without_capture_main_is_refused(folder):
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="newer interpreters keep the source of `python -c`")
 def test_interactive_code_has_no_source(folder):
     code = (
-        "from jsrl.references.capture import capture\ndef f(): pass\nclass C: pass\n"
+        "from jsrl.references.capture import Capture\ndef f(): pass\nclass C: pass\n"
         "for thing in f, C:\n"
-        "    try: capture(thing, 'captured')\n"
+        "    try: Capture('captured').add(thing)\n"
         "    except Exception as error: print(type(error).__name__, error)\n"
     )
     said = folder.python("-c", code)
