@@ -122,6 +122,23 @@ def test_lost_trajectory_is_resent_by_an_idle_producer(consumer: ZmqSampleConsum
     proxy.close()
 
 
+def test_producer_closes_while_its_thread_is_about_to_sleep(consumer: ZmqSampleConsumer) -> None:
+    producer = connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S)
+    clear, closing = producer._awaits.clear, threading.Thread(target=producer.close, daemon=True)
+
+    def clear_after_close() -> None:
+        closing.start()
+        wait_for(lambda: producer._stop.is_set() and producer._awaits.is_set())
+        clear()
+
+    producer._awaits.clear = clear_after_close
+    block = producer.reserve(TIMEOUT_S)
+    fill(block.trajectory, 5)
+    block.commit(0)
+    consumer.release(consumer.get(TIMEOUT_S))
+    wait_for(lambda: closing.ident is not None and not closing.is_alive())
+
+
 def test_stopped_consumer_blocks_producers_without_growing_memory(consumer: ZmqSampleConsumer) -> None:
     proxy = FaultProxy(consumer.address, STORMS["everything"], seed=3)
     actor = Actor(proxy.address, "actor-0", 0, 20)

@@ -214,6 +214,8 @@ class ZmqSampleProducer(ProducerEnd):
                 heard = bool(self._closed) or self._receive(0.0)
                 if self._closed or self._received >= self._sent:
                     self._awaits.clear()
+                    if self._stop.is_set():  # `close` may have set it just before
+                        self._awaits.set()
                 elif not heard:
                     self._send_counts("sync")
             except JsrlError as error:  # raised in the next call
