@@ -345,16 +345,5 @@ def run_command(args: list[str], runs_dir: Path, run_name: str, *, hangs: bool =
         "--stop-at-return": "none",
     } | ({"--deadlines.stuck-s": "10"} if hangs else {})
     added = [arg for name, value in defaults.items() if name not in args for arg in (name, value)]
-    return [
-        sys.executable,
-        "-P",
-        "-m",
-        "jsrl",
-        "run",
-        *args,
-        "--runs-dir",
-        str(runs_dir),
-        "--run-name",
-        run_name,
-        *added,
-    ]
+    program = [sys.executable, "-P", "-m", "jsrl", "run"]
+    return [*program, *args, "--runs-dir", str(runs_dir), "--run-name", run_name, *added]

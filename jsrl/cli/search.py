@@ -143,11 +143,8 @@ class Lines:
         """Replace the last line; empty: remove it."""
         if not self._live:
             return
-        text = (
-            f"{clock(time.monotonic() - self._begun_s)}  {text}"[: shutil.get_terminal_size().columns - 1]
-            if text
-            else ""
-        )
+        if text:
+            text = f"{clock(time.monotonic() - self._begun_s)}  {text}"[: shutil.get_terminal_size().columns - 1]
         if text != self._text:
             self._clear()
             print(text, end="", flush=True)

@@ -189,7 +189,7 @@ def progress(state: RunState, seen: DisplayState | None) -> str:
     rate = state.news.env_steps_per_s if state.news and state.is_running else None
     of = f" of {short(seen.total_env_steps)} ({percent(seen.steps_share)})" if seen.total_env_steps else ""
     to_go_s = seen.to_go_s(rate) if state.is_running else None
-    parts = [f"{short(seen.env_steps)}{of} env steps", f"{counted(seen.updates, 'update')}"]
+    parts = [f"{short(seen.env_steps)}{of} env steps", counted(seen.updates, "update")]
     parts += [f"{short(rate)} steps/s"] if rate is not None else []
     parts += [f"{clock(to_go_s)} to go"] if to_go_s is not None else []
     return ", ".join([*parts, *map(str, seen.others)])

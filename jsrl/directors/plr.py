@@ -99,10 +99,9 @@ class PLR(SelfPlayTasks):
     def _chances(self, state: State) -> list[float]:
         """Return the weight of each level, 0 for one whose last score is still to come, unless all are."""
         waiting = set(state["waiting"].values())
-        chances = [
-            0.0 if level in waiting else p for level, p in zip(state["levels"], self.weights(state), strict=True)
-        ]
-        return chances if any(chances) else self.weights(state).tolist()
+        weights = self.weights(state).tolist()
+        chances = [0.0 if level in waiting else p for level, p in zip(state["levels"], weights, strict=True)]
+        return chances if any(chances) else weights
 
     def _new_level(self, state: State, draws: Draws, unseen: float) -> int:
         """Return a level that is neither in the buffer nor waiting for its score, if there is one."""
