@@ -27,6 +27,7 @@ from jsrl.runs.memory import MIB, available_bytes
 
 FORMAT = "jsrl-snapshot"
 FORMAT_VERSION = 1
+MANIFEST = "manifest.json"  # of a version; it is written last
 MAX_LEAF_ENTRIES = 1 << 40
 MAX_DEPTH, MAX_DIMENSIONS = 64, 32
 MAX_INFLATION = 1 << 15  # of zeros, which compress best
@@ -135,7 +136,7 @@ def check_size(folder: Path, manifest: dict[str, Any]) -> None:
     if declared > MAX_INFLATION * stored + MIB or (free and declared > free):
         raise SnapshotError(
             f"snapshot {folder.name} declares arrays of {declared // MIB} MiB, in files of {stored // MIB} MiB; this host has "
-            f"{free // MIB} MiB free. Either {folder / 'manifest.json'} was changed, or a larger host is needed."
+            f"{free // MIB} MiB free. Either {folder / MANIFEST} was changed, or a larger host is needed."
         )
 
 
@@ -146,7 +147,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
       FileNotFoundError: the folder is gone (deleted by retention).
       SnapshotError: it is not a snapshot of jsrl, or has a newer format.
     """
-    path = folder / "manifest.json"
+    path = folder / MANIFEST
     try:
         manifest = read_json(path)
     except FileNotFoundError:
@@ -218,7 +219,7 @@ def version_damage(folder: Path) -> str | None:
 def remove_incomplete(folder: Path) -> None:
     """Remove the versions without a manifest in a folder of snapshots: another host sent, or removed, some of their files."""
     for version in folder.glob("[0-9]*"):
-        if version.name.isdecimal() and version.is_dir() and not (version / "manifest.json").exists():
+        if version.name.isdecimal() and version.is_dir() and not (version / MANIFEST).exists():
             shutil.rmtree(version, ignore_errors=True)
 
 
@@ -233,7 +234,7 @@ def check_leaves(folder: Path, manifest: dict[str, Any], arrays: dict[tuple[str,
         if path not in arrays or leaf_digest(arrays[path]) != leaf["digest"]:
             raise broken(folder, manifest, f"the digest of leaf {leaf_name(path)} differs from the one written")
     if total_digest(manifest["leaves"]) != manifest["digest"]:
-        raise SnapshotError(f"snapshot {folder.name} is broken: {folder / 'manifest.json'} was changed.")
+        raise SnapshotError(f"snapshot {folder.name} is broken: {folder / MANIFEST} was changed.")
 
 
 def broken(folder: Path, manifest: dict[str, Any], symptom: str) -> SnapshotError:

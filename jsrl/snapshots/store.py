@@ -171,7 +171,7 @@ class SnapshotStore:
                 "leaves": leaves,
                 "files": fmt.file_digests(partial / "arrays", sync=True),
             }
-            write_json(partial / "manifest.json", manifest)
+            write_json(partial / fmt.MANIFEST, manifest)
             with folder_lock(self.folder):
                 self._commit(job, partial, manifest)
                 self._prune()
@@ -196,7 +196,7 @@ class SnapshotStore:
         replaced = target.exists()
         if replaced and self._same_arrays(target, manifest):
             kept = fmt.read_manifest(target)
-            write_json(target / "manifest.json", kept | {"meta": kept["meta"] | job.meta})
+            write_json(target / fmt.MANIFEST, kept | {"meta": kept["meta"] | job.meta})
         else:
             if replaced:
                 self._discard(target)
