@@ -31,8 +31,8 @@ from jsrl.experiment import Experiment
 from jsrl.launch.devices import process_environment
 from jsrl.launch.launcher import Start
 from jsrl.launch.local.launcher import Local
+from jsrl.launch.memory_folder import memory_root
 from jsrl.launch.plan import Plan, make_plan
-from jsrl.launch.run import memory_root
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.references.importing import spawn_environment
 from jsrl.runs.control import ControlServer, Crash, Stage

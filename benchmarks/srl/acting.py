@@ -21,8 +21,8 @@ from jsrl.launch.devices import process_environment
 from jsrl.launch.launcher import Start
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.machine import accelerators
+from jsrl.launch.memory_folder import own_memory_folder
 from jsrl.launch.plan import Plan, make_plan
-from jsrl.launch.run import own_memory_folder
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.references.importing import spawn_environment
 from jsrl.references.reference import to_json

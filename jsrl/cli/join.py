@@ -80,7 +80,7 @@ def join(
       ConfigError: the address or the token is invalid.
     """
     from jsrl.launch.local.agent import Agent, agent_folder, check_address
-    from jsrl.launch.run import own_memory_folder
+    from jsrl.launch.memory_folder import own_memory_folder
     from jsrl.transport.meeting.keys import load_client_keys
 
     if not Path(token_file).is_file():

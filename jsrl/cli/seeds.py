@@ -16,7 +16,7 @@ from jsrl.errors import ConfigError
 from jsrl.launch.interrupts import interrupts
 from jsrl.launch.result import is_finished, missing
 from jsrl.launch.resume import claimed
-from jsrl.launch.run import RunLog
+from jsrl.launch.run_log import RunLog
 from jsrl.metrics.scores import score_text
 from jsrl.report.report import write_comparison
 from jsrl.runs.files import write_json

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,3 +170,30 @@ def begin_encryption(experiment: Experiment, keys: str | None, *, show: Callable
         path = make_keys(keys) / CLIENT_FILE
         if experiment.encrypted:  # for programs of the user; joined hosts have their own keys
             show(f"streams listen on {experiment.bind} and are encrypted; ends on other hosts need {path}")
+
+
+def check_address(experiment: Experiment) -> None:
+    """Check that streams can listen on the address of the option `bind`.
+
+    Raises:
+      ConfigError: it is not an address of this host, or its first port is in use.
+    """
+    if not experiment.uses_zeromq:
+        return
+    host, port = experiment.bind_to
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # as ZeroMQ does: a run just ended does not count
+            probe.bind((host, port or 0))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"bind is {experiment.bind}, but another process listens on port {port}; give another first port, or "
+                f"--bind {host} for free ones."
+            ) from error
+        raise ConfigError(
+            f"bind is {experiment.bind}, on which this host cannot listen ({error.strerror}); give an address of this host "
+            "(`hostname -I` lists them)."
+        ) from error

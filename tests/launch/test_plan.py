@@ -20,11 +20,10 @@ from jsrl.experiment import AgentReference, Experiment, InferenceConfig, Learner
 from jsrl.graph.placements import make_graph
 from jsrl.launch.devices import process_environment
 from jsrl.launch.launcher import Hosts
-from jsrl.launch.links import begin_encryption, bind_addresses, ends_of
+from jsrl.launch.links import begin_encryption, bind_addresses, check_address, ends_of
 from jsrl.launch.machine import accelerators
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.plan_text import describe
-from jsrl.launch.run import check_address
 from jsrl.launch.schemas import make_schemas
 from jsrl.networks.model import NetworkConfig
 from jsrl.references.reference import from_json, to_json

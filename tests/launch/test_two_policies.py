@@ -22,8 +22,9 @@ from jsrl.launch import resume
 from jsrl.launch.progress import Progress
 from jsrl.launch.result import Result
 from jsrl.launch.resume import init_points
-from jsrl.launch.run import begin_policies, find_start_points, run
+from jsrl.launch.run import run
 from jsrl.launch.session import Session
+from jsrl.launch.start_points import begin_policies, find_start_points
 from jsrl.metrics.display import LineDisplay, make_display
 from jsrl.networks.model import NetworkConfig
 from jsrl.policy import load_policy

@@ -12,7 +12,7 @@ import pytest
 
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.launch.resume import newest_good, next_start_point
-from jsrl.launch.run import find_start_points
+from jsrl.launch.start_points import find_start_points
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.format import version_damage
 from jsrl.snapshots.store import SnapshotStore

@@ -16,7 +16,7 @@ import pytest
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError
 from jsrl.experiment import EvaluatorConfig, Experiment
-from jsrl.launch import run as launch_run
+from jsrl.launch import memory_folder
 from jsrl.launch.run import run
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.params.transports import bind_params
@@ -157,8 +157,8 @@ def test_agent_that_raises_is_shown_with_its_traceback(launch) -> None:
 
 
 def test_shared_memory_too_small(world, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = launch_run.shutil.disk_usage("/dev/shm")
-    monkeypatch.setattr(launch_run.shutil, "disk_usage", lambda _: usage._replace(free=3 << 20))
+    usage = memory_folder.shutil.disk_usage("/dev/shm")
+    monkeypatch.setattr(memory_folder.shutil, "disk_usage", lambda _: usage._replace(free=3 << 20))
     with pytest.raises(
         ConfigError, match=r"needs \d+ MiB of shared memory, but .* has 3 MiB free. Use --transport zeromq"
     ):

@@ -1,0 +1,74 @@
+"""The folder of a run's shared memory and sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from jsrl.errors import ConfigError
+from jsrl.launch.plan import Plan
+from jsrl.transport.ledger.hops import close_hops
+from jsrl.transport.memory.segment import is_held, make_folder, try_lock
+
+ALIVE = "alive"
+
+
+@contextlib.contextmanager
+def own_memory_folder(run: Path | None = None) -> Iterator[Path]:
+    """Yield a new folder for this run's shared memory and sockets, and remove it afterwards.
+
+    Streams of a killed earlier process of the run are counted before their memory is removed.
+
+    The lock of its file `alive` shows to others that this process is alive, even in another PID namespace.
+    """
+    if run is not None:
+        close_hops(run)
+    folder = make_folder(memory_root() / f"{os.getpid()}-{secrets.token_hex(4)}")
+    fd = os.open(folder / ALIVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try_lock(fd)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(fd)
+
+
+def memory_root() -> Path:
+    """Return the folder of this user's shared memory, after removing what dead controllers left there."""
+    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(os.environ.get("TMPDIR", "/tmp"))
+    root = make_folder(base / f"jsrl-{os.getuid()}")
+    for folder in root.iterdir():
+        if not held(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+    return root
+
+
+def held(folder: Path) -> bool:
+    """Return whether the process of a shared-memory folder is alive (or unknown from the folder's name)."""
+    try:
+        return is_held(folder / ALIVE)
+    except OSError:
+        pid = folder.name.partition("-")[0]
+        return not pid.isdigit() or Path(f"/proc/{pid}").exists()
+
+
+def check_shared_memory(plan: Plan) -> None:
+    """Refuse a run whose streams do not fit into shared memory, before anything starts.
+
+    Raises:
+      ConfigError: with the bytes needed, the bytes free, and a transport that needs none.
+    """
+    if not plan.experiment.where.has_processes:
+        return
+    free = shutil.disk_usage(plan.memory_folder.parent).free
+    needed = plan.shared_memory_bytes
+    if needed > free:
+        raise ConfigError(
+            f"this run needs {needed / 2**20:.0f} MiB of shared memory, but {plan.memory_folder.parent} has "
+            f"{free / 2**20:.0f} MiB free. Use --transport zeromq, fewer environments or a shorter rollout, or enlarge it "
+            "(in a container: --shm-size)."
+        )

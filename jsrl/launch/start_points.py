@@ -1,0 +1,101 @@
+"""Where each policy of a run starts: with new params, those of another run, or its snapshot in a resumed run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+from jsrl.errors import ConfigError
+from jsrl.launch.links import learner_hop
+from jsrl.launch.plan import Plan
+from jsrl.launch.resume import (
+    common_updates,
+    continue_exactly,
+    init_points,
+    may_be_exact,
+    next_start_point,
+    remove_incomplete_snapshots,
+    start_point_of,
+)
+from jsrl.runs.runs import RunFolder
+from jsrl.workers.jobs import StartPoint
+
+
+def find_start_points(
+    resumed: RunFolder | None, init_from: str | None, runs_dir: str | os.PathLike[str]
+) -> tuple[dict[str, StartPoint], list[str]]:
+    """Return the start points of policies ("" is the first one), and messages.
+
+    Raises:
+      ConfigError: both options are given, or there is nothing to start from.
+    """
+    if resumed is not None and init_from is not None:
+        raise ConfigError(
+            "--resume continues with a run's own params; leave out --init-from, or start a new run with it."
+        )
+    if resumed is not None:
+        remove_incomplete_snapshots(resumed)
+        start, messages = next_start_point(resumed)
+        return {"": start}, messages
+    return {} if init_from is None else init_points(init_from, runs_dir), []
+
+
+def begin_policies(
+    plan: Plan, folder: RunFolder, starts: Mapping[str, StartPoint], *, resumed: bool, show: Callable[[str], None]
+) -> dict[str, StartPoint]:
+    """Return the start point of each policy of a plan, by name.
+
+    Args:
+      starts: of policies that take something from before; "" is the first policy.
+
+    Raises:
+      ConfigError: a policy of a resumed run cannot continue, or `starts` names a policy that the run does not have.
+    """
+    first, *others = plan.policies
+    unknown = sorted(set(starts) - {"", *others})
+    if unknown:
+        names = ", ".join(others) or "none"
+        raise ConfigError(
+            f"--init-from names the policy {unknown[0]!r}; the first policy takes RUN@TAG without a name, and the run's other "
+            f"policies are: {names}."
+        )
+    start_points: dict[str, StartPoint] = {}
+    together = resumed and len(plan.experiment.policies) > 1 and may_be_exact(plan.experiment)
+    updates = _one_update(plan, folder) if together else None
+    if updates is not None and updates != starts[""].updates:
+        starts = {**starts, "": next_start_point(folder, updates=updates)[0]}
+    for policy in plan.policies.values():
+        is_first, messages = policy.name == first, list[str]()
+        start_point = starts.get("" if is_first else policy.name, StartPoint())
+        if resumed and not is_first:
+            start_point, messages = start_point_of(folder, policy, learner_hop(plan.graph, policy.learner), updates)
+        if resumed and start_point.restore is not None and (updates is not None or not together):
+            start_point, line = continue_exactly(policy.experiment, folder, start_point, policy.groups)
+            messages += [line] if line else []
+        if starts and not resumed and start_point.restore is None:
+            option = "RUN@TAG" if is_first else f"{policy.name}=RUN@TAG"
+            messages.append(
+                f"{'the first policy has ' if is_first else ''}new params; with --init-from {option} it takes a run's"
+            )
+        for line in messages:
+            show(line if is_first else f"policy {policy.name}: {line}")
+        start_points[policy.name] = start_point
+    return start_points
+
+
+def _one_update(plan: Plan, folder: RunFolder) -> int | None:
+    """Return the update at which all policies of shared environments continue exactly; None: there is none, in serial runs.
+
+    Each learner writes its snapshots by its own clock.
+
+    Raises:
+      ConfigError: there is none, and `deterministic` is set.
+    """
+    updates = common_updates(folder, [policy.folder for policy in plan.policies.values()])
+    if updates is None and plan.experiment.deterministic:
+        raise ConfigError(
+            f"{folder.name} cannot be continued exactly, as --deterministic promises: its policies "
+            f"{', '.join(plan.policies)} have no snapshots of the same update. Continue it with new episodes: "
+            "--snapshots.exact false."
+        )
+    return updates
