@@ -612,6 +612,50 @@ def test_no_meaningless_public_names():
     assert not wrong, "\n".join(wrong)
 
 
+_DOCUMENTED = re.compile(r"(?:^|(?<=[.;)] ))((?:[a-z_]\w*)(?:(?:, | and )\*{0,2}[a-z_]\w*)*): ", re.MULTILINE)
+_VALUES = {"empty", "none", "default"}  # "why; empty: it may", "(default: ...)"
+
+
+def documented_names(doc: str, title: str) -> set[str]:
+    """Return the names that a section of a docstring, such as Args, describes."""
+    found = re.search(rf"^{title}:\n((?:[ ]+.*\n?|\n)+)", doc, re.MULTILINE)
+    lines = "\n".join(line.strip() for line in found.group(1).splitlines()) if found else ""
+    return {name for names in _DOCUMENTED.findall(lines) for name in re.split(", | and ", names)} - _VALUES
+
+
+def names_of(node: ast.AST) -> set[str]:
+    """Return the names of attributes, fields, methods and arguments anywhere in a class or function."""
+    found: set[str] = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute):
+            found.add(part.attr)
+        elif isinstance(part, ast.FunctionDef):
+            found.add(part.name)
+        elif isinstance(part, ast.arg):
+            found.add(part.arg)
+        elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            found.add(part.id)
+    return found
+
+
+def unknown_names(tree: ast.Module) -> list[str]:
+    """Return the names that docstrings describe and their class or function does not have."""
+    return [
+        f"{node.name}: {name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+        for title in ("Args", "Attributes")
+        for name in sorted(documented_names(ast.get_docstring(node) or "", title) - names_of(node))
+    ]
+
+
+def test_docstrings_describe_only_names_that_exist():
+    assert not [f"{relative(path)}: {name}" for path in SOURCES for name in unknown_names(parsed(path))]
+    assert unknown_names(ast.parse('def f(new):\n    """Do.\n\n    Args:\n      old: what. new: it.\n    """')) == [
+        "f: old"
+    ]
+
+
 def test_functions_fit_on_a_screen():
     wrong = []
     for path in SOURCES:

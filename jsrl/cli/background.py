@@ -51,8 +51,8 @@ def detach(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
     """Start a run in the background; return 0 once it has begun, or the exit status of a run that did not begin.
 
     Args:
-      name: of the experiment; None: the words resume a run. words: the rest of the command line. asked: the parsed
-      command line.
+      name: of the experiment; None: the options resume a run. args: the rest of the command line. asked: the parsed
+        command line.
 
     Raises:
       ConfigError: an option does not go with it.

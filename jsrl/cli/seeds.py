@@ -76,10 +76,10 @@ def check(asked: cli.CommandLine) -> None:
 
 
 def new_group(name: str, args: Sequence[str], asked: cli.CommandLine, more: Callable[[], Sequence[str]]) -> Group:
-    """Return the group for the words; nothing is written yet.
+    """Return the group for a command line; nothing is written yet.
 
     Args:
-      name: of the experiment. words: the rest of the command line. asked: the parsed command line.
+      name: of the experiment. args: the rest of the command line. asked: the parsed command line.
       more: returns further options of every run; called once nothing else is wrong.
 
     Raises:

@@ -37,7 +37,7 @@ def submit(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
     """Print the script, or submit it; return the exit status.
 
     Args:
-      name: of the experiment. words: the rest of the command line. asked: the parsed command line.
+      name: of the experiment. args: the rest of the command line. asked: the parsed command line.
 
     Raises:
       ConfigError: there is no Slurm here, it refused a job, or an option excludes it.

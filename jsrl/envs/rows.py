@@ -92,7 +92,7 @@ class Rows:
     Attributes:
       first: bool [B]: slots whose next step starts an episode (their action is ignored).
       any_first: whether there is such a slot.
-      episode: int64 [B]: finished episodes per slot. length: see `lengths`.
+      episode: int64 [B]: finished episodes per slot.
     """
 
     def __init__(self, config: EnvConfig, num_envs: int, seeds: list[int] | None = None):

@@ -71,7 +71,7 @@ class RunReport:
       ended: the reason, or the state of a run without a result. error: of a failed run; its first line says what happened.
       policies: the run's; the first one is called "". steady: means of metrics over the lines between the first and the last
         (since the last resume), by name.
-      rates: name -> per second. columns: the metrics of every line. ledger, hops, evaluation, final: as in result.json.
+      rates: name -> per second. columns: the metrics of every line. ledger, hops: as in result.json.
       bottlenecks: what limits each policy's training. standings: of the players, if a director assigns them.
       environment: command, commit, versions, hardware. options: the experiment's, by name.
       videos: path of each, relative to the folder -> its facts. files: paths relative to the folder.

@@ -23,7 +23,7 @@ from jsrl.transport.base import ProducerId
 from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.meeting import curve
 from jsrl.transport.meeting.handshake import hello_of_producer
-from jsrl.transport.meeting.keys import load_client_keys, make_host_keys, make_keys, named_by_key, show_guests
+from jsrl.transport.meeting.keys import admit_hosts, load_client_keys, make_host_keys, make_keys, named_by_key
 from jsrl.transport.params.transports import bind_params, connect_params
 from jsrl.transport.samples.transports import bind_samples, connect_samples
 from tests.contracts.inference_contract import SPEC, Serving, check_answer, make_request
@@ -285,7 +285,7 @@ def test_control_connection_with_keys(world: Path) -> None:
 
 @slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_guest_key_works_until_revoked(world: Path, tmp_path: Path, transport: str) -> None:
+def test_host_key_works_until_revoked(world: Path, tmp_path: Path, transport: str) -> None:
     sender, own = host_with_keys(world / "run", tmp_path / "own")
     with opened(transport, world / "run") as end:
         end.use("actor-0", own)
@@ -302,14 +302,14 @@ def host_with_keys(run: Path, folder: Path) -> tuple[Path, Path]:
     for name, content in (("client.key", keys.client), ("server.key", keys.server)):
         (folder / name).write_bytes(content)
         (folder / name).chmod(0o600)
-    return keys.guest, folder
+    return keys.file, folder
 
 
 @slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_host_binds_with_its_own_key_named_in_addresses(world: Path, tmp_path: Path, transport: str) -> None:
     own, first = host_with_keys(world / "run", tmp_path / "first")
-    show_guests(first, [own.name])
+    admit_hosts(first, [own.name])
     sender, second = host_with_keys(world / "run", tmp_path / "second")
     with opened(transport, first) as end:
         plain = end.address
@@ -319,9 +319,9 @@ def test_host_binds_with_its_own_key_named_in_addresses(world: Path, tmp_path: P
         end.use("actor-1", first)  # from its own
         with pytest.raises(AccessDenied, match="refused this end's key"):
             end.use("actor-2", second)
-        show_guests(first, [own.name, sender.name])
+        admit_hosts(first, [own.name, sender.name])
         end.use("actor-3", second)  # from another
-        show_guests(first, [own.name])
+        admit_hosts(first, [own.name])
         with pytest.raises(AccessDenied, match="refused this end's key"):
             end.use("actor-4", second)
         end.address = named_by_key(plain, second)  # a wrong key: another host's

@@ -98,7 +98,7 @@ class JoinedHosts:
         self._archives: dict[frozenset[str], tuple[str, bytes]] = {}
         self._sent: set[tuple[int, str]] = set()  # (host epoch, digest or KEYS)
         self._kept_at: dict[str, int] = {}  # worker -> epoch of the host that has the files that it keeps
-        self._guests: dict[int, Path] = {}  # host epoch -> the file that admits its keys to the streams
+        self._host_keys: dict[int, Path] = {}  # host epoch -> the file that admits its keys to the streams
         self._params: dict[str, set[str]] = {}  # name of a params stream -> its readers
         self._serves = self._closed = False
         self._keeper: AgentStarter | None = None
@@ -117,8 +117,8 @@ class JoinedHosts:
 
     def _after_loss(self, host: JoinedHost) -> str:
         """Revoke the key of a lost host; return how its place is filled: by a host with a new token, or by the engine."""
-        if (guest := self._guests.pop(host.epoch, None)) is not None:
-            guest.unlink(missing_ok=True)
+        if (file := self._host_keys.pop(host.epoch, None)) is not None:
+            file.unlink(missing_ok=True)
         if self._keeper is not None:
             if host.leaves:
                 self._keeper.release(host.name, host.leaves)
@@ -210,7 +210,7 @@ class JoinedHosts:
             self._at[job.name] = self._own.name
             return self._start_here(job, start)
         if not self._serves:
-            self._port.serve(start.control, Path(job.registry), Path(job.folder), self._guest_names, self._parents)
+            self._port.serve(start.control, Path(job.registry), Path(job.folder), self._admitted_keys, self._parents)
             self._serves = True
         with self._port.changed:
             host = self._host_for(job.name)
@@ -247,8 +247,8 @@ class JoinedHosts:
                 found.setdefault(host.epoch, {})[name] = [*above, names[name].address]
         return found
 
-    def _guest_names(self) -> list[str]:
-        return [guest.name for guest in list(self._guests.values())]
+    def _admitted_keys(self) -> list[str]:
+        return [file.name for file in list(self._host_keys.values())]
 
     def _start_here(self, job: Job, start: Start) -> Handle:
         self._kept_at.pop(job.name, None)
@@ -289,7 +289,7 @@ class JoinedHosts:
         digest, content = self._archives[modules]
         if self._is_new(host, KEYS):
             keys = make_host_keys(job.keys)
-            self._guests[host.epoch], host.server_key = keys.guest, hex_of(keys.public)
+            self._host_keys[host.epoch], host.server_key = keys.file, hex_of(keys.public)
             self._port.send(host, Keys(host.epoch, keys.client, keys.server))
             self._port.send_names()  # others must admit its keys
         if digest and self._is_new(host, digest):
@@ -326,8 +326,8 @@ class JoinedHosts:
             if self._keeper is not None:
                 self._keeper.close()
             self._tokens.close()
-            for guest in self._guests.values():
-                guest.unlink(missing_ok=True)
+            for file in self._host_keys.values():
+                file.unlink(missing_ok=True)
         self._here.close()
 
 

@@ -1,6 +1,6 @@
 """The joined hosts of a run in the controller: admission, states of their workers, losses.
 
-No code here sends or waits: `hear` processes a message and returns the replies. Times are of this host's monotonic clock.
+No code here sends or waits: `handle` processes a message and returns the replies. Times are of this host's monotonic clock.
 `own` is the name of this host, which no other may have; `on_loss` is called with a lost host and returns a text for the
 user about its replacement.
 """
@@ -126,7 +126,7 @@ class Members:
     """The hosts of a run; see the module.
 
     Attributes:
-      hosts: the current members, in the order in which they joined. words: messages of workers, for the control connection.
+      hosts: the current members, in the order in which they joined. frames: messages of workers, for the control connection.
       pages: (host epoch, counts of its workers for the streams that they read), for the run folder.
       kept_files: parts of files that workers keep there. given_up: folders that lost hosts may have sent in part.
       stored: confirmations of files that hosts have got.

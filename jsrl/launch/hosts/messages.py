@@ -27,7 +27,7 @@ _WANTED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}/)?[0-9]{1,19}")
 _PLAYER = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}/)?[0-9]{1,19}-[0-9a-f]{32}\.npz")
 _PAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}/(ledger|[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\.page)")
 _KEPT = re.compile(r"([A-Za-z0-9_%@+=,-][A-Za-z0-9_%@+=,.-]{0,127}/){0,11}[A-Za-z0-9_%@+=,-][A-Za-z0-9_%@+=,.-]{0,127}")
-_GUEST = re.compile(r"[0-9a-f]{80}")
+_HOST_KEY = re.compile(r"[0-9a-f]{80}")
 _KIND = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?")
 VARIABLES = frozenset(  # variables of a worker's environment that set devices, threads and the compilation cache
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES",
@@ -216,20 +216,20 @@ class CodePart(ControllerMessage, tag="code"):
 
 
 class RunNames(ControllerMessage, tag="names"):
-    """All names of the run, and the file names of the host keys that streams admit (see show_guests).
+    """All names of the run, and the file names of the host keys that streams admit (see admit_hosts).
 
     parents: params stream -> addresses from which this host fetches it for its workers, the nearest first.
     """
 
     entries: list[Registration]
-    guests: list[str]
+    host_keys: list[str]
     parents: dict[str, list[str]] = {}
 
     def __post_init__(self) -> None:
         """Refuse names that could be paths."""
-        wrong = [guest for guest in self.guests if not _GUEST.fullmatch(guest)]
+        wrong = [key for key in self.host_keys if not _HOST_KEY.fullmatch(key)]
         if wrong:
-            raise ValueError(f"guest {wrong[0][:80]!r}")
+            raise ValueError(f"host key {wrong[0][:80]!r}")
         wrong = [name for name in self.parents if not _STREAM.fullmatch(name) or ".." in name]
         if wrong:
             raise ValueError(f"stream {wrong[0][:80]!r}")

@@ -74,51 +74,52 @@ class HostPort:
         self.address = self._listener.address
         self._control: zmq.Socket | None = None  # to the control connection, as the relay of all hosts
         self._registry: FileNames | None = None
-        self._guests: Callable[[], list[str]] = list
+        self._host_keys: Callable[[], list[str]] = list
         self._parents: Parents = lambda names: {}
         self._shown: dict[int, RunNames] = {}  # host epoch -> names that it was sent
         self._sent_s = 0.0
         self._folder = Path()  # of the run
         self._counted: dict[int, set[str]] = {}  # host epoch -> hops for which it has sent pages
         self._kept: dict[int, KeptFiles] = {}  # host epoch -> files of the run folder for that host
-        self._begins: list[tuple[RemoteWorker, Begin, list[str]]] = []  # with the files that the host needs before
+        # Workers to start once their hosts have the files that they need.
+        self._waiting_starts: list[tuple[RemoteWorker, Begin, list[str]]] = []
         self._sent: dict[tuple[int, Path], tuple[int, float]] = {}  # (host epoch, player) -> bytes sent, and when
-        self._outgoing: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._bell, self._rung = socketpair()
-        self._closing, self._asked = threading.Event(), 0
+        self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wake_sender, self._wake_receiver = socketpair()
+        self._closing, self._num_requests = threading.Event(), 0
         self._thread = threading.Thread(target=self._run, name="host-port", daemon=True)
         self._thread.start()
 
     # -- called by the launcher's thread
 
     def serve(
-        self, control: str, registry: Path, folder: Path, guests: Callable[[], list[str]], parents: Parents
+        self, control: str, registry: Path, folder: Path, host_keys: Callable[[], list[str]], parents: Parents
     ) -> None:
         """Relay the messages of workers to the control connection at this address, and names between a registry and the hosts.
 
-        Hosts get the frozen players of the run in `folder`. `guests` returns the host keys that streams admit, `parents` the
+        Hosts get the frozen players of the run in `folder`. `host_keys` returns those that streams admit, `parents` the
         addresses from which each host fetches the params that its workers read.
         """
-        self._guests, self._parents, self._folder = guests, parents, folder
-        self._do(lambda: self._join_control(control, registry))
+        self._host_keys, self._parents, self._folder = host_keys, parents, folder
+        self._run_in_thread(lambda: self._join_control(control, registry))
 
     def send_names(self) -> None:
-        """Send the hosts the changes of names and guests at once."""
-        self._do(self._share_names)
+        """Send the hosts the changes of names and host keys at once."""
+        self._run_in_thread(self._share_names)
 
     def send(self, host: JoinedHost, message: AnyControllerMessage) -> None:
         """Send a message to a host; it is lost if the host is."""
-        self._do(lambda: self._send(host.identity, message))
+        self._run_in_thread(lambda: self._send(host.identity, message))
 
     def begin(self, identity: RemoteWorker, message: Begin, *, with_files: bool) -> None:
         """Start a worker; with its files: once its host has what it kept in the run folder, and its counts."""
-        self._do(lambda: self._await_files(identity, message, with_files=with_files))
+        self._run_in_thread(lambda: self._await_files(identity, message, with_files=with_files))
 
     def ask(self, host: JoinedHost, worker: str, incarnation: int, what: Any, amount: float, timeout_s: float) -> str:
         """Return the reply of a host's agent (see TextRequest); empty: none arrived in time."""
         with self.changed:
-            self._asked += 1
-            number = self._asked
+            self._num_requests += 1
+            number = self._num_requests
         self.send(host, TextRequest(host.epoch, number, worker, incarnation, what, amount))
         self.wait(lambda: number in host.answers or bool(host.lost), timeout_s)
         with self.changed:
@@ -135,22 +136,22 @@ class HostPort:
             for host in self._members.hosts:
                 self.send(host, Farewell(host.epoch, text))
         self._closing.set()
-        self._do(lambda: None)
+        self._run_in_thread(lambda: None)
         self._thread.join(10.0)
-        for end in (self._bell, self._rung):
+        for end in (self._wake_sender, self._wake_receiver):
             end.close()
 
-    def _do(self, action: Callable[[], None]) -> None:
-        self._outgoing.put(action)
+    def _run_in_thread(self, action: Callable[[], None]) -> None:
+        self._actions.put(action)
         with contextlib.suppress(OSError):  # closed: nothing is served any more
-            self._bell.send(b"!")
+            self._wake_sender.send(b"!")
 
     # -- the thread
 
     def _run(self) -> None:
         look_s = 0.0
         try:
-            while not (self._closing.is_set() and self._outgoing.empty()):
+            while not (self._closing.is_set() and self._actions.empty()):
                 self._turn()
                 if time.monotonic() >= look_s:
                     look_s = time.monotonic() + LOOK_S
@@ -163,13 +164,13 @@ class HostPort:
     def _turn(self) -> None:
         """Process pending work: messages of agents, commands for workers, requests of the launcher."""
         poller = zmq.Poller()
-        for socket in filter(None, (self._socket, self._control, self._rung)):
+        for socket in filter(None, (self._socket, self._control, self._wake_receiver)):
             poller.register(socket, zmq.POLLIN)
         ready = dict(poller.poll(int(1000 * LOOK_S)))
-        if self._rung.fileno() in ready:
-            self._rung.recv(1 << 16)
-        while not self._outgoing.empty():
-            self._outgoing.get()()
+        if self._wake_receiver.fileno() in ready:
+            self._wake_receiver.recv(1 << 16)
+        while not self._actions.empty():
+            self._actions.get()()
         if self._socket in ready:
             self._receive()
         if self._control is not None and self._control in ready:
@@ -265,18 +266,18 @@ class HostPort:
             self._counted.setdefault(host.epoch, set()).update(
                 identity.hops
             )  # its counts continue those of earlier hosts
-        self._begins.append((identity, message, names))
+        self._waiting_starts.append((identity, message, names))
         self._advance()
 
     def _advance(self) -> None:
         """Send files on, and start the workers whose hosts have theirs."""
         for files in self._kept.values():
             files.advance()
-        for begin in list(self._begins):
+        for begin in list(self._waiting_starts):
             identity, message, names = begin
             if identity.exit is None and names and not self._kept[identity.host.epoch].are_sent(names):
                 continue
-            self._begins.remove(begin)
+            self._waiting_starts.remove(begin)
             if identity.exit is None:
                 identity.begin, identity.asked_s = message, time.monotonic()
                 self._send(identity.host.identity, message)
@@ -315,10 +316,10 @@ class HostPort:
             self._sent_s, self._shown = time.monotonic(), {}
         with contextlib.suppress(OSError, StreamError):  # being written, or removed: the next check reads it
             self._registry.show(self._members.names())
-            known, guests = self._registry.names(), sorted(self._guests())
+            known, host_keys = self._registry.names(), sorted(self._host_keys())
             parents = self._parents(known)
             for host in list(self._members.hosts):
-                names = RunNames(host.epoch, list(known.values()), guests, parents.get(host.epoch, {}))
+                names = RunNames(host.epoch, list(known.values()), host_keys, parents.get(host.epoch, {}))
                 if self._shown.get(host.epoch) != names:
                     self._shown[host.epoch] = names
                     self._send(host.identity, names)

@@ -29,7 +29,7 @@ class SlurmRun:
     """A run for Slurm.
 
     Attributes:
-      experiment: its name, as for `jsrl run`. words: its other options. folder: the run's, absolute.
+      experiment: its name, as for `jsrl run`. args: its other options. folder: the run's, absolute.
       num_hosts: jobs of the array. python: interpreter on all nodes that has jsrl.
     """
 

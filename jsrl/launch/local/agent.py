@@ -71,16 +71,16 @@ from jsrl.launch.machine import usable_cores
 from jsrl.runs.names import FileNames
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
-from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, show_guests
+from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, admit_hosts
 from jsrl.transport.memory.segment import is_held, make_folder, try_lock
 
 PATIENCE_S, DRAIN_S = 120.0, 30.0
 LEAVES = "its agent was told to end"
 _TURN_MS, _USAGE_S = 50, 1.0
 _PAUSE_S = 0.0002  # between two turns, per worker: the messages of hundreds arrive one by one
-_OBEY_S = 0.1  # of a turn
+_EXECUTE_S = 0.1  # of a turn
 _STARTS, _STARTS_PER_CORE, _START_S = 8, 2, 5.0  # forked workers that start at once; after this time the next ones may
-_MOST_WORDS_BYTES = MAX_MESSAGE_BYTES // 2
+_MAX_FRAMES_BYTES = MAX_MESSAGE_BYTES // 2
 
 
 def now_s() -> float:
@@ -119,15 +119,15 @@ class Agent:
         self._beat_at_s = self._usage_at_s = 0.0
         self._end: tuple[int, str] | None = None  # exit status and reason
         self._leave_by_s: float | None = None  # once it must end
-        self._answers: queue.SimpleQueue[TextReply] = queue.SimpleQueue()
-        self._parts: dict[str, bytearray] = {}
-        self._heard: deque[AnyControllerMessage] = deque()
+        self._replies: queue.SimpleQueue[TextReply] = queue.SimpleQueue()
+        self._code_parts: dict[str, bytearray] = {}
+        self._pending: deque[AnyControllerMessage] = deque()
         self._context = zmq.Context()
         self._control = ChildrenControl(self._context, folder)
         self._pages = PageWatch(folder)
         self._kept = KeptFiles(folder, lambda part: self._send(KeptFile(self._epoch, *part)), held=folder / "held")
-        self._keeps: dict[str, list[str]] = {}  # worker -> folders in which it keeps files
-        self._exits: list[Exited] = []  # not said yet: files of these workers are on their way
+        self._kept_folders: dict[str, list[str]] = {}  # worker -> folders in which it keeps files
+        self._unsent_exits: list[Exited] = []  # of workers whose files are on their way
         self._children = Children(folder, self._control.address)
         self._queue: dict[tuple[str, int], Begin] = {}  # workers to be started
         self._starting: dict[tuple[str, int], float] = {}  # forked ones that are not ready -> when they were started
@@ -174,8 +174,8 @@ class Agent:
         poller = zmq.Poller()
         for waited in (self._socket, self._control.socket):
             poller.register(waited, zmq.POLLIN)
-        poller.poll(0 if self._heard else _TURN_MS)
-        if not self._heard:
+        poller.poll(0 if self._pending else _TURN_MS)
+        if not self._pending:
             time.sleep(min(_PAUSE_S * self._children.count, _TURN_MS / 1000))
         self._check_lease()
         try:
@@ -225,18 +225,18 @@ class Agent:
     def _report(self) -> None:
         """Send urgent messages at once: last messages, ends of workers, answers."""
         if self._control.urgent:
-            self._send(WorkerMessages(self._epoch, within_size(self._control.frames(beats=False), _MOST_WORDS_BYTES)))
+            self._send(WorkerMessages(self._epoch, within_size(self._control.frames(beats=False), _MAX_FRAMES_BYTES)))
         for exited in self._children.ended(self._epoch):
             self._send_pages()  # first, so that all its counts and files are included
-            self._kept.look(self._keeps.get(exited.worker, ()))
-            self._exits.append(exited)
+            self._kept.look(self._kept_folders.get(exited.worker, ()))
+            self._unsent_exits.append(exited)
         self._kept.advance()
-        for exited in list(self._exits):
-            if self._kept.are_sent(self._keeps.get(exited.worker, ())):
-                self._exits.remove(exited)
+        for exited in list(self._unsent_exits):
+            if self._kept.are_sent(self._kept_folders.get(exited.worker, ())):
+                self._unsent_exits.remove(exited)
                 self._send(exited)
-        while not self._answers.empty():
-            self._send(self._answers.get())
+        while not self._replies.empty():
+            self._send(self._replies.get())
 
     def _beat(self) -> None:
         if not self._epoch:
@@ -249,9 +249,9 @@ class Agent:
             self._usage_at_s = now_s() + _USAGE_S
             usage = self._children.usage()
             self._send_pages()
-            self._kept.look([folder for folders in self._keeps.values() for folder in folders])
+            self._kept.look([folder for folders in self._kept_folders.values() for folder in folders])
         names = FileNames(self._folder / "names").own() if self._children.count else []
-        frames = within_size(self._control.frames(beats=True), _MOST_WORDS_BYTES)
+        frames = within_size(self._control.frames(beats=True), _MAX_FRAMES_BYTES)
         wanted, leaves = wanted_players(self._folder / PLAYERS_FOLDER), "" if self._leave_by_s is None else LEAVES
         self._send(Beat(self._epoch, now_s(), frames, usage, names, wanted, leaves, self._relays.addresses))
 
@@ -299,10 +299,10 @@ class Agent:
             if isinstance(message, BeatReceived):
                 self._execute(message)
             else:
-                self._heard.append(message)
-        until_s = now_s() + _OBEY_S
-        while self._heard and self._end is None:
-            self._execute(self._heard.popleft())
+                self._pending.append(message)
+        until_s = now_s() + _EXECUTE_S
+        while self._pending and self._end is None:
+            self._execute(self._pending.popleft())
             if now_s() >= until_s:
                 return
 
@@ -321,13 +321,13 @@ class Agent:
         elif isinstance(message, CodePart):
             self._keep_code(message)
         elif isinstance(message, RunNames):
-            show_guests(make_folder(self._folder / KEYS), message.guests)
+            admit_hosts(make_folder(self._folder / KEYS), message.host_keys)
             self._relays.follow(message.parents, self._own_address)
             FileNames(self._folder / "names").show(self._relays.shown(message.entries))
         elif isinstance(message, Player):
             keep_part(self._folder / PLAYERS_FOLDER, message.piece)
         elif isinstance(message, EarlierFile):
-            self._keep_before(message)
+            self._keep_earlier_file(message)
         elif isinstance(message, Stored):
             self._kept.confirm(message.name, message.size, message.digest)
         elif isinstance(message, Begin):
@@ -347,13 +347,13 @@ class Agent:
             self._epoch, self._lease_s, self._lease_from_s = message.epoch, message.lease_s, now_s()
             self._pages.forget()
             self._kept.forget()
-            self._exits.clear()
-            for folder in [folder for folders in self._keeps.values() for folder in folders]:
+            self._unsent_exits.clear()
+            for folder in [folder for folders in self._kept_folders.values() for folder in folders]:
                 shutil.rmtree(self._folder / folder, ignore_errors=True)  # the run folder has what counts
-            self._keeps.clear()
+            self._kept_folders.clear()
             self._notify(f"joined the run at {self._address} as {self._name}")
 
-    def _keep_before(self, message: EarlierFile) -> None:
+    def _keep_earlier_file(self, message: EarlierFile) -> None:
         size = keep_part(self._folder, message.piece)
         if size is not None:
             self._send(Stored(self._epoch, message.name, size, message.digest))
@@ -379,7 +379,7 @@ class Agent:
             self._begin(message)
 
     def _begin(self, message: Begin) -> None:
-        self._keeps[message.worker] = message.keeps
+        self._kept_folders[message.worker] = message.keeps
         try:
             self._children.begin(message)
         except OSError as error:
@@ -394,14 +394,14 @@ class Agent:
             if handle is not None:
                 getattr(handle, message.what)()
         elif handle is None:
-            self._answers.put(TextReply(self._epoch, message.number, ""))
+            self._replies.put(TextReply(self._epoch, message.number, ""))
         elif message.what == "tail":
-            self._answers.put(TextReply(self._epoch, message.number, handle.tail(int(message.amount))))
+            self._replies.put(TextReply(self._epoch, message.number, handle.tail(int(message.amount))))
         else:
             threading.Thread(target=self._look_at_stacks, args=(handle, message), daemon=True).start()
 
     def _look_at_stacks(self, handle: LocalHandle, message: TextRequest) -> None:
-        self._answers.put(TextReply(message.epoch, message.number, handle.stacks(message.amount)))
+        self._replies.put(TextReply(message.epoch, message.number, handle.stacks(message.amount)))
 
     def _keep_keys(self, keys: Keys) -> None:
         folder = make_folder(self._folder / KEYS)
@@ -411,10 +411,10 @@ class Agent:
                 file.write(content)
 
     def _keep_code(self, message: CodePart) -> None:
-        content = self._parts.setdefault(message.digest, bytearray())
+        content = self._code_parts.setdefault(message.digest, bytearray())
         content += message.part
         if message.last:
-            del self._parts[message.digest]
+            del self._code_parts[message.digest]
             folder = self._folder / "code" / message.digest
             try:
                 if not folder.exists():

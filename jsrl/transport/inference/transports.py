@@ -22,7 +22,7 @@ def bind_inference(
       address: where to bind. spec: schema of one environment's request and reply.
       keys: folder or file of the keys (jsrl.transport.meeting.keys) for encryption and access; tcp needs
         them, even on loopback. The other transports do not leave the host and need none.
-      guests: which workers may connect, and with how many groups and rows.
+      join_rules: which workers may connect, and with how many groups and rows.
 
     Raises:
       ConfigError: the address is invalid or taken.

@@ -62,7 +62,7 @@ class HopPage:
     """One end's view of a connection's page; the consumer calls `create`, the producer `attach`.
 
     Attributes:
-      session: number of the consumer's incarnation. kept: in a file that both ends map.
+      session: number of the consumer's incarnation. has_file: it is in a file that both ends map.
     """
 
     def __init__(self, page: mmap.mmap, *, has_file: bool = True) -> None:

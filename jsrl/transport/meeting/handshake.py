@@ -40,7 +40,7 @@ class Hello(NamedTuple):
     """The first message of the connecting end.
 
     Attributes:
-      guest: name and incarnation of the worker. schema: of the stream.
+      sender: name and incarnation of the worker. schema: of the stream.
       groups: group of environments -> how often a message of the group has the schema: rows of a request, or one trajectory.
     """
 
@@ -152,7 +152,7 @@ def meet(
     """Send a hello over a connecting socket, and return the welcome.
 
     Args:
-      handshakes: of the socket. again_s: interval for repeating the hello, if it or its answer may be lost.
+      connection: of the socket. again_s: interval for repeating the hello, if it or its answer may be lost.
       check: called periodically during the wait.
 
     Raises:

@@ -2,12 +2,12 @@
 
     RUN/keys/server.key    for the ends that bind: never leaves its host
     RUN/keys/client.key    for the ends that connect: all that another host needs
-    RUN/keys/guests/       public keys of further ends that may connect, one empty file each: a joined host has its own
+    RUN/keys/hosts/        public keys of joined hosts, which may connect as well, one empty file each
 
 A joined host has such a folder too, with its own keys (see `make_host_keys`); addresses there contain its server key.
 
-A server accepts only the client key and its guests, and a client connects to one server key only, so the key files of another
-run are useless here. Keys are CURVE's (Curve25519, 32 bytes) as text of 40 letters (Z85).
+A server accepts only the client key and those of joined hosts, and a client connects to one server key only, so the key files
+of another run are useless here. Keys are CURVE's (Curve25519, 32 bytes) as text of 40 letters (Z85).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zmq.utils import z85
 from jsrl.errors import ConfigError
 from jsrl.plain_files import open_plain
 
-SERVER_FILE, CLIENT_FILE, GUESTS = "server.key", "client.key", "guests"
+SERVER_FILE, CLIENT_FILE, HOSTS = "server.key", "client.key", "hosts"
 KeyPath: TypeAlias = str | os.PathLike[str] | None
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85
 _MAX_FILE_BYTES = 4096
@@ -38,13 +38,13 @@ _MAX_FILE_BYTES = 4096
 class ServerKeys:
     """Keys of a binding end: its own pair, and the public key of the clients that it admits.
 
-    `guests` is a folder of further admitted keys, as long as their files exist (see `make_host_keys`); None: there are none.
+    `hosts` is the folder of admitted keys of hosts (see `make_host_keys`); None: there are none.
     """
 
     public: bytes
     secret: bytes = field(repr=False)
     client: bytes
-    guests: Path | None = None
+    hosts: Path | None = None
 
     def __post_init__(self) -> None:
         _check_pair(self.public, self.secret)
@@ -53,7 +53,7 @@ class ServerKeys:
         """Return the name of a key's owner; empty: the key is not admitted."""
         if key == self.client:
             return "client"
-        return "guest" if self.guests is not None and (self.guests / key.hex()).exists() else ""
+        return "host" if self.hosts is not None and (self.hosts / key.hex()).exists() else ""
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,9 @@ def make_server_keys() -> ServerKeys:
 
 
 class HostKeys(NamedTuple):
-    """A host's keys: its guest file, contents of its `client.key` and `server.key`, and the latter's public key."""
+    """A host's keys: the file that admits it, contents of its `client.key` and `server.key`, and the latter's public key."""
 
-    guest: Path
+    file: Path
     client: bytes
     server: bytes
     public: bytes
@@ -124,32 +124,32 @@ class HostKeys(NamedTuple):
 def make_host_keys(folder: str | os.PathLike[str]) -> HostKeys:
     """Make keys for another host of the run whose keys are in `folder`.
 
-    The host may connect from now on; once the file `guest` is removed, it can make no new connections. Its own binding ends
-    admit the run's keys and those of other hosts whose names are in its folder `guests`.
+    The host may connect from now on; once its `file` is removed, it can make no new connections. Its own binding ends
+    admit the run's keys and those of other hosts whose names are in its folder `hosts`.
 
     Raises:
       OSError: they cannot be written. ConfigError: the folder has no run's keys.
     """
     run = load_client_keys(folder)
     (public, secret), (bound, bound_secret) = zmq.curve_keypair(), zmq.curve_keypair()
-    path = Path(folder) / GUESTS / public.hex()
+    path = Path(folder) / HOSTS / public.hex()
     path.parent.mkdir(mode=0o700, exist_ok=True)
     path.touch(mode=0o600)
     client = _content(public=public, secret=secret, server=run.server)
     return HostKeys(path, client, _content(public=bound, secret=bound_secret, client=run.public), bound)
 
 
-def show_guests(folder: Path, guests: Collection[str]) -> None:
-    """Admit exactly the keys of these names, the file names in `guests` of the run's own keys.
+def admit_hosts(folder: Path, keys: Collection[str]) -> None:
+    """Admit exactly these keys of hosts: file names in `hosts` of the run's own keys.
 
     Raises:
       OSError: they cannot be written.
     """
-    folder = folder / GUESTS
+    folder = folder / HOSTS
     folder.mkdir(mode=0o700, exist_ok=True)
-    for path in [path for path in folder.iterdir() if path.name not in guests]:
+    for path in [path for path in folder.iterdir() if path.name not in keys]:
         path.unlink(missing_ok=True)
-    for name in guests:
+    for name in keys:
         (folder / name).touch(mode=0o600)
 
 
@@ -197,7 +197,7 @@ def load_server_keys(keys: str | os.PathLike[str]) -> ServerKeys:
       ConfigError: there are none, they are broken, or others can read them.
     """
     path = _file(keys, SERVER_FILE)
-    fields: dict[str, Any] = {**_read(path, ("public", "secret", "client")), "guests": path.parent / GUESTS}
+    fields: dict[str, Any] = {**_read(path, ("public", "secret", "client")), "hosts": path.parent / HOSTS}
     return _make(ServerKeys, path, fields)
 
 

@@ -35,7 +35,7 @@ def bind_samples(
       keys: folder or file of the keys (jsrl.transport.meeting.keys) for encryption and access; tcp needs
         them, even on loopback. The other transports do not leave the host and need none.
       ledger: to count in, such as that of the learner's earlier incarnations; None: a new one.
-      guests: which workers may join, and with how many groups.
+      join_rules: which workers may join, and with how many groups.
       hop: folder of the pages in which both ends count (jsrl.transport.ledger.hop_page); None: count in memory only.
       packing: what to leave out of messages; only tcp uses it.
 

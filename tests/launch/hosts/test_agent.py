@@ -147,9 +147,9 @@ def test_workers_under_an_agent(tmp_path: Path) -> None:
         handle.resume()
         handle.kill()
         assert handle.exit.text == "killed by signal 9 (SIGKILL)" and handle.exit.status == -9 and not lives(worker)
-        guest = load_client_keys(Path(world.launcher.members.hosts[0].folder, "keys")).public
+        key = load_client_keys(Path(world.launcher.members.hosts[0].folder, "keys")).public
         world.launcher.close()
-        assert load_server_keys(world.plan.keys).admits(guest) == ""
+        assert load_server_keys(world.plan.keys).admits(key) == ""
         assert agent.ends() == (0, agent.log.read_text()) and "the run has ended" in agent.log.read_text()
 
 
@@ -159,7 +159,7 @@ def assert_nothing_secret(world: World, processes) -> None:
     (own,) = Path(world.launcher.members.hosts[0].folder).glob("keys/client.key")
     files = [*world.launcher.token_files, keys / "client.key", own]
     assert load_client_keys(own).public != load_client_keys(keys).public  # its own key
-    assert load_server_keys(keys).admits(load_client_keys(own).public) == "guest"
+    assert load_server_keys(keys).admits(load_client_keys(own).public) == "host"
     secrets = [load_client_keys(path).secret.decode() for path in files]
     secrets += [load_server_keys(folder).secret.decode() for folder in (keys, own.parent)]
     assert len(set(secrets)) == len(secrets)
@@ -390,12 +390,12 @@ def test_agent_reads_heartbeat_replies_while_starting_many_workers(monkeypatch: 
         clock[0] += isinstance(message, Begin)
 
     transport = SimpleNamespace(poll=lambda _: bool(come), recv_multipart=lambda: [come.popleft()])
-    agent = SimpleNamespace(_end=None, _socket=transport, _keys=None, _heard=deque(), _execute=obey)
+    agent = SimpleNamespace(_end=None, _socket=transport, _keys=None, _pending=deque(), _execute=obey)
     local_agent.Agent._receive(agent)  # type: ignore[arg-type]
     assert obeyed == [BeatReceived(1, 7.0), begins[0]]
     for _ in range(99):
         local_agent.Agent._receive(agent)  # type: ignore[arg-type]
-    assert obeyed[1:] == begins and not agent._heard
+    assert obeyed[1:] == begins and not agent._pending
 
 
 def test_agent_starts_as_many_forked_workers_at_once_as_its_cores_can_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,11 +47,11 @@ def test_modules_that_are_not_workers_are_refused(changes):
         begin(**changes)
 
 
-@pytest.mark.parametrize("guest", ["../x", "a" * 79, "/etc/x", "A" * 80, ""])
-def test_guest_name_with_a_path_is_refused(guest):
+@pytest.mark.parametrize("key", ["../x", "a" * 79, "/etc/x", "A" * 80, ""])
+def test_host_key_with_a_path_is_refused(key):
     with pytest.raises(CodecError):
-        decode(encode_names([guest]), AnyControllerMessage)
-    assert decode(encode_names(["0a" * 40]), AnyControllerMessage).guests == ["0a" * 40]
+        decode(encode_names([key]), AnyControllerMessage)
+    assert decode(encode_names(["0a" * 40]), AnyControllerMessage).host_keys == ["0a" * 40]
 
 
 NAME = "5-" + "0a" * 16 + ".npz"
@@ -76,8 +76,8 @@ def test_player_name_with_a_path_is_refused(name):
     ]
 
 
-def encode_names(guests):
-    return msgspec.msgpack.encode({"kind": "names", "epoch": 1, "entries": [], "guests": guests})
+def encode_names(host_keys):
+    return msgspec.msgpack.encode({"kind": "names", "epoch": 1, "entries": [], "host_keys": host_keys})
 
 
 values = st.one_of(
