@@ -7,7 +7,7 @@ steps.
 Parts are PPO's (jsrl.agents.ppo): preparation, losses, gradient steps. The value function reads the global state.
 
 Source: Kuba et al., 2022, arXiv 2109.11251, algorithm 4 and equation 13.
-Differs: values are normalised by PopArt, as in jsrl.agents.mappo; the value function is trained after the policies.
+Differs: values are normalised by PopArt, as in jsrl.agents.mappo.
 """
 
 from __future__ import annotations

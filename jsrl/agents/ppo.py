@@ -5,7 +5,7 @@ Read `ppo` first: `update` is the algorithm in four steps. One call runs all epo
 Source: Schulman et al., 2017, arXiv 1707.06347; details as in Huang et al., 2022
 (The 37 Implementation Details of PPO).
 Differs: advantages are normalised once per update over the rows of all devices (not per minibatch); the rows after an
-episode's end are masked, never trained on; approx_kl stops before the gradient step that exceeds `target_kl`.
+episode's end are masked, never trained on; `target_kl` also skips the step whose minibatch exceeds it.
 """
 
 from __future__ import annotations

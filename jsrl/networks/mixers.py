@@ -16,7 +16,7 @@ class MonotonicMixer(nn.Module):
 
     elu(|W1(s)|' u + b1(s)) . |w2(s)| + b2(s): the weights are outputs of networks of the state (hypernetworks), W1 and w2
     with one hidden layer of `hyper_hidden` units, b2 with one of `embedding`, b1 linear. W1 and w2 are small at first, so
-    that the derivatives start near 1: with larger ones targets diverge.
+    that the derivatives start below 1: with larger ones targets diverged.
 
     Source: Rashid et al., 2018, arXiv 1803.11485, section 4 and figure 2.
     """
