@@ -112,9 +112,9 @@ def messages_in(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
             continue
         if message:
             yield "\n".join(message), level
-        words, message, level = line[stamped.end() :], [], "info"
-        if PROGRESS.match(words):
+        text, message, level = line[stamped.end() :], [], "info"
+        if PROGRESS.match(text):
             continue
-        prefix, colon, rest = words.partition(": ")
-        level, words = (prefix, rest) if colon and prefix in LEVELS else ("info", words)
-        message = [words]
+        prefix, colon, rest = text.partition(": ")
+        level, text = (prefix, rest) if colon and prefix in LEVELS else ("info", text)
+        message = [text]

@@ -125,4 +125,4 @@ def is_at_work(folder: Path, state: RunState) -> bool:
     """Return whether a run, or one of a group's, has begun."""
     group = read_group(folder)
     states = [state] if group is None else [read_state(path) for path in group.runs]
-    return any(one.is_running and one.news is not None for one in states)
+    return any(one.is_running and one.status is not None for one in states)

@@ -42,7 +42,7 @@ class CommandLine:
 
 
 def _with_plan_file(args: Sequence[str]) -> list[str]:
-    """Return the words with `--plan FILE.svg` expanded."""
+    """Return the arguments with `--plan FILE.svg` expanded."""
     for index, arg in enumerate(args[:-1]):
         if arg == "--plan" and args[index + 1].endswith(".svg"):
             return [*args[: index + 1], "--plan-file", *args[index + 1 :]]
@@ -53,7 +53,7 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
     """Apply `--option value` pairs to a default experiment; tyro converts the values and every check runs again.
 
     Args:
-      arguments: the words. default: the experiment. run: the command's other options, a dataclass.
+      arguments: of the command line. default: the experiment. run: the command's other options, a dataclass.
 
     Raises:
       ConfigError: an unknown option (with the nearest known one), or an invalid value.
@@ -139,7 +139,7 @@ def positive(name: str, options: dict[str, Option]) -> str:
 
 
 def option_args(option: Option, name: str, values: list[str]) -> list[str]:
-    """Return the words for tyro for one option.
+    """Return tyro's arguments for one option.
 
     Raises:
       ConfigError: a value is missing, or there are too many.
@@ -176,7 +176,7 @@ TYRO = (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)
 
 
 def _tyro(args: list[tuple[Option, list[str]]], default: Experiment, run: Any) -> CommandLine:
-    """Build the values that the words are about with tyro; after a failure find the option that it could not read."""
+    """Build the values that the arguments give with tyro; after a failure find the option that it could not read."""
     typed, of_run = _typed(default), {f.name for f in dataclasses.fields(run)}
     holders = {name: run if name in of_run else typed for name in (_path(option.name)[0] for option, _ in args)}
     kinds = {name: typing.get_type_hints(type(holder), include_extras=True)[name] for name, holder in holders.items()}
@@ -282,10 +282,10 @@ def _with(value: Any, path: list[str], new: Any) -> Any:
 
 
 def spelled(experiment: Experiment, default: Experiment) -> list[str]:
-    """Return the words that turn the default experiment into this one, such as `--seed 3`.
+    """Return the arguments that turn the default experiment into this one, such as `--seed 3`.
 
     Raises:
-      ConfigError: words cannot express it.
+      ConfigError: no arguments can express it.
     """
     args: list[str] = []
     for name, (_, value) in differences(default, experiment).items():
@@ -317,7 +317,7 @@ def plain(text: str) -> Any:
 
 
 def without(args: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
-    """Return the words of a command line without these options and their values; `slurm` also stands for `slurm.partition`."""
+    """Return the arguments of a command line without these options and their values; `slurm`: also its parts."""
     found: list[str] = []
     dropping = False
     for arg in args:

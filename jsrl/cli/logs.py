@@ -55,8 +55,8 @@ def path_of(folder: RunFolder, worker: str) -> Path:
     names = log_names(folder.path)
     if worker in names:
         return log_path(folder.path, worker)
-    news = read_state(folder.path).news
-    hosts = {known.name: known.host for known in (news.workers if news else ()) if known.host}
+    status = read_state(folder.path).status
+    hosts = {known.name: known.host for known in (status.workers if status else ()) if known.host}
     if worker in hosts:
         raise ConfigError(f"{worker} runs on host {hosts[worker]}, where its log is; logs here: {', '.join(names)}.")
     raise ConfigError(f"{folder.name} has no log of {worker!r}; it has: {', '.join(names) or 'none yet'}.")

@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None, hooks: Sequence[Any] = ()) -> i
 
 
 def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
-    """Execute the words of a command line; `hooks`: in addition to its options."""
+    """Execute a command line; `hooks`: in addition to its options."""
     wants_help = [w for w in args if w in ("-h", "--help", "--help-all")]
     args = [w for w in args if w not in wants_help]
     name = take_name(args)

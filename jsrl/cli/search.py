@@ -95,7 +95,7 @@ class ParsedSearch:
         return 0 if self.best(search.study) else 1
 
     def command(self, values: dict[str, str], seed: int, run_name: str, runs: Path) -> list[str]:
-        """Return the words that start one run.
+        """Return the command that starts one run.
 
         Raises:
           ConfigError: these values exclude each other.
@@ -106,7 +106,7 @@ class ParsedSearch:
         return [sys.executable, "-P", "-m", "jsrl.cli.run_child", str(os.getpid()), *args, *own]
 
     def args(self, values: dict[str, str]) -> list[str]:
-        """Return the words after `jsrl run` for some values."""
+        """Return the arguments of `jsrl run` for some values."""
         varied = [arg for option, value in values.items() for arg in (f"--{option}", value)]
         return [self.name, *cli.spelled(self.experiment, load(self.name)), *varied]
 
@@ -157,7 +157,7 @@ class Lines:
 
 
 def begun(args: list[str]) -> ParsedSearch:
-    """Return the search for the words; its folder is created last, when nothing is wrong.
+    """Return the search for a command line; its folder is created last, when nothing is wrong.
 
     Raises:
       ConfigError: something cannot work; the message says what would.
@@ -207,7 +207,7 @@ def resumed(args: list[str]) -> ParsedSearch | None:
 
 
 def vary_args(args: Sequence[str]) -> list[str]:
-    """Return the words with `--vary OPTION=RANGE` written as `--vary.OPTION RANGE`, for the parser.
+    """Return the arguments with `--vary OPTION=RANGE` written as `--vary.OPTION RANGE`, for the parser.
 
     Raises:
       ConfigError: a word after --vary has no range.

@@ -120,7 +120,7 @@ def remove(group: Group) -> None:
 
 
 def begin_args(group: Group, seed: int) -> list[str]:
-    """Return the words after `jsrl run` that start a seed's run, or continue it if it has a snapshot."""
+    """Return the arguments of `jsrl run` that start a seed's run, or continue it if it has a snapshot."""
     folder = group.folder(seed)
     if has_snapshot(folder):
         return ["--resume", str(folder), *group.args]
@@ -177,7 +177,7 @@ class Seeds:
             self._look_s = time.monotonic() + STOP_LOOK_S
             if is_asked_to_stop(self._group.path, ProcessIdentity.own()) and not self._interrupted:
                 self._interrupt()
-            if self._hidden and any(read_state(self._group.folder(seed)).news for seed in self._running):
+            if self._hidden and any(read_state(self._group.folder(seed)).status for seed in self._running):
                 self._hidden = False
                 redirect(self._group.path / "logs" / "output.log")
         time.sleep(POLL_S)

@@ -88,7 +88,7 @@ def as_json(value: Any) -> str:
 def moment(state: RunState) -> DisplayState | None:
     """Return the display at the last status of a run; None: there is none."""
     try:
-        return None if state.news is None else moment_of(state.news)
+        return None if state.status is None else moment_of(state.status)
     except ValueError:  # of another version
         return None
 
@@ -96,10 +96,10 @@ def moment(state: RunState) -> DisplayState | None:
 def facts_of(folder: Path) -> dict[str, Any]:
     """Return all facts of a run, JSON-like."""
     state = read_state(folder)
-    seen, process, news, result = moment(state), state.process, state.news, state.result
+    seen, process, status, result = moment(state), state.process, state.status, state.result
     last = {} if seen or result else last_values(folder / "metrics.jsonl")[0]
     counts = {name: result.get(name, getattr(seen, name, last.get(name))) for name in ("env_steps", "updates")}
-    rate = news.env_steps_per_s if news and state.is_running else None
+    rate = status.env_steps_per_s if status and state.is_running else None
     return {
         "run": RunFolder(folder).name,
         "folder": folder,
@@ -110,7 +110,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
         "pid": process and process.pid,
         "slurm_job": (process and process.job) or None,
         "slurm_state": (process and process.job and state_of(process.job)) or None,
-        "begun": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(news.begun_s)) if news else None,
+        "begun": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(status.begun_s)) if status else None,
         "news_age_s": state.age_s,
         "total_env_steps": seen and seen.total_env_steps,
         **counts,
@@ -119,7 +119,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
         "wall_s": result.get("wall_s"),
         "evaluation": result.get("evaluation") or evaluation_of(seen),
         "final": result.get("final") or None,
-        "workers": [vars(worker) for worker in news.workers] if news and state.is_running else [],
+        "workers": [vars(worker) for worker in status.workers] if status and state.is_running else [],
         "resume": resume_command(folder, state),
     }
 
@@ -148,8 +148,8 @@ def text(folder: RunFolder) -> str:
         f"{folder.name}: {headline(state)}",
         *(f"  {line}" for line in (progress(state, seen), *scores(state, seen))),
     ]
-    if state.is_running and state.news is not None:
-        lines.append(f"  workers: {workers_text(state.news.workers, state.process.host if state.process else '')}")
+    if state.is_running and state.status is not None:
+        lines.append(f"  workers: {workers_text(state.status.workers, state.process.host if state.process else '')}")
     if state.process is not None and state.process.job:
         lines.append(f"  Slurm job {state.process.job}: {state_of(state.process.job) or 'not known here'}")
     if command := resume_command(folder.path, state):
@@ -162,7 +162,7 @@ def text(folder: RunFolder) -> str:
 def headline(state: RunState) -> str:
     """Return what a run does, or how it ended, since when, and where."""
     who = f"process {state.process}" if state.process else "its process"
-    begun_s = state.news.begun_s if state.news else None
+    begun_s = state.status.begun_s if state.status else None
     since = "" if begun_s is None else f" since {stamp(begun_s)} ({clock(time.time() - begun_s)})"
     silent = "" if state.age_s is None or state.age_s < 10 else f"; no news for {clock(state.age_s)}"
     if state.name == "ended":
@@ -173,7 +173,7 @@ def headline(state: RunState) -> str:
         return f"killed: {who} has ended and left no result"
     if state.name == "silent":
         return f"no news for {clock(state.age_s)} from {who}; its host may be down or cut off"
-    why = f" ({state.news.reason})" if state.news and state.news.reason else ""
+    why = f" ({state.status.reason})" if state.status and state.status.reason else ""
     return f"{state.name}{why}{since}, {who}{silent}"
 
 
@@ -186,7 +186,7 @@ def progress(state: RunState, seen: DisplayState | None) -> str:
         )
     if seen is None:
         return ""
-    rate = state.news.env_steps_per_s if state.news and state.is_running else None
+    rate = state.status.env_steps_per_s if state.status and state.is_running else None
     of = f" of {short(seen.total_env_steps)} ({percent(seen.steps_share)})" if seen.total_env_steps else ""
     to_go_s = seen.to_go_s(rate) if state.is_running else None
     parts = [f"{short(seen.env_steps)}{of} env steps", counted(seen.updates, "update")]

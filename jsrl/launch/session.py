@@ -105,7 +105,7 @@ class Session:
         self.send_command: Callable[[str, str, dict[str, Any]], None] = lambda worker, command, facts: None
         self.hosts_of_workers: Callable[[], dict[str, tuple[int, str]]] = dict
         self.interrupt: Callable[[], None] = lambda: self.end("interrupted")
-        self._news = StatusWriter(folder.path)
+        self._status = StatusWriter(folder.path)
         self._players = RatedPlayers(folder.path)
         self._stopped = False  # requested by `jsrl stop`
 
@@ -197,7 +197,7 @@ class Session:
                 self.send_command(worker, message.name, message.facts | who)
         if message.worker not in self._kinds or not self._kinds[message.worker].receives:
             return
-        if message.name == "tell":
+        if message.name == "command":
             command = msgspec.convert(message.facts, ForwardedCommand)
             progress = self.policies.get(command.policy)
             worker = progress.policy.learner if progress is not None else command.worker
@@ -312,7 +312,7 @@ class Session:
         self._poll_hooks()
         self.hub.show_messages()
         self.show()
-        if self._news.stop_asked and not self._stopped:
+        if self._status.stop_asked and not self._stopped:
             self._stopped = True
             self.display.message("`jsrl stop` asked for the end")
             self.interrupt()
@@ -324,9 +324,9 @@ class Session:
         """Update the display, and the status for other processes; `now`: even if the last status is new."""
         state = self.state()
         self.display.update(state)
-        self._news.update(state, self._worker_news, self.reason or "", now=now)
+        self._status.update(state, self._worker_summaries, self.reason or "", now=now)
 
-    def _worker_news(self) -> list[WorkerSummary]:
+    def _worker_summaries(self) -> list[WorkerSummary]:
         known, now = self.hosts_of_workers(), self.now()
         return [
             WorkerSummary(name, self._kinds[name].name, stage, round(now - since_s, 1), *known.get(name, (0, "")))

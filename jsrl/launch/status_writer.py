@@ -21,15 +21,17 @@ NEWS_S = 2.0
 MOST_EVALUATIONS = 200  # the newest
 
 
-def moment_of(news: ControllerStatus) -> DisplayState:
+def moment_of(status: ControllerStatus) -> DisplayState:
     """Return the display at the time of the status; values that were not numbers are left out.
 
     Raises:
       ValueError: another version of jsrl wrote the status.
     """
-    metrics = {name: value for name, value in news.moment.get("metrics", {}).items() if isinstance(value, int | float)}
-    scores = [pair for pair in news.moment.get("evaluations", ()) if isinstance(pair[1], int | float)]
-    return msgspec.convert(news.moment | {"metrics": metrics, "evaluations": scores}, DisplayState)
+    metrics = {
+        name: value for name, value in status.moment.get("metrics", {}).items() if isinstance(value, int | float)
+    }
+    scores = [pair for pair in status.moment.get("evaluations", ()) if isinstance(pair[1], int | float)]
+    return msgspec.convert(status.moment | {"metrics": metrics, "evaluations": scores}, DisplayState)
 
 
 class StatusWriter:
@@ -59,8 +61,8 @@ class StatusWriter:
         self._due_s = now_s + NEWS_S
         self.stop_asked = self.stop_asked or is_asked_to_stop(self._folder, self._process)
         moment = dataclasses.asdict(dataclasses.replace(state, evaluations=state.evaluations[-MOST_EVALUATIONS:]))
-        news = ControllerStatus(self._process, self._begun_s, reason, self._rate(state), tuple(workers()), moment)
+        status = ControllerStatus(self._process, self._begun_s, reason, self._rate(state), tuple(workers()), moment)
         try:
-            write_status(self._folder, news)
+            write_status(self._folder, status)
         except (OSError, TypeError):  # a full disk, or a metric that is not a number: the run continues
             return

@@ -142,8 +142,8 @@ class ControlClient:
         self._pauses = Pauses()
         self._outgoing: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._bell, self._rung = socketpair()
-        self._bell.setblocking(False)
+        self._wake_sender, self._wake_receiver = socketpair()
+        self._wake_sender.setblocking(False)
         self._address, self._parent_pid = address, parent_pid
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
         self._thread.start()
@@ -174,7 +174,7 @@ class ControlClient:
     def _ring(self) -> None:
         """Wake the thread, which sleeps between heartbeats: each wake-up takes the interpreter from the worker."""
         with contextlib.suppress(OSError):  # full: it was woken already; closed: nothing is sent any more
-            self._bell.send(b"!")
+            self._wake_sender.send(b"!")
 
     def _run(self) -> None:
         context = zmq.Context()
@@ -185,7 +185,7 @@ class ControlClient:
         connection = connect(socket, self._address, self._keys)
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
-        poller.register(self._rung, zmq.POLLIN)
+        poller.register(self._wake_receiver, zmq.POLLIN)
         beat_at = 0.0
         try:
             while self._is_admitted(connection):
@@ -203,13 +203,13 @@ class ControlClient:
                 if self.memory and self.memory.hurries:
                     pause_s = min(pause_s, _HURRY_S)
                 ready = dict(poller.poll(max(0, int(1000 * pause_s) + 1)))
-                if self._rung.fileno() in ready:
-                    self._rung.recv(1 << 16)
+                if self._wake_receiver.fileno() in ready:
+                    self._wake_receiver.recv(1 << 16)
                 if socket in ready:
                     self._take(socket.recv())
         finally:
-            self._bell.close()
-            self._rung.close()
+            self._wake_sender.close()
+            self._wake_receiver.close()
             connection.close()
             socket.close()
             context.term()

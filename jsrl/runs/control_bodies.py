@@ -189,7 +189,7 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
     "warning": Notice,
     "note": Notice,
     "games": Games,
-    "tell": ForwardedCommand,
+    "command": ForwardedCommand,
     "done": CommandDone,
     "scores": Scores,
     "saving": Saving,

@@ -59,15 +59,15 @@ class RunState:
     """The state of a run.
 
     Attributes:
-      name: `starting` before the first status; `silent`: on another host, and without news for SILENT_S; `killed`: its process
-        ended without a result. process: that runs it, or ran it until it was killed. news: the last status.
+      name: `starting` before the first status; `silent`: on another host, and without status for SILENT_S; `killed`: its
+        process ended without a result. process: that runs it, or ran it until it was killed. status: the last status.
       age_s: of the status, or of the start if there is none; by this host's clock, which may differ from the writer's.
       result: of result.json; empty: there is none.
     """
 
     name: StateName
     process: ProcessIdentity | None = None
-    news: ControllerStatus | None = None
+    status: ControllerStatus | None = None
     age_s: float | None = None
     result: dict[str, Any] = field(default_factory=dict)
 
@@ -92,30 +92,32 @@ def read_identity(folder: Path) -> ProcessIdentity | None:
     return _read(folder / RUNNING, ProcessIdentity)
 
 
-def write_status(folder: Path, news: ControllerStatus) -> None:
+def write_status(folder: Path, status: ControllerStatus) -> None:
     """Replace a run's status.json.
 
     Raises:
       OSError: it cannot be written.
     """
-    content = msgspec.json.encode(news, enc_hook=json_ready)  # the summaries of thousands of workers, every two seconds
+    content = msgspec.json.encode(
+        status, enc_hook=json_ready
+    )  # the summaries of thousands of workers, every two seconds
     write_atomic(folder / STATUS, content + b"\n", durable=False)
 
 
 def read_state(folder: Path) -> RunState:
     """Return the state of the run in a folder."""
-    result, process, news = read_result(folder), read_identity(folder), _read(folder / STATUS, ControllerStatus)
-    if news is not None and process is not None and news.process != process:
-        news = None  # of an earlier start
-    age_s = _age_s(folder / (RUNNING if news is None else STATUS))
+    result, process, status = read_result(folder), read_identity(folder), _read(folder / STATUS, ControllerStatus)
+    if status is not None and process is not None and status.process != process:
+        status = None  # of an earlier start
+    age_s = _age_s(folder / (RUNNING if status is None else STATUS))
     locked, near = _locked(folder / RUNNING), process is not None and process.is_near
     elsewhere = not (locked or near or result) and (folder / RUNNING).exists()
     name: StateName = "ended" if result else "killed"
     if locked or elsewhere:
-        name = "starting" if news is None else "ending" if result or news.reason else "running"
+        name = "starting" if status is None else "ending" if result or status.reason else "running"
     if elsewhere and age_s is not None and age_s > SILENT_S:
         name = "silent"
-    return RunState(name, process or (news.process if news else None), news, age_s, result)
+    return RunState(name, process or (status.process if status else None), status, age_s, result)
 
 
 def ask_to_stop(folder: Path, process: ProcessIdentity) -> bool:

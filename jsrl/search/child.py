@@ -25,7 +25,7 @@ class Child:
         """Start a command in its own session, so that the search handles Ctrl-C.
 
         Args:
-          command: the words. folder: of the run, which the command creates. output: file for its output; None: this
+          command: as arguments. folder: of the run, which the command creates. output: file for its output; None: this
             process's own.
         """
         self.folder, self._output = folder, output

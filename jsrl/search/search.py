@@ -32,7 +32,7 @@ class Setup:
 
     Attributes:
       folder: of the search. experiment: name of the runs' folder. ranges: varied options. total_env_steps, seed: of a run.
-      command: (option -> value as text, seed, name of the run, folder of runs) -> the words that start a run.
+      command: (option -> value as text, seed, name of the run, folder of runs) -> the command that starts a run, as arguments.
     """
 
     folder: Path

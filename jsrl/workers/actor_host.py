@@ -73,20 +73,20 @@ class _Host:
         self.pid, self._nice = os.getpid(), nice
         self._connection, self._control_address, self._keys = connection, control_address, keys
         self._actors: dict[int, int] = {}  # process id -> number of the order
-        self._alarm, self._bell = socket.socketpair()
-        self._alarm.setblocking(False)
-        self._bell.setblocking(False)
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the wake-up descriptor is written
-        signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wake_sender.fileno(), warn_on_full_buffer=False)
         self._loaded = False
         self._unfit = ""
 
     def serve(self) -> Order | None:
         """Return None when the controller has closed the connection, or, in a forked actor, the order to carry out."""
         while True:
-            ready, _, _ = select.select([self._connection, self._alarm], [], [])
-            if self._alarm in ready:
-                self._alarm.recv(4096)
+            ready, _, _ = select.select([self._connection, self._wake_receiver], [], [])
+            if self._wake_receiver in ready:
+                self._wake_receiver.recv(4096)
                 self._report_ended()
             if self._connection in ready:
                 message = self._connection.recv(MAX_ORDER_BYTES)
@@ -133,7 +133,7 @@ class _Host:
         """Turn this forked process into an actor; it keeps only the host's modules."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for connection in (self._alarm, self._bell, self._connection):
+        for connection in (self._wake_receiver, self._wake_sender, self._connection):
             connection.close()
         os.setsid()
         os.nice(self._nice)

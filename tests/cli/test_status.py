@@ -90,10 +90,10 @@ def test_silence_of_another_host_is_reported(folder: RunFolder, capsys):
     with claimed(folder):
         tell(folder)
         identity = msgspec.json.decode((folder.path / RUNNING).read_bytes())
-        news = json.loads((folder.path / "status.json").read_text())
+        status = json.loads((folder.path / "status.json").read_text())
     far = identity | {"host": "far", "boot": "another"}
     (folder.path / RUNNING).write_text(json.dumps(far))
-    (folder.path / "status.json").write_text(json.dumps(news | {"process": far}))
+    (folder.path / "status.json").write_text(json.dumps(status | {"process": far}))
     assert output_of("x", capsys=capsys).startswith("ppo/x: running since")
     os.utime(folder.path / "status.json", (time.time() - 300,) * 2)
     assert output_of("x", capsys=capsys).startswith(

@@ -34,14 +34,14 @@ def test_status_file_has_display_values_and_worker_hosts(session: Session):
     session.hosts_of_workers = lambda: {"actor-0": (3, "far")}
     session.facts("learner", {"updates": 5, "env_steps": 640})
     session.tick()
-    found = read_state(session.folder.path).news
+    found = read_state(session.folder.path).status
     assert found is not None and found.process == ProcessIdentity.own() and found.reason == ""
     (worker,) = found.workers
     assert (worker.name, worker.kind, worker.restarts, worker.host) == ("actor-0", "actor", 3, "far")
     assert status_writer.moment_of(found).env_steps == 640 == session.state().env_steps
     session.end("total_env_steps")
     session.close()
-    assert read_state(session.folder.path).news.reason == "total_env_steps"  # type: ignore[union-attr]
+    assert read_state(session.folder.path).status.reason == "total_env_steps"  # type: ignore[union-attr]
 
 
 def test_full_disk_does_not_end_the_run(session: Session, monkeypatch: pytest.MonkeyPatch):

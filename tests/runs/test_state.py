@@ -25,10 +25,10 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path, "ppo", "x")
 
 
-def leave(folder: RunFolder, process: ProcessIdentity, *, news: bool = True, age_s: float = 0.0) -> None:
+def leave(folder: RunFolder, process: ProcessIdentity, *, status: bool = True, age_s: float = 0.0) -> None:
     """Leave the files of a process that holds no lock visible to this host."""
     (folder.path / RUNNING).write_bytes(msgspec.json.encode(process))
-    if news:
+    if status:
         write_status(folder.path, ControllerStatus(process, time.time()))
     for name in (RUNNING, STATUS):
         if (folder.path / name).exists():
@@ -45,7 +45,7 @@ def test_process_is_identified_despite_id_reuse():
 def test_a_run_that_this_host_runs(folder: RunFolder):
     write_status(folder.path, ControllerStatus(ELSEWHERE, 0.0))  # of an earlier session
     with claimed(folder):
-        assert read_state(folder.path).name == "starting" and read_state(folder.path).news is None
+        assert read_state(folder.path).name == "starting" and read_state(folder.path).status is None
         write_status(folder.path, ControllerStatus(OWN, time.time()))
         assert read_state(folder.path).name == "running"
         write_status(folder.path, ControllerStatus(OWN, time.time(), reason="interrupted"))
@@ -60,14 +60,14 @@ def test_a_run_that_this_host_runs(folder: RunFolder):
 def test_a_process_of_this_host_that_left_no_result_was_killed(folder: RunFolder):
     leave(folder, OWN)
     state = read_state(folder.path)
-    assert state.name == "killed" and state.process == OWN and state.news is not None
+    assert state.name == "killed" and state.process == OWN and state.status is not None
 
 
-@pytest.mark.parametrize(("news", "age_s", "word"), [
+@pytest.mark.parametrize(("status", "age_s", "word"), [
     (True, 0.0, "running"), (True, SILENT_S + 5, "silent"), (False, 0.0, "starting"), (False, SILENT_S + 5, "silent"),
 ])  # fmt: skip
-def test_process_on_another_host_is_judged_by_its_status_file(folder: RunFolder, news: bool, age_s: float, word: str):
-    leave(folder, ELSEWHERE, news=news, age_s=age_s)
+def test_process_on_another_host_is_judged_by_its_status_file(folder: RunFolder, status: bool, age_s: float, word: str):
+    leave(folder, ELSEWHERE, status=status, age_s=age_s)
     state = read_state(folder.path)
     assert state.name == word and state.process == ELSEWHERE
     assert abs((state.age_s or 0.0) - age_s) < 5

@@ -130,7 +130,7 @@ class Members:
       pages: (host epoch, counts of its workers for the streams that they read), for the run folder.
       kept_files: parts of files that workers keep there. given_up: folders that lost hosts may have sent in part.
       stored: confirmations of files that hosts have got.
-      news: lines for the user, not shown yet.
+      notices: lines for the user, not shown yet.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Members:
         self.kept_files: list[tuple[JoinedHost, KeptFile]] = []
         self.given_up: list[str] = []
         self.stored: list[Stored] = []
-        self.news: list[str] = []
+        self.notices: list[str] = []
         self._epoch = 0
 
     def handle(self, token: str, identity: bytes, message: AnyAgentMessage) -> list[tuple[bytes, AnyControllerMessage]]:
@@ -170,7 +170,7 @@ class Members:
                 self._note_usage(host, usage)
             if message.leaves and not host.leaves:
                 host.leaves = message.leaves[:200]
-                self.news.append(
+                self.notices.append(
                     f"host {host.name} leaves ({host.leaves}): {counted(host.num_living, 'worker')} must move"
                 )
             if host.leaves and not host.num_living:
@@ -208,7 +208,7 @@ class Members:
         """Admit a host, or refuse it with a reason. A previous agent of the same host has no workers any more."""
         why, answers = self._objection(token, hello), list[tuple[bytes, AnyControllerMessage]]()
         if why:
-            self.news.append(f"a host could not join: {why}")
+            self.notices.append(f"a host could not join: {why}")
             return [(identity, Refused(0, why))]
         for host in [host for host in self.hosts if self._is_same(host, hello)]:
             if host.session != hello.session:
@@ -220,7 +220,7 @@ class Members:
         host = JoinedHost(facts, self._epoch, token, hello.session, hello.boot, hello.folder, identity, self._clock())
         host.joined_s = host.heard_s
         self.hosts.append(host)
-        self.news.append(
+        self.notices.append(
             f"host {host.name} ({facts.address}, {counted(facts.cores, 'core')}, {facts.memory_mb:,} MB) joined"
         )
         return [*answers, (identity, Welcome(host.epoch, self._lease_s))]
@@ -272,7 +272,7 @@ class Members:
         now_s = self._clock()
         with contextlib.suppress(ConfigError):  # a full disk: tried again at the next call
             for path in self._tokens.renew(now_s):
-                self.news.append(
+                self.notices.append(
                     f"an agent took a token and did not join within {CLAIM_S:g} s; another may join with {path}"
                 )
         for host in list(self.hosts):
@@ -285,7 +285,7 @@ class Members:
         host.lose(why)
         self.hosts.remove(host)
         more = self._on_loss(host)
-        self.news.append(f"host {host.name} is gone: {why}{f' ({more})' if more else ''}")
+        self.notices.append(f"host {host.name} is gone: {why}{f' ({more})' if more else ''}")
 
 
 def _kept_by(host: JoinedHost) -> list[str]:

@@ -293,7 +293,7 @@ class TextRequest(ControllerMessage, tag="ask"):
     amount: float
 
 
-class WorkerCommand(ControllerMessage, tag="tell"):
+class WorkerCommand(ControllerMessage, tag="command"):
     """Forward a command of the control connection to a worker."""
 
     worker: str

@@ -197,7 +197,7 @@ class HostPort:
         self._flush()
 
     def _flush(self) -> None:
-        """Send messages of workers to the control connection, and show the user the news."""
+        """Send messages of workers to the control connection, and show the user the notices."""
         frames, self._members.frames = self._members.frames, []
         if frames and self._control is not None:
             self._control.send_multipart(frames)
@@ -218,8 +218,8 @@ class HostPort:
         for one in stored:
             if one.epoch in self._kept:
                 self._kept[one.epoch].confirm(one.name, one.size, one.digest)
-        news, self._members.news = self._members.news, []
-        for line in news:
+        notices, self._members.notices = self._members.notices, []
+        for line in notices:
             self._notify(line)
 
     def _send(self, identity: bytes, message: AnyControllerMessage) -> None:

@@ -72,7 +72,7 @@ class ConnectedClient(Protocol):
 class ServerEnd:
     """The part of an InferenceServer that all transports share: admission, fencing, queueing, departures.
 
-    A transport implements `_gather` (process arrivals: `_admit`, `_enqueue`, `_drop`) and `_shut`, and sets `waitable`.
+    A transport implements `_gather` (process arrivals) and `_shut`, and sets `waitable`.
     """
 
     address: str

@@ -185,7 +185,7 @@ class DirectorWorker:
             self._reporter.event("stop", why=order.reason or "the director ended the run")
 
     def _command_learner(self, policy: str, command: str, **facts: Any) -> None:
-        self._reporter.event("tell", policy=policy, command=command, facts=facts | {"ticket": self._ticket})
+        self._reporter.event("command", policy=policy, command=command, facts=facts | {"ticket": self._ticket})
 
     def _confirmed(self, done: CommandDone) -> None:
         if done.ticket != self._ticket or not self._orders:
@@ -248,7 +248,7 @@ class DirectorWorker:
     ) -> None:
         bodies = [msgspec.to_builtins(lease) for lease in leases]
         body = {"leases": bodies, "session": self._leases.session, "sent": sent, "slots": list(slots)}
-        self._reporter.event("tell", worker=worker, command="games", facts=body)
+        self._reporter.event("command", worker=worker, command="games", facts=body)
 
     # -- reports and end ----------------------------------------------------------------------------------------------
 

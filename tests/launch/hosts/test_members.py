@@ -94,7 +94,7 @@ def test_token_is_valid_for_one_agent_once(world: World):
 )
 def test_unsuitable_host_is_refused_and_keeps_its_token(world: World, changes, sentence):
     (answer,) = world.hello(**changes)
-    assert isinstance(answer, Refused) and sentence in answer.text and world.members.news[-1].endswith(answer.text)
+    assert isinstance(answer, Refused) and sentence in answer.text and world.members.notices[-1].endswith(answer.text)
     assert not world.members.hosts
     world.join()
 
@@ -145,7 +145,7 @@ def test_silent_host_is_lost_and_its_later_messages_are_ignored(world: World):
         Exited(host.epoch, "actor-0", 0, 0, "", ""),
     ]
     assert [world.members.handle(host.token, b"id", message) for message in late] == [[], [], []]
-    assert not world.members.frames and world.members.news[-1].endswith("for 20 s (another may join)")
+    assert not world.members.frames and world.members.notices[-1].endswith("for 20 s (another may join)")
 
 
 def test_returning_agent_has_a_new_epoch_and_no_workers(world: World):
@@ -178,7 +178,7 @@ def test_a_host_that_wants_to_leave_stays_until_its_workers_have_moved(world: Wo
     beat = Beat(host.epoch, 1.0, [], leaves="its agent was told to end")
     assert world.members.handle(host.token, b"id", beat) == [(b"id", BeatReceived(host.epoch, 1.0))]
     assert world.members.hosts == [host] and world.members.staying == []
-    assert world.members.news[-1] == "host a leaves (its agent was told to end): 1 worker must move"
+    assert world.members.notices[-1] == "host a leaves (its agent was told to end): 1 worker must move"
     world.members.handle(host.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "left", ""))
     ((_, farewell),) = world.members.handle(host.token, b"id", beat)
     assert isinstance(farewell, Farewell) and "its agent was told to end" in farewell.text
@@ -269,12 +269,12 @@ def test_token_of_an_agent_that_ended_before_its_hello_is_replaced(world: World)
         world.members.look()
         world.now_s += 7.0
         world.members.handle(world.members.hosts[0].token, b"id", Beat(1, 0.0, []))
-    assert dead.exists() and not world.members.news[1:]
+    assert dead.exists() and not world.members.notices[1:]
     for _ in range(2):
         world.now_s += 7.0
         world.members.look()
-    assert "did not join within 60 s; another may join with" in world.members.news[-1]
-    assert not dead.exists() and used.exists() and len(world.members.news) == 2
+    assert "did not join within 60 s; another may join with" in world.members.notices[-1]
+    assert not dead.exists() and used.exists() and len(world.members.notices) == 2
     (answer,) = world.hello(0, session="s9", name="z")  # too late: others have its place
     assert isinstance(answer, Refused) and "taken back" in answer.text
     left = [claim(folder, 0.0)[1] for _ in range(3)]
