@@ -87,7 +87,7 @@ class Catalogue:
 
     Attributes:
       metrics: all of them. by_name: the same, by name; those of policies other than the first are `POLICY/NAME`.
-      weights: names of the totals whose growth weighs means.
+      weights: names of the totals whose growth weights means.
     """
 
     def __init__(self, metrics: Iterable[Metric] = (), policies: Iterable[str] = ()) -> None:
@@ -114,6 +114,6 @@ class Catalogue:
         """Return the catalogue as the table in docs/metrics.md."""
         rows = ["| metric | meaning | unit | healthy | over workers |", "|---|---|---|---|---|"]
         for metric in self.metrics:
-            how = self.combination(metric.name) + (f", weighed by {metric.weight}" if metric.weight else "")
+            how = self.combination(metric.name) + (f", weighted by {metric.weight}" if metric.weight else "")
             rows.append(f"| `{metric.name}` | {metric.meaning} | {metric.unit} | {metric.healthy} | {how} |")
         return "\n".join(rows) + "\n"

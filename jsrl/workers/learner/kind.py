@@ -41,7 +41,7 @@ MEASURED = (  # by the worker itself; all other metrics of a learner come from t
     Metric("rows_per_s", "rows trained on (reuse counted)", "1/s", "level"),
     Metric("trained_s", "when the line's last update ended, by the host's monotonic clock", "s", "-", "max"),
     Metric("queue_depth", "trajectories that wait for the learner", "count", "1-4; rising: the learner is slow"),
-    Metric("policy_lag_mean", "learner updates minus those of the row's params", "updates", "below 2 for PPO"),
+    Metric("policy_lag_mean", "age of the params that chose a row's action, in updates", "updates", "below 2 for PPO"),
     Metric("policy_lag_p50", "median of the same", "updates", "below 2 for PPO"),
     Metric("policy_lag_p95", "95th percentile of the same", "updates", "below 10"),
     Metric("policy_lag_max", "largest of the same", "updates", "at most the maximum policy lag"),
@@ -62,20 +62,18 @@ SAID = (  # by the updates of our own algorithms; those of other algorithms are 
     Metric("temperature", "weight of the entropy in SAC", "reward/nat", "falls, then level; above 0"),
     Metric(
         "split_policy_staleness",
-        "updates by which the critics in use on the policy's side are old",
+        "age of the critics that the policy's device uses",
         "updates",
         "at most split_lead calls",
     ),
     Metric(
         "split_critic_staleness",
-        "updates by which the policy in use on the critics' side is old",
+        "age of the policy that the critics' device uses",
         "updates",
         "at most split_lead calls",
     ),
     Metric("epsilon", "chance of a random action in DQN", "0-1", "as scheduled"),
-    Metric(
-        "hyperparameter_learning_rate", "what a population explores: this, and others by their names", "-", "varies"
-    ),
+    Metric("hyperparameter_learning_rate", "explored by a population; others by their names", "-", "varies"),
 )
 
 SETTINGS = ("agent", "seed", "learner", "replay", "batch_envs", "max_policy_lag", "total_env_steps")

@@ -27,7 +27,7 @@ METRICS = (
     Metric("refused", "rejected connections and messages", "count", "0", "total"),
     Metric("updates_per_s", "updates", "1/s", "as the learner's"),
     Metric("queue_depth", "trajectories that wait for the rank", "count", "1-4; rising: the learner is slow"),
-    Metric("policy_lag_mean", "updates minus those of the row's params", "updates", "as the learner's"),
+    Metric("policy_lag_mean", "age of the params that chose a row's action, in updates", "updates", "as the learner's"),
     Metric("policy_lag_p50", "median of the same", "updates", "as the learner's"),
     Metric("policy_lag_p95", "95th percentile of the same", "updates", "as the learner's"),
     Metric("policy_lag_max", "largest of the same", "updates", "at most the maximum policy lag"),

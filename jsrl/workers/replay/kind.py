@@ -45,7 +45,7 @@ METRICS = (
     Metric("trajectories_in_flight", "trajectories waiting in the replay worker", "count", "level", "sum"),
     Metric("refused", "rejected connections and messages", "count", "0", "total"),
     Metric("size", "env steps that replay holds", "steps", "rises to replay.capacity", "sum"),
-    Metric("updates_made", "updates made with the last batch", "count", "0 below replay.min_size, then K"),
+    Metric("updates_made", "updates of the last call of a replay on the device", "count", "0 below replay.min_size"),
 )
 
 KIND = Kind(
