@@ -80,7 +80,7 @@ class SpielGame:
     state_space: spaces.Space | None = None
 
     def __init__(self, spiel: Any, game: Any, tensor: str):
-        self._spiel, self._game, self._information = spiel, game, tensor == "information"
+        self._game, self._information = game, tensor == "information"
         size = game.information_state_tensor_size() if self._information else game.observation_tensor_size()
         seen = spaces.Dict(
             {

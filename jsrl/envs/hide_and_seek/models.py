@@ -8,7 +8,7 @@ from jsrl.envs.hide_and_seek.layouts import Layout
 from jsrl.envs.hide_and_seek.settings import TIMESTEP_S, Settings
 from jsrl.envs.hide_and_seek.walls import OUTER_HEIGHT, box_of
 
-FLOOR0, FIRST_BODY = 1, 2  # ids of the empty body that unused welds are attached to, and of agent 0
+FIRST_BODY = 2  # id of agent 0, after the world and the empty body that unused welds are attached to
 GEOMS_PER_AGENT = 3
 FIRST_GEOM = 1  # after the floor
 GEAR = 100.0
