@@ -258,12 +258,14 @@ class JoinedHosts:
         return self._here.start(job, start)
 
     def _host_for(self, worker: str) -> JoinedHost | None:
-        """Return the host of a worker; else the one with the fewest workers per core, with GPUs if needed; None: none fits."""
+        """Return the host of a worker; else the one with the fewest workers per core, and room for it; None: none fits."""
         need = self._needs[worker]
 
-        def order(host: JoinedHost) -> tuple[bool, bool, float]:
+        def order(host: JoinedHost) -> tuple[bool, bool, bool, float]:
+            used_mb = sum(self._needs[remote.worker].memory_mb for remote in host.living_workers)
+            is_full = used_mb + need.memory_mb > host.facts.memory_mb
             lacks_gpu = need.device != "cpu" and not host.facts.gpus
-            return host.name != self._home[worker], lacks_gpu, host.num_living / host.facts.cores
+            return host.name != self._home[worker], is_full, lacks_gpu, host.num_living / host.facts.cores
 
         staying = self.members.staying
         on_cpu = need.device == "learns" and not any(host.facts.gpus for host in staying)  # its devices are the CPU's

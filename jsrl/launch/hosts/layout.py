@@ -306,7 +306,7 @@ def _round_up(found: list[int], total: int, most: Sequence[int], order: Iterable
 
 def layout_text(layout: Layout) -> str:
     """Return the hosts with their workers, as text: a line for each host, and one about workers bound to the first."""
-    wide = max(len(host.name) for host in layout.hosts)
+    wide = max(len(name) for name in ("host", *(host.name for host in layout.hosts)))
     lines = [f"  {'host':<{wide}}  {'address':<15}{'GPUs':>5}{'cores':>14}{'memory MB':>20}  workers"]
     by_name = {need.worker: need for need in layout.needs}
     for host in layout.hosts:

@@ -235,6 +235,8 @@ class Members:
         others = [host.name for host in self.hosts if not self._is_same(host, hello)]
         if hello.name in (self._own, *others):
             return f"another host is called {hello.name}; give this one a name with --name."
+        if hello.lacks:
+            return f"{hello.name} has only {hello.lacks[:200]}; free some, or leave this host out."
         return difference(hello.name, hello.versions, hello.code) or self._tokens.use(token, hello.session)
 
     def _note_usage(self, host: JoinedHost, usage: Usage) -> None:

@@ -53,6 +53,7 @@ class Hello(AgentMessage, tag="hello"):
       session: a secret random number of this agent process. name, boot: of the host, and the id of its last boot.
       versions: of jsrl, Python and jax. code: digest of jsrl's sources. folder: for a run's files.
       address: its IP address on the network to the controller's host. cores, memory_mb, gpus, shm_mb: see HostFacts.
+      lacks: what it has too little of to run workers, as text; empty: nothing.
     """
 
     session: str
@@ -66,6 +67,7 @@ class Hello(AgentMessage, tag="hello"):
     memory_mb: int
     gpus: int = 0
     shm_mb: int = 0
+    lacks: str = ""
 
 
 class Usage(msgspec.Struct, forbid_unknown_fields=True):

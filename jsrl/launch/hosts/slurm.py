@@ -21,6 +21,7 @@ from jsrl.launch.result import INTENDED, STOPPED
 from jsrl.runs.groups import Group
 from jsrl.runs.runs import check_run_name
 
+TRIES, QUICK_S = 5, 60  # ends of an agent within this time, in a row, after which an actor host gives up
 NOTICE_S = 120  # notice before a job's time limit: enough for one update and one snapshot
 
 
@@ -175,6 +176,8 @@ def slurm_script(run: SlurmRun) -> str:
         "runs_dir": shlex.quote(str(runs_dir)),
         "num_hosts": str(run.num_hosts),
         "replaced": str(REPLACED),
+        "tries": str(TRIES),
+        "quick_s": str(QUICK_S),
     }
     return filled(SCRIPT, values)
 
@@ -200,11 +203,19 @@ trap 'stopped=1' TERM  # which Slurm sends to all processes of a job; a second o
 trap 'stopped=1; [ -n "$child" ] && kill -TERM "$child"' USR1  # before the time limit, to this shell alone
 
 if [ -n "$SLURM_ARRAY_TASK_ID" ]; then  # an actor host: it stays until the run has ended, also while that is requeued
+  failed=0  # times in a row that it could not join
   while [ -z "$stopped" ] && [ ! -e "$tokens.ended" ]; do
+    begun=$SECONDS
     @join@ & child=$!
     wait "$child"; status=$?
     [ -z "$stopped" ] || wait "$child"
     [ "$status" != @replaced@ ] || break  # by the same job, requeued: Slurm had lost this one
+    if [ "$status" != 0 ] && [ $((SECONDS - begun)) -lt @quick_s@ ]; then failed=$((failed + 1)); else failed=0; fi
+    if [ "$failed" = @tries@ ] && [ -z "$stopped" ]; then
+      again="scontrol requeue ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+      echo "jsrl: this host could not join the run @tries@ times in a row, for the reason above. Repair it; then: $again" >&2
+      exit 1
+    fi
     [ -n "$stopped" ] || [ -e "$tokens.ended" ] || sleep 5
   done
   exit 0

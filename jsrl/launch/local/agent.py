@@ -64,7 +64,7 @@ from jsrl.launch.hosts.port import CONNECTION_MS
 from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.launch.links import KEYS
 from jsrl.launch.local.children import Children, ChildrenControl, within_size
-from jsrl.launch.local.facts import address_towards, boot_id, own_facts
+from jsrl.launch.local.facts import address_towards, boot_id, lacks, own_facts
 from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.local.relays import HostRelays
 from jsrl.launch.machine import usable_cores
@@ -263,6 +263,7 @@ class Agent:
         host, _, port = self._address.rpartition(":")
         self._own_address = address_towards(host.strip("[]"), int(port))
         facts = own_facts(self._name, self._own_address)
+        memory_mb = min(facts.memory_mb, self._most[1] or facts.memory_mb)
         return Hello(
             0,
             session=self._session,
@@ -273,9 +274,10 @@ class Agent:
             folder=str(self._folder),
             address=facts.address,
             cores=min(facts.cores, self._most[0] or facts.cores),
-            memory_mb=min(facts.memory_mb, self._most[1] or facts.memory_mb),
+            memory_mb=memory_mb,
             gpus=facts.gpus,
             shm_mb=facts.shm_mb,
+            lacks=lacks(self._folder, memory_mb),
         )
 
     def _send(self, message: Numbered) -> None:

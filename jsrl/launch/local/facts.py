@@ -12,6 +12,8 @@ from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.machine import accelerators, usable_cores
 
 SHM, BOOT = Path("/dev/shm"), Path("/proc/sys/kernel/random/boot_id")
+CONTAINER = Path("/sys/fs/cgroup")
+LEAST_MEMORY_MB, LEAST_FOLDER_MB = 64, 16  # that a host agent and one worker need
 
 
 def own_facts(name: str, address: str) -> HostFacts:
@@ -24,9 +26,36 @@ def usable_memory_bytes() -> int:
     """Return the memory of this host, or of its container."""
     total = psutil.virtual_memory().total
     try:
-        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+        return min(total, int((CONTAINER / "memory.max").read_text()))
     except (OSError, ValueError):  # none, or `max`
         return total
+
+
+def free_memory_bytes() -> int:
+    """Return the memory of this host, or of its container, that no program uses; caches of files count as free."""
+    free = psutil.virtual_memory().available
+    try:
+        limit, used = (int((CONTAINER / name).read_text()) for name in ("memory.max", "memory.current"))
+        counts = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
+        return min(free, limit - used + int(counts.get("inactive_file", 0)))
+    except (OSError, ValueError):
+        return free
+
+
+def lacks(folder: Path, memory_mb: int) -> str:
+    """Return what this host has too little of to run workers, as text; empty: nothing.
+
+    Args:
+      folder: for a run's files. memory_mb: that workers may use here.
+    """
+    memory_mb = min(memory_mb, free_memory_bytes() >> 20)
+    if memory_mb < LEAST_MEMORY_MB:
+        return f"{memory_mb} MB of free memory, and needs at least {LEAST_MEMORY_MB}"
+    for path in filter(Path.is_dir, (folder, SHM)):
+        free_mb = shutil.disk_usage(path).free >> 20
+        if free_mb < LEAST_FOLDER_MB:
+            return f"{free_mb} MB free in {path}, and needs at least {LEAST_FOLDER_MB}"
+    return ""
 
 
 def boot_id() -> str:

@@ -291,12 +291,18 @@ def test_used_foreign_or_readable_tokens_are_refused(tmp_path: Path) -> None:
 def test_worker_of_a_lost_host_moves_to_a_lightly_loaded_host_with_its_gpu(tmp_path: Path) -> None:
     launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None)
     try:
-        facts = [HostFacts("b", 4, 100), HostFacts("c", 4, 100, gpus=1), HostFacts("d", 8, 100)]
+        facts = [
+            HostFacts("b", 4, 100),
+            HostFacts("c", 4, 100, gpus=1),
+            HostFacts("d", 8, 100),
+            HostFacts("tiny", 64, 10),
+        ]
         hosts = [JoinedHost(f, i, "", "", "", "", b"", 0.0) for i, f in enumerate(facts)]
         launcher.members.hosts += hosts
         hosts[0].workers["actor-9", 0] = RemoteWorker(hosts[0], "actor-9", 0)
         needs = [Need("inference-0", "serves", gpus=0), Need("actor-0"), Need("inference-1", "serves", gpus=2)]
-        launcher._needs = {need.worker: need for need in needs}
+        needs = [dataclasses.replace(need, memory_mb=20) for need in needs]
+        launcher._needs = {need.worker: need for need in (*needs, Need("actor-9"))}
         launcher._home = dict.fromkeys(launcher._needs, "a")
         found = [launcher._host_for(need.worker) for need in needs]
         assert [host and host.name for host in found] == ["c", "c", None]

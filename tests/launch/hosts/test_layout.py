@@ -380,6 +380,7 @@ def test_text_has_one_line_per_host():
     lines = layout_text(layout).splitlines()
     assert len(lines) == 4 and "learner" in lines[1] and lines[2].endswith("actor-0 to actor-2 (3)")
     assert lines[3].endswith("none")
+    assert lines[0].index("GPUs") + len("GPUs") == lines[1].index(" 0 ") + 2
 
 
 def test_other_ranks_of_a_learner_go_to_hosts_that_do_not_see_the_run_folder() -> None:

@@ -90,6 +90,7 @@ def test_token_is_valid_for_one_agent_once(world: World):
         ({"name": "here"}, "another host is called here; give this one a name with --name"),
         ({"name": ""}, "it calls itself ''"),
         ({"cores": 0}, "with 0 cores"),
+        ({"lacks": "9 MB free in /tmp, and needs at least 16"}, "a has only 9 MB free in /tmp, and needs at least 16;"),
     ],
 )
 def test_unsuitable_host_is_refused_and_keeps_its_token(world: World, changes, sentence):

@@ -26,7 +26,7 @@ PYTHON = """#!/bin/bash
 [ "$4" = run ] && [ -n "$WAITS" ] && trap 'echo TERM >> "$LOG"; stopped=1' TERM
 echo "$*" >> "$LOG"
 [ "$4" = run ] && [ -n "$WAITS" ] && { until [ -n "$stopped" ]; do sleep 0.05 & wait $!; done; sleep 0.3; exit 130; }
-[ "$4" = join ] && [ "$(wc -l < "$LOG")" = 2 ] && touch "$TOKENS.ended"
+[ "$4" = join ] && [ "$(wc -l < "$LOG")" = "${JOINS:-2}" ] && touch "$TOKENS.ended"
 exit "${STATUS:-0}"
 """
 STARTED: list[subprocess.Popen[bytes]] = []
@@ -58,16 +58,21 @@ def slurm(tmp_path: Path) -> Iterator[SlurmRun]:
 def play(run: SlurmRun, **variables: str) -> subprocess.Popen[bytes]:
     """Start the script as Slurm would."""
     path = run.folder.parents[2] / "script.sh"
-    path.write_text(slurm_script(run).replace("sleep 5", "sleep 0.05"))
+    path.write_text(slurm_script(run).replace("sleep 5", "sleep 0.05").replace("-lt 60", "-lt ${QUICK_S:-60}"))
     run.tokens.parent.mkdir(exist_ok=True)
     known = {"LOG": str(log_of(run)), "TOKENS": str(run.tokens), "SLURM_JOB_ID": "7", "JSRL_ADDRESS": "10.0.0.5"}
     env = os.environ | {"SLURM_ARRAY_TASK_ID": ""} | known | variables
-    STARTED.append(subprocess.Popen(["bash", "-u", str(path)], start_new_session=True, env=env))
+    with errors_of(run).open("wb") as errors:
+        STARTED.append(subprocess.Popen(["bash", "-u", str(path)], start_new_session=True, env=env, stderr=errors))
     return STARTED[-1]
 
 
 def log_of(run: SlurmRun) -> Path:
     return run.folder.parents[2] / "log"
+
+
+def errors_of(run: SlurmRun) -> Path:
+    return run.folder.parents[2] / "errors"
 
 
 def asked(run: SlurmRun) -> list[str]:
@@ -133,6 +138,19 @@ def test_an_actor_host_that_its_requeued_job_replaced_does_not_join_again(slurm:
     """Else the two would replace each other for ever."""
     assert play(slurm, SLURM_ARRAY_TASK_ID="2", STATUS=str(REPLACED)).wait(60) == 0
     assert len(asked(slurm)) == 1
+
+
+def test_an_actor_host_that_cannot_join_gives_up(slurm: SlurmRun):
+    script = play(slurm, SLURM_ARRAY_TASK_ID="2", SLURM_ARRAY_JOB_ID="5", STATUS="1", JOINS="9")
+    assert script.wait(60) == 1 and len(asked(slurm)) == 5
+    assert (
+        errors_of(slurm).read_text().endswith("in a row, for the reason above. Repair it; then: scontrol requeue 5_2\n")
+    )
+
+
+def test_an_actor_host_without_a_run_for_a_long_time_waits_on(slurm: SlurmRun):
+    script = play(slurm, QUICK_S="0", SLURM_ARRAY_TASK_ID="2", STATUS="1", JOINS="9")
+    assert script.wait(60) == 0 and len(asked(slurm)) == 9
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,32 @@
+"""A host without enough memory or disk space for one worker."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jsrl.launch.local import facts
+
+
+def test_host_that_has_enough_lacks_nothing(tmp_path: Path):
+    assert facts.lacks(tmp_path, 1_000) == ""
+
+
+def test_host_with_little_memory_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert facts.lacks(tmp_path, 10) == "10 MB of free memory, and needs at least 64"
+    limits = {"memory.max": 512 << 20, "memory.current": 500 << 20, "memory.stat": f"anon 1\ninactive_file {3 << 20}"}
+    for name, value in limits.items():
+        (tmp_path / name).write_text(f"{value}\n")
+    monkeypatch.setattr(facts, "CONTAINER", tmp_path)
+    assert facts.lacks(tmp_path, 512) == "15 MB of free memory, and needs at least 64"
+
+
+def test_host_with_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    free = {tmp_path: 3 << 20, facts.SHM: 1 << 30}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[path]))
+    assert facts.lacks(tmp_path, 1_000) == f"3 MB free in {tmp_path}, and needs at least 16"
+    free |= {tmp_path: 1 << 30, facts.SHM: 0}
+    assert facts.lacks(tmp_path, 1_000) == "0 MB free in /dev/shm, and needs at least 16"
