@@ -40,7 +40,7 @@ class Cluster:
         self.folder, self.runs = folder, list[subprocess.Popen[bytes]]()
         self.environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self.environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), MARK: str(folder)}
-        self.environment |= {"RAY_USAGE_STATS_ENABLED": "0", "JAX_PLATFORMS": "cpu"}
+        self.environment |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "JAX_PLATFORMS": "cpu"}
         self.environment.pop("RAY_ADDRESS", None)
         words = [sys.executable, "-m", "tests.system.ray_cluster", "2", "1", *(["dashboard"] if HAS_JOBS else [])]
         wrong = {"CUDA_VISIBLE_DEVICES": "0,1", "JAX_PLATFORMS": "cuda"}  # which no worker may inherit
