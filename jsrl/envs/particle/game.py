@@ -17,13 +17,17 @@ from jsrl.envs.probes import hashed
 from jsrl.envs.rows import slot_seeds
 from jsrl.errors import ConfigError
 from jsrl.references.importing import nearest
-from jsrl.types import ActionSpec, Array, ArraySpec, Continuous, Discrete, GameSpec, Seat, to_environment
+from jsrl.types import ActionSpec, Array, ArraySpec, Continuous, Discrete, GameSpec, MultiDiscrete, Seat, to_environment
 
 
 class ParticleGame:
     """B particle worlds; episodes are truncated after `max_cycles` steps (25), or `max_episode_steps` if that is fewer.
 
     The global state is that of mpe2: the concatenated observations of all seats.
+
+    Args:
+      multi_discrete: agents that move and speak choose a move and a symbol, MultiDiscrete((5, 10)), in place of mpe2's one
+        number of both, Discrete(50).
 
     Attributes:
       world: positions and velocities. goal: drawn landmarks, int [B, G]. message: last messages, [B, N, most symbols].
@@ -40,10 +44,14 @@ class ParticleGame:
         *,
         max_cycles: int = 25,
         continuous_actions: bool = False,
+        multi_discrete: bool = False,
     ):
         if max_cycles < 1:
             raise ConfigError(f"max_cycles is {max_cycles}; give at least 1")
-        self.num_envs, self._task, self._continuous = num_envs, task, continuous_actions
+        if continuous_actions and multi_discrete:
+            raise ConfigError("continuous_actions and multi_discrete exclude each other; give one of them")
+        self.num_envs, self._task = num_envs, task
+        self._continuous, self._parts = continuous_actions, multi_discrete
         size = sum(role.observes for role in task.roles)
         seats = tuple(
             Seat(role.name, ArraySpec((role.observes,), "float32"), self._action_spec(role, config), role.side)
@@ -71,6 +79,8 @@ class ParticleGame:
 
     def _action_spec(self, role: Role, config: EnvConfig) -> ActionSpec:
         moves = 5 if role.strength else 0
+        if self._parts and moves and role.symbols:
+            return MultiDiscrete((moves, role.symbols))
         if not self._continuous:
             return Discrete(max(moves, 1) * max(role.symbols, 1))
         size = moves + role.symbols
@@ -126,11 +136,14 @@ class ParticleGame:
     def _act(self, agent: int, chosen: np.ndarray) -> None:
         """Turn an agent's actions [B] or [B, A] into its force and message."""
         role, spec = self._task.roles[agent], self.spec.seats[agent].action
-        if isinstance(spec, Discrete):
-            self._check_action(agent, chosen, spec.num_actions)
-            move = chosen
+        if not isinstance(spec, Continuous):
+            self._check_action(agent, chosen, spec)
+            move = said = chosen
+            if isinstance(spec, MultiDiscrete):
+                move, said = chosen[:, 0], chosen[:, 1]
+            elif role.symbols and role.strength:
+                move, said = chosen % 5, chosen // 5
             if role.symbols:
-                move, said = (chosen % 5, chosen // 5) if role.strength else (chosen, chosen)
                 self.message[:, agent, : role.symbols] = np.eye(role.symbols)[said]
             if role.strength:
                 self._force[:, agent] = (role.strength * MOVES)[move]
@@ -141,12 +154,13 @@ class ParticleGame:
         if role.strength:
             self._force[:, agent] = role.strength * (pushes[:, [2, 4]] - pushes[:, [1, 3]]).astype(np.float64)
 
-    def _check_action(self, agent: int, chosen: np.ndarray, num_actions: int) -> None:
-        wrong = (chosen < 0) | (chosen >= num_actions)
+    def _check_action(self, agent: int, chosen: np.ndarray, spec: Discrete | MultiDiscrete) -> None:
+        sizes = np.array(spec.nums if isinstance(spec, MultiDiscrete) else spec.num_actions)
+        wrong = (chosen < 0) | (chosen >= sizes)
         if wrong.any():
-            slot = int(np.flatnonzero(wrong)[0])
+            slot = int(np.argwhere(wrong)[0, 0])
             what = f"was given action {chosen[slot]} for seat {self.spec.seats[agent].name!r}"
-            raise self._rows.fault(slot, what, f"Expected 0 to {num_actions - 1}")
+            raise self._rows.fault(slot, what, f"Expected 0 to {sizes - 1}")
 
     def close(self) -> None:
         """Do nothing: it holds no resources."""
@@ -168,7 +182,7 @@ def make_particle(
     if name not in TASKS:
         raise ConfigError(f"there is no particle task {name!r}{nearest(name, TASKS)}; tasks: {', '.join(TASKS)}")
     kwargs = dict(config.kwargs)
-    own = {key: kwargs.pop(key) for key in ("max_cycles", "continuous_actions") if key in kwargs}
+    own = {key: kwargs.pop(key) for key in ("max_cycles", "continuous_actions", "multi_discrete") if key in kwargs}
     try:
         task = TASKS[name](**kwargs)
     except TypeError as error:

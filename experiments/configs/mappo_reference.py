@@ -1,0 +1,13 @@
+"""MAPPO on simple_reference: two agents that move, and tell each other where to go"""
+
+import dataclasses
+
+from jsrl.configs import mappo
+from jsrl.envs.config import EnvConfig
+from jsrl.experiment import Experiment
+
+
+def config() -> Experiment:
+    """Return the experiment `mappo`; agents choose a move and a symbol in place of one of their 50 combinations."""
+    env = EnvConfig("particle:simple_reference_v3", kwargs={"multi_discrete": True})
+    return dataclasses.replace(mappo.config(), name="mappo_reference", env=env)
