@@ -53,14 +53,14 @@ def scoring(config: ScoringConfig, spec) -> Agent:
 
     def update(state, trajectory, key, *, axis_name=None):
         half = 0.5 * (trajectory.game[:-1] <= ONLY_SCORED)
-        scores = row_scores(trajectory, -half - trajectory.observation[:-1, :, 0], row_mask(trajectory), None)
+        scores = row_scores(trajectory, -half, trajectory.observation[:-1, :, 0], row_mask(trajectory), None)
         return state._replace(updates=state.updates + 1), UpdateOutput({"loss": jnp.zeros(())}, scores)
 
     return Agent(init, lambda batch_size: (), act, update)
 
 
 class LoggedPLR(PLR):
-    """PLR that stores its proposals and received scores in its state."""
+    """PLR that stores its proposals, received scores and, of each game, both returns in its state."""
 
     def _next(self, state, draws, cache):
         known = list(state["levels"])
@@ -68,6 +68,11 @@ class LoggedPLR(PLR):
         state.setdefault("log", []).append(["again" if game.task in known else "new", game.id, game.task])
         return game
 
+    def _ended(self, state, record, outcome):
+        state.setdefault("returns", {})[str(outcome.assignment)] = sum(outcome.returns)
+        yield from super()._ended(state, record, outcome)
+
     def _score(self, state, score):
         state.setdefault("log", []).append(["score", score.assignment, score.value])
+        state.setdefault("learner's returns", {})[str(score.assignment)] = score.episode_return
         super()._score(state, score)

@@ -120,7 +120,7 @@ def happo(config: HAPPOConfig, spec: EnvSpec) -> Agent:
         # 1. The team's values, advantages and targets; the value function moves to the targets' units.
         batch, prepared_metrics = ppo.prepare(values, weights, state, team, axis_name)
         scored = row_masks(team, row_margin(team, axis_name)).policy
-        scores = row_scores(team, batch.target - batch.old_value, scored, None)
+        scores = row_scores(team, batch.target, batch.old_value, scored, None)
         weights, value_moments, batch = ppo.rescale_values(values, weights, state.extra, batch, axis_name)
         # 2. One seat's policy after another, in random order.
         order_key, key = jax.random.split(key)

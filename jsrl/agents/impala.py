@@ -158,7 +158,7 @@ def impala(config: IMPALAConfig, spec: EnvSpec) -> Agent:
         metrics["explained_variance"] = ac.explained_variance(target, value, masks.value, axis_name)
         metrics["grad_norm"] = optax.tree.norm(gradients)
         metrics["learning_rate"] = rate
-        scores = row_scores(trajectory, target - value, scored.policy, spec.num_agents)
+        scores = row_scores(trajectory, target, value, scored.policy, spec.num_agents)
         new = AgentState(params, weights.value, opt_state, value_moments, state.updates + 1)
         return new, UpdateOutput(metrics, scores)
 

@@ -208,7 +208,7 @@ def ppo(config: PPOConfig, spec: EnvSpec, network: ActorCritic | None = None) ->
         # 1. Values of all rows, advantages and targets, with the moments at the start of the update.
         batch, prepared_metrics = prepare(parts, weights, state, trajectory, axis_name)
         scored = row_masks(trajectory, row_margin(trajectory, axis_name)).policy
-        scores = row_scores(trajectory, batch.target - batch.old_value, scored, spec.num_agents)
+        scores = row_scores(trajectory, batch.target, batch.old_value, scored, spec.num_agents)
         # 2. The value function moves to the targets' units; its outputs in raw units stay as they are.
         weights, value_moments, batch = rescale_values(parts, weights, state.extra, batch, axis_name)
         # 3. Gradient steps over epochs and minibatches.

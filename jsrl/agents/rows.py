@@ -151,16 +151,23 @@ def train_only(masks: RowMasks, trajectory: Trajectory) -> RowMasks:
     return RowMasks(*(mask * jnp.repeat(trains, columns, axis=1) for mask in masks))
 
 
-def row_scores(trajectory: Trajectory, error: Array, mask: Array, num_agents: int | None) -> Array | None:
-    """Return, for scores of games, (sum of |error|, number) over each row's trained agents: [B, T, 2]; None: no scores wanted.
+def row_scores(
+    trajectory: Trajectory, target: Array, value: Array, mask: Array, num_agents: int | None
+) -> Array | None:
+    """Return what scores of games are made of, per row: [B, T, 5]; None: no scores wanted.
+
+    With error = target - value (with GAE the advantage) they are the sums over a row's trained agents of |error|,
+    max(error, 0), the value and 1, and the mean reward of all agents.
 
     Args:
       trajectory: its `game` says whether scores are wanted.
-      error: [T, B] ([T, B * N] where agents exist) of the value function's target to its value; with GAE the advantage.
-      mask: like error, from `row_masks`, 1 where the policy acted; rows that are only scored (`train_only`) included.
+      target, value: of the value function, raw units, [T, B] ([T, B * N] where agents exist), as are rewards.
+      mask: like value, from `row_masks`, 1 where the policy acted; rows that are only scored (`train_only`) included.
     """
     if isinstance(trajectory.game, tuple):
         return None
-    pairs = jnp.stack([jnp.where(mask > 0, jnp.abs(error), 0.0), (mask > 0).astype(jnp.float32)], axis=-1)
-    by_agent = pairs.reshape(pairs.shape[0], -1, num_agents or 1, 2)
-    return jnp.swapaxes(by_agent.sum(axis=2), 0, 1)
+    error, trained = target - value, mask > 0
+    parts = [jnp.where(trained, x, 0.0) for x in (jnp.abs(error), jnp.maximum(error, 0.0), value, 1.0)]
+    agents = num_agents or 1
+    columns = jnp.stack([*parts, trajectory.reward[:-1] / agents], axis=-1)
+    return jnp.swapaxes(columns.reshape(len(columns), -1, agents, len(parts) + 1).sum(axis=2), 0, 1)

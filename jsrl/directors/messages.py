@@ -93,24 +93,31 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Score:
-    """The learner's report: how much the rows of an assignment can still teach, for example their mean |TD error|.
+    """The learner's report: how much the rows of an assignment can still teach.
 
-    The first score of an assignment counts; it may come before or after the outcome.
+    The first score of an assignment counts; it may come before or after the outcome. Means are over the rows in which the
+    policy acted. With GAE the error of a row, the value function's target less its value, is the advantage.
+
+    Attributes:
+      value: mean |error|. positive: mean of max(error, 0).
+      predicted: mean of the value function. episode_return: mean over agents of the undiscounted sum of rewards.
     """
 
     assignment: int
     value: float
+    positive: float = 0.0
+    predicted: float = 0.0
+    episode_return: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check that the value can be ranked.
+        """Check that the values can be ranked.
 
         Raises:
-          ConfigError: it is not finite.
+          ConfigError: one is not finite.
         """
-        if not math.isfinite(self.value):
-            raise ConfigError(
-                f"assignment {self.assignment} has the score {self.value}; report a finite number, or none"
-            )
+        values = self.value, self.positive, self.predicted, self.episode_return
+        if not all(map(math.isfinite, values)):
+            raise ConfigError(f"assignment {self.assignment} has the scores {values}; report finite numbers, or none")
 
 
 @dataclass(frozen=True)

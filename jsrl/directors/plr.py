@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from jsrl.directors.messages import Assignment, Command, Outcome, Score
 from jsrl.directors.tasks import SelfPlayTasks
 from jsrl.errors import ConfigError
 
+LevelScore: TypeAlias = Literal["l1", "positive", "max_mc"]
 MOST_WAITING = 10_000
 """Assignments whose score PLR waits for; older ones are dropped."""
 
@@ -24,7 +25,7 @@ class PLR(SelfPlayTasks):
     """Prioritised level replay: levels with high learning potential are played again.
 
     Levels are integers, the assignment's task. A level enters the buffer with its first `Score`, which the learner
-    reports, for example the mean |TD error| or positive value loss of the episode. With probability `replay_share` an
+    reports; `score` says what counts of it. With probability `replay_share` an
     assignment draws a level from the buffer, by
 
         P = (1 - staleness) P_score + staleness P_stale,   P_score ~ 1 / rank^(1/beta),
@@ -35,8 +36,8 @@ class PLR(SelfPlayTasks):
     Differs: a level that waits for its score is not drawn again while there are others. Else parallel games would all play
     the level of the highest rank, which cannot fall before the learner has trained on them.
 
-    Source: Jiang et al., "Prioritized Level Replay" (2021), section 3 and equations 1 to 3; for `train_on_new` Jiang et
-    al., "Replay-Guided Adversarial Environment Design" (2021), robust PLR.
+    Source: Jiang et al., "Prioritized Level Replay" (2021), section 3 and equations 1 to 3; for `train_on_new` and the other
+    scores Jiang et al., "Replay-Guided Adversarial Environment Design" (2021), robust PLR.
     """
 
     wants_scores: ClassVar[bool] = True
@@ -53,6 +54,9 @@ class PLR(SelfPlayTasks):
     """Temperature of ranks: small values play the highest scores only (0.1 for Procgen, 0.3 for mazes)."""
     staleness: float = 0.1
     """Weight of the levels that were not played for a long time."""
+    score: LevelScore = "l1"
+    """The score of a level, a mean over the rows of its newest game: `l1`, |advantage|; `positive`, max(advantage, 0), the
+    positive value loss; `max_mc`, the level's highest return so far (undiscounted) less the value function."""
     train_on_new: bool = True
     """Train on new levels as well; false: robust PLR, where new levels are only scored."""
 
@@ -67,6 +71,8 @@ class PLR(SelfPlayTasks):
         check_range(self, 0.0, 1.0, **unit)
         check_range(self, 1, math.inf, capacity=self.capacity, num_levels=self.num_levels or 1)
         check_range(self, 1e-3, math.inf, beta=self.beta)
+        if self.score not in get_args(LevelScore):
+            raise ConfigError(f"PLR has score={self.score!r}; expected one of {', '.join(get_args(LevelScore))}")
         if not self.train_on_new and self.replay_share == 0.0:
             raise ConfigError("PLR has train_on_new=False and replay_share=0: nothing would be trained on")
 
@@ -124,16 +130,28 @@ class PLR(SelfPlayTasks):
         if level is None:
             return
         levels, scores, proposed = state["levels"], state["scores"], state["proposed"]
+        best = state.setdefault("best", {})  # level -> highest return
+        value = self._value(best, level, score)
         if level in levels:
-            scores[levels.index(level)] = score.value
+            scores[levels.index(level)] = value
         elif len(levels) < self.capacity:
             levels.append(level)
-            scores.append(score.value)
+            scores.append(value)
             proposed.append(score.assignment)
         else:
             index = int(self.weights(state).argmin())
-            if score.value >= scores[index]:
-                levels[index], scores[index], proposed[index] = level, score.value, score.assignment
+            left = levels[index] if value >= scores[index] else level
+            if left != level:
+                levels[index], scores[index], proposed[index] = level, value, score.assignment
+            best.pop(str(left), None)
+
+    def _value(self, best: dict[str, float], level: int, score: Score) -> float:
+        """Return the score of a level's newest game; `max_mc` keeps the level's best return."""
+        if self.score != "max_mc":
+            return score.positive if self.score == "positive" else score.value
+        key = str(level)
+        best[key] = max(score.episode_return, best.get(key, -math.inf))
+        return best[key] - score.predicted
 
 
 def rank_weights(scores: list[float], beta: float) -> np.ndarray:

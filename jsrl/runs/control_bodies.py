@@ -157,12 +157,12 @@ class CommandDone(msgspec.Struct):
 
 
 class Scores(msgspec.Struct):
-    """A learner's scores of games that ended: (number of the game, score) pairs.
+    """A learner's scores of games that ended: the fields of jsrl.directors.messages.Score, in their order.
 
     `policy`: number of the learner's policy. `batches`: number trained on so far.
     """
 
-    scores: list[tuple[Count, float]]
+    scores: list[tuple[Count, float, float, float, float]]
     policy: Count = 0
     batches: Count = 0
 

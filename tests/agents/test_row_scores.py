@@ -10,6 +10,7 @@ from jsrl.agents.happo import HAPPOConfig, happo
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.mappo import MAPPOConfig, mappo
 from jsrl.agents.ppo import PPOConfig, ppo
+from jsrl.agents.rows import row_scores
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ONLY_SCORED, ArraySpec, Discrete, EnvSpec, make_trajectory_spec, zeros
 from tests.agents.compiled import compiled
@@ -49,6 +50,16 @@ def test_scored_games_are_not_trained_on_and_get_scores(name):
     assert any((one != other).any() for one, other in zip(*weights, strict=True))
 
     scores = found[0][1].priorities
-    assert scores.shape == (B, T, 2) and (scores[..., 1] > 0).all() and (scores[..., 0] > 0).all()
+    assert scores.shape == (B, T, 5) and (scores[..., 3] > 0).all() and (scores[..., 0] > 0).all()
     np.testing.assert_allclose(scores, all_trained[1].priorities, rtol=1e-5)
     assert (found[1][1].priorities[2:, :, 0] > scores[2:, :, 0]).all()
+
+
+def test_sums_of_a_row_are_those_of_its_trained_agents() -> None:
+    """Two agents, two rows, one environment; the second agent waits in the second row."""
+    rows = zeros(make_trajectory_spec(SPEC, (), (), num_rows=2, num_envs=1, scored=True))
+    rows = rows._replace(reward=np.array([[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]]))  # folded: [T+1, B * N]
+    target, value = np.array([[5.0, 1.0], [2.0, 9.0]]), np.array([[2.0, 3.0], [4.0, 0.0]])
+    found = row_scores(rows, target, value, np.array([[1.0, 1.0], [1.0, 0.0]]), N)
+    assert found is not None
+    np.testing.assert_allclose(found, [[[5.0, 3.0, 5.0, 2.0, 1.5], [2.0, 0.0, 4.0, 1.0, 3.5]]])

@@ -110,16 +110,25 @@ def slow_weights(scores, proposed, assigned, beta, staleness):
 
 
 def scored(game, chance):
-    return [Outcome(game.id, 10, (1.0,)), Score(game.id, chance.choice((0.25, 0.5, chance.random())))]
+    others = (chance.random() for _ in range(3))
+    return [Outcome(game.id, 10, (1.0,)), Score(game.id, chance.choice((0.25, 0.5, chance.random())), *others)]
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_levels": 60}, {"capacity": 40}, {"capacity": 40, "beta": 0.1, "staleness": 0.3}]
+    "options",
+    [
+        {"num_levels": 60},
+        {"capacity": 40},
+        {"capacity": 40, "beta": 0.1, "staleness": 0.3},
+        {"capacity": 40, "score": "positive"},
+        {"num_levels": 60, "score": "max_mc"},
+        {"num_levels": 60, "capacity": 40, "score": "max_mc"},
+    ],
 )
 def test_weights_equal_a_slow_oracle_of_the_journal(options):
     director = PLR(**options)
     state, journal = check_replay(director, 600, scored, discarded=0.1)
-    levels, scores, proposed, task, open_levels = [], [], [], {}, {}
+    levels, scores, proposed, task, open_levels, returns = [], [], [], {}, {}, {}
     assigned = again = 0
     for message in journal:
         if message["type"] == "Assignment":
@@ -132,7 +141,11 @@ def test_weights_equal_a_slow_oracle_of_the_journal(options):
         elif message["type"] == "Outcome" and message["discarded"]:
             open_levels.pop(message["assignment"])
         elif message["type"] == "Score" and message["assignment"] in open_levels:
-            level, value = open_levels.pop(message["assignment"]), message["value"]
+            level = open_levels.pop(message["assignment"])
+            value = message["positive" if director.score == "positive" else "value"]
+            if director.score == "max_mc":
+                returns.setdefault(level, []).append(message["episode_return"])
+                value = max(returns[level]) - message["predicted"]
             if level in levels:
                 scores[levels.index(level)] = value
                 continue
@@ -141,7 +154,9 @@ def test_weights_equal_a_slow_oracle_of_the_journal(options):
                 weights = slow_weights(scores, proposed, assigned, director.beta, director.staleness)
                 index = weights.index(min(weights))
                 if value < scores[index]:
+                    returns.pop(level, None)
                     continue
+                returns.pop(levels[index], None)
                 for column in (levels, scores, proposed):
                     column.pop(index)
             for column, entry in ((levels, level), (scores, value), (proposed, message["assignment"])):
@@ -241,7 +256,8 @@ def test_missing_scores_do_not_accumulate():
         (lambda: PLR(beta=0.0), "beta=0"),
         (lambda: PLR(staleness=2.0), "staleness=2.0"),
         (lambda: PLR(train_on_new=False, replay_share=0.0), "nothing would be trained on"),
-        (lambda: Score(3, math.inf), "assignment 3 has the score inf"),
+        (lambda: PLR(score="regret"), "score='regret'; expected one of l1, positive, max_mc"),
+        (lambda: Score(3, 1.0, predicted=math.inf), r"assignment 3 has the scores \(1.0, 0.0, inf"),
     ],
 )
 def test_wrong_options_are_refused(make, told):

@@ -93,7 +93,7 @@ class RandomOrderRun:
             return
         self.updates += 1
         if self.scored:
-            self.mail.append(("learner", "scores", {"scores": [(self.updates, 0.5)], "batches": self.updates}))
+            self.mail.append(("learner", "scores", {"scores": [(self.updates, *[0.5] * 4)], "batches": self.updates}))
         if self.updates % 5 == 0:
             self.mail.append(("learner", "saving", {"version": make_version(0, self.updates)}))
 

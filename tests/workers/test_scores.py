@@ -9,7 +9,7 @@ from jsrl.workers.learner.scores import Scores
 
 class EventRecorder:
     def __init__(self) -> None:
-        self.scores: list[tuple[int, float]] = []
+        self.scores: list[tuple[float, ...]] = []
 
     def event(self, kind: str, **facts) -> None:
         assert kind == "scores"
@@ -22,8 +22,9 @@ def batch(*games: int) -> np.ndarray:
 
 
 def values(*scores: float) -> np.ndarray:
-    """Return a score and a count of 1 for each of T rows, [D, B/D, T, 2]."""
-    return np.stack([np.array(scores), np.ones(len(scores))], -1).reshape(1, 1, -1, 2)
+    """Return the sums of T rows, see `row_scores`, [D, B/D, T, 5]: x is |error|, and the rest follows from it."""
+    x, one = np.array(scores), np.ones(len(scores))
+    return np.stack([x, x / 2, -x, one, 10 * x], -1).reshape(1, 1, -1, 5)
 
 
 def test_later_session_continues_open_games():
@@ -32,7 +33,8 @@ def test_later_session_continues_open_games():
     first = Scores(heard)
     first.add(batch(5, 7, 7), values(4.0, 1.0))
     first.add(batch(7, 7), values(2.0))
-    assert heard.scores == [(5, 4.0)] and first.open_games == [(7, 3.0, 2.0)]
+    assert heard.scores == [(5, 4.0, 2.0, -4.0, 40.0)] and first.open_games == [(7, 3.0, 1.5, -3.0, 2.0, 30.0)]
     later = Scores(heard, known=[list(game) for game in first.open_games])  # as stored in JSON
     later.add(batch(7, 8), values(6.0))
-    assert heard.scores == [(5, 4.0), (7, 3.0)] and later.open_games == []
+    assert heard.scores[1:] == [(7, 3.0, 1.5, -3.0, 90.0)] and later.open_games == []
+    assert Scores(heard, known=[[7, 3.0, 2.0]]).open_games == [], "a file from before there were five sums"

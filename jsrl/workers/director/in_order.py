@@ -143,7 +143,7 @@ class DirectorInOrder(DirectorWorker):
 
     def _take(self, message: Any) -> None:
         if isinstance(message, Scores):
-            self._report([Score(game, value) for game, value in message.scores])
+            self._report([Score(*score) for score in message.scores])
         else:
             worker, incarnation, moment = message
             outcomes: list[Outcome] = self._leases.outcomes(worker, incarnation, moment.played)

@@ -133,7 +133,7 @@ class DirectorWorker:
             elif command.name == "done":
                 self._confirmed(msgspec.convert(facts, CommandDone))
             elif command.name == "scores":
-                reports += [Score(game, value) for game, value in msgspec.convert(facts, Scores).scores]
+                reports += [Score(*score) for score in msgspec.convert(facts, Scores).scores]
             elif command.name == "saving":
                 saving = int(facts["version"])
         self._report(reports)

@@ -1,10 +1,9 @@
-"""Scores of games: the mean |advantage| over the rows of each game that a director assigned, reported when the game ends.
+"""Scores of the games that a director assigned, reported when a game ends (see jsrl.directors.messages.Score).
 
 A game's rows come in several batches. Snapshots keep the scores of unfinished games for a restart.
 
-Source: Jiang et al., "Prioritized Level Replay" (2021), section 3.1: the average magnitude of the generalised advantage
-estimate over an episode, the L1 value loss. Differs: the rows of an episode that is longer than one batch are scored with the
-value functions of their own updates.
+Source: Jiang et al., "Prioritized Level Replay" (2021), section 3.1: averages over the rows of an episode. Differs: the rows
+of an episode that is longer than one batch are scored with the value functions of their own updates.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import numpy as np
 from jsrl.types import ONLY_SCORED, Array
 from jsrl.workers.base import Reporter
 
+SUMS = 5  # of a row, see jsrl.agents.rows.row_scores
 MOST_OPEN = 10_000  # unfinished games kept: some never end, because their rows were dropped
 
 
@@ -33,18 +33,19 @@ class Scores:
         self, reporter: Reporter, policy: int = 0, *, always: bool = False, known: Sequence[Sequence[float]] = ()
     ) -> None:
         self._reporter, self._policy, self._always = reporter, policy, always
-        self._open = {int(game): (total, count) for game, total, count in known}  # sum and number of its rows so far
+        # The sums of its rows so far; games of files from before there were five are not scored.
+        self._open = {int(game): np.array(sums, np.float64) for game, *sums in known if len(sums) == SUMS}
 
     @property
-    def open_games(self) -> list[tuple[int, float, float]]:
-        """Return each unfinished game, with the sum and the number of its rows so far."""
-        return [(game, *values) for game, values in self._open.items()]
+    def open_games(self) -> list[tuple[float, ...]]:
+        """Return each unfinished game, with the sums of its rows so far."""
+        return [(game, *sums.tolist()) for game, sums in self._open.items()]
 
     def add(self, game: Array, rows: Array | None, batches: int = 0) -> None:
         """Count the rows of a batch, and report the games that ended in it.
 
         Args:
-          game: int32 [D, T+1, B/D], see Trajectory. rows: [D, B/D, T, 2], see jsrl.agents.rows.row_scores;
+          game: int32 [D, T+1, B/D], see Trajectory. rows: [D, B/D, T, 5], see jsrl.agents.rows.row_scores;
             None: nothing was trained. batches: number of batches so far.
         """
         if rows is None:
@@ -52,12 +53,11 @@ class Scores:
             return
         games = np.moveaxis(np.asarray(game), 1, 2)  # [D, B/D, T+1]
         games = np.where(games <= ONLY_SCORED, ONLY_SCORED - games, games)
-        own, values = games[..., :-1].ravel(), np.asarray(rows, np.float64).reshape(-1, 2)
+        own, values = games[..., :-1].ravel(), np.asarray(rows, np.float64).reshape(-1, SUMS)
         found, index = np.unique(own, return_inverse=True)
-        sums = [np.bincount(index, values[:, i], len(found)) for i in (0, 1)]
-        for number, total, count in zip(found.tolist(), *map(np.ndarray.tolist, sums), strict=True):
-            before = self._open.pop(number, (0.0, 0.0))
-            self._open[number] = (before[0] + total, before[1] + count)
+        sums = np.stack([np.bincount(index, column, len(found)) for column in values.T], axis=1)
+        for number, total in zip(found.tolist(), sums, strict=True):
+            self._open[number] = self._open.pop(number, 0.0) + total
         ended = np.unique(games[..., :-1][games[..., :-1] != games[..., 1:]]).tolist()
         self._report(ended, batches)
         while len(self._open) > MOST_OPEN:
@@ -66,8 +66,8 @@ class Scores:
     def _report(self, ended: Sequence[int], batches: int) -> None:
         scores = []
         for number in ended:
-            total, count = self._open.pop(number)
-            if number >= 0 and count and math.isfinite(total):
-                scores.append((number, total / count))
+            error, positive, value, count, reward = self._open.pop(number).tolist()
+            if number >= 0 and count and math.isfinite(error + reward):
+                scores.append((number, error / count, positive / count, value / count, reward))
         if scores or self._always:
             self._reporter.event("scores", scores=scores, policy=self._policy, batches=batches)
