@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 
 import numpy as np
@@ -12,6 +13,7 @@ from jsrl.envs.make import make_game
 from jsrl.envs.particle.game import make_particle
 from jsrl.envs.particle.tasks import TASKS
 from jsrl.errors import ConfigError, EnvironmentFault
+from jsrl.types import Discrete, MultiDiscrete
 
 SLOTS, STEPS = 3, 40
 CASES = [
@@ -147,6 +149,29 @@ def test_actions_of_a_first_row_are_ignored_and_others_are_checked() -> None:
         game.step({"all": np.array([[0, 77, 0]])})
 
 
+def test_move_and_symbol_as_two_choices_do_what_their_combination_does() -> None:
+    config = EnvConfig("particle:simple_reference_v3")
+    both = dataclasses.replace(config, kwargs={"multi_discrete": True})
+    seats = {"all": ("agent_0", "agent_1")}
+    whole, parted = (make_game(c, 2, 0, groups=seats) for c in (config, both))
+    assert {seat.action for seat in parted.spec.seats} == {MultiDiscrete((5, 10))}
+    rng = np.random.default_rng(0)
+    for game in (whole, parted):
+        game.reset()
+    for _ in range(3):
+        chosen = rng.integers(0, (5, 10), (2, 2, 2))
+        one, two = whole.step({"all": chosen[..., 0] + 5 * chosen[..., 1]}), parted.step({"all": chosen})
+        np.testing.assert_array_equal(one.state, two.state)
+        np.testing.assert_array_equal(one.reward, two.reward)
+    with pytest.raises(EnvironmentFault, match=r"given action \[4, 10\] for seat 'agent_0'. Expected 0 to \[4, 9\]"):
+        parted.step({"all": np.broadcast_to([[4, 10], [0, 0]], (2, 2, 2))})
+
+
+def test_silent_agents_have_only_moves() -> None:
+    game = make_particle(EnvConfig("particle:simple_speaker_listener_v4", kwargs={"multi_discrete": True}), 1)
+    assert [seat.action for seat in game.spec.seats] == [Discrete(3), Discrete(5)]
+
+
 @pytest.mark.parametrize(
     ("config", "told"),
     [
@@ -155,6 +180,10 @@ def test_actions_of_a_first_row_are_ignored_and_others_are_checked() -> None:
         (EnvConfig("particle:simple_spread_v3", kwargs={"local_ratio": 2}), "local_ratio is 2"),
         (EnvConfig("particle:simple_tag_v3", kwargs={"num_good": 0}), "num_good is 0"),
         (EnvConfig("particle:simple_spread_v3", kwargs={"max_cycles": 0}), "max_cycles is 0"),
+        (
+            EnvConfig("particle:simple_tag_v3", kwargs={"continuous_actions": True, "multi_discrete": True}),
+            "exclude each other",
+        ),
     ],
 )
 def test_invalid_options_are_refused(config: EnvConfig, told: str) -> None:

@@ -159,8 +159,8 @@ class ParticleGame:
         wrong = (chosen < 0) | (chosen >= sizes)
         if wrong.any():
             slot = int(np.argwhere(wrong)[0, 0])
-            what = f"was given action {chosen[slot]} for seat {self.spec.seats[agent].name!r}"
-            raise self._rows.fault(slot, what, f"Expected 0 to {sizes - 1}")
+            what = f"was given action {chosen[slot].tolist()} for seat {self.spec.seats[agent].name!r}"
+            raise self._rows.fault(slot, what, f"Expected 0 to {(sizes - 1).tolist()}")
 
     def close(self) -> None:
         """Do nothing: it holds no resources."""
