@@ -22,5 +22,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     use_working_directory()
-    sys.argv = [str(SCRIPT), *(sys.argv[1:] if arguments is None else arguments)]
+    sys.argv[1:] = sys.argv[1:] if arguments is None else arguments
     return runpy.run_path(str(SCRIPT))["main"]()

@@ -21,27 +21,47 @@ STRANGER = Path(__file__).resolve().parents[2] / "benchmarks" / "strangers.py"  
 def main(arguments: Sequence[str] | None = None) -> int:
     """Inject faults, and print the score card; 0: passed, 1: failed, 2: it could not begin."""
     parser = argparse.ArgumentParser(
-        prog=program("chaos"), description=__doc__, epilog="All other options are those of `jsrl run`."
-    )
-    parser.add_argument("--storm-s", type=float, default=60.0, help="seconds during which faults are injected")
-    parser.add_argument(
-        "--calm-s", type=float, default=10.0, help="seconds without faults before that, as the baseline"
-    )
-    parser.add_argument(
-        "--flood-s", type=float, default=10.0, help="seconds of unauthorised messages before the first fault"
+        prog=program("chaos"),
+        usage=f"{program('chaos')} NAME [--option value ...]",
+        description=__doc__,
+        epilog="All other options are those of `jsrl run NAME`.",
     )
     parser.add_argument(
-        "--messages-per-s", type=float, default=200.0, help="maximum unauthorised messages per second; 0: none"
+        "--storm-s", type=float, default=60.0, help="seconds during which faults are injected (default: 60)"
     )
-    parser.add_argument("--every-s", type=float, default=5.0, help="mean seconds between a recovery and the next fault")
+    parser.add_argument(
+        "--calm-s", type=float, default=10.0, help="seconds without faults before that, as the baseline (default: 10)"
+    )
+    parser.add_argument(
+        "--flood-s",
+        type=float,
+        default=10.0,
+        help="seconds of unauthorised messages before the first fault (default: 10)",
+    )
+    parser.add_argument(
+        "--messages-per-s",
+        type=float,
+        default=200.0,
+        help="maximum unauthorised messages per second (default: 200; 0: none)",
+    )
+    parser.add_argument(
+        "--every-s", type=float, default=5.0, help="mean seconds between a recovery and the next fault (default: 5)"
+    )
     parser.add_argument("--kinds", help="kinds of workers to hit, such as actor,learner (default: all but recorders)")
     parser.add_argument(
-        "--pauses", type=float, default=0.25, help="share of faults that stop a process instead of killing it"
+        "--pauses",
+        type=float,
+        default=0.25,
+        help="share of faults that stop a process instead of killing it (default: 0.25)",
     )
-    parser.add_argument("--hangs", type=float, default=0.0, help="share of faults that stop only the main thread")
-    parser.add_argument("--storm-seed", type=int, default=0)
-    parser.add_argument("--patience-s", type=float, default=60.0, help="seconds within which the run must recover")
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
+    parser.add_argument(
+        "--hangs", type=float, default=0.0, help="share of faults that stop only the main thread (default: 0)"
+    )
+    parser.add_argument("--storm-seed", type=int, default=0, help="of the faults (default: 0)")
+    parser.add_argument(
+        "--patience-s", type=float, default=60.0, help="seconds within which the run must recover (default: 60)"
+    )
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs"), help="folder of all runs (default: runs)")
     options, args = parser.parse_known_args(arguments)
     name = f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
     try:

@@ -63,14 +63,16 @@ def _parser() -> argparse.ArgumentParser:
         "--most",
         type=int,
         default=20,
-        help="maximum number of frozen players; if there are more, evenly spaced ones play",
+        help="maximum number of frozen players; if there are more, evenly spaced ones play (default: 20)",
     )
-    parser.add_argument("--episodes", type=int, default=100, help="episodes; games of each pair of players")
-    parser.add_argument("--num-envs", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=12345)
+    parser.add_argument(
+        "--episodes", type=int, default=100, help="episodes, or games of each pair of players (default: 100)"
+    )
+    parser.add_argument("--num-envs", type=int, default=20, help="environments stepped together (default: 20)")
+    parser.add_argument("--seed", type=int, default=12345, help="of environments and sampled actions (default: 12345)")
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
     parser.add_argument("--json", metavar="FILE", help="write everything to this file as well")
-    parser.add_argument("--runs-dir", default="runs")
+    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
     return parser
 
 

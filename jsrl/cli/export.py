@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
     parser.add_argument("file", help="where to write the policy, such as policy.zip")
     parser.add_argument("--onnx", action="store_true", help="write policy.onnx into the file as well")
-    parser.add_argument("--runs-dir", default="runs")
+    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
     options = parser.parse_args(arguments)
     use_working_directory()
     run, _, tag = options.run.partition("@")

@@ -27,7 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--name", default=socket.gethostname(), help="name of this host, unique in the run (default: its host name)"
     )
-    parser.add_argument("--patience-s", type=float, default=120.0, help="seconds to wait for the controller")
+    parser.add_argument(
+        "--patience-s", type=float, default=120.0, help="seconds to wait for the controller (default: 120)"
+    )
     parser.add_argument("--cores", type=int, default=0, help="cores that workers may use here (default: all)")
     parser.add_argument(
         "--memory-mb", type=int, default=0, help="MB of memory that workers may use here (default: all)"

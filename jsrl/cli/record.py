@@ -24,14 +24,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--to", required=True, help="folder of the recording; an existing one of the same kind is extended"
     )
     parser.add_argument(
-        "--episodes", type=int, default=100, help="least number of episodes; rows of unfinished ones are recorded too"
+        "--episodes",
+        type=int,
+        default=100,
+        help="least number of episodes (default: 100); rows of unfinished ones are recorded too",
     )
-    parser.add_argument("--num-envs", type=int, default=16)
-    parser.add_argument("--rollout-length", type=int, default=128, help="rows of a trajectory")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
+    parser.add_argument("--rollout-length", type=int, default=128, help="rows of a trajectory (default: 128)")
+    parser.add_argument("--seed", type=int, default=1, help="of environments and sampled actions (default: 1)")
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
-    parser.add_argument("--limit-mb", type=int, default=10_000, help="maximum size of the recording in MiB")
-    parser.add_argument("--runs-dir", default="runs")
+    parser.add_argument(
+        "--limit-mb", type=int, default=10_000, help="maximum size of the recording in MiB (default: 10000)"
+    )
+    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
     options = vars(parser.parse_args(arguments))
     use_working_directory()
     run, _, tag = options.pop("run").partition("@")

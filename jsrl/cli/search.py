@@ -23,7 +23,7 @@ from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.main import program
 from jsrl.errors import ConfigError, JsrlError, TrialsFailed
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import find_option, option_line, options_of
+from jsrl.experiment.options import find_option, option_lines, options_of
 from jsrl.metrics.display_state import clock
 from jsrl.runs.files import write_json
 from jsrl.search.options import SearchOptions
@@ -42,7 +42,7 @@ def usage() -> str:
         "",
         *(__doc__ or "").splitlines(),
     ]
-    lines += ["", *(option_line(option) for option in options_of(SearchOptions()).values())]
+    lines += ["", *(line for option in options_of(SearchOptions()).values() for line in option_lines(option))]
     return "\n".join([*lines, "", "Every option of `jsrl run NAME` that belongs to the experiment may be given, too."])
 
 

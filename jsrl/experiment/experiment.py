@@ -65,8 +65,8 @@ class Experiment:
     max_minutes: float | None = None
     """Stop this many minutes after the first update; making environments and compiling do not count."""
     stop_at_return: float | None = None
-    """Stop when a greedy evaluation reaches this mean return (with evaluator.against: win rate), and a second one of the
-    same params, with other seeds, too."""
+    """Stop when two greedy evaluations of the same params reach this mean return. They use different seeds. With
+    evaluator.against it is a win rate."""
     seed: int = 0
     """Seed of environments, acting and learning; evaluations use other seeds."""
 
@@ -77,11 +77,12 @@ class Experiment:
     batch_envs: int | None = None
     """Environments (columns) of one update's batch; None: num_envs, so that each update sees every environment once."""
     max_policy_lag: int | None = 0
-    """How many updates old the params of a trained row may be: 0 is synchronous (on-policy), None has no limit (IMPALA)."""
+    """How many updates old the params of a trained row may be. 0 is synchronous (on-policy), None has no limit (IMPALA)."""
 
     placement: PlacementKind = "auto"
-    """serial: one process; inline: actors act; served: inference server on the learner's device; apart: on its own;
-    auto: served where there is an accelerator and a large network, else inline."""
+    """Who computes actions: serial, inline, served, apart or auto. serial: the one process; inline: actors; served: an
+    inference server on the learner's device; apart: on its own; auto: served where there is an accelerator and a large
+    network, else inline."""
     num_actors: int | Literal["auto"] = "auto"
     """Number of actor processes; groups of environments are divided among them. auto: one per core, with at least
     8 environments each. It determines the number of groups, and so the bits: see num_groups."""
@@ -100,8 +101,8 @@ class Experiment:
     compress: bool = False
     """Compress trajectories that go over TCP (to other hosts) with LZ4, for links that are slower than the cores."""
     deterministic: bool = False
-    """Give the same bits with any placement and number of actors (for the same num_groups): groups are never
-    merged, and are processed in order. Serial placement always does this."""
+    """Give the same bits with any placement and number of actors; num_groups must be the same. Groups are never merged, and
+    are processed in order. Serial placement always does this."""
     restart: int = 0
     """Maximum restarts of each dead or hung worker within supervision.window-s."""
     record: str | None = None

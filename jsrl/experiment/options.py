@@ -148,11 +148,11 @@ class RunOptions:
     """Further places for metrics: MODULE:FUNCTION that makes a sink or a list of sinks (docs/hooks.md)."""
     wandb: WandbOptions = WandbOptions()
     display: typing.Literal["auto", "live", "plain", "quiet", "log-only"] = "auto"
-    """What to display; auto: live on a terminal, else plain lines."""
+    """What to display: auto, live, plain, quiet or log-only; auto: live on a terminal, else plain lines."""
     detach: bool = False
     """Start the run in the background, and return; `jsrl attach`, `jsrl status` and `jsrl stop` reach it."""
     plan: bool = False
-    """Print the worker and stream graph with process counts and memory, and do not run."""
+    """Print the workers, streams and memory of the run, and do not run."""
     plan_file: str | None = None
     """Draw the plan to this SVG file as well; `--plan graph.svg` is short for it."""
     hosts_file: str | None = None
@@ -191,7 +191,7 @@ class RunOptions:
     profiles_dir: str | None = None
     """Folder of profiles (default: JSRL_PROFILES, else the user's cache)."""
     tune: bool = False
-    """Find the fastest settings for this machine first, keep them as its profile, and run with them."""
+    """Find this machine's fastest settings first, keep them as its profile, and run with them."""
     tune_minutes: float = 3.0
     """Time for the tuning."""
     tune_batch: bool = False
@@ -346,14 +346,14 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
 def short_help(default: Any, usage: str, names: dict[str, str]) -> str:
     """Return the help of about 40 lines: usage, experiments, and the common options."""
     options = options_of(default) | options_of(RunOptions())
-    lines = [usage, "", "experiments: " + ", ".join(names)]
+    lines = [usage, "", *textwrap.wrap("experiments: " + ", ".join(names), _width(), subsequent_indent="  ")]
     for title, members in COMMON:
         lines += ["", f"{title}:"]
         for name in members:
             if name == "env.kwargs.KEY":
-                lines.append(f"  --{name:<24} {'':<12} a keyword argument of the environment")
+                lines.append(f"  --{name:<24} {'':<13} a keyword argument of the environment")
             elif name in options:
-                lines.append(option_line(options[name]))
+                lines.append(_option_line(options[name]))
     lines += ["", "--help-all lists every option."]
     return "\n".join(lines)
 
@@ -367,21 +367,21 @@ def full_help(default: Any) -> str:
     lines: list[str] = []
     for part, members in parts.items():
         lines += ["", f"{part}:"]
-        for option in members:
-            lines.append(f"  --{option.name}  (default {_shown(option)})")
-            text = _explained(option, option.text)
-            lines += textwrap.wrap(text, _width(), initial_indent=INDENT, subsequent_indent=INDENT)
+        lines += [line for option in members for line in option_lines(option)]
     return "\n".join(lines[1:])
 
 
-def option_line(option: Option) -> str:
-    """Return one option as a line of help: its default and the first sentence of its text, cut to fit."""
-    text = _explained(option, option.text.split(". ")[0].rstrip("."))
-    return (
-        textwrap.shorten(text, 76, placeholder=" ...")
-        .join((f"  --{option.name:<24} {_shown(option):<13} ", ""))
-        .rstrip()
-    )
+def option_lines(option: Option) -> list[str]:
+    """Return one option as lines of help: its default, its choices and its whole text."""
+    text = _explained(option, option.text)
+    wrapped = textwrap.wrap(text, _width(), initial_indent=INDENT, subsequent_indent=INDENT)
+    return [f"  --{option.name}  (default {_shown(option)})", *wrapped]
+
+
+def _option_line(option: Option) -> str:
+    """Return one option as a line of help: its default and the first clause of its text, cut to fit."""
+    text = _explained(option, re.split(r"[.;] ", option.text)[0].rstrip("."))
+    return f"  --{option.name:<24} {_shown(option):<13} {textwrap.shorten(text, 76, placeholder=' ...')}".rstrip()
 
 
 def _explained(option: Option, text: str) -> str:

@@ -44,9 +44,10 @@ class NetworkConfig:
     """Options of an actor-critic network.
 
     Attributes:
-      torso: auto (images by nature_cnn, or impala_resnet where smaller than 36 pixels; all else by mlp), mlp,
-        nature_cnn, impala_resnet, entities (attention over sets of entities, see jsrl.networks.entities), a flax module that
-        maps observations [..., *shape] to features [..., F], or `module:Class` of one that needs no arguments.
+      torso: auto, mlp, nature_cnn, impala_resnet, entities, a flax module, or its `module:Class`. auto reads images by
+        nature_cnn, or by impala_resnet where they are smaller than 36 pixels, and all else by an mlp. entities is attention
+        over sets of entities (jsrl.networks.entities). A module maps observations [..., *shape] to features [..., F]; given by
+        name, it needs no arguments.
       hidden: layer sizes of the MLP that reads all leaves that are not images. activation: of that MLP.
       entities: what the torso `entities` reads; its `hidden` are the size of an embedding and of the layers after it.
       core: recurrent core: none, gru or lstm. core_size: units of the core. core_norm: layer normalisation of the
