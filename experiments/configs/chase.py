@@ -1,4 +1,4 @@
-"""A runner flees from a chaser on a ring of places: two policies with opposite rewards, each trained by PPO"""
+"""A runner flees from a chaser on a ring: two policies with opposite rewards, each trained by PPO"""
 
 import dataclasses
 
