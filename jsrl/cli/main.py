@@ -10,12 +10,12 @@ import os
 import select
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jsrl
+from jsrl.launch.interrupts import remembered, repeated
 
 COMMANDS = {
     "run": "run an experiment, or continue a run",
@@ -43,7 +43,6 @@ COMMANDS = {
 }
 
 LOADING = "loading jsrl ..."
-AGAIN_S = 0.05  # from a dropped Ctrl-C to the next one
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"ConfigError: there is no command {command!r}; {_hint(command)}", file=sys.stderr)
         return 2
     try:
-        with repeated_interrupts():
+        with repeated(), remembered(ends=()):
             status: int = _load(command).main(args[1:])
         sys.stdout.flush()
     except BrokenPipeError:  # `jsrl list | head`
@@ -71,31 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\ninterrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     return status
-
-
-@contextlib.contextmanager
-def repeated_interrupts() -> Iterator[None]:
-    """Send Ctrl-C again if it came in a destructor or a callback of the garbage collector (jax has one).
-
-    Python drops exceptions there, so the command would go on.
-    """
-    before = sys.unraisablehook
-
-    def send(handler: Any) -> None:
-        if signal.getsignal(signal.SIGINT) == handler:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    def hook(unraisable: Any) -> None:
-        if isinstance(unraisable.exc_value, KeyboardInterrupt):
-            threading.Timer(AGAIN_S, send, [signal.getsignal(signal.SIGINT)]).start()
-        else:
-            before(unraisable)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
 
 
 def _reader_has_gone() -> bool:

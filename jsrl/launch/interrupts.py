@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ExtensionFileLoader
+from types import FrameType
 from typing import Any
+
+AGAIN_S = 0.05  # from a Ctrl-C that cannot take effect to the next one
+NATIVE = (ExtensionFileLoader.create_module.__code__, ExtensionFileLoader.exec_module.__code__)
 
 
 class Interrupts:
@@ -31,30 +39,70 @@ class Interrupts:
 class EarlyInterrupt:
     """Handles Ctrl-C, SIGTERM and SIGHUP before a run has begun: raises KeyboardInterrupt, and remembers it.
 
-    Python prints and drops exceptions in a destructor or a callback of the garbage collector (jax has one).
+    While a native module is loaded it waits: an exception in there becomes a SystemError, or aborts the process. It
+    remembers, because Python prints and drops exceptions in a destructor or a callback of the garbage collector (jax
+    has one).
     """
 
     def __init__(self) -> None:
         self.taken = False
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         self.taken = True
-        raise KeyboardInterrupt
+        while frame is not None and frame.f_code not in NATIVE:
+            frame = frame.f_back
+        if frame is None:
+            raise KeyboardInterrupt
+        send_again(number)
+
+
+def send_again(number: int) -> None:
+    """Send a signal to the main thread in AGAIN_S, unless its handler has changed by then."""
+    handler = signal.getsignal(number)
+
+    def send() -> None:
+        time.sleep(AGAIN_S)
+        if signal.getsignal(number) == handler:
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+    _thread.start_new_thread(send, ())  # a Thread waits for its start, and that wait can be interrupted
 
 
 @contextlib.contextmanager
-def remembered() -> Iterator[None]:
-    """Remember a Ctrl-C inside the `with` block, so that a dropped one takes effect at the start of `interrupts`.
+def repeated() -> Iterator[None]:
+    """Send Ctrl-C again if it came in a destructor or a callback of the garbage collector (jax has one).
 
-    SIGTERM and SIGHUP act like Ctrl-C, so that resources are freed.
+    Python drops exceptions there, so the command would go on.
     """
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            send_again(signal.SIGINT)
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+@contextlib.contextmanager
+def remembered(*, ends: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGHUP)) -> Iterator[None]:
+    """Handle Ctrl-C by EarlyInterrupt inside the `with` block; a dropped one takes effect at the start of `interrupts`.
+
+    The signals in `ends` act like Ctrl-C, so that resources are freed.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    early = handler if isinstance(handler, EarlyInterrupt) else EarlyInterrupt()
     ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if not ours or handler not in (early, signal.default_int_handler):
         yield
         return
-    early = EarlyInterrupt()
-    free = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    free = [n for n in ends if signal.getsignal(n) is signal.SIG_DFL]
     before = {number: signal.signal(number, early) for number in (signal.SIGINT, *free)}
     try:
         yield

@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
 
+from jsrl import __main__ as entry
 from jsrl import extras
 from jsrl.cli import doctor, experiments, main
 from jsrl.errors import ConfigError
@@ -73,6 +75,16 @@ def test_interrupted_loading_ends_without_traceback(monkeypatch, capsys):
 
     monkeypatch.setattr(main, "_load", load)
     assert main.main(["list"]) == 130
+    assert capsys.readouterr().err == "\ninterrupted\n"
+
+
+def test_interrupted_import_of_the_command_line_ends_without_traceback(monkeypatch, capsys):
+    class Loading(types.ModuleType):
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "jsrl.cli.main", Loading("jsrl.cli.main"))
+    assert entry.main() == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import _imp
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from importlib.machinery import ExtensionFileLoader
 
 import pytest
 
@@ -60,6 +62,33 @@ def test_interrupt_dropped_by_python_before_the_start_still_ends_the_run(early):
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1.0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_interrupt_waits_until_a_native_module_is_loaded(monkeypatch):
+    loaded = []
+
+    def load(module: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.0)
+        loaded.append(module)
+
+    monkeypatch.setattr(_imp, "exec_dynamic", load)
+    with pytest.raises(KeyboardInterrupt), remembered():
+        ExtensionFileLoader("native", "native.so").exec_module("native")
+        time.sleep(10.0)
+    assert loaded == ["native"]
+
+
+def test_inner_remembered_adds_the_other_signals():
+    with remembered(ends=()):
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        with pytest.raises(KeyboardInterrupt), remembered():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1.0)
+        asked = []
+        with interrupts(lambda: asked.append(1)):
+            assert asked == [1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
