@@ -8,20 +8,8 @@ from typing import Any
 from jsrl.envs.base import EnvStep, GameStep, VectorEnv, VectorGame
 from jsrl.envs.seats import NO_SEATS, actions_of, seat_group
 from jsrl.types import Array
-from jsrl.workers.actor.journaled import where
 from jsrl.workers.actor.policies import PolicyRows
-
-
-class EnvCall:
-    """Text for messages about an environment call that has not returned; names the stepping slot when read."""
-
-    def __init__(self, text: str, env: VectorEnv | VectorGame) -> None:
-        self._text, self._env = text, env
-
-    def __str__(self) -> str:
-        """Return the call, and the slot if it is known."""
-        place = where(self._env)
-        return f"{self._text} ({place})," if place else f"{self._text},"
+from jsrl.workers.env_call import EnvCall
 
 
 @dataclass

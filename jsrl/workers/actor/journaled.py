@@ -14,6 +14,7 @@ from jsrl.transport.wire.schema import to_dtype
 from jsrl.types import Array, ArraySpec, GameSpec
 from jsrl.workers.actor.journal import Journal, JournalHeader, JournalWriter, TaskJournal, digest, journal_path
 from jsrl.workers.base import Reporter
+from jsrl.workers.env_call import where
 from jsrl.workers.jobs import Job
 
 
@@ -159,11 +160,6 @@ class JournaledEnv:
         if self._writer is not None:
             self._writer.close()
         self._env.close()
-
-
-def where(env: Any) -> str:
-    """Return which slot of a vector is stepping and its position in the episode; empty if it reports none."""
-    return env.where() if hasattr(env, "spec") and callable(getattr(env, "where", None)) else ""
 
 
 def journaled(job: Job, group: int, env: Any, reporter: Reporter) -> Any:

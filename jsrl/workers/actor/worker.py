@@ -25,10 +25,11 @@ from jsrl.runs.control_bodies import Lease
 from jsrl.transport.base import Origin, ProducerId
 from jsrl.types import ACTING
 from jsrl.workers.actor.assignments import Assignments
-from jsrl.workers.actor.group import EnvCall, Group
+from jsrl.workers.actor.group import Group
 from jsrl.workers.actor.policies import ActingPolicy, PolicyRows
 from jsrl.workers.actor.recording import RecordingWriter
 from jsrl.workers.base import Reporter
+from jsrl.workers.env_call import EnvCall
 
 SHORT_WAIT_S = 0.002  # timeout for one policy, while another's actions may arrive
 OUTDATED_S = 0.01  # between retries while params of the new learner are on their way
