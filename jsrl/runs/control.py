@@ -139,6 +139,7 @@ class ControlClient:
         self.memory: MemoryWatch | None = None
         self.slowness = 1.0
         self._activity: tuple[object, float, float | None] = ("", 0.0, None)
+        self._beaten = ("", 0.0)  # the text of the last heartbeat's activity, and since when
         self._pauses = Pauses()
         self._outgoing: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -158,7 +159,10 @@ class ControlClient:
         self.send(Stage, stage=stage, pid=os.getpid())
 
     def entering(self, activity: object, deadline_s: float | None = None) -> None:
-        """Record what the worker enters (its `str`); after `deadline_s` inside it, the process ends with a typed report."""
+        """Record what the worker enters (its `str`); after `deadline_s` inside it, the process ends with a typed report.
+
+        The deadline starts again when its `str` changes: each slot of a vector of environments has its own.
+        """
         self._activity = (activity, time.monotonic(), deadline_s)
 
     def left(self) -> None:
@@ -233,6 +237,10 @@ class ControlClient:
     def _beat(self, socket: zmq.Socket) -> None:
         entered, since, deadline_s = self._activity
         activity = str(entered)
+        last, last_since = self._beaten
+        if last_since >= since:
+            since = last_since if activity == last else time.monotonic()
+        self._beaten = activity, since
         inside_s = self._pauses.since(since) if activity else 0.0
         beat = Heartbeat(self.worker, self.incarnation, self.progress, activity, inside_s)
         self._send(socket, beat)

@@ -26,6 +26,7 @@ from jsrl.transport.base import ParamsSubscriber, Request
 from jsrl.types import Array, EnvSpec, version_updates
 from jsrl.workers.acting import Engine, GroupSlots
 from jsrl.workers.base import Reporter
+from jsrl.workers.env_call import EnvCall
 
 STEP_S = 0.05
 PlayedEnv = TypeVar("PlayedEnv", bound="VectorEnv | VectorGame")
@@ -267,9 +268,10 @@ class Player(Generic[PlayedEnv]):
         return self._envs[slots, seed]
 
     @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Have the control thread watch that the environment returns in time."""
-        self._reporter.entering(self._environment, self._shared.step_deadline_s)
+    def _watched(self, env: PlayedEnv | None = None) -> Iterator[None]:
+        """Have the control thread watch that the environment returns in time: each slot of `env`, if it tells its slot."""
+        call = self._environment if env is None else EnvCall(self._environment, env)
+        self._reporter.entering(call, self._shared.step_deadline_s)
         try:
             yield
         except JsrlError:

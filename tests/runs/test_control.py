@@ -72,6 +72,26 @@ def test_close_sends_queued_messages_without_waiting(transport):
     client.close()
 
 
+def test_the_deadline_of_a_call_starts_again_when_its_next_slot_begins(tmp_path, monkeypatch):
+    class Call:
+        slots = iter((0, 0, 1))
+
+        def __str__(self):
+            return f"slot {next(self.slots, 1)}"
+
+    monkeypatch.setattr(control, "HEARTBEAT_S", 0.01)
+    server = ControlServer(f"ipc://{tmp_path}/control")
+    client = ControlClient(server.address, "actor-0", 0)
+    client._activity = (Call(), time.monotonic() - 100.0, 1000.0)
+    beats = [heard(server, Heartbeat)]
+    while beats[-1].activity != "slot 1":
+        beats.append(heard(server, Heartbeat))
+    inside_s = {beat.activity: beat.activity_s for beat in beats}
+    client.close()
+    server.close()
+    assert inside_s["slot 0"] >= 100.0 and inside_s["slot 1"] < 50.0
+
+
 def test_a_slow_worker_beats_less_often(tmp_path, monkeypatch):
     monkeypatch.setattr(control, "HEARTBEAT_S", 0.01)
     server = ControlServer(f"ipc://{tmp_path}/control")

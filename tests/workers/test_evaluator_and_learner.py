@@ -131,6 +131,15 @@ class EvaluatorRig:
             self.evaluator.step()
 
 
+def test_calls_of_the_evaluators_environment_name_the_slot(tmp_path, monkeypatch):
+    rig, calls = EvaluatorRig(tmp_path), []
+    monkeypatch.setattr(Uneven, "where", lambda env: f"slot {env.clock}", raising=False)
+    monkeypatch.setattr(rig.heard, "entering", lambda call, deadline_s: calls.append(call))
+    rig.params.publish(5)
+    rig.play()
+    assert calls and str(calls[-1]).endswith(f"(slot {rig.envs[0].clock}),")
+
+
 def test_every_slot_plays_its_share_of_episodes(tmp_path):
     """10 episodes on 4 slots: 3, 3, 2, 2; the mean is not biased towards the slot with short episodes."""
     rig = EvaluatorRig(tmp_path)

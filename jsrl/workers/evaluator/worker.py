@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -110,10 +111,11 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         if self._opponents and not there:
             return
         policies, env = self._seated(greedy, slots), self._env(slots, SEEDS.get(name, 1))
+        watch = partial(self._watched, env)
         if there:
-            self._play = Matches(policies, there, cast(VectorGame, env), episodes, self._watched, self._phases)
+            self._play = Matches(policies, there, cast(VectorGame, env), episodes, watch, self._phases)
         else:
-            self._play = Play(policies, env, episodes, self._watched, self._phases)
+            self._play = Play(policies, env, episodes, watch, self._phases)
 
     def _complete(self) -> None:
         assert self._play is not None and self._params is not None
