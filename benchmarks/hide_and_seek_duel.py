@@ -1,6 +1,7 @@
 """Play the policies of a run of hide-and-seek against fixed opponents.
 
     python benchmarks/hide_and_seek_duel.py RUN [--tag final] [--runs-dir runs] [--episodes 100] [--curve N] [--out FILE]
+    python benchmarks/hide_and_seek_duel.py RUN --env-id hide_and_seek:quadrant --env-kwargs '{"map_scale": 2}'
 
 Self-play returns say little, because both sides improve. Here each side plays against uniformly random opponents; for
 comparison, one scripted seeker only turns to the nearest hider (sight has no limit of distance, so it sees much) and another
@@ -8,12 +9,14 @@ one also runs to it. Both know its position, seen or not.
 Printed: the share of rewarded steps in which a hider is seen, from any distance, and the median distance of a seeker to the
 nearest hider; then whether the learned seeker chases random hiders: it sees one in `--share` of the steps, from at most half
 the distance of the seeker that only turns. `--curve N`: only the two learned sides against random opponents, at N of the
-snapshots that the run has kept (train with `--snapshots.keep 200`).
+snapshots that the run has kept (train with `--snapshots.keep 200`). `--env-id` and `--env-kwargs`: in another world than that
+of the training; its observations must have the same shapes.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -167,9 +170,12 @@ def main() -> None:
     parser.add_argument("--curve", type=int, default=0)
     parser.add_argument("--share", type=float, default=0.7, help="of the steps in which a chaser sees a hider")
     parser.add_argument("--seed", type=int, default=1_000_000)
+    parser.add_argument("--env-id", help="of the world to play in; default: that of the training")
+    parser.add_argument("--env-kwargs", type=json.loads, default={}, help="JSON; replaces those of the training")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    config = load_policy(args.run, args.tag, runs_dir=args.runs_dir).experiment.env
+    trained = load_policy(args.run, args.tag, runs_dir=args.runs_dir).experiment.env
+    config = dataclasses.replace(trained, id=args.env_id or trained.id, kwargs={**trained.kwargs, **args.env_kwargs})
     rng = np.random.default_rng(args.seed)
     random = {team: random_side(team, rng) for team in TEAMS}
     tags = kept_tags(args.run, args.runs_dir, args.curve) if args.curve else [args.tag]
@@ -184,7 +190,13 @@ def main() -> None:
         text = "chases" if chases(found[args.tag], args.share) else "does not chase"
         print(f"the learned seeker {text} random hiders ({args.share:g} of the steps, half as far as one that turns)")
     if args.out:
-        args.out.write_text(json.dumps({"run": args.run, "episodes": args.episodes, "found": found}, indent=1) + "\n")
+        args.out.write_text(
+            json.dumps(
+                {"run": args.run, "env": [config.id, dict(config.kwargs)], "episodes": args.episodes, "found": found},
+                indent=1,
+            )
+            + "\n"
+        )
 
 
 if __name__ == "__main__":
