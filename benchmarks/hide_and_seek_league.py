@@ -56,8 +56,8 @@ def cross_play(names: list[str], runs_dir: Path) -> dict[str, Any]:
     print(table, flush=True)
     return {
         "players": table.names,
-        "win_rates": np.round(table.win_rates, 3).tolist(),
-        "elo": table.ratings.elo.tolist(),
+        "win_rates": [[None if np.isnan(rate) else round(rate, 3) for rate in row] for row in table.win_rates.tolist()],
+        "elo": np.round(table.ratings.elo).tolist(),
     }
 
 
