@@ -26,6 +26,7 @@ class Suite(NamedTuple):
 SUITES = {
     "particle": Suite("jsrl.envs.particle.game", "make_particle"),
     "matrix": Suite("jsrl.envs.games.matrix", "make_matrix"),
+    "foraging": Suite("jsrl.envs.games.foraging", "make_foraging"),
     "hide_and_seek": Suite("jsrl.envs.hide_and_seek.game", "make_hide_and_seek", "import_mujoco"),
     "pettingzoo": Suite("jsrl.envs.adapters.pettingzoo", "make_pettingzoo", "import_pettingzoo"),
     "lbf": Suite("jsrl.envs.adapters.lbf", "make_lbf", "import_lbf"),

@@ -1,0 +1,118 @@
+"""Foraging in NumPy against lbforaging: every step, and the distribution of the first states."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from jsrl.envs.adapters.lbf import Foraging
+from jsrl.envs.check import check_env
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.games.foraging import ForagingGame
+from jsrl.envs.make import make_game
+from jsrl.errors import ConfigError, EnvironmentFault
+
+SLOTS, STEPS = 4, 60
+CASES = [
+    ("5x5-2p-1f", {}),
+    ("8x8-2p-2f-coop", {"penalty": 0.1}),
+    ("6x6-3p-3f", {"penalty": 0.2}),
+    ("2s-6x6-4p-4f", {}),
+    ("2s-5x5-3p-2f-coop", {}),
+]
+
+
+def as_lbforaging(game: ForagingGame, kwargs: dict) -> list[Foraging]:
+    """Return lbforaging's environments in the game's state."""
+    name = f"Foraging-{game.spec.name.partition(':')[2]}" + "-v3"
+    others = []
+    for slot in range(game.num_envs):
+        other = Foraging(EnvConfig(f"lbf:{name}", kwargs=kwargs), name)
+        other.reset(slot)
+        env = other._env
+        env.field[:] = 0
+        for place, worth in zip(game.food[slot].tolist(), game.worth[slot].tolist(), strict=True):
+            env.field[tuple(place)] += worth
+        for i, player in enumerate(env.players):
+            player.setup(tuple(game.position[slot, i].tolist()), int(game.level[slot, i]), env.field_size)
+        env._food_spawned = env.field.sum()
+        env._gen_valid_moves()
+        others.append(other)
+    return others
+
+
+@pytest.mark.parametrize(("name", "kwargs"), CASES, ids=str)
+def test_equals_lbforaging_step_by_step(name: str, kwargs: dict) -> None:
+    pytest.importorskip("lbforaging")
+    game = make_game(EnvConfig(f"foraging:{name}", kwargs=kwargs), SLOTS, 3)
+    step, rng, lifted, ends = game.reset(), np.random.default_rng(0), 0, Counter()
+    others = as_lbforaging(game, kwargs)
+    for _ in range(STEPS):
+        tries = game._beside(game.position).any(axis=(2, 3)) & (rng.random(game.level.shape) < 0.7)
+        chosen = np.where(tries, 5, rng.integers(0, 6, tries.shape))
+        action = {seat: chosen[:, i : i + 1] for i, seat in enumerate(game.spec.names)}
+        begins = [episode.slot for episode in step.episodes]
+        step = game.step(action)
+        if begins:
+            for slot, other in enumerate(as_lbforaging(game, kwargs)):
+                others[slot] = other if slot in begins else others[slot]
+        for slot in sorted(set(range(SLOTS)) - set(begins)):
+            state = others[slot].step({seat: int(action[seat][slot, 0]) for seat in game.spec.names})
+            for i, seat in enumerate(game.spec.names):
+                np.testing.assert_array_equal(step.observation[seat][slot, 0], state.observation[seat])
+                assert step.reward[slot, i] == pytest.approx(state.reward[seat], abs=1e-6)
+                lifted += state.reward[seat] > 0
+            over = [episode for episode in step.episodes if episode.slot == slot]
+            assert bool(over) == bool(state.terminated or state.truncated)
+            assert not over or over[0].terminated == bool(state.terminated)
+            ends.update("food left" if state.truncated else "all lifted" for _ in over)
+    assert lifted and ends, (lifted, ends)
+
+
+def test_first_states_have_the_distribution_of_lbforaging() -> None:
+    """Places of foods, levels of agents and of foods: the shares of 2,000 resets of each differ by chance only."""
+    pytest.importorskip("lbforaging")
+    name = "6x6-2p-2f"
+    own = make_game(EnvConfig(f"foraging:{name}"), 2_000, 0)
+    own.reset()
+    other = Foraging(EnvConfig(f"lbf:Foraging-{name}-v3"), f"Foraging-{name}-v3")
+    drawn: list[list[tuple]] = [[], []]
+    for slot in range(own.num_envs):
+        drawn[0].append(
+            (own.food[slot][own.worth[slot] > 0].tolist(), own.level[slot].tolist(), own.worth[slot].tolist())
+        )
+        other.reset(None if slot else 0)
+        env = other._env
+        places = np.argwhere(env.field).tolist()
+        drawn[1].append(
+            (places, [int(player.level) for player in env.players], [int(env.field[tuple(p)]) for p in places])
+        )
+    for part in range(3):
+        one, two = (Counter(str(sorted(game[part])) for game in games) for games in drawn)
+        keys = [key for key in {*one, *two} if one[key] + two[key] >= 20]
+        chi = sum((one[key] - two[key]) ** 2 / (one[key] + two[key]) for key in keys)
+        freedom = len(keys) - 1
+        assert chi < freedom + 4 * (2 * max(freedom, 1)) ** 0.5, (part, chi, freedom)
+
+
+def test_passes_the_environment_contract() -> None:
+    report = check_env(EnvConfig("foraging:5x5-2p-1f", kwargs={"max_cycles": 20}), steps=120, num_envs=3)
+    assert [seat.name for seat in report.spec.seats] == ["agent_0", "agent_1"] and report.episodes > 0
+    assert {seat.side for seat in report.spec.seats} == {"team"} and report.spec.symmetric
+
+
+@pytest.mark.parametrize("name", ["8x7-2p-2f", "8x8-2p", "2x2-2p-1f", "8x8-0p-2f", "Foraging-8x8-2p-2f-v3"])
+def test_invalid_names_and_options_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"no foraging game '{name}'"):
+        make_game(EnvConfig(f"foraging:{name}"), 1, 0)
+    with pytest.raises(ConfigError, match=r"does not take .*speed"):
+        make_game(EnvConfig("foraging:8x8-2p-2f", kwargs={"speed": 3}), 1, 0)
+
+
+def test_invalid_actions_are_refused() -> None:
+    game = make_game(EnvConfig("foraging:8x8-2p-2f"), 2, 0)
+    game.reset()
+    with pytest.raises(EnvironmentFault, match=r"\(slot 1.*given action 6 for seat 'agent_1'. Expected 0 to 5"):
+        game.step({"agent_0": np.array([[0], [0]]), "agent_1": np.array([[0], [6]])})
