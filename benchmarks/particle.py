@@ -1,10 +1,10 @@
-"""Env steps per second of the particle world and of mpe2, on one core, random discrete actions.
+"""Env steps per second of the particle world and of mpe2, of foraging and of lbforaging, on one core, random discrete actions.
 
     python benchmarks/particle.py [--num-envs 64] [--rounds 5] [--seconds 1] [--out FILE]
 
 The arms alternate; CPU time is counted, not wall time, so that other processes on the machine matter little. A step is one
 of all agents together. mpe2's parallel environments are stepped one after another, through its public API, resets included;
-`mpe2, core` is their AEC form without PettingZoo's wrappers.
+`mpe2, core` is their AEC form without PettingZoo's wrappers. lbforaging's environments are stepped one after another too.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import gymnasium
 import numpy as np
 
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.particle.game import make_particle
+from jsrl.envs.make import make_game
 from jsrl.envs.particle.tasks import TASKS
 
 DRAWN = 100  # vectors of actions, drawn beforehand
 
 
-def particle_arm(name: str, num_envs: int) -> Callable[[], int]:
-    """Return a function that steps the particle world once and returns the env steps."""
-    game = make_particle(EnvConfig(f"particle:{name}"), num_envs)
+def own_arm(name: str, num_envs: int) -> Callable[[], int]:
+    """Return a function that steps jsrl's game once and returns the env steps."""
+    game = make_game(EnvConfig(f"particle:{name}" if name in TASKS else f"foraging:{name}"), num_envs, 0)
     rng, count = np.random.default_rng(0), 0
     actions = {s.name: rng.integers(0, s.action.num_actions, (DRAWN, num_envs, 1)) for s in game.spec.seats}
     game.reset()
@@ -94,7 +95,31 @@ def core_arm(name: str, num_envs: int) -> Callable[[], int]:
     return step
 
 
-ARMS = {"jsrl": particle_arm, "mpe2": mpe2_arm, "mpe2, core": core_arm}
+def lbforaging_arm(name: str, num_envs: int) -> Callable[[], int]:
+    """Return a function that steps `num_envs` of lbforaging's environments once."""
+    importlib.import_module("lbforaging")
+    envs = [gymnasium.make(f"Foraging-{name}-v3", disable_env_checker=True).unwrapped for _ in range(num_envs)]
+    rng, count = np.random.default_rng(0), 0
+    for seed, env in enumerate(envs):
+        env.reset(seed=seed)
+    actions = rng.integers(0, 6, (DRAWN, num_envs, len(envs[0].action_space))).tolist()
+    over = [False] * num_envs
+
+    def step() -> int:
+        nonlocal count
+        count += 1
+        for i, (env, given) in enumerate(zip(envs, actions[count % DRAWN], strict=True)):
+            if over[i]:
+                env.reset()
+            over[i] = not over[i] and env.step(given)[2]
+        return num_envs
+
+    return step
+
+
+PARTICLE = {"jsrl": own_arm, "mpe2": mpe2_arm, "mpe2, core": core_arm}
+FORAGING = {"jsrl": own_arm, "lbforaging": lbforaging_arm}
+GAMES = {**dict.fromkeys(TASKS, PARTICLE), **dict.fromkeys(("8x8-2p-2f-coop", "10x10-3p-3f"), FORAGING)}
 
 
 def measure(step: Callable[[], int], seconds: float) -> float:
@@ -114,20 +139,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found: dict[str, dict[str, list[float]]] = {}
-    for name in TASKS:
-        arms = {arm: make(name, args.num_envs) for arm, make in ARMS.items()}
+    for name, makers in GAMES.items():
+        arms = {arm: make(name, args.num_envs) for arm, make in makers.items()}
         rates: dict[str, list[float]] = {arm: [] for arm in arms}
         for _ in range(args.rounds):
             for arm, step in arms.items():
                 rates[arm].append(round(measure(step, args.seconds), 1))
         found[name] = rates
         medians = {arm: float(np.median(rate)) for arm, rate in rates.items()}
-        ratio = medians["jsrl"] / medians["mpe2"]
-        text = ", ".join(f"{arm} {median:,.0f}" for arm, median in medians.items())
-        print(
-            f"{name}: {text} env steps/s (medians); {ratio:.1f} times mpe2, {medians['jsrl'] / medians['mpe2, core']:.1f} "
-            "times its core"
+        text = ", ".join(
+            f"{arm} {median:,.0f} (jsrl: {medians['jsrl'] / median:.1f} times)" for arm, median in medians.items()
         )
+        print(f"{name}: {text} env steps/s (medians)")
     if args.out:
         args.out.write_text(json.dumps({"num_envs": args.num_envs, "rates": found}, indent=1) + "\n")
 
