@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import threading
 from pathlib import Path
 
@@ -71,5 +72,5 @@ def test_games_are_played_by_the_assigned_players_under_kills(core: bool, tmp_pa
     assert max(line.get("inference/frozen_mib", 0.0) for line in lines) <= 8.1
     assert max(line.get("inference/compilations_after_warmup", 0.0) for line in lines) == 0.0
     memory = max(line.get("inference/frozen_mib", 0.0) for line in lines)
-    print(f"{2 * rows} rows, {len(killed)} kills, {len(players)} players, {memory:.1f} MiB")
+    logging.getLogger(__name__).info(f"{2 * rows} rows, {len(killed)} kills, {len(players)} players, {memory:.1f} MiB")
     assert 2 * rows > 100_000  # of two seats; the others were in games that do not count
