@@ -101,6 +101,9 @@ PICTURES = {
     "mappo_speaker_listener": Plot(
         "MAPPO, simple_speaker_listener_v4", "mappo_speaker_listener-seed", reference=(-7.7, "planned play: -7.7")
     ),
+    "mappo_reference": Plot(
+        "MAPPO, simple_reference_v3", "mappo_reference-seed", reference=(-7.5, "planned play: -7.5")
+    ),
     "happo": Plot("HAPPO, simple_spread_v3", "happo-seed", reference=PLANNED),
     "vdn": Plot("VDN, simple_spread_v3", "vdn-seed", reference=PLANNED),
 }

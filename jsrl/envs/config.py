@@ -60,7 +60,7 @@ class EnvConfig:
 
     Attributes:
       id: a Gymnasium id (`CartPole-v1`), `ALE/Pong-v5`, `envpool:HalfCheetah-v4`, `probe:memory`, one with
-        several agents (`particle:`, `matrix:`, `hide_and_seek:`, `pettingzoo:`, `lbf:`, `openspiel:`; see
+        several agents (`particle:`, `matrix:`, `foraging:`, `hide_and_seek:`, `pettingzoo:`, `lbf:`, `openspiel:`; see
         docs/environments.md), or your own `module:factory`, or the class or function itself (a notebook's too: `run`
         writes its source down). A factory is called with `kwargs` and returns a gymnasium.Env; one with a parameter
         `num_envs` returns a gymnasium or jsrl vector environment (it gets `seed`, `group` and `groups`, of seats, too where
