@@ -55,10 +55,12 @@ class ActOutput(NamedTuple):
 
 
 class UpdateOutput(NamedTuple):
-    """Metrics: flat dict of scalars, already reduced over devices. priorities: new priorities [B, ...], or None.
+    """The output of an update besides the new state.
 
-    If trajectories carry `game`, priorities are those of jsrl.agents.rows.row_scores, and the agent's config has
-    `scores_rows = True`; rows of games that are only scored train nothing (jsrl.agents.rows.train_only).
+    Attributes:
+      metrics: flat dict of scalars, already reduced over devices.
+      priorities: new priorities of replay [B, ...], or None. If trajectories carry `game`: jsrl.agents.rows.row_scores; the
+        agent's config then has `scores_rows = True`, and rows of games that are only scored train nothing (train_only).
     """
 
     metrics: dict[str, Array]
@@ -88,11 +90,13 @@ class Update(Protocol):
 class Split(NamedTuple):
     """An actor-critic agent as two updates, each for a copy of the state on a device of its own.
 
-    policy, critic: `Update`s that train their own part of the state and leave the rest unchanged. The policy's side owns
-      `params` (with the moments) and `extra`, the critic's side the rest, targets included.
-    publish_policy, publish_critic: (state) -> what the other side needs from this side.
-    take_policy, take_critic: (state, published) -> the state of the other side, with what was published to it.
-    join: (state of the policy's side, state of the critic's side) -> the agent's whole state.
+    The policy's side owns `params` (with the moments) and `extra`, the critic's side the rest, targets included.
+
+    Attributes:
+      policy, critic: update of one side's part of the state; the rest stays unchanged.
+      publish_policy, publish_critic: (state) -> what the other side needs from this side.
+      take_policy, take_critic: (state of the other side, what this side published) -> the other side's state with it.
+      join: (state of the policy's side, state of the critic's side) -> the agent's whole state.
     """
 
     policy: Update
@@ -107,10 +111,14 @@ class Split(NamedTuple):
 class Agent(NamedTuple):
     """An algorithm as a value.
 
-    init: (key) -> AgentState, the same in every process. initial_core: (batch_size) -> core [B, ...], () without one.
-    Optional: split (two updates for two devices); adopt ((fresh state, another run's params) ->
-      a state that begins with these params, target networks and schedules included; None: only `params` is replaced);
-      store_core (whether trajectories carry the core before row 0; False: only acting reads it).
+    Attributes:
+      init: (key) -> AgentState, the same in every process.
+      initial_core: (batch_size) -> core [B, ...], () without one.
+      act, update: see Act and Update.
+      split: two updates for two devices; None: not supported.
+      adopt: (fresh state, another run's params) -> a state that begins with these params, target networks and schedules
+        included; None: only `params` is replaced.
+      store_core: whether trajectories carry the core before row 0; False: only acting reads it.
     """
 
     init: Callable[[Array], AgentState]

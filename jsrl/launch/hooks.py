@@ -67,7 +67,9 @@ class LiveRun:
     """A run, as its hooks see it; everything may be read at any time.
 
     Attributes:
-      name: EXPERIMENT/RUN. folder: the run's, a Path. experiment: of the run.
+      name: EXPERIMENT/RUN.
+      folder: the run's folder, a Path.
+      experiment: of the run.
     """
 
     def __init__(self, session: _Session) -> None:

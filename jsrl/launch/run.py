@@ -77,8 +77,8 @@ def run(
         a function's `module:name`, or a Graph. A resume continues with the graph of the run.
       launcher: starts the workers (jsrl.launch.launcher.Launcher), for this run alone; None: processes of this host.
       display: auto, live, plain, quiet or log-only.
-      sinks: further places for metrics (jsrl.metrics.sinks.Sink); hooks: their methods are called during the run
-        (jsrl.launch.hooks.METHODS). Each is an object, or a function that makes some, as `module:function`.
+      sinks: further places for metrics (jsrl.metrics.sinks.Sink), each an object, or a function that makes some, as
+        `module:function`. hooks: likewise; their methods are called during the run (jsrl.launch.hooks.METHODS).
 
     Raises:
       ConfigError: something cannot work; the message says what would.

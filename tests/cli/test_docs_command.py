@@ -58,6 +58,20 @@ def test_options_are_not_split_over_two_lines() -> None:
         assert changed(same) == same
 
 
+def test_each_name_of_a_docstring_has_an_entry() -> None:
+    entries = pytest.importorskip("jsrl.cli.site.entries", reason="needs the extra docs")
+    docstring = (
+        "Run.\n\nArgs:\n  a, b: two: x. c: of a\n    note: long (text). d: last.\nplain\n\n"
+        "Raises:\n  BadError: no. WorseError: no!"
+    )
+    split = entries.split_entries(docstring, {"a", "b", "c", "d"})
+    assert split == (
+        "Run.\n\nArgs:\n    a: two: x.\n    b: two: x.\n    c: of a note: long (text).\n    d: last.\nplain\n\n"
+        "Raises:\n    BadError: no.\n    WorseError: no!\n"
+    )
+    assert entries.split_entries("Args:\n  text without a name\n", set()) == "Args:\n  text without a name\n"
+
+
 @pytest.mark.slow
 def test_site_is_complete_and_loads_nothing_external(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The build is strict: mkdocs fails on a dead link between pages, or on a page missing from the menu."""
@@ -78,3 +92,4 @@ def test_site_is_complete_and_loads_nothing_external(tmp_path: Path, monkeypatch
         assert 'class="mermaid"' not in text  # for which the theme would load a script
     api = (tmp_path / "site" / "api.html").read_text()
     assert "max_episode_steps" in api  # docstrings are rendered, not only titles
+    assert re.search(r"<code>overwrite</code>\s*</td>", api)  # a name that shares a line of the docstring with others

@@ -1,4 +1,4 @@
-"""Changes by mkdocs to a page: links to files outside the docs become paths, and options are not split over two lines."""
+"""Changes by mkdocs to a page: links to files outside the docs become paths, options are not split over two lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)\s]+)\)")
 
 
 def on_page_markdown(markdown: str, *, page, config, files) -> str:
-    """Return a page's text with links out of the docs folder written as paths (`jsrl/types.py`)."""
+    """Return a page's text with links out of the docs folder written as paths (`jsrl/types.py`).
+
+    A page without headings has no table of contents, so that its tables get the whole width.
+    """
+    if "\n## " not in markdown:
+        page.meta["hide"] = ["toc"]
     folder = dirname(page.file.src_uri)
 
     def replace(found: re.Match[str]) -> str:
