@@ -52,34 +52,39 @@ def parts(experiment: Any) -> tuple[dict[str, Callable[[], float]], dict[str, An
     import numpy as np
 
     from benchmarks.throughput.traffic import traffic
-    from jsrl.envs.make import make
+    from jsrl.envs.make import make, make_spec
+    from jsrl.envs.seats import actions_of, part_of, view_of
     from jsrl.experiment.building import build_agent, resolved_agent
     from jsrl.launch.schemas import make_schemas
     from jsrl.parallel import data_parallel, split_devices
     from jsrl.transport.base import Request
-    from jsrl.types import make_trajectory_spec, zeros
+    from jsrl.transport.stream import POLICY
+    from jsrl.types import GameSpec, make_trajectory_spec, zeros
     from jsrl.workers.acting import Engine
 
     schemas = make_schemas(experiment)
     agent = build_agent(resolved_agent(experiment), schemas.env)
     rows = experiment.num_envs
-    env = make(experiment.env, rows, 0)
-    step = env.reset()
+    spec = make_spec(experiment.env)
+    seats = tuple(seat.name for seat in spec.seats) if isinstance(spec, GameSpec) else ()
+    view = view_of(POLICY, range(len(seats)))  # one policy plays all seats
+    env: Any = make(experiment.env, rows, 0, groups={POLICY: seats} if seats else None)
+    step = part_of(view, env.reset())
     engine = Engine(agent, schemas.env, num_slots=rows, sizes=[rows], seed=0)
     state = jax.jit(agent.init)(jax.random.key(0))
     engine.set_params(0, [np.array(leaf) for leaf in jax.tree.leaves(state.params)])
     served, request = engine.serve(0, rows), Request(step.observation, step.is_first)
-    action = np.array(engine.act(served, request).action)
+    actions = actions_of([(view, np.array(engine.act(served, request).action))])
 
     def act() -> int:
         engine.act(served, request)
         return rows
 
     def simulate() -> int:
-        env.step(action)
+        env.step(actions)
         return rows
 
-    spec = make_trajectory_spec(
+    trajectory = make_trajectory_spec(
         schemas.env,
         schemas.act.extras,
         schemas.act.core if agent.store_core else (),
@@ -87,7 +92,7 @@ def parts(experiment: Any) -> tuple[dict[str, Callable[[], float]], dict[str, An
         num_envs=experiment.batch_columns,
     )
     update = data_parallel(agent.update, jax.local_devices()[:1], donate=False)
-    placed, batch = update.place(state), split_devices(zeros(spec), 1)
+    placed, batch = update.place(state), split_devices(zeros(trajectory), 1)
     key = jax.random.key(1)
 
     def learn() -> float:

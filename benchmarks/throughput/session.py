@@ -149,14 +149,19 @@ def experiment_of(name: str, placement: str, options: Sequence[str]) -> Experime
     """Return the experiment that run.py makes of these arguments.
 
     Raises:
-      ConfigError: no such experiment or option.
+      ConfigError: no such experiment or option, or it has several policies.
     """
     from jsrl.cli.command_line import parse
     from jsrl.cli.experiments import experiments
 
     if name not in experiments():
         raise ConfigError(f"there is no experiment {name!r}; there are: {', '.join(experiments())}.")
-    return parse([*options, "--placement", placement], experiments()[name]()).experiment
+    experiment = parse([*options, "--placement", placement], experiments()[name]()).experiment
+    if experiment.policies:
+        raise ConfigError(
+            f"{name} has the policies {', '.join(experiment.policies)}; this benchmark measures experiments with one policy."
+        )
+    return experiment
 
 
 def header(given: argparse.Namespace, options: list[str], experiments: dict[str, Experiment]) -> dict[str, Any]:

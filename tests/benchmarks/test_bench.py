@@ -1,5 +1,6 @@
 """The benchmark from its command line, end to end, on a small run; and its tables from known numbers."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.throughput import tables
+from benchmarks.throughput import session, tables
+from benchmarks.throughput.alone import parts
 from benchmarks.throughput.end_to_end import KINDS, Tail, summary
+from jsrl.cli.experiments import experiments
 from jsrl.errors import ConfigError
 from jsrl.workers.kinds import catalogue, find_kind
 
@@ -134,6 +137,18 @@ def test_wrong_arguments_are_refused_with_the_valid_ones():
     ran = run("ppo_cartpol", timeout_s=60)
     assert ran.returncode == 2
     assert "there is no experiment 'ppo_cartpol'" in ran.stderr
+
+
+@pytest.mark.slow
+def test_parts_of_an_experiment_with_several_seats():
+    works, facts = parts(dataclasses.replace(experiments()["mappo"](), num_envs=16, rollout_length=4))
+    assert {name: work() for name, work in works.items()} == {"environment": 16, "inference": 16, "update": 64}
+    assert facts["parameters"] > 0
+
+
+def test_experiments_with_several_policies_are_refused():
+    with pytest.raises(ConfigError, match="chase has the policies chaser, runner"):
+        session.experiment_of("chase", "serial", [])
 
 
 @pytest.mark.nightly

@@ -1,0 +1,159 @@
+"""BenchMARL's MAPPO on cooperative navigation, with the network, rows and epochs of `jsrl run mappo`, in its own environment.
+
+    python run_benchmarl.py mpe2 --seed 0 --env-steps 300000
+    python run_benchmarl.py vmas --env-steps 100000 --episodes 0
+
+`mpe2` is the game of jsrl's `particle:simple_spread_v3`, one process that steps its environments one after another.
+`vmas` is BenchMARL's fastest form of it: vectorised in torch, with other dynamics and rewards, so only its speed compares.
+The loss, the env steps and the CPU time go to benchmarks/results/spread-benchmarl-ENV-seedN.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import measuring
+import process_tree
+import torch
+from benchmarl.algorithms import MappoConfig
+from benchmarl.environments import PettingZooTask, VmasTask
+from benchmarl.experiment import Callback, Experiment, ExperimentConfig
+from benchmarl.models.mlp import MlpConfig
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+NUM_ENVS, EPISODE, EPOCHS, MINIBATCHES = 128, 25, 5, 8
+SETTINGS = {"lr": 1e-3, "gamma": 0.95, "adam_eps": 1e-5, "clip_grad_val": 10.0}
+MAPPO = {"clip_epsilon": 0.2, "entropy_coef": 0.01, "critic_coef": 1.0, "loss_critic_type": "smooth_l1", "lmbda": 0.95}
+NOTE = "no value normalisation, no value clipping, a constant learning rate; agents have no numbers"
+
+
+def task_of(name: str) -> Any:
+    """Return BenchMARL's task."""
+    if name == "vmas":
+        return VmasTask.SIMPLE_SPREAD.get_task({"max_steps": EPISODE, "num_agents": 3, "obs_agents": True})
+
+    from mpe2 import simple_spread_v3
+    from torchrl.envs import PettingZooWrapper
+
+    task = PettingZooTask.SIMPLE_SPREAD.get_task({"max_cycles": EPISODE, "N": 3, "local_ratio": 0.5})
+
+    def make(_: Any, num_envs: int, continuous_actions: bool, seed: int | None, device: Any) -> Any:
+        """Torchrl looks for these games where PettingZoo kept them before they moved to mpe2."""
+        return lambda: PettingZooWrapper(
+            simple_spread_v3.parallel_env(max_cycles=EPISODE, continuous_actions=continuous_actions),
+            categorical_actions=True,
+            return_state=True,
+            seed=seed,
+            device=device,
+        )
+
+    type(task).get_env_fun = make  # of the class: tasks are pickled
+    return task
+
+
+def config_of(env_steps: int, folder: str, episodes: int) -> Any:
+    """Return the settings of an experiment."""
+    config = ExperimentConfig.get_from_yaml()
+    batch = NUM_ENVS * EPISODE
+    fields = SETTINGS | {
+        "prefer_continuous_actions": False,
+        "on_policy_n_envs_per_worker": NUM_ENVS,
+        "on_policy_collected_frames_per_batch": batch,
+        "on_policy_n_minibatch_iters": EPOCHS,
+        "on_policy_minibatch_size": batch // MINIBATCHES,
+        "max_n_frames": env_steps,
+        "evaluation_interval": batch * max(1, env_steps // 3 // batch),
+        "evaluation": episodes > 0,
+        "evaluation_episodes": episodes,
+        "render": False,
+        "loggers": [],
+        "create_json": False,
+        "save_folder": folder,
+    }
+    for name, value in fields.items():
+        setattr(config, name, value)
+    return config
+
+
+class Watch(Callback):
+    """Records each update (env steps, wall and CPU seconds, losses) and each evaluation (env steps, mean return, 95%)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.updates: list[dict[str, float]] = []
+        self.points: list[list[float]] = []
+        self._begun_s = time.monotonic()
+
+    def on_train_end(self, training_td: Any, group: str) -> None:
+        """Record an update."""
+        line = {"env_steps": self.experiment.total_frames, "seconds": time.monotonic() - self._begun_s}
+        line |= {name: float(training_td[name].mean()) for name in ("loss_objective", "loss_critic", "loss_entropy")}
+        self.updates.append(line | {"cpu_s": process_tree.cpu_seconds(os.getpid())})
+
+    def on_evaluation_end(self, rollouts: list[Any]) -> None:
+        """Record an evaluation: the mean over the seats, as jsrl reports it."""
+        returns = torch.stack([rollout["next", "agent", "reward"].sum(0).mean() for rollout in rollouts])
+        half = 1.96 * float(returns.std()) / len(returns) ** 0.5
+        self.points.append([self.experiment.total_frames, round(float(returns.mean()), 2), round(half, 2)])
+        print(*self.points[-1], f"{time.monotonic() - self._begun_s:.0f} s", flush=True)
+
+
+def experiment_of(given: argparse.Namespace, folder: str, watch: Watch) -> Experiment:
+    """Return the experiment."""
+    mlp = MlpConfig(num_cells=[64, 64], activation_class=torch.nn.ReLU, layer_class=torch.nn.Linear)
+    mappo = MappoConfig(
+        share_param_critic=True,
+        scale_mapping="biased_softplus_1.0",
+        use_tanh_normal=True,
+        minibatch_advantage=False,
+        **MAPPO,
+    )
+    return Experiment(
+        task=task_of(given.env),
+        algorithm_config=mappo,
+        model_config=mlp,
+        critic_model_config=mlp,
+        seed=given.seed,
+        config=config_of(given.env_steps, folder, given.episodes),
+        callbacks=[watch],
+    )
+
+
+def main() -> None:
+    """Train, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("env", choices=("mpe2", "vmas"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--env-steps", type=int, default=300_000)
+    parser.add_argument("--episodes", type=int, default=100, help="of an evaluation; 0: none")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the results")
+    given = parser.parse_args()
+
+    torch.set_num_threads(given.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        watch = Watch()
+        experiment_of(given, folder, watch).run()
+    first, last = watch.updates[0], watch.updates[-1]  # the first one includes the start
+    steps, cpu_s = last["env_steps"] - first["env_steps"], last["cpu_s"] - first["cpu_s"]
+    kept = {
+        "command": f"python benchmarks/peers/run_benchmarl.py {given.env} --seed {given.seed} --env-steps {given.env_steps}",
+        "packages": measuring.versions_of("benchmarl", "torchrl", "torch", "mpe2", "vmas"),
+        "note": NOTE,
+        "env_steps_per_s": steps / (last["seconds"] - first["seconds"]),
+        "env_steps_per_cpu_s": steps / cpu_s,
+        "updates": watch.updates,
+        "points": watch.points,
+    }
+    print({name: kept[name] for name in ("env_steps_per_s", "env_steps_per_cpu_s")}, last, flush=True)
+    (given.to / f"spread-benchmarl-{given.env}-seed{given.seed}.json").write_text(json.dumps(kept) + "\n")
+
+
+if __name__ == "__main__":
+    main()
