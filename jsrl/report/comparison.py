@@ -15,6 +15,7 @@ from jsrl.metrics.display_state import clock, short
 from jsrl.metrics.sparkline import sparkline
 from jsrl.report.run_report import flat_options
 from jsrl.runs.runs import Run
+from jsrl.runs.state import read_result
 
 END_METRICS = (
     "evaluator/win_rate",
@@ -190,7 +191,10 @@ def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> st
         text_table(("differs in", "A", "B"), rows) if rows else "same configuration, commit, packages, hardware"
     )
     shared = [key for key in keys if key in left.metrics or key in right.metrics]
-    ends = [(key, short(_end(left, key)), short(_end(right, key)), _change(left, right, key)) for key in shared]
+    ends = [_row(key, _end(left, key), _end(right, key)) for key in shared]
+    finals = [(read_result(run.folder.path).get("final") or {}).get("return_mean") for run in (left, right)]
+    if finals != [None, None]:
+        ends.insert(0, _row("final evaluation", *finals))
     length = [
         (run.metrics.get("env_steps", np.zeros(0)), run.metrics.get("wall_s", np.zeros(0))) for run in (left, right)
     ]
@@ -229,9 +233,9 @@ def _end(run: Run, key: str) -> float | None:
     return float(values[-1]) if values.size else None
 
 
-def _change(left: Run, right: Run, key: str) -> str:
-    a, b = _end(left, key), _end(right, key)
-    return "" if a is None or b is None else f"{'+' if b >= a else ''}{short(b - a)}"
+def _row(name: str, a: float | None, b: float | None) -> tuple[str, str, str, str]:
+    change = "" if a is None or b is None else f"{'+' if b >= a else ''}{short(b - a)}"
+    return name, short(a), short(b), change
 
 
 def _range(curve: np.ndarray) -> str:

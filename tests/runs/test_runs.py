@@ -200,6 +200,10 @@ def test_summary_over_seeds(tmp_path):
 def test_compare_lists_differences(tmp_path):
     make_run(tmp_path, "ppo", "a", [10.0, 200.0, 300.0], {"lr": 3e-4, "net": {"sizes": [64], "act": "tanh"}})
     make_run(tmp_path, "ppo", "b", [10.0, 20.0, 25.0], {"lr": 1e-3, "net": {"sizes": [64]}, "clip": 0.2})
+    for name, final in (("a", 290.0), ("b", 27.0)):
+        (tmp_path / "ppo" / name / "result.json").write_text(
+            json.dumps({"ended": "total_env_steps", "final": {"return_mean": final}})
+        )
     text = compare_runs(*load_runs(["a", "b"], str(tmp_path)))
     assert "net.sizes" not in text
     rows = [line.split() for line in text.splitlines()]
@@ -207,6 +211,7 @@ def test_compare_lists_differences(tmp_path):
     assert ["net.act", "tanh", "None"] in rows
     assert ["clip", "None", "0.2"] in rows
     assert ["evaluator/return_mean", "300", "25", "-275"] in rows
+    assert ["final", "evaluation", "290", "27", "-263"] in rows
     assert "10 to 300, 3 values" in text
     same = compare_runs(*load_runs(["a"], str(tmp_path)) * 2)
     assert "same configuration" in same
