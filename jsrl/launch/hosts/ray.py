@@ -84,6 +84,23 @@ def check_address(address: str) -> None:
         )
 
 
+def lacks_token(error: BaseException) -> bool:
+    """Return whether Ray refused a connection for want of its token; its own last error does not say so."""
+    cause = error.__cause__ or error.__context__
+    return "InvalidAuthToken" in str(error) or (cause is not None and lacks_token(cause))
+
+
+def unusable(address: str, error: Exception) -> str:
+    """Return the message for a Ray to which no connection can be made."""
+    if lacks_token(error):
+        why = (
+            "it requires its token: set RAY_AUTH_MODE=token, and have the token in ~/.ray/auth_token or RAY_AUTH_TOKEN."
+        )
+    else:
+        why = str(error)
+    return f"Ray at {address or 'this host'} cannot be used: {why}"
+
+
 @dataclass(frozen=True)
 class RayNode:
     """A living node of a cluster: its IP address and its resources, used or not."""

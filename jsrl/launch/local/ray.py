@@ -30,7 +30,17 @@ from typing import Any
 
 from jsrl.errors import ConfigError, MissingExtra
 from jsrl.extras import install_command
-from jsrl.launch.hosts.ray import LOCAL, RayRequest, bundle_of, cpus_of, node_of, refusal, shortage
+from jsrl.launch.hosts.ray import (
+    LOCAL,
+    RayRequest,
+    bundle_of,
+    cpus_of,
+    lacks_token,
+    node_of,
+    refusal,
+    shortage,
+    unusable,
+)
 
 CONNECT_S, PLACE_MORE_S = 5.0, 60.0  # to reach the head; to start or reach Ray, in addition to the time for placing
 GONE_S, LEAVE_S = 5.0, 5.0  # for agents; for the driver
@@ -240,19 +250,31 @@ class Driver:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "jsrl"}
         address = self._request.address
         try:
-            if address != LOCAL:
-                check_answers(address)
-                with contextlib.suppress(ConnectionError) if not address else contextlib.nullcontext():
-                    self._ray.init(address or "auto", **quiet)
-                    self._write({"notify": f"using the Ray at {self._ray.get_runtime_context().gcs_address}"})
-                    return False
+            if address != LOCAL and self._reached(address, quiet):
+                self._write({"notify": f"using the Ray at {self._ray.get_runtime_context().gcs_address}"})
+                return False
             for name, value in QUIET.items():
                 os.environ.setdefault(name, value)
             self._ray.init(LOCAL, include_dashboard=False, object_store_memory=STORE_BYTES, **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise Refused(f"Ray at {address or 'this host'} cannot be used: {error}") from error
+            raise Refused(unusable(address, error)) from error
         why = "as --ray.address says" if address == LOCAL else "no Ray is running here"
         self._write({"notify": f"started a local Ray of one node, which ends with the run ({why})"})
+        return True
+
+    def _reached(self, address: str, options: Mapping[str, Any]) -> bool:
+        """Connect to a running Ray; return whether there is one. An address must have one.
+
+        Raises:
+          ConnectionError: it cannot be used.
+        """
+        check_answers(address)
+        try:
+            self._ray.init(address or "auto", **options)
+        except ConnectionError as error:
+            if address or lacks_token(error):
+                raise
+            return False
         return True
 
     def _nodes(self) -> list[Any]:

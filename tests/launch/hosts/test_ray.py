@@ -9,7 +9,17 @@ import pytest
 from jsrl.cli import run as command
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import RayOptions
-from jsrl.launch.hosts.ray import RayNode, RayRequest, bundle_of, cpus_of, node_of, refusal, request_of, shortage
+from jsrl.launch.hosts.ray import (
+    RayNode,
+    RayRequest,
+    bundle_of,
+    cpus_of,
+    node_of,
+    refusal,
+    request_of,
+    shortage,
+    unusable,
+)
 
 BIG, SMALL = RayNode("10.0.0.6", 64, 4, 256_000), RayNode("10.0.0.7", 8, 0, 32_000)
 
@@ -71,6 +81,15 @@ def test_node_fields_are_read_from_ray() -> None:
 def test_invalid_head_addresses_are_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="expected HOST:PORT of the head node"):
         RayRequest(1, address)
+
+
+def test_missing_token_of_ray_is_named() -> None:
+    """Ray's last error does not name it, but the one before."""
+    error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.5:6379")
+    told = unusable("10.0.0.5:6379", error)
+    assert told == "Ray at 10.0.0.5:6379 cannot be used: Failed to connect to Ray cluster at 10.0.0.5:6379"
+    error.__cause__ = RuntimeError("Failed to connect to GCS. Last connection error: RPC error: InvalidAuthToken: ...")
+    assert "this host cannot be used: it requires its token: set RAY_AUTH_MODE=token" in unusable("", error)
 
 
 @pytest.mark.parametrize("name", ["num_hosts", "cpus", "gpus", "memory_mb"])
