@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import signal
@@ -133,7 +134,7 @@ def hosts() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.nightly
 def test_ranks_on_two_hosts(hosts, tmp_path: Path) -> None:
-    """The learner on one host, its other rank on a joined one; that rank is killed and restarts there."""
+    """The learner on one host, its other rank on a joined one; each is killed, stopped and stuck, and both begin again."""
     address, (main, far, _) = hosts
     run = Launched(
         tmp_path,
@@ -146,16 +147,26 @@ def test_ranks_on_two_hosts(hosts, tmp_path: Path) -> None:
         agent = Agent(f"{address}:7000", token, far, tmp_path / "far.txt", far)
         run.until(lambda: list(tmp_path.glob("*/*/experiment.json")), "the run", 120.0)
         await_training(run, 0, 300.0)
-        (rank,) = [worker for worker in agent.workers() if "rank" in worker.cmdline()]
-        rank.kill()
-        await_training(run, 1, 300.0)
+        for epoch, (rank, fault) in enumerate(itertools.product(RANKS, ("killed", "stopped", "stuck")), 1):
+            victim = run.workers()["learner"] if rank == "learner" else far_rank(agent)
+            since_s, hung = time.monotonic(), harm(victim, fault)
+            await_training(run, epoch, RECOVERED_S)
+            sys.stdout.write(f"{rank} {fault}: training again after {time.monotonic() - since_s:.1f} s\n")
+            if hung is not None:
+                hung.release()
         meta = end(run)
-        assert meta["epoch"] == 1 and "samples.rank-1" in run.result()["hops"]
+        assert meta["epoch"] == 6 and "samples.rank-1" in run.result()["hops"]
         assert agent.ends()[0] == 0
     finally:
         if agent is not None:
             agent.close()
         run.kill()
+
+
+def far_rank(agent: Agent) -> psutil.Process:
+    """Return the process of the second rank on a joined host."""
+    (rank,) = [worker for worker in agent.workers() if "rank" in worker.cmdline()]
+    return rank
 
 
 @pytest.mark.nightly
