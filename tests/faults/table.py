@@ -267,6 +267,12 @@ FAULTS = (
         "        key = jax.random.fold_in(self._key, 0)\n",
         ("tests/workers/test_evaluator_and_learner.py::test_every_update_has_its_own_key",),
     ),
+    Fault(
+        "a flood of refused messages holds a worker a minute longer",
+        "return take(max(0.0, deadline_s - time.monotonic()))",
+        "return take(max(0.0, deadline_s - time.monotonic()) + 60.0)",
+        ("tests/workers/test_refusals.py",),
+    ),
     # -- services
     Fault(
         "tagged snapshots are swept away with old ones",

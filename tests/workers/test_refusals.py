@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,15 +56,20 @@ def test_valid_messages_pass_through(error: StreamError) -> None:
     assert refusals.count == 0
 
 
-def test_flood_of_complaints_blocks_no_other_client() -> None:
+def test_flood_of_complaints_ends_at_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_s, asked_s = 100.0, list[float]()
+    monkeypatch.setattr("jsrl.workers.refusals.time", SimpleNamespace(monotonic=lambda: clock_s))
     refusals = Refusals("learner")
 
     def take(timeout_s: float) -> None:
+        nonlocal clock_s
+        clock_s += 1.0
+        asked_s.append(timeout_s)
         raise SpecMismatch("again")
 
     with pytest.raises(StreamTimeout, match="again"):
-        refusals.take(take, 0.05)
-    assert refusals.count > 0
+        refusals.take(take, 3.5)
+    assert asked_s == [3.5, 2.5, 1.5, 0.5] and refusals.count == 4
 
 
 @pytest.mark.parametrize("transport", ["shm", "ipc"])
