@@ -10,6 +10,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
+import psutil
 import pytest
 
 NIGHTLY, SLOW = (tomllib.loads((Path(__file__).parent / f"{mark}.toml").read_text()) for mark in ("nightly", "slow"))
@@ -34,15 +35,20 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # each program is compiled on
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs() -> Iterator[None]:
-    """Drop jax's in-memory caches after each module; the programs stay on disk."""
+    """Drop jax's in-memory caches after a module that leaves the process large; the programs stay on disk."""
     yield
-    if "jax" in sys.modules:
+    if "jax" in sys.modules and psutil.Process().memory_info().rss > 1.5e9:
         sys.modules["jax"].clear_caches()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have xdist hand out files in the order of the items."""
     config.option.loadscopereorder = False
+
+
+def pytest_collection_finish() -> None:
+    """Exclude what was collected from garbage collection: it lives to the end, and each full collection walks it."""
+    gc.freeze()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

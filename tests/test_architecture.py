@@ -239,6 +239,11 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@functools.cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
+
+
 def relative(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
@@ -250,7 +255,7 @@ def room_of(path: Path) -> str:
 def imported(tree: ast.AST) -> set[str]:
     """Return every module that a tree imports, anywhere in it."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -354,7 +359,7 @@ SORTS = {"inference"}  # of streams: not kinds of workers
 def kinds_named(tree: ast.Module) -> list[str]:
     """Return the string literals of a tree that are names of worker kinds, or start the name of one of their workers."""
     kinds = {kind.name for kind in own_kinds()}
-    words = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    words = [node.value for node in nodes(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     begun = tuple(f"{kind}-" for kind in kinds)
     return [word for word in words if word in kinds - SORTS or (word.startswith(begun) and " " not in word)]
 
@@ -410,7 +415,7 @@ def test_modules_of_actors_do_not_name_jax():
 def sees_processes(path: Path, tree: ast.Module) -> list[str]:
     """Return how a file of the launching side accesses processes, which it should use only through handles."""
     modules = {module for module in imported(tree) if module.startswith(("subprocess", "signal", "psutil", LOCAL))}
-    words = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    words = {ast.unparse(node) for node in nodes(tree) if isinstance(node, ast.Attribute)}
     calls = words & {"os.kill", "os.killpg", "os.waitpid", "os.waitid", "os.fork"}
     return [
         f"{relative(path)} uses {name}" for name in (modules | calls) - PROCESSES.get(relative(path), (set(), ""))[0]
@@ -529,8 +534,8 @@ def test_served_actor_has_not_loaded_jax(tmp_path):
 
 def calls_and_names(tree: ast.AST) -> set[str]:
     """Return bare names that are called, and every attribute."""
-    found = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    return found | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    found = {node.func.id for node in nodes(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    return found | {node.attr for node in nodes(tree) if isinstance(node, ast.Attribute)}
 
 
 def forbidden(path: Path) -> list[str]:
@@ -539,7 +544,7 @@ def forbidden(path: Path) -> list[str]:
     tops = {module.split(".")[0] for module in imported(tree)}
     wrong = [f"imports {name}" for name in tops & {"pickle", "cloudpickle", "dill", "marshal", "shelve"}]
     wrong += [f"calls {name}" for name in calls_and_names(tree) & {"eval", "exec", "recv_pyobj", "send_pyobj"}]
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
             if not (isinstance(node.value, ast.Constant) and node.value.value is False):
                 wrong.append("allows pickle")
@@ -660,7 +665,7 @@ def test_docstrings_describe_only_names_that_exist():
 def test_functions_fit_on_a_screen():
     wrong = []
     for path in SOURCES:
-        for node in ast.walk(parsed(path)):
+        for node in nodes(parsed(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
                 length, name = node.end_lineno - node.lineno + 1, f"{relative(path)}:{node.name}"

@@ -30,7 +30,7 @@ PLAN = Experiment(
     num_groups=2,
     num_actors=1,
     rollout_length=8,
-    total_env_steps=60 * 32,
+    total_env_steps=40 * 32,
     placement="serial",
     evaluator=EvaluatorConfig(enabled=False),
 )
@@ -89,16 +89,7 @@ def test_scores_belong_to_their_game_and_weights_follow_from_the_log(
     assert np.mean(np.array(again) >= 25) > 0.3, "high scores are replayed (a sixth of the levels)"
 
 
-def test_resumed_run_continues_its_levels(tmp_path: Path) -> None:
-    run(PLAN, runs_dir=tmp_path, name="parts", display="quiet", total_env_steps=10 * 32)
-    state = state_of(run(PLAN, runs_dir=tmp_path, resume="parts", display="quiet", total_env_steps=25 * 32))
-    level_of = {number: level for what, number, level in state["log"] if what != "score"}
-    assert all(level_of[number] == value for what, number, value in state["log"] if what == "score")
-    assert state["discarded"] == 0 and state["assigned"] == state["finished"] + len(state["open"])
-    assert state["scores"] == state["levels"] and len(state["levels"]) > 12
-
-
-def test_game_ending_at_a_stop_is_scored_after_a_resume(tmp_path: Path) -> None:
+def test_resumed_run_continues_its_levels_and_scores_a_game_that_ended_at_the_stop(tmp_path: Path) -> None:
     whole = state_of(run(PLAN, runs_dir=tmp_path, display="quiet", num_groups=1, total_env_steps=16 * 32))
     first = run(PLAN, runs_dir=tmp_path, name="parts", display="quiet", num_groups=1, total_env_steps=10 * 32)
     stopped = json.loads(Path(first.folder, "director", "newest.json").read_text())
@@ -110,6 +101,10 @@ def test_game_ending_at_a_stop_is_scored_after_a_resume(tmp_path: Path) -> None:
     )
     assert ended_there <= {number for what, number, _ in parts["log"] if what == "score"}
     assert parts == whole
+    level_of = {number: level for what, number, level in parts["log"] if what != "score"}
+    assert all(level_of[number] == value for what, number, value in parts["log"] if what == "score")
+    assert parts["discarded"] == 0 and parts["assigned"] == parts["finished"] + len(parts["open"])
+    assert parts["scores"] == parts["levels"] and len(parts["levels"]) > 12
 
 
 @pytest.mark.parametrize(
