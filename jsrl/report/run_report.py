@@ -152,7 +152,7 @@ def make_report(folder: RunFolder) -> RunReport:
     for policy in policies_in(columns):
         own = of_policy(columns, policy)
         lines = steady(own)
-        own_means = {name: _mean(values[lines]) for name, values in own.items()}
+        own_means = {name: _mean(values, lines, own.get("wall_s")) for name, values in own.items()}
         own_means = {name: value for name, value in own_means.items() if math.isfinite(value)}
         bottlenecks[policy] = find_bottleneck(own_means, facts, kinds)
         means |= {f"{policy}/{name}": value for name, value in own_means.items()} if policy else own_means
@@ -194,9 +194,20 @@ def _unfinished(path: Path) -> str:
     return RUNS if state.is_running else "killed (it left no result)"
 
 
-def _mean(values: np.ndarray) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if finite.size else math.nan
+def _mean(values: np.ndarray, lines: np.ndarray, wall_s: np.ndarray | None) -> float:
+    """Return the mean of a metric's values in `lines`, each weighted with the seconds since the metric's value before.
+
+    A learner reports nothing during an update, so its next line stands for more time than a line of an actor.
+    """
+    at = np.flatnonzero(np.isfinite(values))
+    if wall_s is None or len(at) < 2:
+        weights = np.ones(len(at))
+    else:
+        weights = np.diff(wall_s[at], prepend=wall_s[at[0] - 1] if at[0] else 0.0).clip(0.0)
+    at, weights = at[lines[at]], weights[lines[at]]
+    if not at.size:
+        return math.nan
+    return float(np.average(values[at], weights=weights if weights.sum() > 0 else None))
 
 
 # -- policies ---------------------------------------------------------------------------------------------------------
@@ -227,8 +238,8 @@ def _of(name: str, policy: str) -> str:
 def steady(columns: dict[str, np.ndarray]) -> np.ndarray:
     """Return the lines that show steady work, as a mask.
 
-    These are lines since the last resume with a learner's report. The first one, which includes the start, and the last one,
-    which includes the end, are left out if there are others.
+    These are the lines since the last resume from the learner's second report, as the first one includes the start, to the
+    last but one, as the last one includes the end. With fewer than three reports: all between them.
     """
     updates = columns.get("updates", np.zeros(0))
     lines = np.isfinite(columns.get("learner/update_share", np.full(len(updates), np.nan)))
@@ -237,7 +248,9 @@ def steady(columns: dict[str, np.ndarray]) -> np.ndarray:
     if falls.size:
         numbers = numbers[falls[-1] + 1 :]
     mask = np.zeros(len(updates), bool)
-    mask[numbers[1:-1] if len(numbers) >= 3 else numbers] = True
+    if len(numbers):
+        first, last = (numbers[1], numbers[-2]) if len(numbers) >= 3 else (numbers[0], numbers[-1])
+        mask[first : last + 1] = True
     return mask
 
 

@@ -232,6 +232,20 @@ def test_only_the_last_session_counts(run_folder: RunFolder):
     assert report.rates["env steps trained"] == pytest.approx(100)
 
 
+def test_means_count_seconds_not_lines_where_the_learner_reports_rarely(run_folder: RunFolder):
+    """Each update takes 9 s, without a report, in which the actors wait; then they step for 1 s."""
+    found = []
+    for number, line in enumerate(lines(100)):
+        line |= {"wall_s": float(number), "actor/env_steps_per_s": 1000.0 if number % 10 == 1 else 0.0}
+        shares = {0: 1.0, 1: 0.0}  # of the update: from 1 to 10, and from 0 to 1
+        line["learner/update_share"] = shares.get(number % 10)
+        found.append({name: value for name, value in line.items() if value is not None})
+    write_lines(run_folder, found)
+    report = make_report(run_folder)
+    assert report.rates["env steps taken"] == pytest.approx(100, rel=0.15)
+    assert report.steady["learner/update_share"] == pytest.approx(0.9, abs=0.02)
+
+
 def test_steady_lines_exclude_the_first_and_the_last():
     updates = {"updates": np.arange(5.0), "learner/update_share": np.array([0.5, np.nan, 0.5, 0.5, 0.5])}
     assert steady(updates).tolist() == [False, False, True, True, False]
