@@ -263,15 +263,18 @@ class Player(Generic[PlayedEnv]):
     def _env(self, slots: int, seed: int) -> PlayedEnv:
         """Return the environment of one use: different seeds share no episodes."""
         if (slots, seed) not in self._envs:
-            with self._watched():
+            with self._watched(makes=slots):
                 self._envs[slots, seed] = self._make_env(slots, self._shared.seed + 1_000_003 * seed)
         return self._envs[slots, seed]
 
     @contextlib.contextmanager
-    def _watched(self, env: PlayedEnv | None = None) -> Iterator[None]:
-        """Have the control thread watch that the environment returns in time: each slot of `env`, if it tells its slot."""
+    def _watched(self, env: PlayedEnv | None = None, makes: int = 1) -> Iterator[None]:
+        """Have the control thread watch that the environment returns in time.
+
+        Each slot of `env` has its own time, if it tells its slot; the environments that the call `makes` share theirs.
+        """
         call = self._environment if env is None else EnvCall(self._environment, env)
-        self._reporter.entering(call, self._shared.step_deadline_s)
+        self._reporter.entering(call, makes * self._shared.step_deadline_s)
         try:
             yield
         except JsrlError:

@@ -131,6 +131,13 @@ class EvaluatorRig:
             self.evaluator.step()
 
 
+def test_environments_of_the_evaluator_share_the_time_to_make_them(tmp_path, monkeypatch):
+    limits = []
+    monkeypatch.setattr(EventRecorder, "entering", lambda heard, call, deadline_s: limits.append(deadline_s))
+    EvaluatorRig(tmp_path, num_envs=4, step_deadline_s=2.0)
+    assert limits == [8.0]
+
+
 def test_calls_of_the_evaluators_environment_name_the_slot(tmp_path, monkeypatch):
     rig, calls = EvaluatorRig(tmp_path), []
     monkeypatch.setattr(Uneven, "where", lambda env: f"slot {env.clock}", raising=False)

@@ -29,6 +29,7 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
         step_deadline_s=e.actor.step_deadline_s,
         poll_s=job.poll_s,
         environment=str(e.env.id),
+        makes=e.group_size,
         most_ahead=e.actor.blocks_per_group - 1 if e.order == "by_group" else None,
     )
     recorder = make_recorder(job)

@@ -39,8 +39,9 @@ OUTDATED_S = 0.01  # between retries while params of the new learner are on thei
 class ActorSettings:
     """Settings of an actor besides its policies: T rows, and timeouts.
 
-    `environment`: its name, for messages. `most_ahead`: trajectories by which a group may be ahead of another
-    if batches take one of every group (None: any number).
+    `environment`: its name, for messages. `makes`: environments of a group, which share the time to make them.
+    `most_ahead`: trajectories by which a group may be ahead of another if batches take one of every group (None: any
+    number).
     """
 
     num_rows: int
@@ -48,6 +49,7 @@ class ActorSettings:
     step_deadline_s: float = 60.0
     poll_s: float = 0.1
     environment: str = ""
+    makes: int = 1
     most_ahead: int | None = None
 
 
@@ -89,7 +91,7 @@ class Actor:
         """Make and reset the environments, connect, and request the first actions."""
         self._reporter.stage("making environments")
         for number, make_vector in self._environments.items():
-            with self._watched(self._named("making", number) + ",", number):
+            with self._watched(self._named("making", number) + ",", number, self._settings.makes):
                 env = make_vector()
             with self._watched(EnvCall(self._named("reset", number), env), number):
                 latest = env.reset()
@@ -148,9 +150,9 @@ class Actor:
             group.restart(group.env.reset())
 
     @contextlib.contextmanager
-    def _watched(self, activity: object, number: int) -> Iterator[None]:
+    def _watched(self, activity: object, number: int, makes: int = 1) -> Iterator[None]:
         """Have the control thread watch that the environment returns in time; name the environment in exceptions."""
-        self._reporter.entering(activity, self._settings.step_deadline_s)
+        self._reporter.entering(activity, makes * self._settings.step_deadline_s)
         try:
             yield
         except JsrlError:
