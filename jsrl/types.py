@@ -113,7 +113,9 @@ class Continuous:
         if self.transform not in ("clip", "rescale", "squash"):
             raise ConfigError(f"unknown action transform {self.transform!r}; choose clip, rescale or squash")
         if len(self.low) != len(self.high):
-            raise ConfigError(f"action bounds differ in length: {len(self.low)} low, {len(self.high)} high")
+            raise ConfigError(
+                f"action bounds differ in length: {len(self.low)} low, {len(self.high)} high; give one of each per dimension"
+            )
         if self.transform != "clip" and not all(map(math.isfinite, (*self.low, *self.high))):
             raise ConfigError(
                 f"action transform {self.transform!r} needs finite bounds, got low={self.low}, high={self.high}; "

@@ -74,7 +74,9 @@ class PLR(SelfPlayTasks):
         if self.score not in get_args(LevelScore):
             raise ConfigError(f"PLR has score={self.score!r}; expected one of {', '.join(get_args(LevelScore))}")
         if not self.train_on_new and self.replay_share == 0.0:
-            raise ConfigError("PLR has train_on_new=False and replay_share=0: nothing would be trained on")
+            raise ConfigError(
+                "PLR has train_on_new=False and replay_share=0: nothing would be trained on; set one of them otherwise"
+            )
 
     def _start(self) -> State:
         return {"levels": [], "scores": [], "proposed": [], "waiting": {}}

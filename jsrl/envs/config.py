@@ -156,7 +156,8 @@ class EnvConfig:
         """
         unknown = sorted(set(values) - {f.name for f in dataclasses.fields(cls)})
         if unknown:
-            raise ConfigError(f"no option of an environment is called {', '.join(unknown)}")
+            known = ", ".join(field.name for field in dataclasses.fields(cls))
+            raise ConfigError(f"an environment has no option {' and no option '.join(unknown)}; options: {known}")
         values = dict(values)
         values["wrappers"] = tuple(values.get("wrappers", ()))
         values["episode_metrics"] = tuple(values.get("episode_metrics", ()))

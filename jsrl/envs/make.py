@@ -60,7 +60,9 @@ def make_game(
     """
     env = make(config, num_envs, seed, group=group, groups=groups, warn=warn)
     if not isinstance(env.spec, GameSpec):
-        raise ConfigError(f"environment {config.id!r} has one agent; policies for seats need several")
+        raise ConfigError(
+            f"environment {config.id!r} has one agent, so it has no seats for several policies; give one `agent` instead"
+        )
     return cast(VectorGame, env)
 
 

@@ -154,7 +154,7 @@ def _check_against(e: Experiment) -> None:
             f"evaluator.against is {', '.join(opponents)}, but the evaluator is off; set evaluator.enabled."
         )
     if len(set(opponents)) < len(opponents):
-        raise ConfigError(f"evaluator.against names one twice: {', '.join(opponents)}.")
+        raise ConfigError(f"evaluator.against names one twice: {', '.join(opponents)}; name each once.")
     goal, frozen = e.stop_at_return, [name for name in opponents if "@" not in name]
     if goal is not None and not 0 < goal <= 1:
         raise ConfigError(
@@ -294,7 +294,7 @@ def _check_replay(e: Experiment, r: ReplayConfig) -> None:
             f"replay.epsilon is {r.epsilon} and replay.tolerance {r.tolerance}; use 0 or more, and above 0."
         )
     if r.min_size > r.capacity:
-        raise ConfigError(f"replay.min_size is {r.min_size}, above replay.capacity {r.capacity}: it is never reached.")
+        raise ConfigError(f"replay.min_size is {r.min_size}; use at most replay.capacity, {r.capacity}, or raise that.")
     if e.learner.reuse > 1:
         raise ConfigError(f"learner.reuse is {e.learner.reuse}; with replay use replay.updates_per_call instead.")
     devices = (e.learner.num_devices or 1) if e.learner.split == "none" else 1
@@ -318,7 +318,9 @@ def _check_device_replay(e: Experiment, r: ReplayConfig) -> None:
             f"({e.batch_columns} of {e.num_envs}) and learner.order ({e.learner.order}) out, or use replay.kind=host."
         )
     if r.num_replays > 1:
-        raise ConfigError(f"replay.num_replays={r.num_replays} is for replay.kind=host; on the device there is one.")
+        raise ConfigError(
+            f"replay.num_replays={r.num_replays} needs replay.kind=host; on the device there is one replay."
+        )
     if r.samples_per_insert is not None and r.updates_per_call is not None:
         asked = r.samples_per_insert * e.rows_per_update / r.batch_size
         if round(asked) != r.updates_per_call:

@@ -55,7 +55,7 @@ def _check_ports(graph: Graph, worker: WorkerNode) -> None:
             )
         if count > 1 and not _is_by_policy(graph, worker, ports[port_name]):
             raise ConfigError(
-                f"the port {port_name!r} of {worker.name} is joined to {count} streams; a port takes one."
+                f"the port {port_name!r} of {worker.name} is connected to {count} streams; a port takes one."
             )
     for link in worker.links:
         stream, port = graph.stream(link.stream), ports[link.port]
@@ -69,7 +69,9 @@ def _check_ports(graph: Graph, worker: WorkerNode) -> None:
             raise ConfigError(f"{worker.name}.{port.name} names groups {outside}, which {stream.name} does not carry.")
     for port in ports.values():
         if not port.optional and not worker.has(port.name):
-            raise ConfigError(f"{worker.name}.{port.name} {port.does} {port.sort}, but is joined to no stream.")
+            raise ConfigError(
+                f"{worker.name}.{port.name} {port.does} {port.sort}, but is connected to no stream; give the port one."
+            )
     if kind.check is not None:
         kind.check(worker)
 

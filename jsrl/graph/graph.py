@@ -58,7 +58,7 @@ class WorkerNode:
         link = self.link(port)
         if link is None:
             joined = ", ".join(link.port for link in self.links) or "none"
-            raise ConfigError(f"{self.name}.{port} is joined to no stream; ports of it that are: {joined}.")
+            raise ConfigError(f"{self.name}.{port} is connected to no stream; its connected ports: {joined}.")
         return link
 
     def has(self, port: str) -> bool:

@@ -236,7 +236,9 @@ def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
         if path != ACTION_MASK:
             leaves.append(Leaf(path, shape, len(shape) == 3 and leaf.dtype == "uint8"))
     if not leaves:
-        raise ConfigError(f"the observation of {spec.name} has nothing to read but an action mask")
+        raise ConfigError(
+            f"the observation of {spec.name} is only an action mask; give the network something to read as well"
+        )
     return tuple(leaves)
 
 

@@ -241,7 +241,7 @@ def broken(change: str) -> Graph:
         ("no stream", "there is no stream 'elsewhere'; there are: samples"),
         ("sort", "actor-0.samples is for samples, but params carries params"),
         ("schema", "takes trajectory, but samples carries batches"),
-        ("required", "actor-0.samples writes samples, but is joined to no stream"),
+        ("required", "actor-0.samples writes samples, but is connected to no stream"),
         ("neither", "actor-0 must have either inference .* not neither"),
         ("groups", r"names groups \[99\], which samples does not carry"),
         (

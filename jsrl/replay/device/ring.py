@@ -98,7 +98,7 @@ def ring_shape(spec: Trajectory, *, capacity: int, window: int, frames: int | No
             f"and windows of {window} need {needed}: set it to {-(-needed // num_rows) * num_rows * num_envs} or more."
         )
     if rows * num_envs >= 1 << 31:
-        raise ConfigError(f"replay.capacity {capacity} is too large: a ring has at most 2^31 rows.")
+        raise ConfigError(f"replay.capacity {capacity} is too large; a ring has at most 2^31 rows: lower it.")
     return shape
 
 
