@@ -22,7 +22,8 @@ def write(line: str) -> None:
 
 def blamed() -> str:
     """Return the file of jsrl that made the call, or an empty string."""
-    frames = traceback.extract_stack()[:-2][::-1]
+    # without the lines' text: to read it, Python 3.13 imports a module that evaluates
+    frames = traceback.StackSummary.extract(traceback.walk_stack(sys._getframe(2)), lookup_lines=False)
     if frames and frames[0].filename.endswith(OWN_CODE):
         return ""
     for frame in frames:
