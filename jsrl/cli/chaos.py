@@ -20,6 +20,23 @@ STRANGER = Path(__file__).resolve().parents[2] / "benchmarks" / "strangers.py"  
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Inject faults, and print the score card; 0: passed, 1: failed, 2: it could not begin."""
+    options, args = _parser().parse_known_args(arguments)
+    name = f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        settings = settings_of(options)
+        use_working_directory()
+        check_args(list(args))
+        check_kinds(settings.kinds, args)
+        command = run_command(args, options.runs_dir, name, hangs=options.hangs > 0)
+        card = ChaosRun(command, options.runs_dir, name, settings, sender(options.messages_per_s)).run()
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    print(card.text())
+    return 0 if card.passed else 1
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program("chaos"),
         usage=f"{program('chaos')} NAME [--option value ...]",
@@ -62,20 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--patience-s", type=float, default=60.0, help="seconds within which the run must recover (default: 60)"
     )
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"), help="folder of all runs (default: runs)")
-    options, args = parser.parse_known_args(arguments)
-    name = f"chaos-{time.strftime('%Y%m%d-%H%M%S')}"
-    try:
-        settings = settings_of(options)
-        use_working_directory()
-        check_args(list(args))
-        check_kinds(settings.kinds, args)
-        command = run_command(args, options.runs_dir, name, hangs=options.hangs > 0)
-        card = ChaosRun(command, options.runs_dir, name, settings, sender(options.messages_per_s)).run()
-    except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    print(card.text())
-    return 0 if card.passed else 1
+    return parser
 
 
 def settings_of(options: argparse.Namespace) -> ChaosSettings:

@@ -70,11 +70,7 @@ def record_policy(
     """
     _check_positive(episodes=episodes, num_envs=num_envs, rollout_length=rollout_length, limit_mb=limit_mb)
     played = load_players(run, tag, runs_dir=runs_dir)
-    e = played[0].experiment
-    changes: dict[str, Any] = {"num_envs": num_envs, "batch_envs": None, "num_groups": 1, "num_actors": 1}
-    changes |= {"rollout_length": rollout_length, "placement": "serial", "env": e.evaluation_env}
-    e = dataclasses.replace(e, director=None, evaluator=EvaluatorConfig(enabled=False), stop_at_return=None)
-    e = dataclasses.replace(e, **changes, learner=type(e.learner)(), replay=None, recording=None, record=str(folder))
+    e = _recorded(played[0].experiment, folder, num_envs, rollout_length)
     schemas = make_schemas(e, played[0].spec)
     begin_record(e, schemas, source=f"{run}@{tag}")
     recorder, warnings = Recorder(ACTOR.prefix), list[str]()
@@ -103,6 +99,14 @@ def record_policy(
         counts = actor.close()
     env_steps = writer.recorded * rollout_length * num_envs
     return Recorded(counts["episodes"], env_steps, return_mean, "; ".join([writer.summary, *warnings]))
+
+
+def _recorded(e: Experiment, folder: str | os.PathLike[str], num_envs: int, rollout_length: int) -> Experiment:
+    """Return an experiment as one serial actor that records to a folder."""
+    changes: dict[str, Any] = {"num_envs": num_envs, "batch_envs": None, "num_groups": 1, "num_actors": 1}
+    changes |= {"rollout_length": rollout_length, "placement": "serial", "env": e.evaluation_env}
+    e = dataclasses.replace(e, director=None, evaluator=EvaluatorConfig(enabled=False), stop_at_return=None)
+    return dataclasses.replace(e, **changes, learner=type(e.learner)(), replay=None, recording=None, record=str(folder))
 
 
 def _acting(policy: Policy, number: int, e: Experiment, seed: int, facts: dict[str, Any]) -> ActingPolicy:

@@ -80,7 +80,19 @@ def check_env(
                 f"environment {one.env.spec.name!r}: two runs with seed {seed} and the same actions differ at step {t}; "
                 "expected the same. It draws from a random state that its seed does not set"
             )
-    varies, slots_differ = _begins(build, one.opening, num_envs, range(seed + 1, seed + 4))
+    passed, notes = _findings(one, _begins(build, one.opening, num_envs, range(seed + 1, seed + 4)))
+    for env_ in (one.env, two.env, one.env):  # twice is allowed
+        env_.close()
+    return EnvReport(one.env.spec, tuple(passed), tuple(notes), one.env_steps_per_s, len(one.episodes))
+
+
+def _findings(one: _Walk | GameWalk, begins: tuple[bool, bool]) -> tuple[list[str], list[str]]:
+    """Return the checks that a walk has passed, and what it has not seen; begins: as _begins returns it.
+
+    Raises:
+      EnvironmentFault: seeds have no effect.
+    """
+    varies, slots_differ = begins
     passed = ["shapes and dtypes of observations, rewards, discounts", "same seed, same run", "reset row: reward 0"]
     notes = []
     if varies and slots_differ:
@@ -99,9 +111,7 @@ def check_env(
     if isinstance(one, GameWalk):
         passed.append("each seat's rewards, with those of its last step, sum to its return; turns, deaths and masks")
         notes += [f"no seat {what}, so that was not seen" for what in ("waited", "died") if what not in one.seen]
-    for env_ in (one.env, two.env, one.env):  # twice is allowed
-        env_.close()
-    return EnvReport(one.env.spec, tuple(passed), tuple(notes), one.env_steps_per_s, len(one.episodes))
+    return passed, notes
 
 
 def _begins(build: Factory, opening: Tree, num_envs: int, seeds: range) -> tuple[bool, bool]:

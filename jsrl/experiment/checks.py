@@ -41,6 +41,26 @@ def check(experiment: Experiment) -> None:
             f"stop_at_return={e.stop_at_return} is decided by the evaluator, which is off; set evaluator.enabled."
         )
     _check_against(e)
+    _check_groups(e)
+    _check_devices_and_lag(e)
+    _check_director(e)
+    if e.replay is not None:
+        _check_replay(e, e.replay)
+    _check_split(e)
+    _check_ranks(e)
+    if e.recording is not None and (e.replay is not None or e.record is not None):
+        other = "replay" if e.replay is not None else f"record={e.record!r}"
+        raise ConfigError(
+            f"recording={e.recording!r} trains on recorded trajectories, without actors; {other} is for a run that has some. "
+            "Leave one of them out (`jsrl run bc --recording DIR` has no replay)."
+        )
+    _check_recorder(e)
+    _check_bind(e)
+    _ = e.evaluation_env, e.filmed_env  # made here so that an unknown option is refused before anything starts
+
+
+def _check_groups(e: Experiment) -> None:
+    """Environments form equal groups, actors have equally many of them, and a batch takes whole ones."""
     if e.num_envs % e.groups:
         raise ConfigError(
             f"num_envs={e.num_envs} cannot be split into {e.groups} equal groups; use "
@@ -59,21 +79,6 @@ def check(experiment: Experiment) -> None:
             f"batch_envs={e.batch_columns} is not a number of whole groups of {e.group_size} environments (of which there "
             f"are {e.groups}); the nearest that works is {nearest}."
         )
-    _check_devices_and_lag(e)
-    _check_director(e)
-    if e.replay is not None:
-        _check_replay(e, e.replay)
-    _check_split(e)
-    _check_ranks(e)
-    if e.recording is not None and (e.replay is not None or e.record is not None):
-        other = "replay" if e.replay is not None else f"record={e.record!r}"
-        raise ConfigError(
-            f"recording={e.recording!r} trains on recorded trajectories, without actors; {other} is for a run that has some. "
-            "Leave one of them out (`jsrl run bc --recording DIR` has no replay)."
-        )
-    _check_recorder(e)
-    _check_bind(e)
-    _ = e.evaluation_env, e.filmed_env  # made here so that an unknown option is refused before anything starts
 
 
 def _check_positive(e: Experiment) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
@@ -94,14 +94,7 @@ def find_seats(
     found: dict[str, dict[str, int]] = {}
     owner: dict[str, str] = {}
     for policy, config in policies.items():
-        mine: dict[str, None] = {}
-        for pattern in config.patterns:
-            matching = [name for name in names if fnmatchcase(name, pattern)]
-            if not matching:
-                raise ConfigError(
-                    f"policies.{policy}.seats: {pattern!r} matches no seat of {spec.name!r}; it has: {', '.join(names)}."
-                )
-            mine |= dict.fromkeys(matching)
+        mine = _matching(policy, config.patterns, spec)
         found[policy] = {name: place for place, name in enumerate(names) if name in mine}
         for name in found[policy]:
             other = owner.setdefault(name, policy)
@@ -119,3 +112,16 @@ def find_seats(
             f"no policy plays seats {', '.join(free)} of {spec.name!r}; add them to the seats of a policy, or give them one."
         )
     return found
+
+
+def _matching(policy: str, patterns: Sequence[str], spec: GameSpec) -> set[str]:
+    """Return the seats that match the patterns of a policy."""
+    mine: set[str] = set()
+    for pattern in patterns:
+        matching = [name for name in spec.names if fnmatchcase(name, pattern)]
+        if not matching:
+            raise ConfigError(
+                f"policies.{policy}.seats: {pattern!r} matches no seat of {spec.name!r}; it has: {', '.join(spec.names)}."
+            )
+        mine |= set(matching)
+    return mine

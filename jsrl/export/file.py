@@ -63,18 +63,7 @@ def save(
         members[ONNX] = onnx_file.model(function, program)
         played = parity.play(function, onnx_file.reference_player(function, members[ONNX]), steps)
         report.append(parity.compare("ONNX", function, played, reference))
-    contract = {
-        "format": player.FORMAT,
-        "format_version": player.FORMAT_VERSION,
-        "origin": origin,
-        "action": _action(spec),
-        "inputs": [port._asdict() for port in function.inputs],
-        "state": [port._asdict() for port in function.state],
-        "outputs": [port._asdict() for port in function.outputs],
-        "parity": report,
-        "no_program": why,
-    }
-    _write(path, contract, program, members)
+    _write(path, _contract(spec, function, origin, report, why), program, members)
     return report
 
 
@@ -151,6 +140,21 @@ def _of_program(program: Program) -> parity.Player:
 def _as_json(program: Program) -> dict[str, Any]:
     operations = [{"op": o.name, "in": o.inputs, "out": o.outputs, **o.options} for o in program.operations]
     return {"inputs": program.inputs, "outputs": program.outputs, "operations": operations}
+
+
+def _contract(spec: EnvSpec, function: PolicyFunction, origin: str, report: list[str], why: str) -> dict[str, Any]:
+    """Return what a policy file says about itself; report: its parity; why: the reason if it has no numpy program."""
+    return {
+        "format": player.FORMAT,
+        "format_version": player.FORMAT_VERSION,
+        "origin": origin,
+        "action": _action(spec),
+        "inputs": [port._asdict() for port in function.inputs],
+        "state": [port._asdict() for port in function.state],
+        "outputs": [port._asdict() for port in function.outputs],
+        "parity": report,
+        "no_program": why,
+    }
 
 
 def _action(spec: EnvSpec) -> dict[str, Any]:
