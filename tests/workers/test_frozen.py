@@ -226,8 +226,7 @@ def test_load_failure_is_reported_only_to_its_requester() -> None:
     frozen.close()
 
 
-@pytest.mark.parametrize("transport", ["local", "shm", "ipc"])
-@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize(("transport", "merge"), [("local", True), ("shm", False), ("ipc", True)])
 def test_server_plays_frozen_players_and_refuses_missing_ones(transport: str, merge: bool, tmp_path: Path) -> None:
     kind = ("none", 2)
     agent, env = AGENTS[kind]
@@ -281,12 +280,12 @@ def test_server_plays_frozen_players_and_refuses_missing_ones(transport: str, me
     worker.close()
 
 
-@pytest.mark.parametrize("version", [5, -5])
-def test_engine_without_frozen_players_refuses_them(version: int) -> None:
+def test_engine_without_frozen_players_refuses_them() -> None:
     engine = make_engine(("none", None), frozen=False)
-    request = make_request(("none", None), 0, 0, version)
-    with pytest.raises(SnapshotError, match=f"{version}"):
-        engine.take_frozen("test", engine.frozen_versions(request))
+    for version in (5, -5):
+        request = make_request(("none", None), 0, 0, version)
+        with pytest.raises(SnapshotError, match=f"{version}"):
+            engine.take_frozen("test", engine.frozen_versions(request))
 
 
 class NoParams:
