@@ -11,8 +11,13 @@ from jsrl.envs.make import make_game
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.errors import ConfigError
 
-pytest.importorskip("lbforaging")
 NAME = "lbf:Foraging-5x5-2p-1f-v3"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def suite() -> None:
+    """Import the package in the one test process that needs it: it registers a thousand environments."""
+    pytest.importorskip("lbforaging")
 
 
 def test_passes_the_environment_contract() -> None:
