@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 PROGRAMS = ("slurmctld", "slurmd", "munged")
@@ -56,6 +58,16 @@ class Cluster:
         self.environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "JAX_PLATFORMS": "cpu"}
         self.environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "JSRL_ADDRESS": "127.0.0.1"}
 
+        self.environment["PATH"] += ":/usr/sbin"
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *words: str) -> None:
+        """Start a program of Slurm."""
+        name = "-".join(words[:1] + words[3:4]).replace("/", "_")
+        with (self.folder / f"{name}.log").open("ab") as log:
+            program = [shutil.which(words[0], path=self.environment["PATH"]), *words[1:]]
+            self.started.append(subprocess.Popen(program, stdout=log, stderr=subprocess.STDOUT, env=self.environment))
+
     def ask(self, *words: str) -> str:
         """Return the output of a command."""
         ended = subprocess.run(
@@ -81,26 +93,23 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     munge = [f"--{name}-file={tmp_path}/munge.{name}" for name in ("key", "pid", "log", "seed")]
     commands = [["munged", "-F", "-f", f"--socket={tmp_path}/munge.socket", *munge], ["slurmctld", "-D"]]
     commands += [["slurmd", "-D", "-N", f"n{i}"] for i in (1, 2, 3)]
-    started = []
     try:
         for words in commands:
-            with (tmp_path / f"{'-'.join(words[:1] + words[3:4])}.log".replace("/", "_")).open("wb") as log:
-                path = os.environ["PATH"] + ":/usr/sbin"
-                environment = found.environment | {"PATH": path}
-                program = shutil.which(words[0], path=path)
-                started.append(
-                    subprocess.Popen([program, *words[1:]], stdout=log, stderr=subprocess.STDOUT, env=environment)
-                )
+            found.start(*words)
             time.sleep(0.5)
         wait_for(lambda: found.ask("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "3", 30.0)
         yield found
     finally:
         subprocess.run(["scancel", "--user=root"], env=found.environment, check=False, timeout=60, capture_output=True)
-        time.sleep(2.0)
-        for process in reversed(started):
+        with contextlib.suppress(AssertionError):
+            wait_for(lambda: not found.jobs().strip(), 30.0)  # else their slurmstepd would stay
+        for process in reversed(found.started):
             process.terminate()
-        for process in reversed(started):
-            process.wait(30)
+        for process in reversed(found.started):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a slurmd that waits for its jobs
+                process.wait(10)
+            process.kill()
+            process.wait(10)
 
 
 def free_ports(count: int) -> int:
@@ -191,3 +200,41 @@ def test_seed_array_is_requeued_and_stopped_from_another_host(cluster: Cluster) 
     wait_for(lambda: not cluster.jobs().strip(), 120.0)
     outputs = [(cluster.folder / f"jsrl-x-{array}_{seed}.out").read_text() for seed in (0, 2, 3)]
     assert any(re.search(r"^ppo +4 ", text, re.MULTILINE) for text in outputs), outputs
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}")
+def test_lost_node_is_noticed_long_before_slurm_does(cluster: Cluster) -> None:
+    """slurmd and the agent of a host are killed; Slurm itself waits SlurmdTimeout, 300 s."""
+    words = ["ppo_cartpole", "--placement", "served", "--num-envs", "16", "--num-actors", "4", "--restart", "5"]
+    words += ["--total-env-steps", "100000000", "--stop-at-return", "none", "--evaluator.enabled", "false"]
+    command = [sys.executable, "-m", "jsrl.cli.main"]
+    told = cluster.ask(*command, "run", *words, "--launcher", "slurm", "--num-hosts", "2", "--run-name", "x")
+    controller, actors = re.findall(r"Submitted batch job (\d+)", told)
+    output = cluster.folder / f"jsrl-x-{controller}.out"
+    wait_for(lambda: output.exists() and re.search(r"updates \d", output.read_text()), 240.0)
+    node = cluster.ask("squeue", "-h", "-r", "-j", f"{actors}_1", "-o", "%N").strip()
+    (slurmd,) = [process for process in cluster.started if process.args[-1] == node]
+    (job,) = re.findall(r"^JobId=(\d+)", cluster.ask("scontrol", "show", "job", f"{actors}_1"))
+    host = f"{socket.gethostname()}-{job}"
+    (agent,) = [p for p in psutil.process_iter(["cmdline"]) if {"join", host} <= set(p.info["cmdline"] or ())]
+    for process in (slurmd, *agent.parents()[:2], agent):  # slurmstepd and the script too, as if the node were gone
+        process.kill()
+    begun_s = time.monotonic()
+    wait_for(lambda: re.search(rf"^host {host} is gone", output.read_text(), re.MULTILINE), 25.0)
+    print(f"noticed after {time.monotonic() - begun_s:.1f} s")  # noqa: T201
+    before = int(re.findall(r"updates (\d+)", output.read_text())[-1])
+    wait_for(lambda: int(re.findall(r"updates (\d+)", output.read_text())[-1]) > before + 1, 60.0)
+    print(f"trains again after {time.monotonic() - begun_s:.1f} s")  # noqa: T201
+    assert f"{node} " in cluster.ask(
+        "sinfo", "-h", "-N", "-t", "alloc,mix,idle", "-o", "%N %T"
+    )  # Slurm has not noticed
+    cluster.start("slurmd", "-D", "-N", node)
+    wait_for(lambda: f"{actors}_1 PENDING" in cluster.jobs(), 60.0)
+    cluster.ask("scontrol", "update", f"JobId={actors}_1", "StartTime=now")  # Slurm waits two minutes by default
+    begun_s = time.monotonic()
+    wait_for(lambda: len(re.findall(rf"^host {host} .* joined", output.read_text(), re.MULTILINE)) == 2, 60.0)
+    print(f"the requeued host is back after {time.monotonic() - begun_s:.1f} s")  # noqa: T201
+    cluster.ask(*command, "stop", "x")
+    wait_for(lambda: not cluster.jobs().strip(), 90.0)
