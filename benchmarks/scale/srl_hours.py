@@ -4,8 +4,8 @@
     python benchmarks/scale/srl_hours.py --measure FILE     # times acting on this machine, about 20 CPU-seconds
 
 Extrapolation: nothing of it was run. The functions are those of `jsrl simulate`. A unit is one A100 that trains, with 480
-actors of one world that infer themselves, or 120 actors in rings of 20 worlds and 8 policy workers on 2 GPUs. An eighth of
-a unit is simulated, with one policy worker on a quarter of a GPU.
+actors of one world that infer themselves, or 120 actors in rings of 20 worlds and 8 policy workers on 2 GPUs. Simulated is
+an eighth of the first, and half of the second: one GPU with its four policy workers.
 
 Measured, each in a file of benchmarks/results: a step of a world (hide_and_seek.json), acting of the paper's network on one
 core (hide_and_seek_times.json), everything else that actors do for a step and their messages over TCP with keys (the
@@ -40,7 +40,7 @@ from jsrl.simulation.acting import time_acting
 from jsrl.simulation.calibration import Measured, fitted
 from jsrl.simulation.fits import fit
 from jsrl.simulation.outcome import simulate
-from jsrl.simulation.system import Sizes, lay_out_on
+from jsrl.simulation.system import Sizes, System, lay_out_on
 from jsrl.simulation.times import Cost, EnvTimes, ServiceTimes
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -48,27 +48,28 @@ WORLDS, ACTING, STREAMS = (RESULTS / f"{name}.json" for name in ("hide_and_seek"
 BYTE_S = 1.65e-9 / 2  # CPU seconds of one end of a stream over TCP with keys
 FRAMES = 31.7e9
 ROWS = 160  # of a window; a trainer's batch has 480 of them: 76,800 decisions; SRL: 500
-PARTS = 8  # of a unit
-GPU_PART = 4  # policy workers of a GPU
+WITHOUT_RING, IN_RINGS = 8, 2  # parts of a unit, one of which is simulated
+WORKERS = 4  # that share a GPU
 RAPID_HOURS = 34.0
 PUBLISHED = {"Rapid": RAPID_HOURS, "SRL, CPU inference": RAPID_HOURS / 3, "SRL, GPU inference": RAPID_HOURS / 5}
 
 
 def unit(*, ring: int, passes: int) -> Experiment:
-    """Return an eighth of the run of one trainer.
+    """Return a part of the run of one trainer.
 
     ring: 1: of 480 actors that infer; else of 120 actors with so many worlds each. passes: over a batch.
     """
-    actors = (480 if ring == 1 else 120) // PARTS
+    actors = (480 if ring == 1 else 120) // parts(ring)
     return dataclasses.replace(
         config(),
         env=EnvConfig("hide_and_seek:randomwalls"),
         num_envs=actors * ring,
         num_actors=actors,
         num_groups=actors * ring,
-        batch_envs=480 // PARTS,
+        batch_envs=480 // parts(ring),
         rollout_length=ROWS,
         placement="inline" if ring == 1 else "apart",
+        num_inference_servers=1 if ring == 1 else WORKERS,
         max_policy_lag=None,
         learner=LearnerConfig(reuse=passes),
         evaluator=EvaluatorConfig(enabled=False),
@@ -76,10 +77,22 @@ def unit(*, ring: int, passes: int) -> Experiment:
     )
 
 
+def parts(ring: int) -> int:
+    """Return how many times the simulated part makes a unit."""
+    return WITHOUT_RING if ring == 1 else IN_RINGS
+
+
 def hosts(ring: int) -> list[HostFacts]:
-    """Return the hosts of an eighth: that of the trainer, that of the policy worker, and cores for the actors."""
+    """Return the hosts of a part: that of the trainer, that of the policy workers, and cores for the actors."""
     trainer, policy = HostFacts("trainer", 16, 256_000, gpus=1), HostFacts("policy", 16, 256_000, gpus=1)
-    return [trainer, *([] if ring == 1 else [policy]), HostFacts("actors", 480 // PARTS, 1_000_000)]
+    return [trainer, *([] if ring == 1 else [policy]), HostFacts("actors", 480 // parts(ring), 1_000_000)]
+
+
+def system_of(ring: int, passes: int) -> System:
+    """Return the model's view of a part; its policy workers share the GPU of their host, as no run places them."""
+    _, system = lay_out_on(unit(ring=ring, passes=passes), hosts(ring))
+    policy = [index for index, host in enumerate(system.hosts) if host.name == "policy"]
+    return dataclasses.replace(system, servers=tuple(policy * len(system.servers)))
 
 
 def measure() -> dict[str, Any]:
@@ -111,21 +124,21 @@ def _more(cost: Cost, call_s: float) -> Cost:
 
 
 def assumed(measured: ServiceTimes, train_s: float) -> ServiceTimes:
-    """Return the measured times with those of GPUs that nobody measured here; train_s: of a decision in a pass."""
-    learner = msgspec.structs.replace(measured.learner, update=Cost(0.0, PARTS * train_s), threads=0.0)
-    server = msgspec.structs.replace(measured.server, act=Cost(), act_idle=Cost(GPU_PART * CALL_S, GPU_PART * INFER_S))
+    """Return the measured times with those of GPUs that nobody measured here; train_s: of a decision in a pass of the part."""
+    learner = msgspec.structs.replace(measured.learner, update=Cost(0.0, train_s), threads=0.0)
+    server = msgspec.structs.replace(measured.server, act=Cost(), act_idle=Cost(CALL_S, INFER_S))
     return msgspec.structs.replace(measured, learner=learner, server=server)
 
 
 def row(name: str, trainers: int, ring: int, passes: int, train_s: float = TRAIN_S) -> dict[str, Any]:
     """Return what so many trainers do."""
-    _, system = lay_out_on(unit(ring=ring, passes=passes), hosts(ring))
-    outcome = simulate(system, assumed(measured(system.bytes), train_s), seconds=5.0)
-    rate = trainers * PARTS * outcome.env_steps_per_s
+    system = system_of(ring, passes)
+    outcome = simulate(system, assumed(measured(system.bytes), parts(ring) * train_s), seconds=5.0)
+    rate = trainers * parts(ring) * outcome.env_steps_per_s
     found = {
         "what": name,
         "trainers": trainers,
-        "actors": trainers * PARTS * len(system.actors),
+        "actors": trainers * parts(ring) * len(system.actors),
         "passes": passes,
         "decisions_per_s": round(rate),
         "hours": round(FRAMES / rate / 3600, 1),
