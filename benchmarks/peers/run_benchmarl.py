@@ -1,7 +1,7 @@
 """BenchMARL's MAPPO on cooperative navigation, with the network, rows and epochs of `jsrl run mappo`, in its own environment.
 
-    python run_benchmarl.py mpe2 --seed 0 --env-steps 300000
-    python run_benchmarl.py vmas --env-steps 100000 --episodes 0
+    python run_benchmarl.py mpe2 --seed 0 --env-steps 300800
+    python run_benchmarl.py vmas --env-steps 100000
 
 `mpe2` is the game of jsrl's `particle:simple_spread_v3`, one process that steps its environments one after another.
 `vmas` is BenchMARL's fastest form of it: vectorised in torch, with other dynamics and rewards, so only its speed compares.
@@ -11,8 +11,10 @@ The loss, the env steps and the CPU time go to benchmarks/results/spread-benchma
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -69,10 +71,10 @@ def config_of(env_steps: int, folder: str, episodes: int) -> Any:
         "on_policy_minibatch_size": batch // MINIBATCHES,
         "max_n_frames": env_steps,
         "evaluation_interval": batch * max(1, env_steps // 3 // batch),
-        "evaluation": episodes > 0,
+        "evaluation": True,
         "evaluation_episodes": episodes,
         "render": False,
-        "loggers": [],
+        "loggers": ["csv"],  # without one it never evaluates
         "create_json": False,
         "save_folder": folder,
     }
@@ -98,7 +100,8 @@ class Watch(Callback):
 
     def on_evaluation_end(self, rollouts: list[Any]) -> None:
         """Record an evaluation: the mean over the seats, as jsrl reports it."""
-        returns = torch.stack([rollout["next", "agent", "reward"].sum(0).mean() for rollout in rollouts])
+        (group,) = self.experiment.group_map
+        returns = torch.stack([rollout["next", group, "reward"].sum(0).mean() for rollout in rollouts])
         half = 1.96 * float(returns.std()) / len(returns) ** 0.5
         self.points.append([self.experiment.total_frames, round(float(returns.mean()), 2), round(half, 2)])
         print(*self.points[-1], f"{time.monotonic() - self._begun_s:.0f} s", flush=True)
@@ -125,13 +128,18 @@ def experiment_of(given: argparse.Namespace, folder: str, watch: Watch) -> Exper
     )
 
 
+def rate(updates: list[dict[str, float]], clock: str) -> float:
+    """Return the env steps per second of a clock in the median update; an evaluation falls into few of them."""
+    return NUM_ENVS * EPISODE / statistics.median(b[clock] - a[clock] for a, b in itertools.pairwise(updates))
+
+
 def main() -> None:
     """Train, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("env", choices=("mpe2", "vmas"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--env-steps", type=int, default=300_000)
-    parser.add_argument("--episodes", type=int, default=100, help="of an evaluation; 0: none")
+    parser.add_argument("--episodes", type=int, default=100, help="of an evaluation")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the results")
     given = parser.parse_args()
@@ -140,18 +148,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         watch = Watch()
         experiment_of(given, folder, watch).run()
-    first, last = watch.updates[0], watch.updates[-1]  # the first one includes the start
-    steps, cpu_s = last["env_steps"] - first["env_steps"], last["cpu_s"] - first["cpu_s"]
     kept = {
         "command": f"python benchmarks/peers/run_benchmarl.py {given.env} --seed {given.seed} --env-steps {given.env_steps}",
         "packages": measuring.versions_of("benchmarl", "torchrl", "torch", "mpe2", "vmas"),
         "note": NOTE,
-        "env_steps_per_s": steps / (last["seconds"] - first["seconds"]),
-        "env_steps_per_cpu_s": steps / cpu_s,
+        "env_steps_per_s": rate(watch.updates, "seconds"),
+        "env_steps_per_cpu_s": rate(watch.updates, "cpu_s"),
         "updates": watch.updates,
         "points": watch.points,
     }
-    print({name: kept[name] for name in ("env_steps_per_s", "env_steps_per_cpu_s")}, last, flush=True)
+    print({name: kept[name] for name in ("env_steps_per_s", "env_steps_per_cpu_s")}, watch.updates[-1], flush=True)
     (given.to / f"spread-benchmarl-{given.env}-seed{given.seed}.json").write_text(json.dumps(kept) + "\n")
 
 

@@ -156,7 +156,8 @@ def _check_against(e: Experiment) -> None:
         return
     if not e.evaluator.enabled:
         raise ConfigError(
-            f"evaluator.against is {', '.join(opponents)}, but the evaluator is off; set evaluator.enabled."
+            f"evaluator.against is {', '.join(opponents)}, but the evaluator is off; set evaluator.enabled, or remove the "
+            "opponents: --evaluator.against ''."
         )
     if len(set(opponents)) < len(opponents):
         raise ConfigError(f"evaluator.against names one twice: {', '.join(opponents)}; name each once.")
