@@ -352,8 +352,8 @@ def test_rows_of_scored_games_are_scored_by_absolute_advantage():
     mask = np.asarray(row_masks(scored, row_margin(scored)).policy)
     expected = np.abs(rows.reward - rows.extras["value"])[:-1] * mask
     acting_next = (rows.acts[1:] == 1) | rows.is_first[1:]
-    assert found.shape == (B, T, 2)
-    np.testing.assert_array_equal(found[..., 1], mask.T)
+    assert found.shape == (B, T, 5)
+    np.testing.assert_array_equal(found[..., 3], mask.T)
     kept = mask.astype(bool) & acting_next
     np.testing.assert_allclose(np.asarray(found[..., 0]).T[kept], expected[kept], rtol=1e-5)
     assert not np.asarray(found[..., 0]).T[mask == 0].any()
