@@ -58,7 +58,7 @@ RUN = [  # the arguments of `jsrl run`, and what the message names
     ("ppo_cartpole --agent.network.core transformer", "expected one of none, gru, lstm"),
     ("ppo_cartpole --agent.network.torso resnet", "did you mean 'impala_resnet'?"),
     ("ppo_cartpole --replay.kind host", "this experiment has no replay"),
-    ("sac_pendulum --replay.capacity 10", "above replay.capacity 10"),
+    ("sac_pendulum --replay.capacity 10", "use at most replay.capacity, 10"),
     ("sac_pendulum --replay.kind disk", "expected one of device, host"),
     ("dqn --env.id Pendulum-v1", "use sac, td3 or ddpg"),
     ("ddpg --env.id CartPole-v1", "choose dqn or sac"),

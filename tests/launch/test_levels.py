@@ -77,8 +77,10 @@ def test_scores_belong_to_their_game_and_weights_follow_from_the_log(
     assert len(scores) > 100 and len({number for number, _ in scores}) == len(scores), "each game is scored once"
     assert all(value == level_of[number] + 0.5 * (number in only_scored) for number, value in scores)
     returned, of_learner = state["returns"], state["learner's returns"]
-    assert {game: returned[game] for game in of_learner} == of_learner
+    both = returned.keys() & of_learner.keys()
+    assert len(both) > 100 and all(returned[game] == of_learner[game] for game in both)
     if placement == "serial":  # else the director may save its state before the last messages reach it
+        assert both == of_learner.keys()
         assert state["finished"] - len(scores) <= 2 * PLAN.num_envs, "except games that ended in the last rows"
     newest = {level_of[number]: value for number, value in scores}
     assert len(state["levels"]) == 30 and state["scores"] == [newest[level] for level in state["levels"]]

@@ -203,5 +203,5 @@ def test_invalid_models_are_refused(options, spec, message):
 
 def test_refuses_an_observation_of_a_mask_only():
     spec = EnvSpec({"action_mask": ArraySpec((3,), "uint8")}, Discrete(3))
-    with pytest.raises(ConfigError, match="nothing to read"):
+    with pytest.raises(ConfigError, match="only an action mask"):
         actor_critic(NetworkConfig(), spec)
