@@ -12,9 +12,7 @@ from pathlib import Path
 from jsrl.errors import ConfigError
 from jsrl.launch.plan import Plan
 from jsrl.transport.ledger.hops import close_hops
-from jsrl.transport.memory.segment import is_held, make_folder, try_lock
-
-ALIVE = "alive"
+from jsrl.transport.memory.segment import ALIVE, is_held, living_folder, make_folder
 
 
 @contextlib.contextmanager
@@ -27,14 +25,8 @@ def own_memory_folder(run: Path | None = None) -> Iterator[Path]:
     """
     if run is not None:
         close_hops(run)
-    folder = make_folder(memory_root() / f"{os.getpid()}-{secrets.token_hex(4)}")
-    fd = os.open(folder / ALIVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try_lock(fd)
+    with living_folder(memory_root() / f"{os.getpid()}-{secrets.token_hex(4)}") as folder:
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(fd)
 
 
 def memory_root() -> Path:

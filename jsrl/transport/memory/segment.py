@@ -6,13 +6,16 @@ Here the process that made a segment unlinks it. A process that still maps it ke
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
 import os
+import shutil
 import stat
 import struct
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ import numpy as np
 from jsrl.errors import ConfigError, StreamClosed
 from jsrl.transport.wire.schema import Layout
 
+ALIVE = "alive"  # file in a folder whose lock shows that the owner is alive
 _fence_lock = threading.Lock()
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 
@@ -178,3 +182,16 @@ def is_held(path: Path) -> bool:
 
 def _whole_file(kind: int) -> bytes:
     return struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def living_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder, and remove it afterwards; the lock of its file `alive` shows that this process is alive."""
+    folder = make_folder(path)
+    fd = os.open(folder / ALIVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try_lock(fd)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(fd)
