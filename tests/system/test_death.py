@@ -74,6 +74,7 @@ def test_worker_that_exits_unexpectedly_ends_the_run(launch) -> None:
 def test_workers_exit_when_the_controller_is_killed_and_the_next_start_cleans_up(launch) -> None:
     run = launch(*FOREVER)
     run.await_updates()
+    (memory,) = run.memory_folders()
     os.kill(run.popen.pid, signal.SIGKILL)
     start = time.monotonic()
     run.popen.wait()
@@ -81,9 +82,9 @@ def test_workers_exit_when_the_controller_is_killed_and_the_next_start_cleans_up
         assert time.monotonic() - start < 10.0, run.left_processes()
         time.sleep(0.02)
     print(f"controller: kill -> workers gone in {time.monotonic() - start:.2f} s")  # noqa: T201
-    assert len(run.memory_folders()) == 1
+    # any run that starts cleans up: one of another test may have come first
     launch("--placement", "serial").expect(0, 60.0)
-    assert run.memory_folders() == []
+    assert not memory.exists()
 
 
 def test_a_child_of_the_environment_does_not_outlive_the_run(launch) -> None:
