@@ -16,7 +16,7 @@ from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, leaves
 from jsrl.workers.ends import connect_writer, find_readers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, BriefRetry, Peer, meet_present
+from jsrl.workers.peers import CONNECT_S, ELSEWHERE_S, REFUSED_S, BriefRetry, Peer, meet_present
 
 
 class Writer:
@@ -88,6 +88,11 @@ class Writer:
                 self._connect(number, present, CONNECT_S)
                 renewed = True
         return renewed
+
+    @property
+    def patience_s(self) -> float:
+        """Return how long readers with unchanged registrations may refuse this worker."""
+        return ELSEWHERE_S if any(peer.is_elsewhere for peer in self.peers) else REFUSED_S
 
     def _leave(self, number: int, reason: str) -> None:
         end, self._ends[number] = self._ends[number], None
@@ -186,12 +191,13 @@ class FollowingProducer:
         if len(present) < len(self._writer.peers):
             return
         try:
-            if not self._writer.follow(present):
-                raise lost
+            if not self._writer.follow(present):  # a reader closes its stream before its process ends
+                self._patience.pause(lost, self._writer.patience_s)
+                return
         except StreamTimeout:
             return
         except StreamClosed as refusal:
-            self._patience.pause(refusal)
+            self._patience.pause(refusal, self._writer.patience_s)
             return
         self._patience.end()
         self._lost = None

@@ -33,6 +33,11 @@ class Peer:
         self.name, self.known, self._names = name, known, names
         self._look_at_s = time.monotonic() + LOOK_S
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Return whether the known peer is on another host."""
+        return not self.known.host
+
     def find(self, timeout_s: float) -> Registration | None:
         """Return the current registration of the name, waiting up to `timeout_s` for one; None: there is none."""
         try:
@@ -125,11 +130,6 @@ class FailoverPeer(Peer):
     def is_away(self) -> bool:
         """Return whether this worker is connected to a substitute."""
         return self.known.name != self.name
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Return whether the known peer is on another host."""
-        return not self.known.host
 
     def mark_suspect(self) -> None:
         """Note that the connection to the known peer broke: its host may be lost, so others are tried first for a while."""

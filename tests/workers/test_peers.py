@@ -1,6 +1,8 @@
 """The peers that a worker finds under several names."""
 
 import dataclasses
+import os
+import socket
 import threading
 
 import pytest
@@ -19,7 +21,15 @@ from jsrl.workers.actor import streams as actor_streams
 from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.following import FollowingProducer
-from jsrl.workers.peers import ELSEWHERE_S, BriefRetry, FailoverPeer, FollowingParams, Peer, first_present
+from jsrl.workers.peers import (
+    ELSEWHERE_S,
+    REFUSED_S,
+    BriefRetry,
+    FailoverPeer,
+    FollowingParams,
+    Peer,
+    first_present,
+)
 from tests.tiny_agent import TinyConfig
 
 SERVERS = ["inference-1", "inference-0"]
@@ -121,6 +131,7 @@ def test_actor_of_a_lost_remote_server_fails_over_or_waits(tmp_path) -> None:
     candidates = names_of_peers(job.end("inference"))
     server = FailoverPeer(job.names, candidates, job.find(candidates[0]))
     streams._server, streams._peers, streams._client = server, [server], Broken()
+    assert streams.patience_s == REFUSED_S
     assert streams.look(0.0) is False and streams.patience_s == ELSEWHERE_S > 3 * LOST_S - 1
     job.names.register("inference.inference-1", "shm:b", 0)
     assert streams.look(0.0) is True and streams._present[0].name == "inference.inference-1"
@@ -168,3 +179,28 @@ def test_actor_starting_during_replacements_finds_new_servers(tmp_path, monkeypa
         late.join()
         consumer.close()
         server.close()
+
+
+@pytest.mark.parametrize(("host", "limit"), [(socket.gethostname(), REFUSED_S), ("", ELSEWHERE_S)])
+def test_writer_of_a_reader_that_just_closed_its_stream_waits_for_the_next_one(
+    tmp_path, monkeypatch, host, limit
+) -> None:
+    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="inline", num_actors=2, num_envs=2)
+    job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
+    closed = bind_samples(f"ipc://{tmp_path}/0", job.schemas.trajectory)
+    reader = Registration("samples.learner", closed.address, 0, os.getpid(), host)
+    waits = []
+    monkeypatch.setattr(following.BriefRetry, "pause", lambda self, refusal, limit_s=REFUSED_S: waits.append(limit_s))
+    monkeypatch.setattr(job.names.__class__, "lookup", lambda *_: reader)
+    writer = FollowingProducer(job, "samples", job.schemas.trajectory)
+    writer.open()
+    closed.close()
+    while (block := writer.reserve(0.1)) is not None:  # the news is on its way
+        block.abandon()
+    assert writer.reserve(0.1) is None  # the reader's process has not ended yet
+    assert waits and set(waits) == {limit} and writer.renewed == 0
+    next_life = bind_samples(f"ipc://{tmp_path}/1", job.schemas.trajectory)
+    reader = dataclasses.replace(reader, address=next_life.address, incarnation=1)
+    assert writer.reserve(1.0) is None and writer.renewed == 1 and writer.reserve(1.0) is not None
+    writer.close()
+    next_life.close()

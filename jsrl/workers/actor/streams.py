@@ -36,7 +36,6 @@ class ActorStreams:
 
     Attributes:
       epoch: of the learner that gets the trajectories; params of an earlier epoch start no trajectory.
-      patience_s: how long unchanged peers may refuse this worker.
       new_consumer: whether a new incarnation of a reader of `samples` was found; the code that handles it resets it.
     """
 
@@ -51,9 +50,14 @@ class ActorStreams:
             self._producer = CopyingProducer(self._writer, job.schemas.trajectory)
         self._server: FailoverPeer | None = None  # None: the actor acts itself
         self._renewed = False  # the producer has been reconnected, the client not yet
-        self._patience, self.patience_s = BriefRetry(), REFUSED_S
+        self._patience, self._server_is_lost = BriefRetry(), False
         self._look_at_s = 0.0
         self._present: list[Registration] = []
+
+    @property
+    def patience_s(self) -> float:
+        """Return how long unchanged peers may refuse this worker."""
+        return max(self._writer.patience_s, ELSEWHERE_S if self._server_is_lost else REFUSED_S)
 
     @property
     def server_text(self) -> str:
@@ -105,7 +109,7 @@ class ActorStreams:
         """Return whether the peers changed since the streams were lost; None: one of them is away and may come back."""
         if self._server is not None and self._server.is_elsewhere and self._client_broke():
             self._server.mark_suspect()
-            self.patience_s = ELSEWHERE_S
+            self._server_is_lost = True
         found = [peer.find(timeout_s) for peer in self._peers]
         self._present = [entry for entry in found if entry is not None]
         if len(self._present) < len(found):
@@ -155,5 +159,5 @@ class ActorStreams:
             self._server.known = present[readers]
         self.epoch = self._writer.read_epoch()
         self._patience.end()
-        self._renewed, self.patience_s = False, REFUSED_S
+        self._renewed = self._server_is_lost = False
         return self._client, self._producer
