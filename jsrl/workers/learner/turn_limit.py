@@ -15,7 +15,10 @@ _MEASURED, _TIMES = 5, 10  # updates before their median counts, and the limit i
 
 
 class TurnLimit:
-    """Time limit of one turn of a rank's loop: ten times its median update, at least `rank_s`; at first `stuck_s`."""
+    """Time limit of one turn of a rank's loop: ten times its median update, at least `rank_s`.
+
+    Before it has measured five updates, ten times the longest one, at most `stuck_s`: the first one includes compilation.
+    """
 
     def __init__(self, deadlines: DeadlineConfig) -> None:
         self._deadlines = deadlines
@@ -29,8 +32,10 @@ class TurnLimit:
     def seconds(self) -> float:
         """Return the limit."""
         if len(self._took) < _MEASURED:
-            return self._deadlines.stuck_s
-        return max(self._deadlines.rank_s, _TIMES * statistics.median(self._took))
+            usual_s = min(self._deadlines.stuck_s, _TIMES * max(self._took, default=math.inf))
+        else:
+            usual_s = _TIMES * statistics.median(self._took)
+        return max(self._deadlines.rank_s, usual_s)
 
     @contextlib.contextmanager
     def lifted(self, reporter: Reporter) -> Iterator[None]:
