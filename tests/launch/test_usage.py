@@ -71,7 +71,7 @@ def test_child_time_counts_while_it_runs_and_only_once() -> None:
     handle = LocalHandle(popen, Path("log"), "actor")  # type: ignore[arg-type]
     try:
         popen.stdout.readline()  # the child has used its second
-        processes._children.cache_clear()  # children are listed every 10 s
+        processes.PROCESSES._look_s = 0.0  # children are listed every 10 s
         running = handle.usage().cpu_s
         popen.stdin.write(b"\n")
         popen.stdin.flush()
@@ -79,6 +79,26 @@ def test_child_time_counts_while_it_runs_and_only_once() -> None:
         assert 1.0 <= running <= handle.usage().cpu_s < 1.9
     finally:
         popen.communicate(b"\n")
+
+
+def test_only_new_processes_are_read_at_a_later_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be thousands on the host."""
+    read: list[int] = []
+    host = processes.HostProcesses()
+    parent_of = processes.parent_of
+    monkeypatch.setattr(processes, "parent_of", lambda pid: read.append(pid) or parent_of(pid))
+    host._look()
+    assert os.getpid() in read
+    popen = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        read.clear()
+        host._look()
+        assert popen.pid in read and os.getpid() not in read
+        assert popen.pid in host.children_of(os.getpid())
+    finally:
+        popen.communicate(b"\n")
+    host._look()
+    assert popen.pid not in host._parents
 
 
 def test_a_process_that_has_ended_is_left_out(tmp_path: Path):

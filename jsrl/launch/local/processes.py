@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import subprocess
@@ -21,7 +20,7 @@ from jsrl.workers.process import stacks_path
 
 MOST_CRASH_LINES = 40
 GONE_S, LOOK_S = 5.0, 0.02
-CHILDREN_S = 10.0  # between two looks at all processes of the host, of which there may be thousands
+CHILDREN_S = 10.0  # between two looks at all processes of the host
 
 
 class LocalHandle:
@@ -175,26 +174,42 @@ def spent_s(process: psutil.Process) -> float:
     """
     times = process.cpu_times()
     seconds = times.user + times.system + getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
-    for child in children_of(process.pid):
+    for child in PROCESSES.children_of(process.pid):
         with contextlib.suppress(psutil.Error):  # it has just ended
             seconds += spent_s(psutil.Process(child))
     return float(seconds)
 
 
-def children_of(pid: int) -> list[int]:
-    """Return the process ids of a process's children, at most CHILDREN_S old."""
-    return _children(int(time.monotonic() / CHILDREN_S)).get(pid, [])
+class HostProcesses:
+    """The children of each process of this host, of which there may be thousands; at most CHILDREN_S old."""
+
+    def __init__(self) -> None:
+        self._parents: dict[int, int] = {}
+        self._children: dict[int, list[int]] = {}
+        self._look_s = 0.0
+
+    def children_of(self, pid: int) -> list[int]:
+        """Return the process ids of a process's children."""
+        if time.monotonic() >= self._look_s:
+            self._look()
+            self._look_s = time.monotonic() + CHILDREN_S
+        return self._children.get(pid, [])
+
+    def _look(self) -> None:
+        """Read the parents of processes that are new; those of others change only when the parent ends."""
+        known, self._parents, self._children = self._parents, {}, {}
+        for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+            with contextlib.suppress(OSError):  # it has just ended
+                self._parents[pid] = parent = known.get(pid) or parent_of(pid)
+                self._children.setdefault(parent, []).append(pid)
 
 
-@functools.lru_cache(maxsize=1)
-def _children(period: int) -> dict[int, list[int]]:
-    """Return the children of each process of this host; read once per period for all workers."""
-    found: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent = int(path.read_text(errors="replace").rpartition(")")[2].split()[1])
-            found.setdefault(parent, []).append(int(path.parent.name))
-    return found
+PROCESSES = HostProcesses()
+
+
+def parent_of(pid: int) -> int:
+    """Return the process id of a process's parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
 
 
 def crash_lines(lines: list[str]) -> list[str]:
