@@ -77,6 +77,7 @@ class JoinedHost:
         membership ended; empty: it has not.
       workers: of workers, by (worker, incarnation). answers: to questions, by their numbers.
       wanted: frozen players for which its workers wait; see Beat. leaves: why it gets no new workers; empty: it does.
+      silent: whether the user was told that its lease has ended.
       server_key: public key of the streams that its workers bind, 64 hexadecimal digits. names: of these streams.
       relays: params stream -> address at which the host relays it.
     """
@@ -97,6 +98,7 @@ class JoinedHost:
     relays: dict[str, str] = field(default_factory=dict)
     wanted: list[str] = field(default_factory=list)
     leaves: str = ""
+    silent: bool = False
     joined_s: float = 0.0
 
     @property
@@ -270,7 +272,7 @@ class Members:
         return found
 
     def look(self) -> None:
-        """Remove hosts that were silent for too long, and replace tokens that an agent took without joining."""
+        """Report and remove hosts that were silent for too long, and replace tokens that an agent took without joining."""
         now_s = self._clock()
         with contextlib.suppress(ConfigError):  # a full disk: tried again at the next call
             for path in self._tokens.renew(now_s):
@@ -278,8 +280,17 @@ class Members:
                     f"an agent took a token and did not join within {CLAIM_S:g} s; another may join with {path}"
                 )
         for host in list(self.hosts):
-            if now_s - host.heard_s > self._lost_s:
+            silent_s = now_s - host.heard_s
+            if silent_s > self._lost_s:
                 self.lose(host, f"it sent no message for {self._lost_s:g} s")
+            elif silent_s <= self._lease_s:
+                host.silent = False
+            elif not host.silent:
+                host.silent = True
+                self.notices.append(
+                    f"host {host.name} has sent no message for {self._lease_s:g} s, the length of its lease: after "
+                    f"{self._lost_s:g} s it is lost"
+                )
 
     def lose(self, host: JoinedHost, why: str) -> None:
         """Remove a host."""

@@ -132,9 +132,15 @@ def test_start_request_of_a_worker_is_repeated(world: World):
 
 def test_silent_host_is_lost_and_its_later_messages_are_ignored(world: World):
     host = world.join()
-    world.now_s += 20.0
+    world.now_s += 15.0
     world.members.look()
+    joined = world.members.notices.copy()
+    for _ in range(2):
+        world.now_s += 2.5
+        world.members.look()
     assert world.members.hosts == [host]
+    (silent,) = world.members.notices[len(joined) :]
+    assert silent == "host a has sent no message for 15 s, the length of its lease: after 20 s it is lost"
     world.now_s += 0.1
     world.members.look()
     exited = host.workers["actor-0", 0].exit
