@@ -54,6 +54,7 @@ class Controller:
         self._deadlines = plan.experiment.deadlines
         self._supervision = Supervision(plan.experiment)
         self._restarts: list[Restart] = []
+        self._finals: dict[str, dict[str, Any]] = {}  # workers with a last task, and the facts of its command
         self._check_s = 0.0
         self._pauses = Pauses()
         self._groups = {w.name: [rank.name for rank in ranks_of(plan.graph, w)] for w in plan.graph.workers}
@@ -206,9 +207,11 @@ class Controller:
         """Check that a worker is alive, becomes ready in time, and sends heartbeats."""
         if worker.replaced:
             return
-        limits = self._deadlines
+        limits, running = self._deadlines, self._session.reason is None
         if not worker.alive and not (worker.left or worker.moves):
             self._listen(0.1)
+            if running and self._session.reason is not None:
+                return  # the run has just ended, and the end handles those that are gone
             if not worker.left:
                 self._died(worker, f"ended unexpectedly: {worker.ending}")
                 return  # its silence is no second death
@@ -262,6 +265,9 @@ class Controller:
     def _died(self, worker: SupervisedWorker, what: str) -> None:
         """Replace a worker while its budget allows it and the run continues; end the run otherwise.
 
+        After the training nothing can replace a worker in its last task: the params' source has left. If it may be restarted
+        at all, the run ends without the result of this task.
+
         Raises:
           WorkerDied: with the worker's own traceback if it sent one, else the end of its log.
         """
@@ -285,7 +291,8 @@ class Controller:
             self._supervision.used_up(self._ranks(worker)[0].job),
         )
         notice = "\n".join([notice, f"({report})", *([f"({spent})"] if spent else [])])
-        if not kind.loss_ends_run:
+        may_miss = not running and worker.name in self._finals and self._supervision.budget(worker.job).limit
+        if may_miss or not kind.loss_ends_run:
             worker.replaced = True  # no replacement: nothing waits for it
             self._session.lose(worker.name, loss_notice(worker.name, notice, crash))
             return
@@ -383,7 +390,7 @@ class Controller:
         """Stop the workers along the data flow; workers with a last task start it before the params' source stops."""
         if self._session.reason == "interrupted":
             self._drop_unready(self._workers.keys())
-        finals = self._wanted_finals()
+        finals = self._finals = self._wanted_finals()
         begun = False
         for level in self._plan.graph.stop_order:
             names = {worker.name for worker in level}
@@ -479,7 +486,7 @@ class Controller:
             self._session.display.message(f"{name}: its last task was not finished {waited}", "warning")
 
     def _wait_with(self, name: str, reached: Callable[[SupervisedWorker], bool]) -> None:
-        """Wait until a worker has reached a state, and replace it if it dies meanwhile."""
+        """Wait until a worker has reached a state; see `_died` if it dies meanwhile."""
         limited = self._plan.kinds[name].final_is_limited
         until = time.monotonic() + self._deadlines.snapshot_s if limited else float("inf")
         while not (reached(self._workers[name]) or self._interrupted or time.monotonic() > until):
