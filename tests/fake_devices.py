@@ -1,8 +1,11 @@
-"""The environment of a process with several devices on one CPU."""
+"""The environment of a process with several devices on one CPU, and how it treats warnings."""
 
 from __future__ import annotations
 
 import os
+
+# Warnings are errors, except of a compiled program that another process writes now, or was killed while it wrote.
+STRICT = ("-W", "error", "-W", "ignore:Error reading persistent compilation cache entry")
 
 
 def fake_devices(number: int, *flags: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Cases of test_processes.py, run as `python process_cases.py UPDATES NUMBER PORT`: two processes with 2 devices each."""
+"""Cases of test_processes.py, run as `python process_cases.py UPDATES NUMBER HOST:PORT`: two processes with 2 devices each."""
 
 import os
 import signal
@@ -61,8 +61,8 @@ def leave() -> None:
 if __name__ == "__main__":
     heard: list[int] = []
     signal.signal(signal.SIGTERM, lambda signum, _: heard.append(signum))
-    updates, number, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    join_processes(f"127.0.0.1:{port}", number, COUNT, DEVICES)
+    updates, number, place = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    join_processes(place, number, COUNT, DEVICES)
     assert len(jax.devices()) == COUNT * DEVICES
     equal(number, updates)
     first(number)

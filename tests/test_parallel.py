@@ -12,7 +12,7 @@ from jsrl import parallel
 from jsrl.errors import ConfigError, SpecMismatch
 from jsrl.parallel import data_parallel, small_calls, split_devices
 from jsrl.types import Trajectory
-from tests.fake_devices import fake_devices
+from tests.fake_devices import STRICT, fake_devices
 
 SCRIPT = Path(__file__).parent / "parallel_cases.py"
 
@@ -24,7 +24,7 @@ CASES = ("equal", "place", "loop", "priorities", "compile")
 def four_devices() -> subprocess.CompletedProcess:
     """Run all cases in one process that has four devices."""
     environment = fake_devices(4, "--xla_cpu_collective_call_terminate_timeout_seconds=20")
-    command = [sys.executable, "-W", "error", str(SCRIPT), *CASES]
+    command = [sys.executable, *STRICT, str(SCRIPT), *CASES]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 

@@ -30,6 +30,7 @@ from jsrl.references.reference import from_json, to_json
 from jsrl.transport.meeting import keys
 from jsrl.transport.stream import name_at
 from jsrl.workers.memory import make_watch
+from tests.loopback import own_loopback
 
 ROOT = Path(__file__).parents[2]
 MEMORY = Path("/dev/shm/jsrl-of-nobody/1-2")
@@ -325,10 +326,11 @@ def test_too_long_socket_paths_are_refused_with_the_remedy() -> None:
 
 
 def test_first_port_in_use_is_refused_before_the_start() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        bind = f"127.0.0.1:{server.getsockname()[1]}"
+    host = own_loopback()
+    with socket.create_server((host, 0)) as server:
+        bind = f"{host}:{server.getsockname()[1]}"
         with pytest.raises(
-            ConfigError, match=rf"bind is {bind}, but another process listens .* or --bind 127.0.0.1 for free"
+            ConfigError, match=rf"bind is {bind}, but another process listens .* or --bind {host} for free"
         ):
             check_address(experiment(transport="zeromq", bind=bind))
     check_address(experiment(transport="zeromq", bind=bind))

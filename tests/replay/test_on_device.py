@@ -16,7 +16,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment.settings import ReplayConfig
 from jsrl.replay.device.agent import MADE, on_device, update_keys
 from jsrl.types import spec_of
-from tests.fake_devices import fake_devices
+from tests.fake_devices import STRICT, fake_devices
 from tests.replay.learning import toy_agent
 from tests.replay.streams import World
 
@@ -172,7 +172,7 @@ def test_four_devices_equal_one():
     program = "from tests.replay.test_on_device import four_devices; four_devices()"
     root = str(Path(__file__).parents[2])
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], env=environment, cwd=root, capture_output=True, text=True,
+        [sys.executable, *STRICT, "-c", program], env=environment, cwd=root, capture_output=True, text=True,
         timeout=200, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-4000:]

@@ -24,6 +24,7 @@ from jsrl.transport.params.transports import bind_params, connect_params
 from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.types import ArraySpec
 from tests.contracts.inference_contract import SPEC
+from tests.loopback import own_loopback
 from tests.system.launched import FOREVER, WORLD, Launched
 from tests.system.test_supervision import await_training, counting, end
 
@@ -220,8 +221,8 @@ def test_reachable_run_accepts_only_its_keys(launch, tmp_path: Path) -> None:
 @slow
 def test_workers_are_replaced_at_their_encrypted_addresses(launch) -> None:
     """With fixed ports, connected peers find the replacement of a dead worker at the old address."""
-    port = 20_000 + os.getpid() % 10_000  # below the kernel's ephemeral ports
-    run = counting(launch, "--transport", "zeromq", "--encrypt", "--bind", f"127.0.0.1:{port}")
+    port = 20_000
+    run = counting(launch, "--transport", "zeromq", "--encrypt", "--bind", f"{own_loopback()}:{port}")
     for worker in ("inference-0", "learner"):
         process = run.workers()[worker]
         since_s = time.monotonic()

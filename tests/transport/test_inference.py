@@ -19,6 +19,7 @@ from jsrl.transport.meeting.keys import make_keys
 from tests.contracts import inference_contract
 from tests.contracts.inference_contract import *  # noqa: F403
 from tests.contracts.inference_contract import SPEC, Transport, connect_while
+from tests.loopback import own_loopback
 
 _numbers = itertools.count()
 
@@ -37,7 +38,7 @@ def transport(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.Monk
         return {
             "local": f"local:{name}",
             "shm": f"shm:{folder}/{name}",
-            "tcp": "tcp://127.0.0.1:0",
+            "tcp": f"tcp://{own_loopback()}:0",  # some bind the same port again
             "ipc": f"ipc://{tmp_path}/{name}",
         }[scheme]
 

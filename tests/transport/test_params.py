@@ -15,6 +15,7 @@ from tests.contracts import params_contract
 from tests.contracts.params_contract import *  # noqa: F403
 from tests.contracts.params_contract import Transport
 from tests.contracts.sample_contract import wait_for
+from tests.loopback import own_loopback
 
 _numbers = itertools.count()
 
@@ -32,7 +33,7 @@ def transport(request: pytest.FixtureRequest, tmp_path, monkeypatch: pytest.Monk
         return {
             "local": f"local:{name}",
             "shm": f"shm:{tmp_path}/run/{name}",
-            "tcp": "tcp://127.0.0.1:0",
+            "tcp": f"tcp://{own_loopback()}:0",  # some bind the same port again
             "ipc": f"ipc://{tmp_path}/{name}",
         }[scheme]
 

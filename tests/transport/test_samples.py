@@ -39,6 +39,7 @@ from jsrl.transport.samples import shared
 from jsrl.transport.samples.transports import bind_samples
 sys.path.insert(0, sys.argv[2])
 from tests.contracts.sample_producer import make_schema
+from tests.loopback import own_loopback
 consumer = bind_samples(sys.argv[1], make_schema())
 print(consumer.address, flush=True)
 consumer.get(30)
@@ -62,7 +63,7 @@ def make_transport(scheme: str, tmp_path: Path) -> Transport:
         return {
             "local": f"local:{name}",
             "shm": f"shm:{tmp_path}/run/{name}",
-            "tcp": "tcp://127.0.0.1:0",
+            "tcp": f"tcp://{own_loopback()}:0",  # some bind the same port again
             "ipc": f"ipc://{tmp_path}/{name}",
         }[scheme]
 
@@ -233,7 +234,8 @@ class CuttingProxy:
     """Forwards TCP bytes, and cuts every connection after `cut_bytes` from the producer."""
 
     def __init__(self, target: str, cut_bytes: int):
-        self._target = ("127.0.0.1", int(target.rpartition(":")[2]))
+        host, _, port = target.removeprefix("tcp://").rpartition(":")
+        self._target = (host, int(port))
         self._cut_bytes = cut_bytes
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"

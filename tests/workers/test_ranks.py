@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from jsrl.experiment.settings import DeadlineConfig
 from jsrl.runs.names import FileNames
 from jsrl.transport.stream import End, Peer, Stream
 from jsrl.workers.learner import ranks
-from jsrl.workers.learner.ranks import Follower, Leader, RankStart, free_port
+from jsrl.workers.learner.ranks import Follower, Leader, RankStart, held_port
 from jsrl.workers.learner.turn_limit import TurnLimit
 
 BEGIN = RankStart(0, 0, "", epoch=3, updates=40, trained=80, saved_epoch=2)
@@ -177,7 +178,21 @@ def test_a_turn_may_take_ten_times_the_median_update() -> None:
     assert limit.seconds == 30.0
 
 
-def test_ports_are_free_at_the_address() -> None:
-    assert free_port("ipc:///tmp/here").startswith("127.0.0.1:") and free_port("tcp://127.0.0.1:4711").startswith(
-        "127.0.0.1:"
-    )
+def test_held_port_is_open_only_to_those_that_share_it() -> None:
+    assert [held_port_of(address) for address in ("ipc:///tmp/here", "tcp://127.0.0.1:4711")] == ["127.0.0.1"] * 2
+
+
+def held_port_of(address: str) -> str:
+    """Return the host of a held port, after a check of who can listen there."""
+    held, place = held_port(address)
+    host, _, port = place.rpartition(":")
+    with held, socket.socket() as stranger, socket.socket() as service:
+        with pytest.raises(OSError, match="in use"):
+            stranger.bind((host, int(port)))
+        service.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        service.bind((host, int(port)))
+        service.listen()
+        socket.create_connection((host, int(port)), 5.0).close()
+        service.settimeout(5.0)
+        service.accept()[0].close()
+    return host

@@ -125,9 +125,9 @@ class Leader:
         self._received_s: dict[str, float] = {}
         self._number, self._stopped_s = 0, 0.0
         self._stream = bind_ranks(end.address, keys=job.keys)
-        self.close = self._stream.close
         address = self._stream.address
-        self._begins = msgspec.structs.replace(begins, count=self.count, coordinator=free_port(address))
+        self._port, coordinator = held_port(address)
+        self._begins = msgspec.structs.replace(begins, count=self.count, coordinator=coordinator)
         job.announce(name_at(end.stream.name, job.name), address)
 
     def gather(self, local_devices: int) -> None:
@@ -227,6 +227,11 @@ class Leader:
         if not stay:
             leave_processes()
         self.close()
+
+    def close(self) -> None:
+        """Close the stream, and give the port of jax's coordinator back."""
+        self._stream.close()
+        self._port.close()
 
 
 class Follower:
@@ -379,13 +384,16 @@ def own_devices(e: Experiment) -> int:
     return len(visible) or e.learner_devices or 1
 
 
-def free_port(address: str) -> str:
-    """Return HOST:PORT with a free port of the host of an address; a loopback address for a Unix socket."""
+def held_port(address: str) -> tuple[sockets.socket, str]:
+    """Return (a socket that keeps a port of the host of an address from others, HOST:PORT); on loopback for a Unix socket.
+
+    Only a socket with SO_REUSEPORT can listen there, as those of jax's coordinator do.
+    """
     host = (
         address.removeprefix("tcp://").rpartition(":")[0].strip("[]") if address.startswith("tcp://") else "127.0.0.1"
     )
-    family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
-    with sockets.socket(family, sockets.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        port = probe.getsockname()[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    held = sockets.socket(sockets.AF_INET6 if ":" in host else sockets.AF_INET, sockets.SOCK_STREAM)
+    held.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEPORT, 1)
+    held.bind((host, 0))
+    port = held.getsockname()[1]
+    return held, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
