@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import subprocess
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from jsrl.cli import command_line
@@ -178,5 +178,17 @@ def test_unreachable_wandb_does_not_delay_the_end(tmp_path, monkeypatch):
     assert thread.settle(60.0)  # its process is dead, so no call waits any more
     text = thread.messages()[0][0]
     assert "did not end within 1 s" in text and f"wandb sync {tmp_path}/wandb/" in text
-    shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert not [line for line in shown.splitlines() if "wandb_process" in line and str(os.getpid()) in line]
+    until_s = time.monotonic() + 30
+    while left := started_with("NETRC", str(tmp_path / "absent")):
+        assert time.monotonic() < until_s, left
+        time.sleep(0.05)
+
+
+def started_with(variable: str, value: str) -> list[str]:
+    """Return the command lines of the living processes that were started with a variable of this value."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(variable) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+    return found
