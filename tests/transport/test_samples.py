@@ -31,6 +31,7 @@ from jsrl.types import zeros
 from tests.contracts import sample_contract
 from tests.contracts.sample_contract import *  # noqa: F403
 from tests.contracts.sample_contract import ACTOR, SCHEMA, TIMEOUT_S, Transport, connect, drain, producing, wait_for
+from tests.loopback import own_loopback
 
 _numbers = itertools.count()
 _CONSUMER = """
@@ -39,7 +40,6 @@ from jsrl.transport.samples import shared
 from jsrl.transport.samples.transports import bind_samples
 sys.path.insert(0, sys.argv[2])
 from tests.contracts.sample_producer import make_schema
-from tests.loopback import own_loopback
 consumer = bind_samples(sys.argv[1], make_schema())
 print(consumer.address, flush=True)
 consumer.get(30)
