@@ -17,7 +17,7 @@ from jsrl.errors import ConfigError
 
 FORMAT = 2  # of the raw numbers
 PARTS = ("environment", "inference", "update")
-WIDTH = 168
+WIDTH = 100  # of tables in files and pipes; all but the texts fit into 80 columns
 NOTHING = "-"
 
 
@@ -34,6 +34,11 @@ def ranged(found: Spread) -> str:
 def percent(value: float) -> str:
     """Return a share in percent."""
     return NOTHING if math.isnan(value) else f"{value:.0%}"
+
+
+def times(value: float) -> str:
+    """Return a ratio."""
+    return NOTHING if math.isnan(value) else f"{value:,.2f}x"
 
 
 def spread_of(runs: Sequence[dict[str, Any]], name: str) -> Spread:
@@ -74,50 +79,52 @@ def title(raw: dict[str, Any]) -> str:
     )
 
 
-def main_table(raw: dict[str, Any]) -> Table:
-    """Return parts alone, the limit, and every placement."""
-    whole, core = limits(raw)
-    table = Table(box=box.SIMPLE_HEAD, caption=caption(raw), caption_justify="left")
-    table.add_column("", no_wrap=True)
-    for heading in ("env steps/s", "range", "of limit", "per CPU-s", "of limit", "lag p50/p95", "act rows"):
+def columns(first: str, *headings: str) -> Table:
+    """Return an empty table: a column of names, and columns of numbers."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("idle a/i/l", "bytes", "copies", "PSS MB", "first update s"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    wall, cpu = parts_of(raw, "rows_per_s"), parts_of(raw, "rows_per_cpu_s")
-    for part in PARTS:
-        table.add_row(f"{part} alone", number(wall[part].median), ranged(wall[part]), "", number(cpu[part].median))
-    table.add_row(f"limit, {raw['cores']} cores", number(whole), "", "", number(core), end_section=True)
-    for placement, runs in raw["end_to_end"].items():
-        if runs:
-            table.add_row(*placement_row(raw, placement, runs, whole, core))
     return table
 
 
-def placement_row(
-    raw: dict[str, Any], placement: str, runs: list[dict[str, Any]], whole: float, core: float
-) -> list[str]:
-    """Return one placement's cells."""
-    speed, efficiency = spread_of(runs, "env_steps_per_s"), spread_of(runs, "env_steps_per_cpu_s")
-    lag = f"{number(spread_of(runs, 'lag_p50').median)}/{number(spread_of(runs, 'lag_p95').high)}"
-    rows = spread_of(runs, "inference_batch_rows").median
-    idle = "/".join(percent(spread_of(runs, f"{kind}_idle_share").median) for kind in KINDS)
-    started = raw["starts"].get(placement, [])
-    first = f"{number(spread_of(started, 'start_cold_s').median, 1)}, {number(spread_of(started, 'start_warm_s').median, 1)}"
-    return [
-        placement,
-        number(speed.median),
-        ranged(speed),
-        percent(speed.median / whole),
-        number(efficiency.median),
-        percent(efficiency.median / core),
-        lag,
-        number(raw["group_size"][placement] if math.isnan(rows) else rows, 1),
-        idle,
-        number(bytes_per_row(raw["traffic"], placement)),
-        str(copies(placement, raw["transport"])),
-        number(spread_of(runs, "pss_mb").median),
-        first,
-    ]
+def speed_table(raw: dict[str, Any]) -> Table:
+    """Return the speed of the parts alone, the limit, and the speed of every placement."""
+    whole, core = limits(raw)
+    table = columns("", "env steps/s", "range", "of limit", "per CPU-s", "of limit")
+    wall, cpu = parts_of(raw, "rows_per_s"), parts_of(raw, "rows_per_cpu_s")
+    for part in PARTS:
+        table.add_row(part, number(wall[part].median), ranged(wall[part]), "", number(cpu[part].median))
+    table.add_row(f"limit, {raw['cores']} cores", number(whole), "", "", number(core), end_section=True)
+    for placement, runs in raw["end_to_end"].items():
+        if runs:
+            speed, efficiency = spread_of(runs, "env_steps_per_s"), spread_of(runs, "env_steps_per_cpu_s").median
+            shares = percent(speed.median / whole), percent(efficiency / core)
+            table.add_row(placement, number(speed.median), ranged(speed), shares[0], number(efficiency), shares[1])
+    return table
+
+
+def flow_table(raw: dict[str, Any]) -> Table:
+    """Return lag, batches, idle shares, bytes, copies, memory and starts of every placement."""
+    headings = ("lag", "act rows", "idle a/i/l", "bytes", "copies", "PSS MB", "first update s")
+    table = columns("", *headings)
+    table.caption, table.caption_justify = caption(raw), "left"
+    transport = raw.get("transport", raw.get("road"))  # the name in older files
+    for placement, runs in raw["end_to_end"].items():
+        if not runs:
+            continue
+        rows, started = spread_of(runs, "inference_batch_rows").median, raw["starts"].get(placement, [])
+        table.add_row(
+            placement,
+            f"{number(spread_of(runs, 'lag_p50').median)}/{number(spread_of(runs, 'lag_p95').high)}",
+            number(raw["group_size"][placement] if math.isnan(rows) else rows, 1),
+            "/".join(percent(spread_of(runs, f"{kind}_idle_share").median) for kind in KINDS),
+            number(bytes_per_row(raw["traffic"], placement)),
+            str(copies(placement, transport)),
+            number(spread_of(runs, "pss_mb").median),
+            ", ".join(number(spread_of(started, f"start_{how}_s").median, 1) for how in ("cold", "warm")),
+        )
+    return table
 
 
 def caption(raw: dict[str, Any]) -> str:
@@ -128,78 +135,55 @@ def caption(raw: dict[str, Any]) -> str:
     return (
         f"limit = {formula}. Env steps are trained rows, each counted once whatever the epochs.{named} Median and range of "
         f"{raw['repetitions']} repetitions of {raw['seconds']:g} s after warm-up. per CPU-s: by all processes of the run. "
-        "lag: updates. idle: share of time that actor / inference server / learner waits. bytes and copies: of one row's "
-        "way through all streams, and of its observation. first update: from the start of the command, without compiled "
-        "programs, with those kept."
+        "lag: updates, median and 95th percentile. idle: share of time that actor / inference server / learner waits. "
+        "bytes and copies: of one row's way through all streams, and of its observation. first update: from the start of "
+        "the command, without compiled programs, with those kept."
     )
 
 
-def peers_table(raw: dict[str, Any]) -> Table:
-    """Return the other libraries, and how many times faster the best placement is."""
+def peers_tables(raw: dict[str, Any]) -> list[Table]:
+    """Return the other libraries' speed and cost, and how many times faster the best placement is."""
     fastest, thriftiest = best_of(raw, "env_steps_per_s"), best_of(raw, "env_steps_per_cpu_s")
-    ours = raw["end_to_end"]
-    started = raw["starts"].get(fastest, [])
+    ours, started = raw["end_to_end"], raw["starts"].get(fastest, [])
     own = {
-        "wall": spread_of(ours[fastest], "env_steps_per_s").median,
-        "cpu": spread_of(ours[thriftiest], "env_steps_per_cpu_s").median,
-        "pss": spread_of(ours[fastest], "pss_mb").median,
-        "start": spread_of(started, "start_warm_s").median,
+        "env_steps_per_s": spread_of(ours[fastest], "env_steps_per_s").median,
+        "env_steps_per_cpu_s": spread_of(ours[thriftiest], "env_steps_per_cpu_s").median,
+        "pss_mb": spread_of(ours[fastest], "pss_mb").median,
+        "first_update_s": spread_of(started, "start_warm_s").median,
     }
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        caption=f"ratios: jsrl {fastest} in wall clock, memory and (warm) start, jsrl {thriftiest} per CPU-second, to the "
-        "peer; memory and start below 1 are jsrl's. A peer with two settings has one that is fastest and one that "
-        "takes the least CPU.",
-        caption_justify="left",
-    )
-    table.add_column("peer")
-    for heading in (
-        "env steps/s",
-        "range",
-        "ratio",
-        "per CPU-s",
-        "ratio",
-        "PSS MB",
-        "ratio",
-        "first update s",
-        "ratio",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("setting; what differs from the work", overflow="fold")
+    speed = columns("peer", "env steps/s", "range", "ratio", "per CPU-s", "ratio")
+    cost = columns("peer", "PSS MB", "ratio", "first update s", "ratio")
+    cost.add_column("setting; what differs from the work", overflow="fold")
     for name, peer in raw["peers"].items():
         if "missing" in peer:
-            table.add_row(name, *[NOTHING] * 9, peer["missing"])
+            cost.add_row(name, *[NOTHING] * 4, peer["missing"])
         for arm in peer.get("arms", []):
-            table.add_row(name, *peer_cells(arm, own))
-    return table
+            found = {what: spread_of(arm["runs"], what) for what in own} if arm["runs"] else {}
+            ratios = {what: times(ratio(own[what], found[what].median)) for what in found}
+            if found:
+                wall, cpu = found["env_steps_per_s"], found["env_steps_per_cpu_s"]
+                cells = number(wall.median), ranged(wall), ratios["env_steps_per_s"]
+                speed.add_row(name, *cells, number(cpu.median), ratios["env_steps_per_cpu_s"])
+            memory = (number(found["pss_mb"].median), ratios["pss_mb"]) if found else (NOTHING,) * 2
+            first = (number(found["first_update_s"].median, 1), ratios["first_update_s"]) if found else (NOTHING,) * 2
+            cost.add_row(name, *memory, *first, arm_text(arm))
+    cost.caption, cost.caption_justify = peers_caption(fastest, thriftiest), "left"
+    return [speed, cost]
 
 
-def peer_cells(arm: dict[str, Any], own: dict[str, float]) -> list[str]:
-    """Return one peer's cells in one setting."""
-    runs = arm["runs"]
-    text = "; ".join(
-        [
-            setting_text(arm["setting"]),
-            *arm["differences"],
-            *(f"FAILED: {error.splitlines()[0]}" for error in arm["errors"]),
-        ]
+def peers_caption(fastest: str | None, thriftiest: str | None) -> str:
+    """Return the explanation of the ratios."""
+    return (
+        f"ratios: jsrl {fastest} in wall clock, memory and (warm) start, jsrl {thriftiest} per CPU-second, to the "
+        "peer; memory and start below 1 are jsrl's. A peer with two settings has one that is fastest and one that "
+        "takes the least CPU."
     )
-    if not runs:
-        return [*[NOTHING] * 9, text]
-    speed, efficiency = spread_of(runs, "env_steps_per_s"), spread_of(runs, "env_steps_per_cpu_s").median
-    memory, first = spread_of(runs, "pss_mb").median, spread_of(runs, "first_update_s").median
-    return [
-        number(speed.median),
-        ranged(speed),
-        f"{number(ratio(own['wall'], speed.median), 2)}x",
-        number(efficiency),
-        f"{number(ratio(own['cpu'], efficiency), 2)}x",
-        number(memory),
-        f"{number(ratio(own['pss'], memory), 2)}x",
-        number(first, 1),
-        f"{number(ratio(own['start'], first), 2)}x",
-        text,
-    ]
+
+
+def arm_text(arm: dict[str, Any]) -> str:
+    """Return the setting of a peer, what differs from the work, and what failed."""
+    failed = [f"FAILED: {error.splitlines()[0]}" for error in arm["errors"]]
+    return "; ".join([setting_text(arm["setting"]), *arm["differences"], *failed])
 
 
 def show(raw: dict[str, Any], console: Console | None = None) -> None:
@@ -215,7 +199,8 @@ def show(raw: dict[str, Any], console: Console | None = None) -> None:
         console = Console(file=console.file, width=WIDTH)
     console.print(title(raw), highlight=False, markup=False)
     if raw["alone"]:
-        console.print(main_table(raw))
+        console.print(speed_table(raw))
+        console.print(flow_table(raw))
     for error in raw["errors"]:
         console.print(f"FAILED {error}", highlight=False, markup=False)
     if raw.get("differences"):
@@ -223,14 +208,17 @@ def show(raw: dict[str, Any], console: Console | None = None) -> None:
     if any("search" in peer for peer in raw["peers"].values()):
         console.print(search_table(raw))
     if raw["alone"] and raw["peers"]:
-        console.print(peers_table(raw))
+        for table in peers_tables(raw):
+            console.print(table)
 
 
 def search_table(raw: dict[str, Any]) -> Table:
     """Return every setting of every peer that was tried."""
-    table = Table(box=box.SIMPLE_HEAD, caption="settings tried, once each", caption_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD, caption="settings tried, once each", caption_justify="left", padding=(0, 1, 0, 0)
+    )
     for heading in ("peer", "setting"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for heading in ("env steps/s", "per CPU-s", "PSS MB"):
         table.add_column(heading, justify="right")
     for name, peer in raw["peers"].items():

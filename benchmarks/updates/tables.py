@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.throughput.arithmetic import ratio, spread
-from benchmarks.throughput.tables import WIDTH, number, percent, ranged
+from benchmarks.throughput.tables import WIDTH, columns, number, percent, ranged, times
 from jsrl.errors import ConfigError
 
 KIND, FORMAT = "replay", 1
@@ -42,49 +41,44 @@ def setting_text(setting: dict[str, Any]) -> str:
     return ", ".join(name.replace("_", " ") if value is True else f"{name} {value}" for name, value in setting.items())
 
 
-def work_table(work: dict[str, Any]) -> Table:
-    """Return one work: every arm, and how many times faster jsrl's best is than each system's best."""
-    table = Table(box=box.SIMPLE_HEAD, title=title_of(work), title_justify="left")
-    table.add_column("system, setting", no_wrap=True)
-    for heading in (
-        "update rows/s",
-        "range",
-        "ratio",
-        "updates/s",
-        "CPU ms",
-        "per CPU-s",
-        "ratio",
-        "of matmul",
-        "PSS MB",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("what differs", overflow="fold")
+def work_tables(work: dict[str, Any]) -> list[Table]:
+    """Return one work: the speed and the cost of every arm, and how many times faster jsrl's best is than each system's."""
+    speed = columns("system, setting", "rows/s", "range", "ratio", "per CPU-s", "ratio")
+    speed.title, speed.title_justify = title_of(work), "left"
+    cost = columns("system, setting", "updates/s", "CPU ms", "of matmul", "PSS MB")
+    cost.add_column("what differs", overflow="fold")
     own = {what: best(work, "jsrl", what) for what in ("updates_per_s", "updates_per_cpu_s")}
     for arm in work["arms"]:
-        table.add_row(f"{arm['system']}, {setting_text(arm['setting'])}", *cells(work, arm, own))
-    return table
+        name = f"{arm['system']}, {setting_text(arm['setting'])}"
+        speed.add_row(name, *speed_cells(work, arm, own))
+        cost.add_row(name, *cost_cells(work, arm))
+    return [speed, cost]
 
 
-def cells(work: dict[str, Any], arm: dict[str, Any], own: dict[str, float]) -> list[str]:
-    """Return an arm's cells; the ratios stand beside the setting that is its system's best."""
-    notes = "; ".join([*arm["differences"], *(f"FAILED: {error.splitlines()[0]}" for error in arm["errors"])])
+def speed_cells(work: dict[str, Any], arm: dict[str, Any], own: dict[str, float]) -> list[str]:
+    """Return an arm's speed; the ratios stand beside the setting that is its system's best."""
     if not arm["runs"]:
-        return [*["-"] * 9, notes]
+        return []
     wall, cpu = rates(arm, "updates_per_s"), rates(arm, "updates_per_cpu_s")
     ratios = []
     for what, found in (("updates_per_s", wall), ("updates_per_cpu_s", cpu)):
         is_best = arm["system"] != "jsrl" and found.median == best(work, arm["system"], what)
-        ratios.append(f"{ratio(own[what], found.median):.2f}x" if is_best else "")
+        ratios.append(times(ratio(own[what], found.median)) if is_best else "")
     rows = work["batch"]
+    spread_rows = ranged(spread([rows * float(run["updates_per_s"]) for run in arm["runs"]]))
+    return [number(rows * wall.median), spread_rows, ratios[0], number(rows * cpu.median), ratios[1]]
+
+
+def cost_cells(work: dict[str, Any], arm: dict[str, Any]) -> list[str]:
+    """Return an arm's time and memory, and what differs or failed."""
+    notes = "; ".join([*arm["differences"], *(f"FAILED: {error.splitlines()[0]}" for error in arm["errors"])])
+    if not arm["runs"]:
+        return [*["-"] * 4, notes]
     memory = spread([float(run["pss_mb"]) for run in arm["runs"]]).median
+    per_s, per_cpu_s = rates(arm, "updates_per_s").median, rates(arm, "updates_per_cpu_s").median
     return [
-        number(rows * wall.median),
-        ranged(spread([rows * float(run["updates_per_s"]) for run in arm["runs"]])),
-        ratios[0],
-        number(wall.median, 1),
-        number(1e3 / cpu.median, 2),
-        number(rows * cpu.median),
-        ratios[1],
+        number(per_s, 1),
+        number(1e3 / per_cpu_s, 2),
         percent(matrix_share(work, arm)),
         number(memory),
         notes,
@@ -114,7 +108,7 @@ def heading(raw: dict[str, Any]) -> str:
 
 
 CAPTION = (
-    "update rows/s: batch x updates per second, the update frame rate. CPU ms: of one update, all processes. "
+    "rows/s: batch x updates per second, the update frame rate. CPU ms: of one update, all processes. "
     "per CPU-s: rows per CPU-second. Ratios: jsrl's best setting to the system's best, each by its own measure. "
     "of matmul: operations of the layers' products per CPU-second, as a share of the rate of plain matrix products "
     "measured in the same process. Median and range over the runs of an arm."
@@ -133,8 +127,8 @@ def show(raw: dict[str, Any], console: Console | None = None) -> None:
     if not console.is_terminal:
         console = Console(file=console.file, width=WIDTH)
     console.print(heading(raw), highlight=False, markup=False)
-    for work in raw["works"]:
-        console.print(work_table(work))
+    for table in (table for work in raw["works"] for table in work_tables(work)):
+        console.print(table)
     for name, why in raw["missing"].items():
         console.print(f"{name}: {why}", highlight=False, markup=False)
     console.print(CAPTION, highlight=False, markup=False)

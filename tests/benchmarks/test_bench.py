@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from jsrl.errors import ConfigError
 from jsrl.workers.kinds import catalogue, find_kind
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
 BENCH = ROOT / "experiments" / "bench.py"
 FAKE = Path(__file__).parent / "world" / "fake_peer.py"
 TINY = ("--num-envs", "4", "--rollout-length", "8", "--agent.num-epochs", "1", "--agent.num-minibatches", "2")
@@ -110,22 +112,34 @@ def raw_numbers():
     }  # fmt: skip
 
 
+def shown(raw, width):
+    """Return the tables as in a terminal of this width, without colours."""
+    text = io.StringIO()
+    tables.show(raw, Console(width=width, file=text, force_terminal=True, color_system=None))
+    return text.getvalue()
+
+
 def test_the_table_of_known_numbers():
     assert tables.limits(raw_numbers()) == pytest.approx((250_000, 125_000))
-    console = Console(record=True, width=200, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
-    tables.show(raw_numbers(), console)
-    console.file.close()
-    text = console.export_text()
-    serial = next(line for line in text.splitlines() if line.strip().startswith("serial")).split()
-    assert serial[:6] == ["serial", "200,000", "200,000", "-", "200,000", "80%"]
-    assert serial[-5:] == ["45", "2", "300", "5.0,", "3.0"]
-    row = [line for line in text.splitlines() if line.strip().startswith("sb3")][-1]
-    for cell in ("4.00x", "2.50x", "0.50x", "threads 1", "epochs 4 for 1"):
-        assert cell in row
+    text = shown(raw_numbers(), 80)
+    speed, flow = (line.split() for line in text.splitlines() if line.strip().startswith("serial"))
+    assert speed == ["serial", "200,000", "200,000", "-", "200,000", "80%", "100,000", "80%"]
+    assert flow == ["serial", "0/1", "16.0", "-/-/-", "45", "2", "300", "5.0,", "3.0"]
+    rows = " ".join(line for line in text.splitlines() if line.strip().startswith("sb3"))
+    for cell in ("4.00x", "2.50x", "0.50x", "threads 1"):
+        assert cell in rows
     assert "not installed" in text
     assert "FAILED apart: it ended" in text
     assert "threads 3" in text
     assert "4 game frames" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", ["against-ppo_cartpole", "against-ppo_pong"])
+def test_committed_numbers_fit_into_a_terminal_of_80_columns(name):
+    raw = json.loads((RESULTS / f"{name}.json").read_text())
+    text = shown(raw, 80)
+    assert "…" not in text, "a cell was cut"
+    assert all(f"\n {placement} " in text for placement in raw["end_to_end"])
 
 
 def test_numbers_of_another_format_are_refused():
