@@ -192,7 +192,8 @@ def progress(state: RunState, seen: DisplayState | None) -> str:
     parts = [f"{short(seen.env_steps)}{of} env steps", counted(seen.updates, "update")]
     parts += [f"{short(rate)} steps/s"] if rate is not None else []
     parts += [f"{clock(to_go_s)} to go"] if to_go_s is not None else []
-    return ", ".join([*parts, *map(str, seen.others)])
+    calls = seen.long_calls if state.is_running else ()
+    return ", ".join([*parts, *map(str, seen.others), *map(str, calls)])
 
 
 def scores(state: RunState, seen: DisplayState | None) -> list[str]:

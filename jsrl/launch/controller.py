@@ -23,7 +23,7 @@ from jsrl.launch.supervision import Restart, Supervision, replacement_job
 from jsrl.launch.usage import Usage
 from jsrl.launch.watchdog import Watchdog
 from jsrl.references.importing import spawn_environment
-from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Report, Stage
+from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Heartbeat, Report, Stage
 from jsrl.runs.control_bodies import complaint
 from jsrl.runs.pauses import Pauses
 from jsrl.transport.ledger.hops import close_hops
@@ -193,6 +193,8 @@ class Controller:
         worker.receive(message)
         if isinstance(message, Stage):
             self._session.stage(message.worker, message.stage)
+        elif isinstance(message, Heartbeat):
+            self._session.call(message.worker, message.activity, message.activity_s)
         elif isinstance(message, Report):
             self._session.report(message)
         elif isinstance(message, Event):

@@ -302,6 +302,10 @@ class Session:
         """Record the stage of a worker; `ready` ends its start."""
         self._stages.set(worker, stage, self.now())
 
+    def call(self, worker: str, name: str, for_s: float) -> None:
+        """Record the call that a worker is in (empty: none), and for how long."""
+        self._stages.call(worker, name, for_s, self.now())
+
     def tick(self) -> None:
         """Write a line of metrics every second, refresh the display, check the clock; may be called at any rate."""
         if self.now() < self._look_s:
@@ -380,6 +384,7 @@ class Session:
             others=tuple(map(other_policy, self._others)),
             players=self._players.rows() if self.experiment.director is not None else (),
             waiting=self._stages.waiting(self.now()),
+            long_calls=self._stages.long_calls(self.now()),
         )
 
     def result(self, error: str = "") -> Result:

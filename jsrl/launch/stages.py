@@ -10,6 +10,8 @@ from jsrl.metrics.phases import of_main_thread
 from jsrl.workers.kinds import Kind
 
 READY = "ready"  # the stage that ends a start
+LONG_S = 5.0  # displays show calls that take longer
+MOST_CALLS = 3  # of which the longest are shown
 
 
 class Stages:
@@ -26,6 +28,7 @@ class Stages:
         self._kinds = kinds
         self._of: dict[str, tuple[str, float]] = {}
         self._starting: dict[str, None] = {}
+        self._calls: dict[str, tuple[str, float]] = {}
         self.counts: Counter[str] = Counter()
         self.rows: dict[str, WorkerRow] = {}
 
@@ -36,6 +39,7 @@ class Stages:
             self.counts[kind.name] += 1
             self.rows.setdefault(kind.name, row_of(kind))
         self._of[worker] = (stage, now_s)
+        self._calls.pop(worker, None)
         if stage == READY:
             self._starting.pop(worker, None)
         else:
@@ -45,7 +49,15 @@ class Stages:
         """Forget a worker."""
         if self._of.pop(worker, None) is not None:
             self._starting.pop(worker, None)
+            self._calls.pop(worker, None)
             self.counts[self._kinds[worker].name] -= 1
+
+    def call(self, worker: str, name: str, for_s: float, now_s: float) -> None:
+        """Record the call that a worker is in, and for how long; an empty name: it is in none."""
+        if name and for_s >= LONG_S:
+            self._calls[worker] = (name, now_s - for_s)
+        else:
+            self._calls.pop(worker, None)
 
     def __iter__(self) -> Iterator[tuple[str, str, float]]:
         """Yield (worker, stage, since when)."""
@@ -55,6 +67,11 @@ class Stages:
         """Return the workers that are not ready, and for how long they have been in their stage."""
         found = ((worker, *self._of[worker]) for worker in self._starting)
         return tuple(Waiting(worker, stage, now_s - since_s) for worker, stage, since_s in found)
+
+    def long_calls(self, now_s: float) -> tuple[Waiting, ...]:
+        """Return the workers that have been in one call for over LONG_S, the longest first, at most MOST_CALLS."""
+        oldest = sorted(self._calls.items(), key=lambda item: item[1][1])[:MOST_CALLS]
+        return tuple(Waiting(worker, name, now_s - since_s) for worker, (name, since_s) in oldest)
 
 
 def row_of(kind: Kind) -> WorkerRow:

@@ -63,11 +63,15 @@ def games_text(metric: Callable[[str], float | None]) -> str:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A worker that is not ready. stage: its current one, such as "making environments". for_s: its duration so far."""
+    """A worker in a stage, such as "making environments", or in a call. for_s: its duration so far."""
 
     worker: str
     stage: str
     for_s: float = 0.0
+
+    def __str__(self) -> str:
+        """Return it as text: `learner: an update for 12s`."""
+        return f"{self.worker}: {self.stage} for {clock(self.for_s)}"
 
 
 @dataclass
@@ -87,6 +91,7 @@ class DisplayState:
       others: the policies other than the first, which all other fields are about.
       players: the best players and those that learn, best first, if a director rates them.
       waiting: workers that are starting, restarting or at their last task; () while all work.
+      long_calls: ready workers that have been in one call for seconds, such as the learner in an update.
     """
 
     run: str
@@ -105,6 +110,7 @@ class DisplayState:
     others: tuple[OtherPolicy, ...] = ()
     players: tuple[PlayerRow, ...] = ()
     waiting: tuple[Waiting, ...] = ()
+    long_calls: tuple[Waiting, ...] = ()
 
     @property
     def trained_s(self) -> float:

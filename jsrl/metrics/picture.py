@@ -51,6 +51,7 @@ def plain_line(state: DisplayState, env_steps_per_s: float | None) -> str:
     if state.waiting:
         stages = [f"{names(workers, 2)}: {stage}" for stage, workers in state.stages.items()]
         parts.append("; ".join(stages))
+    parts += map(str, state.long_calls)
     return _GAP.join(parts)
 
 
@@ -64,6 +65,7 @@ def picture(state: DisplayState, env_steps_per_s: float | None, messages: Sequen
         parts.append(Text("all workers are ready; waiting for the first update", style="italic"))
     if state.workers and (state.start_s is not None or not state.waiting):
         parts.append(_worker_table(state))
+    parts += [Text(str(call)) for call in state.long_calls]
     if learning := [f"{title} {short(value)}" for title, value in _learning(state)]:
         lags = [state.metric(f"learner/policy_lag_{what}") for what in ("mean", "p95", "max")]
         if any(value is not None for value in lags):

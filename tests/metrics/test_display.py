@@ -189,6 +189,9 @@ def test_live_display_lists_pending_start_up_steps():
     ]
     starting.waiting = ()
     assert "waiting for the first update" in render(starting)
+    updating = make_state(long_calls=(Waiting("learner", "an update", 12.0),))
+    assert "\nlearner: an update for 12s" in render(updating)
+    assert plain_line(updating, None).endswith("learner: an update for 12s")
     restarting = render(make_state(waiting=(Waiting("actor-1", "restarting"),)))
     assert re.search(r"^waiting for *\n +actor-1 +restarting", restarting, re.M)
 

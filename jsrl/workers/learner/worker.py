@@ -185,8 +185,10 @@ class Learner:
         self._phases.enter("update")
         key = jax.random.fold_in(self._key, self.updates)
         before = self._state
+        self._reporter.entering("an update")
         self._state, output = self._updater(before, batch.trajectory, key)
         fetched, params = self._updater.fetch((output.metrics, self._state.params))  # waits for the update
+        self._reporter.left()
         metrics = {name: float(value) for name, value in fetched.items()}
         self._phases.enter("other")
         refused = self._check(self.updates, before, self._state, batch.trajectory, metrics)
