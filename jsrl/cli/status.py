@@ -27,6 +27,7 @@ from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RunState, WorkerSummary, has_snapshot, is_whole, read_state
 
 MOST_RUNS = 20  # in the table of a folder
+MOST_PIDS = 16  # of workers of a kind; --json shows all
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -208,7 +209,7 @@ def scores(state: RunState, seen: DisplayState | None) -> list[str]:
 
 
 def workers_text(workers: Iterable[WorkerSummary], own_host: str) -> str:
-    """Return the workers by kind: number, hosts, restarts, and workers that are not ready."""
+    """Return the workers by kind: number, hosts, process ids, restarts, and workers that are not ready."""
     kinds: dict[str, list[WorkerSummary]] = {}
     for worker in workers:
         kinds.setdefault(worker.kind, []).append(worker)
@@ -222,8 +223,10 @@ def workers_text(workers: Iterable[WorkerSummary], own_host: str) -> str:
         waiting = [
             f"{worker.name} {worker.stage} for {clock(worker.stage_s)}" for worker in own if worker.stage != "ready"
         ]
+        pids = " ".join(str(worker.pid) for worker in own if worker.pid)
         counts = [
             f"{kind} {len(own)}{where}",
+            *([f"pid {pids}"] if pids and len(own) <= MOST_PIDS else []),
             *([f"{restarts} restart{'s' if restarts > 1 else ''}"] if restarts else []),
         ]
         parts.append(", ".join([*counts, *waiting[:3], *([f"{len(waiting) - 3} more"] if len(waiting) > 3 else [])]))

@@ -428,9 +428,9 @@ class Controller:
     def _send_command(self, worker: str, command: str, **facts: Any) -> None:
         self._control.send_command(worker, self._workers[worker].job.incarnation, command, facts)
 
-    def _hosts_of_workers(self) -> dict[str, tuple[int, str]]:
-        """Return worker -> (restarts so far, host)."""
-        return {worker.name: (worker.restarts, worker.handle.host) for worker in self._workers.values()}
+    def _hosts_of_workers(self) -> dict[str, tuple[int, str, int]]:
+        """Return worker -> (restarts so far, host, process id)."""
+        return {worker.name: (worker.restarts, worker.handle.host, worker.pid) for worker in self._workers.values()}
 
     def _pass_on(self, worker: str, command: str, facts: dict[str, Any]) -> None:
         """Send a worker another worker's command; lost while it is replaced."""

@@ -49,7 +49,8 @@ class Session:
       policies: progress of each, by name; lines of metrics use the counters of the first.
       finals: workers whose last task is finished. reason: why the run must end (None: it goes on).
       hooks: of the run. outcome: the result, once there is one. send_command: sends a worker another worker's command.
-      interrupt: acts like the first Ctrl-C. hosts_of_workers: returns worker -> (restarts so far, host) of processes.
+      interrupt: acts like the first Ctrl-C. hosts_of_workers: returns worker -> (restarts so far, host, process
+        id); none in a single process.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Session:
         self._closed = False
         self.outcome: Result | None = None
         self.send_command: Callable[[str, str, dict[str, Any]], None] = lambda worker, command, facts: None
-        self.hosts_of_workers: Callable[[], dict[str, tuple[int, str]]] = dict
+        self.hosts_of_workers: Callable[[], dict[str, tuple[int, str, int]]] = dict
         self.interrupt: Callable[[], None] = lambda: self.end("interrupted")
         self._status = StatusWriter(folder.path)
         self._players = RatedPlayers(folder.path)
@@ -333,7 +334,7 @@ class Session:
     def _worker_summaries(self) -> list[WorkerSummary]:
         known, now = self.hosts_of_workers(), self.now()
         return [
-            WorkerSummary(name, self._kinds[name].name, stage, round(now - since_s, 1), *known.get(name, (0, "")))
+            WorkerSummary(name, self._kinds[name].name, stage, round(now - since_s, 1), *known.get(name, (0, "", 0)))
             for name, stage, since_s in self._stages
         ]
 

@@ -20,7 +20,8 @@ class SupervisedWorker:
     """A worker's handle and state. Times are of the monotonic clock.
 
     Attributes:
-      stage: of its start; `ready` ends it. beat_s: time of its last message. left: it said goodbye.
+      stage: of its start; `ready` ends it. pid: of its process, once it sent a stage; else 0.
+      beat_s: time of its last message. left: it said goodbye.
       restarts: earlier incarnations.
       replaced: it is dead, and its next incarnation is about to start. dropped: the run ended it during its start.
       moves: why it was asked to leave at `moves_s`, to restart on another host; empty: it was not.
@@ -32,6 +33,7 @@ class SupervisedWorker:
     handle: Handle
     restarts: int = 0
     stage: str = NOT_BEGUN
+    pid: int = 0
     started_s: float = field(default_factory=time.monotonic)
     stage_s: float = field(default_factory=time.monotonic)
     beat_s: float = field(default_factory=time.monotonic)
@@ -75,7 +77,7 @@ class SupervisedWorker:
         """Process a message of the worker."""
         self.beat_s = time.monotonic()
         if isinstance(message, Stage):
-            self.stage, self.stage_s = message.stage, self.beat_s
+            self.stage, self.pid, self.stage_s = message.stage, message.pid, self.beat_s
         elif isinstance(message, Heartbeat):
             self.activity = f"{message.activity} for {message.activity_s:.1f} s" if message.activity else ""
         elif isinstance(message, Report):

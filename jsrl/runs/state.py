@@ -26,7 +26,10 @@ StateName = Literal["starting", "running", "ending", "silent", "killed", "ended"
 
 @dataclass(frozen=True)
 class WorkerSummary:
-    """A worker's state in its controller. stage: `ready`, or the stage of its start. host: empty for the controller's."""
+    """A worker's state in its controller.
+
+    stage: `ready`, or the stage of its start. host: empty for the controller's. pid: process id there; 0: not known.
+    """
 
     name: str
     kind: str
@@ -34,6 +37,7 @@ class WorkerSummary:
     stage_s: float = 0.0
     restarts: int = 0
     host: str = ""
+    pid: int = 0
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsrl.workers.process import die_with_parent, show_name
+from jsrl.workers.process import die_with_parent, show_name, show_word
 
 MAX_ORDER_BYTES = 1 << 16
 
@@ -135,6 +135,7 @@ class _Host:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for connection in (self._wake_receiver, self._wake_sender, self._connection):
             connection.close()
+        show_word("actor-host", order.name)
         os.setsid()
         os.nice(self._nice)
         for target in (1, 2):

@@ -218,6 +218,18 @@ def show_name(name: str) -> None:
         ctypes.CDLL(None).prctl(pr_set_name, name.encode()[:15])
 
 
+def show_word(word: str, name: str) -> None:
+    """Show `name` instead of a word of the command line in `ps` (Linux), cut to the word's length."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:  # not Linux: the name is optional
+        return
+    start, end = int(fields[45]), int(fields[46])  # addresses of the command line; 0: hidden
+    found = ctypes.string_at(start, end - start).find(f"\0{word}\0".encode()) if start else -1
+    if found >= 0:
+        ctypes.memmove(start + found + 1, name.encode()[: len(word)].ljust(len(word), b"\0"), len(word))
+
+
 def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
     """Ask the kernel to signal this process when its parent dies (Linux); exit at once if it already has."""
     pr_set_pdeathsig = 1

@@ -19,8 +19,8 @@ from jsrl.runs.state import RUNNING, WorkerSummary
 
 WORKERS = (
     WorkerSummary("learner", "learner", "ready"),
-    WorkerSummary("actor-0", "actor", "ready", host="b"),
-    WorkerSummary("actor-1", "actor", "restarting", 65.0, 2, "c"),
+    WorkerSummary("actor-0", "actor", "ready", host="b", pid=41),
+    WorkerSummary("actor-1", "actor", "restarting", 65.0, 2, "c", 42),
 )
 MOMENT = DisplayState(
     run="ppo/x", env_steps=5000, updates=40, total_env_steps=20_000, metrics={"learner/loss": float("nan")},
@@ -59,11 +59,12 @@ def test_status_of_a_running_run(folder: RunFolder, capsys):
     assert text.startswith("ppo/x: running since 20") and f"process {os.getpid()} on " in text
     assert "5000 of 20.0k (25%) env steps, 40 updates" in text
     assert "evaluation: return 20 at 4000 env steps, best 30" in text
-    assert "actor 2 (b 1, c 1), 2 restarts, actor-1 restarting for 1:05" in text and "learner 1;" in text
+    assert "actor 2 (b 1, c 1), pid 41 42, 2 restarts, actor-1 restarting for 1:05" in text and "learner 1;" in text
     assert "jsrl attach ppo/x | jsrl logs ppo/x | jsrl stop ppo/x" in text and "to continue" not in text
     assert facts["state"] == "running" and facts["pid"] == os.getpid() and facts["env_steps"] == 5000
     assert facts["workers"][2] == {
         "name": "actor-1", "kind": "actor", "stage": "restarting", "stage_s": 65.0, "restarts": 2, "host": "c",
+        "pid": 42,
     }  # fmt: skip
     assert facts["evaluation"] == {"env_steps": 4000, "return": 20.0} and facts["resume"] is None
 

@@ -118,6 +118,15 @@ def test_host_killed_at_any_moment_ends_all_its_actors(hosted: Hosted, after_s: 
     hosted.assert_gone()
 
 
+def test_process_list_shows_the_actor_in_place_of_its_host(hosted: Hosted) -> None:
+    hosted.await_forks()
+    first, until = psutil.Process(hosted.actors[0].handle.pid), time.monotonic() + 10.0
+    while (words := first.cmdline())[2:4] != ["jsrl.workers", "actor-0"]:
+        assert time.monotonic() < until, words
+        time.sleep(0.01)
+    assert psutil.Process(hosted.host.popen.pid).cmdline()[3] == "actor-host"
+
+
 def test_ended_actor_is_distinguished_from_living_ones(hosted: Hosted) -> None:
     hosted.await_forks()
     third = hosted.actors[3]

@@ -31,13 +31,13 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
 
 def test_status_file_has_display_values_and_worker_hosts(session: Session):
     session.stage("actor-0", "ready")
-    session.hosts_of_workers = lambda: {"actor-0": (3, "far")}
+    session.hosts_of_workers = lambda: {"actor-0": (3, "far", 41)}
     session.facts("learner", {"updates": 5, "env_steps": 640})
     session.tick()
     found = read_state(session.folder.path).status
     assert found is not None and found.process == ProcessIdentity.own() and found.reason == ""
     (worker,) = found.workers
-    assert (worker.name, worker.kind, worker.restarts, worker.host) == ("actor-0", "actor", 3, "far")
+    assert (worker.name, worker.kind, worker.restarts, worker.host, worker.pid) == ("actor-0", "actor", 3, "far", 41)
     assert status_writer.moment_of(found).env_steps == 640 == session.state().env_steps
     session.end("total_env_steps")
     session.close()

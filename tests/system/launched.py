@@ -102,7 +102,7 @@ class Launched:
                 continue
             if "--name" in words:
                 found[words[words.index("--name") + 1]] = child
-            elif "actor-host" in words:  # the host, or an actor that it forked
+            elif "jsrl.workers" in words:  # the host, or an actor that it forked
                 found[name] = child
         return found
 

@@ -83,5 +83,5 @@ def _worker_name(process: psutil.Process) -> str:
     words = process.cmdline()
     if "--name" in words:
         return words[words.index("--name") + 1]
-    forked = "actor-host" in words and re.fullmatch(r"actor-\d+", process.name())  # it takes its worker's name
+    forked = "jsrl.workers" in words and re.fullmatch(r"actor-\d+", process.name())  # it takes its worker's name
     return process.name() if forked else ""
