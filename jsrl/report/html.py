@@ -206,7 +206,8 @@ def _options(report: RunReport) -> str:
         f'<tr><th>{escape(name)}</th><td class="text">{escape(str(value))}</td></tr>'
         for name, value in report.options.items()
     )
-    return f"<details><summary>{len(report.options)} options</summary><table><tbody>{rows}</tbody></table></details>"
+    table = f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
+    return f"<details><summary>{len(report.options)} options</summary>{table}</details>"
 
 
 def _files(report: RunReport) -> str:
