@@ -40,6 +40,7 @@ from jsrl.launch.local import launcher as local
 from jsrl.launch.local.children import Children
 from jsrl.launch.local.facts import own_facts
 from jsrl.launch.local.launcher import Local
+from jsrl.runs.memory import resident_bytes
 from jsrl.transport.meeting.curve import incoming, outgoing
 from jsrl.transport.meeting.keys import ClientKeys, load_client_keys
 from jsrl.workers.kinds import find_kind
@@ -154,7 +155,7 @@ def mutated(frame: bytes, rng: random.Random) -> bytes:
 )
 def test_joining_needs_an_own_token(count: int, tmp_path: Path) -> None:
     with contextlib.closing(Port(tmp_path)) as port:
-        ends: Counter[str] = Counter()
+        ends, bytes_before = Counter[str](), 0
         for begin in range(0, count, AT_ONCE):
             tries = [port.attempts(number) for number in range(begin, min(begin + AT_ONCE, count))]
             clients = [Client(port.context, port.launcher.address, keys, words) for _, keys, words in tries]
@@ -167,6 +168,9 @@ def test_joining_needs_an_own_token(count: int, tmp_path: Path) -> None:
             assert port.member.answer().sent_s == 1.0  # the run's own host is served throughout
             for client in clients:
                 client.close()
+            if begin < count // 5:
+                bytes_before = resident_bytes()
+        assert resident_bytes() - bytes_before < 20 << 20
         assert [host.name for host in port.launcher.members.hosts] == ["a"]
         assert ends == dict.fromkeys(("foreign", "wrong", "reused", "revoked"), count // 5)
         assert any("used by another agent already" in line for line in port.told)
