@@ -4,8 +4,8 @@
 
 Actors sleep for 4 s in each step of their environments, as slow simulators take, and are forked by their agents; the
 controller, the learner and one inference server are those of any run with `--listen`. The controller is this process: its
-CPU time in the phase without kills, apart from that of the thread that measures, is divided by the elapsed time. Nothing may
-be lost: no trajectory is counted twice or missed in the ledger, and every killed actor returns.
+CPU time in the phase without kills is divided by the elapsed time. Nothing may be lost: no trajectory is counted twice or
+missed in the ledger, and every killed actor returns.
 """
 
 from __future__ import annotations
@@ -117,11 +117,11 @@ class Watch:
         """Return the CPU load in cores of the controller and each agent, and rates, over a while."""
         own, actors = psutil.Process(), self._actors()
         acted_s = sum(map(self._cpu_s, actors))
-        before = [self._cpu_s(own) - time.thread_time(), *(self._cpu_s(agent) for agent in self._agents)]
+        before = [self._cpu_s(own), *(self._cpu_s(agent) for agent in self._agents)]
         machine, consumed, begin_s = psutil.cpu_times(), self._consumed(), time.monotonic()
         time.sleep(seconds)
         passed_s = time.monotonic() - begin_s
-        after = [self._cpu_s(own) - time.thread_time(), *(self._cpu_s(agent) for agent in self._agents)]
+        after = [self._cpu_s(own), *(self._cpu_s(agent) for agent in self._agents)]
         cores = [round((b - a) / passed_s, 4) for a, b in zip(before, after, strict=True)]
         acted_s = sum(map(self._cpu_s, actors)) - acted_s
         busy = sum(psutil.cpu_times()[:3]) - sum(machine[:3])

@@ -22,7 +22,7 @@ from jsrl.launch.hooks import Hooks, LiveRun, SavedSnapshot
 from jsrl.launch.progress import Progress
 from jsrl.launch.result import Result, ledger_lines
 from jsrl.launch.stages import Stages
-from jsrl.launch.status_writer import StatusWriter
+from jsrl.launch.status_writer import StatusWriter, rarity
 from jsrl.metrics.display import Display
 from jsrl.metrics.display_state import DisplayState
 from jsrl.metrics.metrics import MetricsHub
@@ -97,7 +97,8 @@ class Session:
         self._trained_s: float | None = None  # time of the first reported update since this start,
         self._trained_steps = 0  # and the env steps at that time
         self._limit_s = math.inf if experiment.max_minutes is None else experiment.max_minutes * 60
-        self._line_s = time.monotonic() + LINE_S
+        self._rarity = rarity(len(self._kinds))
+        self._line_s = time.monotonic() + self._rarity * LINE_S
         self._look_s = 0.0
         self._warned: set[str] = set()
         self.finished_s: float | None = None
@@ -308,7 +309,7 @@ class Session:
         self._stages.call(worker, name, for_s, self.now())
 
     def tick(self) -> None:
-        """Write a line of metrics every second, refresh the display, check the clock; may be called at any rate."""
+        """Write a line of metrics when it is due, refresh the display, check the clock; may be called at any rate."""
         if self.now() < self._look_s:
             return
         line_due, self._look_s = self.line_due, self.now() + LOOK_S
@@ -322,7 +323,7 @@ class Session:
             self.display.message("`jsrl stop` asked for the end")
             self.interrupt()
         if line_due:
-            self._line_s = self.now() + LINE_S
+            self._line_s = self.now() + self._rarity * LINE_S
             self._tick()
 
     def show(self, *, now: bool = False) -> None:

@@ -1,6 +1,6 @@
 """The status of a run in its run folder, written by its controller, and requests to it (jsrl.runs.state).
 
-The controller writes RUN/status.json every two seconds, and checks at the same interval whether the run must end.
+The controller writes RUN/status.json every two seconds (see `rarity`), and checks as often whether the run must end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.state import ControllerStatus, WorkerSummary, is_asked_to_stop, write_status
 
 NEWS_S = 2.0
+MANY = 500  # workers
 MOST_EVALUATIONS = 200  # the newest
+
+
+def rarity(workers: int) -> float:
+    """Return the factor by which lines and statuses come less often in a run of many workers, as each then costs more."""
+    return max(1.0, workers / MANY)
 
 
 def moment_of(status: ControllerStatus) -> DisplayState:
@@ -58,10 +64,11 @@ class StatusWriter:
         now_s = time.monotonic()
         if not now and now_s < self._due_s:
             return
-        self._due_s = now_s + NEWS_S
+        found = workers()
+        self._due_s = now_s + rarity(len(found)) * NEWS_S
         self.stop_asked = self.stop_asked or is_asked_to_stop(self._folder, self._process)
         moment = dataclasses.asdict(dataclasses.replace(state, evaluations=state.evaluations[-MOST_EVALUATIONS:]))
-        status = ControllerStatus(self._process, self._begun_s, reason, self._rate(state), tuple(workers()), moment)
+        status = ControllerStatus(self._process, self._begun_s, reason, self._rate(state), tuple(found), moment)
         try:
             write_status(self._folder, status)
         except (OSError, TypeError):  # a full disk, or a metric that is not a number: the run continues

@@ -44,6 +44,28 @@ def test_status_file_has_display_values_and_worker_hosts(session: Session):
     assert read_state(session.folder.path).status.reason == "total_env_steps"  # type: ignore[union-attr]
 
 
+def test_lines_and_statuses_of_many_workers_come_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 1,000 workers one of each takes milliseconds of the controller."""
+    now_s, written = 100.0, list[int]()
+    monkeypatch.setattr(status_writer.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(status_writer, "write_status", lambda *_: written.append(1))
+    for count, period_s in ((500, 2.0), (1_000, 4.0)):
+        kinds = {f"actor-{number}": find_kind("actor") for number in range(count)}
+        folder = RunFolder.create(tmp_path, "ppo", f"{count}", config={})
+        session = Session(Experiment(agent=None), folder, make_display("log-only"), kinds=kinds)
+        for worker in kinds:
+            session.stage(worker, "ready")
+        written.clear()
+        lines = []
+        for step in range(8):
+            lines.append(session.line_due)
+            session.tick()
+            assert len(written) == 1 + step // 4
+            now_s += period_s / 4
+        session.close()
+        assert lines == [False, False, True, False, True, False, True, False]
+
+
 def test_full_disk_does_not_end_the_run(session: Session, monkeypatch: pytest.MonkeyPatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
