@@ -465,7 +465,7 @@ LIGHT = (
 def test_importing_loads_no_jax():
     lines = [f"{statement}\nassert not {HEAVY}, ({statement!r}, {HEAVY})" for statement in LIGHT]
     program = "\n".join(["import sys", *lines])
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stderr
 
 

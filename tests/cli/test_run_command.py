@@ -116,6 +116,6 @@ def test_runs_as_a_command(tmp_path):
                            timeout=120, check=False)  # fmt: skip
     assert right.returncode == 0, right.stderr
     assert list((tmp_path / "r" / "ppo").glob("*/metrics.jsonl"))
-    wrong = subprocess.run([*base, "ppoo"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    wrong = subprocess.run([*base, "ppoo"], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("ConfigError: there is no experiment 'ppoo'; did you mean ppo?")

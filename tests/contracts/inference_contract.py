@@ -15,6 +15,7 @@ from jsrl.errors import ConfigError, SpecMismatch, StreamClosed, StreamError, St
 from jsrl.transport.base import InferenceClient, InferenceServer, InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.types import ArraySpec, leaves, map_tree
+from tests.patience import stretched
 
 TIMEOUT_S = 20.0
 SPEC = InferenceSpec(
@@ -313,7 +314,7 @@ def test_collect_respects_its_timeout(transport: Transport) -> None:
         assert server.collect(10, 0.3) == []
         waited.append(time.monotonic() - started)
     assert min(waited) >= 0.29
-    assert min(waited) < 0.5  # and not twice as late
+    assert min(waited) < stretched(0.5)  # and not twice as late
     server.close()
 
 

@@ -323,7 +323,7 @@ def test_plays_in_a_process_without_jsrl(play, banned, tmp_path, folder):
 @pytest.mark.slow
 def test_file_describes_its_inputs_and_outputs(folder):
     path = exported("tanh", folder)[0]
-    told = subprocess.run([sys.executable, path], check=True, capture_output=True, text=True, timeout=60).stdout
+    told = subprocess.run([sys.executable, path], check=True, capture_output=True, text=True, timeout=240).stdout
     assert "input   observation: float32 [B, 5]" in told
     assert "output  action: float32 [B, 2]" in told
 

@@ -391,4 +391,4 @@ def test_the_catalogue_is_well_formed():
 def test_worker_metrics_do_not_need_jax():
     program = "import sys, jsrl.metrics.metrics, jsrl.runs.names, jsrl.runs.runs, jsrl.metrics.display\n"
     program += "assert not {'jax', 'orbax', 'tensorboardX'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)

@@ -317,7 +317,7 @@ def run_python(code, environment):
         cwd=environment.working_directory,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr

@@ -273,10 +273,10 @@ def test_the_command(run_folder: RunFolder, tmp_path: Path):
     write_lines(run_folder, lines(10))
     script = ROOT / "experiments" / "report.py"
     words = [sys.executable, str(script), "one", "--runs-dir", str(tmp_path)]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "bottleneck: " in ended.stdout and str(run_folder.report) in ended.stdout and run_folder.report.exists()
-    ended = subprocess.run([*words[:2], "two", *words[3:]], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([*words[:2], "two", *words[3:]], capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 2 and "there is no run two" in ended.stderr
 
 

@@ -109,7 +109,7 @@ print("ENDED", result.ended, result.as_intended, result.updates > 0, sorted(resu
 @pytest.mark.parametrize("placement", ["serial", pytest.param("served", marks=pytest.mark.nightly)])
 def test_interrupted_notebook_call_returns_a_result(tmp_path: Path, placement: str) -> None:
     code = NOTEBOOK.format(world=str(WORLD), runs=str(tmp_path), placement=placement)
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert "ENDED interrupted False True" in ended.stdout, ended.stdout + ended.stderr
 
 
@@ -132,5 +132,5 @@ print("ENDED", results[0].ended)
 
 def test_run_works_in_a_thread(tmp_path: Path) -> None:
     code = THREAD.format(world=str(WORLD), runs=str(tmp_path))
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert "ENDED total_env_steps" in ended.stdout, ended.stdout + ended.stderr

@@ -72,5 +72,5 @@ sys.exit(run.main(["tiny", "--runs-dir", {runs!r}, "--placement", "serial", "--t
 
 def test_interrupt_dropped_by_python_before_the_run_still_ends_it(tmp_path: Path) -> None:
     code = DROPPED.format(world=str(WORLD), runs=str(tmp_path))
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert "Exception ignored" in ended.stderr and ended.returncode == 130, ended.stderr

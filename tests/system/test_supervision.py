@@ -12,10 +12,11 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hop_page import pages_in, read_connections
 from jsrl.transport.ledger.hops import SAMPLES, hop_folder, read_hop
 from jsrl.transport.ledger.page import LEDGER, read_page
+from tests.patience import stretched
 from tests.system.launched import Launched, assert_balanced
 
 pytestmark = pytest.mark.slow
-RECOVERED_S = 30.0  # on a busy machine; the time it took is printed
+RECOVERED_S = 30.0  # the time it took is printed
 
 
 def counting(launch, *arguments: str) -> Launched:
@@ -52,7 +53,9 @@ def await_training(run: Launched, since_s: float, worker: str, old_pid: int) -> 
         if now[0] == before[0] and now[1] > before[1] + 2:
             return time.monotonic() - since_s
         assert run.popen.poll() is None, run.text
-        assert time.monotonic() - since_s < RECOVERED_S, f"{worker}: no training after its replacement\n{run.text}"
+        assert time.monotonic() - since_s < stretched(RECOVERED_S), (
+            f"{worker}: no training after its replacement\n{run.text}"
+        )
 
 
 def end(run: Launched, transport: str = "shared-memory") -> dict:
@@ -133,7 +136,8 @@ def test_actor_of_a_killed_server_fails_over_and_returns(launch) -> None:
     since_s, (_, before) = time.monotonic(), consumed(run)
     run.until(lambda: "reconnected its streams with inference-1" in run.text, "actor-0 to go to the other server", 8.0)
     run.until(lambda: consumed(run)[1] > before + 20, "trajectories of both", 8.0)
-    assert time.monotonic() - since_s < away_s and "inference-0" not in run.workers()
+    assert time.monotonic() - since_s < stretched(away_s)
+    assert time.monotonic() - since_s > away_s or "inference-0" not in run.workers()
     run.until(lambda: "reconnected its streams with inference-0" in run.text, "actor-0 to come back")
     end(run)
 

@@ -211,7 +211,7 @@ import drive
 for words in {[words for words, _ in COMMANDS.values()]!r}:
     print("EXIT", drive.main([*words, "--runs-dir", {str(tmp_path)!r}]))
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert ended.stdout.count("EXIT 2") == len(COMMANDS) and ended.returncode == 0, ended.stdout + ended.stderr
     told = ended.stderr.split("ConfigError: ")
     assert told[0] == "" and len(told) == len(COMMANDS) + 1 and "Traceback" not in ended.stderr, ended.stderr

@@ -41,7 +41,7 @@ class Process:
         self.said: queue.Queue[list] = queue.Queue()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
-        (self.address,) = self.said.get(timeout=60)
+        (self.address,) = self.said.get(timeout=240)
         self.arrived: dict[int, float] = {}
         self.parent = ""
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.patience import stretched
+
 ALONE = 'T=$(cat "$1"); shift; hostname "$NAME"; mount -t tmpfs none /tmp; mount -t tmpfs none /dev/shm; umask 077; '
 ALONE += 'printf %s "$T" > /tmp/token; unset T; cd /; exec "$@" --token-file /tmp/token'
 
@@ -48,7 +50,7 @@ class Agent:
 
     def ends(self, timeout_s: float = 20.0) -> tuple[int, str]:
         """Return (exit status, output) once it has ended."""
-        return self.popen.wait(timeout_s), self.log.read_text()
+        return self.popen.wait(stretched(timeout_s)), self.log.read_text()
 
     def close(self) -> None:
         """End it in any state."""
@@ -67,9 +69,9 @@ def lives(process: psutil.Process) -> bool:
 
 def await_that(reached: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Wait until a condition is true."""
-    until = time.monotonic() + timeout_s
+    begun_s = time.monotonic()
     while not reached():
-        assert time.monotonic() < until, reached
+        assert time.monotonic() - begun_s < stretched(timeout_s), reached
         time.sleep(0.02)
 
 
