@@ -136,8 +136,8 @@ def test_actor_of_a_killed_server_fails_over_and_returns(launch) -> None:
     since_s, (_, before) = time.monotonic(), consumed(run)
     run.until(lambda: "reconnected its streams with inference-1" in run.text, "actor-0 to go to the other server", 8.0)
     run.until(lambda: consumed(run)[1] > before + 20, "trajectories of both", 8.0)
-    assert time.monotonic() - since_s < stretched(away_s)
-    assert time.monotonic() - since_s > away_s or "inference-0" not in run.workers()
+    returned = "inference-0" in run.workers()
+    assert (away_s if returned else 0.0) < time.monotonic() - since_s < stretched(away_s)
     run.until(lambda: "reconnected its streams with inference-0" in run.text, "actor-0 to come back")
     end(run)
 
