@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -17,12 +18,13 @@ from jsrl.simulation.outcome import (
     UPDATES,
     lag_quantile,
     name_bottleneck,
-    simulate,
 )
+from jsrl.simulation.outcome import simulate as simulate_long
 from jsrl.simulation.system import ActorPart, Sizes, System
 from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes
 
 ROWS, SIZE = 10, 4
+simulate = functools.partial(simulate_long, seconds=3.0, warm_s=1.0)  # enough for means within 2%
 FREE = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010)), hop_s=0.0)  # 10 ms asleep, nothing else takes time
 
 
@@ -69,10 +71,10 @@ def test_other_programs_slow_a_run_down_where_cores_are_too_few():
 
 def test_slow_updates_hold_actors_back_by_their_credits():
     times = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010)), learner=LearnerTimes(update=Cost(0.5), threads=1.0))
-    outcome = simulate(inline(4), times)
+    outcome = simulate_long(inline(4), times)
     assert outcome.env_steps_per_s == pytest.approx(4 * SIZE * ROWS / 0.5, rel=0.02)
     assert outcome.bottleneck == (UPDATES, "") and outcome.shares["wait_block"] > 0.7
-    twice = simulate(inline(4, reuse=2, updates=2), times)
+    twice = simulate_long(inline(4, reuse=2, updates=2), times)
     assert twice.env_steps_per_s == pytest.approx(outcome.env_steps_per_s / 2, rel=0.06)  # whole batches
 
 
@@ -108,7 +110,7 @@ def test_waiting_only_for_replies_is_reported_as_round_trips():
 def test_link_bandwidth_limits_throughput():
     hosts = (HostFacts("home", 64, 1000), HostFacts("away", 64, 1000, out_mbit=8.0, in_mbit=8.0))
     system = inline(8, hosts=hosts, actor_host=1, bytes=Sizes(trajectory=100_000.0), far_rows=True, far_params=True)
-    outcome = simulate(system, FREE)
+    outcome = simulate_long(system, FREE)
     assert outcome.env_steps_per_s == pytest.approx(1e6 / 100_000 * ROWS * SIZE, rel=0.03)  # 8 Mbit/s are 1 MB/s
     assert outcome.bottleneck == (OUT, "away")
 
@@ -159,13 +161,13 @@ def test_deaths_cost_the_time_of_restarts():
 
 def test_resets_and_the_spread_of_steps_count():
     times = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010), reset_idle=Cost(0.0, 0.020), episode_steps=20.0))
-    outcome = simulate(inline(8), times, seconds=30.0)
+    outcome = simulate(inline(8), times, seconds=12.0)
     assert outcome.env_steps_per_s == pytest.approx(8 * SIZE / (0.010 + SIZE / 20 * 0.020), rel=0.03)
     spread = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010), shape=(0.5, 1.5)))
     slowest_s = (
         0.1 + 1.42 * 0.005 * ROWS**0.5
     )  # the mean of the largest of 8 normal draws is 1.42 deviations above theirs
-    together = simulate(inline(8, by_group=True, wait_lag=0, max_lag=0), spread, seconds=30.0)
+    together = simulate(inline(8, by_group=True, wait_lag=0, max_lag=0), spread, seconds=12.0)
     assert together.env_steps_per_s == pytest.approx(8 * SIZE * ROWS / slowest_s, rel=0.03)
 
 
