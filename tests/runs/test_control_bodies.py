@@ -131,18 +131,14 @@ def test_refused_message_still_counts_as_a_heartbeat(rig) -> None:
     assert process.beat_s > 0 and process.known == {}
 
 
+TEXTS = st.text("aB0_/. \x00é☃𝄞", max_size=5)  # one to four bytes each
 ANYTHING = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats()
-    | st.text(max_size=5)
-    | st.binary(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | TEXTS | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=5,
 )
 NAMES = ["updates", "env_steps", "metrics", "once", "ledger", *SCORE]
-FACTS = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), ANYTHING, max_size=4)
+FACTS = st.dictionaries(st.sampled_from(NAMES) | TEXTS, ANYTHING, max_size=4)
 NUMBERS = st.integers(-(2**63), 2**64 - 1)
 METRICS = st.dictionaries(
     st.sampled_from(["a/b", "actor/episodes", "env_steps", "learner/x_share"]), st.floats(), max_size=3
@@ -152,12 +148,12 @@ EVENTS = st.sampled_from(
     ["evaluated", "evaluated finally", "filmed", "filmed finally", "saved", "warning", "note", "other"]
 )
 MESSAGES = st.one_of(
-    st.builds(Stage, WHO, st.just(0), st.text(max_size=5), NUMBERS),
-    st.builds(Heartbeat, WHO, st.just(0), NUMBERS, st.text(max_size=5), st.floats()),
+    st.builds(Stage, WHO, st.just(0), TEXTS, NUMBERS),
+    st.builds(Heartbeat, WHO, st.just(0), NUMBERS, TEXTS, st.floats()),
     st.builds(Report, WHO, st.just(0), METRICS, FACTS),
-    st.builds(Event, WHO, st.just(0), EVENTS, st.text(max_size=5), FACTS | FACTS.map(lambda f: SCORE | AT | f)),
-    st.builds(Crash, WHO, st.just(0), st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)),
-    st.builds(Stacks, WHO, st.just(0), st.text(max_size=5)),
+    st.builds(Event, WHO, st.just(0), EVENTS, TEXTS, FACTS | FACTS.map(lambda f: SCORE | AT | f)),
+    st.builds(Crash, WHO, st.just(0), TEXTS, TEXTS, TEXTS),
+    st.builds(Stacks, WHO, st.just(0), TEXTS),
     st.builds(Bye, WHO, st.just(0), FACTS),
 )
 

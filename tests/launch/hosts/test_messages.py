@@ -80,13 +80,14 @@ def encode_names(host_keys):
     return msgspec.msgpack.encode({"kind": "names", "epoch": 1, "entries": [], "host_keys": host_keys})
 
 
+letters = "aB0_/. \x00é☃𝄞"  # one to four bytes each
 values = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-(2**63), 2**64 - 1),
-    st.text(max_size=20),
+    st.text(letters, max_size=20),
     st.binary(max_size=20),
-    st.lists(st.text()),
+    st.lists(st.text(letters)),
 )
 
 
