@@ -19,7 +19,7 @@ from jsrl.matches.standings import Standings
 from jsrl.policy import Policy, load_policy, policies_in
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
-from jsrl.types import Array, GameSpec, Tree, named_leaves
+from jsrl.types import Array, EnvSpec, GameSpec, Tree, named_leaves
 
 SEED_STRIDE = 1_009  # distance between the random streams of two seeds; the players of an arena use the streams between
 STEP_S = 0.5  # seconds between reports of progress
@@ -266,19 +266,23 @@ def check_same(name: str, experiment: Experiment, other: LoadedPlayer, spec: Gam
             f"{name} was trained in {here!r}, {other.name} in {there!r}; a match needs equal environments."
         )
     for policy in other.policies:
-        known = set(policy.seats) <= set(spec.names)
-        own = spec.view(policy.seats) if known else None
-        if own is not None and policy.view is not None and spec.index(policy.seats) == policy.view.places:
-            before, now = (
-                dict(named_leaves({"observation": s.observation, "action": s.action})) for s in (policy.spec, own)
+        if reason := why_unfit(policy, spec):
+            raise ConfigError(
+                f"{other.name} cannot play in the environment of {name}, {spec.name!r}: {reason}. Their options "
+                "(env.kwargs) differ."
             )
-            unlike = [leaf for leaf in {**before, **now} if before.get(leaf) != now.get(leaf)]
-            if not unlike:
-                continue
-            reason = f"{unlike[0]} is {now.get(unlike[0])} there and {before.get(unlike[0])} here"
-        else:
-            reason = f"its seats {', '.join(policy.seats)} are not those of {', '.join(spec.names)}"
-        raise ConfigError(
-            f"{other.name} cannot play in the environment of {name}, {spec.name!r}: {reason}. Their options "
-            "(env.kwargs) differ."
-        )
+
+
+def why_unfit(policy: Policy, spec: EnvSpec | GameSpec) -> str:
+    """Return why a policy cannot play in an environment: seats, or spaces, other than in training; empty: it can."""
+    own: EnvSpec | None = None
+    if isinstance(spec, EnvSpec):
+        own = spec if policy.view is None else None
+    elif set(policy.seats) <= set(spec.names) and policy.view is not None:
+        own = spec.view(policy.seats) if spec.index(policy.seats) == policy.view.places else None
+    if own is None:
+        there = f"the seats {', '.join(spec.names)}" if isinstance(spec, GameSpec) else "one agent"
+        return f"it plays {', '.join(policy.seats) or 'alone'}, and that environment has {there}"
+    before, now = (dict(named_leaves({"observation": s.observation, "action": s.action})) for s in (policy.spec, own))
+    unlike = [leaf for leaf in {**before, **now} if before.get(leaf) != now.get(leaf)]
+    return f"{unlike[0]} is {now.get(unlike[0])} there and {before.get(unlike[0])} in training" if unlike else ""

@@ -162,7 +162,8 @@ def test_mentioned_options_of_other_commands_exist() -> None:
             given = words[: words.index("--")] if "--" in words else words
             for word in given:
                 taken = not word.startswith("--") or word in help_of(command)
-                if not taken and command in ("chaos", "search", "simulate", "tune"):
+                of_env = command == "evaluate" and word.startswith("--env.")
+                if not taken and (of_env or command in ("chaos", "search", "simulate", "tune")):
                     command_line.find_option(command_line.positive(word[2:], known_options()), known_options())
                 else:
                     assert taken, f"{page.name}: jsrl {command} has no {word}"

@@ -1,23 +1,29 @@
 """Play a run's snapshot: `jsrl evaluate RUN@TAG --episodes 100`; against others: `--against RUN@frozen-3 OTHER@best`.
 
+In another environment with the same spaces: `--env.OPTION VALUE ...`, as for jsrl run; RUN comes before these.
 `jsrl evaluate --tournament A B C` plays all pairs, `--tournament RUN` the frozen players of a run.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jsrl.cli import command_line
 from jsrl.cli.counting import Counting
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program, shown
-from jsrl.contest import Arena, frozen_players
+from jsrl.contest import Arena, frozen_players, why_unfit
+from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, JsrlError
+from jsrl.experiment import Experiment
 from jsrl.launch.result import score
 from jsrl.policy import act_together, load_players
 from jsrl.workers.play import EpisodeCounts
@@ -26,17 +32,21 @@ from jsrl.workers.play import EpisodeCounts
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate and print the score."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    words, env_words = split_options(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(words)
     least = {"episodes": 1, "num_envs": 1, "seed": 0, "most": 2}
     for name, smallest in least.items():
         if getattr(options, name) < smallest:
             parser.error(f"argument --{name.replace('_', '-')}: {getattr(options, name)}, expected at least {smallest}")
     if (options.run is None) == (not options.tournament) or (options.against and options.tournament):
-        parser.error("expected RUN@TAG, alone or with --against, or --tournament")
+        before = f" before {env_words[0]}" if env_words else ""
+        parser.error(f"expected RUN@TAG{before}, alone or with --against, or --tournament")
+    if env_words and (options.against or options.tournament):
+        parser.error(f"{env_words[0]} needs one RUN@TAG: matches are played in the environment of training")
     use_working_directory()
     counting = Counting(sys.stderr)
     try:
-        facts = _tournament(options, counting) if options.tournament else _one(options, counting)
+        facts = _tournament(options, counting) if options.tournament else _one(options, env_words, counting)
         if options.json:
             _write(Path(options.json), facts)
     except JsrlError as error:
@@ -76,7 +86,34 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _one(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
+def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments without the options of the environment (`--env.X`) and their values, and these."""
+    words: list[str] = []
+    of_env: list[str] = []
+    part = words
+    for word in arguments:
+        if word.startswith("--"):
+            part = of_env if word.startswith("--env.") else words
+        part.append(word)
+    return words, of_env
+
+
+def environment_with(experiment: Experiment, words: Sequence[str]) -> EnvConfig:
+    """Return the evaluation environment of an experiment with further options.
+
+    Raises:
+      ConfigError: there is no such option, or it changes the rewards that are reported.
+    """
+    asked = command_line.parse(words, experiment)
+    if wrong := asked.given & {"env.reward-scale", "env.reward-clip", "env.atari.episodic-life"}:
+        raise ConfigError(f"--{min(wrong)} has no effect: evaluations play whole games and report raw rewards.")
+    given = {name.split(".")[1].replace("-", "_") for name in asked.given}
+    kept = {name: value for name, value in asked.experiment.evaluator.env.items() if name not in given}
+    evaluator = dataclasses.replace(asked.experiment.evaluator, env=kept)
+    return dataclasses.replace(asked.experiment, evaluator=evaluator).evaluation_env
+
+
+def _one(options: argparse.Namespace, env_words: Sequence[str], counting: Counting) -> dict[str, Any]:
     """Evaluate one run, alone or against opponents; return the results."""
     if options.against:
         return _against(options, counting)
@@ -85,7 +122,12 @@ def _one(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
         policies = load_players(run, tag or "best", runs_dir=options.runs_dir)
     first, slots = policies[0], min(options.num_envs, options.episodes)
     groups = {policy.view.group: policy.seats for policy in policies if policy.view is not None}
-    env = make(first.experiment.evaluation_env, slots, options.seed, group=0, groups=groups or None)
+    config = environment_with(first.experiment, env_words)
+    env = make(config, slots, options.seed, group=0, groups=groups or None)
+    for policy in policies if env_words else ():
+        if reason := why_unfit(policy, env.spec):
+            env.close()
+            raise ConfigError(f"{options.run} cannot play in {config.id}: {reason}.")
     tally, step = EpisodeCounts(first.version, options.episodes, slots, first.view), env.reset()
     while not tally.complete:
         step = env.step(act_together(policies, step, greedy=not options.sampled))
@@ -94,8 +136,8 @@ def _one(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:
     env.close()
     counting.close()
     facts = tally.score.facts()
-    print(f"{options.run}: {score(facts)}, mean length {facts['length_mean']:.0f}")
-    return {"player": options.run, "greedy": not options.sampled, **facts}
+    print(f"{shlex.join([options.run, *env_words])}: {score(facts)}, mean length {facts['length_mean']:.0f}")
+    return {"player": options.run, "greedy": not options.sampled, "env_options": env_words, **facts}
 
 
 def _against(options: argparse.Namespace, counting: Counting) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from jsrl.cli import command_line
+from jsrl.agents.ppo import PPOConfig
+from jsrl.cli import command_line, evaluate
 from jsrl.cli.command_line import parse
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import AgentReference, Experiment, PolicyConfig
+from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, PolicyConfig
 from jsrl.experiment.options import COMMON, ELSEWHERE, RunOptions, differences, full_help, options_of, short_help
 
 
@@ -321,3 +322,16 @@ def test_tyro_parses_only_the_given_options(monkeypatch: pytest.MonkeyPatch) -> 
     assert read == [["agent", "num_actors", "resume"]]
     agent = dataclasses.replace(DEFAULT.agent, gamma=0.5)
     assert line.experiment == dataclasses.replace(DEFAULT, agent=agent, num_actors=2) and line.run.resume == "one"
+
+
+def test_environment_options_of_an_evaluation():
+    words, of_env = evaluate.split_options(["x@best", "--env.id", "A-v0", "--episodes", "3", "--env.kwargs.size=4"])
+    assert (words, of_env) == (["x@best", "--episodes", "3"], ["--env.id", "A-v0", "--env.kwargs.size=4"])
+    evaluator = EvaluatorConfig(env={"max_episode_steps": 9, "kwargs": {"evaluated": 1}})
+    trained = Experiment(PPOConfig(), EnvConfig("B-v0", {"old": 1}, reward_clip=1.0), evaluator=evaluator)
+    found = evaluate.environment_with(trained, of_env)
+    assert (found.id, found.kwargs, found.max_episode_steps, found.reward_clip) == ("A-v0", {"size": 4}, 9, None)
+    with pytest.raises(ConfigError, match=r"--env.reward-scale has no effect: evaluations .* raw rewards"):
+        evaluate.environment_with(trained, ["--env.reward-scale", "3"])
+    with pytest.raises(ConfigError, match=r"did you mean --env.max-episode-steps"):
+        evaluate.environment_with(trained, ["--env.max-episode-step", "3"])

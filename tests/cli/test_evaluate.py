@@ -162,11 +162,25 @@ def untrained(env):
 
 def test_players_of_different_environments_are_refused():
     small, wide = (EnvConfig("tests.cli.test_evaluate:Wide", {"size": size}) for size in (2, 3))
-    with pytest.raises(ConfigError, match=r"observation is .*shape=.2, 2.* there and .*shape=.2, 3.* here.*env.kwargs"):
+    with pytest.raises(
+        ConfigError, match=r"observation is .*shape=.2, 2.* there and .*shape=.2, 3.* in training.*env.kwargs"
+    ):
         Arena([untrained(small), untrained(wide)])
     with pytest.raises(ConfigError, match=r"was trained in .*Duel.*in .*Wide.*needs equal environments"):
         Arena([untrained(EnvConfig("tests.duel:Duel")), untrained(wide)])
     assert Arena([untrained(small), untrained(small)]).play(0, 1, 2).counts == (0, 2, 0)
+
+
+def test_another_environment_with_the_same_spaces(runs, capsys, tmp_path):
+    page = tmp_path / "facts.json"
+    words = ["other@final", "--episodes", "4", "--json", str(page), "--runs-dir", str(runs)]
+    assert evaluate.main(["shared@final", *words[1:], "--env.max-episode-steps", "1"]) == 0
+    assert "mean length 1" in capsys.readouterr().out
+    assert json.loads(page.read_text())["env_options"] == ["--env.max-episode-steps", "1"]
+    assert evaluate.main([*words, "--env.id", "tests.duel:Duel"]) == 2
+    assert "cannot play in tests.duel:Duel: it plays alone" in capsys.readouterr().err
+    assert evaluate.main([*words, "--env.id", "MountainCar-v0"]) == 2
+    assert "cannot play in MountainCar-v0: " in capsys.readouterr().err
 
 
 def test_sampled_games_follow_the_seed_and_differ_between_players():
