@@ -93,20 +93,20 @@ def project(atoms: Array, chances: Array, support: Array) -> Array:
 RESCALE_EPSILON = 1e-3
 
 
-def rescale(value: Array, epsilon: float = RESCALE_EPSILON) -> Array:
-    """Return h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x: large values become small, small ones stay.
+def rescale(value: Array) -> Array:
+    """Return h(x) = sign(x) (sqrt(|x| + 1) - 1) + e x, e = RESCALE_EPSILON: large values become small, small ones stay.
 
     Source: Pohlen et al., 2018, arXiv 1805.11593, proposition A.2.
     """
-    return jnp.sign(value) * (jnp.sqrt(jnp.abs(value) + 1.0) - 1.0) + epsilon * value
+    return jnp.sign(value) * (jnp.sqrt(jnp.abs(value) + 1.0) - 1.0) + RESCALE_EPSILON * value
 
 
-def unscale(value: Array, epsilon: float = RESCALE_EPSILON) -> Array:
+def unscale(value: Array) -> Array:
     """Return the inverse of `rescale`: sign(x) (((sqrt(1 + 4 e (|x| + 1 + e)) - 1) / (2 e))^2 - 1).
 
     This form avoids the difference of nearly equal numbers, which float32 cannot hold: with s = |x| + 1 + e,
     (sqrt(1 + 4 e s) - 1) / (2 e) = 2 s / (sqrt(1 + 4 e s) + 1).
     """
-    distance = jnp.abs(value) + 1.0 + epsilon
-    root = 2.0 * distance / (jnp.sqrt(1.0 + 4.0 * epsilon * distance) + 1.0)
+    distance = jnp.abs(value) + 1.0 + RESCALE_EPSILON
+    root = 2.0 * distance / (jnp.sqrt(1.0 + 4.0 * RESCALE_EPSILON * distance) + 1.0)
     return jnp.sign(value) * (jnp.square(root) - 1.0)

@@ -14,6 +14,7 @@ from jsrl.types import Array, ArraySpec, Tree, spread
 ACTION_MASK = "action_mask"
 _CLIP = 10.0
 _EPSILON = 1e-8
+VALUE_DECAY = 0.99  # of the moments of values, per update
 
 
 # -- observations -----------------------------------------------------------------------------------------------------
@@ -122,14 +123,14 @@ def normalize_value(moments: ValueMoments, value: Array) -> Array:
 
 
 def merge_value_moments(
-    moments: ValueMoments, target: Array, mask: Array, *, decay: float = 0.99, axis_name: str | None = None
+    moments: ValueMoments, target: Array, mask: Array, *, axis_name: str | None = None
 ) -> ValueMoments:
     """Return moments updated with one update's targets (raw units), of all devices; without a row of mask 1 they stay.
 
-    Exponential moving averages with bias correction, `decay` per update.
+    Exponential moving averages with bias correction, VALUE_DECAY per update.
     """
     batch = _batch_moments(target, mask, axis_name)
-    rate = jnp.where(batch.count > 0, 1.0 - decay, 0.0)
+    rate = jnp.where(batch.count > 0, 1.0 - VALUE_DECAY, 0.0)
     weight = (1.0 - rate) * moments.weight + rate
     return ValueMoments(weight, *_merge(moments, batch, rate / jnp.maximum(weight, _EPSILON)))
 

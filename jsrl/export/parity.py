@@ -19,13 +19,13 @@ TOLERANCE = 1e-5
 Player = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 
-def rows_of(function: PolicyFunction, moments: Tree, seed: int = 0) -> list[list[np.ndarray]]:
+def rows_of(function: PolicyFunction, moments: Tree) -> list[list[np.ndarray]]:
     """Return STEPS batches of observations, ROWS rows in all, and is_first if there is a state.
 
     Numbers are normal, with the mean and twice the deviation of the agent's moments if it has them; pixels and masks are
     uniform, each mask with at least one allowed action. A tenth of the rows begin an episode.
     """
-    rng, batch = np.random.default_rng(seed), ROWS // STEPS
+    rng, batch = np.random.default_rng(0), ROWS // STEPS
     scales = _scales(moments)
     steps = []
     for step in range(STEPS):

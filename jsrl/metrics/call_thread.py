@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+MOST_WAITING = 1000
+
 
 class CallThread:
     """Makes calls one after another in its own thread, which starts with the first call.
@@ -18,9 +20,9 @@ class CallThread:
       dropped: calls that were refused because too many waited.
     """
 
-    def __init__(self, name: str, most: int = 1000) -> None:
-        """Name the thread; droppable calls are refused while `most` calls wait."""
-        self._name, self._most = name, most
+    def __init__(self, name: str) -> None:
+        """Name the thread; droppable calls are refused while MOST_WAITING calls wait."""
+        self._name = name
         self._changed = threading.Condition()
         self._waiting: deque[Callable[[], object]] = deque()
         self._thread: threading.Thread | None = None
@@ -32,7 +34,7 @@ class CallThread:
         with self._changed:
             if self._closed:
                 return False
-            if may_drop and len(self._waiting) >= self._most:
+            if may_drop and len(self._waiting) >= MOST_WAITING:
                 self.dropped += 1
                 return False
             self._waiting.append(call)

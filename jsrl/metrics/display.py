@@ -25,6 +25,7 @@ from jsrl.metrics.display_state import DisplayState
 from jsrl.metrics.picture import picture, plain_line
 
 MODES = ("auto", "live", "plain", "quiet", "log-only")
+RATE_WINDOW_S = 30.0
 LEVELS = ("info", "warning", "error")
 
 
@@ -78,8 +79,7 @@ def make_display(
 class Rate:
     """Env steps per second over about the last half minute, from the first update on; each reader has its own."""
 
-    def __init__(self, window_s: float = 30.0):
-        self._window_s = window_s
+    def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque()
 
     def __call__(self, state: DisplayState) -> float | None:
@@ -89,7 +89,7 @@ class Rate:
         if not self._points or state.env_steps < self._points[-1][1]:
             self._points = deque([(state.start_s, state.start_env_steps)])
         self._points.append((state.elapsed_s, state.env_steps))
-        while len(self._points) > 2 and self._points[1][0] <= state.elapsed_s - self._window_s:
+        while len(self._points) > 2 and self._points[1][0] <= state.elapsed_s - RATE_WINDOW_S:
             self._points.popleft()
         (first_s, first), (last_s, last) = self._points[0], self._points[-1]
         return (last - first) / (last_s - first_s) if last_s - first_s >= 1 else None

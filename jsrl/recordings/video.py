@@ -19,6 +19,7 @@ MIN_WIDTH = 320  # smaller pictures are enlarged by whole factors, so that capti
 MARGIN, LEAST_FONT, LARGEST_FONT = 6, 12, 26
 INK, PAPER = (235, 239, 245), (24, 28, 36)
 FINISH_S = 60.0
+CAPTION_LINES = 2
 
 
 def require_video() -> None:
@@ -70,14 +71,13 @@ class VideoWriter:
     Until `finish` the file is called PATH.part.
 
     Args:
-      path: of the file. fps: pictures per second. lines: of each caption.
+      path: of the file. fps: pictures per second.
     """
 
-    def __init__(self, path: Path, fps: float, lines: int = 2) -> None:
+    def __init__(self, path: Path, fps: float) -> None:
         require_video()
         self.path, self.fps, self.frames = path, fps, 0
         self.size = (0, 0)
-        self._lines = lines
         self._part = path.with_name(f"{path.name}.part")
         self._encoder: subprocess.Popen[bytes] | None = None
 
@@ -116,7 +116,7 @@ class VideoWriter:
         self._shape = picture.shape
         self._scale = -(-MIN_WIDTH // picture.shape[1])
         height, width = picture.shape[0] * self._scale, picture.shape[1] * self._scale
-        self._captions = Captions(width, self._lines)
+        self._captions = Captions(width, CAPTION_LINES)
         height += self._captions.height
         height, width = height + height % 2, width + width % 2  # the encoder needs even sizes
         self.size = (width, height)

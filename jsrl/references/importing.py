@@ -62,9 +62,9 @@ def import_target(target: str) -> Any:
     return found
 
 
-def nearest(name: str, names: Iterable[str], count: int = 3) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """Return a part of a sentence with the names nearest to `name`: "; nearest: a, b", or "" without any."""
-    close = difflib.get_close_matches(name, sorted(set(names)), n=count, cutoff=0.5)
+    close = difflib.get_close_matches(name, sorted(set(names)), n=3, cutoff=0.5)
     return f"; nearest: {', '.join(close)}" if close else ""
 
 

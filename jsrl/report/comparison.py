@@ -17,6 +17,7 @@ from jsrl.report.run_report import flat_options
 from jsrl.runs.runs import Run
 from jsrl.runs.state import read_result
 
+BAND_POINTS = 50
 END_METRICS = (
     "evaluator/win_rate",
     "evaluator/return_mean",
@@ -40,10 +41,8 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     return np.sort(values, axis=-1) @ (inside / inside.sum())
 
 
-def bootstrap_interval(
-    values: np.ndarray, statistic: Any = None, *, confidence: float = 0.95, resamples: int = 5000
-) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of a statistic (default: the mean) over values [seeds].
+def bootstrap_interval(values: np.ndarray, statistic: Any = None, *, resamples: int = 5000) -> tuple[float, float]:
+    """Return the 95% percentile bootstrap interval of a statistic (default: the mean) over values [seeds].
 
     The resamples are always the same, so a table is reproducible. With fewer than 2 values both ends are the value.
     """
@@ -51,7 +50,7 @@ def bootstrap_interval(
     rng = np.random.default_rng(0)
     drawn = values[rng.integers(0, values.size, (resamples, values.size))]
     results = np.mean(drawn, axis=-1) if statistic is None else statistic(drawn)
-    low, high = np.percentile(results, [50 * (1 - confidence), 50 * (1 + confidence)])
+    low, high = np.percentile(results, [2.5, 97.5])
     return float(low), float(high)
 
 
@@ -101,7 +100,7 @@ class Band:
     high: np.ndarray
 
 
-def band(curves: Sequence[tuple[np.ndarray, np.ndarray]], points: int = 50) -> Band | None:
+def band(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Band | None:
     """Return the mean of curves (env steps, values), the interquartile mean of 4 or more, where all curves have values.
 
     None: there are fewer than two curves, or no env steps in common.
@@ -109,7 +108,7 @@ def band(curves: Sequence[tuple[np.ndarray, np.ndarray]], points: int = 50) -> B
     low_x, high_x = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     if len(curves) < 2 or high_x <= low_x:
         return None
-    x = np.linspace(low_x, high_x, points)
+    x = np.linspace(low_x, high_x, BAND_POINTS)
     values = np.stack([np.interp(x, *curve) for curve in curves], axis=-1)
     statistic = interquartile_mean if len(curves) >= 4 else None
     middle = values.mean(-1) if statistic is None else statistic(values)
@@ -132,8 +131,8 @@ class Summary:
     env_steps: float
 
 
-def summaries(runs: Sequence[Run], key: str = "evaluator/return_mean", *, last: int = 1) -> list[Summary]:
-    """Return one Summary per experiment, of the mean of each run's `last` values of `key`.
+def summaries(runs: Sequence[Run], key: str = "evaluator/return_mean") -> list[Summary]:
+    """Return one Summary per experiment, of each run's last value of `key`.
 
     Raises:
       ConfigError: a run has no such metric.
@@ -147,7 +146,7 @@ def summaries(runs: Sequence[Run], key: str = "evaluator/return_mean", *, last: 
                 raise ConfigError(
                     f"run {run.name} has no finite value of {key}; leave it out, or choose another metric."
                 )
-            ends.append((float(curve[-last:].mean()), float(at[-1])))
+            ends.append((float(curve[-1]), float(at[-1])))
         values, env_steps = np.array(ends).T
         found.append(
             Summary(
@@ -165,17 +164,17 @@ def summaries(runs: Sequence[Run], key: str = "evaluator/return_mean", *, last: 
     return found
 
 
-def summarise(runs: Sequence[Run], key: str = "evaluator/return_mean", *, last: int = 1) -> str:
+def summarise(runs: Sequence[Run], key: str = "evaluator/return_mean") -> str:
     """Return a table: mean and interquartile mean over seeds with 95% bootstrap intervals, one line per experiment."""
     header = ("experiment", "seeds", "env steps", "mean [95%]", "IQM [95%]", "lowest", "highest")
     rows = []
-    for summary in summaries(runs, key, last=last):
+    for summary in summaries(runs, key):
         mean = f"{short(summary.mean)} [{short(summary.interval[0])}, {short(summary.interval[1])}]"
         iqm = f"{short(summary.iqm)} [{short(summary.iqm_interval[0])}, {short(summary.iqm_interval[1])}]"
         ends = (short(summary.lowest), short(summary.highest))
         rows.append((summary.experiment, str(summary.seeds), short(summary.env_steps), mean, iqm, *ends))
     note = "\none seed is not enough: its interval is a point." if any(row[1] == "1" for row in rows) else ""
-    return f"{key}, {'end value' if last == 1 else f'mean of the last {last} values'}\n{text_table(header, rows)}{note}"
+    return f"{key}, end value\n{text_table(header, rows)}{note}"
 
 
 def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> str:

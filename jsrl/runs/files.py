@@ -17,6 +17,8 @@ import numpy as np
 
 from jsrl.plain_files import read_plain
 
+LOCK_TIMEOUT_S = 10.0
+
 
 def json_ready(value: Any) -> Any:
     """Return `value` as plain JSON values: numpy scalars and arrays become numbers and lists, NaN null, inf a string.
@@ -101,17 +103,17 @@ def process_alive(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def folder_lock(folder: Path, timeout_s: float = 10.0) -> Iterator[None]:
+def folder_lock(folder: Path) -> Iterator[None]:
     """Hold the folder's advisory lock (`.lock`), which the kernel frees when its holder dies.
 
     Raises:
-      TimeoutError: another process held it for `timeout_s`.
+      TimeoutError: another process held it for LOCK_TIMEOUT_S.
       OSError: the lock file cannot be written.
     """
     path = folder / ".lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
         pause_s = 0.001
         while True:
             try:
@@ -123,7 +125,7 @@ def folder_lock(folder: Path, timeout_s: float = 10.0) -> Iterator[None]:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise
             if time.monotonic() > deadline:
-                raise TimeoutError(f"another process held {path} for more than {timeout_s:g} s")
+                raise TimeoutError(f"another process held {path} for more than {LOCK_TIMEOUT_S:g} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
         yield

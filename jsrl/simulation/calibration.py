@@ -95,7 +95,7 @@ def acting_sizes(experiment: Experiment) -> list[int]:
     return [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if size <= max(4, 4 * experiment.num_envs)]
 
 
-def variants(experiment: Experiment, placements: Sequence[PlacementKind], transports: Sequence[bool]) -> list[Variant]:
+def variants(experiment: Experiment, placements: Sequence[PlacementKind]) -> list[Variant]:
     """Return the runs of a calibration: for each placement and transport one with 1 actor and one with up to 4.
 
     The first of both has a quarter of the environments, if they can be divided so, in one group: then sizes of groups and
@@ -103,7 +103,7 @@ def variants(experiment: Experiment, placements: Sequence[PlacementKind], transp
     """
     found = []
     for placement in placements:
-        for far in transports:
+        for far in (False, True):  # shared memory, and TCP with keys
             own = dataclasses.replace(
                 experiment, placement=placement, transport="zeromq" if far else "shared-memory", encrypt=far
             )
@@ -151,7 +151,6 @@ def _replaced(experiment: Experiment, **fields: Any) -> Experiment | None:
 def calibrate(
     experiment: Experiment,
     placements: Sequence[PlacementKind] = (INLINE, SERVED),
-    transports: Sequence[bool] = (False, True),
     *,
     seconds: float = 6.0,
     notify: Callable[[str], None] = lambda line: None,
@@ -159,13 +158,13 @@ def calibrate(
     """Return the service times of an experiment on this machine, which must be idle otherwise.
 
     Args:
-      experiment: to simulate. placements: of the runs. transports: False: shared memory; True: TCP with keys.
+      experiment: to simulate. placements: of the runs, each with shared memory and with TCP and keys.
       seconds: measured per run. notify: shows a line about each.
 
     Raises:
       ConfigError: no run can be made of it, or one failed; the message says why.
     """
-    runs = variants(experiment, placements, transports)
+    runs = variants(experiment, placements)
     if not runs:
         raise ConfigError(
             f"{experiment.name} cannot run with 1 to {MOST_ACTORS} actors; choose --num-envs and --batch-envs that divide."

@@ -30,6 +30,7 @@ from jsrl.snapshots.orbax import Arrays, check_template, fill_template, host_arr
 from jsrl.snapshots.queue import Job, WriteQueue
 from jsrl.types import Tree
 
+WRITE_TIMEOUT_S = 600.0
 _READ_ATTEMPTS = 6
 _LEAST_FREE_BYTES = 16 << 20
 _FILES_BYTES = 1 << 18  # manifests, and the parts of blocks that files leave empty
@@ -75,7 +76,6 @@ class SnapshotStore:
         keep_last: int = 3,
         on_warning: Callable[[str], None] | None = None,
         on_written: Callable[[Job], None] = lambda job: None,
-        write_timeout_s: float = 600.0,
     ):
         """Use `folder`; it is created at the first save.
 
@@ -84,13 +84,11 @@ class SnapshotStore:
             may be in the oldest).
           on_warning: called, from the writing thread, with one line per failed write; default: logged.
           on_written: called, from the writing thread, with each job on disk (its version, tags and meta).
-          write_timeout_s: timeout of `save(wait=True)` and `wait`.
         """
         if keep_last < 3:
             raise SnapshotError(f"keep_last is {keep_last}; at least 3, because a reader may still be in the oldest.")
         self.folder = Path(folder).absolute()
         self._keep_last = keep_last
-        self._write_timeout_s = write_timeout_s
         self.queue = WriteQueue(self._write, on_warning or _logger.warning, str(self.folder), on_written)
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -123,18 +121,18 @@ class SnapshotStore:
         job = Job(int(version), host_arrays(tree), fmt.meta_json(meta), tuple(tags))
         self.queue.put(job)
         if wait:
-            if not job.finished.wait(self._write_timeout_s):
-                raise SnapshotError(f"snapshot {version} was not written within {self._write_timeout_s:g} s.")
+            if not job.finished.wait(WRITE_TIMEOUT_S):
+                raise SnapshotError(f"snapshot {version} was not written within {WRITE_TIMEOUT_S:g} s.")
             if job.error:
                 raise SnapshotError(job.error)
 
-    def wait(self, timeout_s: float | None = None) -> bool:
+    def wait(self, timeout_s: float = WRITE_TIMEOUT_S) -> bool:
         """Wait until everything is written; return whether that happened in time."""
-        return self.queue.wait(self._write_timeout_s if timeout_s is None else timeout_s)
+        return self.queue.wait(timeout_s)
 
-    def close(self, timeout_s: float | None = None) -> bool:
+    def close(self) -> bool:
         """Finish all writes; call it before the interpreter ends. Return whether all were finished in time."""
-        return self.wait(timeout_s)
+        return self.wait()
 
     def tag(self, name: str, version: int, *, meta: dict[str, Any] | None = None) -> None:
         """Point tag `name` at an existing version, which retention then keeps.

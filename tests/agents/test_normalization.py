@@ -161,7 +161,7 @@ def test_moments_continue_bit_for_bit_from_a_snapshot(tmp_path):
     store = SnapshotStore(tmp_path / "snapshots")
     store.save(1, jax.tree.map(np.asarray, moments), wait=True)
     loaded, _ = store.load(template=norm.init_value_moments())
-    assert store.close(30)
+    assert store.close()
     for target, mask in updates[2:]:
         moments, loaded = (merge(x, target, mask) for x in (moments, loaded))
     jax.tree.map(np.testing.assert_array_equal, loaded, moments)

@@ -61,7 +61,7 @@ def store_fixture(tmp_path: Path):
     store = SnapshotStore(tmp_path / "snapshots")
     store.save(1, {"weights": np.arange(5000.0)}, wait=True)
     yield store
-    assert store.close(30)
+    assert store.close()
 
 
 @pytest.fixture(name="recording")

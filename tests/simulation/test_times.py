@@ -50,14 +50,14 @@ def test_times_round_trip_and_other_files_are_refused(tmp_path: Path):
 
 
 def test_calibration_runs_one_and_four_actors():
-    runs = variants(EXPERIMENT, (INLINE, SERVED), (False, True))
+    runs = variants(EXPERIMENT, (INLINE, SERVED))
     shapes = {(run.placement, run.far, run.experiment.actors): run.experiment for run in runs}
     assert set(shapes) == {(p, far, n) for p in (INLINE, SERVED) for far in (False, True) for n in (1, 4)}
     small, large = shapes[SERVED, True, 1], shapes[SERVED, True, 4]
     assert (small.num_envs, small.groups, small.encrypted) == (8, 1, True)
     assert (large.num_envs, large.groups, shapes[SERVED, False, 4].encrypted) == (32, 8, False)
     odd = dataclasses.replace(EXPERIMENT, num_envs=6, batch_envs=6)
-    assert {run.experiment.actors for run in variants(odd, (INLINE,), (False,))} == {1, 3}
+    assert {run.experiment.actors for run in variants(odd, (INLINE,))} == {1, 3}
 
 
 def measured_run(placement: str, size: int, actors: int, **fields) -> Measured:

@@ -46,7 +46,7 @@ def store(tmp_path):
     store = SnapshotStore(tmp_path / "snapshots", on_warning=warnings.append)
     store.warnings = warnings
     yield store
-    assert store.close(30)
+    assert store.close()
 
 
 def data_files(store: SnapshotStore, version: int) -> list[Path]:
