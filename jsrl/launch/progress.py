@@ -20,7 +20,8 @@ class Progress:
       policy: of the run. start_updates: updates before this start of the run.
 
     Attributes:
-      env_steps, updates: trained so far. ended: why its training has ended; empty: it goes on.
+      env_steps, updates: trained so far, by the learner that got furthest. ended: why its training has ended; empty: it
+        goes on. kept: both of the newest learner, which may not have caught up with the one that it replaced.
       goal: the score to reach; None: none. reached: whether its newest score did, and a second one of the same params.
       evaluation: the last score, or the one that reached `stop_at_return`. final: of fresh episodes after the end.
       curve: (env steps, score) of each evaluation.
@@ -36,6 +37,7 @@ class Progress:
         self.evaluation: dict[str, float] = {}
         self.final: dict[str, float] = {}
         self.curve: list[tuple[int, float]] = []
+        self.kept = {"env_steps": self.env_steps, "updates": self.updates}
         self._points = [(self.updates, self.env_steps)]
         self._most = most_counts(e, self.updates, self.env_steps)
 
@@ -52,8 +54,7 @@ class Progress:
     @property
     def outcome(self) -> dict[str, Any]:
         """Return its part of the run's result."""
-        names = ("ended", "env_steps", "updates", "evaluation", "final")
-        return {name: getattr(self, name) for name in names}
+        return {"ended": self.ended, **self.kept, "evaluation": self.evaluation, "final": self.final}
 
     def implausible(self, facts: dict[str, Any]) -> str:
         """Return why the counts of one of its workers are impossible in this run; empty: they are possible."""
@@ -66,6 +67,10 @@ class Progress:
         """Take the counters from a report or from a worker's last message."""
         self.env_steps = max(self.env_steps, facts.get("env_steps", 0) if "updates" in facts else 0)
         self.updates = max(self.updates, facts.get("updates", 0))
+        if "updates" in facts:
+            rows_are_kept = self._experiment.has_replay_workers
+            env_steps = self.env_steps if rows_are_kept else facts.get("env_steps", self.kept["env_steps"])
+            self.kept = {"env_steps": env_steps, "updates": facts["updates"]}
         if self._experiment.has_replay_workers and self.updates > self._points[-1][0]:
             self._points.append((self.updates, self.env_steps))
             if len(self._points) > MOST_PROGRESS:

@@ -398,8 +398,7 @@ class Session:
         result = Result(
             folder=self.folder.path,
             ended=self.reason or "interrupted",
-            env_steps=self.env_steps,
-            updates=self.updates,
+            **self._first.kept,
             wall_s=round(self.elapsed_s, 3),
             process_s=round(self._process_s(), 3),
             ledger=self.ledger,

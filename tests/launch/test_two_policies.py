@@ -191,6 +191,17 @@ def test_counters_and_metrics_are_kept_by_policy(session: Session) -> None:
     assert "more than this run can have" in session.implausible(lie)  # type: ignore[arg-type]
 
 
+def test_result_counts_no_updates_that_a_restart_rolled_back(session: Session) -> None:
+    for worker in ("learner", "learner-b"):
+        session.report(Report(worker, 0, {}, {"updates": 9, "env_steps": 90}))
+        session.report(Report(worker, 1, {}, {"updates": 4, "env_steps": 40}))  # it began at the last snapshot
+    session.report(Report("actor-1", 0, {}, {"env_steps": 123}))
+    assert (session.updates, session.env_steps) == (9, 90)  # lines of metrics do not go back
+    result = session.result()
+    assert (result.updates, result.env_steps) == (4, 40)
+    assert (result.others["b"]["updates"], result.others["b"]["env_steps"]) == (4, 40)
+
+
 def finished(worker: str) -> Event:
     return Event(worker, 0, "finished", "", {"updates": 300, "env_steps": 9_600})
 
