@@ -79,11 +79,6 @@ def _one_scale(points: np.ndarray) -> bool:
     return bool(reached.all())
 
 
-def expected_points(difference: float) -> float:
-    """Return the expected points per game of a player rated higher by `difference` Elo points."""
-    return 1.0 / (1.0 + 10.0 ** (-difference / 400.0))
-
-
 def win_rate_interval(points: float, games: float) -> tuple[float, float]:
     """Return the 95% interval of a win rate; (0, 1) without games.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jsrl.directors.ratings import expected_points, rate, win_rate_interval
+from jsrl.directors.ratings import rate, win_rate_interval
 from jsrl.errors import ConfigError
 
 
@@ -13,7 +13,7 @@ def table(skills, games_per_pair):
     """Return (points, games) in which each pair's share is exactly the one predicted by their Elo points."""
     num = len(skills)
     games = games_per_pair * (1.0 - np.eye(num))
-    points = np.array([[expected_points(a - b) for b in skills] for a in skills]) * games
+    points = np.array([[1.0 / (1.0 + 10.0 ** ((b - a) / 400.0)) for b in skills] for a in skills]) * games
     return points, games
 
 

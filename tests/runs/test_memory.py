@@ -119,7 +119,7 @@ def test_control_connection_drops_endless_messages_and_keeps_workers(tmp_path: P
             assert controller.poll() is None
         most, now = json.loads(told[0])
         assert now < baseline + 64 * MIB, "the memory of its messages was freed"
-        assert most > baseline + 64 * MIB
+        assert most >= baseline + 64 * MIB
         client.close()
     finally:
         controller.kill()

@@ -187,7 +187,6 @@ def test_summary_over_seeds(tmp_path):
     assert found["ppo"].interval[0] >= 400
     assert found["ppo"].interval[1] <= 500
     assert (found["ppo"].lowest, found["ppo"].highest, found["ppo"].env_steps) == (400, 500, 100)
-    assert summaries(load_runs("impala/*", str(tmp_path)), last=2)[0].mean == pytest.approx(10.5)
     text = summarise(runs)
     assert "ppo" in text
     assert "460 [400, 500]" in text
