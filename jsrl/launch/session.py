@@ -398,7 +398,8 @@ class Session:
         result = Result(
             folder=self.folder.path,
             ended=self.reason or "interrupted",
-            **self._first.kept,
+            env_steps=self._first.kept["env_steps"],
+            updates=self._first.kept["updates"],
             wall_s=round(self.elapsed_s, 3),
             process_s=round(self._process_s(), 3),
             ledger=self.ledger,
