@@ -1,4 +1,4 @@
-"""The vector game of hide-and-seek; ids `hide_and_seek:randomwalls`, `quadrant` and `empty`."""
+"""The vector game of hide-and-seek; ids `hide_and_seek:randomwalls`, `quadrant`, `empty` and `lock_and_return`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from jsrl.envs.games.rows import GameRows
 from jsrl.envs.hide_and_seek import rules
 from jsrl.envs.hide_and_seek.ahead import WorldsAhead
 from jsrl.envs.hide_and_seek.hands import Hands
+from jsrl.envs.hide_and_seek.lock_and_return import LockAndReturn
 from jsrl.envs.hide_and_seek.observations import Observations, observation_spec, state_size
 from jsrl.envs.hide_and_seek.pictures import Pictures
 from jsrl.envs.hide_and_seek.settings import FORCE_STEP, LEVELS, NEUTRAL, SUBSTEPS, TIMESTEP_S, Settings, settings_of
@@ -64,6 +65,7 @@ class HideAndSeek:
         self.worlds = Worlds(settings, num_envs)
         self.sight = Sight(settings, self.worlds)
         self.hands = Hands(settings, self.worlds)
+        self._task = LockAndReturn(settings, self.worlds, self.hands) if settings.is_task else None
         self._statistics = Statistics(settings, self.worlds, self.hands)
         self._observations = Observations(settings, self.worlds, self.sight, self.hands)
         self.clock, self._begun = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
@@ -138,6 +140,8 @@ class HideAndSeek:
         self.worlds.place(slot, world)
         for part in (self.sight, self.hands, self._statistics):
             part.place(slot)
+        if self._task is not None:
+            self._task.place(slot)
 
     def _look(self) -> dict[str, Any]:
         """Return the current observations of all agents."""
@@ -149,6 +153,10 @@ class HideAndSeek:
     def _reward(self, nothing: np.ndarray) -> np.ndarray:
         """Return the rewards [B, n] of a step; 0 where `nothing`."""
         settings = self.settings
+        if self._task is not None:
+            reward, no = self._task.rewards(nothing), np.zeros(self.num_envs, bool)
+            self._statistics.add(reward, no, no, np.zeros_like(reward, bool), self.clock)
+            return reward
         centres = self.worlds.centres()
         apart = rules.distances(settings, centres)
         caught = rules.anyone_seen(settings, self.sight.seen, apart)

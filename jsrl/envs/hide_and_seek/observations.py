@@ -86,6 +86,8 @@ class Observations:
         np.concatenate(state, axis=1, out=self.state)
 
     def _build_others(self, own: np.ndarray) -> None:
+        if "agent_qpos_qvel" not in self.seen:
+            return
         rows = self._settings.n_agents - 1
         visible = self._sight.seen[:, self._observers, self._others]
         shown = own[:, self._others]

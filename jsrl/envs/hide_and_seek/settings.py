@@ -25,8 +25,9 @@ class Settings:
     """A variant of the game. Lengths are in metres.
 
     Attributes:
-      scenario: `randomwalls`: 1 to `n_rooms` rooms with doors; `quadrant`: one room in a corner; `empty`: only outer walls.
-      n_hiders, n_seekers: 1 to 3 each.
+      scenario: `randomwalls`: 1 to `n_rooms` rooms with doors; `quadrant`: one room in a corner; `empty`: only outer walls;
+        `lock_and_return`: a task for one agent in six rooms.
+      n_hiders, n_seekers: 1 to 3 each; in a task 1 and 0.
       max_others: rows of other agents in an observation; unused rows are zeros and masked. None: no padding.
       horizon: env steps of an episode. prep_fraction: share of them in which seekers cannot act and rewards are 0.
       floor_size: side of the square floor. grid_size: cells along it; walls and objects are placed on this grid.
@@ -52,7 +53,7 @@ class Settings:
       hide_unseen: rows of unseen entities are zeros, for networks that do not read the masks.
     """
 
-    scenario: Literal["randomwalls", "quadrant", "empty"]
+    scenario: Literal["randomwalls", "quadrant", "empty", "lock_and_return"]
     n_hiders: int = 2
     n_seekers: int = 2
     max_others: int | None = None
@@ -85,7 +86,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check that the values are consistent. Raises ConfigError."""
-        for name in ("n_hiders", "n_seekers"):
+        if self.is_task and (self.n_hiders, self.n_seekers) != (1, 0):
+            raise ConfigError(
+                f"n_hiders is {self.n_hiders} and n_seekers {self.n_seekers}; {self.scenario} is a task for one agent: give 1 and 0"
+            )
+        for name in () if self.is_task else ("n_hiders", "n_seekers"):
             if not 1 <= getattr(self, name) <= 3:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give 1, 2 or 3")
         if self.max_others is not None and self.max_others < self.n_agents - 1:
@@ -117,6 +122,11 @@ class Settings:
         for name in ("prob_outside_walls", "p_door_dropout"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a number from 0 to 1")
+
+    @property
+    def is_task(self) -> bool:
+        """Return whether a lone agent has a task, instead of two teams that play."""
+        return self.scenario == "lock_and_return"
 
     @property
     def n_agents(self) -> int:
@@ -174,6 +184,18 @@ SCENARIOS = {
         restrict_rect=(0.1, 0.1, 5.9, 5.9),
     ),
     "empty": Settings("empty"),
+    "lock_and_return": Settings(
+        "lock_and_return",
+        n_hiders=1,
+        n_seekers=0,
+        max_others=1,
+        horizon=120,
+        prep_fraction=0.0,
+        n_boxes=1,
+        n_rooms=6,
+        random_room_number=False,
+        prob_outside_walls=1.0,
+    ),
 }
 
 
