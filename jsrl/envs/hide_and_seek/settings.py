@@ -88,7 +88,7 @@ class Settings:
         """Check that the values are consistent. Raises ConfigError."""
         if self.is_task and (self.n_hiders, self.n_seekers) != (1, 0):
             raise ConfigError(
-                f"n_hiders is {self.n_hiders} and n_seekers {self.n_seekers}; {self.scenario} is a task for one agent: give 1 and 0"
+                f"n_hiders is {self.n_hiders} and n_seekers {self.n_seekers}; {self.scenario} is for one agent: give 1 and 0"
             )
         for name in () if self.is_task else ("n_hiders", "n_seekers"):
             if not 1 <= getattr(self, name) <= 3:

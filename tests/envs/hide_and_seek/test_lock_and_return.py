@@ -58,7 +58,7 @@ def test_worlds_have_six_rooms_and_one_agent_which_check_env_plays() -> None:
 
 
 def test_task_has_one_agent() -> None:
-    with pytest.raises(ConfigError, match="n_hiders is 1 and n_seekers 1; lock_and_return is a task for one agent"):
+    with pytest.raises(ConfigError, match="n_hiders is 1 and n_seekers 1; lock_and_return is for one agent"):
         settings_of("lock_and_return", {"n_seekers": 1})
     with pytest.raises(ConfigError, match="n_seekers is 0; give 1, 2 or 3"):
         settings_of("empty", {"n_seekers": 0})
