@@ -267,12 +267,18 @@ def _single(config: EnvConfig, factory: Callable[..., Any]) -> gymnasium.Env:
 
 
 def _wrapped(config: EnvConfig, single: Callable[[], gymnasium.Env]) -> Callable[[], gymnasium.Env]:
-    wrappers = [(import_target(target), kwargs) for target, kwargs in map(split_wrapper, config.wrappers)]
+    wrappers = [(target, import_target(target), kwargs) for target, kwargs in map(split_wrapper, config.wrappers)]
 
     def build() -> gymnasium.Env:
         env = single()
-        for wrapper, kwargs in wrappers:
-            env = wrapper(env, **kwargs)
+        for target, wrapper, kwargs in wrappers:
+            try:
+                env = wrapper(env, **kwargs)
+            except TypeError as error:
+                raise ConfigError(
+                    f"wrapper {target} could not be made with {kwargs}: {error}. Its arguments are given as "
+                    f'--env.wrappers \'[{{"wrapper": "{target}", "kwargs": {{"NAME": VALUE}}}}]\''
+                ) from error
         return env
 
     return build

@@ -161,6 +161,7 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
     Raises:
       ConfigError: the config cannot read these observations; the message says why and what would.
     """
+    check_features(config, spec)
     leaves = observation_leaves(spec)
     recurrent = config.core != "none"
     shared = config.shared if config.shared is not None else recurrent or any(leaf.is_image for leaf in leaves)
@@ -276,6 +277,26 @@ def make_torso(config: NetworkConfig, leaves: tuple[Leaf, ...], *, value: bool =
 
 def _side(leaf: Leaf) -> int:
     return min(leaf.shape[1:] if leaf.channels_first else leaf.shape[:2])
+
+
+def check_features(config: NetworkConfig, spec: EnvSpec) -> None:
+    """Refuse a torso of the user's that does not return features of the observations of `spec`.
+
+    Raises:
+      ConfigError: it returns something other than [..., F]; the message has the shapes.
+    """
+    if isinstance(config.torso, str) and ":" not in config.torso:
+        return
+    torso = make_torso(config, ())
+    observation = jax.tree.map(lambda leaf: jnp.zeros((1, 1, *leaf.shape), leaf.dtype), spec.observation)
+    found = jax.eval_shape(lambda key: torso.init_with_output(key, observation)[0], jax.random.key(0))
+    shape = getattr(found, "shape", type(found).__name__)
+    if len(shape) != 3 or shape[:2] != (1, 1):
+        read = {name: leaf.shape for name, leaf in named_leaves(observation)}
+        raise ConfigError(
+            f"torso {config.torso!r} maps observations {read} to {shape}; expected features of shape (1, 1, F): keep the "
+            "two leading axes, and flatten all others"
+        )
 
 
 def _own_torso(torso: Any, given: Any) -> nn.Module:

@@ -18,7 +18,7 @@ from jsrl.errors import ConfigError
 from jsrl.networks.cores import CORES
 from jsrl.networks.heads import POLICY_GAIN, VALUE_GAIN, LogitsHead
 from jsrl.networks.kernels.products import Precision
-from jsrl.networks.model import NetworkConfig, make_torso, observation_leaves, weights_of
+from jsrl.networks.model import NetworkConfig, check_features, make_torso, observation_leaves, weights_of
 from jsrl.networks.torsos import MLP, ActivationName, dense
 from jsrl.types import Array, Continuous, Discrete, EnvSpec, Tree
 
@@ -130,6 +130,7 @@ def _joint(config: NetworkConfig, spec: EnvSpec, head: nn.Module) -> nn.Module:
             f"networks with core={config.core!r} and shared={config.shared} do not fit here: policy and critics are "
             "feed-forward and have weights of their own; leave both options out (r2d2 is the recurrent off-policy agent)"
         )
+    check_features(config, spec)
     torso = make_torso(dataclasses.replace(config, hidden=()), observation_leaves(spec))
     return _Joint(torso, tuple(config.hidden), config.activation, config.precision, head)
 
@@ -212,6 +213,7 @@ def value_network(config: NetworkConfig, spec: EnvSpec, *, dueling: bool = False
     recurrent = config.core != "none"
     core = CORES[config.core](config.core_size, parent=None) if recurrent else None
     head = ValuesHead(spec.action.num_actions, num_atoms, dueling)
+    check_features(config, spec)
     module = _Values(make_torso(config, observation_leaves(spec)), core, head)
 
     def initial_core(batch_size: int) -> Tree:

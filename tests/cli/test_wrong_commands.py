@@ -65,6 +65,7 @@ RUN = [  # the arguments of `jsrl run`, and what the message names
     ("ppo --env.id Nope-v9", "nearest:"),
     ("ppo --env.id nowhere:Env", "there is no module 'nowhere'"),
     ("ppo --env.kwargs.colour red", "Check env.kwargs"),
+    ("ppo --env.wrappers gymnasium.wrappers:FrameStackObservation", "Its arguments are given as --env.wrappers '[{"),
     ("ppo --env.max-episode-steps 0", "give at least 1, or None"),
     ("ppo --env.on-fault ignore", "expected one of auto, stop, restart-env, restart-actor"),
     ("ppo_cartpole --run-name a/b", "use letters, digits"),

@@ -182,6 +182,14 @@ def test_user_torso(torso):
     assert network.value(value, rows, None).shape == (2, 2)
 
 
+class Unshaped(nn.Module):
+    """A torso that loses the axes of time and environments."""
+
+    @nn.compact
+    def __call__(self, observation):
+        return observation.reshape(-1)
+
+
 @pytest.mark.parametrize(
     ("options", "spec", "message"),
     [
@@ -194,6 +202,11 @@ def test_user_torso(torso):
         ({"precision": "bfloat"}, VECTOR, "did you mean 'bfloat16'"),
         ({"torso": "flax.linen:Dense", "precision": "bfloat16"}, VECTOR, "leave precision out"),
         ({"torso": 3}, VECTOR, "torso 3 is int, not a flax.linen module"),
+        (
+            {"torso": "tests.networks.test_model:Unshaped"},
+            VECTOR,
+            r"to \(\d+,\); expected features of shape \(1, 1, F\)",
+        ),
     ],
 )
 def test_invalid_models_are_refused(options, spec, message):
