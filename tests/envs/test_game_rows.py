@@ -108,7 +108,7 @@ def check_against_the_truth(form: str, death: str, wanted: int) -> None:
 @pytest.mark.parametrize("death", ["ends", "team"])
 @pytest.mark.parametrize("form", ["ParallelGame", "TurnGame"])
 def test_rows_equal_the_played_game(form: str, death: str) -> None:
-    check_against_the_truth(form, death, 300)
+    check_against_the_truth(form, death, 100)
 
 
 @pytest.mark.nightly

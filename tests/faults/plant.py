@@ -7,6 +7,7 @@ has survived: the suite has a gap. Exit status 1 if any survived.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shutil
 import subprocess
@@ -23,12 +24,15 @@ PASSED, FAILED = 0, 1  # of pytest
 COPIED = ("jsrl", "tests", "experiments", "benchmarks", "pyproject.toml")
 
 
+@functools.cache
+def sources(root: Path) -> dict[Path, str]:
+    """Return the files below jsrl/ and their texts."""
+    return {path: path.read_text() for path in sorted((root / "jsrl").rglob("*.py"))}
+
+
 def places(fault: Fault, root: Path) -> list[Path]:
     """Return the files below jsrl/ that contain a fault's old text, once per occurrence."""
-    found = []
-    for path in sorted((root / "jsrl").rglob("*.py")):
-        found += [path] * path.read_text().count(fault.old)
-    return found
+    return [path for path, text in sources(root).items() for _ in range(text.count(fault.old))]
 
 
 def copy_sources(folder: Path) -> None:

@@ -101,6 +101,8 @@ def test_windows_hold_the_written_rows_and_every_window_is_drawn(frames, core, w
         if step in (6, 7, 20):
             replay.gap(step % LANES)
         replay.more(1)
+        if step % 3 and step not in (7, 8, 20):
+            continue
         into, ids = replay.draw(2_000)
         places = [replay.where(int(i)) for i in ids]
         assert set(places) == replay.possible() and replay.replay.num_starts == len(set(places))
@@ -110,7 +112,7 @@ def test_windows_hold_the_written_rows_and_every_window_is_drawn(frames, core, w
             if None not in rows:
                 replay.worlds[lane].check_window(map_tree(np.asarray, into), column, rows[0], env)
     assert len(replay.truth[0]) > 3 * replay.replay.shape.capacity
-    assert replay.replay.drawn == 30 * 2_000
+    assert replay.replay.drawn == 13 * 2_000
     assert replay.replay.inserted == 31 * LANES * B * T
     assert replay.replay.size + replay.replay.evicted >= replay.replay.inserted  # a gap keeps one more row
 
