@@ -142,11 +142,6 @@ def psum(value: Tree, axis_name: str | None) -> Tree:
     return value if axis_name is None else jax.lax.psum(value, axis_name)
 
 
-def pmean(value: Tree, axis_name: str | None) -> Tree:
-    """Average over devices; the value itself on one device."""
-    return value if axis_name is None else jax.lax.pmean(value, axis_name)
-
-
 def masked_sum(value: Array, mask: Array) -> Array:
     """Return the sum of the values with mask 1; masked values, NaN included, are ignored."""
     return jnp.sum(jnp.where(mask > 0, value, 0.0))

@@ -28,17 +28,16 @@ _LOGISTIC = ((0.1462281, 0.5091768), (0.5004817, 0.7568967), (0.3160963, 1.12052
 
 
 class Distribution(NamedTuple):
-    """Pure functions over head outputs; log_prob, entropy and kl sum over the action's own axes.
+    """Pure functions over head outputs; log_prob and entropy sum over the action's own axes.
 
     sample: (key, outputs) -> action. mode: (outputs) -> action. log_prob: (outputs, action) -> [...].
-    entropy: (outputs) -> [...], nats. kl: (outputs_p, outputs_q) -> [...], KL(p || q).
+    entropy: (outputs) -> [...], nats.
     """
 
     sample: Callable[[Array, Any], Array]
     mode: Callable[[Any], Array]
     log_prob: Callable[[Any, Array], Array]
     entropy: Callable[[Any], Array]
-    kl: Callable[[Any, Any], Array]
 
 
 def distribution(spec: ActionSpec) -> Distribution:
@@ -79,16 +78,11 @@ def categorical() -> Distribution:
         log_p = jax.nn.log_softmax(logits)
         return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
 
-    def kl(p: Array, q: Array) -> Array:
-        log_p = jax.nn.log_softmax(p)
-        return jnp.sum(jnp.exp(log_p) * (log_p - jax.nn.log_softmax(q)), axis=-1)
-
     return Distribution(
         sample=lambda key, logits: jax.random.categorical(key, logits).astype(jnp.int32),
         mode=lambda logits: jnp.argmax(logits, axis=-1).astype(jnp.int32),
         log_prob=log_prob,
         entropy=entropy,
-        kl=kl,
     )
 
 
@@ -111,7 +105,6 @@ def multi_categorical(nums: tuple[int, ...]) -> Distribution:
         mode=lambda logits: jnp.stack([part.mode(x) for x in split(logits)], axis=-1),
         log_prob=log_prob,
         entropy=lambda logits: sum(map(part.entropy, split(logits))),
-        kl=lambda p, q: sum(map(part.kl, split(p), split(q))),
     )
 
 
@@ -131,13 +124,7 @@ def diagonal_gaussian() -> Distribution:
         mean, log_std = outputs
         return jnp.sum(jnp.broadcast_to(log_std, mean.shape) + 0.5 * (1.0 + _LOG_2PI), axis=-1)
 
-    def kl(p: tuple[Array, Array], q: tuple[Array, Array]) -> Array:
-        (mean_p, log_std_p), (mean_q, log_std_q) = p, q
-        ratio = jnp.exp(2.0 * (log_std_p - log_std_q))
-        distance = jnp.square((mean_p - mean_q) * jnp.exp(-log_std_q))
-        return jnp.sum(0.5 * (ratio + distance - 1.0) + log_std_q - log_std_p, axis=-1)
-
-    return Distribution(sample=sample, mode=lambda outputs: outputs[0], log_prob=log_prob, entropy=entropy, kl=kl)
+    return Distribution(sample=sample, mode=lambda outputs: outputs[0], log_prob=log_prob, entropy=entropy)
 
 
 def squashed_gaussian() -> Distribution:
@@ -147,7 +134,6 @@ def squashed_gaussian() -> Distribution:
     applies tanh and scales to the bounds (jsrl.types.to_environment). log_prob is the density of tanh(u) on [-1, 1]:
     log N(u) - sum log(1 - tanh(u)^2), and log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)). The entropy is
     H(N) + E[sum log(1 - tanh(u)^2)], which is smooth, without noise, and right to 1e-5 nats per action dimension.
-    The KL divergence is the Gaussian's: it does not change under an invertible map.
     """
     normal = diagonal_gaussian()
 

@@ -1,4 +1,4 @@
-"""Advantages and value targets over rows: GAE, V-trace, lambda and n-step returns.
+"""Advantages and value targets over rows: GAE (its targets are lambda returns), V-trace and n-step returns.
 
 All functions take time-major arrays with any trailing axes and obey the tables of jsrl.types. With
 `cut_t = is_first_{t+1}` (row t is a last observation) a row is one of
@@ -75,7 +75,7 @@ def _parts(rows: Rows, margin: Array | int) -> tuple[_Parts, Array]:
 
 
 def gae(rows: Rows, *, gamma: float, lambda_: float, margin: Array | int = 1) -> Returns:
-    """Return generalised advantage estimates and their value targets.
+    """Return generalised advantage estimates and their value targets, the TD(lambda) returns.
 
     Source: Schulman et al., 2015, arXiv 1506.02438, equation 16.
     """
@@ -149,29 +149,6 @@ def _corrected(
     zero = jnp.zeros_like(last)
     _, (advantage, target) = jax.lax.scan(backward, (last, zero, zero), (parts, rho, c, weight), reverse=True)
     return Returns(advantage, target)
-
-
-def lambda_returns(rows: Rows, *, gamma: float, lambda_: float, margin: Array | int = 1) -> Array:
-    """Return TD(lambda) targets [T, ...]: G_t = r_t + gamma d_t ((1 - lambda) w_{t+1} + lambda G_{t+1}).
-
-    A waiting row passes on d_t G_{t+1} and its reward; a cut row, and a row without a known bootstrap, gives G_t = v_t.
-
-    Source: Sutton and Barto, 2018, chapter 12.
-    """
-    parts, last = _parts(rows, margin)
-
-    def backward(carry: tuple[Array, Array, Array], row: _Parts):
-        w_next, u_next, g_next = carry
-        _, waiting, trained, v_t, r_t, d_t = row
-        r_t = r_t + d_t * u_next
-        mixed = (1.0 - lambda_) * w_next + lambda_ * g_next
-        g_trained = r_t + gamma * d_t * mixed
-        g_t = jnp.where(trained, g_trained, jnp.where(waiting, d_t * g_next, v_t))
-        w_t, u_t = jnp.where(waiting, d_t * w_next, v_t), jnp.where(waiting, r_t, 0.0)
-        return (w_t, u_t, g_t), jnp.where(waiting, v_t, g_t)
-
-    _, returns = jax.lax.scan(backward, (last, jnp.zeros_like(last), last), parts, reverse=True)
-    return returns
 
 
 def n_step_returns(rows: Rows, *, gamma: float, n: int, margin: Array | int = 1) -> Array:

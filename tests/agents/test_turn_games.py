@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jsrl.agents.off_policy import transition
-from jsrl.agents.returns import Rows, gae, lambda_returns, n_step_returns, vtrace
+from jsrl.agents.returns import Rows, gae, n_step_returns, vtrace
 from jsrl.agents.rows import row_margin, row_masks
 from jsrl.types import Trajectory
 from tests.agents.compiled import compiled
@@ -16,14 +16,11 @@ from tests.agents.turn_game import GAMMA, NEVER_LEARNT, WAITING, action_values, 
 TARGETS = {
     "gae": lambda rows, margin: gae(rows, gamma=GAMMA, lambda_=0.9, margin=margin).target,
     "vtrace": lambda rows, margin: vtrace(rows, np.zeros_like(rows.reward), gamma=GAMMA, margin=margin).target,
-    "lambda": lambda rows, margin: lambda_returns(rows, gamma=GAMMA, lambda_=0.5, margin=margin),
     "n-step": lambda rows, margin: n_step_returns(rows, gamma=GAMMA, n=2, margin=margin),
 }
 
 
-SLOW = [
-    pytest.param(*case, marks=pytest.mark.slow) for case in (("gae", 64), ("vtrace", 3), ("lambda", 3), ("n-step", 4))
-]
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in (("gae", 64), ("vtrace", 3), ("n-step", 4))]
 
 
 @functools.cache
