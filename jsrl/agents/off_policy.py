@@ -20,7 +20,7 @@ from jsrl.agents.base import Act, ActOutput, ActParams, psum
 from jsrl.agents.rows import RowMasks, row_margin
 from jsrl.errors import ConfigError
 from jsrl.networks.off_policy import Network
-from jsrl.types import Array, Continuous, EnvSpec, Trajectory, Tree
+from jsrl.types import Array, Continuous, Discrete, EnvSpec, Trajectory, Tree
 
 MOST_TOO_SHORT = 0.1  # largest share of windows that may end before the agent's next row
 CHUNK = 512  # columns whose intermediate values (256 units wide) stay in a core's cache
@@ -248,7 +248,8 @@ def action_box(spec: EnvSpec) -> ActionBox:
     """
     action = spec.action
     if not isinstance(action, Continuous):
-        raise ConfigError(f"{spec.name} has actions {action!r}; expected Continuous ones, or choose dqn or sac")
+        other = "dqn or sac" if isinstance(action, Discrete) else "ppo or impala"
+        raise ConfigError(f"{spec.name} has actions {action!r}; expected Continuous ones, or choose {other}")
     match action.transform:
         case "rescale":
             return ActionBox(lambda a: jnp.clip(a, -1.0, 1.0), lambda unit: unit, jnp.tanh)

@@ -206,9 +206,9 @@ def value_network(config: NetworkConfig, spec: EnvSpec, *, dueling: bool = False
       ConfigError: the actions are not discrete, or the config cannot read these observations.
     """
     if not isinstance(spec.action, Discrete):
+        other = "sac, td3 or ddpg" if isinstance(spec.action, Continuous) else "ppo or impala"
         raise ConfigError(
-            f"{spec.name} has actions {spec.action!r}, but values of all actions need discrete ones; "
-            "use sac, td3 or ddpg for continuous actions"
+            f"{spec.name} has actions {spec.action!r}, but values of all actions need Discrete ones; use {other}"
         )
     recurrent = config.core != "none"
     core = CORES[config.core](config.core_size, parent=None) if recurrent else None

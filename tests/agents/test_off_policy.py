@@ -1,5 +1,7 @@
 """The formulas of the off-policy algorithms against slow oracles in numpy, and which state their updates change."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from jsrl.agents import off_policy as off
 from jsrl.agents import sac as sac_file
 from jsrl.agents.ddpg import DDPGConfig, ddpg
+from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.random_rows import random_trajectory
 from jsrl.agents.sac import SACConfig, sac
 from jsrl.agents.td3 import TD3Config, td3
@@ -121,13 +124,14 @@ def test_units_are_shares_of_the_bounds_for_every_transform(transform):
     ("make", "action", "message"),
     [
         (sac, Continuous((-np.inf,), (1.0,)), "unbounded"),
-        (sac, MultiDiscrete((2, 3)), "expected Continuous"),
-        (td3, Discrete(3), "expected Continuous"),
-        (ddpg, Discrete(3), "expected Continuous"),
+        (sac, MultiDiscrete((2, 3)), "expected Continuous.*ppo or impala"),
+        (dqn, MultiDiscrete((2, 3)), "need Discrete.*ppo or impala"),
+        (td3, Discrete(3), "expected Continuous.*dqn or sac"),
+        (ddpg, Discrete(3), "expected Continuous.*dqn or sac"),
     ],
 )
 def test_unplayable_actions_are_refused(make, action, message):
-    config = {sac: SACConfig, td3: TD3Config, ddpg: DDPGConfig}[make]
+    config = {sac: SACConfig, td3: TD3Config, ddpg: DDPGConfig, dqn: partial(DQNConfig, total_updates=10)}[make]
     with pytest.raises(ConfigError, match=message):
         make(config(), EnvSpec(LINE, action))
 
