@@ -174,11 +174,11 @@ def main() -> None:
     parser.add_argument("--env-kwargs", type=json.loads, default={}, help="JSON; replaces those of the training")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    trained = load_policy(args.run, args.tag, runs_dir=args.runs_dir).experiment.env
+    tags = kept_tags(args.run, args.runs_dir, args.curve) if args.curve else [args.tag]
+    trained = load_policy(args.run, tags[0], runs_dir=args.runs_dir).experiment.env
     config = dataclasses.replace(trained, id=args.env_id or trained.id, kwargs={**trained.kwargs, **args.env_kwargs})
     rng = np.random.default_rng(args.seed)
     random = {team: random_side(team, rng) for team in TEAMS}
-    tags = kept_tags(args.run, args.runs_dir, args.curve) if args.curve else [args.tag]
     found: dict[str, dict[str, dict[str, float]]] = {}
     for tag in tags:
         learned, found[tag] = learned_sides(args.run, tag, args.runs_dir), {}
