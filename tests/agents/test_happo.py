@@ -73,7 +73,14 @@ def test_each_seat_uses_the_advantage_weighted_by_earlier_seats() -> None:
     team = ppo.Batch((), t.is_first[:-1], (), (), RowMasks(mask, mask), advantage, nothing, nothing, ())
     turns = jnp.asarray([2, 0, 1]), jax.random.split(jax.random.key(5), N)
     options = {"learning_rate": jnp.asarray(0.05), "axis_name": None}
-    found, _, _ = happo_file.update_policies(parts, policies, states, seats, team, turns, **options)
+    found, _, _ = jax.jit(lambda *given: happo_file.update_policies(parts, *given, **options))(
+        policies, states, seats, team, turns
+    )
+
+    @jax.jit
+    def learn(policy, state, batch, key):
+        steps = {"key": key, "of": happo_file.policy_only, **options}
+        return ppo.optimize(parts, policy, state, ppo.flat(batch), **steps)[0]
 
     weight = np.ones((4, 6))
     for seat, key in zip((2, 0, 1), turns[1], strict=True):
@@ -86,8 +93,7 @@ def test_each_seat_uses_the_advantage_weighted_by_earlier_seats() -> None:
             masks=RowMasks(acting, mask),
             advantage=jnp.asarray(weight * advantage, jnp.float32),
         )
-        steps = {"key": key, "of": happo_file.policy_only, **options}
-        policy, _, _ = ppo.optimize(parts, policy, state, ppo.flat(batch), **steps)
+        policy = learn(policy, state, batch, key)
         jax.tree.map(lambda x, y, i=seat: np.testing.assert_allclose(x[i], y, rtol=1e-4, atol=1e-5), found, policy)
         logits, _, _ = network.policy(policy, batch.observation, batch.is_first, ())
         chances = np.asarray(jax.nn.softmax(logits), np.float64)
