@@ -19,6 +19,7 @@ from jsrl.counted import counted
 from jsrl.extras import EXTRAS, install_command
 from jsrl.launch.compilation import cache_folder
 from jsrl.runs.provenance import hardware_facts
+from jsrl.transport.memory.segment import ALIVE, is_held
 
 LEAST_FILES, LEAST_SHM_MB, LEAST_MEMORY_GB = 1024, 256, 4
 SYMBOLS = {"good": "ok  ", "note": "note", "bad": "BAD "}
@@ -99,8 +100,11 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def _lives(folder: Path) -> bool:
-    pid = folder.name.partition("-")[0]
-    return not pid.isdigit() or Path(f"/proc/{pid}").exists()
+    try:
+        return is_held(folder / ALIVE)  # also of a run in another container
+    except OSError:
+        pid = folder.name.partition("-")[0]
+        return not pid.isdigit() or Path(f"/proc/{pid}").exists()
 
 
 def limits() -> Iterator[Finding]:

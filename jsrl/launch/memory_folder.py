@@ -12,7 +12,7 @@ from pathlib import Path
 from jsrl.errors import ConfigError
 from jsrl.launch.plan import Plan
 from jsrl.transport.ledger.hops import close_hops
-from jsrl.transport.memory.segment import ALIVE, is_held, living_folder, make_folder
+from jsrl.transport.memory.segment import living_folder, make_folder, remove_unless_living
 
 
 @contextlib.contextmanager
@@ -34,18 +34,9 @@ def memory_root() -> Path:
     base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(os.environ.get("TMPDIR", "/tmp"))
     root = make_folder(base / f"jsrl-{os.getuid()}")
     for folder in root.iterdir():
-        if not held(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_unless_living(folder)
     return root
-
-
-def held(folder: Path) -> bool:
-    """Return whether the process of a shared-memory folder is alive (or unknown from the folder's name)."""
-    try:
-        return is_held(folder / ALIVE)
-    except OSError:
-        pid = folder.name.partition("-")[0]
-        return not pid.isdigit() or Path(f"/proc/{pid}").exists()
 
 
 def check_shared_memory(plan: Plan) -> None:

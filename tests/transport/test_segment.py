@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed
+from jsrl.transport.memory import segment
 from jsrl.transport.memory.doorbell import Doorbell
-from jsrl.transport.memory.segment import Segment, make_folder
+from jsrl.transport.memory.segment import ALIVE, Segment, is_held, living_folder, make_folder, remove_unless_living
 from jsrl.transport.wire.schema import (
     Leaf,
     compare_schemas,
@@ -158,3 +159,39 @@ def test_object_arrays_have_no_schema():
     with pytest.raises(CodecError, match="cannot travel"):
         flatten_schema(np.array([object()]))
     assert flatten_schema(np.zeros(2, ">f4")) == (Leaf("", (2,), ">f4"),)
+
+
+@pytest.mark.parametrize("moment", ["before its file", "before its lock"])
+def test_folder_that_another_process_removes_while_it_is_made_is_made_again(tmp_path, monkeypatch, moment):
+    """Every start of a run removes the folders of killed runs."""
+    path, early = tmp_path / "run", [True]
+    make, lock = segment.make_folder, segment.try_lock
+
+    def interfere(result):
+        if early and early.pop():
+            remove_unless_living(path)
+        return result
+
+    if moment == "before its file":
+        monkeypatch.setattr(segment, "make_folder", lambda folder: interfere(make(folder)))
+    else:
+        monkeypatch.setattr(segment, "try_lock", lambda fd: lock(interfere(fd)))
+    with living_folder(path) as folder:
+        assert not early and is_held(folder / ALIVE)
+        remove_unless_living(folder)
+        assert is_held(folder / ALIVE)
+    assert not path.exists()
+
+
+def test_folder_of_a_killed_process_is_removed(tmp_path):
+    code = "import sys, time; from pathlib import Path; from jsrl.transport.memory.segment import living_folder\n"
+    code += "with living_folder(Path(sys.argv[1])):\n  print('made', flush=True); time.sleep(60)"
+    with python(code, tmp_path / "run") as owner:
+        assert owner.stdout.readline() == "made\n"
+        remove_unless_living(tmp_path / "run")
+        assert (tmp_path / "run").exists()
+        owner.kill()
+    remove_unless_living(tmp_path / "run")
+    (tmp_path / "half").mkdir()  # whose process was killed while it removed the folder
+    remove_unless_living(tmp_path / "half")
+    assert list(tmp_path.iterdir()) == []

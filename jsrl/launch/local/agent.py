@@ -72,7 +72,7 @@ from jsrl.runs.names import FileNames
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
 from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, admit_hosts
-from jsrl.transport.memory.segment import ALIVE, is_held, living_folder, make_folder
+from jsrl.transport.memory.segment import living_folder, make_folder, remove_unless_living
 
 PATIENCE_S, DRAIN_S = 120.0, 30.0
 LEAVES = "its agent was told to end"
@@ -442,8 +442,7 @@ def agent_folder() -> Iterator[Path]:
     base = make_folder(Path(tempfile.gettempdir()) / f"jsrl-hosts-{os.getuid()}")
     for left in base.iterdir():
         with contextlib.suppress(OSError):
-            if not is_held(left / ALIVE):
-                shutil.rmtree(left, ignore_errors=True)
+            remove_unless_living(left)
     with living_folder(base / secrets.token_hex(4)) as folder:
         yield folder
 

@@ -187,11 +187,34 @@ def _whole_file(kind: int) -> bytes:
 @contextlib.contextmanager
 def living_folder(path: Path) -> Iterator[Path]:
     """Yield a new folder, and remove it afterwards; the lock of its file `alive` shows that this process is alive."""
-    folder = make_folder(path)
-    fd = os.open(folder / ALIVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    folder, fd = _made_and_locked(path)
     try:
-        try_lock(fd)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(fd)
+
+
+def _made_and_locked(path: Path) -> tuple[Path, int]:
+    """Return a new folder and the descriptor that holds its lock; another process may remove it before it is locked."""
+    while True:
+        folder = make_folder(path)
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(folder / ALIVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if try_lock(fd) and os.fstat(fd).st_nlink:
+                return folder, fd
+            os.close(fd)
+
+
+def remove_unless_living(folder: Path) -> None:
+    """Remove a folder of `living_folder` whose process was killed.
+
+    Raises:
+      OSError: it is not a folder, or belongs to another user.
+    """
+    fd = os.open(folder / ALIVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if try_lock(fd):  # and hold it: a process that makes the folder now makes it again
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
         os.close(fd)
