@@ -57,9 +57,12 @@ def claimed(folder: RunFolder) -> Iterator[None]:
       ConfigError: another process holds it.
     """
     path = folder.path / RUNNING
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = _open_file(path)
     try:
-        if not try_lock(fd):
+        while (is_free := try_lock(fd)) and not _is_at(path, fd):  # its last holder has just removed it
+            os.close(fd)
+            fd = _open_file(path)
+        if not is_free:
             process = read_identity(folder.path) or "?"
             raise ConfigError(
                 f"{folder.name} is running (process {process}); stop it first (jsrl stop {folder.name}), or start another run."
@@ -71,6 +74,18 @@ def claimed(folder: RunFolder) -> Iterator[None]:
             path.unlink(missing_ok=True)
     finally:
         os.close(fd)
+
+
+def _open_file(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Return whether an open file is the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def remove_incomplete_snapshots(folder: RunFolder) -> None:

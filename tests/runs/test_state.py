@@ -11,10 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from jsrl.errors import ConfigError
+from jsrl.launch import resume
 from jsrl.launch.resume import claimed
 from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RESULT, RUNNING, SILENT_S, STATUS, ControllerStatus, held_by, read_state, write_status
+from jsrl.transport.memory.segment import is_held
 
 OWN = ProcessIdentity.own()
 ELSEWHERE = dataclasses.replace(OWN, host="far", boot="another")
@@ -33,6 +36,23 @@ def leave(folder: RunFolder, process: ProcessIdentity, *, status: bool = True, a
     for name in (RUNNING, STATUS):
         if (folder.path / name).exists():
             os.utime(folder.path / name, (time.time() - age_s,) * 2)
+
+
+def test_run_is_claimed_once_even_if_its_last_process_leaves_meanwhile(folder: RunFolder, monkeypatch) -> None:
+    running, lock, locks = folder.path / RUNNING, resume.try_lock, []
+
+    def late(fd: int) -> bool:
+        if not locks:
+            running.unlink()  # the last process leaves between the opening of the file and its lock
+        locks.append(fd)
+        return lock(fd)
+
+    monkeypatch.setattr(resume, "try_lock", late)
+    with claimed(folder):
+        assert len(locks) == 2 and is_held(running)
+        with pytest.raises(ConfigError, match="is running"), claimed(folder):
+            pass
+    assert not running.exists()
 
 
 def test_process_is_identified_despite_id_reuse():
