@@ -36,7 +36,7 @@ from jsrl.types import ACTING, Array, ArraySpec, EnvSpec, Trajectory, Tree
 
 @dataclass(frozen=True)
 class HAPPOConfig(MAPPOConfig):
-    """Hyperparameters of HAPPO: those of MAPPO; `critic` is central, and there are no `agent_ids`.
+    """Hyperparameters of HAPPO: those of MAPPO; `critic` is central, `rewards` the team's, and there are no `agent_ids`.
 
     Each seat has weights of its own, and num_epochs and num_minibatches are those of each.
     """
@@ -44,6 +44,7 @@ class HAPPOConfig(MAPPOConfig):
     factory: ClassVar[str] = "jsrl.agents.happo:happo"
 
     num_epochs: int = 5
+    rewards: str = "team"
     agent_ids: bool = False
 
     def __post_init__(self) -> None:
@@ -55,6 +56,8 @@ class HAPPOConfig(MAPPOConfig):
         super().__post_init__()
         if self.critic != "central":
             raise ConfigError("critic='own', but HAPPO's seats share one advantage; leave it out, or use ippo")
+        if self.rewards != "team":
+            raise ConfigError("rewards='own', but HAPPO's seats share one advantage; leave it out, or use mappo")
         if self.returns != "gae":
             raise ConfigError(f"returns={self.returns!r}, but HAPPO has one advantage of N policies; use returns='gae'")
         if self.chunk_length is not None:

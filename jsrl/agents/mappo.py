@@ -36,6 +36,8 @@ class MAPPOConfig(PPOConfig):
     Attributes:
       critic: central (MAPPO): the value function reads the global state, or all seats' observations where the environment has
         no state. own (IPPO): each seat's observation.
+      rewards: each seat learns from its `own` reward, or from that of the `team`: the mean over the seats of the group, as in
+        VDN and QMIX.
       agent_ids: the policy reads the number of its seat, so that seats that share it may act differently.
       critic_network: options of the value function's network; its core is none.
     """
@@ -52,6 +54,7 @@ class MAPPOConfig(PPOConfig):
     num_minibatches: int = 1
     normalize_values: bool = True
     critic: str = "central"
+    rewards: str = "own"
     agent_ids: bool = True
     critic_network: NetworkConfig = field(default_factory=NetworkConfig)
 
@@ -63,6 +66,7 @@ class MAPPOConfig(PPOConfig):
         """
         super().__post_init__()
         ac.check_choice("critic", self.critic, ("central", "own"))
+        ac.check_choice("rewards", self.rewards, ("own", "team"))
         if self.critic_network.core != "none":
             raise ConfigError(
                 f"critic_network.core is {self.critic_network.core!r}; the value function of MAPPO has no recurrent state. "
@@ -105,7 +109,12 @@ def mappo(config: MAPPOConfig, spec: EnvSpec) -> Agent:
     ) -> tuple[AgentState, UpdateOutput]:
         rows = policy_reads(trajectory.observation, *trajectory.is_first.shape)
         rows[CENTRAL] = critic_input(config, trajectory, n)
-        return base.update(state, trajectory._replace(observation=rows, state=()), key, axis_name=axis_name)
+        reward = trajectory.reward
+        if config.rewards == "team":
+            reward = jnp.broadcast_to(jnp.mean(reward, axis=-1, keepdims=True), reward.shape)
+        return base.update(
+            state, trajectory._replace(observation=rows, state=(), reward=reward), key, axis_name=axis_name
+        )
 
     return base._replace(act=act, update=update)
 

@@ -10,6 +10,7 @@ import pytest
 
 from jsrl.agents.check import check_agent
 from jsrl.agents.mappo import CENTRAL, MAPPOConfig, critic_input, critic_size, mappo
+from jsrl.agents.ppo import ppo
 from jsrl.agents.random_rows import random_trajectory
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig
@@ -109,6 +110,18 @@ def rows_of_size(spec: EnvSpec, num_rows: int, num_envs: int):
     return rows._replace(observation=zeros, is_first=np.zeros_like(rows.is_first), acts=np.ones_like(rows.acts))
 
 
+@pytest.mark.parametrize("rewards", ["own", "team"])
+def test_ppo_learns_from_own_or_mean_rewards(rewards: str, monkeypatch) -> None:
+    def learns_nothing(*args):
+        return ppo(*args)._replace(update=lambda state, trajectory, key, axis_name: trajectory)
+
+    monkeypatch.setattr("jsrl.agents.mappo.ppo", learns_nothing)
+    rows = rows_of(PLAIN)
+    read = mappo(config(rewards=rewards), PLAIN).update(None, rows, jax.random.key(0)).reward
+    mean = np.broadcast_to(rows.reward.mean(axis=-1, keepdims=True), rows.reward.shape)
+    np.testing.assert_allclose(read, mean if rewards == "team" else rows.reward, rtol=1e-6)
+
+
 def test_invalid_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="game has one agent; MAPPO and IPPO are for environments with several seats"):
         mappo(config(), dataclasses.replace(PLAIN, num_agents=None))
@@ -118,3 +131,5 @@ def test_invalid_options_are_refused() -> None:
         config(critic_network=NetworkConfig(core="gru"))
     with pytest.raises(ConfigError, match="unknown critic 'both'; choose one of central, own"):
         config(critic="both")
+    with pytest.raises(ConfigError, match="unknown rewards 'sum'; choose one of own, team"):
+        config(rewards="sum")
