@@ -135,8 +135,8 @@ def _one(options: argparse.Namespace, env_words: Sequence[str], counting: Counti
         counting.show(options.run, len(tally.score.returns), options.episodes)
     env.close()
     counting.close()
-    facts = tally.score.facts()
-    print(f"{shlex.join([options.run, *env_words])}: {score(facts)}, mean length {facts['length_mean']:.0f}")
+    facts, actions = tally.score.facts(), "sampled" if options.sampled else "greedy"
+    print(f"{shlex.join([options.run, *env_words])}: {score(facts, actions)}, mean length {facts['length_mean']:.0f}")
     return {"player": options.run, "greedy": not options.sampled, "env_options": env_words, **facts}
 
 

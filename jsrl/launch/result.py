@@ -149,6 +149,6 @@ def contradicted(result: dict[str, Any]) -> bool:
     return not all("produced" in counts and hop_ledger(counts).holds for counts in ledgers)
 
 
-def score(facts: dict[str, float]) -> str:
-    """Return an evaluation's score as text."""
-    return f"{score_text(facts).removesuffix(')')}, {counted(int(facts['episodes']), 'greedy episode')})"
+def score(facts: dict[str, float], actions: str = "greedy") -> str:
+    """Return an evaluation's score as text; actions: greedy or sampled."""
+    return f"{score_text(facts).removesuffix(')')}, {counted(int(facts['episodes']), f'{actions} episode')})"

@@ -101,6 +101,12 @@ def test_evaluates_a_run_against_its_own_past(runs, capsys):
     assert "pool@latest against pool@initial: 8 won, 0 drawn, 0 lost of 8 games; win rate 1.000 (95%: 0.676 to" in text
 
 
+@pytest.mark.parametrize(("words", "actions"), [((), "greedy"), (("--sampled",), "sampled")])
+def test_score_of_a_run_names_how_actions_were_chosen(runs, capsys, words, actions):
+    text, facts = evaluated(runs, capsys, "shared@latest", *words)
+    assert f"(95% CI, 8 {actions} episodes)" in text and facts["greedy"] == (actions == "greedy")
+
+
 def test_runs_with_different_seat_groups_play_each_other(runs, capsys):
     """One policy for all seats with a core, two policies of one seat each, and one of these alone; each made 5 updates."""
     for opponent in ("roles@latest", "roles@right_one/latest"):
