@@ -59,7 +59,7 @@ def claimed(folder: RunFolder) -> Iterator[None]:
     path = folder.path / RUNNING
     fd = _open_file(path)
     try:
-        while (is_free := try_lock(fd)) and not _is_at(path, fd):  # its last holder has just removed it
+        while (is_free := try_lock(fd)) and not os.fstat(fd).st_nlink:  # its last holder has just removed it
             os.close(fd)
             fd = _open_file(path)
         if not is_free:
@@ -78,14 +78,6 @@ def claimed(folder: RunFolder) -> Iterator[None]:
 
 def _open_file(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
-def _is_at(path: Path, fd: int) -> bool:
-    """Return whether an open file is the one at a path."""
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def remove_incomplete_snapshots(folder: RunFolder) -> None:
