@@ -21,15 +21,16 @@ DRIVE = WORLD / "drive.py"
 FOREVER = ("--total-env-steps", "1000000000")
 
 
-def assert_balanced(result: dict, *, killed_over_zeromq: bool = False) -> None:
+def assert_balanced(result: dict, *, unknown_allowed: bool = False) -> None:
     """Check that the consumers' ledgers of a run match the producers' counts, in every hop.
 
-    A killed producer may have taken along messages that ZeroMQ had not sent yet: their fate is unknown.
+    unknown_allowed: a killed producer may have taken along messages that ZeroMQ had not sent yet; and the next start of any
+    run, also of another test, removes the shared memory of a killed controller, with what nobody has counted in it.
     """
     for name, counts in {"samples": result["ledger"], **result["hops"]}.items():
         ledger = hop_ledger(counts)
         assert ledger.produced > 0 and ledger.holds, f"{name}: {ledger}"
-        assert killed_over_zeromq or ledger.balanced, f"{name}: {ledger}"
+        assert unknown_allowed or ledger.balanced, f"{name}: {ledger}"
 
 
 class Launched:

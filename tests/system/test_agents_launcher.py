@@ -96,7 +96,7 @@ def test_run_on_other_hosts_survives_killed_workers(tmp_path: Path, monkeypatch:
     assert killer.killed == ["killed by signal 9 (SIGKILL)"] * 2
     lives = {name: len(handles) for name, handles in launcher.handles.items()}
     assert lives == {"learner": 1, "inference-0": 2, "actor-0": 2, "actor-1": 1, "evaluator": 1}
-    assert_balanced(json.loads((folder / "result.json").read_text()), killed_over_zeromq=True)
+    assert_balanced(json.loads((folder / "result.json").read_text()), unknown_allowed=True)
     metrics = read_metrics(folder / "metrics.jsonl")
     assert (metrics["restarts/actor"][-1], metrics["restarts/inference"][-1]) == (1, 1)
     bound = {name: address for name, address in killer.addresses.items() if "://" in address}  # others report an epoch

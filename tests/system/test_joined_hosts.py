@@ -167,7 +167,7 @@ def test_run_survives_a_lost_server_and_a_lost_host(hosts, tmp_path: Path) -> No
         assert not any(agent.workers() for agent in agents.values())
     finally:
         close_all(launcher, agents)
-    assert_balanced(json.loads((folder / "result.json").read_text()), killed_over_zeromq=True)
+    assert_balanced(json.loads((folder / "result.json").read_text()), unknown_allowed=True)
     metrics = read_metrics(folder / "metrics.jsonl")
     assert metrics["restarts/actor"][-1] == metrics["restarts/inference"][-1] == 2
     assert any(f"host {networks[0]} is gone: it sent no message for 8 s" in line for line in told)
@@ -390,7 +390,7 @@ def test_agents_killed_twenty_times_return_and_actors_are_replaced(
     assert kills.done and result.ended.startswith(STOPPED) and len(kills.replaced_s) == 20
     assert max(kills.gone_s) <= 2.0 and sorted(kills.replaced_s)[18] <= 15.0
     assert sum("joined" in line for line in told) >= 21 and not launcher._given_up
-    assert_balanced(json.loads((result.folder / "result.json").read_text()), killed_over_zeromq=True)
+    assert_balanced(json.loads((result.folder / "result.json").read_text()), unknown_allowed=True)
 
 
 class ReplayMoves(threading.Thread):
@@ -464,7 +464,7 @@ def test_replay_and_evaluator_on_joined_hosts_keep_counts_and_files(hosts, tmp_p
     assert moves.received == sorted(set(moves.received))  # each incarnation continues the counts of the previous one
     assert json.loads((folder / "replay" / "0" / "counters.json").read_text())["drawn"] > 0
     SnapshotStore(folder / "snapshots" / "params").load("best")
-    assert_balanced(json.loads((folder / "result.json").read_text()), killed_over_zeromq=True)
+    assert_balanced(json.loads((folder / "result.json").read_text()), unknown_allowed=True)
 
 
 class LearnerMoves(threading.Thread):
@@ -527,7 +527,7 @@ def test_learner_on_a_joined_host_resumes_from_its_last_snapshot_on_any_host(hos
     assert not [path for path in folder.rglob("*.draft")]
     assert all(version_damage(store.folder / str(version)) is None for version in store.versions())
     assert len(store.versions()) <= 4  # files removed by the learner are removed here as well
-    assert_balanced(json.loads((folder / "result.json").read_text()), killed_over_zeromq=True)
+    assert_balanced(json.loads((folder / "result.json").read_text()), unknown_allowed=True)
     launcher = join(learner_on=networks[1])
     agents = agents_on(launcher, networks, tmp_path)
     limited = dataclasses.replace(experiment, total_env_steps=first.env_steps + 20 * 128)
