@@ -83,6 +83,8 @@ def namespaces(count: int) -> Iterator[tuple[str, list[str]]]:
     bridge, names = f"jb{tag}", [f"jsrl-{tag}-{i}" for i in range(count)]
     made: list[list[str]] = []
     try:
+        for words in (["link", "del", bridge], *(["netns", "del", name] for name in names)):
+            _ip(*words)  # left by a killed process with this process id
         allowed = os.geteuid() == 0 and _ip("link", "add", bridge, "type", "bridge")
         if not allowed:
             yield "", []
