@@ -87,8 +87,9 @@ def test_scores_belong_to_their_game_and_weights_follow_from_the_log(
     expected = weights_of_log(director, state["log"])
     found = dict(zip(state["levels"], director.weights(state).tolist(), strict=True))
     assert found == pytest.approx(expected)
-    again = [level for what, _, level in state["log"] if what == "again"]
-    assert np.mean(np.array(again) >= 25) > 0.3, "high scores are replayed (a sixth of the levels)"
+    if placement == "serial":  # else it depends on speed how late scores come, so how often levels are drawn by them
+        again = [level for what, _, level in state["log"] if what == "again"]
+        assert np.mean(np.array(again) >= 25) > 0.3, "high scores are replayed (a sixth of the levels)"
 
 
 def test_resumed_run_continues_its_levels_and_scores_a_game_that_ended_at_the_stop(tmp_path: Path) -> None:
