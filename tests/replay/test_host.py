@@ -20,12 +20,14 @@ B, T, LANES = 3, 4, 2
 class Replay:
     """A host replay of two lanes, the worlds that fill it, and the true source of each row of a lane."""
 
-    def __init__(self, capacity: int, window: int, *, frames=False, core=False, prioritised=False):
+    def __init__(self, capacity: int, window: int, *, frames=False, core=False, prioritised=False, incarnation=0):
         self.worlds = [World(B, T, seed=lane, frames=frames, core=core) for lane in range(LANES)]
         self.first = [world.trajectory() for world in self.worlds]
         self.spec = spec_of(self.first[0])
         shape = rows_shape(self.spec, lanes=LANES, capacity=capacity, window=window, frames=FRAMES if frames else None)
-        self.replay = HostReplay(shape, self.spec, prioritised=prioritised, alpha=1.0, epsilon=0.0)
+        self.replay = HostReplay(
+            shape, self.spec, prioritised=prioritised, alpha=1.0, epsilon=0.0, incarnation=incarnation
+        )
         self.window = window
         self.truth: list[list[int | None]] = [[] for _ in range(LANES)]  # the world's row of each row of a lane
         self.sequence = [0] * LANES
@@ -193,6 +195,16 @@ def test_priorities_return_to_their_windows_through_any_delay():
     assert set(np.flatnonzero(tree.weights)) == {
         (lane * shape.capacity + at % shape.capacity) * B + env for lane, at, env in possible
     }
+
+
+def test_priorities_of_an_earlier_incarnation_reach_no_window():
+    before, after = (Replay(26 * B * LANES, 1, prioritised=True, incarnation=life).more(3) for life in (0, 1))
+    ids = before.draw(16)[1]
+    after.replay.feedback(ids, np.full(16, LATE))
+    before.replay.feedback(ids, np.full(16, LATE))
+    trees = before.replay._tree, after.replay._tree
+    assert [bool((tree.weights == LATE).any()) for tree in trees if tree is not None] == [True, False]
+    assert after.replay.ignored == 16 and not before.replay.ignored
 
 
 def test_importance_weights_follow_the_probabilities():

@@ -16,6 +16,7 @@ from jsrl.replay.host.rows import HostRows, Lane, RowsShape, make_ids, read_ids,
 from jsrl.replay.host.tree import HostTree
 from jsrl.types import Trajectory, map_trajectory, map_tree
 
+LAPS_APART = 1 << 10  # between the ids of two incarnations: priorities of the last one reach no window of this one
 LEAST = 1e-12  # smallest weight of a window, so that it can be drawn
 
 
@@ -24,7 +25,7 @@ class HostReplay:
 
     Args:
       shape: of the rows. spec: schema of one group's trajectory. prioritised, alpha, epsilon: see ReplayConfig.
-      seed: of the draws. replay: number of this replay worker, part of its ids.
+      seed: of the draws. replay, incarnation: of this replay worker, part of its ids.
 
     Attributes:
       inserted, drawn, evicted, ignored: env steps inserted, windows drawn, env steps overwritten, priorities that came too
@@ -42,8 +43,10 @@ class HostReplay:
         epsilon: float = 1e-6,
         seed: int = 0,
         replay: int = 0,
+        incarnation: int = 0,
     ) -> None:
         self.shape, self._spec, self._replay = shape, spec, replay
+        self._first_lap = incarnation * LAPS_APART
         self.rows = HostRows(shape, spec)
         self.prioritised, self._alpha, self._epsilon = prioritised, alpha, epsilon
         self.lock = threading.RLock()
@@ -172,7 +175,7 @@ class HostReplay:
                 self._read_again(places, np.flatnonzero(lost), into)
         if self.prioritised:
             into.sampling[...] = (chances / chances.min()) ** -beta
-        return make_ids(places, times // self.shape.capacity, self._replay)
+        return self._ids(places, times)
 
     def _choose(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (places, rows since the first ever, chances up to a factor) of windows."""
@@ -191,6 +194,9 @@ class HostReplay:
             places = self._order[lane, (begin[lane] + chosen - (upto - counts)[lane]) % self._order.shape[1]]
             chances = np.ones(number)
         return places, self._times(places), chances
+
+    def _ids(self, places: np.ndarray, times: np.ndarray) -> np.ndarray:
+        return make_ids(places, self._first_lap + times // self.shape.capacity, self._replay)
 
     def _times(self, places: np.ndarray) -> np.ndarray:
         """Return which row (counted from the first ever) of its lane each place holds now."""
@@ -221,12 +227,16 @@ class HostReplay:
             return
         sent = np.asarray(ids) >= 0
         ids, priorities = np.asarray(ids)[sent], np.asarray(priorities, np.float64)[sent]
-        _, laps, places = read_ids(ids)
+        places = read_ids(ids)[2]
         weights = np.maximum((np.abs(priorities) + self._epsilon) ** self._alpha, LEAST)
         with self.lock:
             times = self._times(places)
-            same = make_ids(places, times // self.shape.capacity, 0) == make_ids(places, laps, 0)
-            valid = same & ~self._lost(places, times) & (self._tree.weights[places] > 0) & np.isfinite(weights)
+            valid = (
+                (self._ids(places, times) == ids)
+                & ~self._lost(places, times)
+                & (self._tree.weights[places] > 0)
+                & np.isfinite(weights)
+            )
             self.ignored += int(len(ids) - valid.sum())
             if valid.any():
                 self._tree.set(places[valid], weights[valid])

@@ -45,6 +45,7 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
         epsilon=config.epsilon,
         seed=job.incarnation_seed,
         replay=number,
+        incarnation=job.incarnation,
     )
     share = mine / every
     limiter = make_limiter(
