@@ -371,7 +371,8 @@ class Controller:
         The run folder may lack its newest snapshot until then, and its host may have deleted the one that the run folder has.
         """
         ranks = self._ranks(self._workers[restart.job.name])
-        return any(r.replaced and self._kind(r).saves and r.handle.host and r.alive for r in ranks)
+        away = [rank for rank in ranks if rank.replaced and rank.handle.host and rank.alive]
+        return any(self._kind(rank).saves and self._kind(rank).keeps_files(rank.job) for rank in away)
 
     def _save_learners(self) -> None:
         """Let working learners write their snapshots, so that the run can be continued from here."""

@@ -43,13 +43,12 @@ def controller(
     return made, handles, started
 
 
-def test_all_ranks_start_once_the_files_of_each_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_start_once_the_files_of_the_learner_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
     made, handles, started = controller({"learner": "learner", "rank-1": "rank"}, "far", monkeypatch)
-    handles["rank-1"].alive = False
     made._start_due()
     assert not started
     handles["learner"].alive = False  # its agent has sent all files, and then its end
-    made._start_due()
+    made._start_due()  # the other rank has no files, so its end is not waited for
     assert started == ["learner", "rank-1"] and not made._restarts
 
 
