@@ -220,7 +220,7 @@ class ActionLayout:
     convert: Callable[[np.ndarray], np.ndarray]
 
 
-def action_layout(space: spaces.Space, environment: str, transform: Any = "clip") -> ActionLayout:
+def action_layout(space: spaces.Space, environment: str, transform: Any) -> ActionLayout:
     """Read an action space.
 
     Raises:

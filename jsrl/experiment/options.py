@@ -320,7 +320,7 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
     return (kind,)
 
 
-def type_text(kind: Any, name: str = "NAME") -> str:
+def type_text(kind: Any, name: str) -> str:
     """Return an option's type for help texts; `name` is the option's."""
     names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "none"}
     if typing.get_origin(kind) is typing.Literal:

@@ -69,7 +69,7 @@ def check_policies(policies: Mapping[str, PolicyConfig], agent: Any) -> None:
 
 
 def find_seats(
-    policies: Mapping[str, PolicyConfig], spec: EnvSpec | GameSpec, *, shared: bool = False
+    policies: Mapping[str, PolicyConfig], spec: EnvSpec | GameSpec, *, shared: bool
 ) -> dict[str, dict[str, int]]:
     """Return policy -> its seats: name -> place in the order of all; {} for an environment without seats.
 

@@ -122,7 +122,7 @@ def _own_first(servers: list[Peer]) -> list[Peer]:
     return servers[own:] + servers[:own]
 
 
-def keys_folder(experiment: Experiment, folder: str, hosts: Hosts = ALONE) -> str | None:
+def keys_folder(experiment: Experiment, folder: str, hosts: Hosts) -> str | None:
     """Return the folder of a run's keys if one of its streams uses TCP; None: none does.
 
     Raises:

@@ -147,7 +147,7 @@ def make_entity_torso(
     activation: ActivationName,
     precision: Precision,
     *,
-    value: bool = False,
+    value: bool,
 ) -> EntityAttention:
     """Return the torso that reads these leaves; `value`: that of a value function.
 

@@ -243,7 +243,7 @@ def _why_not_function(function: FunctionType) -> tuple[str, str]:
     return f"{kind} and closes over {', '.join(free)}", way_out
 
 
-def init_fields(value: Any, path: str = "") -> dict[str, Any]:
+def init_fields(value: Any, path: str) -> dict[str, Any]:
     """Return a dataclass instance's init fields (of a flax module, without its parent).
 
     Fields with a default that has no name (a closure) are left out: the class makes them again.

@@ -61,7 +61,7 @@ def reasons(worker: WorkerTime) -> str:
     return " (" + ", ".join(f"{name} {percent(share)}" for name, share in named.items()) + ")" if named else ""
 
 
-def lag_text(report: RunReport, policy: str = "") -> str:
+def lag_text(report: RunReport, policy: str) -> str:
     """Return the policy lag's median, 95th percentile and maximum, or an empty string."""
     prefix = f"{policy}/" if policy else ""
     lags = [report.steady.get(f"{prefix}learner/policy_lag_{what}") for what in ("p50", "p95")]

@@ -37,7 +37,7 @@ class WriteQueue:
         write: Callable[[Job], None],
         on_warning: Callable[[str], None],
         place: str,
-        on_written: Callable[[Job], None] = lambda job: None,
+        on_written: Callable[[Job], None],
     ):
         """Call `write` for each job, then `on_written`; report failures to `on_warning` with `place` (in the thread)."""
         self.written = self.failed = self.superseded = 0

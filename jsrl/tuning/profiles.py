@@ -143,7 +143,7 @@ class Profile:
             raise ConfigError(f"{path} holds no profile that this version reads ({error}); tune again.") from None
 
 
-def find_profile(experiment: Experiment, folder: Path | None, given: Collection[str] = ()) -> Profile | None:
+def find_profile(experiment: Experiment, folder: Path | None, given: Collection[str]) -> Profile | None:
     """Return the profile of this machine, workload and version: tuned with the same options given, or else with none."""
     if folder is None:
         return None

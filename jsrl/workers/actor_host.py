@@ -40,7 +40,7 @@ class Order:
     log: str
 
 
-def host_actors(control_address: str, parent_pid: int, keys: str | None = None, nice: int = 0) -> int:
+def host_actors(control_address: str, parent_pid: int, keys: str | None, nice: int) -> int:
     """Fork actors as the controller orders them, until it closes the connection; return the exit status.
 
     `nice` is added to the niceness of the actors, not to that of this process, which reports their ends.

@@ -74,7 +74,7 @@ class EpisodeCounts:
     Of environments with seats it counts the mean return of the seats in `view`.
     """
 
-    def __init__(self, version: int, episodes: int, slots: int, view: SeatView | None = None) -> None:
+    def __init__(self, version: int, episodes: int, slots: int, view: SeatView | None) -> None:
         self.score, self._view = Score(version), view
         self._quota = np.array([episodes // slots + (slot < episodes % slots) for slot in range(slots)])
 

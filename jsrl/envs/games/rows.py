@@ -34,7 +34,7 @@ class GameRows:
       metrics: see jsrl.envs.rows.Rows.
     """
 
-    def __init__(self, spec: GameSpec, config: EnvConfig, num_envs: int, seeds: list[int] | None = None):
+    def __init__(self, spec: GameSpec, config: EnvConfig, num_envs: int, seeds: list[int] | None):
         self._rows = Rows(config, num_envs, seeds)
         self.metrics, self.num_envs = self._rows.metrics, num_envs
         self._names, self._limit = spec.names, config.max_episode_steps

@@ -83,7 +83,7 @@ class TreeWriter:
     Built once per group, so that a copy needs no path names and no dicts.
     """
 
-    def __init__(self, schema: Tree, views: Sequence[np.ndarray], prefix: str = ""):
+    def __init__(self, schema: Tree, views: Sequence[np.ndarray], prefix: str):
         self._leaves = flatten_schema(schema)
         self._flatten = _make_flatten(schema)
         self._targets = [(view, view.shape, view.dtype) for view in views]

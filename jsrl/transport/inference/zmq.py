@@ -26,7 +26,7 @@ from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, Stream
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AreaLayout, ServerArea
 from jsrl.transport.inference.ends import UNSERVED, PolicyNotServed, ServerEnd, read_fields
-from jsrl.transport.meeting.admission import ANYBODY, JoinRules
+from jsrl.transport.meeting.admission import JoinRules
 from jsrl.transport.meeting.curve import Listener, incoming, keys_to_bind, outgoing
 from jsrl.transport.meeting.handshake import HELLO, PING, WELCOME, HelloChecker, refusal_frames
 from jsrl.transport.meeting.keys import KeyPath
@@ -121,7 +121,7 @@ _PING = encode(PING)[0]
 class ZmqInferenceServer(ServerEnd):
     """The server end of `tcp://HOST:PORT` and `ipc://PATH`."""
 
-    def __init__(self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath = None, join_rules: JoinRules = ANYBODY):
+    def __init__(self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath, join_rules: JoinRules):
         self._hello_checker = HelloChecker("the inference server", flatten_schema(spec), join_rules)
         super().__init__(self._hello_checker.admission)
         self._keys = own_keys = keys_to_bind(endpoint, keys)

@@ -118,7 +118,7 @@ class ProducerEnd:
 class SampleQueue:
     """Committed trajectories, waiting or lent, and the consumer's counts. Any thread may add to it."""
 
-    def __init__(self, address: str, ledger: Ledger | None = None) -> None:
+    def __init__(self, address: str, ledger: Ledger | None) -> None:
         self.address = address
         self.ledger = ledger or Ledger(dropped={})
         self.changed = threading.Condition()
