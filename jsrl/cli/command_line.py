@@ -80,6 +80,8 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
             keys.setdefault(option.name, {})[name[len(option.name) + 1 :].replace("-", "_")] = plain(" ".join(values))
         elif values and (isinstance(option.default, dict) or (is_sequence(option.kind) and values[0][:1] == "[")):
             whole[option.name] = json_value(option, " ".join(values))
+        elif values and typing.get_args(option.kind)[:1] == (Any,):  # tyro would expect the type of the default
+            whole[option.name] = tuple(arg for value in values for arg in value.split(",") if arg)
         else:
             args.append((option, option_args(option, name, values)))
     for name in whole.keys() - of_run.keys():  # other values may need these; those that need others are set below
@@ -119,7 +121,9 @@ def json_value(option: Option, text: str) -> Any:
     """
     value = plain(text)
     if is_sequence(option.kind) and isinstance(value, list):
-        return tuple(value)
+        member = typing.get_args(option.kind)[0]
+        if member not in (int, str) or all(type(each) is member for each in value):
+            return tuple(value)
     if isinstance(option.default, dict) and isinstance(value, dict):
         return value
     raise ConfigError(f"--{option.name} is {text!r}, expected {type_text(option.kind, option.name)}.")

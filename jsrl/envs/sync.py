@@ -179,7 +179,13 @@ class SyncVectorEnv(SlotRepairs):
             self._rows.metrics.add(slot, info)
 
     def _raised(self, slot: int, where: str, error: BaseException) -> EnvironmentFault:
-        if isinstance(error, ValueError | TypeError) and error.__traceback__ and not error.__traceback__.tb_next:
+        own_line = error.__traceback__ is not None and error.__traceback__.tb_next is None
+        if where == "reset" and isinstance(error, TypeError) and own_line:
+            expected = (
+                "Expected reset(self, *, seed=None, options=None) that returns (observation, info), as in Gymnasium"
+            )
+            return self._rows.fault(slot, f"cannot be reset: {error}", expected)
+        if isinstance(error, ValueError | TypeError) and own_line:
             # raised by our own line: it did not return five values, or not numbers
             return self._rows.fault(
                 slot,

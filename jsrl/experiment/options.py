@@ -328,7 +328,8 @@ def type_text(kind: Any, name: str) -> str:
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return " or ".join(type_text(member, name) for member in reversed(alternatives(kind)))
     if is_sequence(kind):
-        return "a list such as 64,64"
+        example = {str: "a,b", Any: '["module:Class"]'}.get(typing.get_args(kind)[0], "64,64")
+        return f"a list such as {example}"
     if kind is dict or typing.get_origin(kind) is dict:
         return f"a JSON object, or keys one by one: --{name}.KEY VALUE"
     return names.get(kind, "a value")

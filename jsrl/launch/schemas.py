@@ -56,7 +56,7 @@ def find_spec(experiment: Experiment) -> EnvSpec | GameSpec:
     """
     limit_s, name = experiment.actor.step_deadline_s, experiment.env.id
     too_late = EnvironmentFault(
-        f"environment {name!r} was not made within {limit_s:g} s; the traceback above shows where it was. If it is only "
+        f"environment {name!r} was not made and closed within {limit_s:g} s; the traceback above shows where it was. If it is only "
         "slow, raise actor.step_deadline_s."
     )
     try:

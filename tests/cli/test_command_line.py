@@ -165,6 +165,9 @@ def test_an_agent_by_reference_keeps_its_function():
         (["--agent.network.core", "grru"], "--agent.network.core is 'grru', expected one of none, gru, lstm; did you "
          "mean gru?"),
         (["--max-minutes", "soon"], "--max-minutes is 'soon', expected a number or none."),
+        (["--agent.network.hidden", '[64, "x"]'], "--agent.network.hidden is '[64, \"x\"]', expected a list such "
+         "as 64,64."),
+        (["--env.wrappers", "[{"], "--env.wrappers is '[{', expected a list such as [\"module:Class\"]."),
         (["--agent.network.hidden", "64,x"], "--agent.network.hidden is '64 x', expected a list such as 64,64."),
         (["--deterministic", "maybe"], "--deterministic is a switch; give it alone, or --deterministic true or false."),
         (["--no-deterministic", "true"], "--no-deterministic is a switch; give it alone, or --deterministic true or "
@@ -335,3 +338,9 @@ def test_environment_options_of_an_evaluation():
         evaluate.environment_with(trained, ["--env.reward-scale", "3"])
     with pytest.raises(ConfigError, match=r"did you mean --env.max-episode-steps"):
         evaluate.environment_with(trained, ["--env.max-episode-step", "3"])
+
+
+def test_wrappers_replace_those_with_arguments():
+    default = Experiment(PPOConfig(), EnvConfig("A-v0", wrappers=({"wrapper": "a:B", "kwargs": {"k": 4}},)))
+    assert parse(["--env.wrappers", "c:D", "e:F"], default).experiment.env.wrappers == ("c:D", "e:F")
+    assert parse(["--env.wrappers", '["c:D"]'], default).experiment.env.wrappers == ("c:D",)

@@ -9,6 +9,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -241,3 +242,18 @@ def test_doctor_names_only_the_memory_of_killed_runs(tmp_path, monkeypatch):
     with living_folder(owner / "999999998-c"):  # of a process that is not seen here, as in another container
         found = [finding for finding in doctor.shared_memory() if "killed" in finding.text]
     assert [finding.cure for finding in found] == [f"rm -r {killed}"]
+
+
+def test_thread_of_the_environment_does_not_keep_the_command_from_ending(monkeypatch, capsys):
+    statuses, release = [], threading.Event()
+    monkeypatch.setattr(entry, "LEAVE_S", 0.0)
+    monkeypatch.setattr(entry.os, "_exit", statuses.append)
+    thread = threading.Thread(target=release.wait, name="simulator")
+    thread.start()
+    try:
+        entry._leave(3)
+    finally:
+        release.set()
+        thread.join()
+    assert statuses == [3]
+    assert "simulator" in capsys.readouterr().err

@@ -174,6 +174,13 @@ class OldReset(Counting):
         return super().reset(seed=seed)[0]
 
 
+class SeedlessReset(Counting):
+    """Resets as in gym before gymnasium: without a seed."""
+
+    def reset(self):
+        return super().reset()[0]
+
+
 class TextObservation(Counting):
     """Has an unsupported observation space."""
 

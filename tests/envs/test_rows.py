@@ -176,6 +176,13 @@ def test_reset_without_info_is_a_fault():
         make(EnvConfig(S + "OldReset"), 2, 0)
 
 
+def test_reset_without_seed_is_a_fault():
+    with pytest.raises(
+        EnvironmentFault, match=r"cannot be reset: .*'seed'. Expected reset\(self, \*, seed=None, options=None\)"
+    ):
+        make(EnvConfig(S + "SeedlessReset"), 2, 0)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

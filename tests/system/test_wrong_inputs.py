@@ -107,7 +107,7 @@ def test_environment_that_hangs_in_its_constructor_in_a_worker(launch) -> None:
 def test_environment_that_hangs_in_its_constructor(launch) -> None:
     run = launch("--env.id", "worlds:HangsInConstruction", "--actor.step-deadline-s", "1.5")
     text = run.expect(1, 15.0)
-    assert "EnvironmentFault: environment 'worlds:HangsInConstruction' was not made within 1.5 s" in text
+    assert "EnvironmentFault: environment 'worlds:HangsInConstruction' was not made and closed within 1.5 s" in text
     assert "time.sleep(3600.0)" in text
 
 
