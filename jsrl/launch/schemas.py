@@ -56,8 +56,8 @@ def find_spec(experiment: Experiment) -> EnvSpec | GameSpec:
     """
     limit_s, name = experiment.actor.step_deadline_s, experiment.env.id
     too_late = EnvironmentFault(
-        f"environment {name!r} was not made and closed within {limit_s:g} s; the traceback above shows where it was. If it is only "
-        "slow, raise actor.step_deadline_s."
+        f"environment {name!r} was not made and closed within {limit_s:g} s; the traceback above shows where it was. "
+        "If it is only slow, raise actor.step_deadline_s."
     )
     try:
         with deadline(limit_s, too_late):
