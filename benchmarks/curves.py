@@ -104,6 +104,9 @@ PICTURES = {
     "mappo_reference": Plot(
         "MAPPO, simple_reference_v3", "mappo_reference-seed", reference=(-7.5, "planned play: -7.5")
     ),
+    "ippo": Plot("IPPO, simple_spread_v3", "ippo-seed", reference=PLANNED),
+    "qmix": Plot("QMIX, simple_spread_v3", "qmix-seed", reference=PLANNED),
+    "qmix_recurrent": Plot("Recurrent QMIX, simple_spread_v3", "qmix_recurrent-seed", reference=PLANNED),
     "happo": Plot("HAPPO, simple_spread_v3", "happo-seed", reference=PLANNED),
     "vdn": Plot("VDN, simple_spread_v3", "vdn-seed", reference=PLANNED),
 }

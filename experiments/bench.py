@@ -35,6 +35,7 @@ from jsrl.errors import JsrlError
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     line = argparse.ArgumentParser(
+        prog=program("bench"),
         description=__doc__,
         usage=f"{program('bench')} NAME [options] [-- options of jsrl run for every arm of jsrl's]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
