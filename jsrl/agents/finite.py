@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import AgentState, Update, UpdateOutput
+from jsrl.errors import ConfigError
 from jsrl.types import Array, Trajectory
 
 STATE = "state_finite"  # 0, or NaN where the new state is not finite; never reported as a metric
@@ -23,6 +24,11 @@ def with_state_check(update: Update) -> Update:
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
         state, output = update(state, trajectory, key, axis_name=axis_name)
+        if not isinstance(output, UpdateOutput):
+            raise ConfigError(
+                f"the agent's update returned a state and a {type(output).__name__}, expected (AgentState, UpdateOutput); "
+                "metrics belong into UpdateOutput(metrics)."
+            )
         return state, output._replace(metrics=output.metrics | {STATE: state_metric(state)})
 
     return checked

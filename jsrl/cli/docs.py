@@ -17,6 +17,7 @@ from jsrl.errors import ConfigError, MissingExtra
 from jsrl.extras import install_command
 
 FOLDER = Path(__file__).parent / "site"
+MAX_PORT = 65_535
 NEEDED = ("mkdocs", "material", "mkdocstrings_handlers.python")
 
 
@@ -26,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--build", metavar="FOLDER", type=Path, help="only build the site into this folder")
     parser.add_argument("--port", type=int, default=8000, help="port on 127.0.0.1 (0: any that is free)")
     options = parser.parse_args(arguments)
+    if not 0 <= options.port <= MAX_PORT:
+        parser.error(f"argument --port: {options.port}, expected 0 to {MAX_PORT}")
     try:
         if options.build:
             build(options.build)

@@ -23,6 +23,12 @@ def test_a_missing_extra_is_named_with_its_command(monkeypatch, tmp_path: Path, 
     assert "pip install" in message and "[docs]" in message
 
 
+def test_invalid_port_is_refused_before_the_build(capsys) -> None:
+    with pytest.raises(SystemExit):
+        docs.main(["--port", "-3"])
+    assert "expected 0 to 65535" in capsys.readouterr().err
+
+
 def test_folder_with_other_files_is_not_changed(monkeypatch, tmp_path: Path, capsys) -> None:
     monkeypatch.setattr(docs, "NEEDED", ())
     (tmp_path / "thesis.tex").write_text("mine")

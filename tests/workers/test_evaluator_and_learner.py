@@ -13,7 +13,7 @@ import pytest
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, Update, UpdateOutput
 from jsrl.agents.finite import with_state_check
 from jsrl.envs.base import EnvStep, Episode
-from jsrl.errors import NonFiniteUpdate
+from jsrl.errors import ConfigError, NonFiniteUpdate
 from jsrl.parallel import data_parallel
 from jsrl.runs.control import Command
 from jsrl.snapshots.store import SnapshotStore
@@ -25,7 +25,7 @@ from jsrl.workers.learner.batching import Batcher, BatchPlan
 from jsrl.workers.learner.finite_check import FiniteCheck
 from jsrl.workers.learner.sources import FromStream
 from jsrl.workers.learner.updaters import OwnUpdate
-from jsrl.workers.learner.worker import Learner, LearnerSettings
+from jsrl.workers.learner.worker import Learner, LearnerSettings, scalars
 from jsrl.workers.play import PlayedPolicy
 from tests.workers.event_recorder import EventRecorder
 
@@ -370,6 +370,22 @@ def update_with_noise(state, trajectory, key, *, axis_name=None):
     return state._replace(params=params, updates=state.updates + 1), UpdateOutput({"loss": jnp.float32(0)})
 
 
+def test_heartbeats_during_an_update_say_so(tmp_path, monkeypatch):
+    rig, calls = LearnerRig(tmp_path), []
+    monkeypatch.setattr(rig.heard, "entering", calls.append)
+    monkeypatch.setattr(rig.heard, "left", lambda: calls.append("left"))
+    rig.put(1.0)
+    rig.learner.step()
+    assert calls == ["an update", "left"]
+    rig.learner.close()
+
+
+def test_metric_that_is_no_scalar_is_named():
+    assert scalars({"loss": np.float32(2.0), "steps": 3}) == {"loss": 2.0, "steps": 3.0}
+    with pytest.raises(ConfigError, match=r"metric 'ratio' of shape \(4, 2\), expected scalars"):
+        scalars({"loss": np.float32(2.0), "ratio": np.zeros((4, 2))})
+
+
 def test_every_update_has_its_own_key(tmp_path):
     rig = LearnerRig(tmp_path, change=update_with_noise)
     for _ in range(3):
@@ -425,6 +441,12 @@ def test_a_gradient_that_is_not_finite_is_neither_published_nor_saved(tmp_path):
     saved = SnapshotStore(tmp_path / "state").load_snapshot("latest")
     assert saved.meta["updates"] == 0
     np.testing.assert_allclose(saved.tree["state"]["params"]["weights"]["w"], 0.0)
+
+
+def test_update_without_an_update_output_is_refused():
+    plain = with_state_check(lambda state, trajectory, key, *, axis_name=None: (state, {"loss": 1.0}))
+    with pytest.raises(ConfigError, match=r"a state and a dict, expected \(AgentState, UpdateOutput\)"):
+        plain(None, None, None)
 
 
 def test_state_check_is_not_a_metric(tmp_path):

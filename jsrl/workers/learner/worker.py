@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from jsrl.agents.base import UpdateOutput
-from jsrl.errors import SnapshotError
+from jsrl.errors import ConfigError, SnapshotError
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
 from jsrl.snapshots.store import SnapshotStore
@@ -189,7 +190,7 @@ class Learner:
         self._state, output = self._updater(before, batch.trajectory, key)
         fetched, params = self._updater.fetch((output.metrics, self._state.params))  # waits for the update
         self._reporter.left()
-        metrics = {name: float(value) for name, value in fetched.items()}
+        metrics = scalars(fetched)
         self._phases.enter("other")
         refused = self._check(self.updates, before, self._state, batch.trajectory, metrics)
         if refused is not None:
@@ -309,3 +310,15 @@ class Learner:
         self._publisher.close()
         self._store.close()
         return facts
+
+
+def scalars(metrics: dict[str, Any]) -> dict[str, float]:
+    """Return the metrics of an update as numbers.
+
+    Raises:
+      ConfigError: one is not a scalar.
+    """
+    wrong = [f"{name!r} of shape {np.shape(value)}" for name, value in metrics.items() if np.ndim(value)]
+    if wrong:
+        raise ConfigError(f"the agent's update returned metric {wrong[0]}, expected scalars; return its mean.")
+    return {name: float(value) for name, value in metrics.items()}
