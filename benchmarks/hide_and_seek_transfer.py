@@ -5,7 +5,7 @@
 First a hider and a seeker learn against each other in the quadrant with a box and a ramp. Then three agents learn the task:
 one begins with the params of the hider, one with those of the seeker, one with new params. The paper re-initialises the last
 layer of a trained policy; here all params are kept. The table has the mean return and the share of episodes that end with
-the box locked, in ten parts of the training. Runs that are in `--runs-dir` already are not trained again.
+the box locked, in up to ten parts of the training. Runs that are in `--runs-dir` already are not trained again.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ def parts_of(name: str, runs_dir: Path) -> dict[str, list[float]]:
     (trained,) = load_runs(f"{NAME}/{name}", runs_dir=runs_dir)
     found = {}
     for metric in METRICS:
-        steps, values = (np.asarray(column) for column in trained.curve(f"actor/episode_{metric}_mean"))
-        part = np.minimum(steps * PARTS // (steps[-1] + 1), PARTS - 1).astype(int)
-        found[metric] = [round(float(values[part == k].mean()), 3) for k in range(PARTS)]
+        _, values = trained.curve(f"actor/episode_{metric}_mean")
+        found[metric] = [round(float(np.mean(part)), 3) for part in np.array_split(values, PARTS) if len(part)]
     return found
 
 
