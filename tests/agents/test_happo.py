@@ -63,13 +63,13 @@ def test_each_seat_uses_the_advantage_weighted_by_earlier_seats() -> None:
     network = actor_critic(SMALL, one)
     optimizer = ac.make_optimizer("adam", eps=1e-5, max_grad_norm=10.0)
     parts = ppo.Components(made, network, distribution(one.action), optimizer)
-    policies = jax.vmap(lambda k: network.init(k)[0])(jax.random.split(jax.random.key(0), N))
-    states = jax.vmap(optimizer.init)(policies)
+    policies = jax.jit(jax.vmap(lambda k: network.init(k)[0]))(jax.random.split(jax.random.key(0), N))
+    states = jax.jit(jax.vmap(optimizer.init))(policies)
     t, rng = rows_of(PLAIN), np.random.default_rng(1)
     mask, advantage = np.ones((4, 6), np.float32), rng.normal(size=(4, 6)).astype(np.float32)
-    seats = happo_file.seats_of((), t, t, jnp.asarray(mask))
+    seats = jax.jit(lambda t, mask: happo_file.seats_of((), t, t, mask))(t, mask)
     seats = seats._replace(observation=t.observation)
-    nothing = jnp.zeros((4, 6))
+    nothing = np.zeros((4, 6), np.float32)
     team = ppo.Batch((), t.is_first[:-1], (), (), RowMasks(mask, mask), advantage, nothing, nothing, ())
     turns = jnp.asarray([2, 0, 1]), jax.random.split(jax.random.key(5), N)
     options = {"learning_rate": jnp.asarray(0.05), "axis_name": None}
@@ -91,11 +91,11 @@ def test_each_seat_uses_the_advantage_weighted_by_earlier_seats() -> None:
             action=t.action[:-1, :, seat],
             log_prob=t.log_prob[:-1, :, seat],
             masks=RowMasks(acting, mask),
-            advantage=jnp.asarray(weight * advantage, jnp.float32),
+            advantage=(weight * advantage).astype(np.float32),
         )
         policy = learn(policy, state, batch, key)
         jax.tree.map(lambda x, y, i=seat: np.testing.assert_allclose(x[i], y, rtol=1e-4, atol=1e-5), found, policy)
-        logits, _, _ = network.policy(policy, batch.observation, batch.is_first, ())
+        logits, _, _ = jax.jit(network.policy)(policy, batch.observation, batch.is_first, ())
         chances = np.asarray(jax.nn.softmax(logits), np.float64)
         taken = np.take_along_axis(chances, batch.action[..., None], -1)[..., 0]
         weight *= np.where(acting > 0, taken / np.exp(batch.log_prob), 1.0)
