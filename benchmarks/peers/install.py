@@ -42,7 +42,10 @@ RECIPES = {
     ),
     "rllib": Recipe(((TORCH, "ray[rllib]==2.60.0", *BASE),), "ray.rllib"),
     "benchmarl": Recipe(
-        (("torch==2.14.1", "torchrl==0.11.1", "benchmarl==1.5.2", "pettingzoo==1.27.0", "mpe2==1.1.1", "vmas==1.5.2"),),
+        (
+            ("torch==2.14.1", "torchrl==0.11.1", "benchmarl==1.5.2"),
+            ("pettingzoo==1.27.0", "mpe2==1.1.1", "vmas==1.5.2", "lbforaging==2.0.0"),
+        ),
         "benchmarl.experiment",
     ),
     "sample-factory": Recipe(

@@ -1,11 +1,13 @@
-"""BenchMARL's MAPPO on cooperative navigation, with the network, rows and epochs of `jsrl run mappo`, in its own environment.
+"""BenchMARL's MAPPO on cooperative navigation or foraging, with the network, rows and epochs of `jsrl run mappo`.
 
     python run_benchmarl.py mpe2 --seed 0 --env-steps 300800
     python run_benchmarl.py vmas --env-steps 100000
+    python run_benchmarl.py lbf --env-steps 100000
 
 `mpe2` is the game of jsrl's `particle:simple_spread_v3`, one process that steps its environments one after another.
 `vmas` is BenchMARL's fastest form of it: vectorised in torch, with other dynamics and rewards, so only its speed compares.
-The loss, the env steps and the CPU time go to benchmarks/results/spread-benchmarl-ENV-seedN.json.
+`lbf` is lbforaging's 8x8-2p-2f-coop, the game of jsrl's `foraging:8x8-2p-2f-coop`, stepped one after another; gamma is 0.99.
+The loss, the env steps and the CPU time go to benchmarks/results/GAME-benchmarl-ENV-seedN.json, GAME spread or foraging.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium
+import lbforaging  # noqa: F401 (registers its games)
 import measuring
 import process_tree
 import torch
@@ -27,12 +31,50 @@ from benchmarl.algorithms import MappoConfig
 from benchmarl.environments import PettingZooTask, VmasTask
 from benchmarl.experiment import Callback, Experiment, ExperimentConfig
 from benchmarl.models.mlp import MlpConfig
+from pettingzoo import ParallelEnv
+from torchrl.envs import PettingZooWrapper
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+FORAGING = "8x8-2p-2f-coop"
 NUM_ENVS, EPISODE, EPOCHS, MINIBATCHES = 128, 25, 5, 8
 SETTINGS = {"lr": 1e-3, "gamma": 0.95, "adam_eps": 1e-5, "clip_grad_val": 10.0}
 MAPPO = {"clip_epsilon": 0.2, "entropy_coef": 0.01, "critic_coef": 1.0, "loss_critic_type": "smooth_l1", "lmbda": 0.95}
 NOTE = "no value normalisation, no value clipping, a constant learning rate; agents have no numbers"
+
+
+class Foraging(ParallelEnv):
+    """lbforaging as a parallel environment; its limit of 50 steps is a truncation, as in jsrl."""
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "foraging", "render_modes": []}
+
+    def __init__(self) -> None:
+        self._game = gymnasium.make(f"Foraging-{FORAGING}-v3", disable_env_checker=True).unwrapped
+        self.possible_agents = [f"agent_{i}" for i in range(len(self._game.action_space))]
+
+    def observation_space(self, agent: str) -> Any:
+        """Return the space of what an agent observes."""
+        return self._game.observation_space[self.possible_agents.index(agent)]
+
+    def action_space(self, agent: str) -> Any:
+        """Return the space of an agent's actions."""
+        return self._game.action_space[self.possible_agents.index(agent)]
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        """Start an episode."""
+        del options
+        self.agents = list(self.possible_agents)
+        return self._of_agents(self._game.reset(seed=seed)[0]), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        """Step all agents together."""
+        seen, rewards, over, _, _ = self._game.step([int(actions[agent]) for agent in self.possible_agents])
+        eaten = over and not self._game.field.any()
+        ends = [self._of_agents([end] * len(self.possible_agents)) for end in (eaten, over and not eaten)]
+        self.agents = [] if over else self.agents
+        return self._of_agents(seen), self._of_agents(rewards), *ends, self._of_agents([{}] * len(self.possible_agents))
+
+    def _of_agents(self, values: Any) -> dict[str, Any]:
+        return dict(zip(self.possible_agents, values, strict=True))
 
 
 def task_of(name: str) -> Any:
@@ -41,12 +83,13 @@ def task_of(name: str) -> Any:
         return VmasTask.SIMPLE_SPREAD.get_task({"max_steps": EPISODE, "num_agents": 3, "obs_agents": True})
 
     from mpe2 import simple_spread_v3
-    from torchrl.envs import PettingZooWrapper
 
     task = PettingZooTask.SIMPLE_SPREAD.get_task({"max_cycles": EPISODE, "N": 3, "local_ratio": 0.5})
 
     def make(_: Any, num_envs: int, continuous_actions: bool, seed: int | None, device: Any) -> Any:
         """Torchrl looks for these games where PettingZoo kept them before they moved to mpe2."""
+        if name == "lbf":
+            return lambda: PettingZooWrapper(Foraging(), categorical_actions=True, seed=seed, device=device)
         return lambda: PettingZooWrapper(
             simple_spread_v3.parallel_env(max_cycles=EPISODE, continuous_actions=continuous_actions),
             categorical_actions=True,
@@ -59,11 +102,12 @@ def task_of(name: str) -> Any:
     return task
 
 
-def config_of(env_steps: int, folder: str, episodes: int) -> Any:
+def config_of(name: str, env_steps: int, folder: str, episodes: int) -> Any:
     """Return the settings of an experiment."""
     config = ExperimentConfig.get_from_yaml()
     batch = NUM_ENVS * EPISODE
     fields = SETTINGS | {
+        "gamma": 0.99 if name == "lbf" else SETTINGS["gamma"],
         "prefer_continuous_actions": False,
         "on_policy_n_envs_per_worker": NUM_ENVS,
         "on_policy_collected_frames_per_batch": batch,
@@ -78,8 +122,8 @@ def config_of(env_steps: int, folder: str, episodes: int) -> Any:
         "create_json": False,
         "save_folder": folder,
     }
-    for name, value in fields.items():
-        setattr(config, name, value)
+    for option, value in fields.items():
+        setattr(config, option, value)
     return config
 
 
@@ -123,7 +167,7 @@ def experiment_of(given: argparse.Namespace, folder: str, watch: Watch) -> Exper
         model_config=mlp,
         critic_model_config=mlp,
         seed=given.seed,
-        config=config_of(given.env_steps, folder, given.episodes),
+        config=config_of(given.env, given.env_steps, folder, given.episodes),
         callbacks=[watch],
     )
 
@@ -136,7 +180,7 @@ def rate(updates: list[dict[str, float]], clock: str) -> float:
 def main() -> None:
     """Train, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("env", choices=("mpe2", "vmas"))
+    parser.add_argument("env", choices=("mpe2", "vmas", "lbf"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--env-steps", type=int, default=300_000)
     parser.add_argument("--episodes", type=int, default=100, help="of an evaluation")
@@ -150,7 +194,7 @@ def main() -> None:
         experiment_of(given, folder, watch).run()
     kept = {
         "command": f"python benchmarks/peers/run_benchmarl.py {given.env} --seed {given.seed} --env-steps {given.env_steps}",
-        "packages": measuring.versions_of("benchmarl", "torchrl", "torch", "mpe2", "vmas"),
+        "packages": measuring.versions_of("benchmarl", "torchrl", "torch", "mpe2", "vmas", "lbforaging"),
         "note": NOTE,
         "env_steps_per_s": rate(watch.updates, "seconds"),
         "env_steps_per_cpu_s": rate(watch.updates, "cpu_s"),
@@ -158,7 +202,8 @@ def main() -> None:
         "points": watch.points,
     }
     print({name: kept[name] for name in ("env_steps_per_s", "env_steps_per_cpu_s")}, watch.updates[-1], flush=True)
-    (given.to / f"spread-benchmarl-{given.env}-seed{given.seed}.json").write_text(json.dumps(kept) + "\n")
+    game = "foraging" if given.env == "lbf" else "spread"
+    (given.to / f"{game}-benchmarl-{given.env}-seed{given.seed}.json").write_text(json.dumps(kept) + "\n")
 
 
 if __name__ == "__main__":
