@@ -87,6 +87,7 @@ class HostPort:
         self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_sender, self._wake_receiver = socketpair()
         self._closing, self._num_requests = threading.Event(), 0
+        self._dropped = 0  # messages that could not be read
         self._thread = threading.Thread(target=self._run, name="host-port", daemon=True)
         self._thread.start()
 
@@ -187,7 +188,9 @@ class HostPort:
                 (body,) = incoming([frame.buffer for frame in frames[1:]], self._tokens.server, MAX_MESSAGE_BYTES)
                 message: AnyAgentMessage = decode(body, AnyAgentMessage)
             except (CodecError, ValueError) as error:
-                _logger.warning("a message of %s was dropped: %s", token, error)
+                self._dropped += 1
+                if self._dropped & (self._dropped - 1) == 0:  # the first, then ever fewer
+                    _logger.warning("a message of %s was dropped (%d so far): %s", token, self._dropped, error)
                 continue
             with self.changed:
                 answers = self._members.handle(token, identity, message)
