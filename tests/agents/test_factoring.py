@@ -20,6 +20,7 @@ from jsrl.agents.vdn import RecurrentVDNConfig, VDNConfig, recurrent_vdn, summin
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.matrix import make_matrix
 from jsrl.errors import ConfigError
+from jsrl.networks.mixers import MonotonicMixer
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import value_network
 from jsrl.types import ArraySpec, Discrete, EnvSpec, named_leaves, spec_for_one
@@ -93,6 +94,15 @@ def test_mixer_equals_the_paper() -> None:
     found = compiled(mixing.apply)(weights, utilities.astype(np.float32), states.astype(np.float32))
     wanted = [numpy_mixer(weights, u, s, 4) for u, s in zip(utilities, states, strict=True)]
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [4, 60, 200])
+def test_utilities_hardly_matter_at_first(size: int) -> None:
+    """Whatever the size of the state: else QMIX does not learn cooperative navigation (its state has 57 numbers)."""
+    mixer, state, utilities = MonotonicMixer(), jax.random.normal(jax.random.key(1), (64, size)), jnp.zeros((64, 3))
+    weights = mixer.init(jax.random.key(0), utilities, state)
+    derivative = jax.grad(lambda u: jnp.sum(mixer.apply(weights, u, state)))(utilities)
+    assert derivative.min() > 0.0 and derivative.mean() < 0.02
 
 
 def test_mixing_is_monotonic_in_10000_states() -> None:
