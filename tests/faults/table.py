@@ -147,8 +147,8 @@ FAULTS = (
     ),
     Fault(
         "late priorities change windows that were overwritten",
-        "valid = same & ~self._lost(places, times)",
-        "valid = ~self._lost(places, times)",
+        "(self._ids(places, times) == ids)",
+        "(ids >= 0)",
         (HOST,),
     ),
     Fault(
