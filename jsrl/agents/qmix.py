@@ -33,6 +33,7 @@ class QMIXConfig(VDNConfig):
 
     factory: ClassVar[str] = "jsrl.agents.qmix:qmix"
 
+    learning_rate: float = 2e-4  # with 5e-4 values may diverge
     mixer_embedding: int = 32
     mixer_hidden: int = 64
 
@@ -56,6 +57,7 @@ class RecurrentQMIXConfig(RecurrentVDNConfig):
 
     factory: ClassVar[str] = "jsrl.agents.qmix:recurrent_qmix"
 
+    learning_rate: float = 2e-4
     mixer_embedding: int = 32
     mixer_hidden: int = 64
 
