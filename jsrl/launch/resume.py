@@ -18,7 +18,7 @@ from jsrl.snapshots.format import remove_incomplete, version_damage
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import LEDGER, read_page
-from jsrl.transport.memory.segment import try_lock
+from jsrl.transport.memory.segment import lock_file
 from jsrl.types import version_updates
 from jsrl.workers.actor.journal import Journal, journal_path
 from jsrl.workers.actor.journaled import exact_obstacle
@@ -57,16 +57,13 @@ def claimed(folder: RunFolder) -> Iterator[None]:
       ConfigError: another process holds it.
     """
     path = folder.path / RUNNING
-    fd = _open_file(path)
+    fd = lock_file(path)
+    if fd is None:
+        process = read_identity(folder.path) or "?"
+        raise ConfigError(
+            f"{folder.name} is running (process {process}); stop it first (jsrl stop {folder.name}), or start another run."
+        )
     try:
-        while (is_free := try_lock(fd)) and not os.fstat(fd).st_nlink:  # its last holder has just removed it
-            os.close(fd)
-            fd = _open_file(path)
-        if not is_free:
-            process = read_identity(folder.path) or "?"
-            raise ConfigError(
-                f"{folder.name} is running (process {process}); stop it first (jsrl stop {folder.name}), or start another run."
-            )
         write_identity(path)
         try:
             yield
@@ -74,10 +71,6 @@ def claimed(folder: RunFolder) -> Iterator[None]:
             path.unlink(missing_ok=True)
     finally:
         os.close(fd)
-
-
-def _open_file(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def remove_incomplete_snapshots(folder: RunFolder) -> None:

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from jsrl.errors import ConfigError
-from jsrl.launch import resume
 from jsrl.launch.resume import claimed
 from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RESULT, RUNNING, SILENT_S, STATUS, ControllerStatus, held_by, read_state, write_status
+from jsrl.transport.memory import segment
 from jsrl.transport.memory.segment import is_held
 
 OWN = ProcessIdentity.own()
@@ -39,7 +39,7 @@ def leave(folder: RunFolder, process: ProcessIdentity, *, status: bool = True, a
 
 
 def test_run_is_claimed_once_even_if_its_last_process_leaves_meanwhile(folder: RunFolder, monkeypatch) -> None:
-    running, lock, locks = folder.path / RUNNING, resume.try_lock, []
+    running, lock, locks = folder.path / RUNNING, segment.try_lock, []
 
     def late(fd: int) -> bool:
         if not locks:
@@ -47,7 +47,7 @@ def test_run_is_claimed_once_even_if_its_last_process_leaves_meanwhile(folder: R
         locks.append(fd)
         return lock(fd)
 
-    monkeypatch.setattr(resume, "try_lock", late)
+    monkeypatch.setattr(segment, "try_lock", late)
     with claimed(folder):
         assert len(locks) == 2 and is_held(running)
         with pytest.raises(ConfigError, match="is running"), claimed(folder):

@@ -161,6 +161,24 @@ def try_lock(fd: int) -> bool:
     return True
 
 
+def lock_file(path: Path) -> int | None:
+    """Open a file, made if needed, and take its lock; return the descriptor that holds it (None: another holds it).
+
+    A holder may remove the file just before it lets go: then the file is made again.
+
+    Raises:
+      OSError: the file cannot be opened.
+    """
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        is_free = try_lock(fd)
+        if is_free and os.fstat(fd).st_nlink:
+            return fd
+        os.close(fd)
+        if not is_free:
+            return None
+
+
 def is_locked(fd: int) -> bool:
     """Return whether another open file, of this or any process, holds the lock; does not take it."""
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
@@ -200,10 +218,8 @@ def _made_and_locked(path: Path) -> tuple[Path, int]:
     while True:
         folder = make_folder(path)
         with contextlib.suppress(FileNotFoundError):
-            fd = os.open(folder / ALIVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if try_lock(fd) and os.fstat(fd).st_nlink:
+            if (fd := lock_file(folder / ALIVE)) is not None:
                 return folder, fd
-            os.close(fd)
 
 
 def remove_unless_living(folder: Path) -> None:
@@ -212,9 +228,10 @@ def remove_unless_living(folder: Path) -> None:
     Raises:
       OSError: it is not a folder, or belongs to another user.
     """
-    fd = os.open(folder / ALIVE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = lock_file(folder / ALIVE)  # held meanwhile: a process that makes the folder now makes it again
+    if fd is None:
+        return
     try:
-        if try_lock(fd):  # and hold it: a process that makes the folder now makes it again
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(fd)
