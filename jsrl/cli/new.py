@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import keyword
 import re
 import shutil
 import sys
@@ -25,7 +26,9 @@ FILES = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the project and print the next steps."""
     parser = argparse.ArgumentParser(prog="jsrl new", description=__doc__)
-    parser.add_argument("path", type=Path, help="folder to make; its last part names the project and its experiment")
+    parser.add_argument(
+        "path", type=Path, help="folder to make, such as my_project or k/my_project; its last part names the project"
+    )
     options = parser.parse_args(arguments)
     try:
         written = write_project(options.path)
@@ -33,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     print("\n".join(f"  {path}" for path in written))
-    print(f"Next: cd {options.path} && {jsrl_command()} run {options.path.name}")
+    print(f"Next: cd {options.path} && {jsrl_command()} run {options.path.resolve().name}")
     return 0
 
 
@@ -45,12 +48,14 @@ def jsrl_command() -> str:
 
 
 def write_project(folder: Path) -> list[Path]:
-    """Write the files of a new project; return their paths.
+    """Write the files of a new project, named by the last part of `folder`; return their paths.
 
     Raises:
-      ConfigError: the name is not a Python module name, or the folder exists and is not empty.
+      ConfigError: the name is not one of a Python module, or the folder exists and is not empty.
     """
-    name = folder.name
+    name = folder.resolve().name  # of `.` as well
+    if keyword.iskeyword(name):
+        raise ConfigError(f"the project's name is {name!r}, a word of Python's own; choose another name.")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ConfigError(f"the project's name is {name!r}; use lower-case letters, digits and _, a letter first.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -21,6 +21,7 @@ from jsrl.envs.side_by_side import Returns
 from jsrl.errors import ConfigError, JsrlError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.policy import Policy, act_together, load_players
+from jsrl.runs.runs import RunFolder
 
 SLOWEST, FASTEST = 1 / 16, 16.0
 SMALL = 400  # pixels: smaller pictures are enlarged
@@ -164,6 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     use_working_directory()
     run, _, tag = options.run.partition("@")
     try:
+        RunFolder.open(run, options.runs_dir)  # a wrong name is reported on a machine without a display as well
         check_display()
         policies = load_players(run, tag or "best", runs_dir=options.runs_dir)
         groups = {policy.view.group: policy.seats for policy in policies if policy.view is not None}

@@ -212,6 +212,19 @@ def test_new_project_refuses_a_folder_in_use(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
+@pytest.mark.parametrize(("path", "folder"), [("k/x", "k/x"), ("k/x/", "k/x"), (".", ".")])
+def test_new_project_of_a_path_goes_there_and_has_the_name_of_its_last_folder(
+    path, folder, tmp_path, monkeypatch, capsys
+):
+    here = tmp_path / "x"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert main.main(["new", path]) == 0
+    assert capsys.readouterr().out.rstrip().endswith(" run x")
+    assert (here / folder / "configs" / "x.py").is_file()
+    assert "from configs.x import config" in (here / folder / "test_project.py").read_text()
+
+
 def test_new_project_prints_next_steps_even_if_jsrl_is_not_on_path(tmp_path, monkeypatch, capsys):
     for name, path in (("a", str(Path(sys.executable).parent)), ("b", str(tmp_path))):
         monkeypatch.setenv("PATH", path)

@@ -6,6 +6,7 @@ import pytest
 from jsrl.cli import play
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.rendering import make_rendered
+from jsrl.runs.runs import RunFolder
 
 pygame = pytest.importorskip("pygame")
 
@@ -75,9 +76,10 @@ def test_keys_pause_skip_change_the_speed_and_end(window, monkeypatch):
     assert returns == [] and policy.resets == 1 and window.speed == 8.0
 
 
-def test_missing_display_prints_one_sentence_and_exits_2(monkeypatch, capsys):
+def test_missing_display_prints_one_sentence_and_exits_2(monkeypatch, capsys, tmp_path):
+    RunFolder.create(tmp_path, "a", "some_run")
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
         monkeypatch.delenv(name, raising=False)
-    assert play.main(["some_run"]) == 2
+    assert play.main(["some_run", "--runs-dir", str(tmp_path)]) == 2
     told = capsys.readouterr().err
     assert "there is no display" in told and told.count("\n") == 1
