@@ -1,4 +1,4 @@
-"""The vector game of hide-and-seek; ids `hide_and_seek:randomwalls`, `quadrant`, `empty` and `lock_and_return`."""
+"""The vector game of hide-and-seek; ids `hide_and_seek:randomwalls`, `quadrant`, `empty`, and those of the tasks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from jsrl.envs.games.groups import SeatGroups
 from jsrl.envs.games.rows import GameRows
 from jsrl.envs.hide_and_seek import rules
 from jsrl.envs.hide_and_seek.ahead import WorldsAhead
+from jsrl.envs.hide_and_seek.building import Construction, Shelter
+from jsrl.envs.hide_and_seek.counting import Counting
 from jsrl.envs.hide_and_seek.hands import Hands
-from jsrl.envs.hide_and_seek.lock_and_return import LockAndReturn
+from jsrl.envs.hide_and_seek.locking import Locking
 from jsrl.envs.hide_and_seek.observations import Observations, observation_spec, state_size
 from jsrl.envs.hide_and_seek.pictures import Pictures
 from jsrl.envs.hide_and_seek.settings import FORCE_STEP, LEVELS, NEUTRAL, SUBSTEPS, TIMESTEP_S, Settings, settings_of
 from jsrl.envs.hide_and_seek.sight import Sight
 from jsrl.envs.hide_and_seek.statistics import Statistics
+from jsrl.envs.hide_and_seek.task import Task
 from jsrl.envs.hide_and_seek.worlds import World, Worlds
 from jsrl.envs.rows import slot_seeds
 from jsrl.errors import MissingExtra
@@ -28,16 +31,26 @@ from jsrl.extras import install_command
 from jsrl.types import Array, ArraySpec, GameSpec, MultiDiscrete, Seat
 
 log = logging.getLogger("jsrl.envs")
+TASKS: dict[str, type[Task]] = {
+    "lock_and_return": Locking,
+    "sequential_lock": Locking,
+    "construction": Construction,
+    "shelter": Shelter,
+    "counting": Counting,
+}
 ACTIONS = MultiDiscrete((LEVELS, LEVELS, LEVELS, 2, 2))  # force along x and y, torque, pull, lock
 
 
 class HideAndSeek:
-    """B worlds with hiders and seekers; episodes are truncated after `horizon` steps, or `max_episode_steps` if that is less.
+    """B worlds with hiders and seekers, or with one agent and a task.
+
+    Episodes are truncated after `horizon` steps, or `max_episode_steps` if that is less; `construction` also terminates.
 
     An episode whose physics becomes invalid is truncated at its last valid state, and counted in `discarded`.
 
     Attributes:
       settings: of the game. worlds, sight, hands: its state. clock: int [B]: steps of the open episodes.
+      task: of a lone agent; None: there are two teams.
       discarded: episodes whose physics became invalid.
     """
 
@@ -65,7 +78,7 @@ class HideAndSeek:
         self.worlds = Worlds(settings, num_envs)
         self.sight = Sight(settings, self.worlds)
         self.hands = Hands(settings, self.worlds)
-        self._task = LockAndReturn(settings, self.worlds, self.hands) if settings.is_task else None
+        self.task = TASKS[settings.scenario](settings, self.worlds, self.hands) if settings.is_task else None
         self._statistics = Statistics(settings, self.worlds, self.hands)
         self._observations = Observations(settings, self.worlds, self.sight, self.hands)
         self.clock, self._begun = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
@@ -85,20 +98,22 @@ class HideAndSeek:
         chosen = self._chosen(action, first)
         preparing = self.clock < self.settings.prep_steps
         chosen[preparing[:, None] & self._seekers] = NEUTRAL
-        self.hands.use(chosen[..., 3] > 0, chosen[..., 4] > 0, self.sight.seen)
         going = np.flatnonzero(~first).tolist()
+        if self.task is not None:
+            self.task.move(chosen, going)
+        self.hands.use(chosen[..., 3] > 0, chosen[..., 4] > 0, self.sight.seen)
         self.worlds.step((chosen[..., :3] - LEVELS // 2) * FORCE_STEP, going)
         broken = self.worlds.broken & ~first
         self.clock += 1
         self._begin(np.flatnonzero(first).tolist())
         observation = self._look()
         reward = self._reward(preparing | first | broken)
-        over = ((self.clock >= self._limit) & ~first) | broken
+        done = np.zeros_like(broken) if self.task is None else self.task.over & ~first & ~broken
+        over = (((self.clock >= self._limit) | done) & ~first) | broken
         for slot in np.flatnonzero(over).tolist():
             self._report(slot, discarded=bool(broken[slot]))
-        ended = np.repeat(over[:, None], len(self._seekers), axis=1)
-        state = self._observations.state
-        return self._rows.step(observation, reward, np.zeros_like(ended), ended, state=state, turns=self._turns())
+        ends = [np.repeat(each[:, None], len(self._seekers), axis=1) for each in (done, over)]
+        return self._rows.step(observation, reward, *ends, state=self._observations.state, turns=self._turns())
 
     def refresh(self) -> GameStep:
         """Return what a reset would return, after code outside changed the worlds; the clocks continue."""
@@ -140,8 +155,8 @@ class HideAndSeek:
         self.worlds.place(slot, world)
         for part in (self.sight, self.hands, self._statistics):
             part.place(slot)
-        if self._task is not None:
-            self._task.place(slot)
+        if self.task is not None:
+            self.task.place(slot)
 
     def _look(self) -> dict[str, Any]:
         """Return the current observations of all agents."""
@@ -153,8 +168,8 @@ class HideAndSeek:
     def _reward(self, nothing: np.ndarray) -> np.ndarray:
         """Return the rewards [B, n] of a step; 0 where `nothing`."""
         settings = self.settings
-        if self._task is not None:
-            reward, no = self._task.rewards(nothing), np.zeros(self.num_envs, bool)
+        if self.task is not None:
+            reward, no = np.where(nothing, 0.0, self.task.rewards())[:, None], np.zeros(self.num_envs, bool)
             self._statistics.add(reward, no, no, np.zeros_like(reward, bool), self.clock)
             return reward
         centres = self.worlds.centres()
@@ -176,7 +191,8 @@ class HideAndSeek:
                 self.discarded,
             )
         if self._rows.metrics.entries:
-            self._rows.metrics.add(slot, self._statistics.of(slot, discarded=discarded))
+            score = {} if self.task is None else {"task_score": float(self.task.score[slot])}
+            self._rows.metrics.add(slot, self._statistics.of(slot, discarded=discarded) | score)
 
     def close(self) -> None:
         """Free the worlds; may be called twice."""

@@ -16,6 +16,7 @@ class Hands:
     Attributes:
       held: int [B, n]: the body that an agent holds; -1: none.
       locked: bool [B, O]. owner: int [B, O]: the agent that locked it last; initially agent 0, a hider.
+      lockable: bool [B, O]: what can be locked; a task may change it.
     """
 
     def __init__(self, settings: Settings, worlds: Worlds):
@@ -24,7 +25,8 @@ class Hands:
         objects = bodies - settings.n_agents
         self.held = np.full((slots, settings.n_agents), -1)
         self.locked, self.owner = np.zeros((slots, objects), bool), np.zeros((slots, objects), int)
-        self._lockable = np.arange(objects) >= (0 if settings.lock_ramp else settings.n_ramps)
+        self.lockable = np.zeros((slots, objects), bool)
+        self.lockable[:, 0 if settings.lock_ramp else settings.n_ramps :] = True
         self.team = (np.arange(settings.n_agents) >= settings.n_hiders).astype(int)
 
     def place(self, slot: int) -> None:
@@ -70,7 +72,7 @@ class Hands:
         An object is unlocked when a member of the team that locked it last is near and does not lock. Otherwise any agent that
         is near and locks, locks it.
         """
-        wanted = reached & lock[:, :, None] & self._lockable
+        wanted = reached & lock[:, :, None] & self.lockable[:, None]
         unwanted = reached & ~lock[:, :, None]
         owned = self.team[self.owner][:, None] == self.team[:, None]
         freed = (unwanted & owned).any(axis=1)
@@ -80,5 +82,5 @@ class Hands:
             self._worlds.freeze(slot, self._agents + thing, bool(locked[slot, thing]))
             if locked[slot, thing]:
                 near = np.flatnonzero(wanted[slot, :, thing])
-                self.owner[slot, thing] = self._worlds.draw(slot, near)
+                self.owner[slot, thing] = near[0] if len(near) == 1 else self._worlds.rng(slot).choice(near)
         self.locked = locked

@@ -24,6 +24,8 @@ RAMP_VERTICES = (
 RAMP_CENTROID = (0.0, -1 / 12, -1 / 12)
 HIDER, SEEKER = "0.27 0.55 0.95 1", "0.90 0.25 0.22 1"
 BOX, LONG_BOX, RAMP = "0.93 0.76 0.32 1", "0.80 0.62 0.36 1", "0.60 0.45 0.75 1"
+CYLINDER, SITE = "0.85 0.55 0.60 1", "0.35 0.75 0.70 1"
+CYLINDER_HEIGHT = 0.5
 INNER_WALL, OUTER_WALL = "0.45 0.70 0.50 1", "0.45 0.70 0.50 0.1"  # never invisible: rays would pass through
 
 
@@ -51,6 +53,7 @@ def model_xml(settings: Settings, layout: Layout) -> str:
         colour = OUTER_WALL if wall.height == OUTER_HEIGHT else INNER_WALL
         geom = f'<geom type="box" size="{_text(half)}" rgba="{colour}"{friction}/>'
         bodies.append(f'<body name="wall{i}" pos="{_text(centre)}">{geom}</body>')
+    bodies += [_site(settings, site) for site in layout.sites.tolist()]
     welds = "".join(f'<weld body1="agent{i}" body2="floor0" active="false"/>' for i in range(agents))
     motors = "".join(
         f'<motor joint="agent{i}:{axis}" gear="{GEAR}" ctrllimited="true" ctrlrange="-0.9 0.9"/>'
@@ -94,6 +97,15 @@ def _box(j: int, size: Any) -> str:
     colour = BOX if size[0] == size[1] else LONG_BOX
     geom = f'<geom name="box{j}" type="box" size="{_text(half)}" mass="1" friction="{HIGH_SLIDING}" rgba="{colour}"/>'
     return _body(f"box{j}", half, (0.01, 0.01, 0.01, 0.01), geom)
+
+
+def _site(settings: Settings, site: list[float]) -> str:
+    """Return a mark on the floor; in a shelter's world a cylinder."""
+    x, y, size = site
+    if settings.scenario == "shelter":
+        geom = f'<geom type="cylinder" size="{size / 2!r} {CYLINDER_HEIGHT / 2!r}" rgba="{CYLINDER}"/>'
+        return f'<body pos="{_text((x, y, CYLINDER_HEIGHT / 2))}">{geom}</body>'
+    return f'<site type="box" pos="{_text((x, y, 0.0))}" size="{_text((size / 2, size / 2, 0.005))}" rgba="{SITE}"/>'
 
 
 def _body(name: str, origin: tuple[float, ...], damping: tuple[float, ...], geoms: str) -> str:

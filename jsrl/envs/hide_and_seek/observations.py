@@ -6,9 +6,11 @@
 | agent_qpos_qvel | (others, 10) | the same of the other agents: those before it in seat order, backwards, cyclic |
 | box_obs | (boxes, 12 or 15) | x, y, z, cosine, sine of angle, 4 velocities, [full size], locked by me, by my team, locked |
 | ramp_obs | (ramps, 9, 12 or 15) | the same, with zeros for the size; the last three only if ramps can be locked |
+| site_obs | (sites, 3) | of a task: x, y of the centre, size |
 | lidar | (rays,) | distances |
 | mask_aa_obs, mask_ab_obs, mask_ar_obs | (others,), (boxes,), (ramps,) | 1: the agent sees it |
 | mask_aa_obs_spoof, ... | the same | 1: it exists |
+| mask_as_obs | (sites,) | 1: the site exists; sites are known wherever the agent is |
 
 A key of zero entities is left out: no stream carries an empty array. Positions are those of lower left corners, as in the
 original. Masks are uint8, which no agent normalises; everything else is float32.
@@ -24,18 +26,21 @@ from jsrl.envs.hide_and_seek.sight import Sight
 from jsrl.envs.hide_and_seek.worlds import Worlds
 from jsrl.types import ArraySpec
 
-SELF, MOTION, LOCKS, SIZE = 10, 9, 3, 3
+SELF, MOTION, LOCKS, SIZE, SITE = 10, 9, 3, 3, 3
 
 
 def observation_spec(settings: Settings) -> dict[str, ArraySpec]:
     """Return the spec of one seat's observation."""
-    boxes, ramps, others = settings.max_boxes, settings.n_ramps, settings.others
+    (boxes, ramps, sites), others = settings.shown_rows, settings.others
+    ramp_locks = LOCKS if settings.lock_ramp or settings.rows is not None else 0
     size = SIZE if settings.sized else 0
     shapes: dict[str, tuple[int, ...]] = {
         "observation_self": (SELF,),
         "agent_qpos_qvel": (others, SELF),
         "box_obs": (boxes, MOTION + size + LOCKS),
-        "ramp_obs": (ramps, MOTION + size + (LOCKS if settings.lock_ramp else 0)),
+        "ramp_obs": (ramps, MOTION + size + ramp_locks),
+        "site_obs": (sites, SITE),
+        "mask_as_obs": (sites,),
         "lidar": (settings.n_lidar,),
     }
     for letter, number in (("a", others), ("b", boxes), ("r", ramps)):
@@ -78,6 +83,7 @@ class Observations:
         if "lidar" in self.seen:
             self.seen["lidar"][:] = self._sight.lidar
         self._build_others(own)
+        self._build_sites()
         state = [own.reshape(len(own), -1)]
         for key, (letter, bodies) in self._parts.items():
             rows = self._rows(key, bodies)
@@ -101,6 +107,17 @@ class Observations:
         self.seen["mask_aa_obs"][:, :, :rows] = visible
         self.seen["mask_aa_obs_spoof"][:, :, :rows] = 1
 
+    def _build_sites(self) -> None:
+        if "site_obs" not in self.seen:
+            return
+        sites, there = self._worlds.sites[:, None], self._worlds.sites[:, None, :, 2] > 0
+        count, shown = sites.shape[2], self.seen["site_obs"]
+        shown[:, :, :count] = sites
+        if self._settings.relative:
+            centres = self._worlds.centres()[:, : self._settings.n_agents, None, :2]
+            shown[:, :, :count, :2] -= centres * there[..., None]
+        self.seen["mask_as_obs"][:, :, :count] = there
+
     def _rows(self, key: str, bodies: slice) -> np.ndarray:
         """Return the features of some objects that are the same for all agents, without locks, [B, k, F]."""
         worlds = self._worlds
@@ -114,7 +131,8 @@ class Observations:
 
     def _show(self, key: str, letter: str, rows: np.ndarray, bodies: slice) -> None:
         """Write the features of some objects, with their locks and masks."""
-        settings, seen, width = self._settings, self.seen[key], rows.shape[-1]
+        settings, count, width = self._settings, rows.shape[1], rows.shape[-1]
+        seen = self.seen[key][:, :, :count]
         seen[..., :width] = rows[:, None]
         if settings.relative:
             own = self._agents[:, :, None, :3]
@@ -128,8 +146,8 @@ class Observations:
         visible = self._sight.seen[:, :, bodies]
         if settings.hide_unseen:
             seen *= visible[..., None]
-        self.seen[f"mask_a{letter}_obs"][:] = visible
-        self.seen[f"mask_a{letter}_obs_spoof"][:] = self._worlds.present[:, None, bodies]
+        self.seen[f"mask_a{letter}_obs"][:, :, :count] = visible
+        self.seen[f"mask_a{letter}_obs_spoof"][:, :, :count] = self._worlds.present[:, None, bodies]
 
     def _for_state(self, rows: np.ndarray, bodies: slice) -> np.ndarray:
         """Return features with two locks: by hiders, by seekers."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 from jsrl.errors import ConfigError
 from jsrl.references.importing import nearest
 
 TIMESTEP_S, SUBSTEPS = 0.005, 15
 LEVELS, FORCE_STEP = 11, 18.0  # choices per axis, and newtons (or newton metres) between adjacent ones
+TASKS = ("lock_and_return", "sequential_lock", "construction", "shelter", "counting")  # for one agent
 NEUTRAL = (5, 5, 5, 0, 0)  # no force, no torque, no pull, no lock
 VIEW_HALF_ANGLE = 3 * math.pi / 8
 OUT_OF_BOUNDS_REWARD = -10.0
@@ -26,13 +27,15 @@ class Settings:
 
     Attributes:
       scenario: `randomwalls`: 1 to `n_rooms` rooms with doors; `quadrant`: one room in a corner; `empty`: only outer walls;
-        `lock_and_return`: a task for one agent in six rooms.
+        the others are tasks for one agent.
       n_hiders, n_seekers: 1 to 3 each; in a task 1 and 0.
       max_others: rows of other agents in an observation; unused rows are zeros and masked. None: no padding.
+      rows: rows of boxes, ramps and sites in an observation, likewise; boxes and ramps then have sizes and locks in every
+        scenario, so that a policy can move from one to another. None: those that the scenario needs.
       horizon: env steps of an episode. prep_fraction: share of them in which seekers cannot act and rewards are 0.
       floor_size: side of the square floor. grid_size: cells along it; walls and objects are placed on this grid.
       n_boxes: minimum and maximum number of boxes of an episode; one number: always that many. n_elongated_boxes: number
-        of elongated ones, likewise. n_ramps: number of ramps.
+        of elongated ones, likewise. n_ramps: number of ramps. n_sites: of a task: where to build, or what to shield; likewise.
       lock_ramp: ramps can be locked. penalize_objects_out: all agents earn -10 while a box or ramp is outside restrict_rect.
       n_rooms: maximum, for `randomwalls`; random_room_number: draw 1 to n_rooms; else always n_rooms.
       prob_outside_walls: probability that `randomwalls` has outer walls. door_size: in cells.
@@ -53,10 +56,11 @@ class Settings:
       hide_unseen: rows of unseen entities are zeros, for networks that do not read the masks.
     """
 
-    scenario: Literal["randomwalls", "quadrant", "empty", "lock_and_return"]
+    scenario: str
     n_hiders: int = 2
     n_seekers: int = 2
     max_others: int | None = None
+    rows: tuple[int, int, int] | None = None
     horizon: int = 80
     prep_fraction: float = 0.4
     floor_size: float = 6.0
@@ -64,6 +68,7 @@ class Settings:
     n_boxes: int | tuple[int, int] = 0
     n_elongated_boxes: int | tuple[int, int] = 0
     n_ramps: int = 0
+    n_sites: int | tuple[int, int] = 0
     lock_ramp: bool = True
     penalize_objects_out: bool = False
     n_rooms: int = 4
@@ -97,6 +102,13 @@ class Settings:
             raise ConfigError(
                 f"max_others is {self.max_others}; {self.n_agents} agents need at least {self.n_agents - 1}"
             )
+        needed = (self.max_boxes, self.n_ramps, self.max_sites)
+        if self.rows is not None and any(given < need for given, need in zip(self.rows, needed, strict=True)):
+            raise ConfigError(f"rows is {self.rows}; {self.scenario} needs at least {needed} of boxes, ramps and sites")
+        if self.scenario == "counting" and ((self.floor_size, self.grid_size) != (6.0, 30) or self.max_boxes > 6):
+            raise ConfigError(
+                "counting is played on a floor of 6 m, 30 cells, with at most 6 boxes; leave out map_scale"
+            )
         if self.horizon < 1 or not 0 <= self.prep_fraction < 1:
             raise ConfigError(
                 f"horizon is {self.horizon} and prep_fraction {self.prep_fraction}; give at least 1, and 0 to below 1"
@@ -126,7 +138,7 @@ class Settings:
     @property
     def is_task(self) -> bool:
         """Return whether a lone agent has a task, instead of two teams that play."""
-        return self.scenario == "lock_and_return"
+        return self.scenario in TASKS
 
     @property
     def n_agents(self) -> int:
@@ -135,13 +147,23 @@ class Settings:
 
     @property
     def max_boxes(self) -> int:
-        """Return the number of rows of boxes in an observation."""
+        """Return the largest number of boxes of an episode."""
         return span(self.n_boxes)[1]
 
     @property
+    def max_sites(self) -> int:
+        """Return the largest number of sites of an episode."""
+        return span(self.n_sites)[1]
+
+    @property
     def sized(self) -> bool:
-        """Return whether boxes differ in size, so that observations include the size."""
-        return span(self.n_elongated_boxes)[1] > 0
+        """Return whether observations include the sizes of boxes."""
+        return span(self.n_elongated_boxes)[1] > 0 or self.rows is not None
+
+    @property
+    def shown_rows(self) -> tuple[int, int, int]:
+        """Return the numbers of rows of boxes, ramps and sites in an observation."""
+        return self.rows or (self.max_boxes, self.n_ramps, self.max_sites)
 
     @property
     def others(self) -> int:
@@ -164,6 +186,21 @@ def span(value: int | tuple[int, int]) -> tuple[int, int]:
     return value if isinstance(value, tuple) else (value, value)
 
 
+def _task(scenario: str, **changes: Any) -> Settings:
+    """Return the settings of a task for one agent, in a room with outer walls."""
+    task = Settings(
+        scenario,
+        n_hiders=1,
+        n_seekers=0,
+        max_others=1,
+        horizon=120,
+        prep_fraction=0.0,
+        random_room_number=False,
+        prob_outside_walls=1.0,
+    )
+    return replace(task, **changes)
+
+
 SCENARIOS = {
     "randomwalls": Settings(
         "randomwalls",
@@ -184,18 +221,11 @@ SCENARIOS = {
         restrict_rect=(0.1, 0.1, 5.9, 5.9),
     ),
     "empty": Settings("empty"),
-    "lock_and_return": Settings(
-        "lock_and_return",
-        n_hiders=1,
-        n_seekers=0,
-        max_others=1,
-        horizon=120,
-        prep_fraction=0.0,
-        n_boxes=1,
-        n_rooms=6,
-        random_room_number=False,
-        prob_outside_walls=1.0,
-    ),
+    "lock_and_return": _task("lock_and_return", n_boxes=1, n_rooms=6),
+    "sequential_lock": _task("sequential_lock", n_boxes=4, n_ramps=3, n_rooms=3, door_size=0),
+    "construction": _task("construction", horizon=150, n_boxes=8, n_sites=(1, 4)),
+    "shelter": _task("shelter", horizon=240, n_boxes=8, n_elongated_boxes=3, n_sites=1),
+    "counting": _task("counting", horizon=80, n_boxes=6),
 }
 
 

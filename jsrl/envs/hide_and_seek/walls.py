@@ -14,6 +14,7 @@ from jsrl.envs.hide_and_seek.settings import Settings
 INNER_HEIGHT, OUTER_HEIGHT = 0.5, 4.0
 MIN_ROOM = 6  # cells between two walls that start on the same side of a wall
 TRIES = 10
+HIDING_ROW, OPENING = 19, (13, 16)  # the wall of counting, and the first and last of its open cells
 
 
 class Segment(NamedTuple):
@@ -42,8 +43,11 @@ class _Room:
 def walls_of(settings: Settings, rng: np.random.Generator) -> list[Segment] | None:
     """Draw a scenario's walls; None: the rooms had no place."""
     outer = outer_walls(settings.grid_size)
-    if settings.scenario == "empty":
+    if settings.scenario in ("empty", "construction", "shelter"):
         return outer
+    if settings.scenario == "counting":
+        last = settings.grid_size - 1
+        return [*outer, Segment(0, HIDING_ROW, 0, OPENING[0] - 1), Segment(0, HIDING_ROW, OPENING[1] + 1, last)]
     if settings.scenario == "quadrant":
         return outer + _quadrant(settings, rng)
     rooms = int(rng.integers(1, settings.n_rooms + 1)) if settings.random_room_number else settings.n_rooms

@@ -53,6 +53,7 @@ class Worlds:
     Attributes:
       position, velocity: x, y, z and angle, [B, M, 4]; positions are those of corners, as the joints of the original.
       start: corners at the start of the episode, [B, M, 3]. half: half extents, unrotated, [B, M, 3].
+      sites: of a task: centre x, y, and size, [B, S, 3]; rows of size 0 are padding.
       present: bool [B, M]. broken: bool [B]: the last step made the state invalid, and the state before is kept.
     """
 
@@ -63,6 +64,7 @@ class Worlds:
         agents, bodies = settings.n_agents, bodies_of(settings)
         self.position, self.velocity = np.zeros((num_envs, bodies, JOINTS)), np.zeros((num_envs, bodies, JOINTS))
         self.start, self.half = np.zeros((num_envs, bodies, 3)), np.zeros((num_envs, bodies, 3))
+        self.sites = np.zeros((num_envs, settings.max_sites, 3))
         self.present = np.zeros((num_envs, bodies), bool)
         self.broken = np.zeros(num_envs, bool)
         self._control = np.zeros((num_envs, agents * 3))
@@ -74,8 +76,9 @@ class Worlds:
         """Start an episode in a slot."""
         layout, count = world.layout, len(world.layout.sizes)
         self.worlds[slot] = world
-        for array in (self.position, self.velocity, self.start, self.half):
+        for array in (self.position, self.velocity, self.start, self.half, self.sites):
             array[slot] = 0.0
+        self.sites[slot, : len(layout.sites)] = layout.sites
         self.present[slot] = np.arange(self.present.shape[1]) < count
         self.position[slot, :count, :2] = self.start[slot, :count, :2] = layout.corners
         self.half[slot, :count] = layout.sizes / 2
@@ -150,9 +153,13 @@ class Worlds:
         """Free the worlds; may be called twice."""
         self.worlds, self._steps = [None] * len(self.worlds), [()] * len(self.worlds)
 
-    def draw(self, slot: int, choices: np.ndarray) -> int:
-        """Return one of some numbers, drawn from the slot's random state."""
-        return int(choices[0] if len(choices) == 1 else self._world(slot).rng.choice(choices))
+    def rng(self, slot: int) -> np.random.Generator:
+        """Return the slot's generator of random choices during the episode."""
+        return self._world(slot).rng
+
+    def simulation(self, slot: int) -> Any:
+        """Return the slot's mujoco.MjData."""
+        return self._world(slot).simulation
 
     def _world(self, slot: int) -> World:
         world = self.worlds[slot]

@@ -17,17 +17,24 @@ STILL = (5, 5, 5, 0, 0)
 EAST, NORTH, WEST, SOUTH = math.pi / 2, math.pi, -math.pi / 2, 0.0  # angles of agents that look that way
 
 
-def scene(agents, *, boxes=(), ramps=(), walls=None, hiders=1, sizes=None, scenario="empty", **options) -> HideAndSeek:
-    """Return a game of one slot without preparation: agents (x, y[, angle]), boxes and ramps (x, y) by their centres."""
+def scene(
+    agents, *, boxes=(), ramps=(), walls=None, hiders=1, sizes=None, sites=(), scenario="empty", **options
+) -> HideAndSeek:
+    """Return a game of one slot without preparation: agents (x, y[, angle]), boxes and ramps (x, y) by their centres.
+
+    `sites`: of a task: x, y, size.
+    """
     options = {"prep_fraction": 0.0, "n_hiders": hiders, "n_seekers": len(agents) - hiders, **options}
-    options |= {"n_boxes": len(boxes), "n_ramps": len(ramps)}
+    options |= {"n_boxes": len(boxes), "n_ramps": len(ramps), "n_sites": len(sites)}
     settings = settings_of(scenario, options)
     game = HideAndSeek(EnvConfig(f"hide_and_seek:{scenario}"), settings, 1, 0)
     game.reset()
     full = np.array([AGENT] * len(agents) + [RAMP] * len(ramps) + list(sizes or [CUBE] * len(boxes)))
     corners = np.array([at[:2] for at in (*agents, *ramps, *boxes)], float) - full[:, :2] / 2
     stand = outer_walls(settings.grid_size) if walls is None else walls
-    layout = Layout(tuple(stand), full, corners, np.zeros((len(full), 2), int), len(boxes), 1)
+    layout = Layout(
+        tuple(stand), full, corners, np.zeros((len(full), 2), int), len(boxes), 1, np.array(sites).reshape(-1, 3)
+    )
     world = world_of(settings, layout, np.random.default_rng(0))
     for i, at in enumerate((*agents, *ramps, *boxes)):
         world.simulation.qpos[4 * i + 3] = at[2] if len(at) > 2 else 0.0
