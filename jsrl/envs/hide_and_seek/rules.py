@@ -28,12 +28,19 @@ def anyone_seen(settings: Settings, seen: np.ndarray, apart: np.ndarray) -> np.n
 
 
 def visibility(settings: Settings, seen: np.ndarray, apart: np.ndarray) -> np.ndarray:
-    """Return how well seekers see a hider, [B], 0 to 1; see `reward_falls`. Arguments as for `anyone_seen`."""
-    if not settings.reward_falls or settings.reward_range is None:
-        return anyone_seen(settings, seen, apart).astype(float)
-    hiders = settings.n_hiders
-    near = np.maximum(1.0 - apart / settings.reward_range, 0.0)
-    return np.asarray((near * seen[:, hiders:, :hiders]).max(axis=(1, 2)))
+    """Return how well a hider is seen, 0 to 1, for each agent's reward, [B, n]; see `reward_falls` and `reward_each`.
+
+    The arguments are those of `anyone_seen`.
+    """
+    hiders, reach = settings.n_hiders, settings.reward_range
+    sight = seen[:, hiders:, :hiders].astype(float)
+    if reach is not None:
+        sight = sight * (np.maximum(1.0 - apart / reach, 0.0) if settings.reward_falls else apart <= reach)
+    each = sight.max(axis=2)
+    best = each.max(axis=1, keepdims=True)
+    return np.concatenate(
+        [best.repeat(hiders, 1), each if settings.reward_each else best.repeat(each.shape[1], 1)], axis=1
+    )
 
 
 def outside(settings: Settings, centres: np.ndarray) -> np.ndarray:
@@ -49,13 +56,13 @@ def rewards(settings: Settings, sight: np.ndarray, out: np.ndarray, preparing: n
     """Return the rewards [B, n].
 
     Args:
-      sight: [B], 1: a hider is seen, 0: none; values between if distance counts (see `visibility`).
+      sight: [B, n], 1: a hider is seen, 0: none; values between if distance counts (see `visibility`).
       out: bool [B, M]: bodies outside the rectangle; False for padding.
       preparing: bool [B]: the step is of the preparation phase.
     """
     agents, hiders = settings.n_agents, settings.n_hiders
     side = np.where(np.arange(agents) < hiders, -1.0, 1.0)
-    reward = (2.0 * sight[:, None] - 1.0) * side
+    reward = (2.0 * sight - 1.0) * side
     lost = out[:, :agents]
     if settings.penalize_objects_out:
         lost = lost | out[:, agents:].any(axis=1, keepdims=True)

@@ -47,6 +47,8 @@ class Settings:
         limit, as in the original; without hiding places, a seeker that turns on the spot then earns as much as a chaser.
       reward_falls: the reward for a seen hider falls linearly from 1 at distance 0 to 0 at `reward_range`, so that each
         step towards it pays. False: 1 within `reward_range`.
+      reward_each: each seeker's reward counts what it sees itself, so that each one gains by coming near; False: what any
+        seeker sees, as in the original. Hiders' rewards always count what any seeker sees.
       n_lidar: rays of each agent's lidar; 0: none. lidar_range: value of a ray that hits nothing.
       corner_bias: test the view cone between corners, as in the original; else between centres.
       seekers_wait: in the preparation phase seekers do not act (`acts` 0), so that nothing is learned from actions without
@@ -82,6 +84,7 @@ class Settings:
     restrict_rect: tuple[float, float, float, float] | None = None
     reward_range: float | None = None
     reward_falls: bool = False
+    reward_each: bool = False
     n_lidar: int = 30
     lidar_range: float = 6.0
     corner_bias: bool = True
@@ -103,8 +106,10 @@ class Settings:
                 f"max_others is {self.max_others}; {self.n_agents} agents need at least {self.n_agents - 1}"
             )
         needed = (self.max_boxes, self.n_ramps, self.max_sites)
-        if self.rows is not None and any(given < need for given, need in zip(self.rows, needed, strict=True)):
-            raise ConfigError(f"rows is {self.rows}; {self.scenario} needs at least {needed} of boxes, ramps and sites")
+        if self.rows is not None and not _at_least(self.rows, needed):
+            raise ConfigError(
+                f"rows is {self.rows}; give [boxes, ramps, sites]; {self.scenario} needs at least {list(needed)}"
+            )
         if self.scenario == "counting" and ((self.floor_size, self.grid_size) != (6.0, 30) or self.max_boxes > 6):
             raise ConfigError(
                 "counting is played on a floor of 6 m, 30 cells, with at most 6 boxes; leave out map_scale"
@@ -184,6 +189,13 @@ class Settings:
 def span(value: int | tuple[int, int]) -> tuple[int, int]:
     """Return the minimum and the maximum of a number that may be drawn."""
     return value if isinstance(value, tuple) else (value, value)
+
+
+def _at_least(given: Any, needed: tuple[int, ...]) -> bool:
+    """Return whether `given` is as many whole numbers as `needed`, none of them smaller."""
+    if not isinstance(given, tuple) or len(given) != len(needed):
+        return False
+    return all(isinstance(number, int) and number >= need for number, need in zip(given, needed, strict=True))
 
 
 def _task(scenario: str, **changes: Any) -> Settings:

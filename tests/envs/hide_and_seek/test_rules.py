@@ -14,7 +14,7 @@ from jsrl.envs.hide_and_seek.settings import settings_of
 from jsrl.envs.make import make_game
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.errors import ConfigError
-from tests.envs.hide_and_seek.scenes import EAST, NORTH, STILL, WEST, act, centre, scene
+from tests.envs.hide_and_seek.scenes import EAST, NORTH, SOUTH, STILL, WEST, act, centre, scene
 
 pytest.importorskip("mujoco")
 
@@ -88,6 +88,13 @@ def test_reward_of_a_seen_hider_may_fall_with_distance() -> None:
     assert act(unseen).reward[0].tolist() == [1.0, -1.0]
     with pytest.raises(ConfigError, match="reward_falls needs a reward_range"):
         settings_of("empty", {"reward_falls": True})
+
+
+def test_each_seeker_may_earn_by_what_it_sees_itself() -> None:
+    agents = [(3, 3), (4, 3, WEST), (5, 3, EAST), (3, 5, SOUTH)]  # a hider, and seekers of which the second looks away
+    for each, earned in ((False, [0.5, 0.5, 0.5]), (True, [0.5, -1.0, 0.0])):
+        game = scene(agents, walls=[], reward_range=4.0, reward_falls=True, reward_each=each)
+        assert act(game).reward[0] == pytest.approx([-0.5, *earned], abs=0.02)
 
 
 EVERYBODY = {"all": ("hider_0", "hider_1", "seeker_0", "seeker_1")}
