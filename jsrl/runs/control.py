@@ -365,7 +365,7 @@ class ControlServer:
         for _ in range(MAX_MESSAGES):  # a flood must not keep the controller from supervising its workers
             if not self._socket.poll(0):
                 break
-            frames = self._socket.recv_multipart()
+            frames = [frame.bytes for frame in self._listener.receive()]
             try:
                 sender, *words = map(bytes, incoming(frames, self._keys, MAX_MESSAGE_BYTES))
                 for word in words:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import zmq
 
@@ -293,6 +294,44 @@ def test_host_key_works_until_revoked(world: Path, tmp_path: Path, transport: st
         with pytest.raises(AccessDenied, match="refused this end's key"):
             end.use("actor-1", own)
         end.use("actor-2", world / "run")
+
+
+CONNECT: dict[str, Callable[..., Any]] = {
+    "samples": lambda address, name, keys: connect_samples(
+        address, SCHEMA, ProducerId(name, 0), 1, TIMEOUT_S, keys=keys
+    ),
+    "inference": lambda address, name, keys: connect_inference(
+        address, SPEC, ProducerId(name, 0), {0: 3}, TIMEOUT_S, keys=keys
+    ),
+    "params": lambda address, name, keys: connect_params(address, keys=keys),
+}
+
+
+def connections_to(address: str) -> set[int]:
+    """Return the client's port of each connection to a listener of this process."""
+    found = psutil.Process().net_connections("tcp")
+    there = [one for one in found if one.status == "ESTABLISHED" and one.laddr.port == int(address.rpartition(":")[2])]
+    return {one.raddr.port for one in there}
+
+
+@slow
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_connections_end_when_the_key_of_their_host_is_revoked(world: Path, tmp_path: Path, transport: str) -> None:
+    sender, own = host_with_keys(world / "run", tmp_path / "own")
+    with opened(transport, world / "run") as end, contextlib.ExitStack() as ends:
+        ports = []
+        for name, keys in (("actor-0", world / "run"), ("actor-1", own)):
+            client = ends.enter_context(contextlib.closing(CONNECT[transport](end.address, name, keys)))
+            if transport == "params":
+                client.wait(0, 0, TIMEOUT_S)
+            (port,) = connections_to(end.address) - set(ports)
+            ports.append(port)
+        sender.unlink()
+        deadline = time.monotonic() + TIMEOUT_S
+        while ports[1] in connections_to(end.address):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert ports[0] in connections_to(end.address)
 
 
 def host_with_keys(run: Path, folder: Path) -> tuple[Path, Path]:

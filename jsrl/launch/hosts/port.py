@@ -182,7 +182,7 @@ class HostPort:
         for _ in range(_MOST_AT_ONCE):
             if not self._socket.poll(0):
                 break
-            frames = self._socket.recv_multipart(copy=False)
+            frames = self._listener.receive()
             identity, token = bytes(frames[0].buffer), str(frames[-1].get("User-Id"))
             try:
                 (body,) = incoming([frame.buffer for frame in frames[1:]], self._tokens.server, MAX_MESSAGE_BYTES)

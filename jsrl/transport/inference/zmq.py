@@ -145,7 +145,7 @@ class ZmqInferenceServer(ServerEnd):
             return
         for _ in range(_DRAIN):
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = self._listener.receive(zmq.NOBLOCK)
             except zmq.Again:
                 break
             self._handle(frames[0].bytes, [frame.buffer for frame in frames[1:]])

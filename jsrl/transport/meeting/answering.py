@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import zmq
+
+LOOK_MS = 1_000
 
 
 class AnswerThread:
@@ -15,11 +18,17 @@ class AnswerThread:
 
     Args:
       socket: bound already; belongs to the thread from now on, which closes it at the end.
-      answer: received frames -> frames to send. name: of the thread.
+      answer: received frames -> frames to send. name: of the thread. look: called about once a second.
     """
 
-    def __init__(self, socket: zmq.Socket, answer: Callable[[list[bytes]], list[Any]], name: str) -> None:
-        self._socket, self._answer, self._closed = socket, answer, False
+    def __init__(
+        self,
+        socket: zmq.Socket,
+        answer: Callable[[list[bytes]], list[Any]],
+        name: str,
+        look: Callable[[], None] | None = None,
+    ) -> None:
+        self._socket, self._answer, self._look, self._closed = socket, answer, look, False
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
@@ -28,12 +37,17 @@ class AnswerThread:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._stop_read, zmq.POLLIN)
+        looked_s = time.monotonic()
         while True:
-            ready = dict(poller.poll())
+            ready = dict(poller.poll(None if self._look is None else LOOK_MS))
             if self._stop_read in ready:
                 self._socket.close()
                 return
-            self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
+            if self._socket in ready:
+                self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
+            if self._look is not None and time.monotonic() - looked_s > LOOK_MS / 1000:
+                looked_s = time.monotonic()
+                self._look()
 
     def close(self) -> None:
         """Stop answering. May be called twice."""

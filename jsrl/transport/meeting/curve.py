@@ -6,7 +6,11 @@ ZeroMQ sends and delivers nothing before the handshake has succeeded.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import socket as socketlib
+import stat
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -76,7 +80,7 @@ def connect(socket: zmq.Socket, endpoint: str, keys: ClientKeys | None) -> Conne
     return connection
 
 
-Admits = Callable[[bytes], str]  # a client's key -> its name (the User-Id of its messages); empty: rejected
+Admits = Callable[[bytes], str]  # a client's key -> its own name (the User-Id of its messages); empty: rejected
 
 
 class Listener:
@@ -116,6 +120,19 @@ class Listener:
         """Return the connections rejected so far."""
         return 0 if self._authenticator is None else self._authenticator.refused
 
+    def receive(self, flags: int = 0) -> list[zmq.Frame]:
+        """Return the frames of the next message, as `recv_multipart` of the socket with `copy=False`.
+
+        Connections whose messages are received so end within seconds once their key is no longer admitted.
+
+        Raises:
+          zmq.Again: there is no message now.
+        """
+        frames = self._socket.recv_multipart(flags, copy=False)
+        if self._authenticator is not None:
+            self._authenticator.note(frames[-1])
+        return frames
+
     def close(self, linger_ms: int) -> None:
         """Close the socket, then its authenticator, then their context; remove an ipc path."""
         remove_path(self._socket)
@@ -153,23 +170,48 @@ def _prepare(socket: zmq.Socket, endpoint: str, keys: Any) -> None:
 class Authenticator:
     """A thread that ZeroMQ asks about every connection; accepts clients whose key is admitted (ZeroMQ's RFC 27, ZAP).
 
+    It ends connections whose key is no longer admitted: ZeroMQ itself asks only when a connection is made.
+
     Attributes:
-      endpoint: of the socket, for the log. refused: connections rejected so far.
+      endpoint: of the socket, once it is bound. refused: connections rejected so far.
     """
 
     def __init__(self, context: zmq.Context, admits: Admits) -> None:
         self.endpoint, self.refused = "a stream", 0
         self._admits = admits
+        self._keys: dict[str, bytes] = {}  # name -> its key, for all admitted so far
+        self._connections: dict[int, str] = {}  # file descriptor -> name, of connections that have sent a message
         socket = context.socket(zmq.REP)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(_ZAP)  # here, so that it exists before the guarded socket is bound
-        self._answering = AnswerThread(socket, self._answer, "stream-keys")
+        self._answering = AnswerThread(socket, self._answer, "stream-keys", self._look)
+
+    def note(self, frame: zmq.Frame) -> None:
+        """Note the connection of a received message."""
+        self._connections[int(frame.get(zmq.SRCFD))] = str(frame.get("User-Id"))
+
+    def _look(self) -> None:
+        """End the connections of keys that are no longer admitted."""
+        revoked = {name for name, key in list(self._keys.items()) if not self._admits(key)}
+        for number, name in list(self._connections.items()):
+            if name in revoked and self._connections.pop(number, None) == name:
+                self._end(number)
+
+    def _end(self, number: int) -> None:
+        """End the connection with this file descriptor, unless that belongs to something else by now."""
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                with socketlib.socket(fileno=os.dup(number)) as connection:
+                    is_ip = connection.family in (socketlib.AF_INET, socketlib.AF_INET6)
+                    if is_ip and self.endpoint.endswith(f":{connection.getsockname()[1]}"):
+                        connection.shutdown(socketlib.SHUT_RDWR)  # ZeroMQ then closes its descriptor
 
     def _answer(self, frames: list[bytes]) -> list[bytes]:
         """Return the answer to ZeroMQ's query (version, id, domain, address, identity, mechanism, credentials)."""
         version, number = frames[:2]
         whole = len(frames) == 7 and frames[5] == b"CURVE" and len(frames[6]) == 32
-        if whole and (name := self._admits(z85.encode(frames[6]))):
+        if whole and (name := self._admits(key := z85.encode(frames[6]))):
+            self._keys[name] = key
             return [version, number, b"200", b"OK", name.encode(), b""]
         self.refused += 1
         if self.refused & (self.refused - 1) == 0:  # the first, then ever fewer

@@ -50,10 +50,10 @@ class ServerKeys:
         _check_pair(self.public, self.secret)
 
     def admits(self, key: bytes) -> str:
-        """Return the name of a key's owner; empty: the key is not admitted."""
+        """Return a name for a key; empty: the key is not admitted."""
         if key == self.client:
             return "client"
-        return "host" if self.hosts is not None and (self.hosts / key.hex()).exists() else ""
+        return f"host {key.decode()}" if self.hosts is not None and (self.hosts / key.hex()).exists() else ""
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class HostKeys(NamedTuple):
 def make_host_keys(folder: str | os.PathLike[str]) -> HostKeys:
     """Make keys for another host of the run whose keys are in `folder`.
 
-    The host may connect from now on; once its `file` is removed, it can make no new connections. Its own binding ends
-    admit the run's keys and those of other hosts whose names are in its folder `hosts`.
+    The host may connect from now on. Once its `file` is removed, its connections end within seconds, and it can make no new
+    ones. Its own binding ends admit the run's keys and those of other hosts whose names are in its folder `hosts`.
 
     Raises:
       OSError: they cannot be written. ConfigError: the folder has no run's keys.

@@ -102,9 +102,9 @@ class _Thread:
 class _PublisherThread(_Thread):
     """Keeps the readers' requests and answers those that it can."""
 
-    def __init__(self, socket: zmq.Socket, store: LatestStore, keys: object | None):
+    def __init__(self, socket: zmq.Socket, listener: Listener, store: LatestStore, keys: object | None):
         super().__init__("params-publisher", socket)
-        self._store, self._keys = store, keys
+        self._listener, self._store, self._keys = listener, store, keys
         self._open: dict[tuple[bytes, int], int] = {}  # (route, policy) -> version that the reader has
 
     def serve(self, ready: dict[Any, int]) -> None:
@@ -120,7 +120,7 @@ class _PublisherThread(_Thread):
     def _take_questions(self) -> None:
         while True:
             try:
-                route, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                route, *frames = [frame.bytes for frame in self._listener.receive(zmq.NOBLOCK)]
             except zmq.Again:
                 return
             try:
@@ -158,7 +158,7 @@ class ZmqParamsPublisher:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._listener = Listener(socket, endpoint, own_keys)
         self.address = self._listener.address
-        self._thread = _PublisherThread(socket, self._store, own_keys)
+        self._thread = _PublisherThread(socket, self._listener, self._store, own_keys)
         self._thread.start()
 
     def publish(self, policy: int, version: int, values: list[np.ndarray]) -> None:

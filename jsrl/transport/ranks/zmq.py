@@ -34,7 +34,7 @@ class ZmqFirstRank:
         found, wait_ms = list[tuple[bytes, bytes]](), int(timeout_s * 1000)
         while self._socket.poll(wait_ms):
             wait_ms = 0
-            sender, *frames = self._socket.recv_multipart()
+            sender, *frames = [frame.bytes for frame in self._listener.receive()]
             try:
                 (body,) = incoming(frames, self._keys, _MESSAGE_BYTES)
             except (CodecError, ValueError):

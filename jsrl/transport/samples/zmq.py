@@ -17,6 +17,7 @@ a thread of the producer sends syncs while something has not been received, even
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import uuid
@@ -244,7 +245,8 @@ class ZmqSampleProducer(ProducerEnd):
             block.trackers.append(tracker)
 
     def _send_counts(self, kind: str) -> None:
-        self._socket.send_multipart(encode(kind, {"sent": self._sent}))
+        with contextlib.suppress(zmq.Again):  # the consumer refuses this end's key, and the connection is gone for good
+            self._socket.send_multipart(encode(kind, {"sent": self._sent}), zmq.NOBLOCK)
 
     def _receive(self, timeout_s: float) -> bool:
         """Process the consumer's messages; return whether any arrived in time."""

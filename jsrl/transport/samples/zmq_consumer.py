@@ -206,7 +206,7 @@ class ZmqSampleConsumer:
         """Process the messages that have arrived (a limited number, so that answers get their turn)."""
         for number in range(64):
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = self._listener.receive(zmq.NOBLOCK)
             except zmq.Again:
                 return number > 0
             route = frames[0].bytes
