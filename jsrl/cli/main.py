@@ -24,6 +24,7 @@ COMMANDS = {
     "logs": "show the log of a run's controller or of a worker",
     "attach": "show a background run as if it ran here",
     "stop": "stop a run cleanly, on any host",
+    "revoke": "remove a joined host from a run, with its keys",
     "list": "list the experiments",
     "evaluate": "play a run's snapshot and print its score",
     "export": "write a trained policy to a file that plays without jsrl",

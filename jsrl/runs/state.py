@@ -19,6 +19,7 @@ from jsrl.transport.memory.segment import is_held
 
 RUNNING = "running"  # the file that a run's own process keeps locked; it has the identity of the process
 STATUS, RESULT, STOP = "status.json", "result.json", "stop.json"
+REVOKED = "revoked.json"  # names of hosts that may not be in the run
 SILENT_S = 15.0  # silence after which a run of another host may have lost its host
 
 StateName = Literal["starting", "running", "ending", "silent", "killed", "ended"]
@@ -140,6 +141,24 @@ def is_asked_to_stop(folder: Path, process: ProcessIdentity) -> bool:
     """Return whether this process was asked to end its run; requests to other processes do not count."""
     path = folder / STOP
     return path.exists() and _read(path, ProcessIdentity) == process
+
+
+def revoke_host(folder: Path, name: str) -> None:
+    """Ask the controller of a run to remove a host and its keys, and to let none of this name join.
+
+    Raises:
+      OSError: the request cannot be written.
+    """
+    write_json(folder / REVOKED, sorted(revoked_hosts(folder) | {name}))
+
+
+def revoked_hosts(folder: Path) -> set[str]:
+    """Return the names of hosts that may not be in a run."""
+    path = folder / REVOKED
+    try:
+        return set(msgspec.convert(read_json(path), list[str])) if path.exists() else set()
+    except (OSError, ValueError):
+        return set()
 
 
 def read_result(folder: Path) -> dict[str, Any]:

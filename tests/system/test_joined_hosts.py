@@ -16,6 +16,7 @@ import pytest
 
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
+from jsrl.cli.main import main
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import (
     EvaluatorConfig,
@@ -173,6 +174,74 @@ def test_run_survives_a_lost_server_and_a_lost_host(hosts, tmp_path: Path) -> No
     assert any(f"host {networks[0]} is gone: it sent no message for 8 s" in line for line in told)
     assert launcher._laid["evaluator"] in networks and "best" in SnapshotStore(folder / "snapshots" / "params").tags()
     assert not (tmp_path / "join").exists() and not (folder / "names").exists()
+
+
+class RevokeHost(threading.Thread):
+    """Stops all processes of a host, removes it with `jsrl revoke`, and ends the run once the other host trains on.
+
+    Attributes:
+      gone_s: from the command until nobody was connected to the host. untouched: the other host kept its workers.
+      end: exit status and output of the removed agent. done: everything has happened.
+    """
+
+    def __init__(self, launcher: JoinedHosts, agents: dict[str, Agent], folder: Path) -> None:
+        super().__init__(daemon=True)
+        self._launcher, self._agents, self._folder = launcher, agents, folder
+        self._trained = TrainingProgress(folder)
+        self.gone_s, self.untouched, self.done, self.end = 0.0, False, False, (0, "")
+
+    def run(self) -> None:
+        self._trained.some_more()
+        (removed, removed_agent), (_, kept_agent) = self._agents.items()
+        (host,) = [host for host in self._launcher.members.hosts if host.name == removed]
+        (kept,) = [host for host in self._launcher.members.hosts if host.name != removed]
+        workers, stopped = kept_agent.workers(), [removed_agent.process, *removed_agent.workers()]
+        ends = ("self", str(kept_agent.popen.pid))
+        assert all(connections(host.facts.address, pid) for pid in ends)
+        for process in stopped:
+            process.suspend()
+        begun_s = time.monotonic()
+        assert main(["revoke", str(self._folder), removed]) == 0
+        await_that(lambda: not any(connections(host.facts.address, pid) for pid in ends), 5.0)
+        self.gone_s = time.monotonic() - begun_s
+        self._trained.some_more()
+        self.untouched = self._launcher.members.hosts == [kept] and all(lives(worker) for worker in workers)
+        for process in stopped:
+            process.resume()
+        self.end = removed_agent.ends()
+        self.done = True
+
+    def on_metrics(self, run: LiveRun, row: dict) -> str | None:
+        """End the run once everything has happened; see jsrl.launch.hooks."""
+        return STOP if self.done else None
+
+
+def connections(address: str, pid: str) -> list[str]:
+    """Return the lines of established TCP connections to an IPv4 address, in the network of a process."""
+    lines = [line.split() for line in Path("/proc", pid, "net", "tcp").read_text().splitlines()[1:]]
+    there = bytes(map(int, address.split(".")))[::-1].hex().upper()
+    return [" ".join(words) for words in lines if words[2].partition(":")[0] == there and words[3] == "01"]
+
+
+@pytest.mark.slow
+def test_revoked_host_loses_its_connections_and_others_keep_theirs(hosts, tmp_path: Path) -> None:
+    address, networks = hosts
+    told: list[str] = []
+    launcher = JoinedHosts(Local(), HostFacts("here", 2, 8_000, address), 0, 2, tmp_path / "join", told.append)
+    agents = agents_on(launcher, networks, tmp_path)
+    folder = tmp_path / "experiment" / "far"
+    revoke = RevokeHost(launcher, agents, folder)
+    revoke.start()
+    try:
+        result = run(
+            endless(restart=1), runs_dir=tmp_path, name="far", launcher=launcher, display="log-only", hooks=[revoke]
+        )
+    finally:
+        close_all(launcher, agents)
+    assert revoke.done and revoke.untouched and result.ended.startswith(STOPPED)
+    print(f"connections were gone after {revoke.gone_s:.1f} s")  # noqa: T201
+    assert revoke.end[0] != 0 and any(f"host {networks[0]} is gone: its key was revoked" in line for line in told)
+    assert_balanced(json.loads((folder / "result.json").read_text()), unknown_allowed=True)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from jsrl.counted import counted
@@ -43,6 +43,7 @@ from jsrl.runs.names import Registration
 from jsrl.transport.stream import epoch_at, name_at
 
 MAX_NAME_CHARS, MAX_STREAM_CHARS = 64, 200
+REVOKED = "its key was revoked"
 AGAIN_S = 30.0  # after which a worker that has not started is requested again: agents start many one after another
 
 
@@ -154,6 +155,7 @@ class Members:
         self.stored: list[Stored] = []
         self.notices: list[str] = []
         self._epoch = 0
+        self._revoked: frozenset[str] = frozenset()  # names of hosts that may not join
 
     def handle(self, token: str, identity: bytes, message: AnyAgentMessage) -> list[tuple[bytes, AnyControllerMessage]]:
         """Process a message sent with a token; return (identity, message) pairs to send."""
@@ -234,6 +236,8 @@ class Members:
         """Return why a host may not join, for the user; empty: it may."""
         if not 0 < len(hello.name) <= MAX_NAME_CHARS or min(hello.cores, hello.memory_mb) < 1:
             return f"it calls itself {hello.name[:80]!r}, with {hello.cores} cores and {hello.memory_mb} MB."
+        if hello.name in self._revoked:
+            return f"the key of {hello.name} was revoked."
         others = [host.name for host in self.hosts if not self._is_same(host, hello)]
         if hello.name in (self._own, *others):
             return f"another host is called {hello.name}; give this one a name with --name."
@@ -291,6 +295,16 @@ class Members:
                     f"host {host.name} has sent no message for {self._lease_s:g} s, the length of its lease: after "
                     f"{self._lost_s:g} s it is lost"
                 )
+
+    def revoke(self, names: Collection[str]) -> list[tuple[bytes, AnyControllerMessage]]:
+        """Remove the hosts of these names with their keys, and admit none; return (identity, message) pairs to send."""
+        self._revoked, answers = frozenset(names), list[tuple[bytes, AnyControllerMessage]]()
+        for host in [host for host in self.hosts if host.name in names]:
+            answers.append((host.identity, Refused(host.epoch, REVOKED)))
+            self._tokens.revoke(host.token)
+            host.leaves = REVOKED  # an engine starts no agent there again
+            self.lose(host, REVOKED)
+        return answers
 
     def lose(self, host: JoinedHost, why: str) -> None:
         """Remove a host."""

@@ -37,6 +37,7 @@ from jsrl.launch.hosts.pages import keep_pages
 from jsrl.launch.hosts.tokens import Tokens
 from jsrl.runs.control import RELAY
 from jsrl.runs.names import FileNames, Registration
+from jsrl.runs.state import revoked_hosts
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.meeting.curve import Listener, incoming, outgoing
@@ -240,13 +241,14 @@ class HostPort:
                     self._send(host.identity, WorkerCommand(host.epoch, *key, frame))
 
     def _look(self) -> None:
+        revoked = set[str]() if self._registry is None else revoked_hosts(self._folder)
         with self.changed:
             self._members.look()
-            again = self._members.unanswered_starts()
+            messages = self._members.unanswered_starts() + self._members.revoke(revoked)
             self.changed.notify_all()
         for epoch in set(self._kept) - {host.epoch for host in self._members.hosts}:
             del self._kept[epoch]
-        for identity, message in again:
+        for identity, message in messages:
             self._send(identity, message)
         self._flush()
         self._share_names()

@@ -80,6 +80,17 @@ def test_token_is_valid_for_one_agent_once(world: World):
     assert isinstance(answer, Refused) and "taken back" in answer.text
 
 
+def test_revoked_host_is_removed_and_none_of_its_name_joins(world: World):
+    host, other = world.join(), world.join(1, session="s2", name="b", boot="b2")
+    ((_, answer),) = world.members.revoke({"a"})
+    assert isinstance(answer, Refused) and answer.epoch == host.epoch and world.members.hosts == [other]
+    assert host.workers["actor-0", 0].exit.with_host and host.leaves and not other.leaves
+    assert world.hello(session="s3", name="c", boot="b3")[0].text.startswith("this token was taken back")
+    (answer,) = world.hello(2, session="s3")
+    assert isinstance(answer, Refused) and answer.text == "the key of a was revoked."
+    assert world.members.revoke({"a"}) == [] and world.members.hosts == [other]
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

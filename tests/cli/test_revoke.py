@@ -1,0 +1,25 @@
+"""`jsrl revoke`: writes the names of hosts that the controller removes; only for a run that goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jsrl.cli import main
+from jsrl.launch.resume import claimed
+from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import REVOKED, revoked_hosts
+
+
+def test_names_of_revoked_hosts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder.create("runs", "ppo", "x", config={})
+    with claimed(folder):
+        assert [main.main(["revoke", "x", host]) for host in ("b", "a", "b")] == [0, 0, 0]
+    assert "ppo/x: host b is removed within seconds" in capsys.readouterr().out
+    assert revoked_hosts(folder.path) == {"a", "b"}
+    assert main.main(["revoke", "x", "c"]) == 2 and "ppo/x has already ended" in capsys.readouterr().err
+    (folder.path / REVOKED).write_text(json.dumps({"a": 1}))
+    assert revoked_hosts(folder.path) == set()
