@@ -86,8 +86,8 @@ def streams(plan: Plan) -> Iterator[None]:
         while not stop.is_set():
             for asked in server.collect(4096, 0.05):
                 rows = len(asked.request.is_first)
-                zeros = [map_tree(lambda leaf, n=rows: np.zeros((n, *leaf.shape), leaf.dtype), part) for part in act]
-                server.reply(asked, Reply(*zeros[1:4], version=0, core=zeros[4]))
+                zeros = map_tree(lambda leaf, n=rows: np.zeros((n, *leaf.shape), leaf.dtype), act)
+                server.reply(asked, Reply(zeros.action, zeros.log_prob, zeros.extras, version=0, core=zeros.core))
 
     thread = threading.Thread(target=serve)
     thread.start()

@@ -26,9 +26,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
-from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio, ratio_text  # noqa: E402 (said above)
-from benchmarks.throughput.alone import on_one_core, rate  # noqa: E402
-from benchmarks.throughput.end_to_end import end_to_end  # noqa: E402
+from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio, ratio_text
+from benchmarks.throughput.alone import on_one_core, rate
+from benchmarks.throughput.end_to_end import end_to_end
 
 SLOW = "benchmarks.endurance.slow:Slow"
 EXPERIMENT = "ppo_cartpole"

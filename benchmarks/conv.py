@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from unittest import mock
 
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 
@@ -50,11 +51,13 @@ def make_arm(form: Callable, precision: Precision, kind: str, batch: int) -> Cal
     """Return a function that runs one arm once and waits for it."""
     rng = np.random.default_rng(0)
     pixels = jnp.asarray(rng.integers(0, 256, (NUM_MINIBATCHES, batch, 84, 84, 4)), jnp.uint8)
-    module, original = NatureCNN(precision=precision), conv._conv
+    module = NatureCNN(precision=precision)
     weights = module.init(jax.random.key(0), pixels[0, :1])
 
     def loss(weights, images):
-        return jnp.mean(jnp.square(module.apply(weights, images)))
+        features = module.apply(weights, images)
+        assert isinstance(features, jax.Array)
+        return jnp.mean(jnp.square(features))
 
     def step(weights, images):
         value, gradient = jax.value_and_grad(loss)(weights, images)
@@ -65,11 +68,8 @@ def make_arm(form: Callable, precision: Precision, kind: str, batch: int) -> Cal
         "train": lambda: jax.jit(step).lower(weights, pixels[0]),
         "scan": lambda: jax.jit(partial(jax.lax.scan, step)).lower(weights, pixels),
     }[kind]
-    conv._conv = form  # trace this implementation
-    try:
+    with mock.patch.object(conv, "_conv", form):  # trace this implementation
         compiled = call().compile()
-    finally:
-        conv._conv = original
     images = pixels if kind == "scan" else pixels[0]
     return lambda: jax.block_until_ready(compiled(weights, images))
 
@@ -81,7 +81,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="rounds over all arms")
     parser.add_argument("--slow", action="store_true", help="also time lax.conv inside lax.scan on CPU (minutes)")
     options = parser.parse_args()
-    arms, best = {}, {}
+    arms: dict[tuple[str, str], Callable[[], None]] = {}
+    best: dict[tuple[str, str], float] = {}
     for kind in ("infer", "train", "scan"):
         for name, form in FORMS.items():
             if kind == "scan" and name == "lax.conv" and jax.default_backend() == "cpu" and not options.slow:

@@ -170,7 +170,9 @@ def _svg(plot: Plot | Check, y_label: str, x_label: str, drawn: list[Series], no
         ends = np.array([min(one.x.min() for one in drawn), max(one.x.max() for one in drawn)])
         drawn = [*drawn, Series(text, ends, np.full(2, value), index=REFERENCE, faint=True)]
         notes = [*notes, (REFERENCE, text)]
-    inside = re.search(r"<svg[^>]*>(.*)</svg>", chart(plot.title, x_label, drawn)).group(1)
+    found = re.search(r"<svg[^>]*>(.*)</svg>", chart(plot.title, x_label, drawn))
+    assert found, f"{plot.title}: fewer than two points"
+    inside = found.group(1)
     width, height = WIDE
     colours = "".join(f".line{i}{{stroke:{c}}}.key{i},polygon.line{i}{{fill:{c}}}" for i, c in enumerate(COLOURS))
     keys = "".join(

@@ -19,10 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
-from benchmarks.endurance.faulty import MISDEEDS  # noqa: E402 (where it lies is said above)
-from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio, ratio_text  # noqa: E402
-from benchmarks.throughput.alone import split_options  # noqa: E402
-from benchmarks.throughput.end_to_end import ENDLESS, START_LIMIT_S, BenchmarkError, Watched, command  # noqa: E402
+from benchmarks.endurance.faulty import MISDEEDS
+from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio, ratio_text
+from benchmarks.throughput.alone import split_options
+from benchmarks.throughput.end_to_end import ENDLESS, START_LIMIT_S, BenchmarkError, Watched, command
 
 LIMIT, NONE = 0.9, "none"
 PLAYING = 2000  # env steps after which a process runs at full speed

@@ -23,12 +23,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
-from benchmarks.endurance.idle import pauses  # noqa: E402
-from benchmarks.srl.blocks import Arm, Figures, Record, alternate  # noqa: E402
-from benchmarks.throughput.alone import split_options  # noqa: E402
-from benchmarks.throughput.end_to_end import ENDLESS, START_LIMIT_S, BenchmarkError, Watched, command  # noqa: E402
-from jsrl.launch.result import contradicted  # noqa: E402
-from jsrl.runs.names import FileNames  # noqa: E402
+from benchmarks.endurance.idle import pauses
+from benchmarks.srl.blocks import Arm, Figures, Record, alternate
+from benchmarks.throughput.alone import split_options
+from benchmarks.throughput.end_to_end import ENDLESS, START_LIMIT_S, BenchmarkError, Watched, command
+from jsrl.launch.result import contradicted
+from jsrl.runs.names import FileNames
 
 LIMIT_S, ACTORS, STEP_S, LEAVES_S = 3.0, 4, 0.05, 30.0
 OPTIONS = ("--env.id", "benchmarks.endurance.idle:Idle", "--num-actors", f"{ACTORS}", "--agent.network.core", "gru")

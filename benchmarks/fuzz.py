@@ -36,19 +36,19 @@ import zmq
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from benchmarks.endless import FRAME_BYTES, as_sent, shake_hands  # noqa: E402 (where it lies is said above)
-from jsrl.errors import CodecError, JsrlError, StreamTimeout  # noqa: E402
-from jsrl.runs.control import ControlServer  # noqa: E402
-from jsrl.transport.base import InferenceSpec, ProducerId, Reply  # noqa: E402
-from jsrl.transport.inference.area import AreaLayout  # noqa: E402
-from jsrl.transport.inference.transports import bind_inference, connect_inference  # noqa: E402
-from jsrl.transport.meeting.admission import JoinRules  # noqa: E402
-from jsrl.transport.meeting.handshake import Hello, hello_of_producer  # noqa: E402
-from jsrl.transport.params.transports import bind_params, connect_params  # noqa: E402
-from jsrl.transport.samples.transports import bind_samples, connect_samples  # noqa: E402
-from jsrl.transport.wire.codec import PROTOCOL_VERSION, Limits, decode, encode  # noqa: E402
-from jsrl.transport.wire.schema import flatten_schema, make_layout  # noqa: E402
-from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec  # noqa: E402
+from benchmarks.endless import FRAME_BYTES, as_sent, shake_hands
+from jsrl.errors import CodecError, JsrlError, StreamTimeout
+from jsrl.runs.control import ControlServer
+from jsrl.transport.base import InferenceSpec, ProducerId, Reply
+from jsrl.transport.inference.area import AreaLayout
+from jsrl.transport.inference.transports import bind_inference, connect_inference
+from jsrl.transport.meeting.admission import JoinRules
+from jsrl.transport.meeting.handshake import Hello, hello_of_producer
+from jsrl.transport.params.transports import bind_params, connect_params
+from jsrl.transport.samples.transports import bind_samples, connect_samples
+from jsrl.transport.wire.codec import PROTOCOL_VERSION, Limits, decode, encode
+from jsrl.transport.wire.schema import flatten_schema, make_layout
+from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec
 
 PREFIX = struct.Struct("<4sHHI")
 LIMITS = Limits(header_bytes=1 << 16, frames=8, message_bytes=1 << 20, depth=16)
@@ -249,7 +249,7 @@ class SocketTarget:
 
     endpoint: str
     limit_bytes: int
-    serve: Callable[[], None]
+    serve: Callable[[], object]
     works: Callable[[], None]
     close: Callable[[], None]
 
@@ -472,7 +472,7 @@ def control_target(folder: Path) -> SocketTarget:
     def works() -> None:
         server.poll(0.0)
 
-    return SocketTarget(server.address, LIVE_BYTES, lambda: server.poll(0.05) and None, works, server.close)
+    return SocketTarget(server.address, LIVE_BYTES, lambda: server.poll(0.05), works, server.close)
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from jsrl.runs.provenance import environment_facts  # noqa: E402 (where it lies is said above)
+from jsrl.runs.provenance import environment_facts
 
 STEPS = 20_000
 SEEDS = (0, 1)

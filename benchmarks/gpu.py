@@ -26,8 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from jsrl.launch.machine import accelerators  # noqa: E402 (where it lies is said above)
-from jsrl.runs.provenance import environment_facts  # noqa: E402
+from jsrl.launch.machine import accelerators
+from jsrl.runs.provenance import environment_facts
 
 DEVICES = "import jax; print([[d.platform, d.device_kind] for d in jax.devices()])"
 LAST_LINES = 30

@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -25,6 +26,7 @@ import mujoco
 import numpy as np
 
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.hide_and_seek.game import HideAndSeek
 from jsrl.envs.hide_and_seek.settings import SUBSTEPS, settings_of
 from jsrl.envs.hide_and_seek.worlds import build_world
 from jsrl.envs.make import make_game
@@ -68,9 +70,11 @@ def game_arm(scenario: str, options: dict, num_envs: int) -> tuple[Callable[[], 
     sizes = {"hider": settings.n_hiders, "seeker": settings.n_seekers}
     groups = {name: tuple(f"{name}_{i}" for i in range(size)) for name, size in sizes.items()}
     game = make_game(EnvConfig(f"hide_and_seek:{scenario}", kwargs=options), num_envs, 0, groups=groups)
+    assert isinstance(game, HideAndSeek)
+    worlds: Any = game.worlds
     drawn = {name: rng.integers(0, NUMS, (DRAWN, num_envs, size, 5)) for name, size in sizes.items()}
     game.reset()
-    count, inside, advance = 0, 0.0, game.worlds._advance
+    count, inside, advance = 0, 0.0, worlds._advance
 
     def timed(*arguments: object) -> None:
         nonlocal inside
@@ -83,7 +87,7 @@ def game_arm(scenario: str, options: dict, num_envs: int) -> tuple[Callable[[], 
         game.step({name: actions[count % DRAWN] for name, actions in drawn.items()})
         count += 1
 
-    game.worlds._advance = timed
+    worlds._advance = timed
     return step, lambda: inside
 
 

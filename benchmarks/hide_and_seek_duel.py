@@ -116,7 +116,8 @@ def duel(config: EnvConfig, sides: dict[str, Side], episodes: int, seed: int) ->
         step = game.step({team: side(game, step.observation[team], step.is_first) for team, side in sides.items()})
         ended += len(step.episodes)
         rewarded = (game.clock > game.settings.prep_steps) & ~step.is_first
-        caught.append(game.sight.seen[rewarded, game.settings.n_hiders :, : game.settings.n_hiders].any(axis=(1, 2)))
+        seen = game.sight.seen[rewarded, game.settings.n_hiders :, : game.settings.n_hiders]
+        caught.append(np.asarray(seen.any(axis=(1, 2))))
         far.append(distances(game)[rewarded].ravel())
     game.close()
     return {
@@ -187,8 +188,10 @@ def main() -> None:
             print(f"{tag}, {name}: a hider is seen in {text['seen_share']:.2f} of the rewarded steps, median distance "
                   f"{text['median_distance']:.2f} m", flush=True)  # fmt: skip
     if not args.curve:
-        text = "chases" if chases(found[args.tag], args.share) else "does not chase"
-        print(f"the learned seeker {text} random hiders ({args.share:g} of the steps, half as far as one that turns)")
+        verdict = "chases" if chases(found[args.tag], args.share) else "does not chase"
+        print(
+            f"the learned seeker {verdict} random hiders ({args.share:g} of the steps, half as far as one that turns)"
+        )
     if args.out:
         args.out.write_text(
             json.dumps(

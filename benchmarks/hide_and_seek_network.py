@@ -37,7 +37,7 @@ BATCHES, SEQUENCES, LENGTH = (1, 64, 256), 64, 10
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 
 
-def rows(time_steps: int, batch: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def rows(time_steps: int, batch: int) -> tuple[dict[str, jax.Array], jax.Array]:
     """Return random observations [T, B, ...] and is_first [T, B], all false."""
     rng = np.random.default_rng(0)
     made = {}

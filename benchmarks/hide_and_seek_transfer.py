@@ -56,7 +56,13 @@ def game_of(env_steps: int, seed: int) -> Experiment:
     agent = dataclasses.replace(
         league.policies["main"].agent, network=network, chunk_length=10, normalize_values=True, max_grad_norm=5.0
     )
-    kwargs = {"relative": True, "hide_unseen": True, "seekers_wait": True, "reward_range": 6.0, "reward_falls": True}
+    kwargs: dict[str, Any] = {
+        "relative": True,
+        "hide_unseen": True,
+        "seekers_wait": True,
+        "reward_range": 6.0,
+        "reward_falls": True,
+    }
     kwargs |= {"n_hiders": 1, "n_seekers": 1, "n_boxes": 1, "n_ramps": 1, "rows": [8, 3, 4]}
     return dataclasses.replace(
         league,
@@ -82,7 +88,7 @@ def env_of(task: str, trained: EnvConfig) -> EnvConfig:
 def task_of(task: str, policy: Policy, env_steps: int, seed: int) -> Experiment:
     """Return one agent, like the one of a trained policy, that learns a task."""
     made = game_of(env_steps, seed)
-    agent = dataclasses.replace(policy.experiment.agent, gamma=0.99)  # type: ignore[type-var]
+    agent = dataclasses.replace(policy.experiment.agent, gamma=0.99)
     return dataclasses.replace(made, env=env_of(task, policy.experiment.env), agent=agent, policies={})
 
 
@@ -105,7 +111,8 @@ def parts_of(name: str, runs_dir: Path) -> dict[str, list[float]]:
 def random_play(env: EnvConfig, seed: int) -> dict[str, float]:
     """Return the means of the metrics over the first two episodes of each slot, with random actions."""
     game, rng = make_game(env, SLOTS, seed), np.random.default_rng(seed)
-    step, ended = game.reset(), [[] for _ in range(SLOTS)]  # type: list[list[Any]]
+    step = game.reset()
+    ended: list[list[Any]] = [[] for _ in range(SLOTS)]
     while min(map(len, ended)) < 2:
         step = game.step(random_joint_actions(game, step.observation, rng))
         for episode in step.episodes:

@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
-from benchmarks.peers.replay_works import works  # noqa: E402 (where it lies is said above)
-from benchmarks.srl.blocks import Arm, Figures, Record, alternate  # noqa: E402
-from benchmarks.throughput import peers  # noqa: E402
-from benchmarks.throughput.end_to_end import BenchmarkError, last_lines  # noqa: E402
+from benchmarks.peers.replay_works import works
+from benchmarks.srl.blocks import Arm, Figures, Record, alternate
+from benchmarks.throughput import peers
+from benchmarks.throughput.end_to_end import BenchmarkError, last_lines
 
 OURS = ROOT / "benchmarks" / "updates" / "ours.py"
 

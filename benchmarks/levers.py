@@ -20,13 +20,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
-from benchmarks.srl import batching, ring, system  # noqa: E402 (where they lie is said above)
-from benchmarks.srl.blocks import Arm, Record, alternate, paired_ratio, ratio_text  # noqa: E402
+from benchmarks.srl import batching, ring, system
+from benchmarks.srl.blocks import Arm, Record, alternate, paired_ratio, ratio_text
 
 RINGS = (1, 2, 3, 4, 6, 8, 10, 12, 16)
 CLIENTS = (1, 2, 4, 8, 16)
@@ -77,7 +78,7 @@ def measure_batching(given: argparse.Namespace, record: Record, folder: Path) ->
             arms = [
                 Arm(
                     f"{name}, {number} clients",
-                    lambda s=server, n=number: crowd.measure(s, n, seconds, systems[s].cpu_s),
+                    partial(crowd.measure, server, number, seconds, systems[server].cpu_s),
                 )
                 for server, name in enumerate(experiments)
             ]

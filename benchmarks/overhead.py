@@ -27,10 +27,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
-from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio, ratio_text  # noqa: E402 (said above)
-from benchmarks.throughput.alone import split_options  # noqa: E402
-from benchmarks.throughput.arithmetic import rates  # noqa: E402
-from benchmarks.throughput.end_to_end import ENDLESS, Watched, command, watch  # noqa: E402
+from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio, ratio_text
+from benchmarks.throughput.alone import split_options
+from benchmarks.throughput.arithmetic import rates
+from benchmarks.throughput.end_to_end import ENDLESS, Watched, command, watch
 
 WITHOUT = Path(__file__).with_name("without")
 PARTS = "heartbeats,deadlines,phases,metrics,ledger"

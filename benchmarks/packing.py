@@ -26,7 +26,7 @@ import numpy as np
 
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
-from jsrl.transport.base import ProducerId
+from jsrl.transport.base import Lease, ProducerId
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.samples.packing import Packing
 from jsrl.transport.samples.transports import bind_samples, connect_samples
@@ -90,7 +90,7 @@ def consume(address: str, keys: str, arm: str) -> dict[str, float]:
     consumer = bind_samples(address, schema, keys=keys, packing=ARMS[arm])
     print(json.dumps(consumer.address), flush=True)
     staging, count, begin_cpu = zeros(schema), 0, cpu_s()
-    lease = consumer.get(60.0)
+    lease: Lease | None = consumer.get(60.0)
     while lease is not None:
         for target, leaf in zip(leaves(staging), leaves(lease.trajectory), strict=True):
             target[...] = leaf

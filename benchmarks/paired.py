@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio  # noqa: E402 (see above)
+from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio
 
 DRIVER = Path(__file__).with_name("paired_updates.py")
 WORKS = ("ppo_cartpole", "ppo_halfcheetah", "ppo_pong", "sac_halfcheetah")

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -26,6 +27,7 @@ import numpy as np
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
 from jsrl.envs.particle.tasks import TASKS
+from jsrl.types import Discrete
 
 DRAWN = 100  # vectors of actions, drawn beforehand
 
@@ -34,7 +36,10 @@ def own_arm(name: str, num_envs: int) -> Callable[[], int]:
     """Return a function that steps jsrl's game once and returns the env steps."""
     game = make_game(EnvConfig(f"particle:{name}" if name in TASKS else f"foraging:{name}"), num_envs, 0)
     rng, count = np.random.default_rng(0), 0
-    actions = {s.name: rng.integers(0, s.action.num_actions, (DRAWN, num_envs, 1)) for s in game.spec.seats}
+    actions = {}
+    for seat in game.spec.seats:
+        assert isinstance(seat.action, Discrete)
+        actions[seat.name] = rng.integers(0, seat.action.num_actions, (DRAWN, num_envs, 1))
     game.reset()
 
     def step() -> int:
@@ -98,7 +103,9 @@ def core_arm(name: str, num_envs: int) -> Callable[[], int]:
 def lbforaging_arm(name: str, num_envs: int) -> Callable[[], int]:
     """Return a function that steps `num_envs` of lbforaging's environments once."""
     importlib.import_module("lbforaging")
-    envs = [gymnasium.make(f"Foraging-{name}-v3", disable_env_checker=True).unwrapped for _ in range(num_envs)]
+    envs: list[Any] = [
+        gymnasium.make(f"Foraging-{name}-v3", disable_env_checker=True).unwrapped for _ in range(num_envs)
+    ]
     rng, count = np.random.default_rng(0), 0
     for seed, env in enumerate(envs):
         env.reset(seed=seed)

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
-from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio, ratio_text  # noqa: E402 (said above)
+from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio, ratio_text
 
 ROLES = {"neither": (False, False), "evaluator": (True, False), "recorder": (False, True), "both": (True, True)}
 RATES = ("sampling_hz", "update_hz", "update_frame_rate_hz")

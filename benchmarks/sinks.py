@@ -31,16 +31,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio  # noqa: E402 (see above)
-from jsrl.cli.experiments import load  # noqa: E402
-from jsrl.experiment import DeadlineConfig, EvaluatorConfig, Experiment  # noqa: E402
-from jsrl.launch.run import run  # noqa: E402
-from jsrl.metrics.sinks import TensorBoardSink  # noqa: E402
-from jsrl.metrics.wandb_sink import WandbSink  # noqa: E402
+from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio
+from jsrl.cli.experiments import load
+from jsrl.experiment import DeadlineConfig, EvaluatorConfig, Experiment
+from jsrl.launch.run import run
+from jsrl.metrics.sinks import TensorBoardSink
+from jsrl.metrics.wandb_sink import WandbSink
 
 FIGURE = "cpu_us_per_row"
 NEITHER = "nothing"
-Extras = dict[str, list[Any]]
+Extras = dict[str, Any]
 
 
 class Clock:

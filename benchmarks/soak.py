@@ -30,10 +30,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from benchmarks import process_tree  # noqa: E402 (where it lies is said above)
-from benchmarks.endurance.holdings import Holdings, folder_usage, holdings, named_tree  # noqa: E402
-from benchmarks.endurance.verdicts import Watched, judge, run_faults, table  # noqa: E402
-from benchmarks.throughput.alone import split_options  # noqa: E402
+from benchmarks import process_tree
+from benchmarks.endurance.holdings import Holdings, folder_usage, holdings, named_tree
+from benchmarks.endurance.verdicts import Watched, judge, run_faults, table
+from benchmarks.throughput.alone import split_options
 
 RUN_NAME, ENDLESS, START_LIMIT_S, LEAVE_S = "soak", 10**12, 300.0, 180.0
 CONTROLLER = "controller"

@@ -64,10 +64,11 @@ def arms(batch_size: int, updates: int, hidden: tuple[int, ...], lead: int) -> d
     rng = np.random.default_rng(0)
     one = random_trajectory(SPEC, rng, num_rows=1, num_envs=batch_size * updates, extras=(), core=(), weighted=False)
     devices = jax.local_devices()
-    sides = [
+    assert agent.split is not None
+    policy, critic = (
         several_updates(agent._replace(update=u), updates).update for u in (agent.split.policy, agent.split.critic)
-    ]
-    split = SplitUpdate(agent, tuple(sides), devices[:2], max_lead=lead, updates_per_call=updates)
+    )
+    split = SplitUpdate(agent, (policy, critic), devices[:2], max_lead=lead, updates_per_call=updates)
     made = {
         "single": Arm(
             OwnUpdate(several, data_parallel(several.update, devices[:1])), split_devices(one, 1), key, drain=False

@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
-from benchmarks.endurance.holdings import holdings  # noqa: E402 (where it lies is said above)
-from benchmarks.endurance.slopes import theil_sen  # noqa: E402
+from benchmarks.endurance.holdings import holdings
+from benchmarks.endurance.slopes import theil_sen
+from jsrl.experiment.experiment import PlacementKind
 
 WARM_UP_SHARE, LIMIT_MB_PER_START = 0.25, 0.5
 # XLA and Orbax start the last threads of their pools late: in one of many starts, and sometimes in one of few.
@@ -71,7 +72,7 @@ def descriptors() -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def short_run(name: str, placement: str, folder: Path) -> Callable[[], None]:
+def short_run(name: str, placement: PlacementKind, folder: Path) -> Callable[[], None]:
     """Return a function that starts a run of a few rows and waits for its end."""
     from jsrl.cli.experiments import experiments
     from jsrl.experiment import EvaluatorConfig

@@ -34,7 +34,7 @@ import zmq
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from benchmarks.fuzz import answered, change_value, examples, flip, mutate  # noqa: E402 (where it lies is said above)
+from benchmarks.fuzz import answered, change_value, examples, flip, mutate
 
 FOUND_S = 1.0  # between scans for sockets: replaced workers bind new ones
 ROUND = 20  # messages over one connection

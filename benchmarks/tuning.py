@@ -17,12 +17,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
-from benchmarks.srl.blocks import Arm, Record, alternate, paired_ratio, ratio_text  # noqa: E402 (where it lies is said above)
-from benchmarks.srl.system import whole_run  # noqa: E402
-from jsrl.cli.command_line import CommandLine, parse  # noqa: E402
-from jsrl.errors import ConfigError, JsrlError  # noqa: E402
-from jsrl.experiment import Experiment  # noqa: E402
-from jsrl.tuning.space import (  # noqa: E402
+from benchmarks.srl.blocks import Arm, Record, alternate, paired_ratio, ratio_text
+from benchmarks.srl.system import whole_run
+from jsrl.cli.command_line import CommandLine, parse
+from jsrl.errors import ConfigError, JsrlError
+from jsrl.experiment import Experiment
+from jsrl.tuning.space import (
     Setting,
     Space,
     describe,
@@ -31,7 +31,7 @@ from jsrl.tuning.space import (  # noqa: E402
     make_space,
     with_setting,
 )
-from jsrl.tuning.tune import this_machine, tune  # noqa: E402
+from jsrl.tuning.tune import this_machine, tune
 
 
 def grid_of(space: Space, cores: int, rings: tuple[int, ...]) -> list[Setting]:

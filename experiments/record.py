@@ -2,7 +2,7 @@
 
 import sys
 
-from jsrl.cli.record_policy import main
+from jsrl.cli.record import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
+
 from benchmarks.games.boards import legal_shares
 from benchmarks.games.poker import Kuhn, Leduc
-from benchmarks.games.trees import Tree, unfold
+from benchmarks.games.trees import Rules, Tree, unfold
 from jsrl.agents.ppo import PPOConfig
 from jsrl.directors.psro import PSRO
 from jsrl.envs.config import EnvConfig
@@ -31,7 +35,10 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.policy import load_policy
 from jsrl.snapshots.players import PlayerStore
 
-GAMES = {"kuhn": (Kuhn, "openspiel:kuhn_poker"), "leduc": (Leduc, "openspiel:leduc_poker")}
+GAMES: dict[str, tuple[Callable[[], Rules], str]] = {
+    "kuhn": (Kuhn, "openspiel:kuhn_poker"),
+    "leduc": (Leduc, "openspiel:leduc_poker"),
+}
 POKER = Experiment(
     name="poker",
     env=EnvConfig("openspiel:kuhn_poker"),

@@ -8,31 +8,39 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
+
 from benchmarks.games.poker import Kuhn, Leduc
 from benchmarks.games.trees import Tree, unfold
-from jsrl.directors.solvers import SOLVERS
+from jsrl.directors.solvers import SOLVERS, Mixtures
 
-Rule = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+Rule = Callable[[np.ndarray], Mixtures]
 """Payoffs [K, K] of player 0 -> mixtures [K] of both players."""
 
 
-def latest(payoff: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def zero_sum(solver: Callable[[np.ndarray, np.ndarray], Mixtures]) -> Rule:
+    """Return the rule of a solver that takes the payoffs of both players."""
+    return lambda payoff: solver(payoff, -payoff)
+
+
+def latest(payoff: np.ndarray) -> Mixtures:
     """Return the newest member only."""
     newest = np.eye(len(payoff))[-1]
     return newest, newest
 
 
-def newest_half(payoff: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def newest_half(payoff: np.ndarray) -> Mixtures:
     """Return the newer half of the population with equal weights: delta-uniform with delta 0.5."""
     kept = (np.arange(len(payoff)) >= len(payoff) // 2).astype(float)
     return kept / kept.sum(), kept / kept.sum()
 
 
 RULES: dict[str, Rule] = {
-    **{name: lambda payoff, solver=solver: solver(payoff, -payoff) for name, solver in SOLVERS.items()},
+    **{name: zero_sum(solver) for name, solver in SOLVERS.items()},
     "latest": latest,
     "newest half": newest_half,
 }
@@ -74,7 +82,7 @@ def main() -> int:
     parser.add_argument("--rules", default=",".join(RULES), help="comma-separated rules")
     words = parser.parse_args()
     sizes = [int(size) for size in words.sizes.split(",")]
-    tree = unfold({"kuhn": Kuhn, "leduc": Leduc}[words.game]())
+    tree = unfold(Kuhn() if words.game == "kuhn" else Leduc())
     print(f"{words.game}, uniform policy: NashConv {tree.nash_conv(tree.uniform()):.4f}")
     print("rule".ljust(14), *(str(size).rjust(8) for size in sizes))
     for name in words.rules.split(","):

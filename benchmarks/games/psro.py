@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from benchmarks.games.matrix import BIASED, nash_conv
 from jsrl.agents.ppo import PPOConfig
@@ -96,7 +99,7 @@ def psro(seed: int, folder: Path) -> dict[str, Any]:
     strategies = mixed_actions(run_folder, {player.version: store.version(player.version) for player in players})
     mixture = director.mixture(state, "main")
     pairs = list(zip(players, mixture, strict=False))
-    mixed = sum(share * strategies[player.version] for player, share in pairs)
+    mixed = np.sum([share * strategies[player.version] for player, share in pairs], axis=0)
     return {
         "arm": "psro",
         "seed": seed,

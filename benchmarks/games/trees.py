@@ -5,7 +5,7 @@ The whole tree is stored as arrays in order of depth, so that a pass over it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -140,7 +140,7 @@ class Tree:
             raise ArithmeticError(f"NashConv is {gained}; it cannot be negative, so the tree or the policy is wrong")
         return gained
 
-    def mixture(self, policies: Sequence[np.ndarray], weights: Sequence[float], player: int) -> np.ndarray:
+    def mixture(self, policies: Sequence[np.ndarray], weights: Iterable[float], player: int) -> np.ndarray:
         """Return the policy [I, A] that plays like one of `policies`, drawn once per game.
 
         In each information set the policies are weighted by their reach probability, not by their mixture weights alone.
@@ -160,8 +160,9 @@ class Tree:
 def unfold(rules: Rules) -> Tree:
     """Return the whole tree of a game."""
     states, parent, owner, edge_set, edge_action, chance = [rules.initial()], [0], [CHANCE], [0], [0], [1.0]
-    depths, value, found, legal, players, nodes_of_sets, depth_of = [slice(0, 1)], [], {}, [], [], [], []
-    observations = []
+    depths, value, legal, nodes_of_sets, depth_of, observations = [slice(0, 1)], [], [], [], [], []
+    found: dict[tuple[int, Hashable], int] = {}
+    players: list[int] = []
     begin = 0
     while begin < len(states):
         end = len(states)
@@ -190,10 +191,20 @@ def unfold(rules: Rules) -> Tree:
         begin = end
         if len(states) > end:
             depths.append(slice(end, len(states)))
-    arrays = (np.array(column) for column in (parent, owner, edge_set, edge_action, chance, value))
-    information = tuple(name for _, name in found)
-    sets = (np.array(column) for column in (players, legal, nodes_of_sets, observations))
-    return Tree(tuple(depths), *arrays, information, *sets)
+    return Tree(
+        depths=tuple(depths),
+        parent=np.array(parent),
+        owner=np.array(owner),
+        edge_set=np.array(edge_set),
+        edge_action=np.array(edge_action),
+        chance=np.array(chance),
+        value=np.array(value),
+        information=tuple(name for _, name in found),
+        player=np.array(players),
+        legal=np.array(legal),
+        node_of_set=np.array(nodes_of_sets),
+        observations=np.array(observations),
+    )
 
 
 def solve_by_cfr(tree: Tree, iterations: int) -> np.ndarray:

@@ -32,7 +32,7 @@ def model_of(given: argparse.Namespace) -> Any:
         os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"  # the faster of both settings in bench.py
         from sbx import SAC
 
-        shape = {"net_arch": {"pi": [256, 256], "qf": [256, 256]}}
+        shape: dict[str, Any] = {"net_arch": {"pi": [256, 256], "qf": [256, 256]}}
     else:
         import torch
         from stable_baselines3 import SAC

@@ -39,7 +39,7 @@ def configuration(request: dict[str, Any]) -> Any:
     runners = request["setting"].get("runners", 0)
     if request["network"] == "nature_cnn":
         model = DefaultModelConfig(
-            conv_filters=[[32, 8, 4], [64, 4, 2], [64, 3, 1]],
+            conv_filters=[(32, 8, 4), (64, 4, 2), (64, 3, 1)],
             conv_activation="relu",
             head_fcnet_hiddens=[512],
             head_fcnet_activation="relu",

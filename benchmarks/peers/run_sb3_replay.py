@@ -90,7 +90,8 @@ def learn(model: Any, request: dict[str, Any], meter: Meter) -> float:
 def drive(model: Any, request: dict[str, Any], meter: Meter) -> float | None:
     """Run the work; return the gradient steps per env step, only for the part `learning`."""
     if request["part"] == "updates":
-        return train_alone(model, request, meter)
+        train_alone(model, request, meter)
+        return None
     return learn(model, request, meter)
 
 

@@ -28,6 +28,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
+
 from benchmarks import process_tree
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
@@ -42,7 +44,15 @@ from tests.launch.hosts.agents import Agent, namespaces
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = "benchmarks.scale.sleeping:Sleeping"
-WORK = {"step_s": 0.05, "size": 64, "rows": 20, "epochs": 4, "minibatches": 4, "learning_rate": 3e-4, "hidden": 64}
+WORK: dict[str, Any] = {
+    "step_s": 0.05,
+    "size": 64,
+    "rows": 20,
+    "epochs": 4,
+    "minibatches": 4,
+    "learning_rate": 3e-4,
+    "hidden": 64,
+}
 WINDOW_S, RECOVERED, PATIENCE_S = 10.0, 0.85, 180.0
 RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "token", "OMP_NUM_THREADS": "1"}
 

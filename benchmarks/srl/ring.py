@@ -74,12 +74,18 @@ class TimedEnv:
 # -- the answering process --------------------------------------------------------------------------------------------
 
 
+def set_at_end(ended: threading.Event) -> None:
+    """Set an event at the end of standard input."""
+    sys.stdin.read()
+    ended.set()
+
+
 def serve(address: str, answer_s: float) -> None:
     """Answer every request `answer_s` after its arrival, until standard input ends."""
     server = bind_inference(address, ACT)
     print(server.address, flush=True)
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    threading.Thread(target=set_at_end, args=(ended,), daemon=True).start()
     due: list[tuple[float, int, ClientRequest]] = []
     order = itertools.count()
     reply = Reply(np.zeros(1, np.int32), np.zeros(1, np.float32), (), 0)
@@ -144,7 +150,7 @@ def measure_ring(
 
     environments = {group: (lambda: TimedEnv(step_s, spins=spins)) for group in range(ring)}
     policies = [ActingPolicy(PolicySettings(), connect)]
-    actor = Actor("actor-0", ActorSettings(ROWS), environments, policies, NullReporter())  # type: ignore[arg-type]
+    actor = Actor("actor-0", ActorSettings(ROWS), environments, policies, NullReporter())
     stop = threading.Event()
     drain = threading.Thread(target=_drain, args=(consumer, stop), daemon=True)
     drain.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.srl.acting import ActingSystem
@@ -39,7 +40,7 @@ def acting(experiments: dict[str, Experiment], seconds: float, folder: Path) -> 
         arms = []
         for name, experiment in experiments.items():
             system = stack.enter_context(ActingSystem(experiment, folder))
-            arms.append(Arm(name, lambda s=system: s.measure(seconds)))
+            arms.append(Arm(name, partial(system.measure, seconds)))
         yield arms
 
 

@@ -121,8 +121,8 @@ class Tail:
     """The lines of a metrics.jsonl as they are written."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._path, self._read = folder, None, 0
-        self._rest = ""
+        self._folder, self._read, self._rest = folder, 0, ""
+        self._path: Path | None = None
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the new lines; an incomplete line waits for its end."""

@@ -117,7 +117,7 @@ def with_repetitions(text: str, most: int) -> dict[str, int]:
     Raises:
       ConfigError: an unknown peer, or an invalid number.
     """
-    counts = {}
+    counts: dict[str, int] = {}
     for word in text.split(","):
         name, _, number = word.strip().partition(":")
         if number and not (number.isdigit() and int(number) > 0):

@@ -109,7 +109,7 @@ def flow_table(raw: dict[str, Any]) -> Table:
     headings = ("lag", "act rows", "idle a/i/l", "bytes", "copies", "PSS MB", "first update s")
     table = columns("", *headings)
     table.caption, table.caption_justify = caption(raw), "left"
-    transport = raw.get("transport", raw.get("road"))  # the name in older files
+    transport = raw["transport" if "transport" in raw else "road"]  # the name in older files
     for placement, runs in raw["end_to_end"].items():
         if not runs:
             continue

@@ -18,8 +18,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments"), str(ROOT / "benchmarks" / "peers")]
 
-from measuring import Meter, read_request, versions_of  # noqa: E402 (where they lie is said above)
-from replay_works import seen  # noqa: E402
+from measuring import Meter, read_request, versions_of
+from replay_works import seen
 
 SETTINGS = [{"one_thread": True}, {"threads": 2}]
 PRODUCTS = 40
@@ -41,6 +41,7 @@ def make_update(request: dict[str, Any]) -> tuple[Callable[[], None], int]:
     from jsrl.replay.device.agent import on_device
 
     experiment = parse(request["options"], experiments()[NAMES[request["algorithm"]]]()).experiment
+    assert experiment.replay is not None
     replay = dataclasses.replace(
         experiment.replay,
         capacity=request["rows"],

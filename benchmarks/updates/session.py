@@ -123,7 +123,8 @@ def peer_arms(given: argparse.Namespace, raw: dict[str, Any]) -> list[Arm]:
     Raises:
       ConfigError: an unknown peer.
     """
-    folder, found = peers.peers_folder(given.peers_dir), []
+    folder = peers.peers_folder(given.peers_dir)
+    found: list[Arm] = []
     for name in selected(given.against, PEERS, "peer of off-policy learning"):
         peer = peers.find(ENVIRONMENTS.get(name, name), folder, peers.FOLDER / DRIVERS[name])
         if isinstance(peer, str):

@@ -26,14 +26,14 @@ def without_deadlines() -> None:
     """Disable the record of operations that may hang."""
     from jsrl.runs.control import ControlClient
 
-    ControlClient.entering = ControlClient.left = nothing  # type: ignore[method-assign, assignment]
+    ControlClient.entering = ControlClient.left = nothing  # type: ignore[method-assign]
 
 
 def without_phases() -> None:
     """Disable time accounting."""
     from jsrl.metrics.phases import Phases
 
-    Phases.enter = Phases.rest = Phases.mark = nothing  # type: ignore[method-assign, assignment]
+    Phases.enter = Phases.rest = Phases.mark = nothing  # type: ignore[method-assign]
     Phases.shares = lambda self: {}  # type: ignore[method-assign]
 
 

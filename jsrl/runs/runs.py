@@ -253,7 +253,9 @@ def curve_of(columns: Mapping[str, np.ndarray], key: str) -> tuple[np.ndarray, n
     return env_steps[kept], values[kept]
 
 
-def load_runs(runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], runs_dir: str = "runs") -> list[Run]:
+def load_runs(
+    runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[str] = "runs"
+) -> list[Run]:
     """Return runs given by a glob pattern, one name or path, or a list of those (see RunFolder.open); all runs of a group.
 
     Raises:

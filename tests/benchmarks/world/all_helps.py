@@ -1,0 +1,48 @@
+"""Ask every command below benchmarks/ and experiments/ for --help, as `python FILE --help` does, in one process."""
+
+import contextlib
+import io
+import runpy
+import sys
+from pathlib import Path
+
+import jsrl
+
+ROOT = Path(jsrl.__file__).parents[1]
+OWN = [str(ROOT / name) for name in ("benchmarks", "experiments", "tests")]
+LEFT_OUT = ("run_*.py", "validate.py")  # drivers, which other environments run; a command that needs `python -m`
+
+
+def commands() -> list[Path]:
+    """Return the files with a command line."""
+    files = [path for path in (ROOT / "benchmarks").rglob("*.py") if "ArgumentParser(" in path.read_text()]
+    wanted = [path for path in files if not any(path.match(name) for name in LEFT_OUT)]
+    return sorted([*wanted, *(ROOT / "experiments").glob("*.py")])
+
+
+def error_of(path: Path) -> str | None:
+    """Return why a command prints no help."""
+    known, sys.argv, printed = set(sys.modules), [str(path), "--help"], io.StringIO()
+    sys.path.insert(0, str(path.parent))
+    try:
+        with contextlib.redirect_stdout(printed):
+            runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as end:
+        return f"exit status {end.code}" if end.code else None if "usage" in printed.getvalue() else "no usage"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        for name in set(sys.modules) - known:  # the next command must find its own modules itself
+            place = str(getattr(sys.modules[name], "__path__", None) or sys.modules[name])
+            if any(folder in place for folder in OWN):
+                del sys.modules[name]
+    return "no end by --help"
+
+
+if __name__ == "__main__":
+    paths = [place for place in sys.path if place and Path(place).resolve() != ROOT]  # jsrl itself is imported already
+    found = {}
+    for command in commands():
+        sys.path[:] = paths
+        found[str(command.relative_to(ROOT))] = error_of(command)
+    sys.stdout.write("".join(f"{name}: {error}\n" for name, error in found.items() if error))
