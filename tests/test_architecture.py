@@ -648,10 +648,11 @@ def unknown_names(tree: ast.Module) -> list[str]:
     """Return the names that docstrings describe and their class or function does not have."""
     return [
         f"{node.name}: {name}"
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.ClassDef | ast.FunctionDef)
         for title in ("Args", "Attributes")
-        for name in sorted(documented_names(ast.get_docstring(node) or "", title) - names_of(node))
+        if (documented := documented_names(ast.get_docstring(node) or "", title))
+        for name in sorted(documented - names_of(node))
     ]
 
 

@@ -28,6 +28,7 @@ def four_devices() -> subprocess.CompletedProcess:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_four_devices(name, four_devices):
     assert four_devices.returncode == 0, four_devices.stdout + four_devices.stderr[-4000:]

@@ -181,9 +181,9 @@ def first_hyperparameters(director: Any, seed: int) -> dict[str, dict[str, float
 def copy_json(value: Any) -> Any:
     """Return a copy of JSON values that shares no dict and no list with them."""
     if isinstance(value, dict):
-        return {key: copy_json(child) for key, child in value.items()}
+        return {key: copy_json(child) if isinstance(child, dict | list) else child for key, child in value.items()}
     if isinstance(value, list):
-        return [copy_json(child) for child in value]
+        return [copy_json(child) if isinstance(child, dict | list) else child for child in value]
     return value
 
 

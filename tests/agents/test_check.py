@@ -22,8 +22,8 @@ SMALL = NetworkConfig(hidden=(16,))
 RECURRENT = NetworkConfig(hidden=(16,), core="lstm", core_size=8)
 LINE = ArraySpec((3,), "float32")
 SPEC = EnvSpec(LINE, Discrete(3))
-GOOD = ppo(PPOConfig(network=SMALL), SPEC)
-GOOD_RECURRENT = ppo(PPOConfig(network=RECURRENT), SPEC)
+GOOD = impala(IMPALAConfig(network=SMALL), SPEC)
+GOOD_RECURRENT = impala(IMPALAConfig(network=RECURRENT), SPEC)
 
 SOUND = {
     "recurrent": (SPEC, RECURRENT),

@@ -138,10 +138,10 @@ def test_pbt_replays():
     def script(game, chance):
         return Outcome(game.id, chance.randint(5, 50), (chance.gauss(int(game.players[0].policy[-1]), 1.0),))
 
-    state, journal = check_replay(PBT(members, RATES, ready_env_steps=200, window=5), 800, script)
+    state, journal = check_replay(PBT(members, RATES, ready_env_steps=200, window=5), 400, script)
     assert len(commands_of(journal)) >= 8 and state["discarded"] > 10
     matches = PBT(members, RATES, opponents="population", ready_env_steps=400, window=5)
-    _, journal = check_replay(matches, 500, beaten(0.5))
+    _, journal = check_replay(matches, 300, beaten(0.5))
     assert len(commands_of(journal)) >= 4
 
 

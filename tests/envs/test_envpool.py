@@ -9,8 +9,9 @@ import pytest
 
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import make
 from jsrl.envs.rendering import make_rendered
-from jsrl.errors import MissingExtra
+from jsrl.errors import ConfigError, MissingExtra
 
 COINRUN = EnvConfig("envpool:CoinrunEasy-v0")
 FOOTBALL = EnvConfig("envpool:gfootball/academy_3_vs_1_with_keeper-v1")
@@ -27,6 +28,11 @@ def test_coinrun_passes_check_env_and_renders() -> None:
     seen = env.reset().observation[0]
     np.testing.assert_array_equal(env.picture(), seen)
     env.close()
+
+
+def test_unknown_environment_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="nearest: CartPole-v1"):
+        make(EnvConfig("envpool:CartPol-v1"), 2, 0)
 
 
 def test_missing_system_library_is_named(monkeypatch) -> None:

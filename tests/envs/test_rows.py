@@ -188,7 +188,6 @@ def test_reset_without_seed_is_a_fault():
     [
         (EnvConfig("CartPoal-v1"), "CartPole-v1"),
         (EnvConfig("ALE/Pongg-v5"), "ALE/Pong-v5"),
-        (EnvConfig("envpool:CartPol-v1"), "CartPole-v1"),
         (EnvConfig("probe:memroy"), "memory"),
         (EnvConfig("probe:memory", kwargs={"delai": 2}), "delai"),
         (EnvConfig("CartPole-v1", kwargs={"gravity_": 2}), "gravity_"),

@@ -185,7 +185,7 @@ def drive(examples: int, *, derandomize: bool) -> None:
 
 
 def test_admission_through_recoveries() -> None:
-    drive(10, derandomize=True)
+    drive(5, derandomize=True)
 
 
 @pytest.mark.slow
