@@ -1,4 +1,4 @@
-"""A limit on how often an event may happen within a window of time."""
+"""Limits on how often an event may happen within a window of time, and on how often it is reported."""
 
 from __future__ import annotations
 
@@ -31,3 +31,8 @@ class RateLimit:
         if allowed:
             self._spent_s.append(self._clock())
         return allowed
+
+
+def is_reported(count: int) -> bool:
+    """Return whether the `count`-th event of its sort (from 1) is reported: the first, then ever fewer (2, 4, 8, ...)."""
+    return count & (count - 1) == 0

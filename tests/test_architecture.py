@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"counted", "rate_limit", "extras", "types", "errors", "references"},
         {"numpy", "gymnasium", "ale_py", "envpool", "lbforaging", "mujoco", "pyspiel"},
     ),
-    "transport": ({"types", "errors", "plain_files"}, {"numpy", "ml_dtypes", "zmq", "msgspec", "lz4"}),
+    "transport": ({"rate_limit", "types", "errors", "plain_files"}, {"numpy", "ml_dtypes", "zmq", "msgspec", "lz4"}),
     "experiment": ({"counted", "envs", "types", "errors", "references"}, {"jax"}),
     "replay": ({"agents", "errors", "experiment", "plain_files", "types"}, {"jax", "numpy"}),
     "runs": ({"extras", "transport", "errors", "plain_files"}, {"numpy", "zmq", "msgspec", "psutil"}),

@@ -19,7 +19,7 @@ from jsrl.counted import counted
 from jsrl.extras import EXTRAS, install_command
 from jsrl.launch.compilation import cache_folder
 from jsrl.runs.provenance import hardware_facts
-from jsrl.transport.memory.segment import ALIVE, is_held
+from jsrl.transport.memory.segment import is_living
 
 LEAST_FILES, LEAST_SHM_MB, LEAST_MEMORY_GB = 1024, 256, 4
 SYMBOLS = {"good": "ok  ", "note": "note", "bad": "BAD "}
@@ -93,18 +93,18 @@ def shared_memory() -> Iterator[Finding]:
     state: Literal["good", "note"] = "good" if free_mb >= LEAST_SHM_MB else "note"
     yield Finding(state, f"/dev/shm has {free_mb:,} MiB free", "" if state == "good" else cure)
     owner = path / f"jsrl-{os.getuid()}"
-    left = [folder for folder in owner.glob("*-*") if not _lives(folder)] if owner.is_dir() else []
+    left = [folder for folder in owner.iterdir() if _is_left(folder)] if owner.is_dir() else []
     if left:
         text = f"{owner} holds memory of {counted(len(left), 'killed run')}; the next run removes it, or you do"
         yield Finding("note", text, f"rm -r {' '.join(map(str, left))}")
 
 
-def _lives(folder: Path) -> bool:
+def _is_left(folder: Path) -> bool:
+    """Return whether the next run removes a folder, as that of a killed run."""
     try:
-        return is_held(folder / ALIVE)  # also of a run in another container
-    except OSError:
-        pid = folder.name.partition("-")[0]
-        return not pid.isdigit() or Path(f"/proc/{pid}").exists()
+        return not is_living(folder)
+    except OSError:  # not a folder, or another user's: it stays
+        return False
 
 
 def limits() -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from jsrl.launch.machine import accelerators
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
-from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker, death_notice, loss_notice
+from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker, death_notice, last_seen, loss_notice
 from jsrl.launch.supervision import Restart, Supervision, replacement_job
 from jsrl.launch.usage import Usage
 from jsrl.launch.watchdog import Watchdog
@@ -287,7 +287,8 @@ class Controller:
         is_free = ended is not None and ended.with_host
         if may_live and self._replace(worker, f"{reason.splitlines()[0]} ({report})", is_free=is_free):
             return
-        what += kind.death_hint(worker.job) if crash is None else ""
+        if crash is None:
+            what += kind.death_hint(worker.job, ended.status if ended else None) + last_seen(worker)
         notice, spent = (
             death_notice(worker, what, crash),
             self._supervision.used_up(self._ranks(worker)[0].job),

@@ -31,6 +31,8 @@ MAY_CHANGE = (
     "learner.memory-share", "learner.check-finite", "env.on-fault", "env.fault-",
 )  # fmt: skip
 
+LONG_REPLAY = 100_000  # env steps: a minute or more, unless the environment is fast
+
 
 def allowed_changes(old: Experiment, new: Experiment) -> list[str]:
     """Return the changes of a resume, as text.
@@ -207,6 +209,7 @@ def continue_exactly(
     if reason is None:
         rows = played * experiment.rollout_length * experiment.num_envs
         line = f"continuing exactly: the environments replay {rows:,} env steps"
+        line += "; --snapshots.exact false begins new episodes instead" if rows >= LONG_REPLAY else ""
         return dataclasses.replace(start_point, journal_epoch=epochs.pop()), line
     if experiment.deterministic:
         raise ConfigError(

@@ -86,6 +86,11 @@ class SupervisedWorker:
             self.stacks, self.stacks_s = message.text, self.beat_s
 
 
+def last_seen(worker: SupervisedWorker) -> str:
+    """Return the call that a worker was in at its last heartbeat, as the end of a sentence; empty: it was in none."""
+    return f". At its last heartbeat it was in this call: {worker.activity}" if worker.activity else ""
+
+
 def death_notice(worker: SupervisedWorker, what: str, crash: Crash | None) -> str:
     """Return which worker died, why, and its last message."""
     title, log = f"{worker.name} {what}.", worker.handle.log

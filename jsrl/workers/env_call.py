@@ -5,11 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from jsrl.envs.base import VectorEnv, VectorGame
+from jsrl.workers.jobs import Job
+from jsrl.workers.kinds import ended_by_own_code
 
 
 def where(env: Any) -> str:
     """Return which slot of a vector is stepping and its position in the episode; empty if it reports none."""
     return env.where() if hasattr(env, "spec") and callable(getattr(env, "where", None)) else ""
+
+
+def end_hint(job: Job, status: int | None) -> str:
+    """Return what may have ended a worker with environments that sent no error, as the end of a sentence, and what to do.
+
+    Args:
+      job: of the worker. status: its exit status, negative for a signal; None: not known.
+    """
+    name = job.experiment.env.id
+    if not ended_by_own_code(status):
+        return f" (environment {name!r})"
+    return (
+        f". The environment {name!r} may have ended the process, by os._exit or in C code, as errors of Python code leave a "
+        "traceback. Try it with check_env (jsrl.envs.check); --restart 3 replaces a worker that ends"
+    )
 
 
 class EnvCall:

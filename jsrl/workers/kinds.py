@@ -29,6 +29,15 @@ MIN_SPANS = 1_000  # per traced thread, for any number of workers
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
+def ended_by_own_code(status: int | None) -> bool:
+    """Return whether a process ended itself (os._exit) or crashed in C code; a signal from elsewhere is neither.
+
+    Args:
+      status: its exit status, negative for a signal; None: not known.
+    """
+    return status is not None and (status > 0 or -status in CRASHES)
+
+
 class Headline(NamedTuple):
     """What the live display shows for a kind; metrics and shares without the kind's name.
 
@@ -94,7 +103,7 @@ class Kind(NamedTuple):
         reports the end of this task with an event whose name ends with `finally`. final_is_limited: within
         `deadlines.snapshot_s`.
       when_due: in serial mode it works after updates, until it is no longer `due`.
-      death_hint: text added to the message of a death without an error, from (job).
+      death_hint: text added to the message of a death without an error, from (job, exit status or None).
       headline: its row of the live display. is_hit: `jsrl chaos` kills it by default.
       receives: names of other workers' events that it gets as commands; it may send commands to other workers.
       relays: it runs on the host of the stream that it reads, for workers on other hosts.
@@ -126,7 +135,7 @@ class Kind(NamedTuple):
     final: Callable[[Experiment, str], dict[str, Any] | None] = lambda experiment, reason: None
     final_is_limited: bool = False
     when_due: bool = False
-    death_hint: Callable[[Job], str] = lambda job: ""
+    death_hint: Callable[[Job, int | None], str] = lambda job, status: ""
     headline: Headline = Headline()
     is_hit: bool = True
     receives: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ from jsrl import extras
 from jsrl.cli import doctor, experiments, main
 from jsrl.errors import ConfigError
 from jsrl.extras import install_command
-from jsrl.transport.memory.segment import living_folder
+from jsrl.transport.memory.segment import ALIVE, living_folder, make_folder, remove_unless_living
 
 ROOT = Path(__file__).parents[2]
 OWN = '''"""My own task"""
@@ -246,15 +246,19 @@ def test_new_project_runs_and_passes_its_tests(tmp_path, monkeypatch):
     assert "3 passed" in ended.stdout
 
 
-def test_doctor_names_only_the_memory_of_killed_runs(tmp_path, monkeypatch):
+def test_doctor_names_the_memory_that_the_next_run_removes(tmp_path, monkeypatch):
+    """Whose process is alive shows the lock of its file `alive`; a number in its name may belong to another process."""
     monkeypatch.setattr(doctor, "Path", lambda name: tmp_path if name == "/dev/shm" else Path(name))
-    owner = tmp_path / f"jsrl-{os.getuid()}"
-    killed, living = owner / "999999999-a", owner / f"{os.getpid()}-b"
-    killed.mkdir(parents=True)
-    living.mkdir()
-    with living_folder(owner / "999999998-c"):  # of a process that is not seen here, as in another container
-        found = [finding for finding in doctor.shared_memory() if "killed" in finding.text]
-    assert [finding.cure for finding in found] == [f"rm -r {killed}"]
+    owner = make_folder(tmp_path / f"jsrl-{os.getuid()}")
+    killed, half = make_folder(owner / "999999999-a"), make_folder(owner / f"{os.getpid()}-b")
+    (killed / ALIVE).touch()
+    (owner / "1-file").touch()
+    with living_folder(owner / "999999998-c") as living:  # of a process that is not seen here, as in another container
+        (found,) = (finding for finding in doctor.shared_memory() if "killed" in finding.text)
+        for folder in (killed, half, living):
+            remove_unless_living(folder)
+        assert [folder.exists() for folder in (killed, half, living)] == [False, False, True]
+    assert set(found.cure.removeprefix("rm -r ").split()) == {str(killed), str(half)}
 
 
 def test_thread_of_the_environment_does_not_keep_the_command_from_ending(monkeypatch, capsys):

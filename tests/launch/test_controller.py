@@ -16,6 +16,7 @@ from jsrl.launch.controller import Controller
 from jsrl.launch.launcher import Exit
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.launch.supervision import Supervision
+from jsrl.runs.control import Heartbeat
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind
 
@@ -69,6 +70,26 @@ def test_a_death_in_the_last_task_fails_only_runs_without_restarts() -> None:
         with pytest.raises(WorkerDied, match="killed"):
             ending(other, lost)._check(other)
     assert lost == ["evaluator"]
+
+
+CALL = "actor: step of environment 'a:b', group 0 (slot 1, episode 2, step 3, seed 4),"
+
+
+@pytest.mark.parametrize(("status", "is_own"), [(3, True), (-11, True), (-9, False), (None, False)])
+def test_death_without_a_message_names_the_environment_and_the_last_call(status: int | None, is_own: bool) -> None:
+    """A process that ended itself, or crashed in C code, did so in code of its environment; a SIGKILL is from elsewhere."""
+    worker = dead("actor", env=EnvConfig("a:b"))
+    worker.handle.exit = Exit(status, "gone")  # type: ignore[misc]
+    made = ending(worker, [])
+    made._session.reason = None
+    worker.receive(Heartbeat("actor", 0, 7, CALL, 0.25))
+    with pytest.raises(WorkerDied) as died:
+        made._check(worker)
+    text = str(died.value)
+    assert text.startswith("actor ended unexpectedly: gone")
+    assert ("The environment 'a:b' may have ended the process, by os._exit" in text and "check_env" in text) == is_own
+    assert "(environment 'a:b')" in text or is_own
+    assert f"At its last heartbeat it was in this call: {CALL} for 0.2 s." in text
 
 
 def test_a_death_at_the_moment_of_the_end_is_left_to_the_end() -> None:

@@ -19,6 +19,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, EnvironmentFault, SnapshotError
 from jsrl.experiment import Experiment
+from jsrl.launch import resume
 from jsrl.launch.plan import make_plan
 from jsrl.launch.resume import continue_exactly
 from jsrl.launch.run import run
@@ -308,7 +309,7 @@ def test_inexact_resumes_give_the_reason() -> None:
         assert words in str(exact_obstacle(dataclasses.replace(sac, replay=replay)))
 
 
-def test_deterministic_runs_refuse_an_inexact_resume_and_others_warn(tmp_path: Path) -> None:
+def test_deterministic_runs_refuse_an_inexact_resume_and_others_warn(tmp_path: Path, monkeypatch) -> None:
     folder = RunFolder.create(tmp_path, "exact", "one")
     serial = dataclasses.replace(EXPERIMENTS["ppo"], num_groups=1)
     start_point, line = continue_exactly(serial, folder, StartPoint(1, 3, "x@latest"))
@@ -320,7 +321,12 @@ def test_deterministic_runs_refuse_an_inexact_resume_and_others_warn(tmp_path: P
     for _ in range(2):
         writer.append(np.zeros((4, 3), np.int32), seen=0)
     writer.close()
-    assert continue_exactly(serial, folder, start_point)[0].journal_epoch == 4
+    exact, line = continue_exactly(serial, folder, start_point)
+    assert exact.journal_epoch == 4 and line.endswith("replay 256 env steps")
+    monkeypatch.setattr(resume, "LONG_REPLAY", 256)
+    assert continue_exactly(serial, folder, start_point)[1].endswith(
+        "--snapshots.exact false begins new episodes instead"
+    )
     start_point, line = continue_exactly(serial, folder, StartPoint(5, 4, "x@latest"))
     assert start_point.journal_epoch is None and "2 trajectories, 3 are needed" in line
     off = dataclasses.replace(serial, snapshots=dataclasses.replace(serial.snapshots, exact=False))

@@ -92,7 +92,7 @@ def test_environment_that_misbehaves_in_a_process(launch, name: str) -> None:
 def test_environment_that_ends_the_process(launch) -> None:
     text = launch(*FOREVER, "--env.id", "worlds:CallsOsExit").expect(1, 30.0)
     assert "WorkerDied: actor-0 ended unexpectedly: exit status 3" in text
-    assert "worlds:CallsOsExit" in text
+    assert "environment 'worlds:CallsOsExit' may have ended the process" in text and "check_env" in text
 
 
 @slow

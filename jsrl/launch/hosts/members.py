@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -39,6 +40,7 @@ from jsrl.launch.hosts.messages import (
 from jsrl.launch.hosts.tokens import CLAIM_S, Tokens
 from jsrl.launch.hosts.versions import difference
 from jsrl.launch.launcher import Exit, ResourceUsage
+from jsrl.rate_limit import is_reported
 from jsrl.runs.names import Registration
 from jsrl.transport.stream import epoch_at, name_at
 
@@ -154,6 +156,7 @@ class Members:
         self.given_up: list[str] = []
         self.stored: list[Stored] = []
         self.notices: list[str] = []
+        self._refused = Counter[str]()  # joins by name of host
         self._epoch = 0
         self._revoked: frozenset[str] = frozenset()  # names of hosts that may not join
 
@@ -212,7 +215,11 @@ class Members:
         """Admit a host, or refuse it with a reason. A previous agent of the same host has no workers any more."""
         why, answers = self._objection(token, hello), list[tuple[bytes, AnyControllerMessage]]()
         if why:
-            self.notices.append(f"a host could not join: {why}")
+            name = hello.name[:MAX_NAME_CHARS]
+            self._refused[name] += 1
+            if is_reported(count := self._refused[name]):
+                times = f" ({count} times so far)" if count > 1 else ""
+                self.notices.append(f"a host could not join{times}: {why}")
             return [(identity, Refused(0, why))]
         for host in [host for host in self.hosts if self._is_same(host, hello)]:
             if host.session != hello.session:

@@ -35,6 +35,7 @@ from jsrl.launch.hosts.messages import (
 )
 from jsrl.launch.hosts.pages import keep_pages
 from jsrl.launch.hosts.tokens import Tokens
+from jsrl.rate_limit import is_reported
 from jsrl.runs.control import RELAY
 from jsrl.runs.names import FileNames, Registration
 from jsrl.runs.state import revoked_hosts
@@ -190,7 +191,7 @@ class HostPort:
                 message: AnyAgentMessage = decode(body, AnyAgentMessage)
             except (CodecError, ValueError) as error:
                 self._dropped += 1
-                if self._dropped & (self._dropped - 1) == 0:  # the first, then ever fewer
+                if is_reported(self._dropped):
                     _logger.warning("a message of %s was dropped (%d so far): %s", token, self._dropped, error)
                 continue
             with self.changed:

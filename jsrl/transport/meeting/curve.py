@@ -20,6 +20,7 @@ import zmq
 from zmq.utils import z85
 
 from jsrl.errors import AccessDenied, StreamTimeout
+from jsrl.rate_limit import is_reported
 from jsrl.transport.meeting.address import check_reach
 from jsrl.transport.meeting.answering import AnswerThread
 from jsrl.transport.meeting.keys import (
@@ -214,7 +215,7 @@ class Authenticator:
             self._keys[name] = key
             return [version, number, b"200", b"OK", name.encode(), b""]
         self.refused += 1
-        if self.refused & (self.refused - 1) == 0:  # the first, then ever fewer
+        if is_reported(self.refused):
             address = frames[3][:64].decode(errors="replace") if len(frames) > 3 else "an unknown address"
             _logger.warning(
                 "%s refused a connection from %s: it does not hold a key of this run (refused so far: %d)",

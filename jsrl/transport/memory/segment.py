@@ -222,14 +222,26 @@ def _made_and_locked(path: Path) -> tuple[Path, int]:
                 return folder, fd
 
 
-def remove_unless_living(folder: Path) -> None:
-    """Remove a folder of `living_folder` whose process was killed.
+def is_living(folder: Path) -> bool:
+    """Return whether the process of a `living_folder` is alive, in any container; without its file `alive` it is not.
 
     Raises:
       OSError: it is not a folder, or belongs to another user.
     """
-    fd = lock_file(folder / ALIVE)  # held meanwhile: a process that makes the folder now makes it again
-    if fd is None:
+    try:
+        return is_held(folder / ALIVE)
+    except FileNotFoundError:
+        return False
+
+
+def remove_unless_living(folder: Path) -> None:
+    """Remove a folder of `living_folder` whose process was killed; see is_living.
+
+    Raises:
+      OSError: it is not a folder, or belongs to another user.
+    """
+    fd = None if is_living(folder) else lock_file(folder / ALIVE)
+    if fd is None:  # else it is held meanwhile: a process that makes the folder now makes it again
         return
     try:
         shutil.rmtree(folder, ignore_errors=True)

@@ -9,8 +9,9 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
+from jsrl.workers.env_call import end_hint
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import CRASHES, Headline, Kind, Port
+from jsrl.workers.kinds import Headline, Kind, Port, ended_by_own_code
 
 
 def loads_jax(worker: Any) -> bool:
@@ -42,7 +43,7 @@ def may_restart(job: Job, status: int | None, error: str | None) -> bool:
         return True
     if error is not None:
         return error != "EnvironmentFault"
-    return not (status is not None and (status > 0 or -status in CRASHES))
+    return not ended_by_own_code(status)
 
 
 ACTIVITIES = (
@@ -109,6 +110,6 @@ KIND = Kind(
     may_restart=may_restart,
     forks=True,
     needs_folder="",
-    death_hint=lambda job: f" (environment {job.experiment.env.id!r})",
+    death_hint=end_hint,
     headline=Headline("env_steps_per_s", "steps/s"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
+from jsrl.workers.env_call import end_hint
 from jsrl.workers.kinds import Kind, Port
 
 ACTIVITIES = (
@@ -44,4 +45,5 @@ KIND = Kind(
     loss_ends_run=False,
     is_hit=False,
     needs_folder="it writes videos",
+    death_hint=end_hint,
 )

@@ -111,6 +111,14 @@ def test_unsuitable_host_is_refused_and_keeps_its_token(world: World, changes, s
     world.join()
 
 
+def test_ever_fewer_refusals_of_one_host_are_shown(world: World):
+    for _ in range(9):
+        world.hello(name="here")
+    world.hello(name="other", cores=0)
+    shown = [notice.partition(":")[0].removeprefix("a host could not join") for notice in world.members.notices]
+    assert shown == ["", " (2 times so far)", " (4 times so far)", " (8 times so far)", ""]
+
+
 def test_heartbeats_are_answered_with_the_clock_of_the_agent(world: World):
     host = world.join()
     beat = Beat(host.epoch, 7.25, [b"x"], [Usage("actor-0", 0, 42, "running", 1.5, 10, 3), Usage("ghost", 0, 1)])
