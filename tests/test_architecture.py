@@ -129,7 +129,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "transport",
             "workers",
         },
-        {"numpy"},
+        {"numpy", "scipy"},
     ),
     "search": ({"errors", "extras", "launch", "report"}, {"numpy", "optuna"}),
     "chaos": ({"errors", "launch", "transport", "workers"}, set()),

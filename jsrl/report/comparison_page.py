@@ -8,7 +8,7 @@ from html import escape
 import numpy as np
 
 from jsrl.report.charts import SMALL, WIDE, Series, chart, keys_of
-from jsrl.report.comparison import band, differing_options, grouped, summaries
+from jsrl.report.comparison import band, difference_text, differing_options, grouped, summaries
 from jsrl.report.curves import STEPS, algorithm_metrics, title_of
 from jsrl.report.html import section, shell
 from jsrl.report.run_report import flat_options, how_it_ended
@@ -106,6 +106,8 @@ def _scores(runs: Sequence[Run]) -> str:
     note = f"{metric}, the last value of each run." + (
         " One seed is not enough: its interval is a point." if few else ""
     )
+    if test := difference_text(scored, metric):
+        note += f" {test[0].upper()}{test[1:]}."
     without = [run.name for run in runs if run not in scored]
     note += f" Without a score: {', '.join(without)}." if without else ""
     return f'{_table(head, rows, "numbers")}<p class="legend">{escape(note)}</p>'

@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from jsrl.report.comparison import (
     bootstrap_interval,
     compare_runs,
     config_differences,
+    difference,
     interquartile_mean,
     summaries,
     summarise,
@@ -194,6 +196,31 @@ def test_summary_over_seeds(tmp_path):
     make_run(tmp_path, "bad", "s0", [np.nan])
     with pytest.raises(ConfigError, match="bad/s0 has no"):
         summarise(load_runs("bad/*", str(tmp_path)))
+
+
+def test_difference_of_two_settings_has_an_interval_and_an_exact_test():
+    a, b = np.array([429.8, 500, 500, 500, 500]), np.array([185.2, 204.8, 270, 459.6, 459.8])
+    found = difference(a, b)
+    assert found.mean == pytest.approx(a.mean() - b.mean()) and 0 < found.interval[0] < found.mean < found.interval[1]
+    pooled, every = np.concatenate([a, b]), list(itertools.combinations(range(10), 5))
+    others = [2 * pooled[list(chosen)].mean() - 2 * pooled.mean() for chosen in every]
+    assert found.p == pytest.approx(np.mean(np.abs(others) >= found.mean - 1e-9))
+    assert found.wins == pytest.approx(23 / 25)
+    assert difference(np.arange(30.0), np.arange(30.0) + 1) == difference(np.arange(30.0), np.arange(30.0) + 1)
+    with pytest.raises(ConfigError, match="1 and 5 scores"):
+        difference(a[:1], b)
+
+
+def test_summary_of_two_experiments_says_whether_they_differ(tmp_path):
+    for seed in range(3):
+        make_run(tmp_path, "ppo", f"s{seed}", [10.0, 400.0 + seed])
+        make_run(tmp_path, "impala", f"s{seed}", [1.0, 20.0 - seed])
+    text = summarise(load_runs("*/*", str(tmp_path))).splitlines()[-1]
+    assert text.startswith("difference of the means (impala less ppo): -382 [") and "p = 0.100; " in text
+    assert text.endswith(": 0%")
+    make_run(tmp_path, "dqn", "s0", [1.0, 20.0])
+    assert "permutation" not in summarise(load_runs("*/*", str(tmp_path)))
+    assert "permutation" not in summarise(load_runs(["ppo/s0", "ppo/s1", "dqn/s0"], str(tmp_path)))
 
 
 def test_compare_lists_differences(tmp_path):
