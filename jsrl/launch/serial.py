@@ -12,6 +12,7 @@ from jsrl.launch.compilation import keep_compiled_here
 from jsrl.launch.interrupts import interrupts, requests
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
+from jsrl.launch.serial_calls import UpdateDisplay
 from jsrl.launch.session import Session
 from jsrl.launch.supervised import loss_notice
 from jsrl.launch.watchdog import Watchdog
@@ -20,10 +21,10 @@ from jsrl.workers.kinds import build_worker
 
 
 class SerialReporter:
-    """A worker's reports go straight into the session."""
+    """A worker's reports go straight into the session; `display` shows a learner's long updates."""
 
-    def __init__(self, worker: str, session: Session) -> None:
-        self._worker, self._session = worker, session
+    def __init__(self, worker: str, session: Session, display: UpdateDisplay | None = None) -> None:
+        self._worker, self._session, self._display = worker, session, display
 
     def stage(self, stage: str) -> None:
         """Show the stage at once: nothing else is displayed before all workers are ready."""
@@ -35,10 +36,14 @@ class SerialReporter:
         self._session.event(Event(self._worker, 0, name, text, facts))
 
     def entering(self, activity: object, deadline_s: float | None = None) -> None:
-        """Do nothing: a hang of a single process can be seen directly."""
+        """Show a long update; there is no time limit, as a hang of a single process can be seen directly."""
+        if self._display is not None:
+            self._display.begin(self._worker, str(activity))
 
     def left(self) -> None:
-        """Do nothing."""
+        """Show that the update has ended."""
+        if self._display is not None:
+            self._display.end(self._worker)
 
 
 class SerialRun:
@@ -47,6 +52,7 @@ class SerialRun:
     def __init__(self, plan: Plan, session: Session) -> None:
         self._plan, self._session = plan, session
         self._workers: dict[str, Any] = {}
+        self._display = UpdateDisplay(session)
         session.send_command, session.interrupt = self._send_command, self._interrupt
         self._reports: list[str] = []
 
@@ -60,9 +66,10 @@ class SerialRun:
         self._running = self._interrupted = False
         with interrupts(self._interrupt) as signals, requests(self._report_on_request):
             try:
-                self._set_up()
-                self._running = True
-                self._loop()
+                with self._display:
+                    self._set_up()
+                    self._running = True
+                    self._loop()
                 self._close()
             except KeyboardInterrupt:
                 signals.ignore()
@@ -94,7 +101,8 @@ class SerialRun:
     def _set_up(self) -> None:
         kinds = self._plan.kinds
         for job in self._plan.jobs:
-            self._workers[job.name] = build_worker(job, SerialReporter(job.name, self._session))
+            display = self._display if kinds[job.name].must_finish else None
+            self._workers[job.name] = build_worker(job, SerialReporter(job.name, self._session, display))
         flow = [worker.name for worker in self._plan.graph.flow]
         self._each_turn = [name for name in flow if not kinds[name].when_due]
         self._when_due = [name for name in flow if kinds[name].when_due]
