@@ -32,10 +32,10 @@ def error_of(path: Path) -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:
-        for name in set(sys.modules) - known:  # the next command must find its own modules itself
-            place = str(getattr(sys.modules[name], "__path__", None) or sys.modules[name])
-            if any(folder in place for folder in OWN):
-                del sys.modules[name]
+        places = {name: str(getattr(module, "__path__", module)) for name, module in sys.modules.items()}
+        for name, place in places.items():
+            if name not in known and any(folder in place for folder in OWN):
+                del sys.modules[name]  # the next command must find its own modules itself
     return "no end by --help"
 
 
