@@ -5,10 +5,13 @@ import importlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import curves
 from jsrl.cli.experiments import load
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import make_game
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,3 +82,35 @@ def test_the_other_library_has_the_settings_of_the_experiments(monkeypatch):
         }
         for name in ("gamma", "tau", "learning_rate"):
             assert task.settings[name] == getattr(ours.agent, name), (experiment, name)
+
+
+def test_other_libraries_with_several_seats_have_the_settings_of_the_experiments(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
+    work = importlib.import_module("seats_work")
+    same = {
+        "EPOCHS": "num_epochs", "MINIBATCHES": "num_minibatches", "LEARNING_RATE": "learning_rate", "GAMMA": "gamma",
+        "LAMBDA": "gae_lambda", "CLIP": "clip_ratio", "ENTROPY": "entropy_coef", "MAX_GRAD_NORM": "max_grad_norm",
+    }  # fmt: skip
+    for experiment in map(load, ("mappo", "ippo")):
+        assert experiment.num_envs == work.NUM_ENVS
+        assert experiment.rollout_length == work.ROWS + 1  # with the row of an episode's last observation
+        assert experiment.agent.network.hidden == experiment.agent.critic_network.hidden == work.HIDDEN
+        for theirs, name in same.items():
+            assert getattr(experiment.agent, name) == getattr(work, theirs), name
+    games = {"spread": "particle:simple_spread_v3", "foraging": "foraging:8x8-2p-2f-coop"}
+    assert {game: steps_of_an_episode(env) for game, env in games.items()} == work.LIMITS
+
+
+def steps_of_an_episode(env):
+    game = make_game(EnvConfig(env), num_envs=1, seed=0)
+    game.reset()
+    still = {group: np.zeros((1, len(seats)), np.int64) for group, seats in game.groups.items()}
+    return next(number for number in range(1, 100) if game.step(still).episodes)
+
+
+def test_points_and_rates_of_the_drivers_with_several_seats(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "peers"))
+    work = importlib.import_module("seats_work")
+    assert work.point(3200, [1.0, 2.0, 3.0]) == [3200, 2.0, round(1.96 / 3**0.5, 3)]
+    updates = [{"env_steps": 3200 * i, "cpu_s": c} for i, c in enumerate((0.0, 2.0, 4.0, 90.0))]
+    assert work.rate(updates, "cpu_s") == 1600.0
