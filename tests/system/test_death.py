@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
+from jsrl.errors import WorkerDied
+from jsrl.experiment import DeadlineConfig, EvaluatorConfig
+from jsrl.launch.hooks import STOP, LiveRun
+from jsrl.launch.run import run as run_experiment
 from tests.patience import stretched
+from tests.system.joined import endless
 from tests.system.launched import FOREVER, Launched
 
 KINDS = {
@@ -57,6 +64,25 @@ def test_stopped_worker_is_detected_by_missed_heartbeats(launch, worker: str) ->
     run.await_updates()
     run.workers()[worker].suspend()
     assert_died(run, worker, "sent no message for 2 s")
+
+
+class StopLearner:
+    """Stops the process of the learner and ends the run, so that the learner hears of the end only when it is continued."""
+
+    def on_metrics(self, run: LiveRun, row: dict) -> str | None:
+        """End the run after some updates; see jsrl.launch.hooks."""
+        if run.updates < 3:
+            return None
+        (learner,) = [child for child in psutil.Process().children(recursive=True) if "learner" in child.cmdline()]
+        learner.suspend()
+        return STOP
+
+
+def test_learner_stopped_at_the_end_fails_the_run_at_the_deadline_of_its_snapshot(tmp_path: Path) -> None:
+    experiment = endless(deadlines=DeadlineConfig(snapshot_s=2.0), evaluator=EvaluatorConfig())
+    with pytest.raises(WorkerDied, match="learner did not leave in order within 2 s"):
+        run_experiment(experiment, runs_dir=tmp_path, name="x", display="log-only", hooks=[StopLearner()])
+    assert not [child for child in psutil.Process().children(recursive=True) if "jsrl.workers" in child.cmdline()]
 
 
 def test_worker_stopped_in_start_up_is_detected_by_the_deadline(launch) -> None:
