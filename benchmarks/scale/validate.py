@@ -64,7 +64,7 @@ class Data:
 
 def runs_of(work: str) -> list[Variant]:
     """Return the calibrating runs of a work."""
-    return variants(experiment(work), (INLINE, SERVED), (False, True))
+    return variants(experiment(work), (INLINE, SERVED))
 
 
 def calibrate(data: Data, until_s: float) -> bool:
