@@ -29,6 +29,8 @@ from typing import Any
 
 import msgspec
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
+
 from benchmarks.scale.layouts import LAYOUTS, WORKS, Layout, experiment, experiment_of, hosts_of, place
 from jsrl.simulation.acting import time_acting
 from jsrl.simulation.calibration import INLINE, SERVED, Measured, Variant, acting_sizes, fitted, measured, variants

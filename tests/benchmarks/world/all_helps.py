@@ -10,7 +10,7 @@ import jsrl
 
 ROOT = Path(jsrl.__file__).parents[1]
 OWN = [str(ROOT / name) for name in ("benchmarks", "experiments", "tests")]
-LEFT_OUT = ("run_*.py", "validate.py")  # drivers, which other environments run; a command that needs `python -m`
+LEFT_OUT = ("run_*.py",)  # drivers, which other environments run
 
 
 def commands() -> list[Path]:
