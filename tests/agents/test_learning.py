@@ -119,7 +119,8 @@ def test_recurrent_policy_remembers(algorithm, probe, play, core):
     make, effort = algorithm
     env = probe("remembered_reward")
     network = NetworkConfig(hidden=(32,), core=core, core_size=32)
-    played = play(make(env.spec, network=network, gamma=0.9), env, num_updates=50 * effort)
+    agent = make(env.spec, network=network, gamma=0.9, entropy_coef=0.02)  # less can end at one action for both cues
+    played = play(agent, env, num_updates=50 * effort)
     assert played.score > 0.8, played.metrics[-1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import uuid
@@ -151,5 +152,6 @@ class ZmqInferenceClient(ClientEnd):
     def close(self) -> None:
         """Close. May be called twice."""
         if self._closed_because is None:
-            self._socket.send_multipart(encode("bye", {"incarnation": self.identity.incarnation}))
+            with contextlib.suppress(zmq.Again):  # the server refuses this end's key, and the connection is gone for good
+                self._socket.send_multipart(encode("bye", {"incarnation": self.identity.incarnation}), zmq.NOBLOCK)
             self._close("this client closed it")
