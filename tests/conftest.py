@@ -20,7 +20,9 @@ os.environ.setdefault("JSRL_PROFILES", "")  # profiles that a developer has tune
 # The suite starts hundreds of processes: without __pycache__ each compiles jsrl's sources, a third of its start-up time.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would all children
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell's background job ignores it, and so would all children
 # Tracing allocates many live objects: with Python's threshold of 700, garbage collection takes a third of a test.
 gc.set_threshold(50_000)
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # before jax is imported; worker processes inherit it

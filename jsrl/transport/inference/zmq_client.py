@@ -152,6 +152,8 @@ class ZmqInferenceClient(ClientEnd):
     def close(self) -> None:
         """Close. May be called twice."""
         if self._closed_because is None:
-            with contextlib.suppress(zmq.Again):  # the server refuses this end's key, and the connection is gone for good
+            with contextlib.suppress(
+                zmq.Again
+            ):  # the server refuses this end's key, and the connection is gone for good
                 self._socket.send_multipart(encode("bye", {"incarnation": self.identity.incarnation}), zmq.NOBLOCK)
             self._close("this client closed it")
