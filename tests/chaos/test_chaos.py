@@ -199,24 +199,29 @@ def test_chaos_with_forked_actors(tmp_path: Path, way: str) -> None:
     assert {fault.how for fault in card.faults} == {way}
 
 
+def stopped_threads(pid: int) -> set[int]:
+    """Return the threads of a process that a debugger holds."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return {int(task.name) for task in tasks if (task / "stat").read_text().rpartition(")")[2].split()[0] == "t"}
+
+
 def test_hung_process_has_one_stopped_thread() -> None:
-    code = "import threading, time\ndef go_on():\n  while True: print('other', flush=True); time.sleep(0.01)\n"
-    code += (
-        "threading.Thread(target=go_on, daemon=True).start()\nwhile True: print('main', flush=True); time.sleep(0.01)"
-    )
+    """Seen from outside: output of the other thread could need a lock that the stopped one holds."""
+    code = "import threading\nwait = threading.Event().wait\nthreading.Thread(target=wait).start()\nprint(flush=True)\nwait()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as popen:
         assert popen.stdout is not None
-        lines = iter(popen.stdout.readline, "")
         try:
-            assert "main\n" in lines
+            assert popen.stdout.readline() == "\n"
+            assert len(list(Path(f"/proc/{popen.pid}/task").iterdir())) == 2
             try:
                 hung = HungProcess(popen.pid)
             except OSError as error:
                 pytest.skip(f"no thread of another process may be stopped here: {error}")
-            while "main\n" in [next(lines) for _ in range(20)]:
-                pass  # the text written before
+            while stopped_threads(popen.pid) != {popen.pid}:
+                time.sleep(0.01)
             hung.release()
-            assert "main\n" in lines
+            while stopped_threads(popen.pid):
+                time.sleep(0.01)
             hung = HungProcess(popen.pid)
             os.kill(popen.pid, signal.SIGKILL)
             while not hung.has_died():
