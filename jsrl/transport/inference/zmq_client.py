@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 import uuid
@@ -29,7 +28,7 @@ from jsrl.transport.inference.zmq import (
 from jsrl.transport.meeting.curve import connect, incoming, keys_to_connect, outgoing
 from jsrl.transport.meeting.handshake import HELLO_LIMITS, PING, REFUSED, Check, Hello, meet, raise_refusal
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
-from jsrl.transport.meeting.sockets import configure
+from jsrl.transport.meeting.sockets import configure, send_if_possible
 from jsrl.transport.wire.codec import Limits, decode, encode
 from jsrl.transport.wire.schema import flatten_schema
 
@@ -152,8 +151,5 @@ class ZmqInferenceClient(ClientEnd):
     def close(self) -> None:
         """Close. May be called twice."""
         if self._closed_because is None:
-            with contextlib.suppress(
-                zmq.Again
-            ):  # the server refuses this end's key, and the connection is gone for good
-                self._socket.send_multipart(encode("bye", {"incarnation": self.identity.incarnation}), zmq.NOBLOCK)
+            send_if_possible(self._socket, encode("bye", {"incarnation": self.identity.incarnation}))
             self._close("this client closed it")

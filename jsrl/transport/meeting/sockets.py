@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket as sockets
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -40,6 +43,12 @@ def configure(
     if buffer_bytes:
         socket.setsockopt(zmq.SNDBUF, buffer_bytes)
         socket.setsockopt(zmq.RCVBUF, buffer_bytes)
+
+
+def send_if_possible(socket: zmq.Socket, frames: Sequence[Any]) -> None:
+    """Send a message, unless the other end refuses this one's key: ZeroMQ has given up the connection, and would wait for ever."""
+    with contextlib.suppress(zmq.Again):
+        socket.send_multipart(frames, zmq.NOBLOCK)
 
 
 def bind(socket: zmq.Socket, endpoint: str) -> str:

@@ -17,7 +17,6 @@ a thread of the producer sends syncs while something has not been received, even
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 import uuid
@@ -35,7 +34,7 @@ from jsrl.transport.ledger.hop_page import HopPage, read_session
 from jsrl.transport.meeting.curve import connect, keys_to_connect, outgoing
 from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, Check, hello_of_producer, meet
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
-from jsrl.transport.meeting.sockets import configure
+from jsrl.transport.meeting.sockets import configure, send_if_possible
 from jsrl.transport.samples.ends import OpenBlock, ProducerEnd
 from jsrl.transport.samples.local import aligned_zeros
 from jsrl.transport.samples.packing import Packer, Packing, read_packing
@@ -245,8 +244,7 @@ class ZmqSampleProducer(ProducerEnd):
             block.trackers.append(tracker)
 
     def _send_counts(self, kind: str) -> None:
-        with contextlib.suppress(zmq.Again):  # the consumer refuses this end's key, and the connection is gone for good
-            self._socket.send_multipart(encode(kind, {"sent": self._sent}), zmq.NOBLOCK)
+        send_if_possible(self._socket, encode(kind, {"sent": self._sent}))
 
     def _receive(self, timeout_s: float) -> bool:
         """Process the consumer's messages; return whether any arrived in time."""
