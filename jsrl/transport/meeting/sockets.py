@@ -46,7 +46,7 @@ def configure(
 
 
 def send_if_possible(socket: zmq.Socket, frames: Sequence[Any]) -> None:
-    """Send a message, unless the other end refuses this one's key: ZeroMQ has given up the connection, and would wait for ever."""
+    """Send a message, unless ZeroMQ has given up the connection, as the other end refuses this one's key."""
     with contextlib.suppress(zmq.Again):
         socket.send_multipart(frames, zmq.NOBLOCK)
 
