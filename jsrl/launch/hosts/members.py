@@ -156,7 +156,7 @@ class Members:
         self.given_up: list[str] = []
         self.stored: list[Stored] = []
         self.notices: list[str] = []
-        self._refused = Counter[str]()  # joins by name of host
+        self._refused = Counter[str]()  # joins by token: the names of hosts are theirs to choose
         self._epoch = 0
         self._revoked: frozenset[str] = frozenset()  # names of hosts that may not join
 
@@ -215,9 +215,8 @@ class Members:
         """Admit a host, or refuse it with a reason. A previous agent of the same host has no workers any more."""
         why, answers = self._objection(token, hello), list[tuple[bytes, AnyControllerMessage]]()
         if why:
-            name = hello.name[:MAX_NAME_CHARS]
-            self._refused[name] += 1
-            if is_reported(count := self._refused[name]):
+            self._refused[token] += 1
+            if is_reported(count := self._refused[token]):
                 times = f" ({count} times so far)" if count > 1 else ""
                 self.notices.append(f"a host could not join{times}: {why}")
             return [(identity, Refused(0, why))]
