@@ -91,9 +91,10 @@ def test_random_walls_and_objects_follow_the_original_distribution() -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_worlds_place_all_objects() -> None:
+@pytest.mark.parametrize("count", [1_500, pytest.param(10_000, marks=pytest.mark.nightly)])
+def test_thousands_of_worlds_place_all_objects(count: int) -> None:
     for scenario, options in (("randomwalls", {"n_hiders": 3, "n_seekers": 3}), ("quadrant", {})):
-        _, drawn = layouts(scenario, 10_000, **options)
+        _, drawn = layouts(scenario, count, **options)
         assert np.mean([layout.attempts for layout in drawn]) < 1.2
 
 
