@@ -33,11 +33,22 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from benchmarks.scale.layouts import LAYOUTS, WORKS, Layout, experiment, experiment_of, hosts_of, place
 from jsrl.simulation.acting import time_acting
-from jsrl.simulation.calibration import INLINE, SERVED, Measured, Variant, acting_sizes, fitted, measured, variants
+from jsrl.simulation.calibration import (
+    INLINE,
+    SERVED,
+    Measured,
+    Variant,
+    acting_sizes,
+    fitted,
+    measured,
+    updating_sizes,
+    variants,
+)
 from jsrl.simulation.environments import time_environments
 from jsrl.simulation.outcome import CORES, Outcome, name_bottleneck, simulate
 from jsrl.simulation.system import lay_out_on
-from jsrl.simulation.times import EnvTimes, ServiceTimes
+from jsrl.simulation.times import EnvTimes, ServiceTimes, Updates
+from jsrl.simulation.updating import time_updates
 from jsrl.tuning.trial import Limits
 from jsrl.tuning.trial import measure as try_out
 
@@ -80,6 +91,9 @@ def calibrate(data: Data, until_s: float) -> bool:
         if work not in data.content.setdefault("acting", {}):
             data.content["acting"][work] = time_acting(experiment(work), acting_sizes(experiment(work)))
             data.save()
+        if work not in data.content.setdefault("updates", {}):
+            data.content["updates"][work] = time_updates(experiment(work), updating_sizes(experiment(work)))
+            data.save()
         found = data.content["calibration"].setdefault(work, [])
         for run in runs[len(found) :]:
             if time.monotonic() > until_s:
@@ -117,7 +131,8 @@ def measure(data: Data, until_s: float) -> bool:
 def times_of(data: Data, work: str) -> ServiceTimes:
     """Return the service times of a work."""
     env, acting = msgspec.convert(data.content["env"][work], EnvTimes), data.content["acting"][work]
-    return fitted(calibration_of(data, work), env, [(rows, seconds) for rows, seconds in acting])
+    updates = msgspec.convert(data.content.get("updates", {}).get(work, []), list[Updates])
+    return fitted(calibration_of(data, work), env, [(rows, seconds) for rows, seconds in acting], updates)
 
 
 def calibration_of(data: Data, work: str) -> list[Measured]:

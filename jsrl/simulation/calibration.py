@@ -24,7 +24,8 @@ from jsrl.runs.runs import RunFolder, read_metrics
 from jsrl.simulation.acting import time_acting
 from jsrl.simulation.environments import time_environments
 from jsrl.simulation.fits import fit
-from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes
+from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes, Updates
+from jsrl.simulation.updating import time_updates
 from jsrl.tuning.trial import Limits, Speed, measure
 
 MOST_ACTORS = 4
@@ -93,6 +94,11 @@ class Variant:
 def acting_sizes(experiment: Experiment) -> list[int]:
     """Return the rows of the batches whose acting is timed: from 1 to four times the environments of the calibration."""
     return [size for size in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if size <= max(4, 4 * experiment.num_envs)]
+
+
+def updating_sizes(experiment: Experiment) -> list[int]:
+    """Return the environments of the batches whose updates are timed: a quarter of the experiment's to four times as many."""
+    return sorted({max(1, experiment.batch_columns // 4), experiment.batch_columns, 4 * experiment.batch_columns})
 
 
 def variants(experiment: Experiment, placements: Sequence[PlacementKind]) -> list[Variant]:
@@ -172,6 +178,7 @@ def calibrate(
     env = time_environments(experiment, [run.experiment.group_size for run in runs])
     notify(f"environments: {_text(env.step)} on a core, {_text(env.step_idle)} asleep, for each step of a group")
     acting = time_acting(experiment, acting_sizes(experiment)) if SERVED in placements else []
+    updates = time_updates(experiment, updating_sizes(experiment)) if experiment.replay is None else []
     found = []
     for number, run in enumerate(runs, 1):
         speed = measure(run.experiment, Limits(seconds=seconds, longest_s=4 * seconds))
@@ -179,7 +186,7 @@ def calibrate(
             raise ConfigError(f"the calibration with {run.text} failed: {speed.error}")
         found.append(measured(run, speed))
         notify(f"{number} of {len(runs)}: {run.text}: {speed.env_steps_per_s:,.0f} env steps/s")
-    times = fitted(found, env, acting)
+    times = fitted(found, env, acting, updates)
     return msgspec.structs.replace(
         times,
         experiment=experiment.name,
@@ -249,12 +256,17 @@ def from_run(run: str, runs_dir: str) -> ServiceTimes:
     return msgspec.structs.replace(times, experiment=experiment.name, measured=[msgspec.to_builtins(seen)])
 
 
-def fitted(found: Sequence[Measured], env: EnvTimes, acting: Sequence[tuple[int, float]] = ()) -> ServiceTimes:
+def fitted(
+    found: Sequence[Measured],
+    env: EnvTimes,
+    acting: Sequence[tuple[int, float]] = (),
+    updates: Sequence[Updates] = (),
+) -> ServiceTimes:
     """Return the service times that explain some runs.
 
     Args:
       found: their measurements. env: of their environments, timed alone. acting: (rows, CPU seconds) of calls, timed alone;
-        none: estimated from the runs.
+        none: estimated from the runs. updates: timed alone; none: likewise.
     """
     near = [one for one in found if not one.far] or list(found)
     far = [one for one in found if one.far]
@@ -262,7 +274,7 @@ def fitted(found: Sequence[Measured], env: EnvTimes, acting: Sequence[tuple[int,
         env=_as_in_runs(env, near),
         actor=_actor(near, far, env),
         server=_server(_of(near, SERVED), _of(far, SERVED), acting),
-        learner=_learner(near, far),
+        learner=_learner(near, far, updates),
         hop_s=_hop_s(_of(near, SERVED)),
         far_hop_s=_hop_s(_of(far, SERVED)),
         relay_cores=_relay(far).call_s,
@@ -347,22 +359,28 @@ def _call_s(one: Measured) -> float:
     return one.server_cpu / one.calls
 
 
-def _learner(near: Sequence[Measured], far: Sequence[Measured]) -> LearnerTimes:
-    """Return the learner's times; its CPU time except joining is counted as updates."""
+def _learner(near: Sequence[Measured], far: Sequence[Measured], updates: Sequence[Updates]) -> LearnerTimes:
+    """Return the learner's times: updates as timed alone, if they were; else its CPU time except joining counts as updates."""
+    joined_s = sum(_join_s(one) for one in near) / len(near)
 
-    def cpu_s(one: Measured) -> float:
-        return one.learner_cpu / one.updates
+    def beyond_s(one: Measured, update: Cost) -> float:
+        return one.learner_cpu / one.updates - joined_s * _each(one) - one.reuse * update.of(one.batch_rows)
 
     take = fit((one.rows * one.group_size, _join_s(one)) for one in near)
-    joined = sum(_join_s(one) for one in near) / len(near)
-    cpu = fit((one.batch_rows, (cpu_s(one) - joined * _each(one)) / one.reuse) for one in near)
-    wall = fit((one.batch_rows, _update_s(one)) for one in near)
-    most = max(one.batch_rows for one in near)
+    if updates:
+        cpu, wall = (fit((one.rows, getattr(one, name)) for one in updates) for name in ("cpu_s", "wall_s"))
+        batch = fit((one.batch_rows, beyond_s(one, cpu)) for one in near)
+        most = max(one.rows for one in updates)
+    else:
+        cpu = fit((one.batch_rows, beyond_s(one, Cost()) / one.reuse) for one in near)
+        wall = fit((one.batch_rows, _update_s(one)) for one in near)
+        batch, most = Cost(), max(one.batch_rows for one in near)
     threads = min(max(cpu.of(most) / max(wall.of(most), 1e-9), 0.2), float(usable_cores()))
-    further = [max(0.0, (cpu_s(one) - one.reuse * cpu.of(one.batch_rows)) / _each(one) - joined) for one in far]
+    further = [max(0.0, beyond_s(one, cpu) - batch.of(one.batch_rows)) / _each(one) for one in far]
     return LearnerTimes(
         update=wall if accelerators() else Cost(cpu.call_s / threads, cpu.row_s / threads),
         threads=0.0 if accelerators() else threads,
+        batch=batch,
         take=take,
         far_take=Cost(sum(further) / len(further)) if further else Cost(),
         relay=Cost(_relay(far).row_s),

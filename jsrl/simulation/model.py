@@ -279,6 +279,7 @@ class Model:
             for lease in batch:
                 self.lags[max(0, self.updates - lease.oldest)] += 1
             self.learner.enter("update")
+            yield self.resources.cores[s.learner].use(cost.batch.of(s.batch_rows))
             seconds = s.reuse * cost.update.of(s.batch_rows)
             if cost.threads:
                 yield self.resources.cores[s.learner].use(seconds * cost.threads, cost.threads)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,6 +27,14 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def of(self, rows: float) -> float:
         """Return the seconds of a call with `rows` rows."""
         return self.call_s + self.row_s * rows
+
+
+class Updates(NamedTuple):
+    """Times of one call of the update alone: rows (env steps of the batch), CPU seconds of all threads, seconds."""
+
+    rows: int
+    cpu_s: float
+    wall_s: float
 
 
 class EnvTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,14 +95,16 @@ class LearnerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Times of the learner.
 
     Attributes:
-      update: seconds of an update by its rows (env steps of the batch), including the time between updates.
+      update: seconds of an update by its rows (env steps of the batch), on cores that do nothing else.
       threads: cores that an update keeps busy; 0: it waits for an accelerator.
+      batch: CPU seconds for each batch besides its updates and joining, by its rows.
       take: CPU seconds of the joining thread for a trajectory. far_take: additional time over TCP with keys.
       relay: CPU seconds of sending one version of the params to one worker over TCP, or to one host of a tree.
     """
 
     update: Cost = Cost()
     threads: float = 1.0
+    batch: Cost = Cost()
     take: Cost = Cost()
     far_take: Cost = Cost()
     relay: Cost = Cost()

@@ -78,6 +78,12 @@ def test_slow_updates_hold_actors_back_by_their_credits():
     assert twice.env_steps_per_s == pytest.approx(outcome.env_steps_per_s / 2, rel=0.06)  # whole batches
 
 
+def test_each_batch_costs_the_learner_more_than_its_updates():
+    learner = LearnerTimes(update=Cost(0.1), threads=1.0, batch=Cost(0.2))
+    outcome = simulate(inline(8, reuse=3), ServiceTimes(env=EnvTimes(step_idle=Cost(0.010)), learner=learner))
+    assert outcome.env_steps_per_s == pytest.approx(8 * SIZE * ROWS / 0.5, rel=0.05)
+
+
 def test_inference_server_batches_all_waiting_requests():
     """Of 8 actors that only send requests, one half is answered while the other half's requests arrive."""
     times = ServiceTimes(server=ServerTimes(act=Cost(0.002, 0.0001)), hop_s=1e-5)

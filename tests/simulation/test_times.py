@@ -14,7 +14,8 @@ from jsrl.experiment import Experiment
 from jsrl.simulation.calibration import INLINE, SERVED, Measured, fitted, variants
 from jsrl.simulation.environments import time_environments
 from jsrl.simulation.fits import fit
-from jsrl.simulation.times import Cost, EnvTimes, ServiceTimes, read_times
+from jsrl.simulation.times import Cost, EnvTimes, ServiceTimes, Updates, read_times
+from jsrl.simulation.updating import time_updates
 
 EXPERIMENT = Experiment(
     agent=IMPALAConfig(),
@@ -88,6 +89,21 @@ def test_fitted_times_reproduce_their_runs():
     assert asked.server.act.of(8) + asked.server.request.of(8) == pytest.approx(0.002, rel=0.01)  # 100 times a second
     timed = fitted([*runs, *server], EnvTimes(), [(1, 0.0001), (9, 0.0009)])  # acting alone: 0.1 ms a row
     assert timed.server.act.row_s == pytest.approx(0.0001) and timed.server.act.of(8) >= 0.0008
+
+
+def test_updates_timed_alone_leave_the_rest_of_the_learner_to_each_batch():
+    runs = [measured_run(INLINE, size, actors) for size, actors in ((8, 1), (4, 4))]
+    alone = [Updates(rows, 1.5e-5 * rows, 0.75e-5 * rows) for rows in (100, 1_000)]  # two threads
+    learner = fitted(runs, EnvTimes(), updates=alone).learner
+    assert learner.threads == pytest.approx(2.0) and learner.update.of(1_000) == pytest.approx(0.0075)
+    for one in runs:  # 10 ms + 20 us a row in the run
+        assert learner.batch.of(one.batch_rows) == pytest.approx(0.01 + 0.5e-5 * one.batch_rows, rel=0.01)
+
+
+def test_updates_are_timed_alone():
+    few, many = time_updates(EXPERIMENT, [64, 2], seconds=0.05)
+    assert (few.rows, many.rows) == (40, 1_280)
+    assert few.cpu_s > 0.0 and many.wall_s > 0.0
 
 
 def test_missing_measurements_are_reported():

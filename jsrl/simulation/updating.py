@@ -1,0 +1,71 @@
+"""Times a learner's updates alone: the compiled update on batches of zeros of several sizes."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import jax
+import numpy as np
+
+from jsrl.experiment import Experiment
+from jsrl.experiment.building import build_agent
+from jsrl.launch.schemas import make_schemas
+from jsrl.parallel import split_devices
+from jsrl.simulation.times import Updates
+from jsrl.types import ArraySpec, Trajectory, map_trajectory
+from jsrl.workers.learner.build_updater import checked, learner_devices, own_update
+from jsrl.workers.learner.updaters import OwnUpdate
+
+FEWEST = 3  # timed calls
+
+
+def time_updates(experiment: Experiment, columns: list[int], seconds: float = 1.0) -> list[Updates]:
+    """Return the times of one call of the update, for batches of some numbers of environments.
+
+    Args:
+      experiment: without replay. columns: environments of a batch. seconds: time per size.
+
+    Raises:
+      ConfigError, EnvironmentFault: the environment or the agent cannot be made.
+    """
+    schemas = make_schemas(experiment)
+    agent = checked(build_agent(experiment.agent, schemas.env), experiment)
+    updater = own_update(agent, experiment, learner_devices(1, 1))
+    return [
+        _time(updater, _zeros(schemas.trajectory, size), experiment.rollout_length * size, seconds)
+        for size in sorted(set(columns))
+    ]
+
+
+def _zeros(one: Trajectory, columns: int) -> Trajectory:
+    """Return a batch of zeros [1, T+1, B, ...]."""
+    whole = map_trajectory(
+        lambda leaf: ArraySpec((leaf.shape[0], columns, *leaf.shape[2:]), leaf.dtype).zeros(),
+        lambda leaf: ArraySpec((columns, *leaf.shape[1:]), leaf.dtype).zeros(),
+        one,
+    )
+    return split_devices(whole, 1)
+
+
+def _time(updater: OwnUpdate, batch: Trajectory, rows: int, seconds: float) -> Updates:
+    """Return the mean times of calls, all threads of this process together, with metrics and params fetched as in a run."""
+    key = jax.random.key(0)
+    state = updater.make(key)
+
+    def update() -> None:
+        nonlocal state
+        state, output = updater(state, batch, key)
+        updater.fetch((output.metrics, state.params))
+
+    update()
+    cpu, wall = list[float](), list[float]()
+    begin_s = time.perf_counter()
+    for calls in itertools.count(1):
+        cpu_s, wall_s = time.process_time(), time.perf_counter()
+        update()
+        cpu.append(time.process_time() - cpu_s)
+        wall.append(time.perf_counter() - wall_s)
+        if calls >= FEWEST and time.perf_counter() >= begin_s + seconds:
+            return Updates(rows, float(np.mean(cpu)), float(np.median(wall)))
+    raise AssertionError("not reached")
