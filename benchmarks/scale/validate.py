@@ -6,16 +6,17 @@
     python benchmarks/scale/validate.py compare DATA.json                      # predict, and print every error
 
 `calibrate` and `measure` need a machine on which nothing else runs, and go on where they stopped. If other programs ran all
-the same, the model is told how much of the cores they used during a layout's runs (`others`); nothing else of these runs is an
-input. A layout whose runs differ by more than 10% is named and left out. Two rivals are compared: linear extrapolation of the
-largest calibrating run of the same placement and transport by the number of environments, and, for the bottleneck, `always
-cores`.
+the same, the model is told how much of the cores they used during a layout's runs (`others`). It is also told the speed of the
+cores around the middle run, measured by a fixed loop (`core_speed`); nothing else of these runs is used. A layout whose runs
+differ by more than 10% is named and left out. Two rivals are compared: linear extrapolation of the largest calibrating run of
+the same placement and transport by the number of environments, and, for the bottleneck, `always cores`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import statistics
@@ -46,6 +47,7 @@ from jsrl.simulation.calibration import (
 )
 from jsrl.simulation.environments import time_environments
 from jsrl.simulation.outcome import CORES, Outcome, name_bottleneck, simulate
+from jsrl.simulation.speed import beside_loop
 from jsrl.simulation.system import lay_out_on
 from jsrl.simulation.times import EnvTimes, ServiceTimes, Updates
 from jsrl.simulation.updating import time_updates
@@ -98,10 +100,11 @@ def calibrate(data: Data, until_s: float) -> bool:
         for run in runs[len(found) :]:
             if time.monotonic() > until_s:
                 return False
-            speed = try_out(run.experiment, Limits(seconds=5.0, warm_s=1.5, longest_s=20.0))
+            limits = Limits(seconds=5.0, warm_s=1.5, longest_s=20.0)
+            speed, loop_s = beside_loop(functools.partial(try_out, run.experiment, limits))
             if speed.error:
                 raise SystemExit(f"{work}, {run.text}: {speed.error}")
-            found.append(msgspec.to_builtins(measured(run, speed)))
+            found.append(msgspec.to_builtins(msgspec.structs.replace(measured(run, speed), loop_s=loop_s)))
             print(f"  {work}: {run.text}: {speed.env_steps_per_s:,.0f} env steps/s", flush=True)
             data.save()
     return True
@@ -119,8 +122,9 @@ def measure(data: Data, until_s: float) -> bool:
             path = Path(folder) / "one.json"
             words = [sys.executable, str(Path(__file__).parent / "layouts.py"), layout.name, str(path)]
             begin_s = time.monotonic()
-            subprocess.run(words, check=True, timeout=120, stdout=subprocess.DEVNULL)
-            found = json.loads(path.read_text())
+            run = functools.partial(subprocess.run, words, check=True, timeout=120, stdout=subprocess.DEVNULL)
+            _, loop_s = beside_loop(run)
+            found = json.loads(path.read_text()) | {"loop_s": loop_s}
         data.content["layouts"].setdefault(layout.name, []).append(found)
         took_s = time.monotonic() - begin_s
         print(f"  {layout.name}: {found['env_steps_per_s']:,.0f} env steps/s ({took_s:.0f} s)", flush=True)
@@ -140,11 +144,11 @@ def calibration_of(data: Data, work: str) -> list[Measured]:
     return msgspec.convert(data.content["calibration"][work], list[Measured])
 
 
-def predict(data: Data, layout: Layout, others: float = 0.0) -> Outcome:
-    """Return what the model says of a layout, beside other programs that used `others` cores."""
+def predict(data: Data, layout: Layout, others: float = 0.0, speed: float = 1.0) -> Outcome:
+    """Return what the model says of a layout, beside other programs that used `others` cores, on cores of a `speed`."""
     times, busy = times_of(data, layout.work), others
     for _ in range(TRIES):  # programs that share cores with a run use fewer than they would alone
-        hosts = [msgspec.structs.replace(host, busy_cores=busy) for host in hosts_of(layout)]
+        hosts = [msgspec.structs.replace(host, busy_cores=busy, core_speed=speed) for host in hosts_of(layout)]
         _, system = lay_out_on(experiment_of(layout), hosts, place)
         if not data.content["machine"].get("tree"):
             system = dataclasses.replace(system, fan_out=0)  # these runs are older than the tree
@@ -159,6 +163,12 @@ def others_of(runs: list[dict[str, Any]]) -> float:
     """Return the cores that other programs used during runs, where that was measured; 0: it was not."""
     seen = [run.get("others_cores", run["means"].get("system/others_cpu_share")) for run in runs]
     return statistics.fmean(cores for cores in seen if cores is not None) if any(seen) else 0.0
+
+
+def speed_of(data: Data, layout: Layout, run: dict[str, Any]) -> float:
+    """Return the speed of the cores during a run over that in the calibration; 1: it was not measured."""
+    loops = [one.loop_s for one in calibration_of(data, layout.work)]
+    return statistics.median(loops) / run["loop_s"] if all(loops) and "loop_s" in run else 1.0
 
 
 def linear(data: Data, layout: Layout) -> float:
@@ -191,13 +201,15 @@ def compare(data: Data) -> dict[str, Any]:
             continue
         middle = min(runs, key=lambda run: abs(run["env_steps_per_s"] - truth))
         others = others_of(runs)
-        outcome, guess = predict(data, layout, others), linear(data, layout)
+        speed = speed_of(data, layout, middle)
+        outcome, guess = predict(data, layout, others, speed), linear(data, layout)
         seen = name_bottleneck({key(name): share for name, share in middle["used"].items()})
         rows.append(
             {
                 "layout": layout.name,
                 "measured": rates,
                 "others": round(others, 2),
+                "core_speed": round(speed, 3),
                 "predicted": round(outcome.env_steps_per_s, 1),
                 "error": round(outcome.env_steps_per_s / truth - 1, 4),
                 "linear_error": round(guess / truth - 1, 4),

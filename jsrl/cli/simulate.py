@@ -8,6 +8,8 @@ Then simulate it on the hosts of a file (that of `jsrl run NAME --plan --hosts-f
 `in_mbit` of each host's network):
 
   jsrl simulate hosts.json NAME --num-actors 128 --placement served
+
+On a host with other cores, `jsrl simulate --core-speed NAME` prints the `core_speed` that belongs into its entry of that file.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--from", dest="run", metavar="RUN", help="take the service times from a run's metrics instead (see --runs-dir)"
     )
+    made.add_argument(
+        "--core-speed", action="store_true", help="print this machine's core_speed for a file of hosts, from --times"
+    )
     made.add_argument("--times", type=Path, metavar="FILE", help="file of service times (default: times-NAME.json)")
     made.add_argument(
         "--trial-seconds", type=float, default=6.0, metavar="S", help="seconds measured of each calibration run"
@@ -65,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         hosts = args.pop(0) if args and args[0].endswith(".json") and not own.calibrate else None
         name = take_name(args)
-        if name is None or (hosts is None and not own.calibrate and own.run is None):
+        if name is None or (hosts is None and not own.calibrate and own.run is None and not own.core_speed):
             raise ConfigError(
                 f"give a file of hosts and an experiment, or --calibrate and an experiment; there are: {', '.join(files())}."
             )
@@ -73,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = own.times or Path(f"times-{name}.json")
         if own.calibrate or own.run is not None:
             _measure(own, asked, path)
+        if own.core_speed:
+            _show_speed(path)
         if hosts is not None:
             _simulate(own, asked.experiment, hosts, path)
     except JsrlError as error:
@@ -99,6 +106,13 @@ def _measure(own: argparse.Namespace, asked: cli.CommandLine, path: Path) -> Non
         )
     times.save(path)
     print(f"service times: {path}")
+
+
+def _show_speed(path: Path) -> None:
+    from jsrl.simulation.speed import core_speed
+    from jsrl.simulation.times import read_times
+
+    print(f'"core_speed": {core_speed(read_times(path)):.2f}  (this machine, over the one of {path})')
 
 
 def _simulate(own: argparse.Namespace, experiment: Experiment, hosts: str, path: Path) -> None:

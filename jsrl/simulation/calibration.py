@@ -6,7 +6,9 @@ Each run is a trial of jsrl.tuning: the real system, whose activities, rates and
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from jsrl.runs.runs import RunFolder, read_metrics
 from jsrl.simulation.acting import time_acting
 from jsrl.simulation.environments import time_environments
 from jsrl.simulation.fits import fit
+from jsrl.simulation.speed import LOOP, beside_loop
 from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes, Updates
 from jsrl.simulation.updating import time_updates
 from jsrl.tuning.trial import Limits, Speed, measure
@@ -43,6 +46,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         `reuse` times) and of servers. call_rows: mean rows of a call.
       actor_cpu, server_cpu, learner_cpu, relay_cpu, launcher_cpu: cores that all workers of a kind keep busy.
       shares: of time, by name of the metric (`actor/env_share`). env_steps_per_s: trained.
+      loop_s: of the machine's cores around the run, see jsrl.simulation.speed; 0: not measured.
     """
 
     placement: str
@@ -64,6 +68,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     launcher_cpu: float = 0.0
     reuse: int = 1
     shares: dict[str, float] = {}
+    loop_s: float = 0.0
 
     def share(self, name: str) -> float:
         """Return a share of time; 0 if it was not reported."""
@@ -181,16 +186,22 @@ def calibrate(
     updates = time_updates(experiment, updating_sizes(experiment)) if experiment.replay is None else []
     found = []
     for number, run in enumerate(runs, 1):
-        speed = measure(run.experiment, Limits(seconds=seconds, longest_s=4 * seconds))
+        limits = Limits(seconds=seconds, longest_s=4 * seconds)
+        speed, loop_s = beside_loop(functools.partial(measure, run.experiment, limits))
         if speed.error:
             raise ConfigError(f"the calibration with {run.text} failed: {speed.error}")
-        found.append(measured(run, speed))
+        found.append(msgspec.structs.replace(measured(run, speed), loop_s=loop_s))
         notify(f"{number} of {len(runs)}: {run.text}: {speed.env_steps_per_s:,.0f} env steps/s")
     times = fitted(found, env, acting, updates)
     return msgspec.structs.replace(
         times,
         experiment=experiment.name,
-        machine={"cores": usable_cores(), "accelerators": len(accelerators()), "load": round(os.getloadavg()[0], 2)},
+        machine={
+            "cores": usable_cores(),
+            "accelerators": len(accelerators()),
+            "load": round(os.getloadavg()[0], 2),
+            LOOP: statistics.median(one.loop_s for one in found),
+        },
         measured=[msgspec.to_builtins(one) for one in found],
     )
 

@@ -118,13 +118,13 @@ def simulate(
 
 def _others_s(model: Model) -> float:
     """Return the core seconds that other programs have used so far."""
-    return sum(cores.used_by_others_at(model.clock.now) for _, cores, _, _ in model.resources.machines)
+    return sum(m.cores.used_by_others_at(model.clock.now) / m.speed for m in model.resources.machines)
 
 
 def _busy(model: Model) -> dict[tuple[str, str], float]:
     """Return the use of cores, links and accelerators so far, over their capacity per second."""
     now, hosts = model.clock.now, model.system.hosts
-    found = {(CORES, name): cores.used_at(now) / count for name, cores, count, _ in model.resources.machines}
+    found = {(CORES, m.name): m.cores.used_at(now) / m.capacity for m in model.resources.machines}
     for (host, way), (link, rate) in model.resources.links.items():
         found[OUT if way == "out" else INTO, hosts[host].name] = link.used_at(now) / rate
     for host, gpus in model.resources.gpus.items():
@@ -135,7 +135,7 @@ def _busy(model: Model) -> dict[tuple[str, str], float]:
 
 def _with_reports(model: Model, used: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
     """Add the cores' use by heartbeats and reports."""
-    return used | {(CORES, name): used[CORES, name] + busy / count for name, _, count, busy in model.resources.machines}
+    return used | {(CORES, m.name): used[CORES, m.name] + m.reports / m.capacity for m in model.resources.machines}
 
 
 def _spent(model: Model) -> dict[str, float]:

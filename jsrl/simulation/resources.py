@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jsrl.simulation.events import Clock, Process, Shared
 from jsrl.simulation.system import System
 from jsrl.simulation.times import ServiceTimes
 
 _BITS = 1e6 / 8  # bytes of a Mbit
+
+
+class Machine(NamedTuple):
+    """The cores of hosts that share them.
+
+    Attributes:
+      name: of it. cores: shared by its workers. capacity: CPU seconds of the calibrated machine that they serve per second.
+      reports: how many of these reports and heartbeats take. speed: of a core.
+    """
+
+    name: str
+    cores: Shared
+    capacity: float
+    reports: float
+    speed: float
 
 
 class Resources:
@@ -20,14 +35,14 @@ class Resources:
       clock: of the model. system: the run. times: costs of its parts.
 
     Attributes:
-      cores: host -> those of its machine. machines: name, cores, their number, and how many of them reports keep busy.
+      cores: host -> those of its machine; they serve CPU seconds of the calibrated machine. machines: with their cores.
       links: (host, `out` or `in`) -> the link and its bytes per second. gpus: host -> its accelerators.
     """
 
     def __init__(self, clock: Clock, system: System, times: ServiceTimes) -> None:
         self._clock, self._system, self._times = clock, system, times
         self.cores: dict[int, Shared] = {}
-        self.machines: list[tuple[str, Shared, float, float]] = []
+        self.machines: list[Machine] = []
         self._make_cores()
         self.links: dict[tuple[int, str], tuple[Shared, float]] = {}
         for index, host in enumerate(system.hosts):
@@ -44,14 +59,16 @@ class Resources:
         for index, host in enumerate(s.hosts):
             machines.setdefault(f"machine {host.machine}" if host.machine else f"host {index}", []).append(index)
         for hosts in machines.values():
-            count = max(s.hosts[i].cores for i in hosts)
+            speed = max(s.hosts[i].core_speed for i in hosts)
+            capacity = speed * max(s.hosts[i].cores for i in hosts)
             busy = sum(self._times.host_cores for i in hosts if workers[i])
             busy += self._times.relay_cores if s.far_params and s.learner in hosts else 0.0
+            busy = min(busy, 0.95 * capacity)
             others = max(s.hosts[i].busy_cores for i in hosts)
-            cores = Shared(clock, max(count - busy, 0.05 * count), 1.0, others)
+            cores = Shared(clock, capacity - busy, speed, others)
             self.cores |= dict.fromkeys(hosts, cores)
             name = s.hosts[hosts[0]].machine or s.hosts[hosts[0]].name
-            self.machines.append((name, cores, float(count), min(busy, 0.95 * count)))
+            self.machines.append(Machine(name, cores, capacity, busy, speed))
 
     def send(
         self, source: int, sink: int, size: float, far: bool, deliver: Callable[[Any], None], message: Any

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from jsrl.cli.simulate import main
+from jsrl.simulation.speed import loop_s
 from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes
 
 HOSTS = [
@@ -63,3 +65,15 @@ def test_invalid_simulations_are_refused_in_one_sentence(files: Path, capsys):
     (files / "hosts.json").write_text('[{"name": "a", "cores": 1, "memory_mb": 100, "out_mbit": -1}]')
     assert main(["hosts.json", "impala"]) == 2
     assert "out_mbit is -1" in capsys.readouterr().err
+    (files / "hosts.json").write_text('[{"name": "a", "cores": 1, "memory_mb": 100, "core_speed": 0}]')
+    assert main(["hosts.json", "impala"]) == 2
+    assert "core_speed is 0.0" in capsys.readouterr().err
+    assert main(["--core-speed", "impala"]) == 2
+    assert "no speed of the calibrated cores; calibrate again" in capsys.readouterr().err
+
+
+def test_core_speed_compares_this_machine_with_the_calibrated_one(files: Path, capsys):
+    msgspec.structs.replace(TIMES, machine={"loop_s": loop_s()}).save(files / "times-impala.json")
+    assert main(["--core-speed", "impala"]) == 0
+    found = capsys.readouterr().out
+    assert 0.1 < float(found.split()[1]) < 10 and '"core_speed"' in found

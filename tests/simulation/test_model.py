@@ -69,6 +69,17 @@ def test_other_programs_slow_a_run_down_where_cores_are_too_few():
     assert simulate(inline(1, cores=4), times).others_cores == 0.0
 
 
+def test_faster_cores_do_more_and_sleep_no_less():
+    times = ServiceTimes(env=EnvTimes(step=Cost(0.001), step_idle=Cost(0.001)), actor=ActorTimes(act=Cost(0.001)))
+    fast = (HostFacts("one", 2, 1000, core_speed=2.0),)
+    full = simulate(inline(8, hosts=fast), times)
+    assert full.env_steps_per_s == pytest.approx(2 * SIZE / 0.001, rel=0.02)
+    assert full.used[CORES, "one"] == pytest.approx(1.0, abs=0.02)
+    alone = simulate(inline(1, hosts=fast), times)
+    assert alone.env_steps_per_s == pytest.approx(SIZE / 0.002, rel=0.02)
+    assert alone.used[CORES, "one"] == pytest.approx(0.25, abs=0.02)
+
+
 def test_slow_updates_hold_actors_back_by_their_credits():
     times = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010)), learner=LearnerTimes(update=Cost(0.5), threads=1.0))
     outcome = simulate_long(inline(4), times)
