@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jsrl.experiment import Experiment
-from jsrl.experiment.building import build_agent
+from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.launch.schemas import make_schemas
 from jsrl.parallel import split_devices
 from jsrl.simulation.times import Updates
@@ -30,7 +30,7 @@ def time_updates(experiment: Experiment, columns: list[int], seconds: float = 1.
       ConfigError, EnvironmentFault: the environment or the agent cannot be made.
     """
     schemas = make_schemas(experiment)
-    agent = checked(build_agent(experiment.agent, schemas.env), experiment)
+    agent = checked(build_agent(resolved_agent(experiment), schemas.env), experiment)
     updater = own_update(agent, experiment, learner_devices(1, 1))
     return [
         _time(updater, _zeros(schemas.trajectory, size), experiment.rollout_length * size, seconds)

@@ -101,7 +101,8 @@ def test_updates_timed_alone_leave_the_rest_of_the_learner_to_each_batch():
 
 
 def test_updates_are_timed_alone():
-    few, many = time_updates(EXPERIMENT, [64, 2], seconds=0.05)
+    falling = dataclasses.replace(EXPERIMENT, agent=IMPALAConfig(schedule="linear"))
+    few, many = time_updates(falling, [64, 2], seconds=0.05)
     assert (few.rows, many.rows) == (40, 1_280)
     assert few.cpu_s > 0.0 and many.wall_s > 0.0
 
