@@ -32,7 +32,7 @@ def fresh_state(weights: Tree, optimizer: optax.GradientTransformation, moments:
 
 def annealed_epsilon(updates: Array, *, final: float, over: int) -> Array:
     """Return epsilon after `updates` updates: it falls linearly from 1 to `final` over `over` updates."""
-    return 1.0 + (final - 1.0) * jnp.clip(updates / over, 0.0, 1.0)
+    return 1.0 + (final - 1.0) * jnp.clip(updates / float(over), 0.0, 1.0)  # an int above 2^31 overflows
 
 
 def ladder_epsilon(place: Array, *, base: float, alpha: float) -> Array:

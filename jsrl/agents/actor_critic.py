@@ -182,7 +182,7 @@ def learning_rate_at(base: float, schedule: Schedule, total_updates: int | None,
         )
     if schedule == "constant" or total_updates is None:
         return jnp.asarray(base, jnp.float32)
-    return base * jnp.clip(1.0 - updates / total_updates, 0.0, 1.0)
+    return base * jnp.clip(1.0 - updates / float(total_updates), 0.0, 1.0)  # an int above 2^31 overflows
 
 
 def apply_gradients(
