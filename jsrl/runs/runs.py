@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import difflib
 import glob
+import io
 import json
+import math
 import os
 import re
 import shutil
 import time
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -285,23 +288,36 @@ def load_runs(
 
 
 def read_metrics(path: Path) -> dict[str, np.ndarray]:
-    """Return the columns of a metrics.jsonl; a line that a killed process left unfinished is skipped."""
-    lines = []
-    if path.exists():
-        for text in path.read_bytes().splitlines():
+    """Return the columns of a metrics.jsonl; a line that a killed process left unfinished is skipped.
+
+    Lines are read one after another, so a run of days needs memory for the columns only.
+    """
+    columns: dict[str, array[float]] = {}
+    count = 0
+    with path.open("rb") if path.exists() else io.BytesIO() as file:
+        for text in file:
             try:
                 line = json.loads(text)
             except ValueError:
                 continue
-            if isinstance(line, dict):
-                lines.append(line)
-    columns: dict[str, np.ndarray] = {}
-    for index, line in enumerate(lines):
-        for name, value in line.items():
-            number = _number(value)
-            if number is not None:
-                columns.setdefault(name, np.full(len(lines), np.nan))[index] = number
-    return columns
+            if not isinstance(line, dict):
+                continue
+            for name, value in line.items():
+                number = _number(value)
+                if number is not None:
+                    column = columns.setdefault(name, array("d"))
+                    _pad(column, count)
+                    column.append(number)
+            count += 1
+    for column in columns.values():
+        _pad(column, count)
+    return {name: np.array(column) for name, column in columns.items()}
+
+
+def _pad(column: array[float], length: int) -> None:
+    """Fill up a column with NaN."""
+    if len(column) < length:
+        column.extend([math.nan] * (length - len(column)))
 
 
 def _number(value: Any) -> float | None:

@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import psutil
@@ -20,7 +21,7 @@ from jsrl.report.comparison import (
     summaries,
     summarise,
 )
-from jsrl.runs.runs import RunFolder, load_runs
+from jsrl.runs.runs import RunFolder, load_runs, read_metrics
 
 
 def make_run(runs_dir, experiment, name, returns, config=None):
@@ -138,6 +139,20 @@ def test_columns_with_infinities_partial_lines_and_new_names(tmp_path):
     (empty,) = load_runs(RunFolder.create(tmp_path, "x", "b").path)
     assert empty.metrics == {}
     assert "0 lines" in repr(empty)
+
+
+def test_reading_the_metrics_of_a_long_run_needs_memory_for_the_columns_only(tmp_path):
+    line = {f"worker/metric_{number}": number + 0.5 for number in range(40)}
+    path, count = tmp_path / "metrics.jsonl", 3_000
+    with path.open("w") as file:
+        for index in range(count):
+            file.write(json.dumps(line | {"env_steps": index}) + "\n")
+    tracemalloc.start()
+    columns = read_metrics(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(columns) == 41 and (columns["env_steps"] == np.arange(count)).all()
+    assert most < 3 * sum(column.nbytes for column in columns.values())
 
 
 def test_curve_excludes_steps_rolled_back_by_a_resume(tmp_path):
