@@ -361,7 +361,10 @@ class Controller:
                 continue
             self._restarts.remove(restart)
             try:
-                self._start(replacement_job(restart.job, self._folder), restart.count)
+                job, warnings = replacement_job(restart.job, self._folder)
+                for line in warnings:
+                    self._session.display.message(line, "warning")
+                self._start(job, restart.count)
             except OSError as error:  # a full disk, no memory: it may be temporary
                 if not self._replace(self._workers[restart.job.name], f"could not be restarted: {error}"):
                     raise WorkerDied(f"{restart.job.name} could not be restarted: {error}") from error

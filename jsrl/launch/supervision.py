@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jsrl.counted import counted
-from jsrl.errors import SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.launch.resume import newest_good
 from jsrl.rate_limit import RateLimit
@@ -113,14 +112,18 @@ class Restart:
     count: int
 
 
-def replacement_job(job: Job, folder: Path) -> Job:
-    """Return the job that replaces a dead worker: a higher incarnation; its state is the last committed snapshot."""
+def replacement_job(job: Job, folder: Path) -> tuple[Job, list[str]]:
+    """Return the job that replaces a dead worker, and warnings: a higher incarnation; its state is the last good snapshot.
+
+    Raises:
+      SnapshotError: all its snapshots are damaged.
+    """
     job = dataclasses.replace(job, incarnation=job.incarnation + 1)
-    if find_kind(job.kind).state == "snapshot":
-        job = dataclasses.replace(
-            job, start_point=last_committed(job.start_point, job.snapshots / "state", page_of(job, folder))
-        )
-    return job
+    if find_kind(job.kind).state != "snapshot":
+        return job, []
+    start_point, broken = last_committed(job.start_point, job.snapshots / "state", page_of(job, folder))
+    used = [f"{job.name} continues from update {start_point.updates:,} instead"] if broken else []
+    return dataclasses.replace(job, start_point=start_point), broken + used
 
 
 def page_of(job: Job, folder: Path) -> Path:
@@ -128,18 +131,21 @@ def page_of(job: Job, folder: Path) -> Path:
     return ledger_path(folder, job.end("samples").hop if job.has("samples") else SAMPLES)
 
 
-def last_committed(start_point: StartPoint, snapshots: Path, ledger: Path) -> StartPoint:
-    """Return a learner's new start point: its last committed snapshot, else the run's start, in a new epoch.
+def last_committed(start_point: StartPoint, snapshots: Path, ledger: Path) -> tuple[StartPoint, list[str]]:
+    """Return a learner's new start point in a new epoch, and what is wrong with newer snapshots.
+
+    It is the last good snapshot, or the run's start if none was committed yet.
 
     Args:
       start_point: of the run. snapshots: folder of the learner's states. ledger: the page of its counts.
+
+    Raises:
+      SnapshotError: there are snapshots, and all are damaged; from the start it would replace them.
     """
     content = read_page(ledger)
     epoch = max(start_point.epoch, content.epoch if content is not None else 0) + 1
     store = SnapshotStore(snapshots)
-    try:
-        version, _ = newest_good(store)
-        updates = int(store.meta(version)["updates"])
-    except SnapshotError:  # no snapshot was committed yet
-        return dataclasses.replace(start_point, epoch=epoch)
-    return StartPoint(epoch, updates, f"{store.folder}@{version}")
+    if not store.versions():
+        return dataclasses.replace(start_point, epoch=epoch), []
+    version, broken = newest_good(store)
+    return StartPoint(epoch, int(store.meta(version)["updates"]), f"{store.folder}@{version}"), broken

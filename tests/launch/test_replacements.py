@@ -39,7 +39,7 @@ def controller(
         made._workers[job.name] = SupervisedWorker(job, SimpleNamespace(host=host, alive=True))  # type: ignore[arg-type]
 
     made._start = start
-    monkeypatch.setattr(module, "replacement_job", lambda job, folder: job)
+    monkeypatch.setattr(module, "replacement_job", lambda job, folder: (job, []))
     return made, handles, started
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
 from jsrl.launch.supervision import Budget, Supervision, last_committed, replacement_job
 from jsrl.snapshots.store import SnapshotStore
@@ -74,19 +74,26 @@ def test_invalid_budgets_are_refused(changes: dict, message: str) -> None:
 
 def test_restarted_worker_has_a_higher_incarnation(tmp_path: Path) -> None:
     job = Job("actor", "actor-0", 0, None, None, None, "", registry=None, incarnation=4)  # type: ignore[arg-type]
-    assert replacement_job(job, tmp_path) == dataclasses.replace(job, incarnation=5)
+    assert replacement_job(job, tmp_path) == (dataclasses.replace(job, incarnation=5), [])
 
 
 def test_restarted_learner_resumes_from_the_last_snapshot_in_a_new_epoch(tmp_path: Path) -> None:
-    begun = StartPoint(epoch=3, updates=7, restore="elsewhere@best", params_only=True)
-    assert last_committed(begun, tmp_path / "snapshots" / "state", tmp_path / LEDGER) == dataclasses.replace(
-        begun, epoch=4
-    )
+    begun, folder = StartPoint(epoch=3, updates=7, restore="elsewhere@best", params_only=True), tmp_path / "snapshots"
+    assert last_committed(begun, folder, tmp_path / LEDGER) == (dataclasses.replace(begun, epoch=4), [])
     open_ledger(tmp_path / LEDGER, 5, None)
-    assert last_committed(begun, tmp_path / "snapshots" / "state", tmp_path / LEDGER).epoch == 6
-    store = SnapshotStore(tmp_path / "snapshots" / "state")
-    store.save(12, {"state": [0]}, meta={"updates": 12, "epoch": 5}, tags=("latest",), wait=True)
+    assert last_committed(begun, folder, tmp_path / LEDGER)[0].epoch == 6
+    store = SnapshotStore(folder)
+    for updates in (12, 20):
+        store.save(updates, {"state": [0]}, meta={"updates": updates, "epoch": 5}, tags=("latest",), wait=True)
     store.close()
-    assert last_committed(begun, tmp_path / "snapshots" / "state", tmp_path / LEDGER) == StartPoint(
-        6, 12, f"{store.folder}@12"
-    )
+    assert last_committed(begun, folder, tmp_path / LEDGER) == (StartPoint(6, 20, f"{folder}@20"), [])
+    damage(folder / "20")
+    start_point, broken = last_committed(begun, folder, tmp_path / LEDGER)
+    assert start_point == StartPoint(6, 12, f"{folder}@12") and "20" in broken[0]
+    damage(folder / "12")
+    with pytest.raises(SnapshotError, match="12"):  # it must not begin again from update 0
+        last_committed(begun, folder, tmp_path / LEDGER)
+
+
+def damage(snapshot: Path) -> None:
+    next(snapshot.glob("manifest*")).write_text("")
