@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import time
+import zlib
+from contextlib import suppress
 from pathlib import Path
 
 MIN_COMPILE_S = 0.2
+ZLIB = 0x78  # first byte of data that zlib compressed
+CHECKED = ".checked"  # its time of change: programs that are older have been checked
+WRITTEN_S = 10.0  # younger programs may still be written
 
 
 def cache_variables() -> dict[str, str]:
@@ -19,6 +26,7 @@ def cache_variables() -> dict[str, str]:
     folder = cache_folder()
     if folder is None:
         return {}
+    remove_broken(folder)
     seconds = str(MIN_COMPILE_S)
     return {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": seconds}
 
@@ -32,6 +40,34 @@ def cache_folder() -> Path | None:
     except OSError:
         return None
     return folder if os.access(folder, os.W_OK) else None
+
+
+@functools.cache
+def remove_broken(folder: Path) -> None:
+    """Remove compiled programs that are incomplete, because a process was killed or a disk was full when it wrote them.
+
+    jax cannot read such a file and does not replace it, so every start would compile that program again. Programs that jax
+    compressed with zstandard are not checked.
+    """
+    now_s, mark = time.time(), folder / CHECKED
+    with suppress(OSError):
+        since_s = mark.stat().st_mtime if mark.exists() else 0.0
+        for path in folder.glob("*-cache"):
+            if since_s <= path.stat().st_mtime < now_s - WRITTEN_S and _is_broken(path):
+                path.unlink()
+        mark.touch()
+        os.utime(mark, (now_s - WRITTEN_S, now_s - WRITTEN_S))
+
+
+def _is_broken(path: Path) -> bool:
+    content = path.read_bytes()
+    if content and content[0] != ZLIB:
+        return False
+    try:
+        zlib.decompress(content)
+    except zlib.error:
+        return True
+    return False
 
 
 def keep_compiled_here() -> None:
