@@ -246,7 +246,8 @@ def loss(
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Return this device's share of the loss, and (its share of the metrics, error [B]).
 
-    y = r + d Q'(o', argmax_a Q(o', a)) (double; else the argmax of Q'), over the actions that o' allows.
+    y = r + d Q'(o', argmax_a Q(o', a)) (double; else the argmax of Q'), over the actions that o' allows. Where o' is a
+    value-only row, y = r + d Q'(o', 0): action 0 stands for none, and only its value is trained there.
     One atom: Huber's or the squared error to y. More atoms: the cross-entropy to the projected distribution of y; the error
     is then the KL divergence, the cross-entropy minus that distribution's own entropy.
 
@@ -255,7 +256,9 @@ def loss(
       batch: transitions. count: unmasked columns of all devices.
     """
     config = parts.config
-    taken, following = outputs_of(parts, weights, target, batch.observation, batch.action, batch.next_observation)
+    taken, following = outputs_of(
+        parts, weights, target, batch.observation, batch.action, batch.next_observation, batch.next_acting
+    )
     if config.num_atoms == 1:
         return one_step_loss(config, taken[:, 0], following[:, 0], batch, count)
     atoms = batch.reward[:, None] + batch.discount[:, None] * parts.support
@@ -268,13 +271,23 @@ def loss(
 
 
 def outputs_of(
-    parts: Components, weights: Tree, target: Tree, observation: Tree, action: Array, next_observation: Tree
+    parts: Components,
+    weights: Tree,
+    target: Tree,
+    observation: Tree,
+    action: Array,
+    next_observation: Tree,
+    next_acting: Array,
 ) -> tuple[Array, Array]:
-    """Return the outputs [..., Z] of the actions [...] taken, and the target network's outputs of the next actions."""
+    """Return the outputs [..., Z] of the actions [...] taken, and the target network's outputs of the next actions.
+
+    Args:
+      next_acting: [...], 1 where the agent acts on the next observation; elsewhere its action is 0.
+    """
     next_outputs = apply(parts, target, next_observation)
     chooser = apply(parts, weights, next_observation) if parts.config.double else next_outputs
     chooser = ac.mask_outputs(mean_values(parts, chooser), next_observation)
-    best = jnp.argmax(chooser, axis=-1)
+    best = jnp.where(next_acting > 0, jnp.argmax(chooser, axis=-1), 0)
     taken = _of_action(apply(parts, weights, observation), action)
     return taken, _of_action(next_outputs, best)
 

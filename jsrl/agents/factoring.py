@@ -192,7 +192,7 @@ def dqn_loss(
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Return DQN's loss of Q_tot: see jsrl.agents.dqn.loss. batch: from a team's rows."""
     here, there = batch.observation, batch.next_observation
-    reads = here["seats"], batch.action, there["seats"]
+    reads = here["seats"], batch.action, there["seats"], there["acts"]
     taken, following = dqn.outputs_of(parts, weights.network, target.network, *reads)
     value = mix(mixing, weights.mixer, taken[..., 0], here)
     return dqn.one_step_loss(parts.config, value, mix(mixing, target.mixer, following[..., 0], there), batch, count)
@@ -212,7 +212,7 @@ def r2d2_loss(
       sequences: of the seats, [T+1, B N, ...]. team: the observation after burn-in, [T+1, B, ...], and the trained rows.
     """
     (observation, trained), rows = team, sequences.rows.trajectory
-    utilities = r2d2.values_of(parts, weights.network, target.network, sequences, rows.is_first, rows.action)
+    utilities = r2d2.values_of(parts, weights.network, target.network, sequences, rows)
     taken, best = ac.unfold(utilities, 1, observation["acts"].shape[-1])
     value = mix(mixing, weights.mixer, taken, jax.tree.map(lambda x: x[:-1], observation))
     return r2d2.n_step_loss(parts.config, value, mix(mixing, target.mixer, best, observation), trained)

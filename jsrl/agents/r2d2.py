@@ -28,7 +28,7 @@ from jsrl.agents.rows import row_margin, row_masks
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValueNetwork, value_network
-from jsrl.types import Array, EnvSpec, Trajectory, Tree
+from jsrl.types import ACTING, Array, EnvSpec, Trajectory, Tree
 
 
 @dataclass(frozen=True)
@@ -237,27 +237,32 @@ def loss(
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Return this device's share of the loss, and (its share of the metrics, error [T, B]).
 
-    y_t = h(n-step return that bootstraps with h^-1(Q'(o, argmax_a Q(o, a)))); loss: (Q(o_t, a_t) - y_t)^2 / 2.
+    y_t = h(n-step return that bootstraps with h^-1(Q'(o, argmax_a Q(o, a)))); loss: (Q(o_t, a_t) - y_t)^2 / 2. On
+    value-only rows the return bootstraps with Q'(o, 0): action 0 stands for none, and only its value is trained there.
 
     Args:
       weights: what the gradient is for. target: weights of the target network.
       sequences: from `burn_in`.
     """
     rows = sequences.rows.trajectory
-    value, bootstrap = values_of(parts, weights, target, sequences, rows.is_first, rows.action)
+    value, bootstrap = values_of(parts, weights, target, sequences, rows)
     return n_step_loss(parts.config, value, bootstrap, sequences.rows)
 
 
 def values_of(
-    parts: Components, weights: Tree, target: Tree, sequences: Sequences, is_first: Array, action: Array
+    parts: Components, weights: Tree, target: Tree, sequences: Sequences, rows: Trajectory
 ) -> tuple[Array, Array]:
-    """Return the values [T, B] of the actions taken, and the target network's values [T+1, B] of the best actions."""
+    """Return the values [T, B] of the actions taken, and the target network's values [T+1, B] of the best actions.
+
+    The best action is 0 on rows on which the agent does not act.
+    """
     observation = sequences.observation
-    online, _ = parts.network.apply(weights, observation, is_first, sequences.online)
-    fixed, _ = parts.network.apply(target, observation, is_first, sequences.target)
+    online, _ = parts.network.apply(weights, observation, rows.is_first, sequences.online)
+    fixed, _ = parts.network.apply(target, observation, rows.is_first, sequences.target)
     online, fixed = online[..., 0], fixed[..., 0]
     best = jnp.argmax(ac.mask_outputs(online if parts.config.double else fixed, observation), axis=-1)
-    return av.pick(online[:-1], action[:-1]), av.pick(fixed, best)
+    best = jnp.where(rows.acts == ACTING, best, 0)
+    return av.pick(online[:-1], rows.action[:-1]), av.pick(fixed, best)
 
 
 def n_step_loss(

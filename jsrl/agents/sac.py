@@ -91,8 +91,9 @@ class Components(NamedTuple):
     """The configuration and modules shared by the agent's functions.
 
     predict: (critic weights, observation, stored action) -> values [E, B] of the actions taken.
-    evaluate: (policy weights, critic weights, observation, noise) -> (smallest value [B], log-probability [B]) of the
-      policy's own action: sampled, or for discrete actions the expectation over all actions.
+    evaluate: (policy weights, critic weights, observation, noise, acting=None) -> (smallest value [B], log-probability [B])
+      of the policy's own action: sampled, or for discrete actions the expectation over all actions. The value is that of
+      the stored action 0 where `acting` [B] is 0; None: the policy acts everywhere.
     """
 
     config: SACConfig
@@ -186,7 +187,8 @@ def critic_loss(
     """Return this device's share of the critics' loss, and (its share of the metrics, error [B]).
 
     y = r + d (min Q'(o', a') - alpha log pi(a' | o')), a' from the policy; loss: (Q(o, a) - y)^2 / 2, summed over critics.
-    No entropy term where o' is a value-only row: the policy does not act there.
+    Where o' is a value-only row, the policy does not act: a' is the stored action 0, whose value alone is trained there,
+    and there is no entropy term.
 
     Args:
       critics: what the gradient is for. fixed: weights of targets and policy, and log alpha.
@@ -194,7 +196,7 @@ def critic_loss(
     """
     targets, policy, log_temperature = fixed
     batch, noise = columns
-    next_value, log_prob = parts.evaluate(policy, targets, batch.next_observation, noise)
+    next_value, log_prob = parts.evaluate(policy, targets, batch.next_observation, noise, batch.next_acting)
     bonus = jnp.where(batch.next_acting > 0, jnp.exp(log_temperature) * log_prob, 0.0)
     target = batch.reward + batch.discount * (next_value - bonus)
     value = parts.predict(critics, batch.observation, batch.action)
@@ -307,11 +309,16 @@ def continuous_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.
     def predict(weights: Tree, observation: Tree, action: Array) -> Array:
         return critics.apply(weights, observation, box.to_unit(action))
 
-    def evaluate(weights: Tree, critic_weights: Tree, observation: Tree, noise: Array) -> tuple[Array, Array]:
+    def evaluate(
+        weights: Tree, critic_weights: Tree, observation: Tree, noise: Array, acting: Array | None = None
+    ) -> tuple[Array, Array]:
         outputs = policy.apply(weights, observation)
         mean, log_std = outputs
         raw = mean + jnp.exp(log_std) * noise
-        value = critics.apply(critic_weights, observation, jnp.tanh(raw))
+        unit = jnp.tanh(raw)
+        if acting is not None:
+            unit = jnp.where(acting[:, None] > 0, unit, box.to_unit(jnp.zeros_like(unit)))
+        value = critics.apply(critic_weights, observation, unit)
         return jnp.min(value, axis=0), chosen.log_prob(outputs, raw)
 
     def choose(weights: ActingWeights, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
@@ -337,12 +344,15 @@ def discrete_parts(config: SACConfig, spec: EnvSpec) -> tuple[Components, off.Ch
         values = critics.apply(weights, observation)
         return jnp.take_along_axis(values, action[None, :, None].astype(jnp.int32), axis=-1)[..., 0]
 
-    def evaluate(weights: Tree, critic_weights: Tree, observation: Tree, noise: Array) -> tuple[Array, Array]:
+    def evaluate(
+        weights: Tree, critic_weights: Tree, observation: Tree, noise: Array, acting: Array | None = None
+    ) -> tuple[Array, Array]:
         del noise
         log_p = jax.nn.log_softmax(ac.mask_outputs(policy.apply(weights, observation), observation))
         p = jnp.exp(log_p)
         value = jnp.min(critics.apply(critic_weights, observation), axis=0)
-        return jnp.sum(p * value, axis=-1), jnp.sum(p * log_p, axis=-1)
+        chances = p if acting is None else jnp.where(acting[:, None] > 0, p, jnp.arange(p.shape[-1]) == 0)
+        return jnp.sum(chances * value, axis=-1), jnp.sum(p * log_p, axis=-1)
 
     def choose(weights: ActingWeights, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
         logits = policy.apply(weights.network, observation)

@@ -163,7 +163,8 @@ def critic_loss(
 ) -> tuple[Array, tuple[dict[str, Array], Array]]:
     """Return this device's share of the critics' loss, and (its share of the metrics, error [B]).
 
-    y = r + d min Q'(o', clip(pi'(o') + clip(noise))); loss: (Q(o, a) - y)^2 / 2, summed over critics.
+    y = r + d min Q'(o', clip(pi'(o') + clip(noise))); loss: (Q(o, a) - y)^2 / 2, summed over critics. Where o' is a
+    value-only row, the stored action 0 takes the policy's place: only its value is trained there.
 
     Args:
       critics: what the gradient is for. fixed: weights of the target critics and the target policy.
@@ -172,6 +173,7 @@ def critic_loss(
     config, (target_critics, target_policy), (batch, noise) = parts.config, fixed, columns
     noise = jnp.clip(config.target_noise * noise, -config.target_noise_clip, config.target_noise_clip)
     action = jnp.clip(parts.policy.apply(target_policy, batch.next_observation) + noise, -1.0, 1.0)
+    action = jnp.where(batch.next_acting[:, None] > 0, action, parts.box.to_unit(jnp.zeros_like(action)))
     next_value = jnp.min(parts.critics.apply(target_critics, batch.next_observation, action), axis=0)
     value = parts.critics.apply(critics, batch.observation, parts.box.to_unit(batch.action))
     error = value - jax.lax.stop_gradient(batch.reward + batch.discount * next_value)

@@ -9,6 +9,7 @@ from jsrl.agents import action_values as av
 from jsrl.agents import dqn as dqn_file
 from jsrl.agents import off_policy as off
 from jsrl.agents import r2d2 as r2d2_file
+from jsrl.agents.actor_critic import one_agent
 from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.random_rows import random_trajectory
@@ -18,6 +19,7 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValuesHead, value_network
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.agents.compiled import compiled
+from tests.agents.test_off_policy import dead_seats
 
 GAMMA = 0.9
 KEY = jax.random.key(0)
@@ -132,6 +134,13 @@ def test_continuous_actions_and_windows_without_an_unroll_are_refused():
 # -- DQN --------------------------------------------------------------------------------------------------------------
 
 
+def action_0_where_dead(batch, chooser):
+    """Return scores [B, A] that prefer action 0 where the next row is value-only: its value is the only one trained there."""
+    dead = np.asarray(batch.next_acting) == 0
+    assert (dead & (np.asarray(batch.discount) > 0) & (chooser.argmax(-1) > 0)).any()
+    return np.where(dead[:, None], np.array([1.0, 0.0, 0.0, 0.0], np.float32), chooser)
+
+
 @pytest.mark.parametrize("double", [True, False])
 def test_one_atom_loss_equals_a_loop_and_rlax(rlax, double):
     config = DQNConfig(network=NETWORK, double=double, dueling=False, loss="mse", total_updates=10, gamma=GAMMA)
@@ -145,6 +154,7 @@ def test_one_atom_loss_equals_a_loop_and_rlax(rlax, double):
     fixed = apply(target, batch.next_observation)[..., 0]
     allowed = np.asarray(batch.next_observation["action_mask"], bool)
     chooser = np.where(allowed, following if double else fixed, -np.inf)
+    chooser = action_0_where_dead(batch, chooser)
     oracle = compiled(jax.vmap(rlax.double_q_learning))
     expected = oracle(now, batch.action, batch.reward, batch.discount, fixed, chooser)
     np.testing.assert_allclose(error, -np.asarray(expected), rtol=1e-4, atol=1e-5)
@@ -167,6 +177,7 @@ def test_c51_loss_equals_rlax(rlax):
     fixed = apply(target, batch.next_observation)
     chooser = (np.asarray(jax.nn.softmax(following)) * np.asarray(parts.support)).sum(-1)
     chooser = np.where(np.asarray(batch.next_observation["action_mask"], bool), chooser, -np.inf)
+    chooser = action_0_where_dead(batch, chooser)
     each = compiled(jax.vmap(rlax.categorical_double_q_learning, (None, 0, 0, 0, 0, None, 0, 0)))(
         parts.support, now, batch.action, batch.reward, batch.discount, parts.support, fixed, chooser
     )
@@ -230,6 +241,8 @@ def test_sequence_loss_equals_a_loop_over_rows(rlax, rescaled):
     apply = compiled(network.apply)
     online, fixed = (apply(w, t.observation, t.is_first, core.network)[0][..., 0] for w in (weights, target))
     best = np.where(t.observation["action_mask"] > 0, online, -np.inf).argmax(-1)
+    assert (best[t.acts == 2] > 0).any()
+    best = np.where(t.acts == 1, best, 0)  # on value-only rows only the value of action 0 is trained
     bootstrap = np.take_along_axis(fixed, best[..., None], -1)[..., 0]
     bootstrap = np.asarray(rlax.signed_parabolic(bootstrap)) if rescaled else bootstrap
     mask, expected = compiled(lambda t: row_masks(t, row_margin(t)))(t).value, np.zeros((7, 8))
@@ -265,3 +278,25 @@ def test_an_episode_keeps_its_epsilon():
     some = np.arange(64) < 5
     _, later = act(params, jax.random.key(2), observation, some, core)
     np.testing.assert_array_equal(np.asarray(later.epsilon) == np.asarray(core.epsilon), ~some)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_dead_seats_bootstrap_with_action_0_which_alone_is_trained_there(recurrent):
+    """The errors of rows of dead seats are 0 if the values of action 0 explain the rewards."""
+    spec = EnvSpec(ArraySpec((2, 3), "float32"), Discrete(4), num_agents=2)
+    shared = {"gamma": GAMMA, "network": RECURRENT if recurrent else NETWORK}
+    if recurrent:
+        agent = r2d2(R2D2Config(**shared, burn_in=0, rescale_values=False), spec)
+    else:
+        agent = dqn(DQNConfig(**shared, total_updates=10), spec)
+    state, core = compiled(agent.init)(jax.random.key(0)), agent.initial_core(16) if recurrent else ()
+    t = dead_seats(spec, 3 if recurrent else 1, core)
+    network, first = value_network(shared["network"], one_agent(spec), dueling=True), np.zeros((len(t.reward), 32), bool)
+    seen = t.observation.reshape(len(t.reward), 32, 3)
+    if recurrent:
+        q, _ = compiled(network.apply)(state.params.weights.network, seen, first, network.initial_core(32))
+    else:
+        q, _ = compiled(jax.vmap(network.apply, (None, 0, 0, None)))(state.params.weights.network, seen, first, ())
+    value = q[..., 0, 0].reshape(-1, 16, 2)
+    t.reward[:-1] = value[:-1] - GAMMA * value[1:]
+    np.testing.assert_allclose(compiled(agent.update)(state, t, KEY)[1].priorities, 0.0, atol=1e-5)

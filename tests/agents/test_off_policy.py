@@ -9,6 +9,7 @@ import pytest
 
 from jsrl.agents import off_policy as off
 from jsrl.agents import sac as sac_file
+from jsrl.agents.actor_critic import one_agent
 from jsrl.agents.ddpg import DDPGConfig, ddpg
 from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.random_rows import random_trajectory
@@ -16,7 +17,8 @@ from jsrl.agents.sac import SACConfig, sac
 from jsrl.agents.td3 import TD3Config, td3
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig
-from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete, to_environment
+from jsrl.networks.off_policy import critic_network
+from jsrl.types import VALUE_ONLY, ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete, to_environment
 from tests.agents.compiled import compiled
 
 GAMMA = 0.9
@@ -224,7 +226,8 @@ def test_soft_critic_loss_equals_distrax_and_numpy():
         return normal.log_prob(raw) - distrax.Block(distrax.Tanh(), 1).forward_log_det_jacobian(raw)
 
     log_prob = compiled(oracle)(mean, log_std, raw)
-    joint = np.concatenate([batch.next_observation, np.tanh(raw)], -1)
+    unit = np.where(np.asarray(batch.next_acting)[:, None] > 0, np.tanh(raw), 0.0)  # value-only: the stored action 0
+    joint = np.concatenate([batch.next_observation, unit], -1)
     least = np.minimum(*(forward(member(target, e), joint)[:, 0] for e in range(2)))
     bonus = 0.3 * np.asarray(log_prob) * np.asarray(batch.next_acting)  # none where the next row is value-only
     assert 0 < np.asarray(batch.next_acting).sum() < 16
@@ -254,6 +257,9 @@ def test_discrete_soft_values_are_expectations_over_allowed_actions():
     np.testing.assert_allclose(value, (p * every).sum(-1), rtol=1e-4)
     np.testing.assert_allclose(log_prob, (p * np.log(np.where(p > 0, p, 1.0))).sum(-1), rtol=1e-4, atol=1e-5)
     assert log_prob[1] == 0  # only one action: no entropy
+    acting = np.array([1.0, 0.0, 0.0], np.float32)
+    at_zero, _ = parts.evaluate(policy, critics, observation, None, acting)
+    np.testing.assert_allclose(at_zero, np.where(acting > 0, value, every[:, 0]), rtol=1e-6)  # value-only: action 0
     action = np.array([2, 1, 0])
     taken = parts.predict(critics, observation, action)
     expected = np.asarray(parts.critics.apply(critics, observation))[:, np.arange(3), action]
@@ -278,6 +284,9 @@ def test_td3_targets_use_the_smoothed_action_of_the_target_policy():
     outputs = np.tanh(forward(jax.tree.map(np.asarray, policy), np.asarray(batch.next_observation)))
     action = np.clip(outputs + np.clip(0.5 * np.asarray(noise), -0.3, 0.3), -1, 1)
     assert (np.abs(action) == 1).any()  # gradients were clipped
+    acting = np.asarray(batch.next_acting)
+    assert 0 < acting.sum() < 16
+    action = np.where(acting[:, None] > 0, action, 0.0)  # value-only: the stored action 0
     joint = np.concatenate([batch.next_observation, action], -1)
     least = np.minimum(*(forward(member(target, e), joint)[:, 0] for e in range(2)))
     goal = np.asarray(batch.reward) + np.asarray(batch.discount) * least
@@ -289,6 +298,39 @@ def test_td3_targets_use_the_smoothed_action_of_the_target_policy():
         (target, policy)
     )
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(still))
+
+
+@pytest.mark.parametrize(
+    ("name", "transform"), [("sac", "clip"), ("sac", "squash"), ("sac", "discrete"), ("td3", "clip"), ("ddpg", "rescale")]
+)
+def test_dead_seats_bootstrap_with_the_action_that_is_trained_there(name, transform):
+    """Rows of dead seats train only the value of the stored action 0: there is no error if that explains the rewards."""
+    action = Discrete(3) if transform == "discrete" else Continuous((-2.0,), (1.0,), transform)
+    spec = EnvSpec(ArraySpec((2, 3), "float32"), action, num_agents=2)
+    make, config = MAKERS[name]
+    options = {"network": NETWORK, "gamma": GAMMA} | ({} if name == "ddpg" else {"num_critics": 1})
+    agent = make(config(**options), spec)
+    state, t = compiled(agent.init)(jax.random.key(0)), dead_seats(spec)
+    critics = critic_network(NETWORK, one_agent(spec), num_critics=1)
+    stored_0 = np.full((2, 16, 2, 1), 1.0 / 3.0 if transform == "clip" else 0.0, np.float32)  # as a share of the bounds
+    inputs = (t.observation,) if transform == "discrete" else (t.observation, stored_0)
+    here, ahead = compiled(critics.apply)(state.learner_params[0], *inputs).reshape(2, 16, 2, -1)[..., 0]
+    t.reward[0] = here - GAMMA * ahead
+    for update in (agent.update, agent.split.critic):
+        priorities = compiled(update)(state, t, jax.random.key(1))[1].priorities
+        np.testing.assert_allclose(priorities, 0.0, atol=1e-5)
+
+
+def dead_seats(spec, num_rows=1, core=()):
+    """Return windows [T+1, 16, N] in which all seats are dead and their teams play on."""
+    sizes = {"num_rows": num_rows, "num_envs": 16, "extras": (), "core": core}
+    t = random_trajectory(spec, np.random.default_rng(0), **sizes)
+    return t._replace(
+        acts=np.full_like(t.acts, VALUE_ONLY),
+        is_first=np.zeros_like(t.is_first),
+        discount=np.ones_like(t.discount),
+        reward=np.zeros_like(t.reward),
+    )
 
 
 # -- updates ----------------------------------------------------------------------------------------------------------
