@@ -291,7 +291,10 @@ def test_dead_seats_bootstrap_with_action_0_which_alone_is_trained_there(recurre
         agent = dqn(DQNConfig(**shared, total_updates=10), spec)
     state, core = compiled(agent.init)(jax.random.key(0)), agent.initial_core(16) if recurrent else ()
     t = dead_seats(spec, 3 if recurrent else 1, core)
-    network, first = value_network(shared["network"], one_agent(spec), dueling=True), np.zeros((len(t.reward), 32), bool)
+    network, first = (
+        value_network(shared["network"], one_agent(spec), dueling=True),
+        np.zeros((len(t.reward), 32), bool),
+    )
     seen = t.observation.reshape(len(t.reward), 32, 3)
     if recurrent:
         q, _ = compiled(network.apply)(state.params.weights.network, seen, first, network.initial_core(32))

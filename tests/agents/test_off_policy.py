@@ -301,7 +301,8 @@ def test_td3_targets_use_the_smoothed_action_of_the_target_policy():
 
 
 @pytest.mark.parametrize(
-    ("name", "transform"), [("sac", "clip"), ("sac", "squash"), ("sac", "discrete"), ("td3", "clip"), ("ddpg", "rescale")]
+    ("name", "transform"),
+    [("sac", "clip"), ("sac", "squash"), ("sac", "discrete"), ("td3", "clip"), ("ddpg", "rescale")],
 )
 def test_dead_seats_bootstrap_with_the_action_that_is_trained_there(name, transform):
     """Rows of dead seats train only the value of the stored action 0: there is no error if that explains the rewards."""
