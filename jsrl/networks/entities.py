@@ -1,8 +1,8 @@
 """A torso that attends over sets of entities: other agents, objects or other rows of an observation, with masks.
 
 Each entity is embedded together with the agent's own features. The entities attend to each other in one residual layer of
-masked self-attention, and their masked mean is concatenated with the agent's own embedding. Masked rows have no effect,
-and the order of the rows does not matter.
+masked self-attention, and their masked mean is concatenated with the agent's own embedding. Masked rows have no effect.
+The order of the rows does not matter, except with normalize_observations, which has moments for each row.
 
 Source: Baker et al., 2020, arXiv 1909.07528, section 5 and appendix B.7.
 Differs: weights are initialised orthogonally, except the attention's; the layer that reads entities is split into its part for
@@ -36,7 +36,7 @@ class EntityConfig:
 
     Attributes:
       leaves: sets of entities: a leaf [k, F] of the observation, with its mask [k] (1: read the entity) if it has one, as in
-        `box_obs:mask_ab_obs`. Leaves that the observation lacks are ignored, but one of them must exist.
+        `box_obs:mask_ab_obs`; a mask is uint8 or bool. Leaves that the observation lacks are ignored, but one must exist.
       value_leaves: the same for a value function with a torso of its own, which may see more; (): as `leaves`.
       rays: leaves [n] around a circle, such as a lidar's. Leaves that the observation lacks are ignored.
       heads: attention heads. Their number divides the first entry of the network's `hidden`, the size of an embedding; the
@@ -152,9 +152,10 @@ def make_entity_torso(
     """Return the torso that reads these leaves; `value`: that of a value function.
 
     Raises:
-      ConfigError: no set of entities is among the leaves, one has another shape, or sizes do not fit.
+      ConfigError: no set of entities is among the leaves, one has another shape, a mask has floats, or sizes do not fit.
     """
     shapes = {leaf.path: leaf.shape for leaf in leaves}
+    floats = {leaf.path: leaf.dtype for leaf in leaves if np.issubdtype(np.dtype(leaf.dtype), np.floating)}
     shapes_text = ", ".join(f"{path} {shape}" for path, shape in shapes.items())
     entries = [
         EntitySet(*entry.partition(":")[::2]) for entry in (config.value_leaves if value else ()) or config.leaves
@@ -170,6 +171,12 @@ def make_entity_torso(
             raise ConfigError(
                 f"entities.leaves has {leaf}:{mask}; expected a leaf [k, F] and a mask [k], and the observation has "
                 f"{shapes_text}"
+            )
+        if mask in floats:
+            raise ConfigError(
+                f"entities.leaves has {leaf}:{mask}, and the mask {mask} is {floats[mask]}: normalize_observations would turn "
+                "the mask of an entity that is always present into 0. Use uint8 or bool (in Gymnasium and PettingZoo a Box of "
+                "dtype uint8; there other dtypes become float32)"
             )
     if not hidden or hidden[0] % config.heads:
         raise ConfigError(f"torso='entities' needs hidden[0], here {hidden}, in {config.heads} heads; give a multiple")

@@ -235,7 +235,7 @@ def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
     for path, leaf in named_leaves(spec.observation):
         shape = tuple(leaf.shape[agent_axes:])
         if path != ACTION_MASK:
-            leaves.append(Leaf(path, shape, len(shape) == 3 and leaf.dtype == "uint8"))
+            leaves.append(Leaf(path, shape, len(shape) == 3 and leaf.dtype == "uint8", leaf.dtype))
     if not leaves:
         raise ConfigError(
             f"the observation of {spec.name} is only an action mask; give the network something to read as well"

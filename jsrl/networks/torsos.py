@@ -165,11 +165,12 @@ class ImpalaResNet(nn.Module):
 
 
 class Leaf(NamedTuple):
-    """One leaf of an observation: its path, shape of one observation, and whether it is an image."""
+    """One leaf of an observation: its path, shape of one observation, whether it is an image, and its dtype."""
 
     path: str
     shape: tuple[int, ...]
     is_image: bool
+    dtype: str
 
     @property
     def channels_first(self) -> bool:

@@ -200,6 +200,17 @@ def test_mismatched_inputs_are_refused(changed: dict, told: str) -> None:
         EntityConfig(leaves=("boxes:sees:boxes",))
 
 
+def test_masks_of_floats_are_refused() -> None:
+    """Normalised, the mask of an entity that is always there would become 0."""
+    for dtype in ("uint8", "bool", "int32", "float32"):
+        spec = dataclasses.replace(SPEC, observation={**SPEC.observation, "sees_boxes": ArraySpec((4,), dtype)})
+        if dtype != "float32":
+            actor_critic(CONFIG, spec)
+            continue
+        with pytest.raises(ConfigError, match=r"the mask sees_boxes is float32: .*uint8 .*or bool"):
+            actor_critic(CONFIG, spec)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("core", ["none", "lstm"])
 def test_agents_update_with_it_in_hide_and_seek(core: str) -> None:
