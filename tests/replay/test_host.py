@@ -219,6 +219,15 @@ def test_importance_weights_follow_the_probabilities():
     assert into.sampling.max() == 1.0
 
 
+def test_each_part_of_a_prioritised_batch_has_windows_of_all_ages():
+    """Several updates per call, and several devices, split a batch into parts: none may get only old or only new windows."""
+    replay = Replay(100 * B * LANES, 1, prioritised=True).more(10)
+    ages = np.array([replay.where(int(i))[1] for i in replay.draw(800)[1]]).reshape(8, 100)
+    middle, spread = ages.mean(), ages.std() / 10  # of the mean of 100 ages
+    assert np.abs(ages.mean(axis=1) - middle).max() < 4 * spread
+    assert (ages.std(axis=1) > 0.7 * ages.std()).all()
+
+
 def test_threads_draw_intact_windows_while_rows_are_overwritten():
     """A ring that is constantly overwritten: every drawn window holds written rows, in one piece."""
     spec = make_trajectory_spec(EnvSpec(ArraySpec((500,), "float32"), Discrete(2)), (), (), num_rows=8, num_envs=2)

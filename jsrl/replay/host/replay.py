@@ -183,6 +183,7 @@ class HostReplay:
             raise ConfigError("replay has no window to draw yet; insert at least one whole window first.")
         if self._tree is not None:
             points = (np.arange(number) + self._rng.random(number)) / number
+            points = self._rng.permutation(points)  # a part of the batch, too, has windows from all of the replay
             places = self._tree.find(points)
             chances = self._tree.weights[places]
         else:
