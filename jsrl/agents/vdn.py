@@ -30,6 +30,7 @@ class VDNConfig(DQNConfig):
     """
 
     factory: ClassVar[str] = "jsrl.agents.vdn:vdn"
+    rewards: ClassVar[str] = "team"  # the mean over the seats, as MAPPO may
 
     learning_rate: float = 5e-4
     target_period: int = 200
@@ -55,6 +56,7 @@ class RecurrentVDNConfig(R2D2Config):
     """
 
     factory: ClassVar[str] = "jsrl.agents.vdn:recurrent_vdn"
+    rewards: ClassVar[str] = "team"  # the mean over the seats, as MAPPO may
 
     learning_rate: float = 5e-4
     max_grad_norm: float | None = 10.0

@@ -114,6 +114,28 @@ def find_seats(
     return found
 
 
+def check_team(policy: str, agent: Any, seats: Mapping[str, int], spec: EnvSpec | GameSpec) -> None:
+    """Refuse a policy that learns from the mean reward of its seats (`rewards` "team") if these are opposed.
+
+    Args:
+      policy: its name. agent: its config. seats: name -> place.
+
+    Raises:
+      ConfigError: the game is zero-sum, or its seats have named sides, and the policy plays several sides.
+    """
+    if not isinstance(spec, GameSpec) or getattr(agent, "rewards", "own") != "team":
+        return
+    own = [spec.seats[place] for place in seats.values()]
+    sides = dict.fromkeys(seat.side or seat.name for seat in own)
+    if len(sides) > 1 and (spec.zero_sum or len({seat.side for seat in own}) > 1):
+        raise ConfigError(
+            f"the policy {policy!r} plays the sides {' and '.join(sides)} of {spec.name!r}, but {type(agent).__name__} learns "
+            "from the mean reward of its seats, in which one side's gain cancels the other's loss; give each side a policy of "
+            "its own, policies={NAME: PolicyConfig(agent, seats=...)}, or use an agent that learns from own rewards, such as "
+            "ppo."
+        )
+
+
 def _matching(policy: str, patterns: Sequence[str], spec: GameSpec) -> set[str]:
     """Return the seats that match the patterns of a policy."""
     mine: set[str] = set()

@@ -15,7 +15,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.automatic import settled
 from jsrl.experiment.building import resolved_agent
 from jsrl.experiment.dividing import divided, may_need_policies
-from jsrl.experiment.policies import find_seats
+from jsrl.experiment.policies import check_team, find_seats
 from jsrl.graph.check import check
 from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.placements import check_groups
@@ -214,6 +214,8 @@ def _seats_and_schemas(
     seats = {name: found[name if experiment.policies else ""] for name in policies}
     if experiment.director is not None:
         check_director(experiment, spec, seats)
+    for name, policy in policies.items():
+        check_team(name, policy.experiment.agent, seats[name], spec)
     views = {name: spec.view(list(seats[name])) if isinstance(spec, GameSpec) else spec for name in policies}
     schemas = {name: make_schemas(policy.experiment, views[name]) for name, policy in policies.items()}
     check_scores(experiment, spec, seats)

@@ -13,10 +13,24 @@ import jax.numpy as jnp
 import pytest
 
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState
+from jsrl.agents.happo import HAPPOConfig
+from jsrl.agents.mappo import MAPPOConfig
 from jsrl.agents.ppo import PPOConfig
+from jsrl.agents.qmix import QMIXConfig
+from jsrl.agents.vdn import RecurrentVDNConfig, VDNConfig
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import make_spec
 from jsrl.errors import ConfigError
-from jsrl.experiment import AgentReference, Experiment, InferenceConfig, LearnerConfig, ReplayConfig
+from jsrl.experiment import (
+    AgentReference,
+    EvaluatorConfig,
+    Experiment,
+    InferenceConfig,
+    LearnerConfig,
+    PolicyConfig,
+    ReplayConfig,
+)
+from jsrl.experiment.policies import check_team
 from jsrl.graph.placements import make_graph
 from jsrl.launch.devices import process_environment
 from jsrl.launch.launcher import Hosts
@@ -163,6 +177,40 @@ def test_single_seat_agent_is_refused_for_several_seats():
         make_schemas(experiment(agent=agent_with(), env=env))
     with pytest.raises(ConfigError, match=r"log-probabilities of shape \(\) .* hold shape \(2,\)"):
         make_schemas(experiment(agent=agent_with(summed), env=env))
+
+
+TEAM = {  # agents that learn from the mean reward of their seats
+    "vdn": VDNConfig(total_updates=10),
+    "qmix": QMIXConfig(total_updates=10),
+    "recurrent vdn": RecurrentVDNConfig(),
+    "happo": HAPPOConfig(),
+    "mappo": MAPPOConfig(rewards="team"),
+}
+
+
+@pytest.mark.parametrize("agent", TEAM)
+def test_a_team_of_opposed_sides_is_refused(agent):
+    """Its reward would be 0; the seats of one side, or of a game without sides, may be a team."""
+    duel, hiding = make_spec(EnvConfig("matrix:biased_rps")), make_spec(EnvConfig("hide_and_seek:quadrant"))
+    told = r"'one' plays the sides player_0 and player_1 of 'matrix:biased_rps', .* give each side a policy"
+    with pytest.raises(ConfigError, match=told):
+        check_team("one", TEAM[agent], {"player_0": 0, "player_1": 1}, duel)
+    with pytest.raises(ConfigError, match="the sides hiders and seekers"):
+        check_team("one", TEAM[agent], dict(zip(hiding.names, range(4), strict=True)), hiding)
+    check_team("one", TEAM[agent], {"player_0": 0}, duel)
+    check_team("hiders", TEAM[agent], {"hider_0": 0, "hider_1": 1}, hiding)
+    for accepted in (make_spec(EnvConfig("matrix:two_step")), dataclasses.replace(duel, zero_sum=False)):
+        check_team("one", TEAM[agent], {"player_0": 0, "player_1": 1}, accepted)
+    for other in (SMALL, MAPPOConfig(), AgentReference("tests:none")):
+        check_team("one", other, {"player_0": 0, "player_1": 1}, duel)
+
+
+def test_a_team_of_opposed_sides_is_refused_before_the_start():
+    options = {"env": EnvConfig("matrix:biased_rps"), "evaluator": EvaluatorConfig(enabled=False)}
+    with pytest.raises(ConfigError, match=r"HAPPOConfig.*give each side a policy of its own"):
+        plan_of(agent=HAPPOConfig(), **options)
+    policies = {name: PolicyConfig(HAPPOConfig(), name) for name in ("player_0", "player_1")}
+    plan_of(agent=None, policies=policies, **options)
 
 
 def test_an_unknown_environment_is_refused():
