@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import shutil
 import time
 from collections.abc import Callable, Collection
@@ -26,8 +28,10 @@ from jsrl.references.importing import spawn_environment
 from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Heartbeat, Report, Stage
 from jsrl.runs.control_bodies import complaint
 from jsrl.runs.pauses import Pauses
+from jsrl.snapshots.format import MANIFEST
 from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import make_folder
+from jsrl.types import version_updates
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Kind
 
@@ -451,13 +455,59 @@ class Controller:
             self._send_command(worker.name, "stop")
         begun_s = time.monotonic()
         for worker in leaving:
-            limit_s = self._leave_s(worker)
-            while time.monotonic() < begun_s + limit_s and worker.alive:
-                self._listen(0.02)
+            self._await_end(worker, begun_s)
         for worker in leaving:
             self._listen(0.1) if not worker.left else None
+            late = f"did not leave in order within {self._leave_s(worker):g} s"
             if not worker.left:
-                self._left_late(worker, self._leave_s(worker))
+                self._left_late(worker, late if worker.alive else f"ended with {worker.ending}")
+            elif self._sends_files(worker) and ((end := worker.handle.exit) is None or end.with_host):
+                self._left_late(worker, self._files_missing(worker))
+
+    def _await_end(self, worker: SupervisedWorker, begun_s: float) -> None:
+        """Wait until a worker that was asked to leave has ended; once it has left, as long as more of its files arrive."""
+        limit_s, sends = self._leave_s(worker), self._sends_files(worker)
+        while worker.alive and not (sends and worker.left) and self._pauses.since(begun_s) < limit_s:
+            self._listen(0.02)
+        if not (sends and worker.left):
+            return
+        known, begun_s = self._files_of(worker), time.monotonic()
+        while worker.alive:
+            self._listen(0.02)
+            if self._pauses.since(begun_s) >= self._deadlines.snapshot_s:
+                found = self._files_of(worker)
+                if found <= known:
+                    return
+                known, begun_s = known | found, time.monotonic()
+
+    def _sends_files(self, worker: SupervisedWorker) -> bool:
+        """Return whether a worker's files come from another host, which reports its end once they have all arrived."""
+        return bool(worker.handle.host and self._kind(worker).keeps_files(worker.job))
+
+    def _files_of(self, worker: SupervisedWorker) -> set[tuple[str, int]]:
+        """Return path and bytes of the files that a worker keeps in the run folder, also of one that is arriving."""
+        found: set[tuple[str, int]] = set()
+        for folder in self._kind(worker).keeps_files(worker.job):
+            for place, _, names in os.walk(self._folder / folder):
+                for path in (os.path.join(place, name) for name in names):
+                    with contextlib.suppress(FileNotFoundError):  # it has just arrived completely, or was removed
+                        found.add((path, os.stat(path).st_size))
+        return found
+
+    def _files_missing(self, worker: SupervisedWorker) -> str:
+        """Return that files of a worker which has left did not arrive, and the newest snapshot of a learner that did."""
+        limit_s, host = self._deadlines.snapshot_s, worker.handle.host
+        why = f"no part of them came for {limit_s:g} s (deadlines.snapshot_s)" if worker.alive else worker.ending
+        what = f"left, but its last files did not all arrive from host {host}: {why}"
+        if not self._kind(worker).must_finish:
+            return what
+        versions = [int(path.parent.name) for path in worker.job.snapshots.glob(f"state/[0-9]*/{MANIFEST}")]
+        if not versions:
+            return f"{what}. No snapshot is in the run folder"
+        return (
+            f"{what}. The newest snapshot in the run folder is that of update {version_updates(max(versions))} (to continue "
+            f"from it: jsrl run --resume {self._folder})"
+        )
 
     def _leave_s(self, worker: SupervisedWorker) -> float:
         limits = self._deadlines
@@ -465,10 +515,9 @@ class Controller:
             return limits.snapshot_s
         return limits.leave_s / 10 if self._session.reason == "interrupted" else limits.leave_s
 
-    def _left_late(self, worker: SupervisedWorker, limit_s: float) -> None:
-        """Report a worker that did not leave cleanly; the run fails if the worker is essential."""
+    def _left_late(self, worker: SupervisedWorker, what: str) -> None:
+        """Report a worker that did not leave cleanly, and why; the run fails if the worker is essential."""
         late = worker.alive
-        what = f"did not leave in order within {limit_s:g} s" if late else f"ended with {worker.ending}"
         if self._kind(worker).must_finish and not self._interrupted:
             self._died(worker, what)  # without its last snapshot the run is incomplete
         if late and not self._interrupted:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,3 +100,82 @@ def test_a_death_at_the_moment_of_the_end_is_left_to_the_end() -> None:
     made._session.reason = None
     made._listen = lambda _: setattr(made._session, "reason", "total_env_steps")
     made._check(worker)
+
+
+def leaving(folder: Path, arrive: Callable[[Path, float], bool]) -> tuple[Any, SupervisedWorker, list[str]]:
+    """Return the controller of a run that ends, its learner on another host, and the warnings.
+
+    The learner has said goodbye. `arrive` has the folder of its snapshots and the seconds since; it returns whether all of
+    its files have arrived.
+    """
+    worker, shown = dead("learner"), list[str]()
+    worker.job = dataclasses.replace(worker.job, folder=str(folder))
+    handle: Any = SimpleNamespace(
+        alive=True, exit=None, host="far", log="its log", tail=lambda _: "", kill=lambda: None
+    )
+    worker.handle, now_s = handle, [0.0]
+    made = ending(worker, [])
+    made._folder, made._interrupted = folder, False
+    made._session.display = SimpleNamespace(message=lambda text, level="": shown.append(text))
+    made._send_command = made._drop_unready = lambda *_: None
+    made._pauses = SimpleNamespace(since=lambda began_s: now_s[0] - began_s)
+
+    def listen(_: float) -> None:
+        now_s[0], worker.left = now_s[0] + 10.0, True
+        if arrive(folder / "snapshots" / "state", now_s[0]):
+            handle.alive, handle.exit = False, Exit(0, "exit status 0")
+
+    made._listen, made._clock = listen, lambda: now_s[0]
+    return made, worker, shown
+
+
+def write(path: Path, size: int = 1) -> None:
+    """Write a file that has arrived from another host, or a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(size))
+
+
+def test_the_end_waits_for_files_of_a_learner_on_another_host_while_more_of_them_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def arrive(state: Path, now_s: float) -> bool:
+        write(state / "7" / "arrays.draft", int(now_s))
+        return now_s >= 500.0
+
+    made, worker, shown = leaving(tmp_path, arrive)
+    monkeypatch.setattr("jsrl.launch.controller.time", SimpleNamespace(monotonic=made._clock))
+    made._stop({"learner"})
+    assert made._clock() == 500.0 and not worker.alive and not shown
+
+
+@pytest.mark.parametrize(
+    ("arrived", "newest"),
+    [("7/manifest.json", "newest snapshot in the run folder is that of update 7 "), ("8/arrays", "No snapshot is in")],
+)
+def test_files_that_stop_to_arrive_from_another_host_fail_the_run_and_the_newest_snapshot_is_named(
+    arrived: str, newest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def arrive(state: Path, now_s: float) -> bool:
+        write(state / arrived)
+        write(state / "9" / "arrays.draft", 1 + int(now_s) % 20)  # it begins again each time
+        return False
+
+    made, _, _ = leaving(tmp_path, arrive)
+    monkeypatch.setattr("jsrl.launch.controller.time", SimpleNamespace(monotonic=made._clock))
+    with pytest.raises(
+        WorkerDied, match="last files did not all arrive from host far: no part of them came for 60 s"
+    ) as died:
+        made._stop({"learner"})
+    assert newest in str(died.value) and made._clock() < 300.0
+
+
+def test_files_lost_with_their_host_fail_the_run(tmp_path: Path) -> None:
+    made, worker, _ = leaving(tmp_path, lambda *_: True)
+    worker.left = True
+    worker.handle.alive, worker.handle.exit = (
+        False,
+        Exit(None, "lost with its host far: its link is down", with_host=True),
+    )  # type: ignore[misc]
+    made._listen = lambda _: None
+    with pytest.raises(WorkerDied, match="did not all arrive from host far: lost with its host far: its link is down"):
+        made._stop({"learner"})
