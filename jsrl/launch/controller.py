@@ -155,7 +155,6 @@ class Controller:
     def _watch(self) -> None:
         time.sleep(min(PAUSE_S * len(self._workers), POLL_S))
         self._listen(POLL_S)
-        self._pauses.look()
         for name, why in self._launcher.moves().items():
             self._move(self._workers[name], why)
         for worker in self._due_checks():
@@ -180,6 +179,7 @@ class Controller:
         """Receive workers' messages, waiting up to `timeout_s` for the first; write a report of all workers if requested."""
         for message in self._control.poll(timeout_s):
             self._receive(message)
+        self._pauses.look()  # here, because every loop that waits listens
         if self._asked:
             self._asked = False
             report = self._watchdog.write("request", "SIGUSR1 asked for it", self._watchdog.look())
@@ -256,7 +256,7 @@ class Controller:
 
     def _follow(self, worker: SupervisedWorker) -> None:
         """Start the next incarnation of a moving worker, once this one has left. It costs none of its restarts."""
-        if worker.alive and time.monotonic() - worker.moves_s < self._leave_s(worker):
+        if worker.alive and self._pauses.since(worker.moves_s) < self._leave_s(worker):
             return
         self._listen(0.1)
         late = worker.alive and not worker.left
@@ -361,7 +361,7 @@ class Controller:
         for restart in [restart for restart in self._restarts if restart.due_s <= now]:
             if restart not in self._restarts:
                 continue  # another rank could not be started: all start once more
-            if now < restart.due_s + self._deadlines.snapshot_s and self._files_travel(restart):
+            if self._pauses.since(restart.due_s) < self._deadlines.snapshot_s and self._files_travel(restart):
                 continue
             self._restarts.remove(restart)
             try:
@@ -544,8 +544,8 @@ class Controller:
     def _wait_with(self, name: str, reached: Callable[[SupervisedWorker], bool]) -> None:
         """Wait until a worker has reached a state; see `_died` if it dies meanwhile."""
         limited = self._plan.kinds[name].final_is_limited
-        until = time.monotonic() + self._deadlines.snapshot_s if limited else float("inf")
-        while not (reached(self._workers[name]) or self._interrupted or time.monotonic() > until):
+        limit_s, begun_s = self._deadlines.snapshot_s if limited else float("inf"), time.monotonic()
+        while not (reached(self._workers[name]) or self._interrupted or self._pauses.since(begun_s) > limit_s):
             if name in self._session.finals:
                 return
             self._listen(POLL_S)

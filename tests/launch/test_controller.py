@@ -19,6 +19,7 @@ from jsrl.launch.launcher import Exit
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.launch.supervision import Supervision
 from jsrl.runs.control import Heartbeat
+from jsrl.runs.pauses import Pauses
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind
 
@@ -179,3 +180,37 @@ def test_files_lost_with_their_host_fail_the_run(tmp_path: Path) -> None:
     made._listen = lambda _: None
     with pytest.raises(WorkerDied, match="did not all arrive from host far: lost with its host far: its link is down"):
         made._stop({"learner"})
+
+
+@pytest.mark.parametrize("what", ["last task", "leaving"])
+def test_a_pause_of_the_whole_run_counts_in_no_deadline_of_its_end(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes stop for 1000 s, then the evaluator needs 8 s more."""
+    worker, now_s = dead("evaluator"), [0.0]
+    handle: Any = SimpleNamespace(alive=True, exit=None, host="")
+    worker.handle, worker.beat_s = handle, 0.0
+    made = ending(worker, [])
+    made._pauses, made._silence_s, made._interrupted, made._asked = (
+        Pauses(lambda: now_s[0], lambda: 0.0),
+        {"evaluator": 30.0},
+        False,
+        False,
+    )
+    made._session.finals, made._session.tick, made._session.stage = set(), lambda: None, lambda *_: None
+    made._send_command = made._drop_unready = lambda *_, **__: None
+    made._died = made._left_late = lambda _, why: pytest.fail(why)
+
+    def poll(_: float) -> list[Any]:
+        now_s[0] += 1000.0 if not now_s[0] else 2.0
+        if now_s[0] >= 1008.0:  # its messages were waiting; `leave_s` is 10 s
+            made._session.finals.add("evaluator")
+            handle.alive, worker.left = what != "leaving", what == "leaving"
+        return []
+
+    made._control = SimpleNamespace(poll=poll)
+    del made._listen
+    monkeypatch.setattr("jsrl.launch.controller.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    if what == "leaving":
+        made._stop({"evaluator"})
+    else:
+        made._await_final("evaluator")
+    assert now_s[0] == 1008.0
