@@ -159,6 +159,9 @@ class Session:
         progress.take(facts)
         if self._trained_s is None and progress.has_trained:
             self._trained_s, self._trained_steps = self.now(), self.env_steps
+        if facts.get("finished"):
+            progress.end("total_env_steps")
+            self._end_with_policies()
 
     def event(self, message: Event) -> None:
         """Process an event: scores, the end of the updates, warnings, messages between workers."""
@@ -183,9 +186,7 @@ class Session:
         elif message.name == "saved":
             self._saved(progress, facts)
         elif message.name == "finished":
-            self.facts(message.worker, facts)
-            progress.end("total_env_steps")
-            self._end_with_policies()
+            self.facts(message.worker, facts | {"finished": True})
         elif message.name == "warning":
             self._warning(message)
         elif message.name == "note":

@@ -14,10 +14,14 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
 class WorkerStatus(msgspec.Struct):
-    """The facts of a report or a goodbye that the controller acts on; others are only displayed."""
+    """The facts of a report or a goodbye that the controller acts on; others are only displayed.
+
+    finished: all updates are made; repeated in each report, because the event of this name may be lost.
+    """
 
     updates: Count = 0
     env_steps: Count = 0
+    finished: bool = False
 
 
 class Finished(msgspec.Struct):

@@ -243,6 +243,16 @@ def test_a_run_ends_when_the_training_of_every_policy_has_ended(
     assert np.nanmax(columns["b/evaluator/return_mean"]) == 120.0 and "evaluator/return_mean" not in columns
 
 
+def test_a_run_ends_by_the_reports_of_learners_that_have_finished(session: Session) -> None:
+    """Their events `finished` were lost."""
+    facts = {"updates": 300, "env_steps": 9_600}
+    session.report(Report("learner", 0, {}, facts | {"finished": True}))
+    session.report(Report("learner-b", 0, {}, facts | {"finished": False}))
+    assert session.reason is None
+    session.report(Report("learner-b", 0, {}, facts | {"finished": True}))
+    assert session.reason == "total_env_steps"
+
+
 def test_the_display_shows_game_frames_beside_env_steps(session: Session) -> None:
     assert session.state().action_repeat == 1
     session.experiment = dataclasses.replace(session.experiment, env=EnvConfig("ALE/Pong-v5"))

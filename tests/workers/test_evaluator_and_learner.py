@@ -321,6 +321,7 @@ class LearnerRig:
 def test_versions_metrics_and_ledger_of_a_few_updates(tmp_path):
     rig = LearnerRig(tmp_path)
     assert rig.learner.step() == 0  # nothing arrived
+    assert rig.learner.report()[1]["finished"] is False
     for reward in (1.0, 2.0, 3.0, 4.0):
         rig.put(reward, make_version(0, 0))
         assert rig.learner.step() == 1
@@ -331,7 +332,7 @@ def test_versions_metrics_and_ledger_of_a_few_updates(tmp_path):
     assert facts["updates"] == 4
     assert facts["env_steps"] == 4 * T * B
     assert facts["ledger"] == {"received": 4, "consumed": 4, "in_flight": 0, "dropped": {}}
-    assert [e["updates"] for e in rig.heard.named("finished")] == [4]
+    assert [e["updates"] for e in rig.heard.named("finished")] == [4] and facts["finished"] is True
     rig.put(9.0)
     assert rig.learner.step() == 0  # all are made
     assert len(rig.published.versions) == 5

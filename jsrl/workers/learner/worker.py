@@ -279,7 +279,8 @@ class Learner:
         return metrics, self._facts()
 
     def _facts(self) -> dict[str, Any]:
-        return {"updates": self.updates, "env_steps": self.env_steps, "ledger": self._counts()}
+        counts = {"updates": self.updates, "env_steps": self.env_steps, "ledger": self._counts()}
+        return counts | {"finished": self.finished}
 
     def _counts(self) -> dict[str, Any]:
         """Return the consumer's counts, over all incarnations of the learner."""
