@@ -531,7 +531,7 @@ class Controller:
         self._session.stage(name, "last task is about to begin")
         self._wait_with(name, lambda worker: worker.is_reachable)
         if self._workers[name].is_reachable:
-            self._send_command(name, "final", **facts)
+            self._send_command(name, "final", updates=self._session.last_updates, **facts)
 
     def _await_final(self, name: str) -> None:
         self._session.stage(name, "last task")

@@ -121,6 +121,11 @@ class Session:
         """Return the updates of the first policy so far."""
         return self._first.updates
 
+    @property
+    def last_updates(self) -> dict[str, int]:
+        """Return the updates of each policy's newest learner, by the policy's name."""
+        return {name: progress.kept["updates"] for name, progress in self.policies.items()}
+
     def progress_of(self, worker: str) -> Progress:
         """Return the progress of a worker's policy."""
         return self._policy_of.get(worker, self._first)

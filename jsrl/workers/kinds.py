@@ -99,7 +99,8 @@ class Kind(NamedTuple):
       declares: bytes that its streams and state may use beyond its memory after start-up, from (job); None: no other worker
         connects to it.
       keeps: estimate of its memory in bytes besides libraries, params and streams, from (job); for the plan.
-      final: the facts of its command `final`, from (experiment, why the run ends); None: it has no task after training. It
+      final: the facts of its command `final`, from (experiment, why the run ends); None: it has no task after training. The
+        controller adds `updates`: policy -> updates of its last params, which may still be on their way. The worker
         reports the end of this task with an event whose name ends with `finally`. final_is_limited: within
         `deadlines.snapshot_s`.
       when_due: in serial mode it works after updates, until it is no longer `due`.

@@ -194,6 +194,11 @@ class PolicyPlayer:
         """Connect to its params."""
         self._subscriber = self.policy.connect()
 
+    @property
+    def updates(self) -> int:
+        """Return the updates of its params; -1: it has none."""
+        return -1 if self.params is None else version_updates(self.params[0])
+
     def take_newest(self) -> None:
         """Take the newest params, if there are newer ones."""
         assert self._subscriber is not None

@@ -75,6 +75,15 @@ def test_a_death_in_the_last_task_fails_only_runs_without_restarts() -> None:
     assert lost == ["evaluator"]
 
 
+def test_the_last_task_is_told_the_last_updates() -> None:
+    worker, sent = dead("evaluator"), list[Any]()
+    made = ending(worker, [])
+    made._session.finals, made._session.stage, made._session.last_updates = set(), lambda *_: None, {"policy": 9}
+    made._control, made._interrupted = SimpleNamespace(send_command=lambda *given: sent.append(given)), False
+    made._begin_final("evaluator", {"which": "latest"})
+    assert sent == [("evaluator", 0, "final", {"updates": {"policy": 9}, "which": "latest"})]
+
+
 CALL = "actor: step of environment 'a:b', group 0 (slot 1, episode 2, step 3, seed 4),"
 
 

@@ -196,6 +196,7 @@ def test_result_counts_no_updates_that_a_restart_rolled_back(session: Session) -
         session.report(Report(worker, 0, {}, {"updates": 9, "env_steps": 90}))
         session.report(Report(worker, 1, {}, {"updates": 4, "env_steps": 40}))  # it began at the last snapshot
     session.report(Report("actor-1", 0, {}, {"env_steps": 123}))
+    assert session.last_updates == {"policy": 4, "b": 4}  # of the newest learners
     assert (session.updates, session.env_steps) == (9, 90)  # lines of metrics do not go back
     result = session.result()
     assert (result.updates, result.env_steps) == (4, 40)

@@ -233,6 +233,50 @@ def test_final_evaluation_has_its_own_seeds_and_episode_number(tmp_path):
     assert all(env.closed for env in rig.envs)
 
 
+def test_final_evaluation_waits_for_the_last_params(tmp_path):
+    rig = EvaluatorRig(tmp_path)
+    rig.params.publish(3)
+    rig.play()
+    rig.evaluator.command(Command("final", {"which": "latest", "updates": {"": 9}}))
+    for updates in (None, 8, 9):
+        assert rig.heard.named("evaluated finally") == []
+        for _ in range(3):
+            rig.evaluator.step()
+        if updates is not None:
+            rig.params.publish(updates)
+    rig.play()
+    (told,) = rig.heard.named("evaluated finally")
+    assert told["version_updates"] == 9 and not rig.heard.named("warning")
+    rig.params.publish(20)
+    assert not rig.evaluator.due  # nothing is scored after the end
+    rig.evaluator.close()
+
+
+@pytest.mark.parametrize("updates", [3, None])
+def test_final_evaluation_plays_older_params_if_the_last_ones_do_not_arrive(updates, tmp_path):
+    rig = EvaluatorRig(tmp_path, last_params_s=0.0)
+    if updates is not None:
+        rig.params.publish(updates)
+    rig.evaluator.command(Command("final", {"which": "latest", "updates": {"": 9}}))
+    rig.play()
+    (warning,) = rig.heard.named("warning")
+    if updates is None:
+        assert warning["text"].startswith("no params arrived within 0 s") and rig.heard.named("skipped finally")
+        return
+    assert "of update 9, did not arrive" in warning["text"] and warning["text"].endswith("plays those of update 3")
+    assert [told["version_updates"] for told in rig.heard.named("evaluated finally")] == [3]
+
+
+def test_final_evaluation_waits_for_the_first_params(tmp_path):
+    rig = EvaluatorRig(tmp_path)
+    rig.evaluator.command(Command("final", {"which": "latest"}))
+    rig.evaluator.step()
+    rig.params.publish(3)
+    rig.play()
+    assert [told["version_updates"] for told in rig.heard.named("evaluated finally")] == [3]
+    assert rig.heard.named("evaluated") == []
+
+
 @pytest.mark.parametrize(("better", "played"), [(False, 3), (True, 8)])
 def test_final_evaluation_after_a_resume_plays_the_best_params_of_all_sessions(better, played, tmp_path):
     rig = EvaluatorRig(tmp_path, BY_WEIGHTS)

@@ -25,6 +25,7 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
         final_episodes=e.evaluator.final_episodes,
         num_envs=e.evaluator.num_envs,
         goal=e.stop_at_return,
+        last_params_s=e.deadlines.snapshot_s,
         period_updates=e.evaluation_period,
         **common_player_settings(job),
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -27,13 +28,17 @@ from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorSettings(PlayerSettings):
-    """Settings of an evaluator; see EvaluatorConfig. goal: the score that ends the run; None: no goal."""
+    """Settings of an evaluator; see EvaluatorConfig.
+
+    goal: the score that ends the run; None: no goal. last_params_s: how long the final evaluation waits for the last params.
+    """
 
     episodes: int
     sampled_episodes: int
     final_episodes: int
     num_envs: int
     goal: float | None = None
+    last_params_s: float = 60.0
 
 
 SEEDS = {"evaluator/final": 2, "evaluator/confirmation": 3}  # of the environments of each use; 1: all others
@@ -70,6 +75,10 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         self._best_params: tuple[int, list[np.ndarray]] | None = None
         self._metrics: dict[str, float] = {}
         self._final = False
+        self._last_updates: Mapping[
+            str, int
+        ] = {}  # policy -> updates of the params for which the final evaluation waits,
+        self._wait_until_s = 0.0  # until then
 
     def setup(self) -> None:
         """Make the environments, compile, connect, load opponents."""
@@ -97,9 +106,11 @@ class Evaluator(Player[VectorEnv | VectorGame]):
     @property
     def due(self) -> bool:
         """Return whether an evaluation is running, or params are due for one."""
-        return bool(self._plan) or super().due
+        return bool(self._plan) or (not self._final and super().due)
 
     def _begin(self) -> None:
+        if self._final and not self._has_last_params():
+            return
         if not self._plan:
             self._begin_period()
             if self._settings.sampled_episodes:  # first: both are reported together
@@ -163,18 +174,38 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         """Execute `final`: score the best (`which=best`) or the newest params with fresh seeds."""
         if command.name != "final":
             return
-        self.begin_final(command.facts.get("which", "latest"))
+        self.begin_final(**{"which": "latest"} | command.facts)
 
-    def begin_final(self, which: str) -> None:
-        """Start the final evaluation."""
+    def begin_final(self, which: str, updates: Mapping[str, int] | None = None) -> None:
+        """Start the final evaluation.
+
+        Args:
+          which: `best` or `latest` params. updates: policy -> updates of its last params, which may still be on their way.
+        """
         self._take_newest()
+        self._last_updates, self._wait_until_s = updates or {}, time.monotonic() + self._settings.last_params_s
         if which == "best" and self._best_params is not None:
-            self._players[0].params = self._best_params
+            self._players[0].params, self._last_updates = self._best_params, {}
         self._final, self._play = True, None
-        if self._params is None:
-            self._plan = []
-            return
         self._plan = [("evaluator/final", True, self._settings.final_episodes)]
+
+    def _has_last_params(self) -> bool:
+        """Return whether the last params of each policy are there; after `last_params_s` older ones are enough."""
+        late = [player for player in self._players if player.updates < self._last_updates.get(player.policy.name, 0)]
+        if late and time.monotonic() < self._wait_until_s:
+            self._take_newest()
+            return False
+        waited = f"within {self._settings.last_params_s:g} s (deadlines.snapshot_s)"
+        if any(player.params is None for player in self._players):
+            self._plan = []
+            self._reporter.event("warning", f"no params arrived {waited}, so there is no final evaluation")
+            self._reporter.event("skipped finally")
+            return False
+        for player in late:
+            last = f"the last params, of update {self._last_updates[player.policy.name]}, did not arrive {waited}"
+            self._reporter.event("warning", f"{last}; the final evaluation plays those of update {player.updates}")
+        self._last_updates = {}
+        return True
 
     def close(self) -> dict[str, Any]:
         """Close the streams and environments."""
