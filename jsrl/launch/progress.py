@@ -57,7 +57,12 @@ class Progress:
         return {"ended": self.ended, **self.kept, "evaluation": self.evaluation, "final": self.final}
 
     def implausible(self, facts: dict[str, Any]) -> str:
-        """Return why the counts of one of its workers are impossible in this run; empty: they are possible."""
+        """Return why the counts of one of its workers are impossible in this run; empty: they are possible.
+
+        Only counts of training have a bound: actors may produce any number of rows that are dropped.
+        """
+        if "updates" not in facts:
+            return ""
         for name, most in self._most.items():
             if isinstance(facts.get(name), int) and facts[name] > most:
                 return f"{name} is {facts[name]}, more than this run can have ({most})"

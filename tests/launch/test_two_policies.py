@@ -191,6 +191,12 @@ def test_counters_and_metrics_are_kept_by_policy(session: Session) -> None:
     assert "more than this run can have" in session.implausible(lie)  # type: ignore[arg-type]
 
 
+def test_an_actor_may_produce_more_rows_than_the_run_trains_on(session: Session) -> None:
+    facts = {"env_steps": 3 * session.experiment.total_env_steps}
+    assert session.implausible(Report("actor-1", 0, {}, facts)) == ""
+    assert "env_steps is 30000, more than" in session.implausible(Report("learner-b", 0, {}, facts | {"updates": 3}))
+
+
 def test_result_counts_no_updates_that_a_restart_rolled_back(session: Session) -> None:
     for worker in ("learner", "learner-b"):
         session.report(Report(worker, 0, {}, {"updates": 9, "env_steps": 90}))
