@@ -306,7 +306,7 @@ class JoinedHosts:
         body = json.dumps(tree).encode()
         begin = Begin(host.epoch, job.kind, job.name, job.incarnation, body, variables, digest, start.forks, keeps)
         with self._port.changed:
-            host.workers[job.name, job.incarnation] = remote
+            host.add(remote)
             if host.lost:  # since the last check
                 host.lose(host.lost)
         self._port.begin(remote, begin, with_files=lacks_files)

@@ -119,6 +119,14 @@ class JoinedHost:
         """Return the number of workers on this host."""
         return len(self.living_workers)
 
+    def add(self, remote: RemoteWorker) -> None:
+        """Add an incarnation of a worker that begins here, and forget its ended ones before the previous one."""
+        earlier = sorted(key for key in self.workers if key[0] == remote.worker)
+        for key in earlier[:-1]:
+            if self.workers[key].exit is not None:
+                del self.workers[key]
+        self.workers[remote.worker, remote.incarnation] = remote
+
     def lose(self, why: str) -> None:
         """End its membership: its workers have ended, or end when its lease expires."""
         self.lost = why

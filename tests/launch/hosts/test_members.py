@@ -137,6 +137,19 @@ def test_exit_is_recorded_once(world: World):
     assert host.answers == {3: "text"} and host.num_living == 0
 
 
+def test_only_the_newest_and_living_incarnations_are_kept(world: World):
+    host = world.join()
+    for incarnation in range(1, 50):
+        host.add(RemoteWorker(host, "actor-0", incarnation))
+        host.add(RemoteWorker(host, "actor-1", incarnation))
+        if incarnation != 7:  # this one does not end
+            world.members.handle(host.token, b"id", Exited(host.epoch, "actor-0", incarnation, -9, "killed", "the end"))
+        world.members.handle(host.token, b"id", Exited(host.epoch, "actor-1", incarnation, -9, "killed", "the end"))
+    assert [key[1] for key in host.workers if key[0] == "actor-0"] == [0, 7, 48, 49]
+    assert [key[1] for key in host.workers if key[0] == "actor-1"] == [48, 49]
+    assert [remote.incarnation for remote in host.living_workers] == [0, 7]
+
+
 def test_start_request_of_a_worker_is_repeated(world: World):
     host = world.join()
     life = host.workers["actor-0", 0]
