@@ -29,7 +29,7 @@ from jsrl.metrics.metrics import MetricsHub
 from jsrl.metrics.scores import score_name, score_of
 from jsrl.recordings.video_shelf import FOLDER as VIDEOS
 from jsrl.runs.control import AnyMessage, Event, Report
-from jsrl.runs.control_bodies import ForwardedCommand
+from jsrl.runs.control_bodies import FINAL, ForwardedCommand
 from jsrl.runs.files import json_ready, write_atomic
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RESULT, WorkerSummary
@@ -148,6 +148,8 @@ class Session:
         """Take a worker's report."""
         self._receive(message.worker, message.metrics)
         self.facts(message.worker, message.facts)
+        if FINAL in message.facts and message.worker not in self.finals:  # the event was lost
+            self.event(Event(message.worker, message.incarnation, FINAL, facts=message.facts[FINAL]))
 
     def _receive(self, worker: str, metrics: dict[str, float]) -> None:
         policy = self.progress_of(worker).policy
@@ -178,7 +180,7 @@ class Session:
             self._evaluated(progress, facts)
         elif message.name == "confirmed":
             self._confirmed(progress, facts)
-        elif message.name == "evaluated finally":
+        elif message.name == FINAL:
             progress.final = dict(facts)
             line = {f"evaluator/final_{name}": value for name, value in facts.items()}
             self._write(progress, line, progress.env_steps, progress.updates)

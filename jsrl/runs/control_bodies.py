@@ -9,6 +9,7 @@ import msgspec
 
 from jsrl.runs.control import AnyMessage, Bye, Event, Heartbeat, Report, Stage
 
+FINAL = "evaluated finally"  # an event with the final score; later reports repeat it, because it may be lost
 MOST = 2**53  # largest count: floats are exact up to here
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
@@ -187,7 +188,7 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
     "finished": Finished,
     "evaluated": Evaluated,
     "confirmed": Confirmed,
-    "evaluated finally": Score,
+    FINAL: Score,
     "filmed": Filmed,
     "saved": Saved,
     "warning": Notice,
@@ -204,7 +205,8 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
 def complaint(message: AnyMessage) -> str:
     """Return why the body of a message is invalid; empty: it is valid."""
     if isinstance(message, Report):
-        return _named(message.metrics) or _unlike(message.facts, WorkerStatus)
+        why = _named(message.metrics) or _unlike(message.facts, WorkerStatus)
+        return why or (_unlike(message.facts[FINAL], Score) if FINAL in message.facts else "")
     if isinstance(message, Bye):
         return _unlike(message.facts, WorkerStatus)
     if isinstance(message, Event):

@@ -260,6 +260,14 @@ def test_a_run_ends_by_the_reports_of_learners_that_have_finished(session: Sessi
     assert session.reason == "total_env_steps"
 
 
+def test_a_final_score_counts_once_also_if_its_event_was_lost(session: Session) -> None:
+    score = {"return_mean": 7.0, "return_ci95": 1.0, "episodes": 4}
+    session.report(Report("evaluator-b", 0, {}, {"evaluated finally": score}))
+    assert session.finals == {"evaluator-b"} and session.result().others["b"]["final"] == score
+    session.report(Report("evaluator-b", 0, {}, {"evaluated finally": score | {"return_mean": 8.0}}))
+    assert session.result().others["b"]["final"] == score
+
+
 def test_the_display_shows_game_frames_beside_env_steps(session: Session) -> None:
     assert session.state().action_repeat == 1
     session.experiment = dataclasses.replace(session.experiment, env=EnvConfig("ALE/Pong-v5"))

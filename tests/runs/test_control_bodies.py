@@ -50,6 +50,8 @@ BAD: list[tuple[AnyMessage, str]] = [
     (Report("learner", 0, {}, AT | {"updates": None}), r"got `null` - at `\$.updates`"),
     (Report("learner", 0, {"env_steps": 1.0}, {}), "metric 'env_steps' has no worker in its name"),
     (Bye("learner", 0, {"updates": 0.5}), r"at `\$.updates`"),
+    (Report("evaluator", 0, {}, {"evaluated finally": SCORE | {"return_mean": math.inf}}), "return_mean is inf"),
+    (Report("evaluator", 0, {}, {"evaluated finally": 3}), "Expected `object`, got `int`"),
     (Report("learner", 0, {}, AT | {"finished": "x"}), r"at `\$.finished`"),
     (Event("learner", 0, "finished"), "missing required field `updates`"),
     (Event("learner", 0, "finished", "", {"updates": 10**15, "env_steps": 0}), "more than this run can have"),

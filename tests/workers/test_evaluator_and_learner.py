@@ -226,6 +226,7 @@ def test_final_evaluation_has_its_own_seeds_and_episode_number(tmp_path):
     (told,) = rig.heard.named("evaluated finally")
     assert told["episodes"] == 6
     assert told["version_updates"] == 3
+    assert rig.evaluator.report()[1] == {"evaluated finally": {k: v for k, v in told.items() if k != "text"}}
     seeds = [env.seed for env in rig.envs]
     assert len(seeds) == len(set(seeds)) == 2
     assert 7 not in seeds  # those of the training environments

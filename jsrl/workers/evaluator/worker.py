@@ -18,6 +18,7 @@ from jsrl.errors import SnapshotError
 from jsrl.metrics.metrics import Recorder
 from jsrl.metrics.scores import score_of
 from jsrl.runs.control import Command
+from jsrl.runs.control_bodies import FINAL
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
@@ -79,6 +80,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
             str, int
         ] = {}  # policy -> updates of the params for which the final evaluation waits,
         self._wait_until_s = 0.0  # until then
+        self._final_score: dict[str, Any] | None = None
 
     def setup(self) -> None:
         """Make the environments, compile, connect, load opponents."""
@@ -135,7 +137,8 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         self._play = None
         facts = score.facts()
         if self._final:
-            self._reporter.event("evaluated finally", **facts)
+            self._final_score = facts
+            self._reporter.event(FINAL, **facts)
             return
         updates = version_updates(score.version)
         if name == "evaluator/confirmation":
@@ -206,6 +209,11 @@ class Evaluator(Player[VectorEnv | VectorGame]):
             self._reporter.event("warning", f"{last}; the final evaluation plays those of update {player.updates}")
         self._last_updates = {}
         return True
+
+    def report(self) -> tuple[dict[str, float], dict[str, Any]]:
+        """Return the shares of time, and the final score once there is one."""
+        metrics, facts = super().report()
+        return metrics, facts if self._final_score is None else facts | {FINAL: self._final_score}
 
     def close(self) -> dict[str, Any]:
         """Close the streams and environments."""
