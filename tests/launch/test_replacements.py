@@ -15,6 +15,7 @@ from jsrl.launch import controller as module
 from jsrl.launch.controller import Controller
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.launch.supervision import Restart
+from jsrl.runs.pauses import Pauses
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind
 
@@ -28,6 +29,7 @@ def controller(
     handles = {name: SimpleNamespace(host=host, alive=True) for name in kinds}
     made: Any = object.__new__(Controller)
     made._folder, made._deadlines = Path(), experiment.deadlines
+    made._pauses = Pauses(lambda: time.monotonic())  # also a replaced clock
     made._plan = SimpleNamespace(kinds={name: find_kind(kind) for name, kind in kinds.items()})
     made._groups = {name: list(kinds) if "learner" in kinds else [name] for name in kinds}
     made._workers = {n: SupervisedWorker(jobs[n], handles[n], replaced=True) for n in kinds}  # type: ignore[arg-type]
