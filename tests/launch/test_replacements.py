@@ -15,7 +15,6 @@ from jsrl.launch import controller as module
 from jsrl.launch.controller import Controller
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.launch.supervision import Restart
-from jsrl.runs.pauses import Pauses
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind
 
@@ -29,7 +28,7 @@ def controller(
     handles = {name: SimpleNamespace(host=host, alive=True) for name in kinds}
     made: Any = object.__new__(Controller)
     made._folder, made._deadlines = Path(), experiment.deadlines
-    made._pauses = Pauses(lambda: time.monotonic())  # also a replaced clock
+    made._pauses = SimpleNamespace(since=lambda began_s: time.monotonic() - began_s)
     made._plan = SimpleNamespace(kinds={name: find_kind(kind) for name, kind in kinds.items()})
     made._groups = {name: list(kinds) if "learner" in kinds else [name] for name in kinds}
     made._workers = {n: SupervisedWorker(jobs[n], handles[n], replaced=True) for n in kinds}  # type: ignore[arg-type]
