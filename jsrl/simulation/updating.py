@@ -11,7 +11,6 @@ import numpy as np
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.launch.schemas import make_schemas
-from jsrl.parallel import split_devices
 from jsrl.simulation.times import Updates
 from jsrl.types import ArraySpec, Trajectory, map_trajectory
 from jsrl.workers.learner.build_updater import checked, learner_devices, own_update
@@ -39,13 +38,12 @@ def time_updates(experiment: Experiment, columns: list[int], seconds: float = 1.
 
 
 def _zeros(one: Trajectory, columns: int) -> Trajectory:
-    """Return a batch of zeros [1, T+1, B, ...]."""
-    whole = map_trajectory(
-        lambda leaf: ArraySpec((leaf.shape[0], columns, *leaf.shape[2:]), leaf.dtype).zeros(),
-        lambda leaf: ArraySpec((columns, *leaf.shape[1:]), leaf.dtype).zeros(),
+    """Return a batch of zeros for one device: [1, T+1, B, ...]; core and sampling: [1, B, ...]."""
+    return map_trajectory(
+        lambda leaf: ArraySpec((1, leaf.shape[0], columns, *leaf.shape[2:]), leaf.dtype).zeros(),
+        lambda leaf: ArraySpec((1, columns, *leaf.shape[1:]), leaf.dtype).zeros(),
         one,
     )
-    return split_devices(whole, 1)
 
 
 def _time(updater: OwnUpdate, batch: Trajectory, rows: int, seconds: float) -> Updates:

@@ -76,10 +76,9 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         self._best_params: tuple[int, list[np.ndarray]] | None = None
         self._metrics: dict[str, float] = {}
         self._final = False
-        self._last_updates: Mapping[
-            str, int
-        ] = {}  # policy -> updates of the params for which the final evaluation waits,
-        self._wait_until_s = 0.0  # until then
+        # policy -> updates of the params for which the final evaluation waits, and until when
+        self._last_updates: Mapping[str, int] = {}
+        self._wait_until_s = 0.0
         self._final_score: dict[str, Any] | None = None
 
     def setup(self) -> None:

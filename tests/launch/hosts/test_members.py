@@ -111,10 +111,10 @@ def test_unsuitable_host_is_refused_and_keeps_its_token(world: World, changes, s
     world.join()
 
 
-def test_ever_fewer_refusals_of_one_host_are_shown(world: World):
-    for _ in range(9):
-        world.hello(name="here")
-    world.hello(name="other", cores=0)
+def test_ever_fewer_refusals_with_one_token_are_shown(world: World):
+    for number in range(9):
+        world.hello(name=f"mine-{number}", cores=0)  # names are the hosts' to choose
+    world.hello(1, name="other", cores=0)
     shown = [notice.partition(":")[0].removeprefix("a host could not join") for notice in world.members.notices]
     assert shown == ["", " (2 times so far)", " (4 times so far)", " (8 times so far)", ""]
 
