@@ -24,12 +24,12 @@ NETWORK = NetworkConfig(  # the value function also sees what is hidden from the
 def config() -> Experiment:
     """Return the paper's settings where they suit a small machine and an empty room in which seekers shall come near."""
     agent = PPOConfig(
-        learning_rate=3e-4,
+        learning_rate=5e-4,  # with the paper's 3e-4 and 8 minibatches one seed of three stays too far from hiders
         gamma=0.97,  # the paper's 0.998 has the value function learn little but how many steps are left
         entropy_coef=0.01,
         max_grad_norm=5.0,
         num_epochs=4,
-        num_minibatches=8,
+        num_minibatches=16,
         chunk_length=10,
         normalize_observations=True,
         normalize_values=True,
