@@ -150,9 +150,12 @@ def test_processes_assign_the_same_games_as_a_serial_run_also_after_a_resume(tmp
     assert written(first)["state"]["finished"] > 10
     second = run(duel, resume="half", placement="served", total_env_steps=12 * 32, **changes)
     assert written(second) == written(whole)
-    frozen, again = ({n: version_updates(v) for n, v in versions_of(result).items()} for result in (whole, second))
     # a freeze at the last update may come after the learner has left: the director sends it again to the next incarnation
-    assert again == {name: updates for name, updates in frozen.items() if updates < 12 or name in again}
+    before_last = [
+        {name: version_updates(version) for name, version in versions_of(result).items() if version_updates(version) < 12}
+        for result in (whole, second)
+    ]
+    assert before_last[0] == before_last[1] != {}
 
 
 def test_a_run_with_tasks_is_the_same_whether_it_is_resumed_or_not(tmp_path: Path) -> None:
