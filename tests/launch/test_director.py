@@ -152,7 +152,11 @@ def test_processes_assign_the_same_games_as_a_serial_run_also_after_a_resume(tmp
     assert written(second) == written(whole)
     # a freeze at the last update may come after the learner has left: the director sends it again to the next incarnation
     before_last = [
-        {name: version_updates(version) for name, version in versions_of(result).items() if version_updates(version) < 12}
+        {
+            name: version_updates(version)
+            for name, version in versions_of(result).items()
+            if version_updates(version) < 12
+        }
         for result in (whole, second)
     ]
     assert before_last[0] == before_last[1] != {}
