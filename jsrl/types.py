@@ -157,8 +157,9 @@ class EnvSpec:
       name: of the environment, for messages.
       action_repeat: game frames per env step (brackets in Atari tables only; everything is counted in env steps).
       num_agents: N where several agents act in one environment and share a policy group, None for a single agent.
-      frames: number of frames stacked on the last axis, newest last, where the observation is one such array and frames before
-        the episode's start are black (0); replay then keeps each frame once. None: any other observation.
+      frames: number of frames stacked on the last axis, newest last, where the observation is one such array. The older frames
+        of a row are those of the rows before it. With is_first they may be black (0) instead; on Atari they are not after a
+        lost life. Replay then keeps each frame once, and streams between hosts send it once. None: any other observation.
       state: schema of the global state that only the learner sees, in environments that have one (no batch axis).
     """
 

@@ -28,7 +28,7 @@ def schema_of(frames: int, dtype: str = "uint8") -> Trajectory:
 
 
 def filled(schema: Trajectory, seed: int = 0) -> np.ndarray:
-    """Return a block whose observations are stacks, in episodes of a few rows."""
+    """Return a block whose observations are stacks, in episodes of a few rows; half of their starts clear the stack."""
     rng, layout = np.random.default_rng(seed), make_layout(flatten_schema(schema))
     raw = np.zeros(layout.size_bytes, np.uint8)
     trajectory = layout.tree(schema, raw)
@@ -38,7 +38,7 @@ def filled(schema: Trajectory, seed: int = 0) -> np.ndarray:
     seen = rng.integers(0, 4, trajectory.observation[0].shape).astype(trajectory.observation.dtype)
     for t in range(ROWS + 1):
         seen = np.roll(seen, -1, axis=-1)
-        seen[trajectory.is_first[t]] = 0
+        seen[trajectory.is_first[t] & (rng.random(ENVS) < 0.5)] = 0
         seen[..., -1] = rng.integers(0, 4, seen[..., -1].shape)
         trajectory.observation[t] = seen
     return raw

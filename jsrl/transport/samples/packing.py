@@ -1,7 +1,8 @@
 """How a block of trajectories is sent between hosts: only the newest frame of each stack, and compressed if wanted.
 
 A stack of frames repeats frames of earlier rows, so the first row's stack is sent whole and of the others only the newest
-frame; the reader rebuilds the stacks. The binding end decides, in its welcome. LZ4 comes before the encryption.
+frame; the reader rebuilds the stacks. Each of these rows has a flag for black older frames: not every start of an episode
+clears the stack (Atari after a lost life does not). The binding end decides, in its welcome. LZ4 comes before the encryption.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ class Packing:
     """What to leave out of messages.
 
     Attributes:
-      frames: number of frames stacked on an observation's last axis, older ones black (0) where an episode begins; None:
-      send all.
+      frames: number of frames stacked on an observation's last axis, see EnvSpec.frames; None: send all.
       compress: with LZ4, if that makes it smaller.
     """
 
@@ -79,10 +79,11 @@ class Packer:
         fields, packed = {}, raw
         if self._frames:
             fields[THIN], packed = True, np.empty(self._thin.size_bytes, np.uint8)
-            first, newest, *others = self._thin.views(packed)
+            first, newest, black, *others = self._thin.views(packed)
             whole = self._layout.views(raw)
             observation = whole.pop(self._at)
             first[...], newest[...] = observation[0], observation[1:, ..., -1]
+            black[...] = _black(observation, self._layout.tree(self._schema, raw).is_first)
             for target, leaf in zip(others, whole, strict=True):
                 target[...] = leaf
         if self._compress:
@@ -113,34 +114,41 @@ class Packer:
     def _stacked(self, packed: np.ndarray) -> np.ndarray:
         """Return a block with rebuilt stacks of observations."""
         raw = np.zeros(self._layout.size_bytes, np.uint8)
-        first, newest, *others = self._thin.views(packed, writeable=False)
+        first, newest, black, *others = self._thin.views(packed, writeable=False)
         whole = self._layout.views(raw)
-        trajectory = self._layout.tree(self._schema, raw)
         observation = whole.pop(self._at)
         for target, leaf in zip(whole, others, strict=True):
             target[...] = leaf
         observation[0] = first
-        stack(observation, newest, trajectory.is_first.astype(bool))
+        stack(observation, newest, black.astype(bool))
         return raw
 
 
-def stack(observation: np.ndarray, newest: np.ndarray, begins: np.ndarray) -> None:
+def stack(observation: np.ndarray, newest: np.ndarray, black: np.ndarray) -> None:
     """Fill rows 1 to T of `observation` [T+1, B, ..., frames] from row 0 and the newest frames [T, B, ...].
 
-    Older frames are black where an episode begins (`begins`, bool [T+1, B]).
+    Older frames are black where `black` (bool [T, B], of rows 1 to T) is set.
     """
     frames, last = observation.shape[-1], observation[..., -1]
     if observation.dtype == np.uint8 and frames in (2, 4, 8):  # a stack is one number: much faster than its bytes
         words = observation.view(f"<u{frames}")[..., 0]
         for t in range(1, len(words)):
             np.right_shift(words[t - 1], 8, out=words[t])
-            words[t, begins[t]] = 0
+            words[t, black[t - 1]] = 0
             last[t] = newest[t - 1]
         return
     for t in range(1, len(observation)):
         observation[t, ..., :-1] = observation[t - 1, ..., 1:]
-        observation[t, begins[t], ..., :-1] = 0
+        observation[t, black[t - 1], ..., :-1] = 0
         last[t] = newest[t - 1]
+
+
+def _black(observation: np.ndarray, is_first: np.ndarray) -> np.ndarray:
+    """Return bool [T, B]: where rows 1 to T begin an episode and their older frames are black."""
+    black = is_first[1:].astype(bool)
+    older = observation[1:][black][..., :-1]
+    black[black] = ~older.any(axis=tuple(range(1, older.ndim)))
+    return black
 
 
 def _stacks(schema: Tree, frames: int | None) -> bool:
@@ -152,12 +160,16 @@ def _stacks(schema: Tree, frames: int | None) -> bool:
 
 
 def _thinned(every: tuple[Leaf, ...]) -> list[Leaf]:
-    """Return the leaves that are sent: the first row's stacks [B, ..., frames], newest frames [T, B, ...], all others."""
+    """Return the leaves that are sent.
+
+    The first row's stacks [B, ..., frames], newest frames [T, B, ...], where older ones are black [T, B], and all others.
+    """
     observation = next(leaf for leaf in every if leaf.name == "observation")
     rows, *shape = observation.shape
     first = Leaf("first", tuple(shape), observation.dtype)
     newest = Leaf("newest", (rows - 1, *shape[:-1]), observation.dtype)
-    return [first, newest, *(leaf for leaf in every if leaf is not observation)]
+    black = Leaf("black", (rows - 1, shape[0]), "bool")
+    return [first, newest, black, *(leaf for leaf in every if leaf is not observation)]
 
 
 def _lz4() -> Any:
