@@ -246,7 +246,9 @@ def init_points(init_from: str, runs_dir: str | os.PathLike[str]) -> dict[str, S
 
 
 def params_source(init_from: str, runs_dir: str | os.PathLike[str]) -> str:
-    """Return `store folder@selector` for RUN@TAG: `latest` and `final` are whole states, other tags are params.
+    """Return `store folder@selector` for RUN@TAG: of `latest` and `final` the learner's state, of other tags params.
+
+    If that store does not have the tag, the other one is used.
 
     Tags of a policy other than the first are `NAME/TAG`.
 
@@ -256,7 +258,8 @@ def params_source(init_from: str, runs_dir: str | os.PathLike[str]) -> str:
     name, _, selector = init_from.partition("@")
     folder = RunFolder.open(name, runs_dir)
     policy, _, tag = (selector or "latest").rpartition("/")
-    stores = [SnapshotStore(folder.snapshots / policy / part) for part in ("params", "state")]
+    parts = ("state", "params") if tag in ("latest", "final") else ("params", "state")
+    stores = [SnapshotStore(folder.snapshots / policy / part) for part in parts]
     for store in stores:
         if tag in store.tags():
             return f"{store.folder}@{tag}"

@@ -1,5 +1,8 @@
 """A run that starts with another run's params: targets follow them, and exploration restarts in actors too."""
 
+from pathlib import Path
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,11 +15,17 @@ from jsrl.agents.normalization import Moments
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.td3 import TD3Config, td3
+from jsrl.experiment import AgentReference, Experiment
+from jsrl.launch.resume import params_source
 from jsrl.networks.model import NetworkConfig
+from jsrl.runs.control import Command
+from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
-from jsrl.workers.jobs import StartPoint
+from jsrl.workers.base import NullReporter
+from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.learner.build import restore
+from jsrl.workers.relay.worker import ParameterServer
 
 FLAT = NetworkConfig(hidden=(8,), activation="relu")
 CHOICE = EnvSpec(ArraySpec((3,), "float32"), Discrete(4))
@@ -102,3 +111,24 @@ def test_loaded_policies_act_from_the_start(name, tmp_path):
     agent = AGENTS[name]()
     assert explored(agent, initialised_from(agent, tmp_path / "trained", updates=5000)[1]) == 0.0
     assert explored(agent, initialised_from(agent, tmp_path / "untrained", updates=0)[1]) > 0.5
+
+
+@pytest.mark.parametrize("tag", ["latest", "final"])
+def test_latest_is_the_state_even_where_params_have_that_tag(tmp_path: Path, tag: str) -> None:
+    """The parameter server of an earlier start of the run may have tagged older params."""
+    folder = RunFolder.create(tmp_path, "ppo", "one").snapshots
+    params, state = SnapshotStore(folder / "params"), SnapshotStore(folder / "state")
+    params.save(10, {"params": np.zeros(1)}, tags=(tag, "best"), wait=True)
+    assert params_source(f"ppo/one@{tag}", tmp_path) == f"{params.folder}@{tag}"
+    state.save(20, {"state": {"params": np.ones(1)}}, tags=(tag, "best"), wait=True)
+    assert params_source(f"ppo/one@{tag}", tmp_path) == f"{state.folder}@{tag}"
+    assert params_source("ppo/one@best", tmp_path) == f"{params.folder}@best"
+
+
+def test_parameter_server_leaves_the_tags_to_the_learner(tmp_path: Path) -> None:
+    job = Job("parameter-server", "parameter-server", 0, Experiment(AgentReference("m:f")), None, (), "", "")  # type: ignore[arg-type]
+    store = SnapshotStore(tmp_path / "params")
+    server: Any = ParameterServer(job, store, NullReporter())
+    server._latest, server._structure = (7, [np.zeros(1)]), jax.tree.structure(0)
+    server.command(Command("snapshot", {}))
+    assert store.versions() == [7] and not store.tags()

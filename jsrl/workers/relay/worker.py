@@ -62,7 +62,7 @@ class ParameterServer:
             version, values = self._latest
             params = jax.tree.unflatten(self._structure, values)
             meta = {"version_updates": version_updates(version)}
-            self._store.save(version, {"params": params}, meta=meta, wait=wait)
+            self._store.save(version, {"params": params}, meta=meta, tags=(), wait=wait)  # `latest` is the learner's
         self._phases.rest()
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
