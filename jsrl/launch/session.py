@@ -200,9 +200,13 @@ class Session:
             self.display.message(f"{message.worker}: {message.text}")
 
     def _pass_on(self, message: Event) -> None:
-        """Pass an event on to workers that listen to it, and execute their commands to others."""
+        """Pass an event on to workers that listen to it, and execute their commands to others.
+
+        A director's state belongs to snapshots of the first policy, so `saving` of other learners is not passed on.
+        """
+        left_out = message.name == "saving" and self.progress_of(message.worker) is not self._first
         for worker, kind in self._kinds.items():
-            if message.name in kind.receives:
+            if message.name in kind.receives and not left_out:
                 who = {"worker": message.worker, "incarnation": message.incarnation}
                 self.send_command(worker, message.name, message.facts | who)
         if message.worker not in self._kinds or not self._kinds[message.worker].receives:

@@ -30,7 +30,8 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.policy import load_policy
 from jsrl.runs.control import Event, Report
 from jsrl.runs.runs import Run, RunFolder
-from jsrl.types import leaves
+from jsrl.types import leaves, make_version
+from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.kinds import find_kind
 
 SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1)
@@ -195,6 +196,17 @@ def test_an_actor_may_produce_more_rows_than_the_run_trains_on(session: Session)
     facts = {"env_steps": 3 * session.experiment.total_env_steps}
     assert session.implausible(Report("actor-1", 0, {}, facts)) == ""
     assert "env_steps is 30000, more than" in session.implausible(Report("learner-b", 0, {}, facts | {"updates": 3}))
+
+
+def test_state_of_a_director_is_kept_with_snapshots_of_the_first_policy_only(session: Session, tmp_path: Path) -> None:
+    """Versions of the other policy's learner are higher for ever, once it was restarted."""
+    states = StateFile(tmp_path / "director", None, pytest.fail)
+    session._kinds["director"] = find_kind("director")
+    session.send_command = lambda worker, command, facts: states.write(facts["version"], {})
+    session.event(Event("learner", 0, "saving", "", {"version": make_version(0, 5)}))
+    for updates in range(8):
+        session.event(Event("learner-b", 1, "saving", "", {"version": make_version(1, updates)}))
+    assert [path.name for path in states.folder.iterdir()] == [f"state-{make_version(0, 5)}.json"]
 
 
 def test_result_counts_no_updates_that_a_restart_rolled_back(session: Session) -> None:

@@ -115,7 +115,7 @@ class DirectorWorker:
         return done
 
     def command(self, command: Command) -> None:
-        """Process what the controller passes on: `games` of actors, `done`, `scores` and `saving` of learners."""
+        """Process what the controller passes on: `games` of actors, `done` and `scores` of learners, the first's `saving`."""
         self._inbox.append(command)
         if command.name == "saving":
             self._receive()
