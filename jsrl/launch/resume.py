@@ -26,10 +26,11 @@ from jsrl.workers.jobs import StartPoint
 
 MAY_CHANGE = (
     "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "transport",
-    "bind", "encrypt", "restart", "trace", "record", "actor.", "inference.", "evaluator.", "recorder.", "snapshots.",
-    "deadlines.", "supervision.", "learner.num-devices", "learner.split", "learner.threads", "learner.prefetch",
-    "learner.memory-share", "learner.check-finite", "env.on-fault", "env.fault-",
+    "bind", "encrypt", "restart", "trace", "trace-spans", "record", "record-limit-mb", "learner.num-devices", "learner.split",
+    "learner.split-lead", "learner.threads", "learner.prefetch", "learner.memory-share", "learner.check-finite",
+    "env.on-fault", "env.fault-limit", "env.fault-window-s",
 )  # fmt: skip
+MAY_CHANGE_GROUPS = ("actor.", "inference.", "evaluator.", "recorder.", "snapshots.", "deadlines.", "supervision.")
 
 LONG_REPLAY = 100_000  # env steps: a minute or more, unless the environment is fast
 
@@ -42,7 +43,7 @@ def allowed_changes(old: Experiment, new: Experiment) -> list[str]:
     """
     lines = []
     for name, (before, after) in differences(old, new).items():
-        if not name.startswith(MAY_CHANGE):
+        if name not in MAY_CHANGE and not name.startswith(MAY_CHANGE_GROUPS):
             raise ConfigError(
                 f"--{name} cannot change on resume ({before} -> {after}); limits and placement may. To start over from "
                 "this run's params use --init-from RUN@TAG."

@@ -15,7 +15,7 @@ import pytest
 
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
+from jsrl.experiment import AgentReference, Experiment, RecorderConfig, SupervisionConfig
 from jsrl.launch import watchdog as watchdog_module
 from jsrl.launch.launcher import STOPPED, Exit
 from jsrl.launch.local.processes import LocalHandle, catches, crash_lines
@@ -260,6 +260,14 @@ def test_policies_may_change_on_resume_and_environments_may_not() -> None:
     ]
     with pytest.raises(ConfigError, match=r"--env\.id cannot change"):
         allowed_changes(old, Experiment(AgentReference("m:f"), EnvConfig("Acrobot-v1")))
+
+
+def test_recorder_may_change_on_resume_and_the_recording_that_is_learned_from_may_not() -> None:
+    old = Experiment(AgentReference("m:f"), recording="a")
+    new = dataclasses.replace(old, record_limit_mb=5, recorder=RecorderConfig(fps=7))
+    assert [line.split()[1] for line in allowed_changes(old, new)] == ["--record-limit-mb", "--recorder.fps"]
+    with pytest.raises(ConfigError, match=r"--recording cannot change on resume \(a -> b\)"):
+        allowed_changes(old, dataclasses.replace(old, recording="b"))
 
 
 def test_crash_log_shows_the_crashed_thread() -> None:
