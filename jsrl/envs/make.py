@@ -15,7 +15,7 @@ import numpy as np
 
 from jsrl.envs.adapters.pettingzoo import is_pettingzoo, make_pettingzoo
 from jsrl.envs.base import EnvStep, VectorEnv, VectorGame
-from jsrl.envs.config import EnvConfig, main_target, split_wrapper
+from jsrl.envs.config import AtariConfig, EnvConfig, main_target, split_wrapper
 from jsrl.envs.drawn_tasks import DrawnTasks
 from jsrl.envs.games.make import SUITES, import_suite, make_by_scheme
 from jsrl.envs.probes import make_probe
@@ -36,6 +36,10 @@ _REGISTERED_BY = (
     (("ALE/",), "ale_py", "ale-py", "atari"),
     (("MiniGrid-", "BabyAI-"), "minigrid", "minigrid", "minigrid"),
     (("Vizdoom",), "vizdoom.gymnasium_wrapper", "vizdoom", "vizdoom"),
+)
+GYMNASIUM_GAME = (
+    ". The preprocessing of env.atari (grey stacked frames, no-ops, FIRE) does not apply here: these are Gymnasium's "
+    "environments, with sticky actions of probability 0.25 unless env.kwargs sets repeat_action_probability"
 )
 JAX_SUITES = ("gymnax", "brax", "jaxmarl", "pgx", "jumanji", "navix", "craftax", "playground")
 
@@ -186,13 +190,17 @@ def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> 
     spec = gymnasium.registry.get(config.id)
     if spec is None:
         raise _unknown_id(config.id)
+    is_game = config.id.startswith("ALE/")
+    if is_game:
+        _refuse_atari_options(config)
     has_vector = spec.vector_entry_point is not None and not config.id.startswith("phys2d/")
     if has_vector and config.backend == "auto" and config.wrappers:
         log.warning(
             "environment %s has a vectorised implementation, which wrappers rule out: %d environments are stepped one "
-            "after another instead, several times slower; wrappers=() brings it back",
+            "after another instead, several times slower; wrappers=() brings it back%s",
             config.id,
             num_envs,
+            GYMNASIUM_GAME if is_game else "",
         )
     if config.backend == "native" and (not has_vector or config.wrappers):
         why = "wrappers rule it out" if has_vector else "it has no vector entry point"
@@ -208,6 +216,18 @@ def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> 
         return GymVectorEnv(vector, config, seed, group)
     single = _wrapped(config, lambda: gymnasium.make(config.id, disable_env_checker=True, **kwargs))
     return SyncVectorEnv(lambda: _built(config, single), config, num_envs, seed, group)
+
+
+def _refuse_atari_options(config: EnvConfig) -> None:
+    """Refuse options of env.atari for Gymnasium's single Atari environments, which do not read them."""
+    given, usual = vars(config.atari), vars(AtariConfig())
+    if changed := [f"env.atari.{name}={value!r}" for name, value in given.items() if value != usual[name]]:
+        cause = "env.wrappers" if config.wrappers else f"env.backend={config.backend}"
+        raise ConfigError(
+            f"environment {config.id!r}: {', '.join(changed)} would have no effect, because {cause} selects Gymnasium's "
+            "single environments, which do not read env.atari. Leave that out, or set the game's options as env.kwargs (such "
+            "as repeat_action_probability, frameskip) and add wrappers for the preprocessing"
+        )
 
 
 def _from_factory(

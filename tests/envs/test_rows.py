@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -210,6 +211,25 @@ def test_wrappers_warn_about_their_cost(caplog):
     env.reset()
     assert "vectorised implementation" in caplog.text
     assert (env.step(np.zeros(2, np.int32)).reward == 2.0).all()
+
+
+STATISTICS = "gymnasium.wrappers:RecordEpisodeStatistics"
+
+
+@pytest.mark.parametrize("path", [{"wrappers": (STATISTICS,)}, {"backend": "sync"}])
+def test_atari_options_are_refused_where_gymnasium_makes_the_games(path):
+    pytest.importorskip("ale_py")
+    config = EnvConfig("ALE/Breakout-v5", atari=AtariConfig(episodic_life=True, stack=2), **path)
+    with pytest.raises(ConfigError, match=rf"env.atari.stack=2, env.atari.episodic_life=True.*env.{next(iter(path))}"):
+        make(config, 1, 0)
+
+
+def test_wrappers_of_atari_games_warn_that_the_preprocessing_does_not_apply(caplog):
+    pytest.importorskip("ale_py")
+    env = make(EnvConfig("ALE/Breakout-v5", wrappers=(STATISTICS,)), 1, 0)
+    assert env.spec.observation.shape == (210, 160, 3)
+    assert re.search("env.atari .*does not apply.*sticky actions", caplog.text)
+    env.close()
 
 
 class ScriptedGame:
