@@ -49,7 +49,7 @@ class PSRO(Bookkeeping):
     oracle: Literal["initial", "latest"] = "initial"
     """First params of each best response."""
     greedy: bool = False
-    """Frozen players act greedily in the games of the payoff table."""
+    """Frozen players act greedily in the games of the payoff table. A run refuses it: its actors sample."""
     max_population: int | None = None
     """Number of members at which the run stops, once the table is solved; None: no limit."""
 

@@ -35,6 +35,11 @@ def check_director(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mapp
             f"the director assigns the policy {unknown[0]!r}, which the run does not have; it has: {', '.join(seats)}. Give "
             f"{type(director).__name__} these names as `policies`."
         )
+    if getattr(director, "greedy", False):
+        raise ConfigError(
+            f"{type(director).__name__} has greedy=True, but actors do not play greedy games: they would sample. Set it to "
+            "False, and evaluate the players instead."
+        )
     if wants_scores(director):
         _check_scored(experiment, director)
     if isinstance(director, PBT):

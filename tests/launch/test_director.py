@@ -13,6 +13,7 @@ import pytest
 from jsrl.agents.ppo import PPOConfig
 from jsrl.directors.fixed import LatestSelfPlay, Match
 from jsrl.directors.plr import PLR
+from jsrl.directors.psro import PSRO
 from jsrl.directors.stages import Stage
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
@@ -204,6 +205,7 @@ def test_a_resume_refuses_a_frozen_player_that_changed(tmp_path: Path) -> None:
         ({"director": LatestSelfPlay(policies=("main",), num_sides=3)}, "3 sides.*2"),
         ({"director": "pfsp"}, "give a director"),
         ({"director": PLR(policies=("main",), num_sides=2)}, "needs scores of games"),
+        ({"director": PSRO(greedy=True)}, "PSRO has greedy=True"),
     ],
 )
 def test_invalid_options_are_refused_before_the_start(changes: dict, expected: str, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from jsrl.directors.fixed import Fixed, LatestSelfPlay, Match
-from jsrl.directors.messages import Copy, Freeze, Reset, Stop
+from jsrl.directors.messages import Assignment, Copy, Freeze, Player, Reset, Stop
 from jsrl.directors.pools import DeltaUniform
 from jsrl.envs.base import Episode
-from jsrl.errors import SnapshotError
+from jsrl.errors import ConfigError, SnapshotError
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
 from jsrl.runs.control_bodies import Games, Lease, Played
@@ -23,7 +23,7 @@ from jsrl.types import ArraySpec, Discrete, GameSpec, Seat, make_version
 from jsrl.workers.actor.assignments import Assignments
 from jsrl.workers.base import NullReporter
 from jsrl.workers.director import worker as module
-from jsrl.workers.director.leases import Leases, result_of
+from jsrl.workers.director.leases import Leases, leases_of, result_of
 from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.director.worker import DirectorWorker
 
@@ -192,6 +192,14 @@ def test_assignments_follow_sides_and_only_learning_seats_train() -> None:
     acts = np.array([[1, 1], [1, 2]], np.uint8)
     assert cast.trained(acts).tolist() == [[0, 1], [1, 0]]
     assert cast.asked(np.array([[1, 0], [0, 1]], np.uint8)).tolist() == [[5, NOT_PLAYED], [NOT_PLAYED, NOT_PLAYED]]
+
+
+def test_greedy_assignments_are_refused_because_actors_sample() -> None:
+    players, learns = (Player("main", "a"), Player("main", "b")), (False, False)
+    plain, greedy = (Assignment(3, players, learns, (0, 1), seed=0, greedy=value) for value in (False, True))
+    assert [lease.id for lease in leases_of([plain], 0, {"main": 0}, lambda player: 1)] == [3]
+    with pytest.raises(ConfigError, match="assignment 3 as a greedy game"):
+        list(leases_of([greedy], 0, {"main": 0}, lambda player: 1))
 
 
 def test_actor_tells_a_new_director_how_many_of_its_assignments_have_arrived() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from jsrl.directors.messages import Assignment, Outcome
+from jsrl.errors import ConfigError
 from jsrl.runs.control_bodies import Games, Lease, Played
 
 GONE = "its actor was replaced"
@@ -127,8 +128,15 @@ def leases_of(
 
     Args:
       numbers: policy -> its number. version_of: player -> version of its params.
+
+    Raises:
+      ConfigError: an assignment is greedy.
     """
     for one in assignments:
+        if one.greedy:
+            raise ConfigError(
+                f"the director requests assignment {one.id} as a greedy game, but actors sample; evaluate the players instead."
+            )
         players = [(0, 0)] * len(one.sides)
         learns = [False] * len(one.sides)
         for player, trains, side in zip(one.players, one.learns, one.sides, strict=True):
