@@ -40,6 +40,11 @@ def check_director(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mapp
             f"{type(director).__name__} has greedy=True, but actors do not play greedy games: they would sample. Set it to "
             "False, and evaluate the players instead."
         )
+    if experiment.learner.split != "none":
+        raise ConfigError(
+            f"learner.split={experiment.learner.split} does not work with a director: its resets and copies replace a "
+            "learner's state, which the updates in flight on two devices would undo; leave one of them out."
+        )
     if wants_scores(director):
         _check_scored(experiment, director)
     if isinstance(director, PBT):
@@ -65,10 +70,6 @@ def _check_population(experiment: Experiment, director: PBT) -> None:
                 f"{first} and {name} have agents with different options, so that one cannot take the other's state; give all "
                 "members the same agent, and name the options to vary in PBT's `hyperparameters`."
             )
-    if experiment.learner.split != "none":
-        raise ConfigError(
-            "PBT copies the state of a learner as one, but learner.split keeps two; leave one of them out."
-        )
     name = agent_name(agent)
     for option, allowed in director.hyperparameters.items():
         _check_explored(agent, name, option, allowed)

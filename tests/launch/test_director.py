@@ -17,7 +17,7 @@ from jsrl.directors.psro import PSRO
 from jsrl.directors.stages import Stage
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig, PolicyConfig
 from jsrl.launch.run import run
 from jsrl.snapshots.players import PlayerStore
 from jsrl.snapshots.store import SnapshotStore
@@ -206,6 +206,7 @@ def test_a_resume_refuses_a_frozen_player_that_changed(tmp_path: Path) -> None:
         ({"director": "pfsp"}, "give a director"),
         ({"director": PLR(policies=("main",), num_sides=2)}, "needs scores of games"),
         ({"director": PSRO(greedy=True)}, "PSRO has greedy=True"),
+        ({"director": ResetOnce(), "learner": LearnerConfig(split="actor-critic")}, "split=actor-critic.*director"),
     ],
 )
 def test_invalid_options_are_refused_before_the_start(changes: dict, expected: str, tmp_path: Path) -> None:
