@@ -18,7 +18,7 @@ from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import EvaluatorConfig, Experiment
-from jsrl.graph.policies import SEED_STRIDE
+from jsrl.experiment.policies import SEED_STRIDE
 from jsrl.launch.recording_plan import begin_record
 from jsrl.launch.schemas import make_schemas
 from jsrl.metrics.metrics import Recorder

@@ -29,7 +29,7 @@ def check(experiment: Experiment) -> None:
             "policies={NAME: PolicyConfig(agent, seats=...)}; policies with environments of their own are trained by further "
             "learners of its graph: see Two policies in docs/dataflow.md."
         )
-    check_policies(e.policies, e.agent)
+    check_policies(e.policies, e.agent, e.seed)
     _check_positive(e)
     if e.seed < 0:
         raise ConfigError(f"seed is {e.seed}; it must be 0 or more.")

@@ -14,6 +14,7 @@ from jsrl.types import EnvSpec, GameSpec
 if TYPE_CHECKING:
     from jsrl.experiment import Experiment
 
+SEED_STRIDE = 104_729  # distance of the seeds of policies in the same environments
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -46,8 +47,13 @@ def opponents_of(experiment: Experiment, policy: str) -> tuple[str, ...]:
     return (config.against if config is not None else ()) or experiment.evaluator.against
 
 
-def check_policies(policies: Mapping[str, PolicyConfig], agent: Any) -> None:
-    """Refuse invalid names and agents of policies.
+def seed_of(policy: PolicyConfig, number: int, seed: int) -> int:
+    """Return the seed of the policy at place `number` of an experiment with a seed."""
+    return seed + SEED_STRIDE * number if policy.seed is None else policy.seed
+
+
+def check_policies(policies: Mapping[str, PolicyConfig], agent: Any, seed: int) -> None:
+    """Refuse invalid names and agents of policies, and equal seeds; `seed`: of the experiment.
 
     Raises:
       ConfigError: the message names the policy and says what to do.
@@ -66,6 +72,14 @@ def check_policies(policies: Mapping[str, PolicyConfig], agent: Any) -> None:
             raise ConfigError(f"the policy {name} is {policy!r}; give a PolicyConfig(agent, seats=...).")
         if policy.placement not in ("as-run", "inline", "served"):
             raise ConfigError(f"policies.{name}.placement is {policy.placement!r}; use as-run, inline or served.")
+    owner: dict[int, str] = {}
+    for number, (name, policy) in enumerate(policies.items()):
+        own = seed_of(policy, number, seed)
+        if (other := owner.setdefault(own, name)) != name:
+            raise ConfigError(
+                f"the policies {other} and {name} have the same seed, {own}, so they would begin with the same params and "
+                f"sample the same noise; set policies.{name}.seed to another number, or leave it out: it is then derived."
+            )
 
 
 def find_seats(

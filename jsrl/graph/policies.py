@@ -14,13 +14,12 @@ from typing import Any
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.policies import opponents_of
+from jsrl.experiment.policies import opponents_of, seed_of
 from jsrl.graph.graph import Graph, Link, WorkerNode
 from jsrl.graph.ranks import ranks_of
 from jsrl.transport.stream import POLICY, Stream
 from jsrl.workers.kinds import find_kind
 
-SEED_STRIDE = 104_729  # distance of the seeds of policies in the same environments
 _FIRST = (
     "writes params",
     "answers inference",
@@ -134,7 +133,7 @@ def _of_config(experiment: Experiment, name: str, number: int) -> dict[str, Any]
         there = ", ".join(experiment.policies)
         raise ConfigError(f"the graph trains a policy {name!r}, which the experiment does not have; it has: {there}.")
     config = experiment.policies[name]
-    seed = experiment.seed + SEED_STRIDE * number if config.seed is None else config.seed
+    seed = seed_of(config, number, experiment.seed)
     goal = experiment.stop_at_return if config.stop_at_return is None else config.stop_at_return
     evaluator = dataclasses.replace(experiment.evaluator, against=opponents_of(experiment, name))
     return {"agent": config.agent, "policies": {}, "seed": seed, "stop_at_return": goal, "evaluator": evaluator}

@@ -15,6 +15,7 @@ from jsrl.experiment import (
     EvaluatorConfig,
     Experiment,
     LearnerConfig,
+    PolicyConfig,
 )
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.checks import nearest_divisors
@@ -161,3 +162,18 @@ def test_streams_over_tcp_are_encrypted(bind: str, address: str, port: int | Non
     assert (e.bind_to, e.encrypted) == ((address, port), encrypted)
     assert experiment(bind=bind, transport="zeromq", encrypt=True).encrypted
     assert not experiment(bind=bind, transport="zeromq", placement="serial").encrypted  # there are no sockets
+
+
+@pytest.mark.parametrize(
+    ("seeds", "same"),
+    [((3, 3), ("a and b", 3)), ((None, 7), ("a and b", 7)), ((8, None, 104_736), ("b and c", 104_736))],
+)
+def test_policies_with_equal_seeds_are_refused(seeds: tuple, same: tuple[str, int]) -> None:
+    def of(seeds: tuple) -> Experiment:
+        agent = AgentReference("m:f")
+        policies = {name: PolicyConfig(agent, seed=seed) for name, seed in zip("abc", seeds, strict=False)}
+        return Experiment(policies=policies, seed=7)
+
+    with pytest.raises(ConfigError, match=rf"the policies {same[0]} have the same seed, {same[1]},.*policies\..\.seed"):
+        of(seeds)
+    assert of((3, 4, None)).policies["b"].seed == 4 and of((None, None)).seed == 7
