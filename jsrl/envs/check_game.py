@@ -95,7 +95,7 @@ class GameWalk:
         self._expect(bool(np.isin(acts, allowed).all()), "acts {}; expected one of {}", acts, allowed)
         idle = playing & ~(acts == ACTING).any(axis=1)
         self._expect(not idle.any(), "no seat acts in slots {}, and their episodes go on", np.flatnonzero(idle))
-        wrong = (acts == ACTING) & self._out & playing[:, None]
+        wrong = (acts == ACTING) & self._out
         self._expect(not wrong.any(), "seats {} act after they died", self._names(wrong))
         self._out |= acts == VALUE_ONLY
         if (acts == VALUE_ONLY).any():
@@ -164,7 +164,7 @@ class GameWalk:
             self._expect(
                 not apart.any(), "discount {} differs within a side; its end is that of all its seats", discount
             )
-        died = cut & ~ended[:, None]
+        died = cut & ~terminated[:, None]
         if died.any():
             self.seen.add("died")
         self._out |= died

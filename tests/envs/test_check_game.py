@@ -66,6 +66,13 @@ def act_forever(step, count):
     return step._replace(acts=np.ones_like(step.acts))
 
 
+def act_after_the_end(step, count):
+    acts = step.acts.copy()
+    for slot in [episode.slot for episode in step.episodes if not episode.terminated]:
+        acts[slot][step.discount[slot] == 0] = 1
+    return step._replace(acts=acts)
+
+
 def no_seat_acts(step, count):
     return step._replace(acts=step.acts * (count != 5))
 
@@ -113,6 +120,7 @@ TEAM = {"death": "team", "sides": SIDES}
     [
         ("ParallelGame", {}, no_last_reward, r"reported returns .*; its rewards sum to"),
         ("ParallelGame", {}, act_forever, r"act after they died"),
+        ("ParallelGame", {}, act_after_the_end, r"act after they died"),
         ("ParallelGame", {}, no_seat_acts, r"no seat acts in slots"),
         ("ParallelGame", {}, pay_the_dead, r"earn rewards after they died"),
         ("ParallelGame", {}, forget_first, r"expected is_first right after"),

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.games.rows import GameRows
 from jsrl.envs.make import make_game
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
+from jsrl.types import ArraySpec, Discrete, GameSpec, Seat
 
 GAMES = "pettingzoo:tests.envs.seat_games:"
 RED_AND_BLUE = {"a_[01]": "red", "a_[23]": "blue"}
@@ -49,11 +51,16 @@ def side_of(name: str) -> set[str]:
     return {"a_0", "a_1"} if name in ("a_0", "a_1") else {"a_2", "a_3"}
 
 
+def shown_living(plan, k: int) -> set[str]:
+    """Return the seats that are shown as living on row k: on the last row of a terminated episode, those of the row before."""
+    return set(plan.living(k if plan.truncated else min(k, plan.length - 1)))
+
+
 def expected(plan, names, turns: bool, team: bool):
     """Return (rewards, discounts, acts) of an episode's steps and rows, following the row table."""
     rewards, discounts, acts = [], [], []
     for k in range(plan.length + 1):
-        living = set(plan.living(k if k < plan.length else k - 1))
+        living = shown_living(plan, k)
         mover = plan.turns[k] if turns and k < plan.length else None
         row = []
         for name in names:
@@ -95,12 +102,14 @@ def check_against_the_truth(form: str, death: str, wanted: int) -> None:
         shown = np.array([row.acts for row in rows])
         if turns:  # the environment decides which seat would have moved after the end
             np.testing.assert_array_equal(shown[:-1], acts[:-1])
-            assert (shown[-1] == 1).sum() == 1 and (shown[-1] <= acts[-1]).all()
+            died_last = plan.truncated and plan.length in plan.death.values()  # which may be the seat in turn
+            assert (shown[-1] == 1).sum() in ((0, 1) if died_last else (1,)) and (shown[-1] <= acts[-1]).all()
+            np.testing.assert_array_equal(shown[-1] == 2, acts[-1] == 2)
         else:
             np.testing.assert_array_equal(shown, acts)
         assert episode.terminated == (not plan.truncated)
         for k, row in enumerate(rows):
-            living = plan.living(min(k, plan.length - 1))
+            living = shown_living(plan, k)
             truth = [[k + 1, i + 1] if names[i] in living else [0, 0] for i in order]
             np.testing.assert_array_equal(row.seen, truth)
 
@@ -116,6 +125,32 @@ def test_rows_equal_the_played_game(form: str, death: str) -> None:
 @pytest.mark.parametrize("form", ["ParallelGame", "TurnGame"])
 def test_rows_equal_the_played_game_in_ten_thousand_episodes(form: str, death: str) -> None:
     check_against_the_truth(form, death, 10_000)
+
+
+TRIO = tuple(Seat(name, ArraySpec((1,), "float32"), Discrete(2), name[:-2]) for name in ("red_0", "red_1", "blue_0"))
+
+
+@pytest.mark.parametrize("by_limit", [False, True])
+@pytest.mark.parametrize("turns", [None, [True, True, True], [False, True, False]])
+@pytest.mark.parametrize(
+    ("death", "died", "last"),
+    [
+        ("team", [1, 0, 0], [2, 1, 1]),
+        ("team", [0, 0, 1], [1, 1, 0]),
+        ("ends", [1, 0, 0], [0, 1, 1]),
+        ("team", [1, 1, 1], [1, 1, 1]),  # this is a termination
+    ],
+)
+def test_a_seat_that_dies_as_the_episode_is_truncated_is_out(death, died, last, turns, by_limit: bool) -> None:
+    rows = GameRows(GameSpec(TRIO, "trio", death=death), EnvConfig(max_episode_steps=1 if by_limit else None), 1, None)
+    seen = {"all": np.zeros((1, 3, 1), np.float32)}
+    turn = None if turns is None else np.array([turns])
+    rows.opened(seen, turns=turn)
+    dead = np.array([died], bool)
+    cut = np.zeros((1, 3), bool) if by_limit else ~dead
+    step = rows.step(seen, np.zeros((1, 3)), dead, cut, turns=turn)
+    wanted = [kind if kind != 1 or turns is None else int(turns[i]) for i, kind in enumerate(last)]
+    assert step.acts.tolist() == [wanted] and step.episodes[0].terminated == all(died)
 
 
 @pytest.mark.parametrize(

@@ -265,10 +265,10 @@ class SyncVectorGame(SlotRepairs):
         for flags, names in zip(self._ended, (moment.terminated, moment.truncated), strict=True):
             for name in names:
                 flags[slot, self._order[name]] = True
-        ended = {*moment.terminated, *moment.truncated}
-        left = [name for name, i in self._order.items() if self._rows.alive[slot, i] and name not in ended]
-        # the last observation of an episode is for all seats that lived to its end
-        self._take(slot, moment, [name for name in moment.observation if name not in ended or not left])
+        alive = self._rows.alive[slot]
+        lives = any(alive[i] and name not in moment.terminated for name, i in self._order.items())
+        # when the last living seats die, the episode has terminated: they see its last observation
+        self._take(slot, moment, [name for name in moment.observation if not lives or name not in moment.terminated])
         if self._rows.metrics.entries:
             self._rows.metrics.add(slot, _mean_info(moment.info, self._rows.metrics.keys))
 

@@ -8,8 +8,9 @@
 | the episode terminates (every seat that lived died in this step or before) | its own | 0 for all seats | as below |
 | the episode is truncated | its own | 1 for the seats that live | as below |
 
-The row of an episode's last observation keeps the `acts` of the seats that lived before the last step: a
-truncation bootstraps from it. Its actions are ignored.
+The row of an episode's last observation: if the episode is truncated, the seats that live after the last step have `acts` as
+if it went on, because the truncation bootstraps from it, and those that died in that step have 0 or 2 as above. If the episode
+terminates, it keeps the `acts` of the seats that lived before the last step. Its actions are ignored.
 """
 
 from __future__ import annotations
@@ -122,7 +123,10 @@ class GameRows:
         self._whole = self._whole and not ending
         if first.any():
             self._seat(first, present)
-        shown = np.where(over[:, None], lived, self.alive) if ending else self.alive
+        shown = self.alive
+        if ending:  # last rows: a seat that died as the episode was truncated is out
+            last = np.where(final[:, None], lived, lived & ~died)
+            shown = np.where(over[:, None], last, self.alive)
         acts = self._acts(shown, turns)
         episodes = [self._with_returns(episode) for episode in stepped.episodes]
         return GameStep(observation, first, self._rows.learned(reward), discount, acts, state, episodes)
