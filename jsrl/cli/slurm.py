@@ -29,6 +29,7 @@ OWN = (
     "runs-dir",
     "display",
     "overwrite",
+    "init-from",
 )  # set by the script itself
 SUBMIT_S = 60.0
 
@@ -49,7 +50,8 @@ def submit(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
         return submit_seeds(name, args, asked)
     run_name = options.run_name or new_run_name(asked.experiment.seed)
     folder = Path(options.runs_dir).expanduser().absolute() / asked.experiment.name / run_name
-    run = SlurmRun(name, without(args, OWN), folder, options.num_hosts, sys.executable, options.slurm)
+    begin = ("--init-from", options.init_from) if options.init_from else ()
+    run = SlurmRun(name, without(args, OWN), folder, options.num_hosts, sys.executable, options.slurm, begin)
     script = slurm_script(run)
     if options.print:
         print(script, end="")

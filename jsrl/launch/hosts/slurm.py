@@ -32,6 +32,7 @@ class SlurmRun:
     Attributes:
       experiment: its name, as for `jsrl run`. args: its other options. folder: the run's, absolute.
       num_hosts: jobs of the array. python: interpreter on all nodes that has jsrl.
+      begin: further options of a new run, which a resumed one must not have.
     """
 
     experiment: str
@@ -40,6 +41,7 @@ class SlurmRun:
     num_hosts: int
     python: str
     options: SlurmOptions
+    begin: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse options that give no valid script."""
@@ -172,7 +174,7 @@ def slurm_script(run: SlurmRun) -> str:
         "folder": shlex.quote(str(run.folder)),
         "join": f'{program} join --from "$tokens" --name "$(hostname)-$SLURM_JOB_ID" --patience-s 600',
         "run": f'{program} run "${{begin[@]}}" {shlex.join(run.args)}',
-        "new": shlex.join([run.experiment, "--run-name", run.name, "--overwrite"]),
+        "new": shlex.join([run.experiment, *run.begin, "--run-name", run.name, "--overwrite"]),
         "runs_dir": shlex.quote(str(runs_dir)),
         "num_hosts": str(run.num_hosts),
         "replaced": str(REPLACED),

@@ -185,6 +185,16 @@ def test_the_command_prints_or_refuses(tmp_path: Path, capsys, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_only_a_new_run_starts_with_other_params(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["ppo_cartpole", "--launcher", "slurm", "--run-name", "x", "--init-from", "y@best"]
+    assert command.main([*words, "--agent.gamma", "0.9", "--print"]) == 0
+    begin, run = [line for line in capsys.readouterr().out.splitlines() if "begin=(" in line or "begin[@]" in line]
+    resuming, beginning = begin.split("else")
+    assert "--resume" in resuming and "--init-from" not in resuming + run
+    assert "ppo_cartpole --init-from y@best --run-name x" in beginning and "--agent.gamma 0.9" in run
+
+
 def test_concurrent_token_requests_get_different_tokens(tmp_path: Path):
     tokens, found = Tokens(tmp_path / "join"), []
     wanting = [threading.Thread(target=lambda: found.append(claim(tmp_path / "join", 20.0))) for _ in range(6)]
