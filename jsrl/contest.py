@@ -16,12 +16,11 @@ from jsrl.experiment import Experiment
 from jsrl.matches.match import Match, MatchScore, Table
 from jsrl.matches.players import Contestant, SeatPolicy, find_sides, places_of_sides, seatings, tables
 from jsrl.matches.standings import Standings
-from jsrl.policy import Policy, load_policy, policies_in
+from jsrl.policy import Policy, load_policy, policies_in, stream_of
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.types import Array, EnvSpec, GameSpec, Tree, named_leaves
 
-SEED_STRIDE = 1_009  # distance between the random streams of two seeds; the players of an arena use the streams between
 STEP_S = 0.5  # seconds between reports of progress
 Progress = Callable[[str, int, int], Any]
 
@@ -122,7 +121,7 @@ class Arena:
         game.close()
         for player in loaded[1:]:
             check_same(loaded[0].name, loaded[0].experiment, player, self.spec)
-        streams = [(seed * SEED_STRIDE + number) % 2**31 for number in range(len(loaded))]
+        streams = range(stream_of(seed), stream_of(seed) + len(loaded))
         self._contestants = [contestant_of(*one, greedy) for one in zip(loaded, streams, strict=True)]
 
     def can_play(self, home: int, away: int) -> bool:

@@ -27,6 +27,8 @@ from jsrl.transport.base import Request
 from jsrl.types import EnvSpec, GameSpec, leaves, named_leaves, to_environment
 from jsrl.workers.acting import Engine
 
+SEED_STRIDE = 1_009  # distance between the random streams of two seeds; policies that play together use those between
+
 
 class Policy:
     """A policy with its own recurrent state.
@@ -101,12 +103,17 @@ class Policy:
         self._engines.clear()
 
 
-def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str = "runs") -> Policy:
+def stream_of(seed: int) -> int:
+    """Return the number of the first random stream of a seed for sampled actions."""
+    return seed * SEED_STRIDE % 2**31
+
+
+def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str = "runs", stream: int = 0) -> Policy:
     """Return the policy of a run's snapshot.
 
     Args:
       run: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run. tag: best, latest, final, or the name of a frozen
-        player such as frozen-3; of one of several policies `NAME/best`.
+        player such as frozen-3; of one of several policies `NAME/best`. stream: of its sampled actions (see `Policy`).
 
     Raises:
       ConfigError: there is no such run, policy or tag. SnapshotError: a frozen player has changed.
@@ -130,7 +137,7 @@ def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str
     version, values, meta = _params_of(folder, f"{beside}/{plain}" if beside else plain, runs_dir, names)
     params = jax.tree.unflatten(jax.tree.structure(shapes), values)
     view = view_of(name or first or "all", tuple(seats.values()))
-    return Policy(experiment, spec, params, version, meta, view, tuple(seats))
+    return Policy(experiment, spec, params, version, meta, view, tuple(seats), stream)
 
 
 def _params_of(
@@ -162,19 +169,25 @@ def policies_in(folder: RunFolder) -> Mapping[str, PolicyConfig]:
     return whole.policies
 
 
-def load_players(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str = "runs") -> list[Policy]:
+def load_players(
+    run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str = "runs", stream: int = 0
+) -> list[Policy]:
     """Return the policy of a run's snapshot, and the run's other policies, of the same tag.
+
+    Args:
+      run, tag, runs_dir: as for `load_policy`. stream: of the first one's sampled actions; the others take the next ones.
 
     Raises:
       ConfigError: as load_policy.
     """
-    first = load_policy(run, tag, runs_dir=runs_dir)
+    first = load_policy(run, tag, runs_dir=runs_dir, stream=stream)
     several = list(policies_in(RunFolder.open(run, runs_dir)))
     name, _, plain = tag.rpartition("/")
     played = [first]
     for other in several:
         if other != (name or several[0]):
-            policy = load_policy(run, plain if other == several[0] else f"{other}/{plain}", runs_dir=runs_dir)
+            own = plain if other == several[0] else f"{other}/{plain}"
+            policy = load_policy(run, own, runs_dir=runs_dir, stream=stream + len(played))
             if not any(policy.seats == one.seats for one in played):  # one policy for each group of seats
                 played.append(policy)
     return played

@@ -25,7 +25,7 @@ from jsrl.envs.make import make
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.launch.result import score
-from jsrl.policy import act_together, load_players
+from jsrl.policy import act_together, load_players, stream_of
 from jsrl.workers.play import EpisodeCounts
 
 
@@ -119,7 +119,7 @@ def _one(options: argparse.Namespace, env_words: Sequence[str], counting: Counti
         return _against(options, counting)
     run, _, tag = options.run.partition("@")
     with shown(f"loading {options.run} ..."):
-        policies = load_players(run, tag or "best", runs_dir=options.runs_dir)
+        policies = load_players(run, tag or "best", runs_dir=options.runs_dir, stream=stream_of(options.seed))
     first, slots = policies[0], min(options.num_envs, options.episodes)
     groups = {policy.view.group: policy.seats for policy in policies if policy.view is not None}
     config = environment_with(first.experiment, env_words)

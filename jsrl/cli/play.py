@@ -20,7 +20,7 @@ from jsrl.envs.rendering import RenderedEnv, make_rendered
 from jsrl.envs.side_by_side import Returns
 from jsrl.errors import ConfigError, JsrlError, MissingExtra
 from jsrl.extras import install_command
-from jsrl.policy import Policy, act_together, load_players
+from jsrl.policy import Policy, act_together, load_players, stream_of
 from jsrl.runs.runs import RunFolder
 
 SLOWEST, FASTEST = 1 / 16, 16.0
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         RunFolder.open(run, options.runs_dir)  # a wrong name is reported on a machine without a display as well
         check_display()
-        policies = load_players(run, tag or "best", runs_dir=options.runs_dir)
+        policies = load_players(run, tag or "best", runs_dir=options.runs_dir, stream=stream_of(options.seed))
         groups = {policy.view.group: policy.seats for policy in policies if policy.view is not None}
         env = make_rendered(policies[0].experiment.filmed_env, options.seed, groups or None)
         try:

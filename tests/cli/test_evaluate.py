@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from unittest import mock
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from jsrl.agents.ppo import PPOConfig
-from jsrl.cli import evaluate
+from jsrl.cli import evaluate, play
 from jsrl.contest import Arena, LoadedPlayer
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_spec
@@ -200,6 +201,39 @@ def test_sampled_games_follow_the_seed_and_differ_between_players():
     games = {seed: Arena(players, seed=seed).play(0, 1, 60) for seed in (1, 2)}
     assert games[1].games == Arena(players, seed=1).play(0, 1, 60).games != games[2].games
     assert all(counts < 40 for score in games.values() for counts in score.counts)  # not only draws
+
+
+@pytest.fixture(name="chanceless", scope="module")
+def chanceless_fixture(tmp_path_factory):
+    """Return the folder of a run in a game without chance: only sampled actions can differ."""
+    agent = PPOConfig(network=NetworkConfig(hidden=(4,)))
+    game = dataclasses.replace(DUEL, env=EnvConfig("matrix:climbing"), policies={}, agent=agent, total_env_steps=32)
+    return run(game, runs_dir=tmp_path_factory.mktemp("chanceless"), name="climbing", display="quiet").folder
+
+
+def test_the_seed_decides_sampled_actions(chanceless, capsys, tmp_path):
+    def returns(seed):
+        words = [f"{chanceless}@latest", "--sampled", "--episodes", "60", "--seed", str(seed)]
+        assert evaluate.main([*words, "--json", str(tmp_path / "facts.json")]) == 0
+        return json.loads((tmp_path / "facts.json").read_text())
+
+    assert returns(1) == returns(1) != returns(2)
+
+
+def test_the_seed_decides_sampled_actions_in_a_window(chanceless, monkeypatch):
+    def act(policies, env, window, name, episodes, greedy):
+        (policy,), size = policies, 30
+        observation = jax.tree.map(lambda s: s.batched(size).zeros(), policy.spec.observation)
+        actions.append(policy(observation, greedy=greedy).tolist())
+
+    actions = []
+    monkeypatch.setattr(play, "check_display", lambda: None)
+    monkeypatch.setattr(play, "make_rendered", lambda *of_env: mock.MagicMock())
+    monkeypatch.setattr(play, "Window", mock.MagicMock())
+    monkeypatch.setattr(play, "play", act)
+    for seed in (1, 1, 2):
+        assert play.main([f"{chanceless}@latest", "--sampled", "--seed", str(seed)]) == 0
+    assert actions[0] == actions[1] != actions[2]
 
 
 @pytest.mark.parametrize(
