@@ -67,6 +67,8 @@ def check(asked: cli.CommandLine) -> None:
     parse_seeds(options.seeds)
     if options.listen or options.hosts:
         raise ConfigError("other hosts serve one run and leave with it; give one seed, or start a run for each.")
+    if options.launcher == "ray":
+        raise ConfigError("--launcher ray gives hosts to one run; give one seed, or start a run for each.")
     if options.resume:
         raise ConfigError("--resume continues all seeds of a group; leave out --seeds.")
     if "seed" in asked.given:
