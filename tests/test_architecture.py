@@ -368,6 +368,7 @@ def kinds_named(tree: ast.Module) -> list[str]:
 NOT_KINDS = {
     "agents/ppo.py": "whose values the loss takes: an option's value",
     "experiment/options.py": "names that people try for options",
+    "cli/needs.py": "names of options",
     "experiment/settings.py": "actor-critic: how the learner is split",
     "experiment/checks.py": "an experiment's field",
     "graph/policies.py": "an experiment's field",

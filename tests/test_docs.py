@@ -22,6 +22,7 @@ from jsrl.cli import command_line
 from jsrl.cli.experiments import load, take_name
 from jsrl.cli.main import COMMANDS
 from jsrl.cli.main import main as jsrl_command
+from jsrl.cli.needs import check_needs
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.launch.run import run
@@ -123,7 +124,7 @@ def error_of_run(given: tuple[str, ...]) -> str:
         words[0] = "ppo"
     experiment = None if "--resume" in words else take_name(words)
     try:
-        command_line.parse(words, load(experiment or "ppo"))
+        check_needs(command_line.parse(words, load(experiment or "ppo")))
     except ConfigError as error:
         return str(error)
     return ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import RayOptions, RunOptions
+from jsrl.experiment.options import RunOptions
 
 if TYPE_CHECKING:
     from jsrl.launch.hosts.engine import Engine
@@ -29,7 +29,8 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
     Raises:
       ConfigError: this host cannot listen there, a host is invalid, or the experiment needs none.
     """
-    check_launcher(options)
+    if options.launcher == "ray" and options.hosts is not None:
+        raise ConfigError("--hosts does not go with --launcher ray; leave one of them out.")
     if options.listen is None and options.hosts is None and options.launcher != "ray":
         yield None
         return
@@ -65,22 +66,6 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
         yield launcher
     finally:
         launcher.close()
-
-
-def check_launcher(options: RunOptions) -> None:
-    """Refuse options that exclude each other.
-
-    Raises:
-      ConfigError: the message names them.
-    """
-    if options.launcher != "ray" and options.ray != RayOptions():
-        raise ConfigError("an option of --ray is given, but this run gets no hosts from Ray; add --launcher ray.")
-    if options.min_hosts is not None and (options.listen, options.hosts) == (None, None):
-        raise ConfigError("--min-hosts is the number of hosts to wait for; give it with --listen or --hosts.")
-    if options.print:
-        raise ConfigError("--print prints the script of --launcher slurm; add that, or leave --print out.")
-    if options.launcher == "ray" and options.hosts is not None:
-        raise ConfigError("--hosts does not go with --launcher ray; leave one of them out.")
 
 
 def engine_of(options: RunOptions, notify: Callable[[str], None]) -> tuple[Engine | None, str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jsrl.cli.main import program
-from jsrl.errors import JsrlError
+from jsrl.errors import ConfigError, JsrlError
 from jsrl.report.marl_eval import write_marl_eval
 from jsrl.report.report import write_comparison, write_report
 from jsrl.runs.groups import COMPARISON, find_group
@@ -35,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.marl_eval is not None:
             print(write_marl_eval(runs, options.marl_eval))
             return 0
+        if options.to is not None and len(runs) == 1:
+            raise ConfigError(
+                f"--to is the file of the page of several runs; the report of one run is always {runs[0].folder.report}."
+            )
         group = find_group(options.runs[0], options.runs_dir) if len(options.runs) == 1 else None
         if group is not None and not options.to:
             options.to = group.path / COMPARISON

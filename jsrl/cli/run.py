@@ -16,6 +16,7 @@ from jsrl.cli.experiments import load, summaries, take_name, use_working_directo
 from jsrl.cli.hosts import launcher_of
 from jsrl.cli.list import listing
 from jsrl.cli.main import LOADING, program, shown
+from jsrl.cli.needs import check_needs
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions, full_help, short_help
@@ -121,8 +122,7 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
     with shown(loading):
         asked = cli.parse(args, default)
     options: RunOptions = asked.run
-    if options.jobs != 1 and not options.seeds:
-        raise ConfigError("--jobs says how many seeds run at once; give it with --seeds.")
+    check_needs(asked)
     if options.detach:
         from jsrl.cli.background import detach
 
@@ -154,8 +154,6 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
     tuned = fastest(asked)
     if options.plan:
         return show_plan(tuned, options)
-    if options.hosts_file is not None:
-        raise ConfigError("--hosts-file shows where the workers would run; give it with --plan.")
     with launcher_of(options, tuned) as launcher:
         result = run(
             tuned,

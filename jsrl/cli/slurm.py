@@ -116,8 +116,6 @@ def submit_seeds(name: str, args: Sequence[str], asked: CommandLine) -> int:
     """
     options = asked.run
     check(asked)
-    if "num-hosts" in asked.given:
-        raise ConfigError("with --seeds each run stays on one node; leave out --num-hosts.")
     known = None if options.overwrite else read_group(group_path(asked)) if options.run_name else None
     group = known or new_group(name, args, asked, lambda: ())
     if known is not None:

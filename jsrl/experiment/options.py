@@ -164,7 +164,7 @@ class RunOptions:
     min_hosts: int | None = None
     """With --listen, --hosts or --launcher slurm: start when this many have joined; others may come later (default: all)."""
     tokens_dir: str | None = None
-    """With --listen: folder for the files that hosts join with (default: RUNS_DIR/join-ADDRESS)."""
+    """With --listen, --hosts or --launcher ray: folder for the files that hosts join with (default: RUNS_DIR/join-ADDRESS)."""
     launcher: typing.Literal["local", "slurm", "ray"] = "local"
     """slurm: submit a job for the controller and an array of num-hosts jobs for the actors, and return.
     ray: Ray gives num-hosts nodes for the workers of a run that stays here."""
@@ -193,9 +193,9 @@ class RunOptions:
     tune: bool = False
     """Find this machine's fastest settings first, keep them as its profile, and run with them."""
     tune_minutes: float = 3.0
-    """Time for the tuning."""
+    """With --tune: time for the tuning, in minutes."""
     tune_batch: bool = False
-    """Tune the number of environments and the batch as well, which changes what is learned."""
+    """With --tune: tune the number of environments and the batch as well, which changes what is learned."""
 
 
 INDENT = " " * 8  # of an option's text

@@ -98,6 +98,8 @@ def test_each_seed_is_a_run_in_one_table(set_outcomes, capsys):
     page.unlink()
     assert main.main(["report", "x"]) == 0  # the name of the group stands for its runs
     assert "ppo         3" in capsys.readouterr().out and page.exists()
+    assert main.main(["report", "ppo/x-seed3", "--to", "page.html"]) == 2 and not Path("page.html").exists()
+    assert "the report of one run is always" in capsys.readouterr().err
     assert main.main(["status", "ppo/x"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("ppo/x: 3 seeds, 3 ended as intended\n") and "ppo/x-seed5  total_env_steps" in text

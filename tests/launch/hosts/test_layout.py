@@ -350,7 +350,7 @@ def test_command_prints_the_placement(tmp_path: Path, capsys):
     elsewhere = [*WORDS, "--hosts-file", str(file), "--learner-on", "cpu-1"]
     assert command.main(elsewhere) == 0 and "learner" in capsys.readouterr().out.splitlines()[-1]
     assert command.main([*WORDS[:-1], "--hosts-file", str(file)]) == 2
-    assert "give it with --plan" in capsys.readouterr().err
+    assert "it needs --plan" in capsys.readouterr().err
     assert command.main([*WORDS, "--placement", "serial", "--hosts-file", str(file)]) == 2
     assert "a serial run has one process" in capsys.readouterr().err
 

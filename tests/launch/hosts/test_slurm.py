@@ -181,7 +181,7 @@ def test_the_command_prints_or_refuses(tmp_path: Path, capsys, monkeypatch):
     assert command.main(words) == 2
     assert "there is no sbatch here" in capsys.readouterr().err
     assert command.main([*words, "--seeds", "0-3"]) == 2
-    assert "with --seeds each run stays on one node; leave out --num-hosts" in capsys.readouterr().err
+    assert "--launcher slurm without --seeds; add that, or leave out --num-hosts" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -1,0 +1,53 @@
+"""Options of `jsrl run` that have no effect alone, and the options that they need."""
+
+from __future__ import annotations
+
+from jsrl.cli.command_line import CommandLine
+from jsrl.errors import ConfigError
+from jsrl.experiment.checks import leaves_host
+
+JOINED = ("--listen", "--hosts", "--launcher ray")
+ANY_HOSTS = (*JOINED, "--launcher slurm without --seeds")
+NEEDS = {  # option, or the first part of its name -> what it needs: one of these
+    "slurm": ("--launcher slurm",),
+    "print": ("--launcher slurm",),
+    "ray": ("--launcher ray",),
+    "num-hosts": ("--listen", "--launcher ray", "--launcher slurm without --seeds"),
+    "min-hosts": ("--listen", "--hosts", "--launcher slurm without --seeds"),
+    "tokens-dir": JOINED,
+    "join-s": JOINED,
+    "host-python": ("--hosts", "--launcher ray"),
+    "keep-here": (*ANY_HOSTS, "--hosts-file"),
+    "learner-on": (*ANY_HOSTS, "--hosts-file"),
+    "compress": (*ANY_HOSTS, "--encrypt", "--bind"),
+    "tune-minutes": ("--tune",),
+    "tune-batch": ("--tune",),
+    "plan-file": ("--plan",),
+    "hosts-file": ("--plan",),
+    "jobs": ("--seeds",),
+}
+
+
+def check_needs(asked: CommandLine) -> None:
+    """Refuse options without those that they need.
+
+    Raises:
+      ConfigError: one was given so; the message names what it needs.
+    """
+    present = _present(asked)
+    for option in sorted(asked.given):
+        needs = NEEDS.get(option.partition(".")[0], ())
+        if needs and not present & set(needs):
+            *others, last = needs
+            text = f"{', '.join(others)} or {last}" if others else last
+            raise ConfigError(f"--{option} is given, but it needs {text}; add that, or leave out --{option}.")
+
+
+def _present(asked: CommandLine) -> set[str]:
+    options = asked.run
+    switches = ("listen", "hosts", "hosts-file", "tune", "plan", "seeds")
+    found = {f"--{name}" for name in switches if getattr(options, name.replace("-", "_"))}
+    found.add(f"--launcher {options.launcher}")
+    if options.launcher == "slurm" and not options.seeds:
+        found.add("--launcher slurm without --seeds")
+    return found | ({"--encrypt", "--bind"} if leaves_host(asked.experiment) else set())

@@ -1,0 +1,43 @@
+"""Options that need others: each is refused alone, and accepted with each option that it needs."""
+
+import os
+
+import pytest
+
+from jsrl.cli import command_line, run
+from jsrl.cli.experiments import load
+from jsrl.cli.needs import NEEDS, check_needs
+
+VALUES = {"slurm": "--slurm.gres gpu:1", "ray": "--ray.cpus 2", "print": "--print", "compress": "--compress"}
+VALUES |= {"tune-batch": "--tune-batch", "keep-here": "--keep-here inference"}
+WITH = {
+    "--listen": "--listen 127.0.0.1",
+    "--hosts": "--hosts a,b",
+    "--hosts-file": "--hosts-file hosts.json --plan",
+    "--launcher slurm without --seeds": "--launcher slurm",
+    "--encrypt": "--encrypt --transport zeromq",
+    "--bind": "--bind 10.0.0.5 --transport zeromq",
+    "--seeds": "--seeds 0-3",
+}
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_an_option_without_those_that_it_needs_is_refused(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = VALUES.get(name, f"--{name} 7").split()
+    assert run.main(["ppo_cartpole", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"ConfigError: {words[0]} is given, but it needs ") and said.count("\n") == 1
+    assert all(need in said for need in NEEDS[name]) and not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "need"), [(name, need) for name, needs in NEEDS.items() for need in needs])
+def test_an_option_with_one_that_it_needs_is_accepted(name, need):
+    words = f"{VALUES.get(name, f'--{name} 7')} {WITH.get(need, need)}".split()
+    check_needs(command_line.parse(words, load("ppo_cartpole")))
+
+
+@pytest.mark.parametrize("words", ["--num-hosts 2", "--compress", "--keep-here inference"])
+def test_an_array_of_seeds_has_no_other_hosts(words, capsys):
+    assert run.main(["ppo_cartpole", "--seeds", "0-3", "--launcher", "slurm", "--print", *words.split()]) == 2
+    assert "--launcher slurm without --seeds" in capsys.readouterr().err
