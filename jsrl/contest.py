@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jsrl.envs.make import make_game
+from jsrl.envs.make import make_game, make_spec
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
+from jsrl.experiment.policies import find_seats
 from jsrl.matches.match import Match, MatchScore, Table
 from jsrl.matches.players import Contestant, SeatPolicy, find_sides, places_of_sides, seatings, tables
 from jsrl.matches.standings import Standings
-from jsrl.policy import Policy, load_policy, policies_in, stream_of
+from jsrl.policy import Policy, load_policy, policies_in, stream_of, use_source
+from jsrl.references.reference import from_json
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.types import Array, EnvSpec, GameSpec, Tree, named_leaves
@@ -70,22 +72,39 @@ def load_player(text: str, *, runs_dir: str | os.PathLike[str] = "runs") -> Load
 
 
 def frozen_players(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[str] = "runs") -> list[str]:
-    """Return `RUN@NAME` of all frozen players of a run, in the order in which they were frozen, then `RUN@latest`.
+    """Return `RUN@NAME` of all frozen players of a run, in the order of their versions, then `RUN@latest`.
+
+    If several policies play the same seats, as in a league, these are `RUN@POLICY/NAME` and `RUN@POLICY/latest` of each; the
+    latest params of the first policy are the last.
 
     Raises:
       ConfigError: there is no such run, or it froze none.
     """
     folder = RunFolder.open(run, runs_dir)
-    stores = [folder.path / PLAYERS_FOLDER / name for name in ("", *list(policies_in(folder))[1:])]
+    use_source(folder)
+    policies = list(policies_in(folder))
+    rivals = _has_rivals(folder)
     versions: dict[str, int] = {}
-    for store in stores:
-        for name, version in PlayerStore(store).names().items():
-            versions.setdefault(name, version)
+    for number, policy in enumerate(policies or [""]):
+        store = PlayerStore(folder.path / PLAYERS_FOLDER / (policy if number else ""))  # the first one has no subfolder
+        for name, version in store.names().items():
+            versions.setdefault(f"{policy}/{name}" if rivals else name, version)
     if not versions:
         raise ConfigError(
             f"{folder.name} has no frozen players (a director freezes them); name two or more players: --tournament A B C."
         )
-    return [f"{run}@{name}" for name in (*sorted(versions, key=lambda name: versions[name]), "latest")]
+    latest = [f"{policy}/latest" for policy in reversed(policies)] if rivals else ["latest"]
+    return [f"{run}@{name}" for name in (*sorted(versions, key=lambda name: versions[name]), *latest)]
+
+
+def _has_rivals(folder: RunFolder) -> bool:
+    """Return whether several policies of a run play the same seats."""
+    policies = policies_in(folder)
+    if len(policies) < 2:
+        return False
+    experiment: Experiment = from_json(folder.config)
+    seats = [tuple(own) for own in find_seats(policies, make_spec(experiment.env), shared=True).values()]
+    return len(set(seats)) < len(seats)
 
 
 class Arena:

@@ -121,8 +121,7 @@ def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str
     from jsrl.launch.graph_file import experiment_of
 
     folder = RunFolder.open(run, runs_dir)
-    if (folder.path / "source").is_dir():
-        sys.path.insert(0, str(folder.path / "source"))
+    use_source(folder)
     several = policies_in(folder)
     name, _, plain = tag.rpartition("/")
     first = next(iter(several), "")
@@ -161,6 +160,12 @@ def _params_of(
     tree = snapshot.tree["params"] if "params" in snapshot.tree else snapshot.tree["state"]["params"]
     found = dict(named_leaves(tree))  # tuples were saved as dicts, whose leaves have another order
     return snapshot.version, [found[leaf] for leaf in leaf_names], snapshot.meta
+
+
+def use_source(folder: RunFolder) -> None:
+    """Let Python import the modules of the user's project that the run has a copy of."""
+    if (folder.path / "source").is_dir():
+        sys.path.insert(0, str(folder.path / "source"))
 
 
 def policies_in(folder: RunFolder) -> Mapping[str, PolicyConfig]:

@@ -67,7 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("run", nargs="?", help=f"{run} such as frozen-3; RUN@POLICY/TAG is one of several policies")
     parser.add_argument("--against", nargs="+", action="extend", default=[], metavar="RUN@TAG", help="opponents")
     parser.add_argument(
-        "--tournament", nargs="+", metavar="RUN@TAG", help="players; one RUN: its frozen players and latest"
+        "--tournament",
+        nargs="+",
+        metavar="RUN@TAG",
+        help="players; one RUN: its frozen players and latest (a league: of each policy)",
     )
     parser.add_argument(
         "--most",

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import evaluate, play
 from jsrl.contest import Arena, LoadedPlayer
+from jsrl.directors.league import League
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_spec
 from jsrl.envs.seats import view_of
@@ -131,6 +132,20 @@ def test_tournament_of_frozen_players(runs, capsys):
     assert facts["win_rates"] == [[None, 0.0, 0.0], [1.0, None, 0.0], [1.0, 1.0, None]]
     assert facts["elo"] == sorted(facts["elo"])
     assert "3 of " in text and "--most" in text and "1  pool@latest" in text
+
+
+def test_tournament_of_a_league_names_the_players_of_each_policy(tmp_path, capsys):
+    league = League(main=("main",), main_exploiters=("rival",), league_exploiters=())
+    both = {name: PolicyConfig(MarkedConfig()) for name in league.policies}
+    short = dataclasses.replace(DUEL, policies=both, director=league, total_env_steps=5 * 32)
+    folder = run(short, runs_dir=tmp_path, name="league", display="quiet").folder
+    for updates, policy in ((4, ""), (8, "rival")):
+        params = [np.full(1, float(updates), np.float32)]
+        PlayerStore(folder / PLAYERS_FOLDER / policy).freeze("frozen-1", updates, params)
+    names = ["main/initial", "rival/initial", "main/frozen-1", "rival/frozen-1", "rival/latest", "main/latest"]
+    _, facts = evaluated(tmp_path, capsys, "--tournament", "league")
+    assert facts["players"] == [f"league@{name}" for name in names]
+    assert facts["win_rates"][2][3] == 0.0 and facts["win_rates"][3][2] == 1.0
 
 
 def test_tournament_of_a_three_player_game(runs, capsys):
