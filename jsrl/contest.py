@@ -10,15 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jsrl.envs.make import make_game, make_spec
+from jsrl.envs.make import make_game
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.policies import find_seats
 from jsrl.matches.match import Match, MatchScore, Table
 from jsrl.matches.players import Contestant, SeatPolicy, find_sides, places_of_sides, seatings, tables
 from jsrl.matches.standings import Standings
-from jsrl.policy import Policy, load_policy, policies_in, stream_of, use_source
-from jsrl.references.reference import from_json
+from jsrl.policy import Policy, has_rivals, load_policy, policies_in, stream_of, use_source
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.types import Array, EnvSpec, GameSpec, Tree, named_leaves
@@ -83,7 +81,7 @@ def frozen_players(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[s
     folder = RunFolder.open(run, runs_dir)
     use_source(folder)
     policies = list(policies_in(folder))
-    rivals = _has_rivals(folder)
+    rivals = has_rivals(folder)
     versions: dict[str, int] = {}
     for number, policy in enumerate(policies or [""]):
         store = PlayerStore(folder.path / PLAYERS_FOLDER / (policy if number else ""))  # the first one has no subfolder
@@ -95,16 +93,6 @@ def frozen_players(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[s
         )
     latest = [f"{policy}/latest" for policy in reversed(policies)] if rivals else ["latest"]
     return [f"{run}@{name}" for name in (*sorted(versions, key=lambda name: versions[name]), *latest)]
-
-
-def _has_rivals(folder: RunFolder) -> bool:
-    """Return whether several policies of a run play the same seats."""
-    policies = policies_in(folder)
-    if len(policies) < 2:
-        return False
-    experiment: Experiment = from_json(folder.config)
-    seats = [tuple(own) for own in find_seats(policies, make_spec(experiment.env), shared=True).values()]
-    return len(set(seats)) < len(seats)
 
 
 class Arena:

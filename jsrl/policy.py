@@ -174,6 +174,15 @@ def policies_in(folder: RunFolder) -> Mapping[str, PolicyConfig]:
     return whole.policies
 
 
+def has_rivals(folder: RunFolder) -> bool:
+    """Return whether several policies of a run play the same seats."""
+    whole: Experiment = from_json(folder.config)
+    if len(whole.policies) < 2:
+        return False
+    seats = [tuple(own) for own in find_seats(whole.policies, make_spec(whole.env), shared=True).values()]
+    return len(set(seats)) < len(seats)
+
+
 def load_players(
     run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str = "runs", stream: int = 0
 ) -> list[Policy]:
