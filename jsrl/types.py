@@ -344,6 +344,15 @@ def map_trajectory(
     return Trajectory(*mapped)
 
 
+def with_columns(spec: Trajectory, columns: int) -> Trajectory:
+    """Return the schema of trajectories like these with another number of columns B."""
+    return map_trajectory(
+        lambda leaf: ArraySpec((leaf.shape[0], columns, *leaf.shape[2:]), leaf.dtype),
+        lambda leaf: ArraySpec((columns, *leaf.shape[1:]), leaf.dtype),
+        spec,
+    )
+
+
 def make_trajectory_spec(
     env: EnvSpec,
     extras: Tree,

@@ -12,7 +12,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.launch.schemas import make_schemas
 from jsrl.simulation.times import Updates
-from jsrl.types import ArraySpec, Trajectory, map_trajectory
+from jsrl.types import Trajectory, map_tree, with_columns, zeros
 from jsrl.workers.learner.build_updater import checked, learner_devices, own_update
 from jsrl.workers.learner.updaters import OwnUpdate
 
@@ -39,11 +39,7 @@ def time_updates(experiment: Experiment, columns: list[int], seconds: float = 1.
 
 def _zeros(one: Trajectory, columns: int) -> Trajectory:
     """Return a batch of zeros for one device: [1, T+1, B, ...]; core and sampling: [1, B, ...]."""
-    return map_trajectory(
-        lambda leaf: ArraySpec((1, leaf.shape[0], columns, *leaf.shape[2:]), leaf.dtype).zeros(),
-        lambda leaf: ArraySpec((1, columns, *leaf.shape[1:]), leaf.dtype).zeros(),
-        one,
-    )
+    return map_tree(lambda leaf: leaf[None], zeros(with_columns(one, columns)))
 
 
 def _time(updater: OwnUpdate, batch: Trajectory, rows: int, seconds: float) -> Updates:

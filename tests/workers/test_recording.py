@@ -13,10 +13,20 @@ from jsrl.metrics.metrics import Recorder
 from jsrl.recordings import recordings
 from jsrl.recordings.recordings import begin_recording, make_manifest, open_recording
 from jsrl.transport.base import Entry, ProducerId
-from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec, map_tree, named_leaves
+from jsrl.types import (
+    ArraySpec,
+    Discrete,
+    EnvSpec,
+    Trajectory,
+    leaves,
+    make_trajectory_spec,
+    map_tree,
+    named_leaves,
+    with_columns,
+)
 from jsrl.workers.actor import recording
 from jsrl.workers.actor.recording import RecordingWriter
-from jsrl.workers.learner.recorded import RecordedConsumer, complete_acts, recorded_batch
+from jsrl.workers.learner.recorded import RecordedConsumer, complete_acts
 
 T, B = 6, 3
 ENV = {"fields": {"name": "test"}}
@@ -175,7 +185,7 @@ def test_missing_recording_explains_how_to_make_one(tmp_path):
 
 
 def consumer_of(folder, *, rows: int = 2, columns: int = 4, start: int = 0, **options) -> RecordedConsumer:
-    spec = recorded_batch(make_spec(rows=rows, envs=1), columns)
+    spec = with_columns(make_spec(rows=rows, envs=1), columns)
     return RecordedConsumer(open_recording(folder), spec, seed=1, start=start, **options)
 
 

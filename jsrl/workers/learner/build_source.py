@@ -14,12 +14,12 @@ from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
 from jsrl.transport.ledger.page import continued, open_ledger
 from jsrl.transport.samples.replay_batch import replay_batch_spec
 from jsrl.transport.stream import epoch_at
-from jsrl.types import Trajectory, Tree
+from jsrl.types import Trajectory, Tree, with_columns
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_reader
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.batching import Batcher, BatchPlan, by_lag, of_another_policy, of_any_age
-from jsrl.workers.learner.recorded import recorded_batch, recorded_consumer
+from jsrl.workers.learner.recorded import recorded_consumer
 from jsrl.workers.learner.replay_link import batch_of_windows, replay_consumer
 from jsrl.workers.learner.sources import FromReplay, FromStream, IntoRing, Prefetched, Source
 from jsrl.workers.refusals import Refusals
@@ -117,7 +117,7 @@ def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> S
 def from_recording(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
     """Return the source of the windows of a recording."""
     e = job.experiment
-    spec = recorded_batch(job.schemas.trajectory, plan.columns)
+    spec = with_columns(job.schemas.trajectory, plan.columns)
     plan = dataclasses.replace(plan, judge=of_another_policy, order="fifo", groups=(0,), group_size=plan.columns)
     hop = hop_folder(Path(job.folder), SAMPLES)
     consumer = recorded_consumer(str(e.recording), spec, seed=e.seed, start=start.trained, ledger=start.ledger, hop=hop)

@@ -17,7 +17,7 @@ from jsrl.experiment.building import agent_name, check_split
 from jsrl.parallel import data_parallel
 from jsrl.replay.device.agent import OnDevice, on_device
 from jsrl.replay.device.several import several_updates
-from jsrl.types import ArraySpec, map_trajectory
+from jsrl.types import with_columns
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.finite_check import Check, FiniteCheck, no_check, only_finite
 from jsrl.workers.learner.split_update import SplitUpdate
@@ -114,17 +114,10 @@ def replay_on_device(agent: Agent, job: Job) -> OnDevice | None:
     e = job.experiment
     if e.replay is None or e.replay.kind != "device":
         return None
-    one = job.schemas.trajectory
-    rows, columns = e.rollout_length + 1, e.batch_columns
-    spec = map_trajectory(
-        lambda leaf: ArraySpec((rows, columns, *leaf.shape[2:]), leaf.dtype),
-        lambda leaf: ArraySpec((columns, *leaf.shape[1:]), leaf.dtype),
-        one,
-    )
     return on_device(
         agent,
         dataclasses.replace(e.replay, updates_per_call=e.updates_per_call, samples_per_insert=None),
-        spec,
+        with_columns(job.schemas.trajectory, e.batch_columns),
         frames=job.schemas.env.frames,
         total_updates=e.total_updates,
         check_finite=e.learner.check_finite,

@@ -15,7 +15,7 @@ from jsrl.errors import RecordingError, SpecMismatch
 from jsrl.recordings.recordings import Chunk, Recording, open_recording, read_chunk
 from jsrl.transport.base import Entry, Lease, Ledger, ProducerId
 from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_session
-from jsrl.types import ArraySpec, Trajectory, map_trajectory, named_leaves, zeros
+from jsrl.types import Trajectory, named_leaves, zeros
 
 POOL_BYTES = 256 * 2**20
 PRODUCER = ProducerId("recording", 0)
@@ -187,15 +187,6 @@ def complete_acts(acts: np.ndarray) -> None:
     """Set row T of a single agent's recorded trajectories [N, T+1, B] to acting: earlier versions left it 0."""
     if acts.ndim == 3 and acts[:, :-1].all() and not acts[:, -1].any():
         acts[:, -1] = 1
-
-
-def recorded_batch(spec: Trajectory, columns: int) -> Trajectory:
-    """Return the schema of a whole batch of recorded windows, which is lent as one trajectory."""
-    return map_trajectory(
-        lambda leaf: ArraySpec((leaf.shape[0], columns, *leaf.shape[2:]), leaf.dtype),
-        lambda leaf: ArraySpec((columns, *leaf.shape[1:]), leaf.dtype),
-        spec,
-    )
 
 
 def recorded_consumer(folder: str, spec: Trajectory, **options: Any) -> RecordedConsumer:
