@@ -11,9 +11,9 @@ from jsrl.agents.returns import Rows
 from tests.agents.compiled import compiled
 
 GAMMA, LAMBDA = 0.93, 0.87
-gae = compiled(returns.gae, "gamma", "lambda_")
-n_step_returns, row_kinds = compiled(returns.n_step_returns, "gamma", "n"), compiled(kinds_of_rows.row_kinds)
-vtrace = compiled(returns.vtrace, "gamma", "lambda_", "rho_clip", "c_clip", "weight_advantage")
+gae = compiled(returns.gae)
+n_step_returns, row_kinds = compiled(returns.n_step_returns, "n"), compiled(kinds_of_rows.row_kinds)
+vtrace = compiled(returns.vtrace, "weight_advantage")
 
 
 def make_rows(seed: int, *, num_rows: int = 40, trailing: tuple[int, ...] = (7,), waiting: bool = False) -> Rows:
