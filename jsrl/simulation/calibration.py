@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import os
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -247,7 +246,7 @@ def from_run(run: str, runs_dir: str) -> ServiceTimes:
       ConfigError: it is serial, or too short.
     """
     folder = RunFolder.open(run, runs_dir)
-    sys.path.insert(0, str(folder.path / "source"))
+    folder.use_source()
     experiment: Experiment = from_json(folder.config)
     if not experiment.where.has_processes:
         raise ConfigError(f"{folder.path} was serial: one process shows no waits; take a run with actors.")
