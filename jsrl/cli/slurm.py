@@ -58,9 +58,9 @@ def submit(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
         return 0
     need_sbatch()
     run.ended.unlink(missing_ok=True)
-    path = Path(f"{run.job_name}.sh")
+    path = Path(f"{run.file}.sh")
     print("\n".join(submitted(path, script, run.submissions(str(path)))))
-    print(f"run folder: {folder}\noutput: {run.job_name}-JOB.out here\n  jsrl status {folder}\n  jsrl stop {folder}")
+    print(f"run folder: {folder}\noutput: {run.file}-JOB.out here\n  jsrl status {folder}\n  jsrl stop {folder}")
     return 0
 
 
@@ -136,11 +136,11 @@ def submit_seeds(name: str, args: Sequence[str], asked: CommandLine) -> int:
         print(seeds_script(seeds), end="")
         return 0
     need_sbatch()
-    path = Path(f"{seeds.job_name}.sh")
+    path = Path(f"{seeds.file}.sh")
     job = submitted(path, seeds_script(seeds), [seeds.submission(str(path))])[0].partition(";")[0]
     if known is None:
         remove(group)
     replace(group, jobs=(*group.jobs, job)).write()
-    print(f"Submitted array job {job} of {counted(len(left), 'run')}; output: {seeds.job_name}-{job}_SEED.out here")
+    print(f"Submitted array job {job} of {counted(len(left), 'run')}; output: {seeds.file}-{job}_SEED.out here")
     print(f"  jsrl status {group.path}\n  jsrl report {group.path}\n  jsrl stop {group.path}")
     return 0

@@ -34,7 +34,15 @@ def state_of(job: str) -> str:
 
 
 def waiting_job(run: str) -> str:
-    """Return the job that waits to begin a run of this name, which has no folder until then; empty: there is none."""
-    return (ask("squeue", "--me", "-h", "-t", "PENDING", "-n", f"jsrl-{Path(run).name}", "-o", "%i") or "").partition(
-        "\n"
-    )[0]
+    """Return the job that waits to begin a run, which has no folder until then; empty: there is none.
+
+    Args:
+      run: a path, EXPERIMENT/NAME, or NAME.
+    """
+    own = Path(run).parts[-2:]
+    for line in (ask("squeue", "--me", "-h", "-t", "PENDING", "-o", "%i|%j") or "").splitlines():
+        job, _, name = line.partition("|")
+        product, *names = name.split(":")  # see jsrl.launch.hosts.slurm.SlurmRun
+        if product == "jsrl" and len(names) == 2 and tuple(names[-len(own) :]) == own:
+            return job
+    return ""
