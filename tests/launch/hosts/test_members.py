@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from jsrl.errors import ConfigError
 from jsrl.launch.hosts.members import AGAIN_S, Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
     Beat,
@@ -25,7 +26,7 @@ from jsrl.launch.hosts.messages import (
     Welcome,
     WorkerMessages,
 )
-from jsrl.launch.hosts.tokens import Tokens, claim
+from jsrl.launch.hosts.tokens import ADDRESS, CLAIM_S, Tokens, claim
 from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.runs.names import Registration
 from jsrl.transport.meeting.keys import load_client_keys
@@ -241,6 +242,22 @@ def test_tokens_leave_no_files(tmp_path: Path):
 
 
 KEY = "ab" * 32
+
+
+def test_tokens_of_a_killed_run_are_replaced(tmp_path: Path):
+    """Else hosts that look for a token find an old one first, and a new one counts as taken."""
+    killed = Tokens(tmp_path / "join")
+    old = [killed.make() for _ in range(4)]
+    killed.publish("10.0.0.5:7000")
+    claim(tmp_path / "join", 0.0)
+    tokens = Tokens(tmp_path / "join")
+    assert all(path.exists() for path in old[1:])  # until the port of the next run is open
+    new = {tokens.make(), tokens.make()}
+    with pytest.raises(ConfigError, match="no token was found"):
+        claim(tmp_path / "join", 0.0)  # the old address is gone
+    tokens.publish("10.0.0.6:7000")
+    assert not tokens.renew(0.0) and not tokens.renew(2 * CLAIM_S)
+    assert {path for path in (tmp_path / "join").iterdir() if path.name != ADDRESS} == new
 
 
 def name(worker: str, incarnation: int = 0, key: str = KEY, stream: str = "inference") -> Registration:
