@@ -218,7 +218,7 @@ class Agent:
             self._notify(
                 f"no message from the controller for {silent_s:.0f} s: {counted(count, 'worker')} ended; joining again"
             )
-            self._epoch = 0
+            self._epoch, self._lease_from_s = 0, now_s()  # its patience begins now: it may have been stopped
         elif not self._epoch and silent_s > self._patience_s:
             self._end = (1, f"no answer from {self._address} within {self._patience_s:g} s; is the run there?")
 

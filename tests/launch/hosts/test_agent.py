@@ -443,3 +443,17 @@ def test_agent_without_a_network_waits_for_it(monkeypatch: pytest.MonkeyPatch) -
     agent._hello = functools.partial(local_agent.Agent._hello, agent)  # type: ignore[arg-type]
     local_agent.Agent._beat(agent)  # type: ignore[arg-type]
     assert not said
+
+
+def test_agent_that_was_stopped_for_long_still_tries_to_join_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has not looked for the controller in that time."""
+    clock, told = [0.0], list[str]()
+    monkeypatch.setattr(local_agent, "now_s", lambda: clock[0])
+    agent = SimpleNamespace(
+        _epoch=1, _end=None, _lease_s=15.0, _lease_from_s=0.0, _patience_s=120.0, _address="10.0.0.5:7000", _queue={},
+        _children=SimpleNamespace(kill_all=lambda: 3), _relays=SimpleNamespace(close=lambda: None), _notify=told.append,
+    )  # fmt: skip
+    for clock[0], ends in ((600.0, False), (719.0, False), (721.0, True)):
+        local_agent.Agent._check_lease(agent)  # type: ignore[arg-type]
+        assert agent._epoch == 0 and bool(agent._end) is ends
+    assert told == ["no message from the controller for 600 s: 3 workers ended; joining again"]
