@@ -99,8 +99,8 @@ def _measure(own: argparse.Namespace, asked: cli.CommandLine, path: Path) -> Non
     if own.run is not None:
         times = from_run(own.run, asked.run.runs_dir)
     else:
-        placements = (asked.experiment.placement,) if "placement" in asked.given else (INLINE, SERVED)
         experiment, _ = settle(asked.experiment)
+        placements = (experiment.placement,) if "placement" in asked.given else (INLINE, SERVED)
         times = calibrate(
             experiment, placements, seconds=own.trial_seconds, notify=lambda line: print(f"  {line}", flush=True)
         )
