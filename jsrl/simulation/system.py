@@ -163,6 +163,8 @@ def _check(plan: Plan) -> None:
         wrong = "it knows runs of one policy without a director"
     elif e.has_replay_workers:
         wrong = "it knows no replay workers; use --replay.kind device"
+    elif e.learner.num_ranks > 1 or e.learner.split != "none":
+        wrong = "it knows one learner process with whole updates; leave out --learner.num-ranks and --learner.split"
     elif e.recording is not None or plan.changed:
         wrong = "it knows actors, inference servers and one learner; leave out recordings and --graph"
     if wrong:
