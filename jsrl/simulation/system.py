@@ -50,6 +50,7 @@ class System:
 
     Attributes:
       hosts: all. actors, servers (host of each), learner (its host): numbers are positions in `hosts`.
+      devices: accelerators that share each batch, if the learner has any.
       group_size: environments of a group. rows: T. batch_groups: trajectories of a batch. updates: made with one batch, in
         `reuse` calls.
       by_group: a batch has one trajectory of each group; else the first that arrive.
@@ -67,6 +68,7 @@ class System:
     actors: tuple[ActorPart, ...]
     servers: tuple[int, ...] = ()
     learner: int = 0
+    devices: int = 1
     group_size: int = 1
     rows: int = 1
     batch_groups: int = 1
@@ -135,6 +137,7 @@ def system_of(plan: Plan, layout: Layout) -> System:
         actors=tuple(parts),
         servers=tuple(home[name] for name in servers),
         learner=home[learner],
+        devices=_devices(e, layout.hosts[home[learner]], home[learner] in serving),
         group_size=e.group_size,
         rows=e.rollout_length,
         batch_groups=e.batch_columns // e.group_size,
@@ -153,6 +156,15 @@ def system_of(plan: Plan, layout: Layout) -> System:
         far_params=encrypted or len((serving or acting) | {home[learner]}) > 1,
         fan_out=FAN_OUT if len((serving or acting) | {home[learner]}) > 1 else 0,
     )
+
+
+def _devices(e: Experiment, host: HostFacts, serves: bool) -> int:
+    """Return how many accelerators of its host the learner divides a batch among; serves: a server is there too."""
+    taken = 1 if serves and e.where.servers_alone and host.gpus > 1 else 0
+    number = e.learner.num_devices or max(1, host.gpus - taken)
+    while e.batch_columns % number:
+        number -= 1
+    return number
 
 
 def _check(plan: Plan) -> None:
