@@ -292,12 +292,12 @@ class JoinedHosts:
         if self._is_new(host, KEYS):
             keys = make_host_keys(job.keys)
             self._host_keys[host.epoch], host.server_key = keys.file, hex_of(keys.public)
-            self._port.send(host, Keys(host.epoch, keys.client, keys.server))
+            self._send_kept(host, Keys(host.epoch, keys.client, keys.server))
             self._port.send_names()  # others must admit its keys
         if digest and self._is_new(host, digest):
             for at in range(0, len(content), CHUNK_BYTES):
                 part = content[at : at + CHUNK_BYTES]
-                self._port.send(host, CodePart(host.epoch, digest, part, at + CHUNK_BYTES >= len(content)))
+                self._send_kept(host, CodePart(host.epoch, digest, part, at + CHUNK_BYTES >= len(content)))
         keeps = list(find_kind(job.kind).keeps_files(job))
         lacks_files = bool(keeps) and self._kept_at.get(job.name) != host.epoch
         if keeps:
@@ -310,6 +310,13 @@ class JoinedHosts:
             if host.lost:  # since the last check
                 host.lose(host.lost)
         self._port.begin(remote, begin, with_files=lacks_files)
+
+    def _send_kept(self, host: JoinedHost, message: Keys | CodePart) -> None:
+        """Send what a host needs once, and keep it: the host may lack it after a broken connection."""
+        with self._port.changed:
+            host.sent.append(message)
+            host.sent_s = time.monotonic()
+        self._port.send(host, message)
 
     def _is_new(self, host: JoinedHost, what: str) -> bool:
         found = (host.epoch, what) not in self._sent

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,12 @@ from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
+from jsrl.launch.hosts.archive import archive
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
 from jsrl.launch.hosts.launcher import JoinedHosts, moved, with_start
 from jsrl.launch.hosts.members import JoinedHost, RemoteWorker
-from jsrl.launch.hosts.messages import REPLACED, BeatReceived, Begin, Exited, Signal
+from jsrl.launch.hosts.messages import REPLACED, BeatReceived, Begin, CodePart, Exited, Keys, Signal, Welcome
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.hosts.tokens import Tokens
 from jsrl.launch.launcher import Need, Start
@@ -151,6 +153,55 @@ def test_workers_under_an_agent(tmp_path: Path) -> None:
         world.launcher.close()
         assert load_server_keys(world.plan.keys).admits(key) == ""
         assert agent.ends() == (0, agent.log.read_text()) and "the run has ended" in agent.log.read_text()
+
+
+@pytest.mark.slow
+def test_worker_waits_for_lost_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with world_of(tmp_path, 1) as world:
+        port, lost = world.launcher._port, list[object]()
+        send = port.send
+
+        def send_lossy(host: JoinedHost, message: Any) -> None:
+            if isinstance(message, Keys) and not lost:
+                lost.append(message)
+            else:
+                send(host, message)
+
+        monkeypatch.setattr(port, "send", send_lossy)
+        world.await_workers(world.start("actor-0"))
+        assert lost and load_client_keys(Path(world.launcher.members.hosts[0].folder, "keys"))
+
+
+def test_modules_sent_in_part_before_a_host_joined_again_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "sent_in_part.py").write_text("VALUE = 1")
+    monkeypatch.syspath_prepend(tmp_path / "mine")
+    digest, content = archive({"sent_in_part"})
+    begin, half = Begin(2, "actor", "actor-0", 0, b"", {}, digest), len(content) // 2
+    told = list[str]()
+    agent = SimpleNamespace(
+        _folder=tmp_path, _code_parts={}, _kept_folders={}, _epoch=1, _queue={}, _unsent_exits=[], _notify=told.append,
+        _address="", _name="a", _children=SimpleNamespace(kill_all=lambda: 0), _pages=SimpleNamespace(forget=lambda: None),
+        _kept=SimpleNamespace(forget=lambda: None),
+    )  # fmt: skip
+    keep, lacks = (
+        functools.partial(method, agent) for method in (local_agent.Agent._keep_code, local_agent.Agent._lacks)
+    )
+    local_agent.Agent._keep_keys(agent, Keys(1, b"c", b"s"))  # type: ignore[arg-type]
+    keep(CodePart(1, digest, content[:half], False))
+    local_agent.Agent._join(agent, Welcome(2, 15.0))  # type: ignore[arg-type]
+    parts = [CodePart(2, digest, content[:half], False), CodePart(2, digest, content[half:], True)]
+    keep(parts[0])
+    keep(parts[1])
+    assert len(told) == 1 and lacks(begin)  # its earlier keys are revoked
+    local_agent.Agent._keep_keys(agent, Keys(2, b"c", b"s"))  # type: ignore[arg-type]
+    assert not lacks(begin)
+    other = Begin(2, "actor", "actor-0", 0, b"", {}, "0" * 64)
+    assert lacks(other)
+    keep(CodePart(2, "0" * 64, b"its first part was lost", True))
+    assert "did not arrive completely" in told[1] and lacks(other)
 
 
 def assert_nothing_secret(world: World, processes) -> None:
@@ -410,7 +461,7 @@ def test_agent_starts_as_many_forked_workers_at_once_as_its_cores_can_take(monke
     control = SimpleNamespace(ready=[])
     agent = SimpleNamespace(
         _control=control, _queue={}, _starting={}, _most_starts=3, _epoch=1, _begin=lambda one: begun.append(one.worker),
-        _children=SimpleNamespace(find=lambda *key: None), _send=said.append,
+        _children=SimpleNamespace(find=lambda *key: None), _send=said.append, _lacks=lambda begin: False,
     )  # fmt: skip
     for number in range(9):
         agent._queue[f"actor-{number}", 0] = Begin(1, "actor", f"actor-{number}", 0, b"", {}, forks=True)

@@ -14,10 +14,12 @@ from jsrl.launch.hosts.messages import (
     Beat,
     BeatReceived,
     Begin,
+    CodePart,
     Exited,
     Farewell,
     Hello,
     KeptFile,
+    Keys,
     Leaving,
     Refused,
     RunNames,
@@ -126,6 +128,17 @@ def test_heartbeats_are_answered_with_the_clock_of_the_agent(world: World):
     assert world.members.handle(host.token, b"id", beat) == [(b"id", BeatReceived(host.epoch, 7.25))]
     life = host.workers["actor-0", 0]
     assert world.members.frames == [b"x"] and life.pid == 42 and life.usage.cpu_s == 1.5
+
+
+def test_keys_and_modules_that_a_host_lacks_are_sent_again(world: World):
+    host = world.join()
+    host.sent, host.sent_s = [Keys(host.epoch, b"c", b"s"), CodePart(host.epoch, "0" * 64, b"x", True)], world.now_s
+    counts = []
+    for world.now_s, lacks in ((103.0, True), (106.0, False), (106.5, True), (107.0, True), (112.0, True)):
+        answers = world.members.handle(host.token, b"id", Beat(host.epoch, 7.25, [], lacks=lacks))
+        assert [answer for _, answer in answers] == [BeatReceived(host.epoch, 7.25), *host.sent[: len(answers) - 1]]
+        counts.append(len(answers) - 1)
+    assert counts == [0, 0, 2, 0, 2]  # they may be on their way
 
 
 def test_exit_is_recorded_once(world: World):
