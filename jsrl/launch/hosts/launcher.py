@@ -79,10 +79,11 @@ class JoinedHosts:
     ) -> None:
         if count < 1:
             raise ConfigError(f"num_hosts is {count}; wait for at least one other host, or leave out --listen.")
-        if not 1 <= (least or count) <= count:
+        least = count if least is None else least
+        if not 1 <= least <= count:
             raise ConfigError(f"min_hosts is {least}, expected 1 to {count}, which is num_hosts.")
         self._here, self._own, self._join_s, self._notify = here, own, join_s, notify
-        self._count, self._least = count, least or count
+        self._count, self._least = count, least
         self._tokens = Tokens(tokens)
         self.members = Members(self._tokens, lease_s, lost_s, own=own.name, on_loss=self._after_loss)
         self._port = HostPort(tcp(own.address, port), self._tokens, self.members, notify)
