@@ -12,6 +12,7 @@ from pathlib import Path
 from jsrl.cli.command_line import CommandLine, without
 from jsrl.cli.seeds import OWN as OWN_OF_SEEDS
 from jsrl.cli.seeds import check, group_path, new_group, parse_seeds, remove
+from jsrl.cli.slurm_jobs import queued_seeds
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import RunOptions
@@ -109,14 +110,20 @@ def submitted(path: Path, script: str, commands: Sequence[Sequence[str]]) -> lis
 
 
 def submit_seeds(name: str, args: Sequence[str], asked: CommandLine) -> int:
-    """Print the script of a group, or submit an array with a job for each seed that has not ended as intended.
+    """Print the script of a group, or submit an array with a job for each seed that has no job and no intended end.
 
     Raises:
-      ConfigError: as for `submit`; or the group was submitted with other options.
+      ConfigError: as for `submit`; the group was submitted with other options, or would be overwritten while it has jobs.
     """
     options = asked.run
     check(asked)
-    known = None if options.overwrite else read_group(group_path(asked)) if options.run_name else None
+    earlier = read_group(group_path(asked)) if options.run_name else None
+    queued = queued_seeds(earlier) if earlier is not None else set[int]()
+    if earlier is not None and options.overwrite and queued:
+        raise ConfigError(
+            f"{counted(len(queued), 'job')} of the group wait or run; end them first: jsrl stop {earlier.name}"
+        )
+    known = None if options.overwrite else earlier
     group = known or new_group(name, args, asked, lambda: ())
     if known is not None:
         given = without(args, (*OWN_OF_SEEDS, "init-from"))
@@ -126,9 +133,10 @@ def submit_seeds(name: str, args: Sequence[str], asked: CommandLine) -> int:
                 "--overwrite, or another --run-name."
             )
         group = replace(known, seeds=tuple(sorted({*known.seeds, *parse_seeds(options.seeds)})))
-    left = [seed for seed in missing(group) if seed in parse_seeds(options.seeds)]
+    left = [seed for seed in missing(group) if seed in parse_seeds(options.seeds) and seed not in queued]
     if not left:
-        print(f"all these seeds of {group.name} have ended; jsrl report {group.name} compares them")
+        what = "wait, run or have ended" if queued else "have ended"
+        print(f"all these seeds of {group.name} {what}; jsrl report {group.name} compares them")
         return 0
     at_once = options.jobs if "jobs" in asked.given else 0
     seeds = SlurmSeeds(group, tuple(left), at_once, sys.executable, options.slurm)

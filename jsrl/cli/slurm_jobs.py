@@ -6,6 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from jsrl.runs.groups import Group
+
 ANSWER_S = 20.0
 
 
@@ -46,3 +48,9 @@ def waiting_job(run: str) -> str:
         if product == "jsrl" and len(names) == 2 and tuple(names[-len(own) :]) == own:
             return job
     return ""
+
+
+def queued_seeds(group: Group) -> set[int]:
+    """Return the seeds of a group whose jobs wait or run."""
+    outputs = [ask("squeue", "-h", "-r", "-j", job, "-o", "%K") or "" for job in group.jobs]
+    return {int(line) for output in outputs for line in output.splitlines() if line.isdigit()}

@@ -212,6 +212,18 @@ def test_slurm_array_of_seeds_resubmits_only_missing_ones(cluster: Path, capsys)
     assert "the group ppo/x has other options: ppo --num-envs 8." in capsys.readouterr().err
 
 
+def test_slurm_seeds_that_wait_or_run_are_not_submitted_again(cluster: Path, capsys):
+    """Else two jobs would run one seed in one folder."""
+    (cluster / "bin" / "squeue").write_text('#!/bin/sh\n[ "$*" != "-h -r -j 17 -o %K" ] || printf "0\\n1\\n"\n')
+    (cluster / "bin" / "squeue").chmod(0o755)
+    for seeds_ in ("0-2", "0-4", "0-1"):
+        assert main.main(["run", *SLURM, "--seeds", seeds_]) == 0
+    assert [line.split()[2] for line in started()] == ["--array=0,1,2", "--array=2,3,4"]
+    assert "all these seeds of ppo/x wait, run or have ended" in capsys.readouterr().out
+    assert main.main(["run", *SLURM, "--seeds", "0-2", "--overwrite"]) == 2
+    assert "2 jobs of the group wait or run; end them first: jsrl stop ppo/x" in capsys.readouterr().err
+
+
 def test_slurm_refusal_leaves_no_files(cluster: Path, monkeypatch, capsys):
     monkeypatch.setenv("REFUSE", "1")
     assert main.main(["run", *SLURM, "--seeds", "0-2"]) == 2
