@@ -12,7 +12,7 @@ from pathlib import Path
 from jsrl.cli.command_line import CommandLine, without
 from jsrl.cli.seeds import OWN as OWN_OF_SEEDS
 from jsrl.cli.seeds import check, group_path, new_group, parse_seeds, remove
-from jsrl.cli.slurm_jobs import queued_seeds
+from jsrl.cli.slurm_jobs import job_from_here, queued_seeds
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import RunOptions
@@ -42,7 +42,7 @@ def submit(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
       name: of the experiment. args: the rest of the command line. asked: the parsed command line.
 
     Raises:
-      ConfigError: there is no Slurm here, it refused a job, or an option excludes it.
+      ConfigError: there is no Slurm here, it refused a job, it has a job of this run already, or an option excludes it.
     """
     options = asked.run
     refuse(name, options, ("resume", "listen", "hosts", "tune", "plan"))
@@ -58,6 +58,11 @@ def submit(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
         print(script, end="")
         return 0
     need_sbatch()
+    if job := job_from_here(run.job_name):
+        raise ConfigError(
+            f"job {job} of this run waits or runs, and a second one would take its hosts away; end it first (jsrl stop "
+            f"{folder}), or choose another --run-name."
+        )
     run.ended.unlink(missing_ok=True)
     path = Path(f"{run.file}.sh")
     print("\n".join(submitted(path, script, run.submissions(str(path)))))

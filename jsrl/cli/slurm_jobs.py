@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -48,6 +49,12 @@ def waiting_job(run: str) -> str:
         if product == "jsrl" and len(names) == 2 and tuple(names[-len(own) :]) == own:
             return job
     return ""
+
+
+def job_from_here(name: str) -> str:
+    """Return a job of this name that was submitted in the working directory, and waits or runs; empty: there is none."""
+    lines = (ask("squeue", "--me", "-h", "-n", name, "-o", "%i|%Z") or "").splitlines()
+    return next((line.partition("|")[0] for line in lines if line.partition("|")[2] == os.getcwd()), "")
 
 
 def queued_seeds(group: Group) -> set[int]:

@@ -192,6 +192,22 @@ def test_the_command_prints_or_refuses(tmp_path: Path, capsys, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_run_with_a_job_is_not_submitted_again(tmp_path: Path, capsys, monkeypatch):
+    """A second job would delete the tokens of the first, and its end would send the hosts away."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    queue = '[ "$4" = jsrl:ppo_cartpole:x ] && printf "7|/elsewhere\n$QUEUED" || exit 1'
+    for name, does in (("sbatch", 'echo "Submitted batch job 9"; echo "$*" >> log'), ("squeue", queue)):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    words = ["ppo_cartpole", "--launcher", "slurm", "--run-name", "x"]
+    assert command.main(words) == 0 and len(Path("log").read_text().splitlines()) == 2
+    monkeypatch.setenv("QUEUED", f"8|{tmp_path}\n")
+    assert command.main(words) == 2 and len(Path("log").read_text().splitlines()) == 2
+    assert "job 8 of this run waits or runs" in capsys.readouterr().err
+
+
 def test_only_a_new_run_starts_with_other_params(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["ppo_cartpole", "--launcher", "slurm", "--run-name", "x", "--init-from", "y@best"]
