@@ -182,7 +182,7 @@ def slurm_script(run: SlurmRun) -> str:
         "setup": o.setup or ":",
         "tokens": tokens,
         "folder": shlex.quote(str(run.folder)),
-        "join": f'{program} join --from "$tokens" --name "$(hostname)-$SLURM_JOB_ID" --patience-s 600',
+        "join": f'{program} join --from "$tokens" --name "$(hostname)-$SLURM_JOB_ID"',
         "run": f'{program} run "${{begin[@]}}" {shlex.join(run.args)}',
         "new": shlex.join([run.experiment, *run.begin, "--run-name", run.name, "--overwrite"]),
         "runs_dir": shlex.quote(str(runs_dir)),
