@@ -100,6 +100,7 @@ class JoinedHosts:
         self._sent: set[tuple[int, str]] = set()  # (host epoch, digest or KEYS)
         self._kept_at: dict[str, int] = {}  # worker -> epoch of the host that has the files that it keeps
         self._host_keys: dict[int, Path] = {}  # host epoch -> the file that admits its keys to the streams
+        self._lived_s: dict[str, float] = {}  # lost host -> the seconds of its last membership, until its agent ended
         self._params: dict[str, set[str]] = {}  # name of a params stream -> its readers
         self._serves = self._closed = False
         self._keeper: AgentStarter | None = None
@@ -120,6 +121,7 @@ class JoinedHosts:
         """Revoke the key of a lost host; return how its place is filled: by a host with a new token, or by the engine."""
         if (file := self._host_keys.pop(host.epoch, None)) is not None:
             file.unlink(missing_ok=True)
+        self._lived_s[host.name] = time.monotonic() - host.joined_s
         if self._keeper is not None:
             if host.leaves:
                 self._keeper.release(host.name, host.leaves)
@@ -131,13 +133,11 @@ class JoinedHosts:
 
     def _lose(self, name: str, why: str) -> float:
         """Note that the agent of a host has ended; return for how many seconds it was a member."""
-        joined_s = now_s = time.monotonic()
         with self._port.changed:
             for host in [host for host in self.members.hosts if host.name == name]:
-                joined_s = host.joined_s
                 self.members.lose(host, why)
             self._port.changed.notify_all()
-        return now_s - joined_s
+            return self._lived_s.pop(name, 0.0)
 
     @property
     def _given_up(self) -> dict[str, str]:

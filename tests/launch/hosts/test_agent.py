@@ -433,6 +433,21 @@ def test_missing_hosts_are_reported_in_one_sentence(tmp_path: Path) -> None:
         JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join", print, least=3)
 
 
+def test_agent_that_ends_after_its_host_was_lost_has_lived_as_long_as_its_host(tmp_path: Path) -> None:
+    """A broken link is often noticed first by its silence. This must not count as a failed start of the agent."""
+    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None)
+    try:
+        host = JoinedHost(HostFacts("a", 1, 100), 1, "token", "session", "boot", "/tmp/a", b"id", time.monotonic())
+        host.joined_s = time.monotonic() - 3_600.0
+        with launcher._port.changed:
+            launcher.members.hosts.append(host)
+            launcher.members.lose(host, "it sent no message for 20 s")
+        assert launcher._lose("a", "ssh a ended with status 255") >= 3_600.0
+        assert launcher._lose("a", "its next start failed") == 0.0
+    finally:
+        launcher.close()
+
+
 def test_agent_reads_heartbeat_replies_while_starting_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each start takes a second here, and a lease lasts 15 s: 100 starts in one turn would end a healthy host's workers."""
     clock, obeyed = [0.0], list[object]()
