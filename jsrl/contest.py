@@ -16,7 +16,7 @@ from jsrl.experiment import Experiment
 from jsrl.matches.match import Match, MatchScore, Table
 from jsrl.matches.players import Contestant, SeatPolicy, find_sides, places_of_sides, seatings, tables
 from jsrl.matches.standings import Standings
-from jsrl.policy import Policy, has_rivals, load_policy, policies_in, stream_of, use_source
+from jsrl.policy import Policy, has_rivals, load_policy, policies_in, stream_of
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.types import Array, EnvSpec, GameSpec, Tree, named_leaves
@@ -79,7 +79,7 @@ def frozen_players(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[s
       ConfigError: there is no such run, or it froze none.
     """
     folder = RunFolder.open(run, runs_dir)
-    use_source(folder)
+    folder.use_source()
     policies = list(policies_in(folder))
     rivals = has_rivals(folder)
     versions: dict[str, int] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -121,7 +120,7 @@ def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str
     from jsrl.launch.graph_file import experiment_of
 
     folder = RunFolder.open(run, runs_dir)
-    use_source(folder)
+    folder.use_source()
     several = policies_in(folder)
     name, _, plain = tag.rpartition("/")
     first = next(iter(several), "")
@@ -160,12 +159,6 @@ def _params_of(
     tree = snapshot.tree["params"] if "params" in snapshot.tree else snapshot.tree["state"]["params"]
     found = dict(named_leaves(tree))  # tuples were saved as dicts, whose leaves have another order
     return snapshot.version, [found[leaf] for leaf in leaf_names], snapshot.meta
-
-
-def use_source(folder: RunFolder) -> None:
-    """Let Python import the modules of the user's project that the run has a copy of."""
-    if (folder.path / "source").is_dir():
-        sys.path.insert(0, str(folder.path / "source"))
 
 
 def policies_in(folder: RunFolder) -> Mapping[str, PolicyConfig]:

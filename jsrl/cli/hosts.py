@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import ipaddress
 import os
 import socket
@@ -41,7 +40,6 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
     from jsrl.launch.local.facts import own_facts
     from jsrl.launch.local.launcher import Local
 
-    notify = functools.partial(print, file=sys.stderr, flush=True)
     engine, address = engine_of(options, notify)
     count = options.num_hosts if engine is None else len(engine.hosts)
     host, port = parse_listen(options.listen) if options.listen else (address, 0)
@@ -66,6 +64,12 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
         yield launcher
     finally:
         launcher.close()
+
+
+def notify(line: str) -> None:
+    """Show a line on standard error. Without a reader the run continues, as it does without its display."""
+    with contextlib.suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def engine_of(options: RunOptions, notify: Callable[[str], None]) -> tuple[Engine | None, str]:

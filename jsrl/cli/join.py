@@ -48,9 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(json.dumps(own_facts(options.name, "").entry))
         return 0
-    given = options.address is not None and options.token_file is not None
-    if given == (options.folder is not None):
-        parser.error("give HOST:PORT of a controller and --token-file, or --from FOLDER")
+    given = [value is not None for value in (options.address, options.token_file)]
+    if any(given) if options.folder is not None else not all(given):
+        parser.error("give HOST:PORT of a controller and --token-file, or --from FOLDER alone")
+    for name in ("patience_s", "cores", "memory_mb", "drain_s"):
+        if getattr(options, name) < 0:
+            parser.error(f"--{name.replace('_', '-')} is {getattr(options, name):g}, expected 0 or more")
     try:
         if options.folder is not None:
             options.address, options.token_file = claimed(Path(options.folder), options.patience_s)

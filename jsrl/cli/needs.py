@@ -29,11 +29,16 @@ NEEDS = {  # option, or the first part of its name -> what it needs: one of thes
 
 
 def check_needs(asked: CommandLine) -> None:
-    """Refuse options without those that they need.
+    """Refuse options without those that they need, and a number of hosts that are named anyway.
 
     Raises:
-      ConfigError: one was given so; the message names what it needs.
+      ConfigError: one was given so; the message says what to change.
     """
+    if "num-hosts" in asked.given and asked.run.hosts:
+        raise ConfigError(
+            f"--num-hosts is given, but --hosts {asked.run.hosts} names the hosts; leave out --num-hosts. --min-hosts N "
+            "starts the run when N of them have joined."
+        )
     present = _present(asked)
     for option in sorted(asked.given):
         needs = NEEDS.get(option.partition(".")[0], ())

@@ -59,7 +59,7 @@ def replay_update(run: str, runs_dir: str = "runs", policy: str = "") -> Replay:
         meta = store.meta("latest")
     except SnapshotError as error:
         raise ConfigError(f"no update of {folder.name} failed: there is nothing in {store.folder}.") from error
-    known = [path for path in (str(folder.path / "source"), *meta.get("python_path", ())) if path not in sys.path]
+    known = [path for path in (str(folder.source), *meta.get("python_path", ())) if path not in sys.path]
     sys.path[:0] = [path for path in known if Path(path).is_dir()]
     experiment = experiment_of(folder, policy)
     schemas = make_schemas(experiment)

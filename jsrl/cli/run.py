@@ -51,7 +51,7 @@ def resumed(arguments: Sequence[str]) -> Experiment | None:
     if target is None:
         return None
     folder = RunFolder.open(*target)
-    sys.path.insert(0, str(folder.path / "source"))
+    folder.use_source()
     return from_json(folder.config)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError(
                 f"give a file of hosts and an experiment, or --calibrate and an experiment; there are: {', '.join(files())}."
             )
+        _check(own)
         asked = cli.parse(args, load(name))
         path = own.times or Path(f"times-{name}.json")
         if own.calibrate or own.run is not None:
@@ -91,6 +93,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _check(own: argparse.Namespace) -> None:
+    """Refuse numbers that no run can have, and files in folders that do not exist, before anything takes time.
+
+    Raises:
+      ConfigError: the message names the option.
+    """
+    least = {"trial_seconds": 0.1, "seconds": 0.1, "fan_out": 0, "deaths_per_hour": 0, "restart_s": 0}
+    for name, low in least.items():
+        value = getattr(own, name)
+        if value is not None and not low <= value < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value:g}, expected a finite number of at least {low:g}.")
+    for name in ("times", "page"):
+        path = getattr(own, name)
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"--{name} is {path}, but there is no folder {path.parent}; make it first.")
+
+
 def _measure(own: argparse.Namespace, asked: cli.CommandLine, path: Path) -> None:
     """Write the service times of an experiment, or of a run."""
     from jsrl.launch.plan import settle
@@ -99,8 +118,8 @@ def _measure(own: argparse.Namespace, asked: cli.CommandLine, path: Path) -> Non
     if own.run is not None:
         times = from_run(own.run, asked.run.runs_dir)
     else:
-        placements = (asked.experiment.placement,) if "placement" in asked.given else (INLINE, SERVED)
         experiment, _ = settle(asked.experiment)
+        placements = (experiment.placement,) if "placement" in asked.given else (INLINE, SERVED)
         times = calibrate(
             experiment, placements, seconds=own.trial_seconds, notify=lambda line: print(f"  {line}", flush=True)
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from jsrl.cli.command_line import CommandLine, without
 from jsrl.cli.seeds import OWN as OWN_OF_SEEDS
 from jsrl.cli.seeds import check, group_path, new_group, parse_seeds, remove
+from jsrl.cli.slurm_jobs import job_from_here, queued_seeds
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import RunOptions
@@ -41,7 +42,7 @@ def submit(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
       name: of the experiment. args: the rest of the command line. asked: the parsed command line.
 
     Raises:
-      ConfigError: there is no Slurm here, it refused a job, or an option excludes it.
+      ConfigError: there is no Slurm here, it refused a job, it has a job of this run already, or an option excludes it.
     """
     options = asked.run
     refuse(name, options, ("resume", "listen", "hosts", "tune", "plan"))
@@ -57,10 +58,15 @@ def submit(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
         print(script, end="")
         return 0
     need_sbatch()
+    if job := job_from_here(run.job_name):
+        raise ConfigError(
+            f"job {job} of this run waits or runs, and a second one would take its hosts away; end it first (jsrl stop "
+            f"{folder}), or choose another --run-name."
+        )
     run.ended.unlink(missing_ok=True)
-    path = Path(f"{run.job_name}.sh")
+    path = Path(f"{run.file}.sh")
     print("\n".join(submitted(path, script, run.submissions(str(path)))))
-    print(f"run folder: {folder}\noutput: {run.job_name}-JOB.out here\n  jsrl status {folder}\n  jsrl stop {folder}")
+    print(f"run folder: {folder}\noutput: {run.file}-JOB.out here\n  jsrl status {folder}\n  jsrl stop {folder}")
     return 0
 
 
@@ -109,14 +115,20 @@ def submitted(path: Path, script: str, commands: Sequence[Sequence[str]]) -> lis
 
 
 def submit_seeds(name: str, args: Sequence[str], asked: CommandLine) -> int:
-    """Print the script of a group, or submit an array with a job for each seed that has not ended as intended.
+    """Print the script of a group, or submit an array with a job for each seed that has no job and no intended end.
 
     Raises:
-      ConfigError: as for `submit`; or the group was submitted with other options.
+      ConfigError: as for `submit`; the group was submitted with other options, or would be overwritten while it has jobs.
     """
     options = asked.run
     check(asked)
-    known = None if options.overwrite else read_group(group_path(asked)) if options.run_name else None
+    earlier = read_group(group_path(asked)) if options.run_name else None
+    queued = queued_seeds(earlier) if earlier is not None else set[int]()
+    if earlier is not None and options.overwrite and queued:
+        raise ConfigError(
+            f"{counted(len(queued), 'job')} of the group wait or run; end them first: jsrl stop {earlier.name}"
+        )
+    known = None if options.overwrite else earlier
     group = known or new_group(name, args, asked, lambda: ())
     if known is not None:
         given = without(args, (*OWN_OF_SEEDS, "init-from"))
@@ -126,9 +138,10 @@ def submit_seeds(name: str, args: Sequence[str], asked: CommandLine) -> int:
                 "--overwrite, or another --run-name."
             )
         group = replace(known, seeds=tuple(sorted({*known.seeds, *parse_seeds(options.seeds)})))
-    left = [seed for seed in missing(group) if seed in parse_seeds(options.seeds)]
+    left = [seed for seed in missing(group) if seed in parse_seeds(options.seeds) and seed not in queued]
     if not left:
-        print(f"all these seeds of {group.name} have ended; jsrl report {group.name} compares them")
+        what = "wait, run or have ended" if queued else "have ended"
+        print(f"all these seeds of {group.name} {what}; jsrl report {group.name} compares them")
         return 0
     at_once = options.jobs if "jobs" in asked.given else 0
     seeds = SlurmSeeds(group, tuple(left), at_once, sys.executable, options.slurm)
@@ -136,11 +149,11 @@ def submit_seeds(name: str, args: Sequence[str], asked: CommandLine) -> int:
         print(seeds_script(seeds), end="")
         return 0
     need_sbatch()
-    path = Path(f"{seeds.job_name}.sh")
+    path = Path(f"{seeds.file}.sh")
     job = submitted(path, seeds_script(seeds), [seeds.submission(str(path))])[0].partition(";")[0]
     if known is None:
         remove(group)
     replace(group, jobs=(*group.jobs, job)).write()
-    print(f"Submitted array job {job} of {counted(len(left), 'run')}; output: {seeds.job_name}-{job}_SEED.out here")
+    print(f"Submitted array job {job} of {counted(len(left), 'run')}; output: {seeds.file}-{job}_SEED.out here")
     print(f"  jsrl status {group.path}\n  jsrl report {group.path}\n  jsrl stop {group.path}")
     return 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
+
+from jsrl.runs.groups import Group
 
 ANSWER_S = 20.0
 
@@ -34,7 +37,27 @@ def state_of(job: str) -> str:
 
 
 def waiting_job(run: str) -> str:
-    """Return the job that waits to begin a run of this name, which has no folder until then; empty: there is none."""
-    return (ask("squeue", "--me", "-h", "-t", "PENDING", "-n", f"jsrl-{Path(run).name}", "-o", "%i") or "").partition(
-        "\n"
-    )[0]
+    """Return the job that waits to begin a run, which has no folder until then; empty: there is none.
+
+    Args:
+      run: a path, EXPERIMENT/NAME, or NAME.
+    """
+    own = Path(run).parts[-2:]
+    for line in (ask("squeue", "--me", "-h", "-t", "PENDING", "-o", "%i|%j") or "").splitlines():
+        job, _, name = line.partition("|")
+        product, *names = name.split(":")  # see jsrl.launch.hosts.slurm.SlurmRun
+        if product == "jsrl" and len(names) == 2 and tuple(names[-len(own) :]) == own:
+            return job
+    return ""
+
+
+def job_from_here(name: str) -> str:
+    """Return a job of this name that was submitted in the working directory, and waits or runs; empty: there is none."""
+    lines = (ask("squeue", "--me", "-h", "-n", name, "-o", "%i|%Z") or "").splitlines()
+    return next((line.partition("|")[0] for line in lines if line.partition("|")[2] == os.getcwd()), "")
+
+
+def queued_seeds(group: Group) -> set[int]:
+    """Return the seeds of a group whose jobs wait or run."""
+    outputs = [ask("squeue", "-h", "-r", "-j", job, "-o", "%K") or "" for job in group.jobs]
+    return {int(line) for output in outputs for line in output.splitlines() if line.isdigit()}

@@ -67,6 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
+    except PermissionError as error:
+        print(f"{error.filename} belongs to another user, who may let you read it.", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ConfigError:
             if not (job := waiting_job(options.run)):
                 raise
-            print(f"{options.run}: {cancel(job, Path(options.run).name)}")
+            print(f"{options.run}: {cancel(job)}")
             return 0
         group = read_group(folder.path)
         folders = [folder] if group is None or not group.jobs else cancelled(group)
@@ -66,7 +66,7 @@ def stop(folder: Path) -> str:
     state = read_state(folder)
     process = state.process
     if process is not None and process.job and state_of(process.job).startswith(WAITING) and not state.is_running:
-        return cancel(process.job, folder.name)
+        return cancel(process.job)
     if state.is_over:
         raise ConfigError(f"{RunFolder(folder).name} has already ended: {headline(state)}.")
     if process is None:
@@ -86,15 +86,17 @@ def stop(folder: Path) -> str:
     return text
 
 
-def cancel(job: str, run: str) -> str:
+def cancel(job: str) -> str:
     """Cancel a waiting job, and the jobs of its actor hosts; return what was done.
 
     Raises:
       ConfigError: Slurm refused.
     """
+    name = ask("squeue", "-h", "-j", job, "-o", "%j")
     if ask("scancel", job) is None:
         raise ConfigError(f"Slurm did not cancel job {job}; look at squeue, or try scancel {job}.")
-    ask("scancel", "--me", f"--name=jsrl-{run}-actors")
+    if name:
+        ask("scancel", "--me", f"--name={name}:actors")
     return f"Slurm job {job} was waiting and is cancelled"
 
 

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -118,7 +117,7 @@ def train(plan: Plan, session: Session, launcher: Launcher) -> Result:
     session.begin()
     try:
         if plan.experiment.where.has_processes:
-            return Controller(plan, session, launcher, (str(session.folder.path / "source"),)).run()
+            return Controller(plan, session, launcher, (str(session.folder.source),)).run()
         return SerialRun(plan, session).run()
     finally:
         session.finish()
@@ -238,10 +237,8 @@ def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: boo
     Raises:
       ConfigError: something cannot be sent, or cannot change on resume.
     """
-    source = folder.path / "source"
-    config = to_json(experiment, Capture(source), "experiment")
-    if source.is_dir() and str(source) not in sys.path:
-        sys.path.insert(0, str(source))
+    config = to_json(experiment, Capture(folder.source), "experiment")
+    folder.use_source()
     experiment = from_json(config)
     if resumed:
         return experiment, allowed_changes(from_json(folder.config), experiment)

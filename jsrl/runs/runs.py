@@ -17,6 +17,7 @@ import math
 import os
 import re
 import shutil
+import sys
 import time
 from array import array
 from collections.abc import Iterable, Mapping
@@ -175,6 +176,16 @@ class RunFolder:
     def tensorboard(self) -> Path:
         """Return the folder of TensorBoard events."""
         return self.path / "tensorboard"
+
+    @property
+    def source(self) -> Path:
+        """Return the folder of captured modules (see jsrl.references.capture); it may not exist."""
+        return self.path / "source"
+
+    def use_source(self) -> None:
+        """Let Python import the run's captured modules."""
+        if self.source.is_dir() and str(self.source) not in sys.path:
+            sys.path.insert(0, str(self.source))
 
     @property
     def snapshots(self) -> Path:

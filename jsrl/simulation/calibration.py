@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import os
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.experiment import PlacementKind
+from jsrl.experiment.experiment import PLACEMENTS, PlacementKind
 from jsrl.launch.machine import accelerators, usable_cores
 from jsrl.references.reference import from_json
 from jsrl.runs.runs import RunFolder, read_metrics
@@ -41,7 +40,8 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Measurements of one run, per second unless noted.
 
     Attributes:
-      placement, far (streams over TCP with keys), actors, ring, group_size, rows (of a trajectory), batch_rows: the run.
+      placement (SERVED with any inference server, else INLINE), far (streams over TCP with keys), actors, ring, group_size,
+        rows (of a trajectory), batch_rows: the run.
       steps: of groups. updates, calls: of the learner's batches (each trained on
         `reuse` times) and of servers. call_rows: mean rows of a call.
       actor_cpu, server_cpu, learner_cpu, relay_cpu, launcher_cpu: cores that all workers of a kind keep busy.
@@ -175,6 +175,10 @@ def calibrate(
     Raises:
       ConfigError: no run can be made of it, or one failed; the message says why.
     """
+    if wrong := [placement for placement in placements if not PLACEMENTS[placement].has_processes]:
+        raise ConfigError(
+            f"a {wrong[0]} run is one process, which shows no waits; calibrate with inline, served or apart."
+        )
     runs = variants(experiment, placements)
     if not runs:
         raise ConfigError(
@@ -182,7 +186,11 @@ def calibrate(
         )
     env = time_environments(experiment, [run.experiment.group_size for run in runs])
     notify(f"environments: {_text(env.step)} on a core, {_text(env.step_idle)} asleep, for each step of a group")
-    acting = time_acting(experiment, acting_sizes(experiment)) if SERVED in placements else []
+    acting = (
+        time_acting(experiment, acting_sizes(experiment))
+        if any(run.experiment.where.has_servers for run in runs)
+        else []
+    )
     updates = time_updates(experiment, updating_sizes(experiment)) if experiment.replay is None else []
     found = []
     for number, run in enumerate(runs, 1):
@@ -216,7 +224,7 @@ def measured(run: Variant, speed: Speed) -> Measured:
     made = means.get("actor/env_steps_per_s", speed.env_steps_per_s)
     rows = means.get("inference/batch_rows_mean", 0.0)
     return Measured(
-        run.placement,
+        SERVED if e.where.has_servers else INLINE,
         run.far,
         e.actors,
         e.ring,
@@ -247,7 +255,7 @@ def from_run(run: str, runs_dir: str) -> ServiceTimes:
       ConfigError: it is serial, or too short.
     """
     folder = RunFolder.open(run, runs_dir)
-    sys.path.insert(0, str(folder.path / "source"))
+    folder.use_source()
     experiment: Experiment = from_json(folder.config)
     if not experiment.where.has_processes:
         raise ConfigError(f"{folder.path} was serial: one process shows no waits; take a run with actors.")

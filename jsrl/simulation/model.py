@@ -280,7 +280,7 @@ class Model:
                 self.lags[max(0, self.updates - lease.oldest)] += 1
             self.learner.enter("update")
             yield self.resources.cores[s.learner].use(cost.batch.of(s.batch_rows))
-            seconds = s.reuse * cost.update.of(s.batch_rows)
+            seconds = s.reuse * cost.update.of(s.batch_rows if cost.threads else s.batch_rows / s.devices)
             if cost.threads:
                 yield self.resources.cores[s.learner].use(seconds * cost.threads, cost.threads)
             else:

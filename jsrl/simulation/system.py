@@ -50,6 +50,7 @@ class System:
 
     Attributes:
       hosts: all. actors, servers (host of each), learner (its host): numbers are positions in `hosts`.
+      devices: accelerators that share each batch, if the learner has any.
       group_size: environments of a group. rows: T. batch_groups: trajectories of a batch. updates: made with one batch, in
         `reuse` calls.
       by_group: a batch has one trajectory of each group; else the first that arrive.
@@ -67,6 +68,7 @@ class System:
     actors: tuple[ActorPart, ...]
     servers: tuple[int, ...] = ()
     learner: int = 0
+    devices: int = 1
     group_size: int = 1
     rows: int = 1
     batch_groups: int = 1
@@ -135,6 +137,7 @@ def system_of(plan: Plan, layout: Layout) -> System:
         actors=tuple(parts),
         servers=tuple(home[name] for name in servers),
         learner=home[learner],
+        devices=_devices(e, layout.hosts[home[learner]], home[learner] in serving),
         group_size=e.group_size,
         rows=e.rollout_length,
         batch_groups=e.batch_columns // e.group_size,
@@ -155,6 +158,15 @@ def system_of(plan: Plan, layout: Layout) -> System:
     )
 
 
+def _devices(e: Experiment, host: HostFacts, serves: bool) -> int:
+    """Return how many accelerators of its host the learner divides a batch among; serves: a server is there too."""
+    taken = 1 if serves and e.where.servers_alone and host.gpus > 1 else 0
+    number = e.learner.num_devices or max(1, host.gpus - taken)
+    while e.batch_columns % number:
+        number -= 1
+    return number
+
+
 def _check(plan: Plan) -> None:
     """Refuse runs that the model does not support."""
     e = plan.experiment
@@ -163,6 +175,8 @@ def _check(plan: Plan) -> None:
         wrong = "it knows runs of one policy without a director"
     elif e.has_replay_workers:
         wrong = "it knows no replay workers; use --replay.kind device"
+    elif e.learner.num_ranks > 1 or e.learner.split != "none":
+        wrong = "it knows one learner process with whole updates; leave out --learner.num-ranks and --learner.split"
     elif e.recording is not None or plan.changed:
         wrong = "it knows actors, inference servers and one learner; leave out recordings and --graph"
     if wrong:

@@ -29,6 +29,7 @@ from jsrl.references.capture import Capture
 from jsrl.references.importing import spawn_environment
 from jsrl.references.reference import from_json, to_json
 from jsrl.runs.files import write_atomic
+from jsrl.runs.runs import RunFolder
 
 RUN_NAME = "trial"
 FOREVER_STEPS = 10**12
@@ -308,7 +309,7 @@ def main(arguments: list[str]) -> int:
 
     folder, parent_pid = Path(arguments[0]), int(arguments[1])
     die_with_parent(parent_pid)
-    sys.path.insert(0, str(folder / "source"))
+    RunFolder(folder).use_source()
     experiment = from_json(json.loads((folder / "experiment.json").read_text()))
     try:
         result = run(experiment, runs_dir=folder, name=RUN_NAME, display="quiet")

@@ -41,3 +41,8 @@ def test_an_option_with_one_that_it_needs_is_accepted(name, need):
 def test_an_array_of_seeds_has_no_other_hosts(words, capsys):
     assert run.main(["ppo_cartpole", "--seeds", "0-3", "--launcher", "slurm", "--print", *words.split()]) == 2
     assert "--launcher slurm without --seeds" in capsys.readouterr().err
+
+
+def test_named_hosts_are_not_counted_as_well(capsys):
+    assert run.main(["ppo_cartpole", "--listen", "127.0.0.1", "--hosts", "a,b", "--num-hosts", "5"]) == 2
+    assert "--hosts a,b names the hosts; leave out --num-hosts" in capsys.readouterr().err

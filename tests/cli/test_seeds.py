@@ -197,19 +197,31 @@ SLURM = (*WORDS, "--launcher", "slurm", "--slurm.gres", "gpu:1")
 def test_slurm_array_of_seeds_resubmits_only_missing_ones(cluster: Path, capsys):
     assert main.main(["run", *SLURM, "--seeds", "0-2", "--jobs", "2"]) == 0
     said = capsys.readouterr().out
-    assert "Submitted array job 17 of 3 runs; output: jsrl-x-17_SEED.out here" in said
-    assert started() == ["--parsable --job-name=jsrl-x --array=0,1,2%2 --gres=gpu:1 jsrl-x.sh"]
+    assert "Submitted array job 17 of 3 runs; output: jsrl-ppo-x-17_SEED.out here" in said
+    assert started() == ["--parsable --job-name=jsrl-ppo-x --array=0,1,2%2 --gres=gpu:1 jsrl-ppo-x.sh"]
     group = find_group("x")
     assert group == Group(Path("runs/ppo/x").absolute(), "ppo", ("--num-envs", "8"), (0, 1, 2), (), ("17",))
     for seed in (0, 2):
         group.folder(seed).mkdir()
         (group.folder(seed) / "result.json").write_text('{"ended": "max_minutes"}')
     assert main.main(["run", *SLURM, "--seeds", "0-3"]) == 0
-    assert started()[-1] == "--parsable --job-name=jsrl-x --array=1,3 --gres=gpu:1 jsrl-x.sh"
+    assert started()[-1] == "--parsable --job-name=jsrl-ppo-x --array=1,3 --gres=gpu:1 jsrl-ppo-x.sh"
     assert main.main(["run", *SLURM, "--seeds", "0,2"]) == 0 and len(started()) == 2
     assert "all these seeds of ppo/x have ended" in capsys.readouterr().out
     assert main.main(["run", *SLURM, "--seeds", "0-3", "--num-actors", "2"]) == 2
     assert "the group ppo/x has other options: ppo --num-envs 8." in capsys.readouterr().err
+
+
+def test_slurm_seeds_that_wait_or_run_are_not_submitted_again(cluster: Path, capsys):
+    """Else two jobs would run one seed in one folder."""
+    (cluster / "bin" / "squeue").write_text('#!/bin/sh\n[ "$*" != "-h -r -j 17 -o %K" ] || printf "0\\n1\\n"\n')
+    (cluster / "bin" / "squeue").chmod(0o755)
+    for seeds_ in ("0-2", "0-4", "0-1"):
+        assert main.main(["run", *SLURM, "--seeds", seeds_]) == 0
+    assert [line.split()[2] for line in started()] == ["--array=0,1,2", "--array=2,3,4"]
+    assert "all these seeds of ppo/x wait, run or have ended" in capsys.readouterr().out
+    assert main.main(["run", *SLURM, "--seeds", "0-2", "--overwrite"]) == 2
+    assert "2 jobs of the group wait or run; end them first: jsrl stop ppo/x" in capsys.readouterr().err
 
 
 def test_slurm_refusal_leaves_no_files(cluster: Path, monkeypatch, capsys):

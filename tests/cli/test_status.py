@@ -125,3 +125,12 @@ def test_a_folder_is_a_table_of_its_runs(folder: RunFolder, capsys):
         assert lines[3].split()[:4] == ["dqn/y", "cannot", "be", "read"]
         assert [run["run"] for run in json.loads(output_of("runs/ppo", "--json", capsys=capsys))] == ["ppo/x"]
     assert status.below(folder.path) == []
+
+
+def test_folder_of_another_user_is_refused_in_one_sentence(tmp_path: Path, monkeypatch, capsys):
+    def refuse(folder: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(status, "is_whole", refuse)
+    assert main.main(["status", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"{tmp_path} belongs to another user, who may let you read it.\n"

@@ -90,13 +90,15 @@ def test_run_on_another_host_gets_a_request_file(folder: RunFolder, capsys):
 
 @pytest.mark.parametrize(("state", "over", "done", "asked"), [
     ("RUNNING|n1|None", False, "and Slurm job 12 by a signal", ["scancel --signal=USR1 --batch 12"]),
-    ("PENDING||BeginTime", True, "job 12 was waiting and is cancelled", ["scancel 12", "scancel --me --name=jsrl-x-actors"]),
+    ("PENDING||BeginTime", True, "job 12 was waiting and is cancelled",
+     ["scancel 12", "scancel --me --name=jsrl:ppo:x:actors"]),
 ])  # fmt: skip
 def test_slurm_job_is_signalled_or_cancelled_while_pending(
     folder: RunFolder, state, over, done, asked, tmp_path: Path, monkeypatch, capsys
 ):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for name, answer in (("squeue", f'echo "{state}"'), ("scancel", f'echo "scancel $*" >> {tmp_path}/log')):
+    queue = f'case "$*" in *%j) echo jsrl:ppo:x;; *) echo "{state}";; esac'
+    for name, answer in (("squeue", queue), ("scancel", f'echo "scancel $*" >> {tmp_path}/log')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
         (tmp_path / name).chmod(0o755)
     leave_elsewhere(folder, dataclasses.replace(ELSEWHERE, job="12"))
@@ -112,7 +114,8 @@ def test_a_run_whose_job_waits_in_the_queue_is_shown_and_cancelled(tmp_path: Pat
     """It has no folder until it begins; its name is that of its job."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    queue = 'case "$*" in *"-n jsrl-x -o %i") echo 12;; *"-j 12 "*) echo "PENDING||Resources";; esac'
+    queue = 'case "$*" in *"-o %i|%j") printf "10|jsrl:sac:x\\n11|jsrl:ppo:x:actors\\n12|jsrl:ppo:x\\n";; '
+    queue += '*"-j 12 -o %j") echo jsrl:ppo:x;; *"-j 12 "*) echo "PENDING||Resources";; esac'
     for name, answer in (("squeue", queue), ("scancel", f'echo "scancel $*" >> {tmp_path}/log')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
         (tmp_path / name).chmod(0o755)
@@ -121,8 +124,9 @@ def test_a_run_whose_job_waits_in_the_queue_is_shown_and_cancelled(tmp_path: Pat
         capsys.readouterr().out
         == "runs/ppo/x: has not begun\n  Slurm job 12: PENDING (Resources)\n  jsrl stop runs/ppo/x\n"
     )
-    assert main.main(["stop", "x"]) == 0
-    assert capsys.readouterr().out == "x: Slurm job 12 was waiting and is cancelled\n"
-    assert (tmp_path / "log").read_text().splitlines() == ["scancel 12", "scancel --me --name=jsrl-x-actors"]
+    assert main.main(["stop", "ppo/x"]) == 0
+    assert capsys.readouterr().out == "ppo/x: Slurm job 12 was waiting and is cancelled\n"
+    assert (tmp_path / "log").read_text().splitlines() == ["scancel 12", "scancel --me --name=jsrl:ppo:x:actors"]
+    assert main.main(["status", "x"]) == 0 and "Slurm job 10" in capsys.readouterr().out
     assert main.main(["stop", "y"]) == main.main(["status", "y"]) == 2
     assert "there is no run y" in capsys.readouterr().err

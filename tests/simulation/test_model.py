@@ -8,6 +8,7 @@ import functools
 import pytest
 
 from jsrl.errors import ConfigError
+from jsrl.experiment import LearnerConfig
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.simulation.outcome import (
     CORES,
@@ -20,8 +21,9 @@ from jsrl.simulation.outcome import (
     name_bottleneck,
 )
 from jsrl.simulation.outcome import simulate as simulate_long
-from jsrl.simulation.system import ActorPart, Sizes, System
+from jsrl.simulation.system import ActorPart, Sizes, System, lay_out_on
 from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes
+from tests.simulation.test_times import EXPERIMENT
 
 ROWS, SIZE = 10, 4
 simulate = functools.partial(simulate_long, seconds=3.0, warm_s=1.0)  # enough for means within 2%
@@ -93,6 +95,27 @@ def test_each_batch_costs_the_learner_more_than_its_updates():
     learner = LearnerTimes(update=Cost(0.1), threads=1.0, batch=Cost(0.2))
     outcome = simulate(inline(8, reuse=3), ServiceTimes(env=EnvTimes(step_idle=Cost(0.010)), learner=learner))
     assert outcome.env_steps_per_s == pytest.approx(8 * SIZE * ROWS / 0.5, rel=0.05)
+
+
+def test_accelerators_of_a_learner_share_its_batches():
+    times = ServiceTimes(
+        env=EnvTimes(step_idle=Cost(0.001)), learner=LearnerTimes(update=Cost(0.01, 0.001), threads=0.0)
+    )
+    host = HostFacts("one", 64, 1000, gpus=4)
+    one, four = (simulate(inline(8, hosts=(host,), devices=devices), times) for devices in (1, 4))
+    rows = 8 * SIZE * ROWS
+    assert one.updates_per_s == pytest.approx(1 / (0.01 + 0.001 * rows), rel=0.06)
+    assert four.updates_per_s == pytest.approx(1 / (0.01 + 0.001 * rows / 4), rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("fields", "devices"),
+    [({}, 4), ({"placement": "apart", "num_groups": 8}, 2), ({"learner": LearnerConfig(num_devices=2)}, 2)],
+)
+def test_learner_uses_the_accelerators_of_its_host(fields, devices: int):
+    run = dataclasses.replace(EXPERIMENT, **{"placement": "inline", "num_actors": 4} | fields)
+    hosts = [HostFacts("one", 64, 64_000, gpus=4), HostFacts("two", 64, 64_000)]
+    assert lay_out_on(run, hosts)[1].devices == devices  # apart: the server has one, and 32 environments are not 3 x n
 
 
 def test_inference_server_batches_all_waiting_requests():

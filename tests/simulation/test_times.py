@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.simulation.calibration import INLINE, SERVED, Measured, fitted, variants
+from jsrl.simulation.calibration import INLINE, SERVED, Measured, Variant, calibrate, fitted, measured, variants
 from jsrl.simulation.environments import time_environments
 from jsrl.simulation.fits import fit
 from jsrl.simulation.times import Cost, EnvTimes, ServiceTimes, Updates, read_times
 from jsrl.simulation.updating import time_updates
+from jsrl.tuning.trial import Speed
 
 EXPERIMENT = Experiment(
     agent=IMPALAConfig(),
@@ -106,6 +108,23 @@ def test_updates_are_timed_alone(columns: list[int]):
     times = time_updates(falling, columns, seconds=0.05)
     assert [each.rows for each in times] == [20 * size for size in sorted(columns)]
     assert all(each.cpu_s > 0.0 and each.wall_s > 0.0 for each in times)
+
+
+def test_servers_of_their_own_device_are_measured_as_servers():
+    """Else actors and servers cost nothing in the model."""
+    apart = dataclasses.replace(EXPERIMENT, placement="apart", num_actors=4, num_groups=4)
+    means = {"inference/rows_per_s": 3_200.0, "inference/batch_rows_mean": 16.0, "system/inference_cpu_share": 0.2}
+    speed = Speed(env_steps_per_s=3_200.0, means=means | {"system/actor_cpu_share": 0.4})
+    seen = measured(Variant("apart", False, apart), speed)
+    times = fitted([seen], EnvTimes())
+    assert seen.placement == SERVED
+    assert times.actor.asking.of(8) == pytest.approx(0.4 / 400) and times.server.act.of(16) > 0.0
+    assert ServiceTimes(measured=[msgspec.to_builtins(seen)]).lacks(served=True, far=False) == ""
+
+
+def test_calibration_of_a_serial_run_is_refused():
+    with pytest.raises(ConfigError, match="a serial run is one process, which shows no waits"):
+        calibrate(EXPERIMENT, ("serial",))
 
 
 def test_missing_measurements_are_reported():

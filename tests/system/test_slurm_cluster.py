@@ -144,7 +144,7 @@ def test_requeued_run_continues_from_its_last_update(cluster: Cluster) -> None:
     words += ["--launcher", "slurm", "--num-hosts", "2", "--run-name", "x"]
     told = cluster.ask(sys.executable, "-m", "jsrl.cli.main", "run", *words)
     controller, actors = re.findall(r"Submitted batch job (\d+)", told)
-    output = cluster.folder / f"jsrl-x-{controller}.out"
+    output = cluster.folder / f"jsrl-ppo_cartpole-x-{controller}.out"
     wait_for(lambda: output.exists() and re.search(r"updates \d\d", output.read_text()), 240.0)
 
     cluster.ask("scontrol", "requeue", controller)
@@ -199,7 +199,7 @@ def test_seed_array_is_requeued_and_stopped_from_another_host(cluster: Cluster) 
     told = cluster.ask(*command, "run", *words, "--seeds", "0-3", "--total-env-steps", "2000")
     (array,) = re.findall(r"Submitted array job (\d+) of 3 runs", told)
     wait_for(lambda: not cluster.jobs().strip(), 120.0)
-    outputs = [(cluster.folder / f"jsrl-x-{array}_{seed}.out").read_text() for seed in (0, 2, 3)]
+    outputs = [(cluster.folder / f"jsrl-ppo-x-{array}_{seed}.out").read_text() for seed in (0, 2, 3)]
     assert any(re.search(r"^ppo +4 ", text, re.MULTILINE) for text in outputs), outputs
 
 
@@ -213,7 +213,7 @@ def test_lost_node_is_noticed_long_before_slurm_does(cluster: Cluster) -> None:
     command = [sys.executable, "-m", "jsrl.cli.main"]
     told = cluster.ask(*command, "run", *words, "--launcher", "slurm", "--num-hosts", "2", "--run-name", "x")
     controller, actors = re.findall(r"Submitted batch job (\d+)", told)
-    output = cluster.folder / f"jsrl-x-{controller}.out"
+    output = cluster.folder / f"jsrl-ppo_cartpole-x-{controller}.out"
     wait_for(lambda: output.exists() and re.search(r"updates \d", output.read_text()), 240.0)
     node = cluster.ask("squeue", "-h", "-r", "-j", f"{actors}_1", "-o", "%N").strip()
     (slurmd,) = [process for process in cluster.started if process.args[-1] == node]

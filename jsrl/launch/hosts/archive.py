@@ -59,7 +59,9 @@ def archive(modules: set[str]) -> tuple[str, bytes]:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
         for name in sorted(files):
-            file.writestr(zipfile.ZipInfo(name, _EPOCH), files[name].read_bytes(), zipfile.ZIP_DEFLATED)
+            info = zipfile.ZipInfo(name, _EPOCH)
+            info.external_attr = (0o755 if files[name].stat().st_mode & 0o100 else 0o644) << 16
+            file.writestr(info, files[name].read_bytes(), zipfile.ZIP_DEFLATED)
     content = buffer.getvalue()
     return hashlib.sha256(content).hexdigest(), content
 
@@ -103,4 +105,7 @@ def unpack(digest: str, content: bytes, folder: Path) -> None:
         draft = folder.with_name(f"{folder.name}.draft")
         draft.mkdir(parents=True, exist_ok=True)
         file.extractall(draft)
+        for entry in entries:
+            if entry.external_attr >> 16 & 0o100:  # a program that the user's modules start
+                (draft / entry.filename).chmod(0o755)
         draft.rename(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -54,7 +55,7 @@ class AgentStarter:
       notify: shows a line to the user.
 
     Attributes:
-      given_up: host -> why its agent is not started any more.
+      given_up: host -> why its agent is not started now: for the rest of the window, or not any more after `release`.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class AgentStarter:
         self._tokens: dict[str, Path] = {}  # host -> the token of its agent
         self._lose, self._notify = lose, notify
         self.given_up: dict[str, str] = {}
+        self._tired: set[str] = set()  # hosts given up since their last success, which get one start per window
         self._starts = {host: RateLimit(STARTS, WINDOW_S) for host in engine.hosts}
         self._due_s = dict.fromkeys(
             engine.hosts, 0.0
@@ -88,9 +90,10 @@ class AgentStarter:
             self._closing.wait(LOOK_S)
 
     def _begin(self, host: str) -> None:
-        if time.monotonic() < self._due_s[host]:
+        if time.monotonic() < self._due_s.get(host, math.inf):
             return
         del self._due_s[host]
+        self.given_up.pop(host, None)
         self._starts[host].spend()
         try:
             self._tokens[host] = self._make_token()
@@ -99,19 +102,23 @@ class AgentStarter:
             self._end(host, str(error))
 
     def _end(self, host: str, why: str) -> None:
-        """Record that the agent of a host ended; start it again after a pause, or give the host up.
+        """Record that the agent of a host ended; start it again after a pause.
 
-        Unsuccessful starts are counted, and the pauses between them grow.
+        Unsuccessful starts are counted, and the pauses between them grow, at last to a window: a host may just be booting.
         """
         if self._lose(host, why) >= LIVED_S:
             self._starts[host] = RateLimit(STARTS, WINDOW_S)
             self._starts[host].spend()
+            self._tired.discard(host)
         if (token := self._tokens.pop(host, None)) is not None:
             self._discard(token)
         used = self._starts[host].used
-        if used >= STARTS:
+        if used >= STARTS or host in self._tired:
+            self._tired.add(host)
             self.given_up[host] = why
-            self._notify(f"host {host} is given up after {used} starts of its agent within {WINDOW_S:g} s: {why}")
+            self._due_s[host] = time.monotonic() + WINDOW_S
+            after = f"is given up after {used} starts of its agent within {WINDOW_S:g} s"
+            self._notify(f"host {host} {after}: {why}; it is tried again in {WINDOW_S / 60:.2g} minutes")
             return
         pause_s = min(BACKOFF_S * 2.0 ** (used - 1), MAX_BACKOFF_S)
         self._due_s[host] = time.monotonic() + pause_s
@@ -120,6 +127,7 @@ class AgentStarter:
     def release(self, host: str, why: str) -> None:
         """Start no more agents on a host whose agent had to end."""
         if host in self._starts:
+            self._due_s.pop(host, None)
             self.given_up[host] = why
 
     def close(self) -> None:

@@ -79,10 +79,11 @@ class JoinedHosts:
     ) -> None:
         if count < 1:
             raise ConfigError(f"num_hosts is {count}; wait for at least one other host, or leave out --listen.")
-        if not 1 <= (least or count) <= count:
+        least = count if least is None else least
+        if not 1 <= least <= count:
             raise ConfigError(f"min_hosts is {least}, expected 1 to {count}, which is num_hosts.")
         self._here, self._own, self._join_s, self._notify = here, own, join_s, notify
-        self._count, self._least = count, least or count
+        self._count, self._least = count, least
         self._tokens = Tokens(tokens)
         self.members = Members(self._tokens, lease_s, lost_s, own=own.name, on_loss=self._after_loss)
         self._port = HostPort(tcp(own.address, port), self._tokens, self.members, notify)
@@ -99,6 +100,7 @@ class JoinedHosts:
         self._sent: set[tuple[int, str]] = set()  # (host epoch, digest or KEYS)
         self._kept_at: dict[str, int] = {}  # worker -> epoch of the host that has the files that it keeps
         self._host_keys: dict[int, Path] = {}  # host epoch -> the file that admits its keys to the streams
+        self._lived_s: dict[str, float] = {}  # lost host -> the seconds of its last membership, until its agent ended
         self._params: dict[str, set[str]] = {}  # name of a params stream -> its readers
         self._serves = self._closed = False
         self._keeper: AgentStarter | None = None
@@ -119,6 +121,7 @@ class JoinedHosts:
         """Revoke the key of a lost host; return how its place is filled: by a host with a new token, or by the engine."""
         if (file := self._host_keys.pop(host.epoch, None)) is not None:
             file.unlink(missing_ok=True)
+        self._lived_s[host.name] = time.monotonic() - host.joined_s
         if self._keeper is not None:
             if host.leaves:
                 self._keeper.release(host.name, host.leaves)
@@ -130,13 +133,11 @@ class JoinedHosts:
 
     def _lose(self, name: str, why: str) -> float:
         """Note that the agent of a host has ended; return for how many seconds it was a member."""
-        joined_s = now_s = time.monotonic()
         with self._port.changed:
             for host in [host for host in self.members.hosts if host.name == name]:
-                joined_s = host.joined_s
                 self.members.lose(host, why)
             self._port.changed.notify_all()
-        return now_s - joined_s
+            return self._lived_s.pop(name, 0.0)
 
     @property
     def _given_up(self) -> dict[str, str]:
@@ -292,12 +293,12 @@ class JoinedHosts:
         if self._is_new(host, KEYS):
             keys = make_host_keys(job.keys)
             self._host_keys[host.epoch], host.server_key = keys.file, hex_of(keys.public)
-            self._port.send(host, Keys(host.epoch, keys.client, keys.server))
+            self._send_kept(host, Keys(host.epoch, keys.client, keys.server))
             self._port.send_names()  # others must admit its keys
         if digest and self._is_new(host, digest):
             for at in range(0, len(content), CHUNK_BYTES):
                 part = content[at : at + CHUNK_BYTES]
-                self._port.send(host, CodePart(host.epoch, digest, part, at + CHUNK_BYTES >= len(content)))
+                self._send_kept(host, CodePart(host.epoch, digest, part, at + CHUNK_BYTES >= len(content)))
         keeps = list(find_kind(job.kind).keeps_files(job))
         lacks_files = bool(keeps) and self._kept_at.get(job.name) != host.epoch
         if keeps:
@@ -310,6 +311,13 @@ class JoinedHosts:
             if host.lost:  # since the last check
                 host.lose(host.lost)
         self._port.begin(remote, begin, with_files=lacks_files)
+
+    def _send_kept(self, host: JoinedHost, message: Keys | CodePart) -> None:
+        """Send what a host needs once, and keep it: the host may lack it after a broken connection."""
+        with self._port.changed:
+            host.sent.append(message)
+            host.sent_s = time.monotonic()
+        self._port.send(host, message)
 
     def _is_new(self, host: JoinedHost, what: str) -> bool:
         found = (host.epoch, what) not in self._sent

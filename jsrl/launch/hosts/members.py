@@ -46,6 +46,7 @@ from jsrl.transport.stream import epoch_at, name_at
 
 MAX_NAME_CHARS, MAX_STREAM_CHARS = 64, 200
 REVOKED = "its key was revoked"
+LACKS_S = 5.0  # after which keys and modules that have not arrived are sent again
 AGAIN_S = 30.0  # after which a worker that has not started is requested again: agents start many one after another
 
 
@@ -83,6 +84,7 @@ class JoinedHost:
       silent: whether the user was told that its lease has ended.
       server_key: public key of the streams that its workers bind, 64 hexadecimal digits. names: of these streams.
       relays: params stream -> address at which the host relays it.
+      sent, sent_s: its keys and the modules of its workers, and when they were last sent.
     """
 
     facts: HostFacts
@@ -99,6 +101,8 @@ class JoinedHost:
     server_key: str = ""
     names: list[Registration] = field(default_factory=list)
     relays: dict[str, str] = field(default_factory=dict)
+    sent: list[AnyControllerMessage] = field(default_factory=list)
+    sent_s: float = 0.0
     wanted: list[str] = field(default_factory=list)
     leaves: str = ""
     silent: bool = False
@@ -191,7 +195,10 @@ class Members:
             if host.leaves and not host.num_living:
                 self.lose(host, host.leaves)
                 return [(host.identity, Farewell(host.epoch, f"this host has left the run: {host.leaves}"))]
-            return [(host.identity, BeatReceived(host.epoch, message.sent_s))]
+            again = message.lacks and self._clock() - host.sent_s > LACKS_S
+            host.sent_s = self._clock() if again else host.sent_s
+            answers = [BeatReceived(host.epoch, message.sent_s), *(host.sent if again else ())]
+            return [(host.identity, answer) for answer in answers]
         if isinstance(message, Pages):
             hops = {hop for remote in host.workers.values() for hop in remote.hops}
             own = {name: page for name, page in message.pages.items() if name.partition("/")[0] in hops}

@@ -90,7 +90,7 @@ class Beat(AgentMessage, tag="beat"):
       names: of all streams that running workers of the host have bound. wanted: frozen players for which they wait, as
         POLICY/VERSION, or VERSION of the first policy.
       leaves: why the host wants to leave once its workers have moved; empty: it stays. relays: params stream -> address at
-        which this host relays it.
+        which this host relays it. lacks: workers wait for the host's keys or for their modules, which were lost on the way.
     """
 
     sent_s: float
@@ -100,6 +100,7 @@ class Beat(AgentMessage, tag="beat"):
     wanted: list[str] = []
     leaves: str = ""
     relays: dict[str, str] = {}
+    lacks: bool = False
 
     def __post_init__(self) -> None:
         """Refuse names that could be other paths."""

@@ -58,13 +58,18 @@ class SlurmRun:
 
     @property
     def job_name(self) -> str:
-        """Return the name of the first job; the array's name has `-actors` appended."""
-        return f"jsrl-{self.name}"
+        """Return the name of the first job (no name of a run contains a colon); the array's has `:actors` appended."""
+        return f"jsrl:{self.folder.parent.name}:{self.name}"
+
+    @property
+    def file(self) -> str:
+        """Return the name of its files in the working directory, without suffix."""
+        return file_of(self.folder)
 
     @property
     def tokens(self) -> Path:
-        """Return the folder with the address and the tokens for hosts."""
-        return self.folder.parents[1] / f"join-{self.name}"
+        """Return the folder with the address and the tokens for hosts; experiments may have runs of the same name."""
+        return self.folder.with_name(f"join-{self.name}")
 
     @property
     def ended(self) -> Path:
@@ -75,12 +80,17 @@ class SlurmRun:
         """Return the two commands that submit a script: the controller's job, then the array of actor hosts."""
         o = self.options
         controller = ["sbatch", f"--job-name={self.job_name}", *flag("partition", o.partition), *flag("gres", o.gres)]
-        actors = ["sbatch", f"--job-name={self.job_name}-actors", f"--array=1-{self.num_hosts}"]
+        actors = ["sbatch", f"--job-name={self.job_name}:actors", f"--array=1-{self.num_hosts}"]
         actors += [*flag("partition", o.actor_partition or o.partition), *flag("gres", o.actor_gres)]
         return [
             [*controller, *flag("cpus-per-task", o.cpus), script],
             [*actors, *flag("cpus-per-task", o.actor_cpus), script],
         ]
+
+
+def file_of(folder: Path) -> str:
+    """Return the name of the files in the working directory that belong to a run or group, without suffix."""
+    return f"jsrl-{folder.parent.name}-{folder.name}"
 
 
 def flag(name: str, value: object) -> list[str]:
@@ -103,15 +113,15 @@ class SlurmSeeds:
     options: SlurmOptions
 
     @property
-    def job_name(self) -> str:
-        """Return the name of the array."""
-        return f"jsrl-{self.group.path.name}"
+    def file(self) -> str:
+        """Return the name of its files in the working directory, without suffix; also that of the array."""
+        return file_of(self.group.path)
 
     def submission(self, script: str) -> list[str]:
         """Return the command that submits a script."""
         o = self.options
         most = f"%{self.at_once}" if self.at_once else ""
-        command = ["sbatch", "--parsable", f"--job-name={self.job_name}"]
+        command = ["sbatch", "--parsable", f"--job-name={self.file}"]
         command += [f"--array={','.join(map(str, self.seeds))}{most}", *flag("partition", o.partition)]
         return [*command, *flag("gres", o.gres), *flag("cpus-per-task", o.cpus), script]
 
@@ -143,8 +153,8 @@ def seeds_script(seeds: SlurmSeeds) -> str:
     program = f"{shlex.quote(seeds.python)} -P -m jsrl.cli.main"
     values = {
         "title": f"{group.experiment}, runs {group.path.name}-seedN",
-        "submit": f"#   {shlex.join(seeds.submission(f'{seeds.job_name}.sh'))}",
-        "directives": directives(seeds.options, f"{seeds.job_name}-%A_%a.out"),
+        "submit": f"#   {shlex.join(seeds.submission(f'{seeds.file}.sh'))}",
+        "directives": directives(seeds.options, f"{seeds.file}-%A_%a.out"),
         "setup": seeds.options.setup or ":",
         "folder": f'{shlex.quote(str(group.path))}-seed"$SLURM_ARRAY_TASK_ID"',
         "new": f"{shlex.quote(group.experiment)} {own} {shlex.join([*group.begin, '--overwrite'])}",
@@ -163,16 +173,16 @@ def slurm_script(run: SlurmRun) -> str:
     program = f"{shlex.quote(run.python)} -P -m jsrl.cli.main"
     submit = [
         shlex.join(["rm", "-f", str(run.ended)]),
-        *(shlex.join(args) for args in run.submissions(f"{run.job_name}.sh")),
+        *(shlex.join(args) for args in run.submissions(f"{run.file}.sh")),
     ]
     values = {
         "title": f"{run.experiment}, run {run.name}, with {counted(run.num_hosts, 'actor host')}",
         "submit": "\n".join(f"#   {line}" for line in submit),
-        "directives": directives(o, f"{run.job_name}-%j.out"),
+        "directives": directives(o, f"{run.file}-%j.out"),
         "setup": o.setup or ":",
         "tokens": tokens,
         "folder": shlex.quote(str(run.folder)),
-        "join": f'{program} join --from "$tokens" --name "$(hostname)-$SLURM_JOB_ID" --patience-s 600',
+        "join": f'{program} join --from "$tokens" --name "$(hostname)-$SLURM_JOB_ID"',
         "run": f'{program} run "${{begin[@]}}" {shlex.join(run.args)}',
         "new": shlex.join([run.experiment, *run.begin, "--run-name", run.name, "--overwrite"]),
         "runs_dir": shlex.quote(str(runs_dir)),
@@ -223,7 +233,7 @@ if [ -n "$SLURM_ARRAY_TASK_ID" ]; then  # an actor host: it stays until the run 
   exit 0
 fi
 
-rm -rf "$tokens" "$tokens.ended"
+mkdir -p "${tokens%/*}" && rm -rf "$tokens" "$tokens.ended"
 if [ -e "$folder/snapshots/state/tags/latest.json" ]; then begin=(--resume "$folder"); else begin=(@new@); fi
 address=${JSRL_ADDRESS:-$(hostname -I | cut -d' ' -f1)}  # of this host, as the others reach it
 @run@ --runs-dir @runs_dir@ --display plain \\

@@ -75,7 +75,7 @@ class Tokens:
         self._renew_s = 0.0  # time of the next check for unused tokens
 
     def make(self) -> Path:
-        """Write another token, and return its file.
+        """Write another token, and return its file. The first one replaces those that a killed run left in the folder.
 
         Raises:
           ConfigError: it cannot be written.
@@ -85,6 +85,10 @@ class Tokens:
         try:
             self._folder.parent.mkdir(parents=True, exist_ok=True)
             make_folder(self._folder)
+            if self._made == 1:
+                for pattern in (ADDRESS, "host-*.token", f"host-*{CLAIMED}"):
+                    for left in self._folder.glob(pattern):
+                        left.unlink(missing_ok=True)
             public = write_client_keys(path, self.server.public)
         except OSError as error:
             raise ConfigError(

@@ -218,7 +218,7 @@ class Agent:
             self._notify(
                 f"no message from the controller for {silent_s:.0f} s: {counted(count, 'worker')} ended; joining again"
             )
-            self._epoch = 0
+            self._epoch, self._lease_from_s = 0, now_s()  # its patience begins now: it may have been stopped
         elif not self._epoch and silent_s > self._patience_s:
             self._end = (1, f"no answer from {self._address} within {self._patience_s:g} s; is the run there?")
 
@@ -253,7 +253,8 @@ class Agent:
         names = FileNames(self._folder / "names").own() if self._children.count else []
         frames = within_size(self._control.frames(beats=True), _MAX_FRAMES_BYTES)
         wanted, leaves = wanted_players(self._folder / PLAYERS_FOLDER), "" if self._leave_by_s is None else LEAVES
-        self._send(Beat(self._epoch, now_s(), frames, usage, names, wanted, leaves, self._relays.addresses))
+        lacks = any(map(self._lacks, self._queue.values()))
+        self._send(Beat(self._epoch, now_s(), frames, usage, names, wanted, leaves, self._relays.addresses, lacks))
 
     def _send_pages(self) -> None:
         if changed := self._pages.changed():
@@ -353,6 +354,9 @@ class Agent:
             for folder in [folder for folders in self._kept_folders.values() for folder in folders]:
                 shutil.rmtree(self._folder / folder, ignore_errors=True)  # the run folder has what counts
             self._kept_folders.clear()
+            self._code_parts.clear()
+            for file in (CLIENT_FILE, SERVER_FILE):  # of an earlier membership: revoked
+                (self._folder / KEYS / file).unlink(missing_ok=True)
             self._notify(f"joined the run at {self._address} as {self._name}")
 
     def _keep_earlier_file(self, message: EarlierFile) -> None:
@@ -373,12 +377,19 @@ class Agent:
         oldest_s = now_s() - _START_S
         self._starting = {key: since_s for key, since_s in self._starting.items() if since_s > oldest_s}
         for key, message in list(self._queue.items()):
+            if self._lacks(message):
+                continue
             if message.forks and len(self._starting) >= self._most_starts:
                 continue
             del self._queue[key]
             if message.forks:
                 self._starting[key] = now_s()
             self._begin(message)
+
+    def _lacks(self, message: Begin) -> bool:
+        """Return whether this host has not got its keys, or the modules of a worker; the next beat asks for them."""
+        code = self._folder / "code" / message.code if message.code else self._folder
+        return not (code.exists() and (self._folder / KEYS / SERVER_FILE).exists())
 
     def _begin(self, message: Begin) -> None:
         self._kept_folders[message.worker] = message.keeps
@@ -421,8 +432,8 @@ class Agent:
             try:
                 if not folder.exists():
                     unpack(message.digest, bytes(content), folder)
-            except (OSError, ValueError) as error:  # workers report missing modules
-                self._notify(f"the run's modules cannot be kept here: {error}")
+            except ValueError as error:  # parts were lost: the workers that wait for them make the next beat ask again
+                self._notify(f"the run's modules did not arrive completely: {error}")
 
 
 def wanted_players(folder: Path) -> list[str]:

@@ -294,13 +294,20 @@ class Driver:
             short = shortage(request, self._cpus, self._nodes())
             if waited_s > limit_s:
                 raise Refused(refusal(request, self._cpus, self._nodes(), self._ray.available_resources(), limit_s))
-            if not self._lines.empty() and self._lines.get() is None:
+            if self._has_ended():
                 raise Refused("the run ended before Ray had placed its hosts")
             if waited_s > SHORT_S and not announced:
                 announced = True
                 self._write(
                     {"notify": f"waiting {limit_s:g} s for Ray to place the hosts: {short or 'its nodes are in use'}"}
                 )
+
+    def _has_ended(self) -> bool:
+        """Return whether the engine has ended; its requests stay queued."""
+        lines = [self._lines.get() for _ in range(self._lines.qsize())]
+        for line in lines:
+            self._lines.put(line)
+        return None in lines
 
     def _begin(self, host: str, address: str, token: str, tries: int = 1) -> None:
         """Start the actor of a host in its bundle, and the agent."""

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,12 @@ from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
+from jsrl.launch.hosts.archive import archive
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
 from jsrl.launch.hosts.launcher import JoinedHosts, moved, with_start
 from jsrl.launch.hosts.members import JoinedHost, RemoteWorker
-from jsrl.launch.hosts.messages import REPLACED, BeatReceived, Begin, Exited, Signal
+from jsrl.launch.hosts.messages import REPLACED, BeatReceived, Begin, CodePart, Exited, Keys, Signal, Welcome
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.hosts.tokens import Tokens
 from jsrl.launch.launcher import Need, Start
@@ -151,6 +153,55 @@ def test_workers_under_an_agent(tmp_path: Path) -> None:
         world.launcher.close()
         assert load_server_keys(world.plan.keys).admits(key) == ""
         assert agent.ends() == (0, agent.log.read_text()) and "the run has ended" in agent.log.read_text()
+
+
+@pytest.mark.slow
+def test_worker_waits_for_lost_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with world_of(tmp_path, 1) as world:
+        port, lost = world.launcher._port, list[object]()
+        send = port.send
+
+        def send_lossy(host: JoinedHost, message: Any) -> None:
+            if isinstance(message, Keys) and not lost:
+                lost.append(message)
+            else:
+                send(host, message)
+
+        monkeypatch.setattr(port, "send", send_lossy)
+        world.await_workers(world.start("actor-0"))
+        assert lost and load_client_keys(Path(world.launcher.members.hosts[0].folder, "keys"))
+
+
+def test_modules_sent_in_part_before_a_host_joined_again_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "sent_in_part.py").write_text("VALUE = 1")
+    monkeypatch.syspath_prepend(tmp_path / "mine")
+    digest, content = archive({"sent_in_part"})
+    begin, half = Begin(2, "actor", "actor-0", 0, b"", {}, digest), len(content) // 2
+    told = list[str]()
+    agent = SimpleNamespace(
+        _folder=tmp_path, _code_parts={}, _kept_folders={}, _epoch=1, _queue={}, _unsent_exits=[], _notify=told.append,
+        _address="", _name="a", _children=SimpleNamespace(kill_all=lambda: 0), _pages=SimpleNamespace(forget=lambda: None),
+        _kept=SimpleNamespace(forget=lambda: None),
+    )  # fmt: skip
+    keep, lacks = (
+        functools.partial(method, agent) for method in (local_agent.Agent._keep_code, local_agent.Agent._lacks)
+    )
+    local_agent.Agent._keep_keys(agent, Keys(1, b"c", b"s"))  # type: ignore[arg-type]
+    keep(CodePart(1, digest, content[:half], False))
+    local_agent.Agent._join(agent, Welcome(2, 15.0))  # type: ignore[arg-type]
+    parts = [CodePart(2, digest, content[:half], False), CodePart(2, digest, content[half:], True)]
+    keep(parts[0])
+    keep(parts[1])
+    assert len(told) == 1 and lacks(begin)  # its earlier keys are revoked
+    local_agent.Agent._keep_keys(agent, Keys(2, b"c", b"s"))  # type: ignore[arg-type]
+    assert not lacks(begin)
+    other = Begin(2, "actor", "actor-0", 0, b"", {}, "0" * 64)
+    assert lacks(other)
+    keep(CodePart(2, "0" * 64, b"its first part was lost", True))
+    assert "did not arrive completely" in told[1] and lacks(other)
 
 
 def assert_nothing_secret(world: World, processes) -> None:
@@ -382,6 +433,21 @@ def test_missing_hosts_are_reported_in_one_sentence(tmp_path: Path) -> None:
         JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join", print, least=3)
 
 
+def test_agent_that_ends_after_its_host_was_lost_has_lived_as_long_as_its_host(tmp_path: Path) -> None:
+    """A broken link is often noticed first by its silence. This must not count as a failed start of the agent."""
+    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None)
+    try:
+        host = JoinedHost(HostFacts("a", 1, 100), 1, "token", "session", "boot", "/tmp/a", b"id", time.monotonic())
+        host.joined_s = time.monotonic() - 3_600.0
+        with launcher._port.changed:
+            launcher.members.hosts.append(host)
+            launcher.members.lose(host, "it sent no message for 20 s")
+        assert launcher._lose("a", "ssh a ended with status 255") >= 3_600.0
+        assert launcher._lose("a", "its next start failed") == 0.0
+    finally:
+        launcher.close()
+
+
 def test_agent_reads_heartbeat_replies_while_starting_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each start takes a second here, and a lease lasts 15 s: 100 starts in one turn would end a healthy host's workers."""
     clock, obeyed = [0.0], list[object]()
@@ -410,7 +476,7 @@ def test_agent_starts_as_many_forked_workers_at_once_as_its_cores_can_take(monke
     control = SimpleNamespace(ready=[])
     agent = SimpleNamespace(
         _control=control, _queue={}, _starting={}, _most_starts=3, _epoch=1, _begin=lambda one: begun.append(one.worker),
-        _children=SimpleNamespace(find=lambda *key: None), _send=said.append,
+        _children=SimpleNamespace(find=lambda *key: None), _send=said.append, _lacks=lambda begin: False,
     )  # fmt: skip
     for number in range(9):
         agent._queue[f"actor-{number}", 0] = Begin(1, "actor", f"actor-{number}", 0, b"", {}, forks=True)
@@ -443,3 +509,17 @@ def test_agent_without_a_network_waits_for_it(monkeypatch: pytest.MonkeyPatch) -
     agent._hello = functools.partial(local_agent.Agent._hello, agent)  # type: ignore[arg-type]
     local_agent.Agent._beat(agent)  # type: ignore[arg-type]
     assert not said
+
+
+def test_agent_that_was_stopped_for_long_still_tries_to_join_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has not looked for the controller in that time."""
+    clock, told = [0.0], list[str]()
+    monkeypatch.setattr(local_agent, "now_s", lambda: clock[0])
+    agent = SimpleNamespace(
+        _epoch=1, _end=None, _lease_s=15.0, _lease_from_s=0.0, _patience_s=120.0, _address="10.0.0.5:7000", _queue={},
+        _children=SimpleNamespace(kill_all=lambda: 3), _relays=SimpleNamespace(close=lambda: None), _notify=told.append,
+    )  # fmt: skip
+    for clock[0], ends in ((600.0, False), (719.0, False), (721.0, True)):
+        local_agent.Agent._check_lease(agent)  # type: ignore[arg-type]
+        assert agent._epoch == 0 and bool(agent._end) is ends
+    assert told == ["no message from the controller for 600 s: 3 workers ended; joining again"]

@@ -79,6 +79,16 @@ def test_unpacking(project: Path, tmp_path: Path):
         unpack(digest, content + b"x", tmp_path / "other")
 
 
+def test_programs_of_a_package_stay_executable(project: Path, tmp_path: Path):
+    (project / "my_game" / "levels" / "one.txt").chmod(0o755)
+    unpack(*archive({"my_game"}), tmp_path / "code")
+    modes = {
+        name: (tmp_path / "code" / "my_game" / name).stat().st_mode & 0o100
+        for name in ("levels/one.txt", "__init__.py")
+    }
+    assert modes == {"levels/one.txt": 0o100, "__init__.py": 0}
+
+
 @pytest.mark.parametrize("name", ["../out.py", "/tmp/out.py", "a/../../out.py"])
 def test_nothing_is_written_outside_of_the_folder(name: str, tmp_path: Path):
     buffer = io.BytesIO()

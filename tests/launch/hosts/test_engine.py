@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from jsrl.errors import ConfigError
 from jsrl.launch.hosts import engine as engines
-from jsrl.launch.hosts.engine import LIVED_S, STARTS, AgentStarter
+from jsrl.launch.hosts.engine import LIVED_S, STARTS, WINDOW_S, AgentStarter
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.local.facts import own_facts
 from jsrl.launch.local.launcher import Local
@@ -89,6 +90,32 @@ def test_ended_agent_is_restarted_with_a_new_token_up_to_the_limit(monkeypatch):
     assert len(engine.begun) == count - 1 + STARTS  # it is not restarted
     keeper.close()
     assert engine.closed
+
+
+def test_a_host_that_was_given_up_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may only have booted, and a run may last for days."""
+    passed_s = [0.0]
+    monkeypatch.setattr(engines, "LOOK_S", 0.01)
+    monkeypatch.setattr(engines, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed_s[0]))
+    engine, told, numbers = Scripted(), list[str](), iter(range(100))
+    keeper = AgentStarter(
+        engine, "x:1", lambda: Path(f"t{next(numbers)}"), lambda token: None, lambda host, why: 0.0, told.append
+    )
+    try:
+        engine.why["b"] = "no route"
+        for starts in (STARTS, STARTS + 1):  # then one in each window
+            await_that(lambda starts=starts: sum("is given up" in line for line in told) == starts - STARTS + 1)
+            assert [host for host, _ in engine.begun].count("b") == starts and keeper.given_up == {"b": "no route"}
+            passed_s[0] += WINDOW_S - 60.0
+            time.sleep(0.1)
+            assert [host for host, _ in engine.begun].count("b") == starts
+            engine.why["b"] = "" if starts > STARTS else "no route"
+            passed_s[0] += 61.0
+        await_that(lambda: [host for host, _ in engine.begun].count("b") == STARTS + 2 and not keeper.given_up)
+        keeper.release("b", "its key was revoked")
+        assert "it is tried again in 10 minutes" in told[-1]
+    finally:
+        keeper.close()
 
 
 @pytest.fixture

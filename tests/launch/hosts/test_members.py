@@ -8,15 +8,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from jsrl.errors import ConfigError
 from jsrl.launch.hosts.members import AGAIN_S, Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
     Beat,
     BeatReceived,
     Begin,
+    CodePart,
     Exited,
     Farewell,
     Hello,
     KeptFile,
+    Keys,
     Leaving,
     Refused,
     RunNames,
@@ -25,7 +28,7 @@ from jsrl.launch.hosts.messages import (
     Welcome,
     WorkerMessages,
 )
-from jsrl.launch.hosts.tokens import Tokens, claim
+from jsrl.launch.hosts.tokens import ADDRESS, CLAIM_S, Tokens, claim
 from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.runs.names import Registration
 from jsrl.transport.meeting.keys import load_client_keys
@@ -125,6 +128,17 @@ def test_heartbeats_are_answered_with_the_clock_of_the_agent(world: World):
     assert world.members.handle(host.token, b"id", beat) == [(b"id", BeatReceived(host.epoch, 7.25))]
     life = host.workers["actor-0", 0]
     assert world.members.frames == [b"x"] and life.pid == 42 and life.usage.cpu_s == 1.5
+
+
+def test_keys_and_modules_that_a_host_lacks_are_sent_again(world: World):
+    host = world.join()
+    host.sent, host.sent_s = [Keys(host.epoch, b"c", b"s"), CodePart(host.epoch, "0" * 64, b"x", True)], world.now_s
+    counts = []
+    for world.now_s, lacks in ((103.0, True), (106.0, False), (106.5, True), (107.0, True), (112.0, True)):
+        answers = world.members.handle(host.token, b"id", Beat(host.epoch, 7.25, [], lacks=lacks))
+        assert [answer for _, answer in answers] == [BeatReceived(host.epoch, 7.25), *host.sent[: len(answers) - 1]]
+        counts.append(len(answers) - 1)
+    assert counts == [0, 0, 2, 0, 2]  # they may be on their way
 
 
 def test_exit_is_recorded_once(world: World):
@@ -241,6 +255,22 @@ def test_tokens_leave_no_files(tmp_path: Path):
 
 
 KEY = "ab" * 32
+
+
+def test_tokens_of_a_killed_run_are_replaced(tmp_path: Path):
+    """Else hosts that look for a token find an old one first, and a new one counts as taken."""
+    killed = Tokens(tmp_path / "join")
+    old = [killed.make() for _ in range(4)]
+    killed.publish("10.0.0.5:7000")
+    claim(tmp_path / "join", 0.0)
+    tokens = Tokens(tmp_path / "join")
+    assert all(path.exists() for path in old[1:])  # until the port of the next run is open
+    new = {tokens.make(), tokens.make()}
+    with pytest.raises(ConfigError, match="no token was found"):
+        claim(tmp_path / "join", 0.0)  # the old address is gone
+    tokens.publish("10.0.0.6:7000")
+    assert not tokens.renew(0.0) and not tokens.renew(2 * CLAIM_S)
+    assert {path for path in (tmp_path / "join").iterdir() if path.name != ADDRESS} == new
 
 
 def name(worker: str, incarnation: int = 0, key: str = KEY, stream: str = "inference") -> Registration:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import queue
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +23,7 @@ from jsrl.launch.hosts.ray import (
     shortage,
     unusable,
 )
+from jsrl.launch.local.ray import Driver, Refused
 
 BIG, SMALL = RayNode("10.0.0.6", 64, 4, 256_000), RayNode("10.0.0.7", 8, 0, 32_000)
 
@@ -115,3 +119,21 @@ def test_invalid_commands_are_refused(capsys: pytest.CaptureFixture[str], monkey
     assert command.main(words) == 2
     told = capsys.readouterr().err
     assert "needs the package ray, not installed here: " in told and "-m pip install" in told and "[ray]" in told
+
+
+def test_hosts_requested_before_ray_has_placed_them_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after the end of a driver: the next one gets the requests at once, and waits for its nodes first."""
+    group = SimpleNamespace(wait=lambda timeout_s: next(placed))
+    util = SimpleNamespace(placement_group=lambda bundles, **options: group)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=list, util=util))
+    placed, lines = iter([False, False, True]), queue.SimpleQueue[str | None]()
+    driver = Driver(RayRequest(2, cpus=1), lines, lambda facts: None)
+    requests = ['{"host": "ray-1"}', '{"host": "ray-2"}']
+    for line in requests:
+        lines.put(line)
+    driver._place(is_local=False)
+    assert [lines.get_nowait() for _ in requests] == requests
+    placed = iter([False])
+    lines.put(None)
+    with pytest.raises(Refused, match="ended before Ray had placed"):
+        driver._place(is_local=False)

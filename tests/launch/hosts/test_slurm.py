@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -59,7 +60,8 @@ def play(run: SlurmRun, **variables: str) -> subprocess.Popen[bytes]:
     """Start the script as Slurm would."""
     path = run.folder.parents[2] / "script.sh"
     path.write_text(slurm_script(run).replace("sleep 5", "sleep 0.05").replace("-lt 60", "-lt ${QUICK_S:-60}"))
-    run.tokens.parent.mkdir(exist_ok=True)
+    if variables.get("SLURM_ARRAY_TASK_ID"):  # the controller's job has made it
+        run.tokens.parent.mkdir(parents=True, exist_ok=True)
     known = {"LOG": str(log_of(run)), "TOKENS": str(run.tokens), "SLURM_JOB_ID": "7", "JSRL_ADDRESS": "10.0.0.5"}
     env = os.environ | {"SLURM_ARRAY_TASK_ID": ""} | known | variables
     with errors_of(run).open("wb") as errors:
@@ -82,13 +84,18 @@ def asked(run: SlurmRun) -> list[str]:
 
 def test_script_explains_how_to_submit_it(slurm: SlurmRun):
     lines = slurm_script(slurm).splitlines()
-    assert "#   sbatch --job-name=jsrl-x --partition=gpu --gres=gpu:4 jsrl-x.sh" in lines
-    assert (
-        "#   sbatch --job-name=jsrl-x-actors --array=1-3 --partition=cheap --gres=gpu:1 --cpus-per-task=8 jsrl-x.sh"
-        in lines
-    )
+    assert "#   sbatch --job-name=jsrl:ppo:x --partition=gpu --gres=gpu:4 jsrl-ppo-x.sh" in lines
+    actors = "--array=1-3 --partition=cheap --gres=gpu:1 --cpus-per-task=8"
+    assert f"#   sbatch --job-name=jsrl:ppo:x:actors {actors} jsrl-ppo-x.sh" in lines
     assert {"#SBATCH --requeue", "#SBATCH --time=1:00:00", "#SBATCH --exclusive", "#SBATCH --mem=0"} <= set(lines)
     assert not [line for line in lines if "@" in line.replace("B:USR1@", "").replace("{begin[@]}", "")]
+
+
+def test_runs_of_two_experiments_with_one_name_share_nothing(slurm: SlurmRun):
+    """Else the hosts of one would join the other, and leave when that ends."""
+    other = dataclasses.replace(slurm, experiment="sac", folder=slurm.folder.parents[1] / "sac" / "x")
+    for name in ("tokens", "ended", "job_name", "file"):
+        assert getattr(slurm, name) != getattr(other, name)
 
 
 def test_script_starts_a_new_run_or_resumes_a_snapshot(slurm: SlurmRun):
@@ -131,7 +138,7 @@ def test_an_actor_host_joins_until_the_run_has_ended(slurm: SlurmRun):
     assert play(slurm, SLURM_ARRAY_TASK_ID="2").wait(60) == 0
     first, second = asked(slurm)
     assert first == second and first.startswith(f"-P -m jsrl.cli.main join --from {slurm.tokens} --name ")
-    assert first.endswith("-7 --patience-s 600")
+    assert first.endswith("-7")  # a lost controller is looked for elsewhere after two minutes, the default
 
 
 def test_an_actor_host_that_its_requeued_job_replaced_does_not_join_again(slurm: SlurmRun):
@@ -183,6 +190,22 @@ def test_the_command_prints_or_refuses(tmp_path: Path, capsys, monkeypatch):
     assert command.main([*words, "--seeds", "0-3"]) == 2
     assert "--launcher slurm without --seeds; add that, or leave out --num-hosts" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_with_a_job_is_not_submitted_again(tmp_path: Path, capsys, monkeypatch):
+    """A second job would delete the tokens of the first, and its end would send the hosts away."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    queue = '[ "$4" = jsrl:ppo_cartpole:x ] && printf "7|/elsewhere\n$QUEUED" || exit 1'
+    for name, does in (("sbatch", 'echo "Submitted batch job 9"; echo "$*" >> log'), ("squeue", queue)):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    words = ["ppo_cartpole", "--launcher", "slurm", "--run-name", "x"]
+    assert command.main(words) == 0 and len(Path("log").read_text().splitlines()) == 2
+    monkeypatch.setenv("QUEUED", f"8|{tmp_path}\n")
+    assert command.main(words) == 2 and len(Path("log").read_text().splitlines()) == 2
+    assert "job 8 of this run waits or runs" in capsys.readouterr().err
 
 
 def test_only_a_new_run_starts_with_other_params(tmp_path: Path, capsys, monkeypatch):

@@ -1,0 +1,39 @@
+"""Options of `jsrl run` for other hosts: the launcher that they make, and its lines for the user."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from jsrl.cli.experiments import load
+from jsrl.cli.hosts import launcher_of
+from jsrl.experiment.options import RunOptions
+from tests.launch.hosts.agents import await_that
+
+
+class Pipe(io.StringIO):
+    """A stream whose reader may go, such as the `tee` behind a pipe."""
+
+    is_read = True
+
+    def write(self, text: str) -> int:
+        if not self.is_read:
+            raise BrokenPipeError
+        return super().write(text)
+
+
+def test_the_port_for_hosts_outlives_the_reader_of_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every host would lose the run at the next line, and the run would not know it."""
+    monkeypatch.setattr(sys, "stderr", pipe := Pipe())
+    options = RunOptions(runs_dir=str(tmp_path), listen="127.0.0.1")
+    with launcher_of(options, load("ppo_cartpole")) as launcher:
+        assert "waiting for 1 host to join" in pipe.getvalue()
+        pipe.is_read = False
+        launcher.members.notices.append("a host joined")
+        await_that(lambda: not launcher.members.notices)
+        assert launcher._port._thread.is_alive()
+        launcher.members.notices.append("a host is gone")
+        await_that(lambda: not launcher.members.notices, 5.0)
