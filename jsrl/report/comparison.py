@@ -96,8 +96,17 @@ def difference(a: np.ndarray, b: np.ndarray) -> Difference:
     return Difference(float(a.mean() - b.mean()), (float(low), float(high)), float(test.pvalue), float(wins))
 
 
-LEARNED = ("agent.", "env.", "replay.", "num-envs", "rollout-length", "batch-envs", "max-policy-lag")
-"""Prefixes of options that change what is learned, and not only where or for how long."""
+LEARNED = (
+    "agent.", "env.", "replay.", "num-envs", "rollout-length", "batch-envs", "max-policy-lag", "learner.reuse",
+    "learner.order", "recording", "director.", "seats",
+)  # fmt: skip
+"""Prefixes of options that change what is learned, and not only where or for how long; the same hold for each policy."""
+
+
+def changes_learning(option: str) -> bool:
+    """Return whether an option of an experiment, such as `policies.runner.agent.gamma`, changes what is learned."""
+    own = option.split(".", 2)[2] if option.startswith("policies.") else option
+    return own.startswith(LEARNED)
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -110,7 +119,7 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
         folders.setdefault(run.folder.path.parent.name, []).append(run)
     found: dict[str, list[Run]] = {}
     for folder, own in folders.items():
-        differing = [name for name in differing_options(own) if name.startswith(LEARNED)]
+        differing = [name for name in differing_options(own) if changes_learning(name)]
         for run in own:
             options = flat_options(run.config)
             parts = [folder, *(f"{name} {options.get(name)}" for name in differing), *own_workers(run)]

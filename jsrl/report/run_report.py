@@ -352,6 +352,16 @@ def flat_options(value: Any, name: str = "") -> dict[str, Any]:
         return options
     if isinstance(value, dict) and set(value) == {"$tuple"}:
         return {name: ",".join(map(str, value["$tuple"]))}
+    if (
+        isinstance(value, dict)
+        and value
+        and all(isinstance(inner, dict) and "$type" in inner for inner in value.values())
+    ):
+        return {
+            option: leaf
+            for key, inner in value.items()
+            for option, leaf in flat_options(inner, f"{name}.{key}").items()
+        }
     return {name: value if isinstance(value, str | int | float | None) else json.dumps(value)}
 
 

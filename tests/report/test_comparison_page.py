@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jsrl.agents.ppo import PPOConfig
 from jsrl.cli.report import main
-from jsrl.experiment import Experiment
+from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.graph.placements import make_graph
 from jsrl.launch.graph_file import write_graph
 from jsrl.references.reference import to_json
@@ -36,6 +37,21 @@ def test_runs_are_grouped_by_learning_settings(tmp_path: Path):
     names = {name: [run.name for run in own] for name, own in grouped(runs).items()}
     assert list(names) == ["ppo, num-envs 16", "ppo, num-envs 32", "sac"]
     assert len(names["ppo, num-envs 16"]) == 3
+
+
+def test_runs_whose_policies_learn_in_other_ways_are_not_seeds_of_one_experiment(tmp_path: Path):
+    def policies(**options) -> dict[str, PolicyConfig]:
+        return {"first": PolicyConfig(PPOConfig(), "a"), "second": PolicyConfig(PPOConfig(), "b", **options)}
+
+    faster = policies() | {"second": PolicyConfig(PPOConfig(learning_rate=1e-2), "b")}
+    own_seed, served = policies(seed=7), policies(placement="served")
+    made = [
+        make_run(tmp_path, "duel", n, 1.0, policies=p) for n, p in enumerate((policies(), own_seed, served, faster))
+    ]
+    names = {name: len(own) for name, own in grouped(made).items()}
+    rate = "duel, policies.second.agent.learning-rate"
+    assert names == {f"{rate} {PPOConfig().learning_rate}": 3, f"{rate} 0.01": 1}
+    assert ">policies.second.agent.learning-rate<" in comparison_page(made)
 
 
 def test_runs_with_own_workers_are_groups_of_their_own(tmp_path: Path):
