@@ -28,6 +28,8 @@ from jsrl.runs.runs import Run, RunFolder
 from jsrl.runs.standings import StandingsTable, read_standings
 from jsrl.runs.state import read_result, read_state
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
+from jsrl.workers.actor.kind import KIND as ACTOR
+from jsrl.workers.inference.kind import KIND as INFERENCE
 from jsrl.workers.kinds import Kind, find_kind
 
 MOST_WARNINGS, MOST_GROUPS, MOST_ACTORS = 50, 4, 128
@@ -154,7 +156,7 @@ def make_report(folder: RunFolder) -> RunReport:
         lines = steady(own)
         own_means = {name: _mean(values, lines, own.get("wall_s")) for name, values in own.items()}
         own_means = {name: value for name, value in own_means.items() if math.isfinite(value)}
-        bottlenecks[policy] = find_bottleneck(own_means, facts, kinds)
+        bottlenecks[policy] = find_bottleneck(with_shared_workers(own_means, means), facts, kinds)
         means |= {f"{policy}/{name}": value for name, value in own_means.items()} if policy else own_means
         found_rates |= {_of(name, policy): value for name, value in rates(own, lines, own_means).items()}
     hops = _hops(folder.path, result)
@@ -179,6 +181,13 @@ def make_report(folder: RunFolder) -> RunReport:
         videos=captions(folder.path),
         files=[name for name in files if (folder.path / name).exists()],
     )
+
+
+def with_shared_workers(own: Mapping[str, float], first: Mapping[str, float]) -> dict[str, float]:
+    """Return a policy's means; of actors and inference servers that work for all policies, those of the first one."""
+    shared = (f"{kind.prefix}/" for kind in (ACTOR, INFERENCE))
+    missing = tuple(p for p in shared if not any(n.startswith(p) and n.endswith("_share") for n in own))
+    return {name: value for name, value in first.items() if name.startswith(missing)} | dict(own)
 
 
 def how_it_ended(path: Path) -> str:
@@ -332,6 +341,7 @@ def facts_of(experiment: Experiment | None, environment: dict[str, Any]) -> RunS
         accelerators=accelerators,
         more_actors=tuple(n for n in actors if _works(e, num_actors=n)),
         more_groups=next((n for n in groups if _works(e, num_groups=n)), None),
+        recorded=e.recording is not None,
     )
 
 

@@ -327,6 +327,13 @@ def test_every_policy_has_its_curves_its_lag_and_its_bottleneck(run_folder: RunF
     assert "policy lag of b: p50 1, p95 7" in summary and "bottleneck of b: Updates limit this run" in summary
 
 
+def test_policies_that_share_actors_have_a_bottleneck_of_their_own(run_folder: RunFolder):
+    own = {"b/learner/update_share": 0.9, "b/learner/wait_batch_share": 0.05, "b/env_steps": 1.0, "b/updates": 1.0}
+    write_lines(run_folder, [line | own for line in lines(10)])
+    kinds = {policy: found.kind for policy, found in make_report(run_folder).bottlenecks.items()}
+    assert kinds == {"": "environments", "b": "updates"}
+
+
 def test_machine_load_is_shown_for_the_time_of_the_run(run_folder: RunFolder):
     """The last line of an ended run was written after its end; a lag that was always 0 needs no panel."""
     entries = [line | {f"learner/policy_lag_{what}": 0.0 for what in ("p50", "p95", "max")} for line in lines(9)]
