@@ -125,6 +125,18 @@ class RunReport:
         return float(before[-1]) if before.size else 0.0
 
     @property
+    def since_resume_s(self) -> float | None:
+        """Return the seconds since the last resume; None: the run was not resumed, or has no result."""
+        wall_s = self.result.get("wall_s")
+        return wall_s if wall_s is not None and self.training_s > wall_s + 2 else None
+
+    @property
+    def whole_s(self) -> float:
+        """Return the seconds of the run, over all resumes."""
+        wall_s = self.result.get("wall_s") if self.since_resume_s is None else None
+        return wall_s or self.last("wall_s") or 0.0
+
+    @property
     def score(self) -> tuple[str, float, float | None] | None:
         """Return (title, mean return, half of its 95% interval) of the final evaluation, else of the newest one.
 

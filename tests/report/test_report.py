@@ -15,11 +15,14 @@ import pytest
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
+from jsrl.graph.placements import make_graph
+from jsrl.launch.graph_file import write_graph
 from jsrl.launch.result import Result, fitted
 from jsrl.references.reference import to_json
 from jsrl.report import run_report
 from jsrl.report.charts import Series, chart, ticks
 from jsrl.report.curves import algorithm, machine, shares_of_time
+from jsrl.report.graph import dataflow
 from jsrl.report.html import body
 from jsrl.report.report import leave_report, write_report
 from jsrl.report.run_report import make_report, steady
@@ -209,6 +212,13 @@ def test_time_of_a_resumed_run_covers_all_sessions(run_folder: RunFolder):
     assert "20 updates in 30 s (8 s since it was resumed)" in document(make_report(run_folder))
     end(run_folder, wall_s=30.5)
     assert "20 updates in 30.5 s\n" in document(make_report(run_folder))
+
+
+def test_rates_in_the_picture_of_a_resumed_run_cover_all_sessions(run_folder: RunFolder):
+    write_graph(run_folder, make_graph(Experiment(agent=None, placement="served")), changed=False, resumed=False)
+    write_lines(run_folder, lines(35))
+    end(run_folder, wall_s=1.0)  # 7 trajectories were consumed, in all sessions
+    assert "0.2/s" in dataflow(make_report(run_folder))
 
 
 def test_a_long_final_evaluation_is_not_a_resume(run_folder: RunFolder):
