@@ -12,6 +12,7 @@ import numpy as np
 from jsrl.errors import ConfigError
 from jsrl.launch.graph_file import stored_graph
 from jsrl.metrics.display_state import clock, short
+from jsrl.metrics.scores import RETURN, WIN_RATE
 from jsrl.metrics.sparkline import sparkline
 from jsrl.report.run_report import flat_options
 from jsrl.runs.runs import Run
@@ -270,9 +271,10 @@ def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> st
     )
     shared = [key for key in keys if key in left.metrics or key in right.metrics]
     ends = [_row(key, _end(left, key), _end(right, key)) for key in shared]
-    finals = [(read_result(run.folder.path).get("final") or {}).get("return_mean") for run in (left, right)]
-    if finals != [None, None]:
-        ends.insert(0, _row("final evaluation", *finals))
+    finals = [read_result(run.folder.path).get("final") or {} for run in (left, right)]
+    if any(finals):
+        name = WIN_RATE if all(WIN_RATE in final for final in finals if final) else RETURN
+        ends.insert(0, _row(f"final evaluation, {name}", *(final.get(name) for final in finals)))
     length = [
         (run.metrics.get("env_steps", np.zeros(0)), run.metrics.get("wall_s", np.zeros(0))) for run in (left, right)
     ]

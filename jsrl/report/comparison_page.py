@@ -17,8 +17,15 @@ from jsrl.runs.runs import Run
 from jsrl.workers.learner.kind import KIND as LEARNER
 from jsrl.workers.learner.kind import MEASURED
 
-SCORES = ("evaluator/final_return_mean", "evaluator/return_mean", "actor/return_mean")
+SCORES = (  # a win rate exists where opponents are named; there the return says little
+    "evaluator/final_win_rate",
+    "evaluator/win_rate",
+    "evaluator/final_return_mean",
+    "evaluator/return_mean",
+    "actor/return_mean",
+)
 CURVES = (
+    ("Win rate against named opponents", "evaluator/win_rate"),
     ("Return of an episode, evaluation", "evaluator/return_mean"),
     ("Return of an episode, training", "actor/return_mean"),
     ("Env steps per second taken by actors", "actor/env_steps_per_s"),

@@ -15,8 +15,9 @@ from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.graph.placements import make_graph
 from jsrl.launch.graph_file import write_graph
 from jsrl.references.reference import to_json
-from jsrl.report.comparison import band, bootstrap_interval, grouped, interquartile_mean
+from jsrl.report.comparison import band, bootstrap_interval, compare_runs, grouped, interquartile_mean
 from jsrl.report.comparison_page import comparison_page
+from jsrl.runs.files import write_json
 from jsrl.runs.runs import Run, RunFolder, load_runs
 
 
@@ -90,6 +91,23 @@ def test_page_has_scores_colours_and_differences(tmp_path: Path, capsys):
     assert re.search(r"<th>num-envs</th><td>16</td><td>32</td>", text)
     assert re.search(r"<th>seed</th><td>0, 1, 2</td><td>0, 1, 2</td>", text)
     assert "<script" not in text and ">Odd<" in text
+
+
+def test_runs_with_opponents_are_compared_by_their_win_rates(tmp_path: Path, capsys):
+    for seed, rate in enumerate((0.25, 0.75)):
+        run = make_run(tmp_path, "duel", seed, 0.0)
+        end = {"evaluator/final_win_rate": rate, "evaluator/final_return_mean": 0.0, "env_steps": 900}
+        written = run.folder.metrics_path.read_text().splitlines()
+        entries = [json.loads(line) | {"evaluator/win_rate": 0.1 * i} for i, line in enumerate(written)]
+        run.folder.metrics_path.write_text("".join(json.dumps(entry) + "\n" for entry in [*entries, end]))
+        write_json(
+            run.folder.path / "result.json", {"ended": "by hand", "final": {"win_rate": rate, "return_mean": 0.0}}
+        )
+    assert main([f"{tmp_path}/duel/*", "--runs-dir", str(tmp_path)]) == 0
+    assert "evaluator/final_win_rate, end value" in capsys.readouterr().out
+    text = (tmp_path / "comparison.html").read_text()
+    assert "<td>0.5 [0.25, 0.75]</td>" in text and "Win rate against named opponents" in text
+    assert re.search(r"final evaluation, win_rate +0.25 +0.75 +\+0.5", compare_runs(*load_runs(f"{tmp_path}/duel/*")))
 
 
 def test_run_without_a_score_is_named_and_left_out_of_the_table(tmp_path: Path, capsys):
