@@ -120,6 +120,14 @@ def test_run_without_a_score_is_named_and_left_out_of_the_table(tmp_path: Path, 
     assert "Without a score: ppo/begun." in (tmp_path / "comparison.html").read_text()
 
 
+@pytest.mark.parametrize(("words", "option"), [([], "--to"), (["--marl-eval", "none/x.json"], "--marl-eval")])
+def test_a_page_in_a_missing_folder_is_refused(words: list[str], option: str, tmp_path: Path, monkeypatch, capsys):
+    runs = [str(make_run(tmp_path, "ppo", seed, 1.0).folder.path) for seed in range(2)]
+    monkeypatch.chdir(tmp_path)  # there is no folder `runs`, where the page goes by default
+    assert main([*runs, *words]) == 2
+    assert re.search(rf"there is no folder .*; make it, or give another file with {option}\.$", capsys.readouterr().err)
+
+
 def test_runs_without_a_score_have_a_page(tmp_path: Path):
     runs = [make_run(tmp_path, "ppo", seed, 1.0) for seed in range(2)]
     for run in runs:
