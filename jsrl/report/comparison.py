@@ -273,8 +273,9 @@ def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> st
     ends = [_row(key, _end(left, key), _end(right, key)) for key in shared]
     finals = [read_result(run.folder.path).get("final") or {} for run in (left, right)]
     if any(finals):
-        name = WIN_RATE if all(WIN_RATE in final for final in finals if final) else RETURN
-        ends.insert(0, _row(f"final evaluation, {name}", *(final.get(name) for final in finals)))
+        matches = all(WIN_RATE in final for final in finals if final)
+        values = (final.get(WIN_RATE if matches else RETURN) for final in finals)
+        ends.insert(0, _row("final evaluation" + (", win rate" if matches else ""), *values))
     length = [
         (run.metrics.get("env_steps", np.zeros(0)), run.metrics.get("wall_s", np.zeros(0))) for run in (left, right)
     ]

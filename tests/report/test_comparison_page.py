@@ -107,7 +107,7 @@ def test_runs_with_opponents_are_compared_by_their_win_rates(tmp_path: Path, cap
     assert "evaluator/final_win_rate, end value" in capsys.readouterr().out
     text = (tmp_path / "comparison.html").read_text()
     assert "<td>0.5 [0.25, 0.75]</td>" in text and "Win rate against named opponents" in text
-    assert re.search(r"final evaluation, win_rate +0.25 +0.75 +\+0.5", compare_runs(*load_runs(f"{tmp_path}/duel/*")))
+    assert re.search(r"final evaluation, win rate +0.25 +0.75 +\+0.5", compare_runs(*load_runs(f"{tmp_path}/duel/*")))
 
 
 def test_run_without_a_score_is_named_and_left_out_of_the_table(tmp_path: Path, capsys):
