@@ -250,6 +250,7 @@ class MetricsHub:
         self._start_s = clock() - float((file.last_line or {}).get("wall_s") or 0.0)
         self._reports: dict[str, _Report] = {}
         self._fresh: set[tuple[str, str]] = set()
+        self._resumes = file.last_line is not None
         self.latest: Line = dict(file.last_line or {})
 
     def elapsed_s(self) -> float:
@@ -290,6 +291,8 @@ class MetricsHub:
     def write(self, metrics: dict[str, float], env_steps: int, updates: int) -> Line:
         """Write one line of given metrics at once (an evaluation: with the env steps of its snapshot) and return it."""
         line = {"env_steps": int(env_steps), "updates": int(updates), "wall_s": round(self.elapsed_s(), 3), **metrics}
+        if self._resumes:
+            line["system/resumed"], self._resumes = 1, False
         try:
             self._file.write(line)
         except (OSError, ValueError, TypeError) as error:

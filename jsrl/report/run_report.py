@@ -262,17 +262,24 @@ def steady(columns: dict[str, np.ndarray]) -> np.ndarray:
     These are the lines since the last resume from the learner's second report, as the first one includes the start, to the
     last but one, as the last one includes the end. With fewer than three reports: all between them.
     """
-    updates = columns.get("updates", np.zeros(0))
-    lines = np.isfinite(columns.get("learner/update_share", np.full(len(updates), np.nan)))
-    numbers = np.flatnonzero(lines)
-    falls = np.flatnonzero(np.diff(updates[numbers]) < 0)
-    if falls.size:
-        numbers = numbers[falls[-1] + 1 :]
-    mask = np.zeros(len(updates), bool)
+    count = len(columns.get("updates", ()))
+    reported = np.flatnonzero(np.isfinite(columns.get("learner/update_share", np.full(count, np.nan))))
+    numbers = reported[reported >= last_session(columns)]
+    mask = np.zeros(count, bool)
     if len(numbers):
         first, last = (numbers[1], numbers[-2]) if len(numbers) >= 3 else (numbers[0], numbers[-1])
         mask[first : last + 1] = True
     return mask
+
+
+def last_session(columns: dict[str, np.ndarray]) -> int:
+    """Return the first line since the last resume, or since the learner last continued from an older snapshot."""
+    updates = columns.get("updates", np.zeros(0))
+    nothing = np.full(len(updates), np.nan)
+    resumed = np.flatnonzero(np.isfinite(columns.get("system/resumed", nothing)))
+    reported = np.flatnonzero(np.isfinite(columns.get("learner/update_share", nothing)))
+    falls = reported[1:][np.diff(updates[reported]) < 0]
+    return max([0, *resumed[-1:], *falls[-1:]])
 
 
 def rates(columns: dict[str, np.ndarray], lines: np.ndarray, means: dict[str, float]) -> dict[str, float]:
@@ -282,6 +289,7 @@ def rates(columns: dict[str, np.ndarray], lines: np.ndarray, means: dict[str, fl
     numbers = np.flatnonzero(np.isfinite(at) & lines)
     if len(numbers) < 2:
         numbers = np.flatnonzero(np.isfinite(at))
+        numbers = numbers[numbers >= last_session(columns)]
     if len(numbers) >= 2 and at[numbers[-1]] > at[numbers[0]]:
         passed_s = at[numbers[-1]] - at[numbers[0]]
         for name, column in (("env steps trained", "env_steps"), ("updates", "updates")):

@@ -241,9 +241,10 @@ def test_resumed_file_continues_after_its_last_complete_line(tmp_path, clock, op
     hub = open_hub(path, clock=clock)
     assert hub.latest["evaluator/return_mean"] == 9.0
     clock.now_s += 1
-    hub.write({}, 501, 6)
+    for _ in range(2):
+        hub.write({}, 501, 6)
     hub.close()
-    assert [line["wall_s"] for line in read(path)] == [50, 51]
+    assert [(line["wall_s"], line.get("system/resumed")) for line in read(path)] == [(50, None), (51, 1), (51, None)]
 
 
 def test_every_line_is_flushed_at_once(tmp_path, open_hub):

@@ -242,6 +242,19 @@ def test_only_the_last_session_counts(run_folder: RunFolder):
     assert report.rates["env steps trained"] == pytest.approx(100)
 
 
+@pytest.mark.parametrize("later", [10, 2])
+def test_the_time_between_two_sessions_counts_in_no_rate(run_folder: RunFolder, later: int):
+    """After a clean end the updates go on where they were; the clock of the learner went on all night."""
+    second = [line | {"wall_s": line["wall_s"] + 10.0} for line in lines(later, first_update=10)]
+    for line in second:
+        line["learner/trained_s"] += 30_000.0
+    second[0]["system/resumed"] = 1.0
+    write_lines(run_folder, [*(line | {"actor/env_share": 0.1} for line in lines(10)), *second])
+    report = make_report(run_folder)
+    assert report.rates["env steps trained"] == pytest.approx(100)
+    assert report.steady["learner/wait_batch_share"] == pytest.approx(0.55 if later > 2 else 0.99)
+
+
 def test_means_count_seconds_not_lines_where_the_learner_reports_rarely(run_folder: RunFolder):
     """Each update takes 9 s, without a report, in which the actors wait; then they step for 1 s."""
     found = []
