@@ -153,10 +153,11 @@ def _shown(value: object) -> str:
 
 def _runs(runs: Sequence[Run]) -> str:
     """Return a line for each run: how it ended, its env steps, its score."""
-    metric, rows = score_of(runs), []
+    scored, rows = with_score(runs), list[Sequence[str]]()
+    metric = score_of(scored) if scored else ""
     for run in runs:
         steps = run.metrics.get("env_steps", np.zeros(0))
-        score = number(float(run.curve(metric)[1][-1])) if metric else "-"
+        score = number(float(run.curve(metric)[1][-1])) if metric and run in scored else "-"
         at = number(float(steps.max())) if steps.size else "-"
         rows.append((run.name, how_it_ended(run.folder.path), at, score))
     return _table(("run", "ended", "env steps", "score"), rows)

@@ -117,7 +117,10 @@ def test_run_without_a_score_is_named_and_left_out_of_the_table(tmp_path: Path, 
     assert main([f"{tmp_path}/ppo/*", "--runs-dir", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^ppo +3 ", said, re.MULTILINE) and "without a score: ppo/begun\n" in said
-    assert "Without a score: ppo/begun." in (tmp_path / "comparison.html").read_text()
+    text = (tmp_path / "comparison.html").read_text()
+    assert "Without a score: ppo/begun." in text
+    assert re.search(r"<th>ppo/seed2-1.0</th><td>killed[^<]*</td><td>700</td><td>7</td>", text)
+    assert re.search(r"<th>ppo/begun</th><td>killed[^<]*</td><td>-</td><td>-</td>", text)
 
 
 @pytest.mark.parametrize(("words", "option"), [([], "--to"), (["--marl-eval", "none/x.json"], "--marl-eval")])
