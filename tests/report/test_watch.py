@@ -104,6 +104,31 @@ def test_only_the_page_and_files_of_a_run_are_served(server: Server):
 
 
 @pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        ("bytes=0-3", (0, 4)),
+        ("bytes=0-", (0, None)),
+        ("bytes=5-", (5, None)),
+        ("bytes=2-99999999", (2, None)),
+        ("bytes=99999999-", None),
+        ("bytes=5-2", None),
+        ("bytes=0-1,4-5", None),
+        (f"bytes={'9' * 5000}-", None),
+    ],
+)
+def test_parts_of_files_are_served_so_that_browsers_can_seek_in_videos(server: Server, asked, part):
+    _, whole = http_get(server, "/run/ppo/whole/metrics.jsonl")
+    answer, text = http_get(server, "/run/ppo/whole/metrics.jsonl", Range=asked)
+    assert answer.headers["Accept-Ranges"] == "bytes"
+    if part is None:
+        assert (answer.status, text) == (200, whole)
+        return
+    start, stop = part[0], part[1] or len(whole)
+    assert (answer.status, text) == (206, whole[start:stop])
+    assert answer.headers["Content-Range"] == f"bytes {start}-{stop - 1}/{len(whole)}"
+
+
+@pytest.mark.parametrize(
     ("host", "status"), [("localhost:9000", 200), ("evil.example", 403), ("127.0.0.1.evil.example", 403)]
 )
 def test_other_host_names_are_refused(server: Server, host: str, status: int):
