@@ -80,7 +80,12 @@ METRICS = (
     Metric("env_steps_per_s", "env steps taken by all actors", "1/s", "as high as the machine allows"),
     Metric("episodes", "episodes finished so far", "count", "rises", "total"),
     Metric(
-        "return_mean", "mean raw return of the last 100 episodes of each actor", "reward", "rises", "", "actor/episodes"
+        "return_mean",
+        "mean raw return of the first policy in the last 100 episodes of each actor",
+        "reward",
+        "rises",
+        "",
+        "actor/episodes",
     ),
     Metric("length_mean", "mean length of those episodes", "steps", "depends", "", "actor/episodes"),
     Metric("trained_rows_share", "share of rows that train a policy, where a director assigns", "0-1", "0.5 and above"),
