@@ -94,6 +94,11 @@ def test_means_and_maxima_in_a_line_are_those_of_all_reports_since_the_last(tmp_
     hub.receive("learner", "learner", {"learner/loss": 4.0, "learner/policy_lag_max": 1.0})
     line = hub.tick(2, 2)
     assert (line["learner/loss"], line["learner/policy_lag_max"]) == (4.0, 1.0)
+    for number in (1.0, 3.0):
+        hub.receive("learner-b", "b/learner", {"b/learner/loss": number})
+        hub.receive("director", "director", {"director/open": number})  # a number at a moment, not a mean
+    line = hub.tick(3, 3)
+    assert (line["b/learner/loss"], line["director/open"]) == (2.0, 3.0)
 
 
 def test_metrics_report_has_rates_shares_means_and_spreads(clock):
