@@ -160,6 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.episodes is not None and options.episodes < 1:
         parser.error(f"argument --episodes: {options.episodes}, expected at least 1")
+    if options.seed < 0:
+        parser.error(f"argument --seed: {options.seed}, expected at least 0")
     if not SLOWEST <= options.speed <= FASTEST:
         parser.error(f"argument --speed: {options.speed:g}, expected {SLOWEST:g} to {FASTEST:g}")
     use_working_directory()

@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         runs = load_runs(options.runs, options.runs_dir)
         if options.marl_eval is not None:
+            check_folder(options.marl_eval, "--marl-eval")
             print(write_marl_eval(runs, options.marl_eval))
             return 0
         if options.to is not None and len(runs) == 1:
@@ -43,9 +44,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if group is not None and not options.to:
             options.to = group.path / COMPARISON
         path = runs[0].folder.report if len(runs) == 1 else options.to or Path(options.runs_dir) / "comparison.html"
+        check_folder(path, "--to")
         print(write_report(runs[0].folder) if len(runs) == 1 else write_comparison(runs, path))
     except (JsrlError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     print(f"report: {path}")
     return 0
+
+
+def check_folder(file: Path, option: str) -> None:
+    """Refuse a file in a folder that does not exist.
+
+    Raises:
+      ConfigError: it does not; the message names the option that sets the file.
+    """
+    if not file.absolute().parent.is_dir():
+        raise ConfigError(f"there is no folder {file.absolute().parent}; make it, or give another file with {option}.")

@@ -87,7 +87,6 @@ def compare(
 
     Numbers may differ by 1e-5, times their size if that is above 1. Discrete actions must be equal, except in two
     rows, in which rounding may have decided between the two best ones.
-    rows, in which rounding may have decided between the two best ones.
 
     Raises:
       ExportError: they differ by more; the file must not be used.

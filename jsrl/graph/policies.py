@@ -18,7 +18,7 @@ from jsrl.experiment.policies import opponents_of, seed_of
 from jsrl.graph.graph import Graph, Link, WorkerNode
 from jsrl.graph.ranks import ranks_of
 from jsrl.transport.stream import POLICY, Stream
-from jsrl.workers.kinds import find_kind
+from jsrl.workers.kinds import find_kind, own_kinds
 
 _FIRST = (
     "writes params",
@@ -27,6 +27,14 @@ _FIRST = (
     "reads params",
     "asks ranks",
 )  # settings that name a worker's policy
+_TAKEN = {
+    "ledger",
+    "restarts",
+    "snapshots",
+    "system",
+    "state",
+    "params",
+}  # first parts of metrics; folders of snapshots
 
 
 @dataclass(frozen=True)
@@ -111,6 +119,8 @@ def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
             own = dataclasses.replace(experiment, **changes) if changes else experiment
         except ConfigError as error:
             raise ConfigError(f"{learner.name}, which trains on the groups {_listed(groups)}: {error}") from error
+        if parts:
+            _check_name(graph, name)
         parts[name] = PolicyPart(name, learner.name, own, groups, name if parts else "")
         _check_replay(graph, learner, own)
         _check_lag(graph, learner, own)
@@ -123,6 +133,16 @@ def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
         option = "recording" if experiment.recording is not None else "record"
         raise ConfigError(f"{option} is for runs with one policy; this graph has {len(parts)}: {', '.join(parts)}.")
     return parts
+
+
+def _check_name(graph: Graph, policy: str) -> None:
+    """Refuse a name with which a policy's metrics and snapshots would be taken for those of the first policy."""
+    kinds = (*own_kinds(), *(find_kind(worker.kind) for worker in graph.workers))
+    if policy in _TAKEN | {kind.prefix for kind in kinds}:
+        raise ConfigError(
+            f"a policy is called {policy!r}, a name that metrics or snapshots of every run use; choose another, such as "
+            f"'{policy}_1'."
+        )
 
 
 def _of_config(experiment: Experiment, name: str, number: int) -> dict[str, Any]:

@@ -8,18 +8,19 @@ from jsrl.directors.base import wants_scores
 from jsrl.envs.make import make_spec
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
-from jsrl.experiment.building import agent_faults, agent_name, build_agent, check_split
+from jsrl.experiment.building import agent_faults, agent_name, build_agent, check_split, resolved_agent
 from jsrl.launch.interrupts import deadline
 from jsrl.transport.base import InferenceSpec
 from jsrl.types import ArraySpec, EnvSpec, GameSpec, make_trajectory_spec, map_tree, spec_for_one
 from jsrl.workers.jobs import Schemas
 
 
-def make_schemas(experiment: Experiment, spec: EnvSpec | None = None) -> Schemas:
+def make_schemas(experiment: Experiment, spec: EnvSpec | None = None, *, learns: bool = True) -> Schemas:
     """Return the schemas of all streams, by tracing the agent's functions on shapes alone.
 
     Args:
       experiment: of the agent. spec: of its environment; None: one environment is made.
+      learns: the agent updates itself, so that batches and devices must suit it.
 
     Raises:
       ConfigError: the environment cannot be made, or the agent does not fit its spaces.
@@ -27,10 +28,10 @@ def make_schemas(experiment: Experiment, spec: EnvSpec | None = None) -> Schemas
     """
     spec = spec_for_one(find_spec(experiment)) if spec is None else spec
     check_batch = getattr(experiment.agent, "check_batch", None)
-    if check_batch is not None:
+    if learns and check_batch is not None:
         columns = experiment.batch_columns // experiment.learner.num_ranks // (experiment.learner.num_devices or 1)
         check_batch(experiment.rollout_length, columns * (spec.num_agents or 1))
-    agent = build_agent(experiment.agent, spec)
+    agent = build_agent(resolved_agent(experiment), spec)
     if experiment.learner.split != "none":
         check_split(agent, agent_name(experiment.agent))
     with agent_faults(f"functions, traced on shapes of {spec.name!r},"):

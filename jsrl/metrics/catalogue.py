@@ -65,6 +65,7 @@ COMMON: tuple[Metric, ...] = (
     Metric("env_steps", "env steps consumed by the learner so far", "steps", "rises"),
     Metric("updates", "updates so far", "count", "rises"),
     Metric("wall_s", "time since the run began, over all resumes", "s", "rises"),
+    Metric("system/resumed", "1 in the first line after a resume", "-", "absent in all other lines"),
     Metric("ledger/received", "trajectories that the learner received", "count", "the sum of the next three", "sum"),
     Metric("ledger/consumed", "trajectories consumed", "count", "near received", "sum"),
     Metric("ledger/dropped", "trajectories dropped, all reasons", "count", "0, or few when async", "sum"),

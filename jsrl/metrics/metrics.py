@@ -30,7 +30,9 @@ _RESERVOIR = 1024
 WHOLE_TIME = (
     "_share",
     "_per_s",
-)  # suffixes of metrics that are means over the reports since the last line
+    "_mean",
+)  # suffixes of metrics of which a line has the mean over the reports since the last
+LEARNER = "learner"  # the kind whose reports have means over updates, under any name
 
 
 class Recorder:
@@ -191,7 +193,8 @@ class _Spread:
 class _Report:
     """The latest report of one worker; totals include the counts of its earlier incarnations.
 
-    `whole` has sum and number of the values since the last line, of metrics that represent all of the time between lines.
+    `whole` has sum and number of the values since the last line, of metrics that represent all of the time between lines;
+    `most` the largest value, of maxima.
     """
 
     kind: str
@@ -200,6 +203,7 @@ class _Report:
     earlier_lives: dict[str, float] = field(default_factory=dict)
     at_last_line: dict[str, float] = field(default_factory=dict)
     whole: dict[str, tuple[float, int]] = field(default_factory=dict)
+    most: dict[str, float] = field(default_factory=dict)
 
     def total(self, name: str) -> float:
         return self.earlier_lives.get(name, 0.0) + self.metrics.get(name, 0.0)
@@ -251,6 +255,7 @@ class MetricsHub:
         self._start_s = clock() - float((file.last_line or {}).get("wall_s") or 0.0)
         self._reports: dict[str, _Report] = {}
         self._fresh: set[tuple[str, str]] = set()
+        self._resumes = file.last_line is not None
         self.latest: Line = dict(file.last_line or {})
 
     def elapsed_s(self) -> float:
@@ -258,17 +263,21 @@ class MetricsHub:
         return self._clock() - self._start_s
 
     def receive(self, worker: str, kind: str, metrics: Mapping[str, float]) -> None:
-        """Take a worker's report; it goes into the next line (rates and shares as means of all reports since the last)."""
+        """Take a worker's report for the next line, which has means, rates and maxima of all reports since the last one."""
         report = self._reports.setdefault(worker, _Report(kind))
         for name, value in metrics.items():
-            before = report.metrics.get(name, 0.0)
-            if self._catalogue.combination(name) == "total" and value < before:  # the worker was restarted
+            before, how = report.metrics.get(name, 0.0), self._catalogue.combination(name)
+            if how == "total" and value < before:  # the worker was restarted
                 report.earlier_lives[name] = report.earlier_lives.get(name, 0.0) + before
-            if name.endswith(WHOLE_TIME):
+            of_updates = how == "mean" and kind.rpartition("/")[2] == LEARNER
+            if not self._catalogue.weight_of(name) and (name.endswith(WHOLE_TIME) or of_updates):
                 total, count = report.whole.get(name, (0.0, 0))
                 report.whole[name] = total + value, count + 1
+            elif how == "max":
+                report.most[name] = max(value, report.most.get(name, value))
             self._fresh.add((kind, name))
         report.metrics.update(metrics)
+        report.metrics.update(report.most)
         report.metrics.update({name: total / count for name, (total, count) in report.whole.items()})
         report.arrived_s = self._clock()
 
@@ -281,12 +290,15 @@ class MetricsHub:
         self._fresh.clear()
         for report in self._reports.values():
             report.whole.clear()
+            report.most.clear()
             report.at_last_line = {name: report.total(name) for name in self._catalogue.weights & report.metrics.keys()}
         return self.write(line, env_steps, updates)
 
     def write(self, metrics: dict[str, float], env_steps: int, updates: int) -> Line:
         """Write one line of given metrics at once (an evaluation: with the env steps of its snapshot) and return it."""
         line = {"env_steps": int(env_steps), "updates": int(updates), "wall_s": round(self.elapsed_s(), 3), **metrics}
+        if self._resumes:
+            line["system/resumed"], self._resumes = 1, False
         try:
             self._file.write(line)
         except (OSError, ValueError, TypeError) as error:

@@ -12,6 +12,7 @@ import numpy as np
 from jsrl.errors import ConfigError
 from jsrl.launch.graph_file import stored_graph
 from jsrl.metrics.display_state import clock, short
+from jsrl.metrics.scores import RETURN, WIN_RATE
 from jsrl.metrics.sparkline import sparkline
 from jsrl.report.run_report import flat_options
 from jsrl.runs.runs import Run
@@ -96,8 +97,17 @@ def difference(a: np.ndarray, b: np.ndarray) -> Difference:
     return Difference(float(a.mean() - b.mean()), (float(low), float(high)), float(test.pvalue), float(wins))
 
 
-LEARNED = ("agent.", "env.", "replay.", "num-envs", "rollout-length", "batch-envs", "max-policy-lag")
-"""Prefixes of options that change what is learned, and not only where or for how long."""
+LEARNED = (
+    "agent.", "env.", "replay.", "num-envs", "rollout-length", "batch-envs", "max-policy-lag", "learner.reuse",
+    "learner.order", "recording", "director.", "seats",
+)  # fmt: skip
+"""Prefixes of options that change what is learned, and not only where or for how long; the same hold for each policy."""
+
+
+def changes_learning(option: str) -> bool:
+    """Return whether an option of an experiment, such as `policies.runner.agent.gamma`, changes what is learned."""
+    own = option.split(".", 2)[2] if option.startswith("policies.") else option
+    return own.startswith(LEARNED)
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -110,7 +120,7 @@ def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
         folders.setdefault(run.folder.path.parent.name, []).append(run)
     found: dict[str, list[Run]] = {}
     for folder, own in folders.items():
-        differing = [name for name in differing_options(own) if name.startswith(LEARNED)]
+        differing = [name for name in differing_options(own) if changes_learning(name)]
         for run in own:
             options = flat_options(run.config)
             parts = [folder, *(f"{name} {options.get(name)}" for name in differing), *own_workers(run)]
@@ -261,9 +271,11 @@ def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> st
     )
     shared = [key for key in keys if key in left.metrics or key in right.metrics]
     ends = [_row(key, _end(left, key), _end(right, key)) for key in shared]
-    finals = [(read_result(run.folder.path).get("final") or {}).get("return_mean") for run in (left, right)]
-    if finals != [None, None]:
-        ends.insert(0, _row("final evaluation", *finals))
+    finals = [read_result(run.folder.path).get("final") or {} for run in (left, right)]
+    if any(finals):
+        matches = all(WIN_RATE in final for final in finals if final)
+        values = (final.get(WIN_RATE if matches else RETURN) for final in finals)
+        ends.insert(0, _row("final evaluation" + (", win rate" if matches else ""), *values))
     length = [
         (run.metrics.get("env_steps", np.zeros(0)), run.metrics.get("wall_s", np.zeros(0))) for run in (left, right)
     ]

@@ -17,8 +17,15 @@ from jsrl.runs.runs import Run
 from jsrl.workers.learner.kind import KIND as LEARNER
 from jsrl.workers.learner.kind import MEASURED
 
-SCORES = ("evaluator/final_return_mean", "evaluator/return_mean", "actor/return_mean")
+SCORES = (  # a win rate exists where opponents are named; there the return says little
+    "evaluator/final_win_rate",
+    "evaluator/win_rate",
+    "evaluator/final_return_mean",
+    "evaluator/return_mean",
+    "actor/return_mean",
+)
 CURVES = (
+    ("Win rate against named opponents", "evaluator/win_rate"),
     ("Return of an episode, evaluation", "evaluator/return_mean"),
     ("Return of an episode, training", "actor/return_mean"),
     ("Env steps per second taken by actors", "actor/env_steps_per_s"),
@@ -146,10 +153,11 @@ def _shown(value: object) -> str:
 
 def _runs(runs: Sequence[Run]) -> str:
     """Return a line for each run: how it ended, its env steps, its score."""
-    metric, rows = score_of(runs), []
+    scored, rows = with_score(runs), list[Sequence[str]]()
+    metric = score_of(scored) if scored else ""
     for run in runs:
         steps = run.metrics.get("env_steps", np.zeros(0))
-        score = number(float(run.curve(metric)[1][-1])) if metric else "-"
+        score = number(float(run.curve(metric)[1][-1])) if metric and run in scored else "-"
         at = number(float(steps.max())) if steps.size else "-"
         rows.append((run.name, how_it_ended(run.folder.path), at, score))
     return _table(("run", "ended", "env steps", "score"), rows)

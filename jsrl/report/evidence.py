@@ -22,7 +22,7 @@ class RunSetup:
       placement: as in the experiment. cores: that the run may use. actors, ring: processes, and groups in each.
       servers: inference servers. synchronous: max_policy_lag is 0. zeromq: rows go over sockets on one machine.
       accelerators: on this machine. more_actors: larger numbers of actors that divide the groups, ascending.
-      more_groups: the next valid number of groups, None: there is none.
+      more_groups: the next valid number of groups, None: there is none. recorded: a recording is read, without actors.
     """
 
     placement: str = "served"
@@ -35,6 +35,7 @@ class RunSetup:
     accelerators: int = 0
     more_actors: tuple[int, ...] = ()
     more_groups: int | None = None
+    recorded: bool = False
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def _lines(time: WorkerTime) -> tuple[str, str]:
 
 def _rates(graph: Graph, report: RunReport) -> dict[tuple[str, str], str]:
     """Return (stream, reading family) -> trajectories per second, over the whole run."""
-    wall_s = float(report.result.get("wall_s") or 0.0)
+    wall_s = report.whole_s
     hops = {SAMPLES: report.ledger, **report.hops}
     counted: dict[tuple[str, str], float] = {}
     for stream in graph.streams if wall_s > 0 else ():

@@ -35,6 +35,10 @@ MARKS = (
     "metrics.jsonl",
 )  # a folder with one of these is a run, perhaps incomplete
 MOST_PAGES = 32  # kept in memory
+LONG_S, REST = (
+    0.5,
+    9,
+)  # what took longer than this is rendered again only after REST times as long, for a tenth of a core
 TAIL_BYTES = 1 << 16
 UNREADABLE = "cannot be read"
 T = TypeVar("T")
@@ -77,7 +81,6 @@ class Live:
         self.rendered = 0
         self._pages = _Kept(self._make_page, MOST_PAGES)
         self._rows = _Kept(self._make_row, 100_000)
-        self._lock = threading.Lock()
 
     def runs(self) -> dict[str, Path]:
         """Return name -> folder of every run in the folder; links to other folders are left out."""
@@ -94,8 +97,7 @@ class Live:
         path = self.runs().get(name)
         if path is None:
             return None
-        with self._lock:
-            return self._pages.get(path)
+        return self._pages.get(path)
 
     def file(self, name: str, relative: str) -> Path | None:
         """Return the path of a file that a run's page links; None: it has no such link."""
@@ -107,8 +109,7 @@ class Live:
 
     def index(self) -> str:
         """Return the list of all runs as HTML, the last changed first."""
-        with self._lock:
-            rows = {name: self._rows.get(path) for name, path in self.runs().items()}
+        rows = {name: self._rows.get(path) for name, path in self.runs().items()}
         running = sum(row.state == RUNS for row in rows.values())
         head = (
             f"<header><h1>{escape(self.folder.name)}</h1><p>{counted(len(rows), 'run')}, {running} running</p></header>"
@@ -144,20 +145,25 @@ class Live:
 
 
 class _Kept(Generic[T]):
-    """Values computed from run folders, kept until one of the folder's files changes."""
+    """Values computed from run folders, kept until one of a folder's files changes, and longer if they took long."""
 
     def __init__(self, make: Callable[[Path], T], most: int) -> None:
         self._make, self._most = make, most
-        self._kept: OrderedDict[Path, tuple[Any, T]] = OrderedDict()
+        self._kept: OrderedDict[Path, tuple[Any, float, T]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def get(self, path: Path) -> T:
-        sign = signature(path)
-        if path not in self._kept or self._kept[path][0] != sign:
-            self._kept[path] = sign, self._make(path)
-        self._kept.move_to_end(path)
-        while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
-        return self._kept[path][1]
+        with self._lock:
+            sign, begun_s = signature(path), time.monotonic()
+            kept_sign, due_s, _ = self._kept.get(path, (None, 0.0, None))
+            if path not in self._kept or (kept_sign != sign and begun_s >= due_s):
+                value, ended_s = self._make(path), time.monotonic()
+                took_s = ended_s - begun_s
+                self._kept[path] = sign, ended_s + (REST * took_s if took_s > LONG_S else 0.0), value
+            self._kept.move_to_end(path)
+            while len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+            return self._kept[path][2]
 
 
 def signature(run: Path) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import ConfigError
-from jsrl.report.comparison import LEARNED, differing_options
+from jsrl.report.comparison import changes_learning, differing_options
 from jsrl.report.run_report import flat_options, of_policy, policies_in
 from jsrl.runs.files import write_atomic
 from jsrl.runs.runs import Run
@@ -81,7 +81,7 @@ def _algorithms(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         same = [other for other in runs if other.folder.path.parent.name == run.folder.path.parent.name]
         options = flat_options(run.config)
-        differing = [n for n in differing_options(same) if n.startswith(LEARNED) and not n.startswith("env.")]
+        differing = [n for n in differing_options(same) if changes_learning(n) and not n.startswith("env.")]
         text = " ".join([run.folder.path.parent.name, *(f"{name} {options.get(name)}" for name in differing)])
         names.append(text.replace(",", ";"))  # marl-eval takes no commas
     return names

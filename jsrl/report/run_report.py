@@ -28,6 +28,8 @@ from jsrl.runs.runs import Run, RunFolder
 from jsrl.runs.standings import StandingsTable, read_standings
 from jsrl.runs.state import read_result, read_state
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
+from jsrl.workers.actor.kind import KIND as ACTOR
+from jsrl.workers.inference.kind import KIND as INFERENCE
 from jsrl.workers.kinds import Kind, find_kind
 
 MOST_WARNINGS, MOST_GROUPS, MOST_ACTORS = 50, 4, 128
@@ -123,6 +125,18 @@ class RunReport:
         return float(before[-1]) if before.size else 0.0
 
     @property
+    def since_resume_s(self) -> float | None:
+        """Return the seconds since the last resume; None: the run was not resumed, or has no result."""
+        wall_s = self.result.get("wall_s")
+        return wall_s if wall_s is not None and self.training_s > wall_s + 2 else None
+
+    @property
+    def whole_s(self) -> float:
+        """Return the seconds of the run, over all resumes."""
+        wall_s = self.result.get("wall_s") if self.since_resume_s is None else None
+        return wall_s or self.last("wall_s") or 0.0
+
+    @property
     def score(self) -> tuple[str, float, float | None] | None:
         """Return (title, mean return, half of its 95% interval) of the final evaluation, else of the newest one.
 
@@ -154,7 +168,7 @@ def make_report(folder: RunFolder) -> RunReport:
         lines = steady(own)
         own_means = {name: _mean(values, lines, own.get("wall_s")) for name, values in own.items()}
         own_means = {name: value for name, value in own_means.items() if math.isfinite(value)}
-        bottlenecks[policy] = find_bottleneck(own_means, facts, kinds)
+        bottlenecks[policy] = find_bottleneck(with_shared_workers(own_means, means), facts, kinds)
         means |= {f"{policy}/{name}": value for name, value in own_means.items()} if policy else own_means
         found_rates |= {_of(name, policy): value for name, value in rates(own, lines, own_means).items()}
     hops = _hops(folder.path, result)
@@ -179,6 +193,13 @@ def make_report(folder: RunFolder) -> RunReport:
         videos=captions(folder.path),
         files=[name for name in files if (folder.path / name).exists()],
     )
+
+
+def with_shared_workers(own: Mapping[str, float], first: Mapping[str, float]) -> dict[str, float]:
+    """Return a policy's means; of actors and inference servers that work for all policies, those of the first one."""
+    shared = (f"{kind.prefix}/" for kind in (ACTOR, INFERENCE))
+    missing = tuple(p for p in shared if not any(n.startswith(p) and n.endswith("_share") for n in own))
+    return {name: value for name, value in first.items() if name.startswith(missing)} | dict(own)
 
 
 def how_it_ended(path: Path) -> str:
@@ -241,17 +262,24 @@ def steady(columns: dict[str, np.ndarray]) -> np.ndarray:
     These are the lines since the last resume from the learner's second report, as the first one includes the start, to the
     last but one, as the last one includes the end. With fewer than three reports: all between them.
     """
-    updates = columns.get("updates", np.zeros(0))
-    lines = np.isfinite(columns.get("learner/update_share", np.full(len(updates), np.nan)))
-    numbers = np.flatnonzero(lines)
-    falls = np.flatnonzero(np.diff(updates[numbers]) < 0)
-    if falls.size:
-        numbers = numbers[falls[-1] + 1 :]
-    mask = np.zeros(len(updates), bool)
+    count = len(columns.get("updates", ()))
+    reported = np.flatnonzero(np.isfinite(columns.get("learner/update_share", np.full(count, np.nan))))
+    numbers = reported[reported >= last_session(columns)]
+    mask = np.zeros(count, bool)
     if len(numbers):
         first, last = (numbers[1], numbers[-2]) if len(numbers) >= 3 else (numbers[0], numbers[-1])
         mask[first : last + 1] = True
     return mask
+
+
+def last_session(columns: dict[str, np.ndarray]) -> int:
+    """Return the first line since the last resume, or since the learner last continued from an older snapshot."""
+    updates = columns.get("updates", np.zeros(0))
+    nothing = np.full(len(updates), np.nan)
+    resumed = np.flatnonzero(np.isfinite(columns.get("system/resumed", nothing)))
+    reported = np.flatnonzero(np.isfinite(columns.get("learner/update_share", nothing)))
+    falls = reported[1:][np.diff(updates[reported]) < 0]
+    return max([0, *resumed[-1:], *falls[-1:]])
 
 
 def rates(columns: dict[str, np.ndarray], lines: np.ndarray, means: dict[str, float]) -> dict[str, float]:
@@ -261,6 +289,7 @@ def rates(columns: dict[str, np.ndarray], lines: np.ndarray, means: dict[str, fl
     numbers = np.flatnonzero(np.isfinite(at) & lines)
     if len(numbers) < 2:
         numbers = np.flatnonzero(np.isfinite(at))
+        numbers = numbers[numbers >= last_session(columns)]
     if len(numbers) >= 2 and at[numbers[-1]] > at[numbers[0]]:
         passed_s = at[numbers[-1]] - at[numbers[0]]
         for name, column in (("env steps trained", "env_steps"), ("updates", "updates")):
@@ -332,6 +361,7 @@ def facts_of(experiment: Experiment | None, environment: dict[str, Any]) -> RunS
         accelerators=accelerators,
         more_actors=tuple(n for n in actors if _works(e, num_actors=n)),
         more_groups=next((n for n in groups if _works(e, num_groups=n)), None),
+        recorded=e.recording is not None,
     )
 
 
@@ -352,6 +382,16 @@ def flat_options(value: Any, name: str = "") -> dict[str, Any]:
         return options
     if isinstance(value, dict) and set(value) == {"$tuple"}:
         return {name: ",".join(map(str, value["$tuple"]))}
+    if (
+        isinstance(value, dict)
+        and value
+        and all(isinstance(inner, dict) and "$type" in inner for inner in value.values())
+    ):
+        return {
+            option: leaf
+            for key, inner in value.items()
+            for option, leaf in flat_options(inner, f"{name}.{key}").items()
+        }
     return {name: value if isinstance(value, str | int | float | None) else json.dumps(value)}
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import http.server
 import mimetypes
+import re
 import secrets
 import sys
 import urllib.parse
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jsrl.errors import ConfigError
@@ -80,6 +83,18 @@ class Server(http.server.ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+def asked_part(header: str, size: int) -> tuple[int, int] | None:
+    """Return (first byte, number of bytes) of the part of a file that a Range header asks for; None: it asks for no part.
+
+    Some browsers play a video only from a server that sends parts, and all seek in it by them.
+    """
+    found = re.fullmatch(r"bytes=(\d{1,15})-(\d{0,15})", header.strip())
+    if found is None:
+        return None
+    start, stop = int(found[1]), min(int(found[2]) + 1, size) if found[2] else size
+    return (start, stop - start) if start < stop else None
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     """GET / and /run/NAME/ are pages, `content` below each is their changing part, other names below a run are its files."""
 
@@ -138,13 +153,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _file(self, path: Path) -> None:
         try:
             with open_plain(path) as file:
-                size = file.seek(0, 2)
-                file.seek(0)
+                whole = file.seek(0, 2)
+                part = asked_part(self.headers.get("Range", ""), whole)
+                start, size = part or (0, whole)
+                file.seek(start)
                 kind = mimetypes.guess_type(path.name)[0] or "text/plain; charset=utf-8"
-                self._begin(HTTPStatus.OK, kind, size)
-                while self.command != "HEAD" and size > 0 and (part := file.read(min(size, PART_BYTES))):
-                    self.wfile.write(part)  # a file that grows meanwhile is cut at the announced size
-                    size -= len(part)
+                part_of = f"bytes {start}-{start + size - 1}/{whole}" if part else ""
+                status = HTTPStatus.PARTIAL_CONTENT if part_of else HTTPStatus.OK
+                self._begin(status, kind, size, headers={"Accept-Ranges": "bytes", "Content-Range": part_of})
+                while self.command != "HEAD" and size > 0 and (chunk := file.read(min(size, PART_BYTES))):
+                    self.wfile.write(chunk)  # a file that grows meanwhile is cut at the announced size
+                    size -= len(chunk)
         except (OSError, ValueError):  # the file was deleted, or the reader is gone
             self.close_connection = True
 
@@ -153,12 +172,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._begin(status, "text/plain; charset=utf-8", len(answer))
         self._send(answer)
 
-    def _begin(self, status: HTTPStatus, kind: str = "", size: int = 0, *, tag: str = "", nonce: str = "") -> None:
+    def _begin(
+        self,
+        status: HTTPStatus,
+        kind: str = "",
+        size: int = 0,
+        *,
+        tag: str = "",
+        nonce: str = "",
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.send_response(status)
         policy = (
             "default-src 'none'; style-src 'unsafe-inline'; media-src 'self'; connect-src 'self'; form-action 'none'"
         )
         headers = {
+            **headers,
             "Content-Type": kind,
             "Content-Length": str(size) if kind else "",
             "ETag": tag,

@@ -97,13 +97,11 @@ def outcome_lines(report: RunReport) -> list[tuple[str, str]]:
     """Return how the run ended and its results: (name, value)."""
     result = report.result
     env_steps = result.get("env_steps", report.last("env_steps"))
-    updates, wall_s = result.get("updates", report.last("updates")), result.get("wall_s")
-    whole_s, again = wall_s or report.last("wall_s") or 0.0, ""
-    if wall_s is not None and report.training_s > wall_s + 2:  # the metrics count over all resumes
-        whole_s, again = report.last("wall_s"), f" ({number(wall_s)} s since it was resumed)"
+    updates, since_s = result.get("updates", report.last("updates")), report.since_resume_s
+    again = "" if since_s is None else f" ({number(since_s)} s since it was resumed)"
     lines = [
         ("ended", report.ended + (f": {failure(report.error)[0]}" if report.error else "")),
-        ("reached", f"{number(env_steps)} env steps, {number(updates)} updates in {number(whole_s)} s{again}"),
+        ("reached", f"{number(env_steps)} env steps, {number(updates)} updates in {number(report.whole_s)} s{again}"),
     ]
     for title, name in (("evaluation", "evaluation"), ("final evaluation", "final")):
         if result.get(name):

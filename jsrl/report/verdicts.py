@@ -72,14 +72,14 @@ Verdict = tuple[str, Callable[[Evidence], bool], Callable[[Evidence], str]]
 
 
 def _unknown(e: Evidence) -> bool:
-    return ACTOR not in e.shares or LEARNER not in e.shares
+    return LEARNER not in e.shares or (ACTOR not in e.shares and not e.facts.recorded)
 
 
 def _learner_text(e: Evidence) -> str:
     busy = e.share(LEARNER, "update", "publish", "snapshot", "transport")
-    waits = e.share(ACTOR, "wait_block", "wait_params", "wait_inference")
+    actors = "" if e.facts.recorded else f" and actors wait {percent(_actor_waits(e))} of theirs"
     text = f"Updates limit this run: the learner trains {percent(e.share(LEARNER, 'update'))} of its time "
-    text += f"({percent(busy)} with publishing) and actors wait {percent(waits)} of theirs; {cores_text(e)}"
+    text += f"({percent(busy)} with publishing){actors}; {cores_text(e)}"
     if e.facts.accelerators > 1:
         return text + ". More devices help (--learner.num-devices), then a larger batch."
     if e.facts.accelerators or e.room:
@@ -227,6 +227,13 @@ def _joining_text(e: Evidence) -> str:
     )
 
 
+def _recording_text(e: Evidence) -> str:
+    return (
+        f"Reading the recording limits this run: {learner_waits_text(e)}; {cores_text(e)}. Smaller observations or a faster "
+        "disk would help."
+    )
+
+
 def _replay_text(e: Evidence) -> str:
     inserts, draws = e.share(REPLAY, "insert"), e.share(REPLAY, "draw", "draw_draw")
     help_text = "raise --replay.threads" if draws > inserts else "raise --replay.num-replays"
@@ -276,6 +283,7 @@ VERDICTS: tuple[Verdict, ...] = (
     ("stage", lambda e: _busiest(e)[1] >= 0.7, _users_text),
     (REPLAY.name, lambda e: max(e.share(REPLAY, "draw_draw"), e.share(REPLAY, "insert", "draw")) >= 0.7, _replay_text),
     ("joining", lambda e: e.share(LEARNER, "prefetch_transport") >= 0.7, _joining_text),
+    ("recording", lambda e: e.facts.recorded, _recording_text),
     ("alternating", _alternating, _alternating_text),
     ("environments", lambda e: _mostly(e, "env"), _environments_text),
     ("acting", lambda e: _mostly(e, "act"), _acting_text),

@@ -12,7 +12,6 @@ from __future__ import annotations
 import difflib
 import glob
 import io
-import json
 import math
 import os
 import re
@@ -26,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from jsrl.errors import ConfigError
@@ -35,6 +35,7 @@ from jsrl.runs.provenance import environment_facts
 from jsrl.runs.state import held_by
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=,-]{0,127}")
+_decode = msgspec.json.Decoder().decode  # four times as fast as json.loads
 _FOLDERS = ("logs", "tensorboard", "snapshots", "names")
 
 
@@ -308,17 +309,21 @@ def read_metrics(path: Path) -> dict[str, np.ndarray]:
     with path.open("rb") if path.exists() else io.BytesIO() as file:
         for text in file:
             try:
-                line = json.loads(text)
-            except ValueError:
+                line = _decode(text)
+            except msgspec.DecodeError:
                 continue
             if not isinstance(line, dict):
                 continue
             for name, value in line.items():
-                number = _number(value)
-                if number is not None:
-                    column = columns.setdefault(name, array("d"))
+                number = value if type(value) is float else _number(value)
+                if number is None:
+                    continue
+                column = columns.get(name)
+                if column is None:
+                    column = columns[name] = array("d")
+                if len(column) < count:
                     _pad(column, count)
-                    column.append(number)
+                column.append(number)
             count += 1
     for column in columns.values():
         _pad(column, count)

@@ -1,7 +1,7 @@
 """One trial: a separate run, in fresh processes and through the usual launch path, measured once it is warm.
 
 `measure` starts `python -m jsrl.tuning.trial`, follows the run's metrics and ends it when they cover enough time. The
-evaluator and the recorder are off; nothing else differs from a user's run.
+evaluator, the recorder and recordings are off; nothing else differs from a user's run.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ def _started(experiment: Experiment, runs: Path) -> Iterator[subprocess.Popen[by
         },
         evaluator=EvaluatorConfig(enabled=False),
         recorder=RecorderConfig(enabled=False),
+        record=None,
         trace=False,
     )
     source = runs / "source"

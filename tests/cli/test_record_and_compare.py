@@ -4,10 +4,12 @@ import dataclasses
 
 import pytest
 
+from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import main
+from jsrl.cli.record_policy import record_policy
 from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.recordings.recordings import open_recording
@@ -38,6 +40,38 @@ def test_a_run_with_a_goal_is_recorded(runs, tmp_path):
     words = ["record", "small/one@latest", "--to", str(tmp_path / "rows"), "--episodes", "4", "--runs-dir", runs]
     assert main.main(words) == 0
     assert open_recording(tmp_path / "rows").env_steps > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["dqn", "ppo"])
+def test_a_policy_is_recorded_with_batches_and_schedules_that_its_update_could_not_use(agent, tmp_path):
+    """DQN's exploration follows the updates of a run; 21 rows cannot be divided into PPO's four minibatches."""
+    agents = {
+        "dqn": DQNConfig(network=NetworkConfig(hidden=(4,))),
+        "ppo": PPOConfig(network=NetworkConfig(hidden=(4,))),
+    }
+    experiment = Experiment(
+        name="small",
+        env=EnvConfig("probe:action_matters"),
+        agent=agents[agent],
+        replay=ReplayConfig(capacity=64, batch_size=4, min_size=8) if agent == "dqn" else None,
+        placement="serial",
+        num_envs=2,
+        rollout_length=8,
+        total_env_steps=32,
+        evaluator=EvaluatorConfig(enabled=False),
+    )
+    run(experiment, runs_dir=tmp_path / "runs", name="one", display="quiet")
+    told = record_policy(
+        "small/one",
+        tmp_path / "rows",
+        tag="latest",
+        episodes=2,
+        num_envs=3,
+        rollout_length=7,
+        runs_dir=str(tmp_path / "runs"),
+    )
+    assert told.episodes >= 2 and open_recording(tmp_path / "rows").env_steps == told.env_steps
 
 
 @pytest.mark.slow

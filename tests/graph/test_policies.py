@@ -141,3 +141,10 @@ def test_learner_may_train_on_another_policys_rows_with_the_same_leaves(tmp_path
     recurrent = IMPALAConfig(network=NetworkConfig(core="gru"))
     with pytest.raises(ConfigError, match=r"learner-b trains 'b' on rows of 'policy' \(samples\)"):
         make_plan(e, str(tmp_path), tmp_path, shared(recurrent))
+
+
+@pytest.mark.parametrize("name", ["learner", "actor", "parameter_server", "system", "state"])
+def test_names_that_runs_use_themselves_are_refused_for_further_policies(name: str):
+    e = experiment()
+    with pytest.raises(ConfigError, match=rf"a policy is called '{name}', a name that metrics .*'{name}_1'"):
+        policies_of(with_policy(make_graph(e), name, (6, 7)), e)

@@ -83,6 +83,24 @@ def test_rates_and_shares_in_a_line_are_means_of_all_reports_since_the_last(tmp_
     assert hub.tick(2, 2)["actor/env_share"] == pytest.approx(0.6)
 
 
+def test_means_and_maxima_in_a_line_are_those_of_all_reports_since_the_last(tmp_path, open_hub):
+    hub = open_hub(tmp_path / "metrics.jsonl")
+    for loss, lag in ((3.0, 5.0), (1.0, 2.0)):
+        hub.receive(
+            "learner", "learner", {"learner/loss": loss, "learner/policy_lag_max": lag, "learner/queue_depth": lag}
+        )
+    line = hub.tick(1, 1)
+    assert (line["learner/loss"], line["learner/policy_lag_max"], line["learner/queue_depth"]) == (2.0, 5.0, 2.0)
+    hub.receive("learner", "learner", {"learner/loss": 4.0, "learner/policy_lag_max": 1.0})
+    line = hub.tick(2, 2)
+    assert (line["learner/loss"], line["learner/policy_lag_max"]) == (4.0, 1.0)
+    for number in (1.0, 3.0):
+        hub.receive("learner-b", "b/learner", {"b/learner/loss": number})
+        hub.receive("director", "director", {"director/open": number})  # a number at a moment, not a mean
+    line = hub.tick(3, 3)
+    assert (line["b/learner/loss"], line["director/open"]) == (2.0, 3.0)
+
+
 def test_metrics_report_has_rates_shares_means_and_spreads(clock):
     recorder = Recorder("learner", clock=clock)
     recorder.rate("rows", 300)
@@ -228,9 +246,10 @@ def test_resumed_file_continues_after_its_last_complete_line(tmp_path, clock, op
     hub = open_hub(path, clock=clock)
     assert hub.latest["evaluator/return_mean"] == 9.0
     clock.now_s += 1
-    hub.write({}, 501, 6)
+    for _ in range(2):
+        hub.write({}, 501, 6)
     hub.close()
-    assert [line["wall_s"] for line in read(path)] == [50, 51]
+    assert [(line["wall_s"], line.get("system/resumed")) for line in read(path)] == [(50, None), (51, 1), (51, None)]
 
 
 def test_every_line_is_flushed_at_once(tmp_path, open_hub):

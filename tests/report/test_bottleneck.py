@@ -16,6 +16,7 @@ from jsrl.workers.kinds import Kind, own_kinds
 
 EIGHT = RunSetup(placement="served", cores=8, actors=2, ring=2, more_actors=(4, 8), more_groups=8)
 TWO = dataclasses.replace(EIGHT, cores=2)
+RECORDED = dataclasses.replace(EIGHT, recorded=True)
 SYNCHRONOUS = dataclasses.replace(EIGHT, synchronous=True)
 
 
@@ -37,6 +38,8 @@ ASKING = {"env": 0.2, "wait_inference": 0.7, "transport": 0.05}
 CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
     ("unknown", {}, EIGHT, ("too short",)),
     ("unknown", measured(learner=STARVED), EIGHT, ("too short",)),
+    ("recording", measured(learner=STARVED), RECORDED, ("Reading the recording limits", "waits 55%")),
+    ("updates", measured(learner={"update": 0.9}), RECORDED, ("Updates", "(90% with publishing); this machine has 8")),
     (
         "environments",
         measured(

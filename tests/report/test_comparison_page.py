@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jsrl.agents.ppo import PPOConfig
 from jsrl.cli.report import main
-from jsrl.experiment import Experiment
+from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.graph.placements import make_graph
 from jsrl.launch.graph_file import write_graph
 from jsrl.references.reference import to_json
-from jsrl.report.comparison import band, bootstrap_interval, grouped, interquartile_mean
+from jsrl.report.comparison import band, bootstrap_interval, compare_runs, grouped, interquartile_mean
 from jsrl.report.comparison_page import comparison_page
+from jsrl.runs.files import write_json
 from jsrl.runs.runs import Run, RunFolder, load_runs
 
 
@@ -36,6 +38,21 @@ def test_runs_are_grouped_by_learning_settings(tmp_path: Path):
     names = {name: [run.name for run in own] for name, own in grouped(runs).items()}
     assert list(names) == ["ppo, num-envs 16", "ppo, num-envs 32", "sac"]
     assert len(names["ppo, num-envs 16"]) == 3
+
+
+def test_runs_whose_policies_learn_in_other_ways_are_not_seeds_of_one_experiment(tmp_path: Path):
+    def policies(**options) -> dict[str, PolicyConfig]:
+        return {"first": PolicyConfig(PPOConfig(), "a"), "second": PolicyConfig(PPOConfig(), "b", **options)}
+
+    faster = policies() | {"second": PolicyConfig(PPOConfig(learning_rate=1e-2), "b")}
+    own_seed, served = policies(seed=7), policies(placement="served")
+    made = [
+        make_run(tmp_path, "duel", n, 1.0, policies=p) for n, p in enumerate((policies(), own_seed, served, faster))
+    ]
+    names = {name: len(own) for name, own in grouped(made).items()}
+    rate = "duel, policies.second.agent.learning-rate"
+    assert names == {f"{rate} {PPOConfig().learning_rate}": 3, f"{rate} 0.01": 1}
+    assert ">policies.second.agent.learning-rate<" in comparison_page(made)
 
 
 def test_runs_with_own_workers_are_groups_of_their_own(tmp_path: Path):
@@ -76,6 +93,23 @@ def test_page_has_scores_colours_and_differences(tmp_path: Path, capsys):
     assert "<script" not in text and ">Odd<" in text
 
 
+def test_runs_with_opponents_are_compared_by_their_win_rates(tmp_path: Path, capsys):
+    for seed, rate in enumerate((0.25, 0.75)):
+        run = make_run(tmp_path, "duel", seed, 0.0)
+        end = {"evaluator/final_win_rate": rate, "evaluator/final_return_mean": 0.0, "env_steps": 900}
+        written = run.folder.metrics_path.read_text().splitlines()
+        entries = [json.loads(line) | {"evaluator/win_rate": 0.1 * i} for i, line in enumerate(written)]
+        run.folder.metrics_path.write_text("".join(json.dumps(entry) + "\n" for entry in [*entries, end]))
+        write_json(
+            run.folder.path / "result.json", {"ended": "by hand", "final": {"win_rate": rate, "return_mean": 0.0}}
+        )
+    assert main([f"{tmp_path}/duel/*", "--runs-dir", str(tmp_path)]) == 0
+    assert "evaluator/final_win_rate, end value" in capsys.readouterr().out
+    text = (tmp_path / "comparison.html").read_text()
+    assert "<td>0.5 [0.25, 0.75]</td>" in text and "Win rate against named opponents" in text
+    assert re.search(r"final evaluation, win rate +0.25 +0.75 +\+0.5", compare_runs(*load_runs(f"{tmp_path}/duel/*")))
+
+
 def test_run_without_a_score_is_named_and_left_out_of_the_table(tmp_path: Path, capsys):
     for seed in range(3):
         make_run(tmp_path, "ppo", seed, 1.0)
@@ -83,7 +117,18 @@ def test_run_without_a_score_is_named_and_left_out_of_the_table(tmp_path: Path, 
     assert main([f"{tmp_path}/ppo/*", "--runs-dir", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^ppo +3 ", said, re.MULTILINE) and "without a score: ppo/begun\n" in said
-    assert "Without a score: ppo/begun." in (tmp_path / "comparison.html").read_text()
+    text = (tmp_path / "comparison.html").read_text()
+    assert "Without a score: ppo/begun." in text
+    assert re.search(r"<th>ppo/seed2-1.0</th><td>killed[^<]*</td><td>700</td><td>7</td>", text)
+    assert re.search(r"<th>ppo/begun</th><td>killed[^<]*</td><td>-</td><td>-</td>", text)
+
+
+@pytest.mark.parametrize(("words", "option"), [([], "--to"), (["--marl-eval", "none/x.json"], "--marl-eval")])
+def test_a_page_in_a_missing_folder_is_refused(words: list[str], option: str, tmp_path: Path, monkeypatch, capsys):
+    runs = [str(make_run(tmp_path, "ppo", seed, 1.0).folder.path) for seed in range(2)]
+    monkeypatch.chdir(tmp_path)  # there is no folder `runs`, where the page goes by default
+    assert main([*runs, *words]) == 2
+    assert re.search(rf"there is no folder .*; make it, or give another file with {option}\.$", capsys.readouterr().err)
 
 
 def test_runs_without_a_score_have_a_page(tmp_path: Path):

@@ -15,11 +15,14 @@ import pytest
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
+from jsrl.graph.placements import make_graph
+from jsrl.launch.graph_file import write_graph
 from jsrl.launch.result import Result, fitted
 from jsrl.references.reference import to_json
 from jsrl.report import run_report
 from jsrl.report.charts import Series, chart, ticks
 from jsrl.report.curves import algorithm, machine, shares_of_time
+from jsrl.report.graph import dataflow
 from jsrl.report.html import body
 from jsrl.report.report import leave_report, write_report
 from jsrl.report.run_report import make_report, steady
@@ -211,6 +214,13 @@ def test_time_of_a_resumed_run_covers_all_sessions(run_folder: RunFolder):
     assert "20 updates in 30.5 s\n" in document(make_report(run_folder))
 
 
+def test_rates_in_the_picture_of_a_resumed_run_cover_all_sessions(run_folder: RunFolder):
+    write_graph(run_folder, make_graph(Experiment(agent=None, placement="served")), changed=False, resumed=False)
+    write_lines(run_folder, lines(35))
+    end(run_folder, wall_s=1.0)  # 7 trajectories were consumed, in all sessions
+    assert "0.2/s" in dataflow(make_report(run_folder))
+
+
 def test_a_long_final_evaluation_is_not_a_resume(run_folder: RunFolder):
     late = [*lines(10), {"env_steps": 1000, "updates": 20, "wall_s": 90.0, "evaluator/final_return_mean": 1.0}]
     write_lines(run_folder, late)
@@ -230,6 +240,19 @@ def test_only_the_last_session_counts(run_folder: RunFolder):
     report = make_report(run_folder)
     assert report.steady["actor/env_share"] == pytest.approx(0.7)
     assert report.rates["env steps trained"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize("later", [10, 2])
+def test_the_time_between_two_sessions_counts_in_no_rate(run_folder: RunFolder, later: int):
+    """After a clean end the updates go on where they were; the clock of the learner went on all night."""
+    second = [line | {"wall_s": line["wall_s"] + 10.0} for line in lines(later, first_update=10)]
+    for line in second:
+        line["learner/trained_s"] += 30_000.0
+    second[0]["system/resumed"] = 1.0
+    write_lines(run_folder, [*(line | {"actor/env_share": 0.1} for line in lines(10)), *second])
+    report = make_report(run_folder)
+    assert report.rates["env steps trained"] == pytest.approx(100)
+    assert report.steady["learner/wait_batch_share"] == pytest.approx(0.55 if later > 2 else 0.99)
 
 
 def test_means_count_seconds_not_lines_where_the_learner_reports_rarely(run_folder: RunFolder):
@@ -325,6 +348,13 @@ def test_every_policy_has_its_curves_its_lag_and_its_bottleneck(run_folder: RunF
     assert text.count("<figure") == 1 and text.count("<polyline") == 2
     summary = write_report(run_folder)
     assert "policy lag of b: p50 1, p95 7" in summary and "bottleneck of b: Updates limit this run" in summary
+
+
+def test_policies_that_share_actors_have_a_bottleneck_of_their_own(run_folder: RunFolder):
+    own = {"b/learner/update_share": 0.9, "b/learner/wait_batch_share": 0.05, "b/env_steps": 1.0, "b/updates": 1.0}
+    write_lines(run_folder, [line | own for line in lines(10)])
+    kinds = {policy: found.kind for policy, found in make_report(run_folder).bottlenecks.items()}
+    assert kinds == {"": "environments", "b": "updates"}
 
 
 def test_machine_load_is_shown_for_the_time_of_the_run(run_folder: RunFolder):

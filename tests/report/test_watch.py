@@ -17,11 +17,18 @@ import pytest
 
 from jsrl.experiment import Experiment
 from jsrl.references.reference import to_json
+from jsrl.report import live as live_module
 from jsrl.report.live import Live
 from jsrl.report.server import Server
 from jsrl.runs.runs import RunFolder
 
 LINE = {"updates": 1, "wall_s": 1.0, "actor/env_steps_per_s": 50.0, "evaluator/return_mean": 12.5, "learner/loss": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def on_any_machine(monkeypatch: pytest.MonkeyPatch):
+    """A page counts as slow only where a test says so, however busy this machine is."""
+    monkeypatch.setattr(live_module, "LONG_S", 1e9)
 
 
 def write(folder: RunFolder, count: int) -> None:
@@ -97,6 +104,31 @@ def test_only_the_page_and_files_of_a_run_are_served(server: Server):
 
 
 @pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        ("bytes=0-3", (0, 4)),
+        ("bytes=0-", (0, None)),
+        ("bytes=5-", (5, None)),
+        ("bytes=2-99999999", (2, None)),
+        ("bytes=99999999-", None),
+        ("bytes=5-2", None),
+        ("bytes=0-1,4-5", None),
+        (f"bytes={'9' * 5000}-", None),
+    ],
+)
+def test_parts_of_files_are_served_so_that_browsers_can_seek_in_videos(server: Server, asked, part):
+    _, whole = http_get(server, "/run/ppo/whole/metrics.jsonl")
+    answer, text = http_get(server, "/run/ppo/whole/metrics.jsonl", Range=asked)
+    assert answer.headers["Accept-Ranges"] == "bytes"
+    if part is None:
+        assert (answer.status, text) == (200, whole)
+        return
+    start, stop = part[0], part[1] or len(whole)
+    assert (answer.status, text) == (206, whole[start:stop])
+    assert answer.headers["Content-Range"] == f"bytes {start}-{stop - 1}/{len(whole)}"
+
+
+@pytest.mark.parametrize(
     ("host", "status"), [("localhost:9000", 200), ("evil.example", 403), ("127.0.0.1.evil.example", 403)]
 )
 def test_other_host_names_are_refused(server: Server, host: str, status: int):
@@ -122,6 +154,26 @@ def test_unchanged_pages_are_not_rendered_again(runs_dir: Path):
     live.page("ppo/whole")
     assert live.rendered == 6
     assert live.page("ppo/none") is None
+
+
+def test_a_page_that_takes_long_is_rendered_only_a_tenth_of_the_time(runs_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    """A run of days has a long metrics.jsonl, which each page reads; the list of runs does not wait for it."""
+    now_s, make, live = 100.0, live_module.make_report, Live(runs_dir)
+
+    def slow(folder: RunFolder):
+        nonlocal now_s
+        now_s += 15.0
+        assert "ppo/whole" in live.index()
+        return make(folder)
+
+    monkeypatch.setattr(live_module, "LONG_S", 0.5)
+    monkeypatch.setattr(live_module.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(live_module, "make_report", slow)
+    for pause_s, env_steps in ((0.0, 500), (2.0, 500), (134.0, 700)):
+        now_s += pause_s
+        page = live.page("ppo/whole")
+        assert page is not None and f"{env_steps} env steps" in page.content
+        write(RunFolder(runs_dir / "ppo" / "whole"), 7)
 
 
 def test_the_command_serves_until_ctrl_c(runs_dir: Path):

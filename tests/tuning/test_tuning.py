@@ -405,6 +405,13 @@ def test_trial_is_stopped_even_if_sigint_is_ignored(tmp_path, monkeypatch):
     assert process.returncode == -signal.SIGTERM
 
 
+def test_a_trial_writes_nothing_into_the_recording_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(trials.sys, "executable", "/bin/true")
+    with trials._started(dataclasses.replace(PPO, record=str(tmp_path / "rows")), tmp_path):
+        pass
+    assert json.loads((tmp_path / "experiment.json").read_text())["fields"]["record"] is None
+
+
 def test_slow_trial_is_cut_short():
     progress = Progress(Limits(seconds=3.0, give_up_share=0.5), best=10_000.0)
     for updates, at_s in ((1, 0.0), (10, 1.0), (20, 2.1)):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jsrl.envs.base import EnvStep, Episode
+from jsrl.envs.seats import SeatView
 from jsrl.transport.base import InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.samples.transports import bind_samples, connect_samples
@@ -280,3 +281,15 @@ def test_a_reply_has_one_version_one_for_each_environment_or_one_for_each_seat()
     single = np.zeros(2, np.int64)
     write_version(single, np.array([5, 6]))
     np.testing.assert_array_equal(single, [5, 6])
+
+
+def test_the_return_is_that_of_the_first_policys_seats():
+    """In a zero-sum game the mean over all seats is 0, however well a policy plays."""
+    rig = Rig()
+    rig.actor._policies = [ActingPolicy(PolicySettings(view=SeatView("chaser", (1,))), lambda sizes: None)]
+    rig.actor._count_episodes(
+        [Episode(0, 0.0, 5, True, returns=(-9.0, 9.0)), Episode(0, 0.0, 5, True, returns=(-7.0, 7.0))]
+    )
+    assert rig.actor.report()[0]["actor/return_mean"] == 8.0
+    rig.actor._policies = [rig.policy]
+    rig.actor.close()

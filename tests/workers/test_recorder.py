@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
 from jsrl.envs.base import EnvStep, Episode
@@ -202,6 +203,23 @@ def test_last_params_are_recorded_at_the_end(tmp_path):
     rig.film()
     assert len(rig.heard.named("filmed finally")) == 1
     assert [v.version_updates for v in rig.videos] == [0, 3]
+    rig.recorder.close()
+
+
+@pytest.mark.parametrize(("last_params_s", "filmed"), [(60.0, [0, 9]), (0.0, [0, 3])])
+def test_the_last_video_waits_for_the_last_params(last_params_s, filmed, tmp_path):
+    rig = Rig(tmp_path, last_params_s=last_params_s)
+    rig.params.publish(0)
+    rig.film()
+    rig.params.publish(3)
+    rig.recorder.command(Command("final", {"updates": {"": 9}}))
+    for _ in range(20):
+        rig.recorder.step()
+    rig.params.publish(9)
+    rig.recorder.step()
+    rig.film()
+    assert len(rig.heard.named("filmed finally")) == 1
+    assert [v.version_updates for v in rig.videos] == filmed
     rig.recorder.close()
 
 

@@ -79,8 +79,15 @@ ACTIVITIES = (
 METRICS = (
     Metric("env_steps_per_s", "env steps taken by all actors", "1/s", "as high as the machine allows"),
     Metric("episodes", "episodes finished so far", "count", "rises", "total"),
-    Metric("return_mean", "raw return of the episodes since the last line", "reward", "rises", "", "actor/episodes"),
-    Metric("length_mean", "length of those episodes", "steps", "depends", "", "actor/episodes"),
+    Metric(
+        "return_mean",
+        "mean raw return of the first policy in the last 100 episodes of each actor",
+        "reward",
+        "rises",
+        "",
+        "actor/episodes",
+    ),
+    Metric("length_mean", "mean length of those episodes", "steps", "depends", "", "actor/episodes"),
     Metric("trained_rows_share", "share of rows that train a policy, where a director assigns", "0-1", "0.5 and above"),
     Metric("env_faults", "faulty environments that were rebuilt so far (env.on_fault)", "count", "0", "total"),
     Metric("recorded", "trajectories copied for the recording so far", "count", "rises, where one is made", "total"),

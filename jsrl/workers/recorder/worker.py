@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +28,17 @@ HELD_S = 0.5  # how long the last picture of an episode is shown
 
 @dataclass(frozen=True, kw_only=True)
 class RecorderSettings(PlayerSettings):
-    """Settings of a recorder; see RecorderConfig. niceness: None: leave the priority of the process (it is shared)."""
+    """Settings of a recorder; see RecorderConfig.
+
+    niceness: None: leave the priority of the process (it is shared). last_params_s: how long the last video waits for the last
+    params.
+    """
 
     episodes: int
     fps: float | None
     max_seconds: float
     niceness: int | None = None
+    last_params_s: float = 30.0
 
 
 class OpenVideo:
@@ -102,6 +108,8 @@ class VideoRecorder(Player[RenderedEnv]):
         self._path = Path()
         self._filmed_version: int | None = None
         self._final = False
+        self._last_updates: Mapping[str, int] = {}  # policy -> updates of the params for which the last video waits
+        self._wait_until_s: float | None = None  # None: it waits for none
 
     def setup(self) -> None:
         """Lower the priority, render a first picture, compile, connect."""
@@ -179,6 +187,8 @@ class VideoRecorder(Player[RenderedEnv]):
             self._reporter.event("filmed finally")
 
     def _advance(self) -> int:
+        if self._wait_until_s is not None:
+            self._begin_last()
         try:
             return super()._advance()
         except (VideoError, OSError) as error:  # the disk's, or the encoder's: the next video may succeed
@@ -191,15 +201,28 @@ class VideoRecorder(Player[RenderedEnv]):
             return 0
 
     def command(self, command: Command) -> None:
-        """Execute `final`: film the newest params."""
+        """Execute `final`: film the last params."""
         if command.name == "final":
-            self.begin_final()
+            self.begin_final(**command.facts)
 
-    def begin_final(self) -> None:
-        """Film the newest params next, also in the middle of a video; report `filmed finally` afterwards."""
-        self._take_newest()
+    def begin_final(self, updates: Mapping[str, int] | None = None) -> None:
+        """Film the last params next, also in the middle of a video; report `filmed finally` afterwards.
+
+        Args:
+          updates: policy -> updates of its last params, which may still be on their way.
+        """
         self._abandon()
-        self._final = True
+        self._final, self._last_updates = True, updates or {}
+        self._wait_until_s = time.monotonic() + self._settings.last_params_s
+        self._begin_last()
+
+    def _begin_last(self) -> None:
+        """Let the last video begin if the last params of each policy are there, or have not come in time."""
+        self._take_newest()
+        late = any(player.updates < self._last_updates.get(player.policy.name, -1) for player in self._players)
+        if late and self._wait_until_s is not None and time.monotonic() < self._wait_until_s:
+            return
+        self._wait_until_s = None
         if self._params is None or self._params[0] == self._filmed_version:
             self._reporter.event("filmed finally")
             return
@@ -210,7 +233,7 @@ class VideoRecorder(Player[RenderedEnv]):
         """Return whether something is being filmed, or params are due."""
         if self._final and (self._params is None or self._params[0] == self._filmed_version):
             return False
-        return super().due
+        return self._wait_until_s is None and super().due
 
     def _abandon(self) -> None:
         if self._film is not None:
