@@ -163,6 +163,19 @@ class EqualSlots(Counting):
         return super().reset(seed=1)
 
 
+class OutsideSpace(Counting):
+    """Observes `value` of a discrete space after the first step of an episode."""
+
+    def __init__(self, value: Any):
+        super().__init__()
+        parts = [3, 4] if isinstance(value, list) else 3
+        self.observation_space = spaces.MultiDiscrete(parts) if isinstance(parts, list) else spaces.Discrete(3, start=1)
+        self.value = np.array(value) if isinstance(value, list) else value
+
+    def _observe(self):
+        return self.value if self.time else np.ones_like(self.value)
+
+
 class NoSpaces(gymnasium.Env):
     """Forgot its spaces."""
 

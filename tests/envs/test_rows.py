@@ -170,6 +170,21 @@ def test_faults_name_slot_episode_step_and_values(what, message):
     assert what == "raise in reset" or "step 1" in text or "step 2" in text
 
 
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (4, "4 as 'observation'; its space has the values 1 to 3"),
+        (0, "values 1 to 3"),
+        ([3, 0], r"\[0, 0\] to \[2, 3\]"),
+    ],
+)
+def test_values_outside_a_discrete_space_are_a_fault(value, told):
+    env = make(EnvConfig(S + "OutsideSpace", kwargs={"value": value}), 1, 0)
+    env.reset()
+    with pytest.raises(EnvironmentFault, match=told):
+        env.step(np.zeros(1, np.int32))
+
+
 def test_reset_without_info_is_a_fault():
     with pytest.raises(
         EnvironmentFault, match=r"slot 0.*returned what reset must not: float64 \[2\].*\(observation, info\)"
