@@ -89,7 +89,12 @@ class ParallelGame(ScheduledGame):
             self.agents.append(dead[0])
         if self.fault == "vanish" and len(self.agents) > 1:
             self.agents.pop()
-        return {name: self.seen(name) for name in lived}, earned, died, cut, {name: {"level": 1.0} for name in lived}
+        shown = {name: self.seen(name) for name in lived}
+        if self.fault == "unseen" and self.agents:
+            del shown[self.agents[0]]
+        if self.fault == "unseen last" and any(cut.values()):
+            shown = {}
+        return shown, earned, died, cut, {name: {"level": 1.0} for name in lived}
 
 
 class TurnGame(ScheduledGame):

@@ -160,6 +160,8 @@ def test_a_seat_that_dies_as_the_episode_is_truncated_is_out(death, died, last, 
         ("TurnGame", "cut", r"truncated seat 'a_\d' in step 1 of its episode, while others play on"),
         ("ParallelGame", "revive", r"has seat 'a_\d' in the game after it had ended, or joined late"),
         ("ParallelGame", "vanish", r"dropped 'a_\d' from `agents` without terminating or truncating it"),
+        ("ParallelGame", "unseen", r"returned no observation of seat 'a_\d', which lives"),
+        ("ParallelGame", "unseen last", r"returned no observation of seat 'a_\d', which lives"),
         ("Masked", "none", r"lets seat 'a_\d' act but allows no action"),
     ],
 )

@@ -247,6 +247,7 @@ class SyncVectorGame(SlotRepairs):
             given = () if options is None else (options,)
             moment = self._called(slot, "reset", lambda: self._envs[slot].reset(seed, *given))
         here = moment.observation.keys()
+        self._require(slot, moment.acting, moment)
         self._present[slot] = [name in here for name in self._order]
         self._take(slot, moment, here)
 
@@ -266,11 +267,23 @@ class SyncVectorGame(SlotRepairs):
             for name in names:
                 flags[slot, self._order[name]] = True
         alive = self._rows.alive[slot]
-        lives = any(alive[i] and name not in moment.terminated for name, i in self._order.items())
+        living = [name for name, i in self._order.items() if alive[i] and name not in moment.terminated]
+        self._require(slot, living, moment)
         # when the last living seats die, the episode has terminated: they see its last observation
-        self._take(slot, moment, [name for name in moment.observation if not lives or name not in moment.terminated])
+        self._take(slot, moment, [name for name in moment.observation if not living or name not in moment.terminated])
         if self._rows.metrics.entries:
             self._rows.metrics.add(slot, _mean_info(moment.info, self._rows.metrics.keys))
+
+    def _require(self, slot: int, names: Collection[str], moment: EnvState) -> None:
+        """Raise unless each of these living seats has an observation."""
+        for name in names:
+            if name not in moment.observation:
+                raise self._rows.fault(
+                    slot,
+                    f"returned no observation of seat {name!r}, which lives",
+                    "Return one of each agent that has not terminated, also in the step that truncates the episode: values "
+                    "bootstrap from it",
+                )
 
     def _take(self, slot: int, moment: EnvState, seen: Collection[str]) -> None:
         """Write the observations of a moment, zeros for the seats that are not `seen`."""
