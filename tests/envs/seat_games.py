@@ -112,7 +112,8 @@ class TurnGame(ScheduledGame):
 
     def _choose(self, among):
         self.agent_selection = among[int(self.rng.integers(len(among)))]
-        self.plan.turns.append(self.agent_selection)
+        if self.agent_selection not in self._flagged():
+            self.plan.turns.append(self.agent_selection)
 
     def last(self):
         raise AssertionError("rewards are to be read from `rewards`, of all agents after each move")
@@ -133,15 +134,26 @@ class TurnGame(ScheduledGame):
             return
         assert action is not None
         self.time += 1
-        lived = list(self.agents)
-        self.rewards = self.earn(lived)
-        self.terminations, self.truncations = self.ended(lived)
+        lived = [name for name in self.agents if name not in self._flagged()]
+        self._clear()
+        self.rewards |= self.earn(lived)
+        died, cut = self.ended(lived)
+        self.terminations |= died
+        self.truncations |= cut
         self._next()
 
     def _next(self):
         if flagged := self._flagged():
             self.agent_selection = flagged[0]
         elif self.agents:
+            self._choose(self.agents)
+
+
+class LateTurnGame(TurnGame):
+    """The dead stay in `agents` until it is their turn."""
+
+    def _next(self):
+        if self.agents:
             self._choose(self.agents)
 
 

@@ -265,8 +265,15 @@ class TurnGame(_Wrapped):
         moment.revived = self._ended(lived, dead, cut)
         if self._here():
             moment.acting = {str(self.env.agent_selection)}
+        else:  # the end: the agent in turn; if it is dead, the next one that would have acted
+            left, place = lived - dead or lived, self.names.index(*moment.acting)
+            moment.acting = {next(name for name in self.names[place:] + self.names[:place] if name in left)}
         moment.reward, moment.terminated, moment.truncated = reward, dead, cut
         return moment
+
+    def _here(self) -> set[str]:
+        """Return the living agents; `agents` keeps the dead until their turn comes, when they are stepped with None."""
+        return {str(agent) for agent in self.env.agents if not self._is_out(agent)}
 
     def _is_out(self, agent: Any) -> bool:
         return bool(self.env.terminations[agent] or self.env.truncations[agent])
