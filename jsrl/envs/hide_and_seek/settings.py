@@ -17,7 +17,7 @@ from jsrl.references.importing import nearest
 
 TIMESTEP_S, SUBSTEPS = 0.005, 15
 LEVELS, FORCE_STEP = 11, 18.0  # choices per axis, and newtons (or newton metres) between adjacent ones
-TASKS = ("lock_and_return", "sequential_lock", "construction", "shelter", "counting")  # for one agent
+TEAM_SCENARIOS = ("randomwalls", "quadrant", "empty")  # the others are tasks for one agent
 SITES = {"construction": (1, 4), "shelter": (1, 1)}  # least and greatest number of sites
 NEUTRAL = (5, 5, 5, 0, 0)  # no force, no torque, no pull, no lock
 VIEW_HALF_ANGLE = 3 * math.pi / 8
@@ -163,7 +163,7 @@ class Settings:
     @property
     def is_task(self) -> bool:
         """Return whether a lone agent has a task, instead of two teams that play."""
-        return self.scenario in TASKS
+        return self.scenario not in TEAM_SCENARIOS
 
     @property
     def n_agents(self) -> int:
