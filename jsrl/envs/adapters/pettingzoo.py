@@ -266,7 +266,7 @@ class TurnGame(_Wrapped):
         if self._here():
             moment.acting = {str(self.env.agent_selection)}
         else:  # the end: the agent in turn; if it is dead, the next one that would have acted
-            left, place = lived - dead or lived, self.names.index(*moment.acting)
+            left, place = lived - dead or lived, self.names.index(next(iter(moment.acting)))
             moment.acting = {next(name for name in self.names[place:] + self.names[:place] if name in left)}
         moment.reward, moment.terminated, moment.truncated = reward, dead, cut
         return moment
