@@ -157,6 +157,15 @@ class LateTurnGame(TurnGame):
             self._choose(self.agents)
 
 
+class WithState(ParallelGame):
+    """Has a global state; `state` makes it too short."""
+
+    state_space = spaces.Box(-100.0, 100.0, (3,), np.float32)
+
+    def state(self):
+        return np.zeros(2 if self.fault == "state" else 3, np.float32)
+
+
 class Masked(ParallelGame):
     """Masks in `info`, with one allowed action; `wrong` allows none."""
 

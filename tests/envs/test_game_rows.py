@@ -161,6 +161,7 @@ def test_a_seat_that_dies_as_the_episode_is_truncated_is_out(death, died, last, 
         ("ParallelGame", "vanish", r"dropped 'a_\d' from `agents` without terminating or truncating it"),
         ("ParallelGame", "unseen", r"returned no observation of seat 'a_\d', which lives"),
         ("ParallelGame", "unseen last", r"returned no observation of seat 'a_\d', which lives"),
+        ("WithState", "state", r"\(global state\) returned .*declares shape \[3\]"),
         ("Masked", "none", r"lets seat 'a_\d' act but allows no action"),
     ],
 )

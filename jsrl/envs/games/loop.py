@@ -291,14 +291,16 @@ class SyncVectorGame(SlotRepairs):
         try:
             for reader in self._readers:
                 name = reader.seat.name
+                what = f"(seat {name!r})"
                 if name in seen:
                     reader.write(slot, moment.observation[name], moment.info.get(name, {}))
                 else:
                     reader.blank(slot)
             if self._state_layout is not None:
+                what = "(global state)"
                 self._state_layout.write(self._state_arrays, slot, moment.state)
         except BadValue as error:
-            raise self._rows.fault(slot, f"(seat {name!r}) {error}", ADVICE_SPACE) from None
+            raise self._rows.fault(slot, f"{what} {error}", ADVICE_SPACE) from None
 
     def _called(self, slot: int, where: str, call: Callable[[], EnvState]) -> EnvState:
         try:
