@@ -137,6 +137,10 @@ class ObservationLayout:
     def write_mask(self, arrays: list[np.ndarray], slot: int, mask: Any) -> None:
         """Write the action mask of `info` for `slot`. Raises BadValue."""
         array = arrays[-1]
+        if mask is None:
+            raise BadValue(
+                f"brought no info[{MASK_KEY!r}]; its first reset did, so it is expected until the episode ends"
+            )
         flat = flat_mask(mask)
         if flat.shape != array.shape[1:]:
             raise BadValue(f"brought info[{MASK_KEY!r}] = {describe(mask)}; expected {array.shape[1]} entries")

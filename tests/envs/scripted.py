@@ -99,6 +99,21 @@ class Rich(gymnasium.Env):
         return self._observe(), 1.0, False, False, self._told()
 
 
+class ForgetfulMask(Counting):
+    """Brings a mask in `info`, but not in step `without` of an episode of 3 steps."""
+
+    def __init__(self, without: int):
+        super().__init__()
+        self.without = without
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": np.array([1, 0], np.int8)}
+
+    def step(self, action):
+        *rest, _ = super().step(action)
+        return *rest, {} if self.time == self.without else {"action_mask": np.array([1, 0], np.int8)}
+
+
 class Bounded(gymnasium.Env):
     """Returns its action as its observation."""
 

@@ -11,7 +11,7 @@ from jsrl.envs.config import AtariConfig, EnvConfig
 from jsrl.envs.make import make, make_spec
 from jsrl.envs.rows import slot_seeds
 from jsrl.errors import ConfigError, EnvironmentFault
-from jsrl.types import ArraySpec, Discrete, MultiDiscrete
+from jsrl.types import ArraySpec, Discrete, MultiDiscrete, map_tree
 
 S = "tests.envs.scripted:"
 
@@ -129,6 +129,22 @@ def test_rich_observations_and_masks():
     np.testing.assert_array_equal(seen["action_mask"], [[1, 0, 0, 1, 1]] * 2)
     assert all(leaf.dtype == np.float32 for leaf in (seen["inner"]["count"], seen["pair"]["0"]))
     env.step(np.array([[0, 1], [0, 2]], np.int32))
+
+
+def test_mask_in_info_may_be_missing_only_at_the_end():
+    env = make(EnvConfig(S + "ForgetfulMask", kwargs={"without": 3}), 1, 0)
+    masks = [step.observation["action_mask"][0].tolist() for step in steps_of(env, 5)]
+    assert masks == [[1, 0]] * 3 + [[1, 1], [1, 0]]
+    with pytest.raises(EnvironmentFault, match=r"step 1.*brought no info\['action_mask'\]; its first reset did"):
+        steps_of(make(EnvConfig(S + "ForgetfulMask", kwargs={"without": 2}), 1, 0), 5)
+
+
+def steps_of(env, number):
+    """Return what reset and steps with action 0 give, copied."""
+    steps = [map_tree(np.copy, env.reset()._replace(episodes=()))]
+    for _ in range(number - 1):
+        steps.append(map_tree(np.copy, env.step(np.zeros(env.num_envs, np.int32))._replace(episodes=())))
+    return steps
 
 
 @pytest.mark.parametrize(
