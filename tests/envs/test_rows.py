@@ -108,6 +108,17 @@ def test_episode_metrics(mode):
         assert episode.metrics == expected
 
 
+@pytest.mark.parametrize("value", ["easy", None, [1.0, 2.0]])
+def test_episode_metric_without_a_number_is_named(value, monkeypatch):
+    config = EnvConfig(S + "Counting", episode_metrics=("level",))
+    env = make(config, 1, 0)
+    env.reset()
+    step = env._envs[0].step
+    monkeypatch.setattr(env._envs[0], "step", lambda action: (*step(action)[:-1], {"level": value}))
+    with pytest.raises(EnvironmentFault, match=r"info\['level'\] is .*leave 'level' out of env.episode_metrics"):
+        env.step(np.zeros(1, np.int32))
+
+
 def test_discrete_start_is_added():
     env = make(EnvConfig(S + "Counting", kwargs={"start": 5}), 1, 0)
     assert env.spec.action == Discrete(2)

@@ -15,7 +15,7 @@ from jsrl.envs.games.groups import SeatGroups
 from jsrl.envs.games.played import EnvState, PlayedGame, SeatSpaces
 from jsrl.envs.games.rows import GameRows
 from jsrl.envs.repair import SlotRepairs
-from jsrl.envs.rows import slot_seeds
+from jsrl.envs.rows import metric_value, slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout
 from jsrl.envs.sync import ADVICE_RAISED, ADVICE_SPACE
 from jsrl.errors import ConfigError, EnvironmentFault
@@ -338,5 +338,7 @@ def _has_mask(seat: SeatSpaces) -> bool:
 
 def _mean_info(info: Mapping[str, Mapping[str, Any]], keys: set[str]) -> dict[str, float]:
     """Return the mean over the seats that report a key."""
-    found = {key: [float(seat_info[key]) for seat_info in info.values() if key in seat_info] for key in keys}
+    found = {
+        key: [metric_value(key, seat_info[key]) for seat_info in info.values() if key in seat_info] for key in keys
+    }
     return {key: sum(values) / len(values) for key, values in found.items() if values}
