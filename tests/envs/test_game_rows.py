@@ -281,6 +281,11 @@ def test_time_limits_and_metrics() -> None:
         (EnvConfig("pettingzoo:tests.envs.seat_games"), ConfigError, "has no parallel_env and no env"),
         (EnvConfig("pettingzoo:tests.envs.scripted:Counting"), ConfigError, "without `possible_agents`"),
         (EnvConfig(GAMES + "ParallelGame", kwargs={"death": "never"}), ConfigError, "death is ends or team"),
+        (
+            EnvConfig(GAMES + "ParallelGame", kwargs={"sides": {"a_?": "red", "b_*": "blue"}}),
+            ConfigError,
+            "sides has 'b_.', which matches none of its agents a_0, a_1",
+        ),
         (EnvConfig(GAMES + "ParallelGame", kwargs={"size": 3}), ConfigError, "could not be made with .*size"),
         (EnvConfig("tests.envs.seat_games:ParallelGame"), ConfigError, "pettingzoo:tests.envs.seat_games:ParallelGame"),
         (EnvConfig("CartPole-v1"), ConfigError, "has one agent"),

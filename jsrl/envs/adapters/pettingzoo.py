@@ -139,6 +139,12 @@ def _build(
             f"environment {config.id!r} is {type(env).__name__} without `possible_agents`; expected a PettingZoo "
             "ParallelEnv or AECEnv that names all agents that may ever play"
         )
+    for pattern in sides:
+        if not any(fnmatchcase(str(agent), pattern) for agent in env.possible_agents):
+            raise ConfigError(
+                f"environment {config.id!r}: sides has {pattern!r}, which matches none of its agents "
+                f"{', '.join(map(str, env.possible_agents))}"
+            )
     game = TurnGame(env, sides) if hasattr(env, "last") else ParallelGame(env, sides)
     game.symmetric, game.zero_sum = facts["symmetric"], facts["zero_sum"]
     return game
