@@ -134,7 +134,7 @@ class Settings:
         for name in ("floor_size", "lidar_range", "reward_range", "hiders_together_radius", "seekers_together_radius"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give a positive number")
+                raise ConfigError(f"{name} is {value:g}; give a positive number")
         if self.reward_falls and self.reward_range is None:
             raise ConfigError(
                 "reward_falls needs a reward_range, the distance at which a seen hider counts 0; give both"

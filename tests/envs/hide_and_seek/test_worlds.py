@@ -273,7 +273,7 @@ def test_slots_are_independent() -> None:
         ("empty", {"restrict_rect": [0, 0, 1]}, r"restrict_rect is \[0, 0, 1\]; its type is tuple"),
         ("empty", {"restrict_rect": [0, 0, 1, -1]}, "restrict_rect is .*each minimum below its maximum"),
         ("empty", {"n_sites": 1}, "n_sites is 1; empty has none"),
-        ("empty", {"hiders_together_radius": 0}, "hiders_together_radius is 0.0; give a positive number"),
+        ("empty", {"hiders_together_radius": 0}, "hiders_together_radius is 0; give a positive number"),
         ("quadrant", {"door_size": -1}, "door_size is -1; give at least 0"),
     ],
 )
