@@ -28,8 +28,8 @@ from scipy.optimize import minimize
 
 from jsrl.configs.hide_and_seek_league import config
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.hide_and_seek.game import HideAndSeek
-from jsrl.envs.hide_and_seek.settings import TASKS, settings_of
+from jsrl.envs.hide_and_seek.game import TASKS, HideAndSeek
+from jsrl.envs.hide_and_seek.settings import settings_of
 from jsrl.envs.make import make_game
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.experiment import Experiment, PolicyConfig

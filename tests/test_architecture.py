@@ -191,6 +191,7 @@ MORE: dict[str, tuple[set[str], str]] = {
     "launch/opponents.py": ({"jsrl.contest"}, "opponents are trained policies of other runs, loaded before the start"),
     "workers/evaluator/build.py": ({"jsrl.contest"}, "opponents are trained policies of other runs"),
     "launch/run.py": ({"jsrl.report"}, "a run writes its report as it ends"),
+    "envs/hide_and_seek/settings.py": ({"msgspec"}, "options are JSON values, whose types it checks"),
     "metrics/wandb_process.py": ({"wandb"}, "a process of its own for Weights & Biases, of the extra `wandb`"),
     "recordings/video.py": ({"PIL", "imageio_ffmpeg"}, "captions and the encoder, of the extra `video`"),
     "snapshots/orbax.py": ({"jax", "orbax", "absl"}, "Orbax is a library of jax arrays"),

@@ -26,6 +26,7 @@ from jsrl.agents import ppo
 from jsrl.agents.actor_critic import Weights
 from jsrl.agents.base import Act, ActOutput, ActParams, Agent, AgentState, UpdateOutput
 from jsrl.agents.distributions import distribution
+from jsrl.agents.hyperparameters import with_fields
 from jsrl.agents.mappo import CENTRAL, MAPPOConfig
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores
 from jsrl.agents.seats import as_dict, team_rows, team_size, team_vector
@@ -104,7 +105,7 @@ def happo(config: HAPPOConfig, spec: EnvSpec) -> Agent:
     critic = actor_critic(config.critic_network, dataclasses.replace(one, observation=state_spec))
     optimizer = ac.make_optimizer(config.optimizer, eps=config.adam_eps, max_grad_norm=config.max_grad_norm)
     policies = ppo.Components(config, own, distribution(one.action), optimizer)
-    values = policies._replace(config=dataclasses.replace(config, target_kl=None), network=_of_team(critic))
+    values = policies._replace(config=with_fields(config, {"target_kl": None}), network=_of_team(critic))
 
     def init(key: Array) -> AgentState:
         return initial_state(key, policies, values, critic.init, {**one.observation, CENTRAL: state_spec}, n)

@@ -49,7 +49,7 @@ def with_hyperparameters(config: Any, build: Callable[[Any], Agent], first: Mapp
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
         own, values = state.extra
-        now = build(_with_fields(config, values))  # only when the update is traced
+        now = build(with_fields(config, values))  # only when the update is traced
         after, output = now.update(state._replace(extra=own), trajectory, key, axis_name=axis_name)
         metrics = output.metrics | {METRIC + name: value for name, value in values.items()}
         return after._replace(extra=WithHyperparameters(after.extra, values)), output._replace(metrics=metrics)
@@ -71,8 +71,8 @@ def set_hyperparameters(state: AgentState, values: Mapping[str, float]) -> Agent
     return jax.tree.map(changed, state, is_leaf=lambda node: isinstance(node, WithHyperparameters))
 
 
-def _with_fields(config: Any, values: Mapping[str, Array]) -> Any:
-    """Return a config with traced numbers; skips its checks, which cannot compare traced numbers."""
+def with_fields(config: Any, values: Mapping[str, Array | None]) -> Any:
+    """Return a config with other numbers; skips its checks, which cannot compare traced numbers."""
     changed = copy.copy(config)
     for name, value in values.items():
         object.__setattr__(changed, name, value)

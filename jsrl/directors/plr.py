@@ -18,6 +18,10 @@ from jsrl.errors import ConfigError
 LevelScore: TypeAlias = Literal["l1", "positive", "max_mc"]
 MOST_WAITING = 10_000
 """Assignments whose score PLR waits for; older ones are dropped."""
+PATIENCE = 2.0
+"""A level waits this many times the longest recent delay of a score: dropped rows are never scored."""
+FORGET = 0.99
+"""Factor of the longest delay at each score."""
 
 
 @dataclass(frozen=True)
@@ -89,36 +93,45 @@ class PLR(SelfPlayTasks):
 
     def _next(self, state: State, draws: Draws, cache: dict[Any, Any]) -> Assignment:
         known = state["levels"]
-        unseen = math.inf if self.num_levels is None else self.num_levels - len({*known, *state["waiting"].values()})
         size = min(self.capacity, self.num_levels or self.capacity)
         again = len(known) >= max(1.0, self.min_fill * size) and draws.uniform() < self.replay_share
+        waiting = self._waiting(state) if again or self.num_levels else set[int]()
+        unseen = math.inf if self.num_levels is None else self.num_levels - len({*known, *waiting})
         if known and (again or unseen <= 0):
-            index = draws.choose(self._chances(state))
+            index = draws.choose(self._chances(state, waiting))
             state["proposed"][index] = state["assigned"]
             level, learns = known[index], True
         else:
-            level, learns = self._new_level(state, draws, unseen), self.train_on_new
+            level, learns = self._new_level({*known, *waiting}, draws, unseen), self.train_on_new
         game = self._assign_task(state, draws, level, learns=learns)
         state["waiting"][str(game.id)] = level
         if len(state["waiting"]) > MOST_WAITING:
             del state["waiting"][next(iter(state["waiting"]))]
         return game
 
-    def _chances(self, state: State) -> list[float]:
+    def _waiting(self, state: State) -> set[int]:
+        """Return the levels whose last score is still to come."""
+        levels, oldest = set[int](), state["assigned"] - PATIENCE * state.get("delay", math.inf)
+        for game, level in reversed(state["waiting"].items()):
+            if int(game) < oldest:
+                break
+            levels.add(level)
+        return levels
+
+    def _chances(self, state: State, waiting: set[int]) -> list[float]:
         """Return the weight of each level, 0 for one whose last score is still to come, unless all are."""
-        waiting = set(state["waiting"].values())
         weights = self.weights(state).tolist()
         chances = [0.0 if level in waiting else p for level, p in zip(state["levels"], weights, strict=True)]
         return chances if any(chances) else weights
 
-    def _new_level(self, state: State, draws: Draws, unseen: float) -> int:
-        """Return a level that is neither in the buffer nor waiting for its score, if there is one."""
+    def _new_level(self, taken: set[int], draws: Draws, unseen: float) -> int:
+        """Return a level that is not taken, neither in the buffer nor waiting for its score, if there is one."""
         if self.num_levels is None:
             return draws.seed()
         if unseen <= 0:
             return draws.below(self.num_levels)
         level = draws.below(int(unseen))
-        for seen in sorted({*state["levels"], *state["waiting"].values()}):
+        for seen in sorted(taken):
             level += seen <= level
         return level
 
@@ -131,6 +144,7 @@ class PLR(SelfPlayTasks):
         level = state["waiting"].pop(str(score.assignment), None)
         if level is None:
             return
+        state["delay"] = max(float(state["assigned"] - score.assignment), FORGET * state.get("delay", 0.0))
         levels, scores, proposed = state["levels"], state["scores"], state["proposed"]
         best = state.setdefault("best", {})  # level -> highest return
         value = self._value(best, level, score)

@@ -112,14 +112,36 @@ def alpha_rank(row: np.ndarray, column: np.ndarray, *, alpha: float = 10.0, popu
             moves[i, j, :, j] += rate * _fixation(scale * (row[:, j] - row[i, j]), population)
             moves[i, j, i, :] += rate * _fixation(scale * (column[i] - column[i, j]), population)
             moves[i, j, i, j] = 0.0
-            moves[i, j, i, j] = 1.0 - moves[i, j].sum()
-    states = rows * columns
-    matrix = moves.reshape(states, states)
-    equations = np.vstack([matrix.T - np.eye(states), np.ones(states)])
-    stationary = np.linalg.lstsq(equations, np.append(np.zeros(states), 1.0), rcond=None)[0]
-    mass = np.clip(stationary, 0.0, None).reshape(rows, columns)
-    mass /= mass.sum()
+    mass = stationary(moves.reshape(rows * columns, -1)).reshape(rows, columns)
     return mass.sum(axis=1), mass.sum(axis=0)
+
+
+BLOCK = 64  # states that are eliminated with one product of matrices
+LEAST_LEAVING = 1e-290
+
+
+def stationary(moves: np.ndarray) -> np.ndarray:
+    """Return the stationary distribution [N] of a Markov chain from the probabilities [N, N] of its moves to other states.
+
+    Nothing is subtracted, so that rates of 1e-200, with which a population leaves an equilibrium, keep their digits.
+
+    Source: Grassmann, Taksar and Heyman (1985), "Regenerative analysis and steady state distributions for Markov chains".
+    Differs: states are eliminated in blocks.
+    """
+    rest, states = moves.copy(), len(moves)
+    for high in range(states, 1, -BLOCK):
+        low = max(high - BLOCK, 1)
+        for k in range(high - 1, low - 1, -1):
+            rest[:k, k] /= max(rest[k, :k].sum(), LEAST_LEAVING)
+            rest[low:k, :k] += np.outer(rest[low:k, k], rest[k, :k])
+            rest[:low, low:k] += np.outer(rest[:low, k], rest[k, low:k])
+        rest[:low, :low] += rest[:low, low:high] @ rest[low:high, :low]
+    mass = np.zeros(states)
+    mass[0] = 1.0
+    for k in range(1, states):
+        mass[k] = mass[:k] @ rest[:k, k]
+        mass[: k + 1] /= mass[: k + 1].sum()
+    return mass
 
 
 def _fixation(gain: np.ndarray, population: int) -> np.ndarray:

@@ -71,7 +71,9 @@ class EnvConfig:
         raw rewards.
       episode_metrics: keys of the environment's `info` to aggregate per episode: `key` (its last value) or `key:sum`,
         `key:mean`, `key:min`, `key:max`.
-      max_episode_steps: env steps after which an episode is truncated; None leaves the environment's own limit.
+      max_episode_steps: env steps after which an episode is truncated; None leaves the environment's own limit. Both count
+        steps inside the wrappers: with one that repeats each action k times, an episode has 1/k as many env steps. To count
+        the agent's steps, put `gymnasium.wrappers:TimeLimit` last among the wrappers.
       action_transform: how unclipped actions are mapped to a bounded Box: `clip`, `rescale` (from [-1, 1]) or `squash` (tanh);
         see jsrl.types.Continuous.
       backend: `auto` takes the fastest that works; `native` uses the environment's own vector entry point, `sync` a loop over

@@ -135,10 +135,12 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
         from jsrl.envs.adapters.envpool import make_pool
 
         _refuse_wrappers(config)
+        _refuse_reseeding(config)
         return make_pool(config, num_envs, seed, group)
     if config.id.startswith("ALE/") and config.backend in ("auto", "native") and not config.wrappers:
         from jsrl.envs.adapters.atari import make_atari
 
+        _refuse_reseeding(config)
         return make_atari(config, num_envs, seed, group)
     if ":" in config.id:
         return _from_factory(config, num_envs, seed, group, groups=groups)
@@ -202,8 +204,10 @@ def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> 
             num_envs,
             GYMNASIUM_GAME if is_game else "",
         )
-    if config.backend == "native" and (not has_vector or config.wrappers):
-        why = "wrappers rule it out" if has_vector else "it has no vector entry point"
+    if config.backend == "native" and (not has_vector or config.wrappers or config.reseed_episodes):
+        why = "it has no vector entry point"
+        if has_vector:
+            why = "wrappers rule it out" if config.wrappers else "reseed_episodes rules it out"
         raise ConfigError(f"environment {config.id!r} with backend 'native': {why}; use backend 'auto' or 'sync'")
     kwargs = dict(config.kwargs)
     if config.max_episode_steps is not None:
@@ -251,6 +255,7 @@ def _from_factory(
     if "num_envs" not in parameters:
         single = _wrapped(config, lambda: _single(config, factory))
         return SyncVectorEnv(lambda: _built(config, single), config, num_envs, seed, group)
+    _refuse_reseeding(config)
     given: dict[str, Any] = {"num_envs": num_envs, "seed": seed, "group": group, "groups": groups}
     if config.max_episode_steps is not None:
         if "max_episode_steps" not in parameters:
@@ -369,6 +374,14 @@ def _refuse_wrappers(config: EnvConfig) -> None:
         raise ConfigError(
             f"environment {config.id!r} is a vector from the start, so Gymnasium's wrappers {list(config.wrappers)} cannot "
             "wrap its slots; remove them, or use an id of single environments"
+        )
+
+
+def _refuse_reseeding(config: EnvConfig) -> None:
+    if config.reseed_episodes:
+        raise ConfigError(
+            f"environment {config.id!r} is a vector from the start, seeded once, so env.reseed_episodes would have no effect; "
+            "leave it out, or use an id of single environments (backend 'sync' for Atari)"
         )
 
 

@@ -167,9 +167,11 @@ class RebuiltVector:
         return self._guarded(lambda: self._vector.step(action))
 
     def __getattr__(self, name: str) -> Any:
-        """Return the vector's attribute; its `set_tasks` is available if it has one."""
+        """Return the vector's attribute; its `set_tasks` and `where` are available if it has them."""
         if name == "set_tasks" and hasattr(self._vector, name):
             return self._set_tasks
+        if name == "where":
+            return self._vector.where  # type: ignore[attr-defined]
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def _set_tasks(self, tasks: Mapping[int, Any]) -> None:

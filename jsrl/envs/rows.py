@@ -9,7 +9,7 @@ import numpy as np
 
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.envs.config import EnvConfig, split_metric
-from jsrl.envs.faults import fault, first_non_finite, float_leaves, place
+from jsrl.envs.faults import describe, fault, first_non_finite, float_leaves, place
 from jsrl.errors import EnvironmentFault
 from jsrl.types import Tree
 
@@ -48,7 +48,7 @@ class Metrics:
         for name, key, kind in self.entries:
             if key not in info:
                 continue
-            value = float(info[key])
+            value = metric_value(key, info[key])
             if name not in kept:
                 kept[name] = [value, 1.0]
                 continue
@@ -76,6 +76,23 @@ class Metrics:
         kept, self._values[slot] = self._values[slot], {}
         means = {name for name, _, kind in self.entries if kind == "mean"}
         return {name: value / count if name in means else value for name, (value, count) in kept.items()}
+
+
+def metric_value(key: str, value: Any) -> float:
+    """Return the number that `info` has under a key of `episode_metrics`.
+
+    Raises:
+      EnvironmentFault: it is not a number.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        error = EnvironmentFault(
+            f"info[{key!r}] is {describe(value)}, and env.episode_metrics needs a number there; leave {key!r} out of "
+            "env.episode_metrics, or report a number"
+        )
+        error.repairable = False
+        raise error from None
 
 
 class _Always:

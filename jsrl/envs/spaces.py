@@ -17,7 +17,7 @@ floats (any shape: the agent sees it flat).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class Leaf:
       path: keys into the environment's observation; () when the observation is the array.
       names: keys into our tree. shape, dtype: declared by the environment. spec: for the agent.
       offsets: first one-hot index of each part, with `start` subtracted; None: the value is copied.
+      low, high: least and greatest value of each part of a one-hot; None: the value is copied.
     """
 
     path: tuple[Any, ...]
@@ -51,6 +52,8 @@ class Leaf:
     dtype: np.dtype
     spec: ArraySpec
     offsets: np.ndarray | None = None
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
 
     @property
     def name(self) -> str:
@@ -73,14 +76,17 @@ class Leaf:
             )
 
     def encode(self, value: Any, out: np.ndarray) -> None:
-        """Write values [...] of the declared shape (with any leading axes) to `out`."""
-        if self.offsets is None:
+        """Write values [...] of the declared shape (with any leading axes) to `out`. Raises BadValue: outside its space."""
+        if self.offsets is None or self.low is None or self.high is None:
             out[...] = value
             return
-        out[...] = 0
         # [..., parts] for any declared shape: a Discrete is one part
-        index = np.asarray(value, np.int64).reshape(*out.shape[:-1], -1) + self.offsets
-        np.put_along_axis(out, index, 1, axis=-1)
+        parts = np.asarray(value, np.int64).reshape(*out.shape[:-1], -1)
+        if ((parts < self.low) | (parts > self.high)).any():  # it would set an entry of another value
+            low, high = (ends.tolist() if len(ends) > 1 else int(ends[0]) for ends in (self.low, self.high))
+            raise BadValue(f"returned {describe(value)} as {self.name!r}; its space has the values {low} to {high}")
+        out[...] = 0
+        np.put_along_axis(out, parts + self.offsets, 1, axis=-1)
 
 
 class ObservationLayout:
@@ -93,8 +99,7 @@ class ObservationLayout:
         self._collect(space, (), ())
         self.mask_in_info = mask_size is not None
         if mask_size is not None and self.leaves[0].names == ():
-            only = self.leaves[0]
-            self.leaves = [Leaf((), ("observation",), only.shape, only.dtype, only.spec, only.offsets)]
+            self.leaves = [replace(self.leaves[0], names=("observation",))]
         self.spec: Tree = self._tree([leaf.spec for leaf in self.leaves])
         if mask_size is not None:
             self.spec[MASK_KEY] = ArraySpec((mask_size,), "uint8")
@@ -132,6 +137,10 @@ class ObservationLayout:
     def write_mask(self, arrays: list[np.ndarray], slot: int, mask: Any) -> None:
         """Write the action mask of `info` for `slot`. Raises BadValue."""
         array = arrays[-1]
+        if mask is None:
+            raise BadValue(
+                f"brought no info[{MASK_KEY!r}]; its first reset did, so it is expected until the episode ends"
+            )
         flat = flat_mask(mask)
         if flat.shape != array.shape[1:]:
             raise BadValue(f"brought info[{MASK_KEY!r}] = {describe(mask)}; expected {array.shape[1]} entries")
@@ -188,7 +197,8 @@ def _leaf(space: spaces.Space, path: tuple[Any, ...], names: tuple[str, ...], en
             )
         first = np.concatenate([[0], np.cumsum(nums)[:-1]]).astype(np.int64)
         spec = ArraySpec((size,), "float32")
-        return Leaf(path, names, tuple(space.shape or ()), np.dtype(space.dtype), spec, first - starts)
+        shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
+        return Leaf(path, names, shape, dtype, spec, first - starts, starts, starts + nums - 1)
     if isinstance(space, spaces.Box | spaces.MultiBinary) and np.dtype(space.dtype).kind in "fiub":
         dtype, shape = np.dtype(space.dtype), tuple(space.shape)
         stays = dtype == np.uint8 or names[-1:] == (MASK_KEY,)

@@ -174,7 +174,11 @@ class SyncVectorEnv(SlotRepairs):
 
     def _take(self, slot: int, info: dict[str, Any]) -> None:
         if self._layout.mask_in_info:
-            self._layout.write_mask(self._arrays, slot, info.get(MASK_KEY))
+            over = self._terminated[slot] or self._truncated[slot]
+            if over and MASK_KEY not in info:  # there is nothing to choose
+                self._arrays[-1][slot] = 1
+            else:
+                self._layout.write_mask(self._arrays, slot, info.get(MASK_KEY))
         if self._rows.metrics.entries:
             self._rows.metrics.add(slot, info)
 

@@ -23,14 +23,25 @@ from jsrl.types import Array, EnvSpec, Tree
 
 
 class GymVectorEnv:
-    """A gymnasium.vector.VectorEnv behind the vector protocol; seeded as a whole, by (seed, group)."""
+    """A gymnasium.vector.VectorEnv behind the vector protocol; seeded as a whole, by (seed, group).
 
-    def __init__(self, env: gymnasium.vector.VectorEnv, config: EnvConfig, seed: int | tuple[int, ...], group: int = 0):
+    Args:
+      slot_seeds: of an environment that seeds its slots itself, for messages; None: the seed of the whole.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.vector.VectorEnv,
+        config: EnvConfig,
+        seed: int | tuple[int, ...],
+        group: int = 0,
+        slot_seeds: list[int] | None = None,
+    ):
         self._env: Any = env
         self.num_envs = env.num_envs
         self._seed: int | None = vector_seed(seed, group)
         self._opening: tuple[Any, dict[str, Any]] | None = None  # the first reset, if it was made early
-        self._rows = Rows(config, self.num_envs, [vector_seed(seed, group)] * self.num_envs)
+        self._rows = Rows(config, self.num_envs, slot_seeds or [vector_seed(seed, group)] * self.num_envs)
         try:
             self._mode = _autoreset_mode(env, config.id)
             self._read_spaces(config)

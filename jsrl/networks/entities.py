@@ -181,6 +181,13 @@ def make_entity_torso(
     if not hidden or hidden[0] % config.heads:
         raise ConfigError(f"torso='entities' needs hidden[0], here {hidden}, in {config.heads} heads; give a multiple")
     rays = tuple(path for path in config.rays if path in shapes)
+    read = [entry.leaf for entry in sets] + list(rays)
+    wrong = [path for path in rays if len(shapes[path]) != 1] + [path for path in read if read.count(path) > 1]
+    if wrong:
+        raise ConfigError(
+            f"entities.leaves and entities.rays name {wrong[0]}; expected each leaf once, and rays [n]. The observation has "
+            f"{shapes_text}"
+        )
     every = [EntitySet(*entry.partition(":")[::2]) for entry in (*config.leaves, *config.value_leaves)]
     taken = {name for entry in every for name in entry} | set(rays)
     own = tuple(leaf for leaf in leaves if leaf.path not in taken)

@@ -9,9 +9,12 @@ import pytest
 
 from jsrl.agents.base import adopt
 from jsrl.agents.dqn import DQNConfig, dqn
+from jsrl.agents.happo import HAPPOConfig, happo
 from jsrl.agents.hyperparameters import METRIC, set_hyperparameters, with_hyperparameters
 from jsrl.agents.impala import IMPALAConfig, impala
+from jsrl.agents.mappo import MAPPOConfig, mappo
 from jsrl.agents.ppo import PPOConfig, ppo
+from jsrl.agents.qmix import QMIXConfig, qmix
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.random_rows import random_trajectory
 from jsrl.agents.sac import SACConfig, sac
@@ -22,6 +25,8 @@ from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
 SMALL = NetworkConfig(hidden=(8,))
 DISCRETE = EnvSpec(ArraySpec((3,), "float32"), Discrete(4))
 REAL = EnvSpec(ArraySpec((3,), "float32"), Continuous((-1.0,), (1.0,)))
+TEAM = EnvSpec(ArraySpec((2, 3), "float32"), Discrete(4), num_agents=2)
+PAIR = {"network": SMALL, "critic_network": SMALL, "target_kl": 0.02}
 CASES = {
     "ppo": (ppo, PPOConfig(network=SMALL, value_clip=0.2, target_kl=0.02), DISCRETE),
     "impala": (impala, IMPALAConfig(network=SMALL), DISCRETE),
@@ -29,6 +34,9 @@ CASES = {
     "td3": (td3, TD3Config(network=SMALL, max_grad_norm=10.0), REAL),
     "dqn": (dqn, DQNConfig(network=SMALL, total_updates=100), DISCRETE),
     "r2d2": (r2d2, R2D2Config(burn_in=2), DISCRETE),
+    "mappo": (mappo, MAPPOConfig(**PAIR), TEAM),
+    "happo": (happo, HAPPOConfig(**PAIR), TEAM),
+    "qmix": (qmix, QMIXConfig(network=SMALL, total_updates=100), TEAM),
 }
 
 

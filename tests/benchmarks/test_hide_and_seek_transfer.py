@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("mujoco")
 
 from benchmarks.hide_and_seek_transfer import classify, env_of, game_of
-from jsrl.envs.hide_and_seek.settings import TASKS
+from jsrl.envs.hide_and_seek.game import TASKS
 from jsrl.envs.make import make_spec
 
 

@@ -243,6 +243,19 @@ def test_missing_scores_do_not_accumulate():
     assert state["scores"] == [2.0]
 
 
+def test_levels_whose_scores_were_lost_are_drawn_again():
+    director = PLR(num_levels=20, staleness=1.0)
+    state, played = director.init(0), []
+    for number in range(400):
+        state, (game,) = director.propose(state, 1)
+        played.append(game.task)
+        if number % 10:  # the rows of every tenth game were dropped
+            state, _ = director.report(state, [Score(game.id, 1.0)])
+    assert set(played[-150:]) == set(range(20))
+    counts = Counter(played[-150:])
+    assert max(counts.values()) < 20  # a few levels are not all that is left
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [

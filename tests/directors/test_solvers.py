@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jsrl.directors.solvers import SOLVERS, alpha_rank, nash, replicator, uniform
+from jsrl.directors.solvers import SOLVERS, alpha_rank, nash, replicator, stationary, uniform
 from jsrl.errors import ConfigError
 
 BIASED = np.array([[0.0, -1.0, 2.0], [1.0, 0.0, -1.0], [-2.0, 1.0, 0.0]])
@@ -56,6 +56,21 @@ def test_alpha_rank_of_known_games():
     prisoners = np.array([[3.0, 0.0], [5.0, 1.0]])
     x, y = alpha_rank(prisoners, prisoners.T)
     assert x[1] > 0.99 and y[1] > 0.99
+
+
+def test_alpha_rank_prefers_the_better_of_two_equilibria_that_are_almost_never_left():
+    shared = np.diag([1.0, 2.0])  # the first is left with a probability of 1e-106, the second with 1e-213
+    x, y = alpha_rank(shared, shared)
+    assert x == pytest.approx([0.0, 1.0], abs=1e-6) and y == pytest.approx([0.0, 1.0], abs=1e-6)
+
+
+def test_stationary_distribution_of_chains_of_several_blocks():
+    generator = np.random.default_rng(2)
+    for states in (1, 2, 64, 65, 66, 150):
+        moves = generator.random((states, states)) ** 8 / states
+        np.fill_diagonal(moves, 0.0)
+        mass = stationary(moves)
+        assert mass @ moves == pytest.approx(mass * moves.sum(axis=1), abs=1e-15) and mass.sum() == pytest.approx(1.0)
 
 
 def test_uniform():

@@ -99,6 +99,21 @@ class Rich(gymnasium.Env):
         return self._observe(), 1.0, False, False, self._told()
 
 
+class ForgetfulMask(Counting):
+    """Brings a mask in `info`, but not in step `without` of an episode of 3 steps."""
+
+    def __init__(self, without: int):
+        super().__init__()
+        self.without = without
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": np.array([1, 0], np.int8)}
+
+    def step(self, action):
+        *rest, _ = super().step(action)
+        return *rest, {} if self.time == self.without else {"action_mask": np.array([1, 0], np.int8)}
+
+
 class Bounded(gymnasium.Env):
     """Returns its action as its observation."""
 
@@ -161,6 +176,19 @@ class EqualSlots(Counting):
 
     def reset(self, *, seed=None, options=None):
         return super().reset(seed=1)
+
+
+class OutsideSpace(Counting):
+    """Observes `value` of a discrete space after the first step of an episode."""
+
+    def __init__(self, value: Any):
+        super().__init__()
+        parts = [3, 4] if isinstance(value, list) else 3
+        self.observation_space = spaces.MultiDiscrete(parts) if isinstance(parts, list) else spaces.Discrete(3, start=1)
+        self.value = np.array(value) if isinstance(value, list) else value
+
+    def _observe(self):
+        return self.value if self.time else np.ones_like(self.value)
 
 
 class NoSpaces(gymnasium.Env):

@@ -89,7 +89,12 @@ class ParallelGame(ScheduledGame):
             self.agents.append(dead[0])
         if self.fault == "vanish" and len(self.agents) > 1:
             self.agents.pop()
-        return {name: self.seen(name) for name in lived}, earned, died, cut, {name: {"level": 1.0} for name in lived}
+        shown = {name: self.seen(name) for name in lived}
+        if self.fault == "unseen" and self.agents:
+            del shown[self.agents[0]]
+        if self.fault == "unseen last" and any(cut.values()):
+            shown = {}
+        return shown, earned, died, cut, {name: {"level": 1.0} for name in lived}
 
 
 class TurnGame(ScheduledGame):
@@ -107,7 +112,8 @@ class TurnGame(ScheduledGame):
 
     def _choose(self, among):
         self.agent_selection = among[int(self.rng.integers(len(among)))]
-        self.plan.turns.append(self.agent_selection)
+        if self.agent_selection not in self._flagged():
+            self.plan.turns.append(self.agent_selection)
 
     def last(self):
         raise AssertionError("rewards are to be read from `rewards`, of all agents after each move")
@@ -128,9 +134,12 @@ class TurnGame(ScheduledGame):
             return
         assert action is not None
         self.time += 1
-        lived = list(self.agents)
-        self.rewards = self.earn(lived)
-        self.terminations, self.truncations = self.ended(lived)
+        lived = [name for name in self.agents if name not in self._flagged()]
+        self._clear()
+        self.rewards |= self.earn(lived)
+        died, cut = self.ended(lived)
+        self.terminations |= died
+        self.truncations |= cut
         self._next()
 
     def _next(self):
@@ -138,6 +147,23 @@ class TurnGame(ScheduledGame):
             self.agent_selection = flagged[0]
         elif self.agents:
             self._choose(self.agents)
+
+
+class LateTurnGame(TurnGame):
+    """The dead stay in `agents` until it is their turn."""
+
+    def _next(self):
+        if self.agents:
+            self._choose(self.agents)
+
+
+class WithState(ParallelGame):
+    """Has a global state; `state` makes it too short."""
+
+    state_space = spaces.Box(-100.0, 100.0, (3,), np.float32)
+
+    def state(self):
+        return np.zeros(2 if self.fault == "state" else 3, np.float32)
 
 
 class Masked(ParallelGame):

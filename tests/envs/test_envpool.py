@@ -11,7 +11,8 @@ from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
 from jsrl.envs.rendering import make_rendered
-from jsrl.errors import ConfigError, MissingExtra
+from jsrl.envs.rows import slot_seeds
+from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 
 COINRUN = EnvConfig("envpool:CoinrunEasy-v0")
 FOOTBALL = EnvConfig("envpool:gfootball/academy_3_vs_1_with_keeper-v1")
@@ -33,6 +34,20 @@ def test_coinrun_passes_check_env_and_renders() -> None:
 def test_unknown_environment_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="nearest: CartPole-v1"):
         make(EnvConfig("envpool:CartPol-v1"), 2, 0)
+
+
+def test_a_fault_names_the_seed_of_its_slot(monkeypatch) -> None:
+    env = make(EnvConfig("envpool:CartPole-v1"), 2, 0)
+    env.reset()
+    step = env._env.step
+
+    def broken(action):
+        observation, *rest = step(action)
+        return np.where([[False], [True]], np.float32("nan"), observation), *rest
+
+    monkeypatch.setattr(env._env, "step", broken)
+    with pytest.raises(EnvironmentFault, match=f"slot 1, .*seed {slot_seeds(0, 0, 2)[1]}"):
+        env.step(np.zeros(2, np.int32))
 
 
 def test_missing_system_library_is_named(monkeypatch) -> None:

@@ -109,6 +109,8 @@ def test_invalid_names_and_options_are_refused(name: str) -> None:
         make_game(EnvConfig(f"foraging:{name}"), 1, 0)
     with pytest.raises(ConfigError, match=r"does not take .*speed"):
         make_game(EnvConfig("foraging:8x8-2p-2f", kwargs={"speed": 3}), 1, 0)
+    with pytest.raises(ConfigError, match="max_cycles is 0"):
+        make_game(EnvConfig("foraging:8x8-2p-2f", kwargs={"max_cycles": 0}), 1, 0)
 
 
 def test_invalid_actions_are_refused() -> None:

@@ -92,7 +92,7 @@ def check_against_the_truth(form: str, death: str, wanted: int) -> None:
         plan = game._envs[slot].env.log[done[slot]]
         done[slot] += 1
         assert plan.closed and plan.length == episode.length == len(rows) - 1
-        turns = form == "TurnGame"
+        turns = form.endswith("TurnGame")
         reward, discount, acts = expected(plan, names, turns, death == "team")
         found = np.array([row.reward for row in rows[1:]])
         np.testing.assert_allclose(found, reward, atol=1e-6)
@@ -102,8 +102,7 @@ def check_against_the_truth(form: str, death: str, wanted: int) -> None:
         shown = np.array([row.acts for row in rows])
         if turns:  # the environment decides which seat would have moved after the end
             np.testing.assert_array_equal(shown[:-1], acts[:-1])
-            died_last = plan.truncated and plan.length in plan.death.values()  # which may be the seat in turn
-            assert (shown[-1] == 1).sum() in ((0, 1) if died_last else (1,)) and (shown[-1] <= acts[-1]).all()
+            assert (shown[-1] == 1).sum() == 1 and (shown[-1] <= acts[-1]).all()
             np.testing.assert_array_equal(shown[-1] == 2, acts[-1] == 2)
         else:
             np.testing.assert_array_equal(shown, acts)
@@ -115,14 +114,14 @@ def check_against_the_truth(form: str, death: str, wanted: int) -> None:
 
 
 @pytest.mark.parametrize("death", ["ends", "team"])
-@pytest.mark.parametrize("form", ["ParallelGame", "TurnGame"])
+@pytest.mark.parametrize("form", ["ParallelGame", "TurnGame", "LateTurnGame"])
 def test_rows_equal_the_played_game(form: str, death: str) -> None:
     check_against_the_truth(form, death, 100)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("death", ["ends", "team"])
-@pytest.mark.parametrize("form", ["ParallelGame", "TurnGame"])
+@pytest.mark.parametrize("form", ["ParallelGame", "TurnGame", "LateTurnGame"])
 def test_rows_equal_the_played_game_in_ten_thousand_episodes(form: str, death: str) -> None:
     check_against_the_truth(form, death, 10_000)
 
@@ -160,6 +159,9 @@ def test_a_seat_that_dies_as_the_episode_is_truncated_is_out(death, died, last, 
         ("TurnGame", "cut", r"truncated seat 'a_\d' in step 1 of its episode, while others play on"),
         ("ParallelGame", "revive", r"has seat 'a_\d' in the game after it had ended, or joined late"),
         ("ParallelGame", "vanish", r"dropped 'a_\d' from `agents` without terminating or truncating it"),
+        ("ParallelGame", "unseen", r"returned no observation of seat 'a_\d', which lives"),
+        ("ParallelGame", "unseen last", r"returned no observation of seat 'a_\d', which lives"),
+        ("WithState", "state", r"\(global state\) returned .*declares shape \[3\]"),
         ("Masked", "none", r"lets seat 'a_\d' act but allows no action"),
     ],
 )
@@ -279,6 +281,11 @@ def test_time_limits_and_metrics() -> None:
         (EnvConfig("pettingzoo:tests.envs.seat_games"), ConfigError, "has no parallel_env and no env"),
         (EnvConfig("pettingzoo:tests.envs.scripted:Counting"), ConfigError, "without `possible_agents`"),
         (EnvConfig(GAMES + "ParallelGame", kwargs={"death": "never"}), ConfigError, "death is ends or team"),
+        (
+            EnvConfig(GAMES + "ParallelGame", kwargs={"sides": {"a_?": "red", "b_*": "blue"}}),
+            ConfigError,
+            "sides has 'b_.', which matches none of its agents a_0, a_1",
+        ),
         (EnvConfig(GAMES + "ParallelGame", kwargs={"size": 3}), ConfigError, "could not be made with .*size"),
         (EnvConfig("tests.envs.seat_games:ParallelGame"), ConfigError, "pettingzoo:tests.envs.seat_games:ParallelGame"),
         (EnvConfig("CartPole-v1"), ConfigError, "has one agent"),

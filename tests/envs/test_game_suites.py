@@ -88,6 +88,13 @@ def test_failed_game_is_rebuilt_if_configured() -> None:
     assert all(not reward[first].any() and (discount[first] == 1).all() for first, reward, discount in seen)
 
 
+def test_position_of_a_game_that_may_be_rebuilt_is_known() -> None:
+    """The message about an environment that hangs names it."""
+    game = make_game(EnvConfig("pettingzoo:tests.envs.seat_games:ParallelGame", on_fault="restart-env"), 2, 0)
+    game.reset()
+    assert game.where().startswith("slot 1, episode 0, step 0, seed ")
+
+
 class FailingSlot(ParallelGame):
     """The second of two slots raises in its seventh step, unless it was rebuilt; its episodes are longer than that."""
 

@@ -101,6 +101,7 @@ def test_exchangeable_seats() -> None:
         ("payoffs", {}, r"shape \[\]; expected"),
         ("payoffs", {"payoffs": [[[1, 2], [3]]]}, r"shape \[\]; expected"),
         ("payoffs", {"payoffs": [[[1, 2], [3, 4]]]}, r"shape \[1, 2, 2\]; expected"),
+        ("payoffs", {"payoffs": [[1, float("nan")], [3, 4]]}, "nan.*give finite numbers"),
     ],
 )
 def test_invalid_options_are_refused(name: str, kwargs: dict, told: str) -> None:

@@ -179,6 +179,7 @@ def test_silent_agents_have_only_moves() -> None:
         (EnvConfig("particle:simple_spread_v3", kwargs={"M": 3}), "does not take"),
         (EnvConfig("particle:simple_spread_v3", kwargs={"local_ratio": 2}), "local_ratio is 2"),
         (EnvConfig("particle:simple_tag_v3", kwargs={"num_good": 0}), "num_good is 0"),
+        (EnvConfig("particle:simple_tag_v3", kwargs={"num_obstacles": -1}), "num_obstacles is -1; give at least 0"),
         (EnvConfig("particle:simple_spread_v3", kwargs={"max_cycles": 0}), "max_cycles is 0"),
         (
             EnvConfig("particle:simple_tag_v3", kwargs={"continuous_actions": True, "multi_discrete": True}),

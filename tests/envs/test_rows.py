@@ -11,7 +11,7 @@ from jsrl.envs.config import AtariConfig, EnvConfig
 from jsrl.envs.make import make, make_spec
 from jsrl.envs.rows import slot_seeds
 from jsrl.errors import ConfigError, EnvironmentFault
-from jsrl.types import ArraySpec, Discrete, MultiDiscrete
+from jsrl.types import ArraySpec, Discrete, MultiDiscrete, map_tree
 
 S = "tests.envs.scripted:"
 
@@ -108,6 +108,17 @@ def test_episode_metrics(mode):
         assert episode.metrics == expected
 
 
+@pytest.mark.parametrize("value", ["easy", None, [1.0, 2.0]])
+def test_episode_metric_without_a_number_is_named(value, monkeypatch):
+    config = EnvConfig(S + "Counting", episode_metrics=("level",))
+    env = make(config, 1, 0)
+    env.reset()
+    step = env._envs[0].step
+    monkeypatch.setattr(env._envs[0], "step", lambda action: (*step(action)[:-1], {"level": value}))
+    with pytest.raises(EnvironmentFault, match=r"info\['level'\] is .*leave 'level' out of env.episode_metrics"):
+        env.step(np.zeros(1, np.int32))
+
+
 def test_discrete_start_is_added():
     env = make(EnvConfig(S + "Counting", kwargs={"start": 5}), 1, 0)
     assert env.spec.action == Discrete(2)
@@ -129,6 +140,22 @@ def test_rich_observations_and_masks():
     np.testing.assert_array_equal(seen["action_mask"], [[1, 0, 0, 1, 1]] * 2)
     assert all(leaf.dtype == np.float32 for leaf in (seen["inner"]["count"], seen["pair"]["0"]))
     env.step(np.array([[0, 1], [0, 2]], np.int32))
+
+
+def test_mask_in_info_may_be_missing_only_at_the_end():
+    env = make(EnvConfig(S + "ForgetfulMask", kwargs={"without": 3}), 1, 0)
+    masks = [step.observation["action_mask"][0].tolist() for step in steps_of(env, 5)]
+    assert masks == [[1, 0]] * 3 + [[1, 1], [1, 0]]
+    with pytest.raises(EnvironmentFault, match=r"step 1.*brought no info\['action_mask'\]; its first reset did"):
+        steps_of(make(EnvConfig(S + "ForgetfulMask", kwargs={"without": 2}), 1, 0), 5)
+
+
+def steps_of(env, number):
+    """Return what reset and steps with action 0 give, copied."""
+    steps = [map_tree(np.copy, env.reset()._replace(episodes=()))]
+    for _ in range(number - 1):
+        steps.append(map_tree(np.copy, env.step(np.zeros(env.num_envs, np.int32))._replace(episodes=())))
+    return steps
 
 
 @pytest.mark.parametrize(
@@ -170,6 +197,21 @@ def test_faults_name_slot_episode_step_and_values(what, message):
     assert what == "raise in reset" or "step 1" in text or "step 2" in text
 
 
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (4, "4 as 'observation'; its space has the values 1 to 3"),
+        (0, "values 1 to 3"),
+        ([3, 0], r"\[0, 0\] to \[2, 3\]"),
+    ],
+)
+def test_values_outside_a_discrete_space_are_a_fault(value, told):
+    env = make(EnvConfig(S + "OutsideSpace", kwargs={"value": value}), 1, 0)
+    env.reset()
+    with pytest.raises(EnvironmentFault, match=told):
+        env.step(np.zeros(1, np.int32))
+
+
 def test_reset_without_info_is_a_fault():
     with pytest.raises(
         EnvironmentFault, match=r"slot 0.*returned what reset must not: float64 \[2\].*\(observation, info\)"
@@ -194,6 +236,12 @@ def test_reset_without_seed_is_a_fault():
         (EnvConfig("CartPole-v1", kwargs={"gravity_": 2}), "gravity_"),
         (EnvConfig("Acrobot-v1", backend="native"), "no vector entry point"),
         (EnvConfig("CartPole-v1", backend="native", wrappers=(S + "DoubledReward",)), "wrappers"),
+        (EnvConfig("CartPole-v1", backend="native", reseed_episodes=True), "reseed_episodes rules it out"),
+        (EnvConfig("ALE/Pong-v5", reseed_episodes=True), "reseed_episodes would have no effect"),
+        (
+            EnvConfig(S + "counting_vector", {"mode": "NextStep"}, reseed_episodes=True),
+            "reseed_episodes would have no effect",
+        ),
         (EnvConfig(S + "TextObservation"), "Text"),
         (EnvConfig(S + "NoSpaces"), "has no observation_space; set"),
         (EnvConfig(S + "DictAction"), "Dict"),

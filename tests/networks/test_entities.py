@@ -189,6 +189,8 @@ def test_published_network_size() -> None:
         ({"leaves": ("ramps:sees_ramps",)}, "names ramps:sees_ramps; the observation has"),
         ({"leaves": ("lidar",)}, "lidar:; expected a leaf"),
         ({"leaves": ("boxes:sees_agents",)}, "boxes:sees_agents; expected a leaf"),
+        ({"leaves": ("boxes:sees_boxes", "boxes")}, "name boxes; expected each leaf once"),
+        ({"rays": ("boxes",), "leaves": ("agents",)}, "name boxes; expected each leaf once, and rays .n."),
         ({"heads": 3}, "hidden.0., here .8, 12., in 3 heads"),
     ],
 )

@@ -51,7 +51,7 @@ def make_pool(config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], gro
             raise ConfigError(f"EnvPool could not make {name!r} with {kwargs}: {error}. Check env.kwargs") from error
         except ImportError as error:  # Procgen's need Qt 5 from the system
             raise MissingExtra(f"environment {config.id!r} needs a library of the system: {error}") from error
-    return GymVectorEnv(adapted, config, seed, group)
+    return GymVectorEnv(adapted, config, seed, group, seeds)
 
 
 class _Pool(gymnasium.vector.VectorEnv):

@@ -139,6 +139,12 @@ def _build(
             f"environment {config.id!r} is {type(env).__name__} without `possible_agents`; expected a PettingZoo "
             "ParallelEnv or AECEnv that names all agents that may ever play"
         )
+    for pattern in sides:
+        if not any(fnmatchcase(str(agent), pattern) for agent in env.possible_agents):
+            raise ConfigError(
+                f"environment {config.id!r}: sides has {pattern!r}, which matches none of its agents "
+                f"{', '.join(map(str, env.possible_agents))}"
+            )
     game = TurnGame(env, sides) if hasattr(env, "last") else ParallelGame(env, sides)
     game.symmetric, game.zero_sum = facts["symmetric"], facts["zero_sum"]
     return game
@@ -265,8 +271,15 @@ class TurnGame(_Wrapped):
         moment.revived = self._ended(lived, dead, cut)
         if self._here():
             moment.acting = {str(self.env.agent_selection)}
+        else:  # the end: the agent in turn; if it is dead, the next one that would have acted
+            left, place = lived - dead or lived, self.names.index(next(iter(moment.acting)))
+            moment.acting = {next(name for name in self.names[place:] + self.names[:place] if name in left)}
         moment.reward, moment.terminated, moment.truncated = reward, dead, cut
         return moment
+
+    def _here(self) -> set[str]:
+        """Return the living agents; `agents` keeps the dead until their turn comes, when they are stepped with None."""
+        return {str(agent) for agent in self.env.agents if not self._is_out(agent)}
 
     def _is_out(self, agent: Any) -> bool:
         return bool(self.env.terminations[agent] or self.env.truncations[agent])

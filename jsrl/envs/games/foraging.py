@@ -61,6 +61,8 @@ class ForagingGame:
         penalty: float = 0.0,
         max_cycles: int = 50,
     ):
+        if max_cycles < 1 or (sight is not None and sight < 0):
+            raise ConfigError(f"max_cycles is {max_cycles} and sight {sight}; give at least 1, and 0 or more")
         self.num_envs, self._size, self._coop, self._penalty, self._limit = num_envs, size, coop, penalty, max_cycles
         self._sight = size if sight is None else sight
         seen = ArraySpec((3 * (foods + agents),), "float32")

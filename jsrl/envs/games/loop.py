@@ -15,7 +15,7 @@ from jsrl.envs.games.groups import SeatGroups
 from jsrl.envs.games.played import EnvState, PlayedGame, SeatSpaces
 from jsrl.envs.games.rows import GameRows
 from jsrl.envs.repair import SlotRepairs
-from jsrl.envs.rows import slot_seeds
+from jsrl.envs.rows import metric_value, slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout
 from jsrl.envs.sync import ADVICE_RAISED, ADVICE_SPACE
 from jsrl.errors import ConfigError, EnvironmentFault
@@ -247,6 +247,7 @@ class SyncVectorGame(SlotRepairs):
             given = () if options is None else (options,)
             moment = self._called(slot, "reset", lambda: self._envs[slot].reset(seed, *given))
         here = moment.observation.keys()
+        self._require(slot, moment.acting, moment)
         self._present[slot] = [name in here for name in self._order]
         self._take(slot, moment, here)
 
@@ -266,11 +267,23 @@ class SyncVectorGame(SlotRepairs):
             for name in names:
                 flags[slot, self._order[name]] = True
         alive = self._rows.alive[slot]
-        lives = any(alive[i] and name not in moment.terminated for name, i in self._order.items())
+        living = [name for name, i in self._order.items() if alive[i] and name not in moment.terminated]
+        self._require(slot, living, moment)
         # when the last living seats die, the episode has terminated: they see its last observation
-        self._take(slot, moment, [name for name in moment.observation if not lives or name not in moment.terminated])
+        self._take(slot, moment, [name for name in moment.observation if not living or name not in moment.terminated])
         if self._rows.metrics.entries:
             self._rows.metrics.add(slot, _mean_info(moment.info, self._rows.metrics.keys))
+
+    def _require(self, slot: int, names: Collection[str], moment: EnvState) -> None:
+        """Raise unless each of these living seats has an observation."""
+        for name in names:
+            if name not in moment.observation:
+                raise self._rows.fault(
+                    slot,
+                    f"returned no observation of seat {name!r}, which lives",
+                    "Return one of each agent that has not terminated, also in the step that truncates the episode: values "
+                    "bootstrap from it",
+                )
 
     def _take(self, slot: int, moment: EnvState, seen: Collection[str]) -> None:
         """Write the observations of a moment, zeros for the seats that are not `seen`."""
@@ -278,14 +291,16 @@ class SyncVectorGame(SlotRepairs):
         try:
             for reader in self._readers:
                 name = reader.seat.name
+                what = f"(seat {name!r})"
                 if name in seen:
                     reader.write(slot, moment.observation[name], moment.info.get(name, {}))
                 else:
                     reader.blank(slot)
             if self._state_layout is not None:
+                what = "(global state)"
                 self._state_layout.write(self._state_arrays, slot, moment.state)
         except BadValue as error:
-            raise self._rows.fault(slot, f"(seat {name!r}) {error}", ADVICE_SPACE) from None
+            raise self._rows.fault(slot, f"{what} {error}", ADVICE_SPACE) from None
 
     def _called(self, slot: int, where: str, call: Callable[[], EnvState]) -> EnvState:
         try:
@@ -323,5 +338,7 @@ def _has_mask(seat: SeatSpaces) -> bool:
 
 def _mean_info(info: Mapping[str, Mapping[str, Any]], keys: set[str]) -> dict[str, float]:
     """Return the mean over the seats that report a key."""
-    found = {key: [float(seat_info[key]) for seat_info in info.values() if key in seat_info] for key in keys}
+    found = {
+        key: [metric_value(key, seat_info[key]) for seat_info in info.values() if key in seat_info] for key in keys
+    }
     return {key: sum(values) / len(values) for key, values in found.items() if values}

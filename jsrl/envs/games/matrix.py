@@ -173,6 +173,8 @@ def _own_payoffs(given: Any) -> np.ndarray:
         payoffs = np.array(given, float)
     except (TypeError, ValueError):
         payoffs = np.array(0.0)
+    if payoffs.ndim and not np.isfinite(payoffs).all():
+        raise ConfigError(f"matrix:payoffs was given payoffs {given}; give finite numbers")
     players = payoffs.ndim - 1
     if players >= 2 and len(payoffs) == players and payoffs.size:
         return payoffs

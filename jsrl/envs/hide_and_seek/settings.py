@@ -8,14 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from jsrl.errors import ConfigError
 from jsrl.references.importing import nearest
 
 TIMESTEP_S, SUBSTEPS = 0.005, 15
 LEVELS, FORCE_STEP = 11, 18.0  # choices per axis, and newtons (or newton metres) between adjacent ones
-TASKS = ("lock_and_return", "sequential_lock", "construction", "shelter", "counting")  # for one agent
+TEAM_SCENARIOS = ("randomwalls", "quadrant", "empty")  # the others are tasks for one agent
+SITES = {"construction": (1, 4), "shelter": (1, 1)}  # least and greatest number of sites
 NEUTRAL = (5, 5, 5, 0, 0)  # no force, no torque, no pull, no lock
 VIEW_HALF_ANGLE = 3 * math.pi / 8
 OUT_OF_BOUNDS_REWARD = -10.0
@@ -106,7 +109,7 @@ class Settings:
                 f"max_others is {self.max_others}; {self.n_agents} agents need at least {self.n_agents - 1}"
             )
         needed = (self.max_boxes, self.n_ramps, self.max_sites)
-        if self.rows is not None and not _at_least(self.rows, needed):
+        if self.rows is not None and any(row < need for row, need in zip(self.rows, needed, strict=True)):
             raise ConfigError(
                 f"rows is {self.rows}; give [boxes, ramps, sites]; {self.scenario} needs at least {list(needed)}"
             )
@@ -118,20 +121,20 @@ class Settings:
             raise ConfigError(
                 f"horizon is {self.horizon} and prep_fraction {self.prep_fraction}; give at least 1, and 0 to below 1"
             )
-        if self.grid_size < 20 or self.n_lidar < 0 or self.n_rooms < 1:
-            raise ConfigError(
-                f"grid_size is {self.grid_size}, n_lidar {self.n_lidar}, n_rooms {self.n_rooms}; give at least 20, 0 and 1"
-            )
+        for name, least in (("grid_size", 20), ("n_lidar", 0), ("n_rooms", 1), ("door_size", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}; give at least {least}")
         for name in ("n_boxes", "n_elongated_boxes"):
             least, most = span(getattr(self, name))
             if not 0 <= least <= most <= 9:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a number, or two in order, from 0 to 9")
         if not 0 <= self.n_ramps <= 4:
             raise ConfigError(f"n_ramps is {self.n_ramps}; give 0 to 4")
-        for name in ("floor_size", "lidar_range", "reward_range"):
+        self._check_sites()
+        for name in ("floor_size", "lidar_range", "reward_range", "hiders_together_radius", "seekers_together_radius"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give a positive number")
+                raise ConfigError(f"{name} is {value:g}; give a positive number")
         if self.reward_falls and self.reward_range is None:
             raise ConfigError(
                 "reward_falls needs a reward_range, the distance at which a seen hider counts 0; give both"
@@ -140,10 +143,27 @@ class Settings:
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a number from 0 to 1")
 
+    def _check_sites(self) -> None:
+        """Check the sites, what must be there besides them, and the rectangle. Raises ConfigError."""
+        least, most = span(self.n_sites)
+        low, high = SITES.get(self.scenario, (0, 0))
+        if not low <= least <= most <= high:
+            raise ConfigError(
+                f"n_sites is {self.n_sites}; {self.scenario} has "
+                + (f"{low} to {high}" if high > low else f"exactly {low}" if low else "none: leave it out")
+            )
+        if self.scenario == "construction" and span(self.n_boxes)[0] < 1:
+            raise ConfigError(f"n_boxes is {self.n_boxes}; construction needs at least 1")
+        rect = self.restrict_rect
+        if rect is not None and not (rect[0] < rect[2] and rect[1] < rect[3]):
+            raise ConfigError(
+                f"restrict_rect is {rect}; give x_min, y_min, x_max, y_max, each minimum below its maximum"
+            )
+
     @property
     def is_task(self) -> bool:
         """Return whether a lone agent has a task, instead of two teams that play."""
-        return self.scenario in TASKS
+        return self.scenario not in TEAM_SCENARIOS
 
     @property
     def n_agents(self) -> int:
@@ -191,26 +211,18 @@ def span(value: int | tuple[int, int]) -> tuple[int, int]:
     return value if isinstance(value, tuple) else (value, value)
 
 
-def _at_least(given: Any, needed: tuple[int, ...]) -> bool:
-    """Return whether `given` is as many whole numbers as `needed`, none of them smaller."""
-    if not isinstance(given, tuple) or len(given) != len(needed):
-        return False
-    return all(isinstance(number, int) and number >= need for number, need in zip(given, needed, strict=True))
-
-
 def _task(scenario: str, **changes: Any) -> Settings:
     """Return the settings of a task for one agent, in a room with outer walls."""
-    task = Settings(
-        scenario,
-        n_hiders=1,
-        n_seekers=0,
-        max_others=1,
-        horizon=120,
-        prep_fraction=0.0,
-        random_room_number=False,
-        prob_outside_walls=1.0,
-    )
-    return replace(task, **changes)
+    usual: dict[str, Any] = {
+        "n_hiders": 1,
+        "n_seekers": 0,
+        "max_others": 1,
+        "horizon": 120,
+        "prep_fraction": 0.0,
+        "random_room_number": False,
+        "prob_outside_walls": 1.0,
+    }
+    return Settings(scenario, **{**usual, **changes})
 
 
 SCENARIOS = {
@@ -254,15 +266,23 @@ def settings_of(name: str, options: Mapping[str, Any]) -> Settings:
         raise ConfigError(
             f"hide_and_seek has no scenario {name!r}{nearest(name, SCENARIOS)}; scenarios: {', '.join(SCENARIOS)}"
         )
-    given = dict(options)
-    settings = _scaled(SCENARIOS[name], float(given.pop("map_scale", 1.0)))
-    known = {field.name for field in fields(Settings)} - {"scenario"}
-    for option in given:
-        if option not in known:
-            raise ConfigError(f"hide_and_seek has no option {option!r}{nearest(option, known)}")
-    # options are sent as JSON, where a tuple becomes a list
-    changes: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in given.items()}
-    return replace(settings, **changes)
+    kinds, types = (
+        get_type_hints(Settings) | {"map_scale": float},
+        {field.name: field.type for field in fields(Settings)},
+    )
+    del kinds["scenario"]
+    changes: dict[str, Any] = {}
+    for option, value in options.items():
+        if option not in kinds:
+            raise ConfigError(f"hide_and_seek has no option {option!r}{nearest(option, kinds)}")
+        try:
+            changes[option] = msgspec.convert(value, kinds[option])  # of JSON, where a tuple becomes a list
+        except msgspec.ValidationError as error:
+            kind = types.get(option, "float")
+            raise ConfigError(
+                f"hide_and_seek: {option} is {value!r}; its type is {kind} (a tuple is a list in JSON)"
+            ) from error
+    return replace(_scaled(SCENARIOS[name], changes.pop("map_scale", 1.0)), **changes)
 
 
 def _scaled(settings: Settings, factor: float) -> Settings:

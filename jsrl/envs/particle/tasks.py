@@ -165,6 +165,7 @@ class Tag(Task):
 
     def __init__(self, num_good: int = 1, num_adversaries: int = 3, num_obstacles: int = 2):
         _check_counts(num_good=num_good, num_adversaries=num_adversaries)
+        _check_counts(0, num_obstacles=num_obstacles)
         hunters, prey, total = num_adversaries, num_good, num_adversaries + num_good
         base = 4 + 2 * num_obstacles + 2 * (total - 1)
         self.roles = (
@@ -217,10 +218,10 @@ def _check_ratio(local_ratio: float) -> None:
         raise ConfigError(f"local_ratio is {local_ratio}; give a share, from 0 to 1")
 
 
-def _check_counts(**counts: int) -> None:
+def _check_counts(least: int = 1, **counts: int) -> None:
     for name, count in counts.items():
-        if count < 1:
-            raise ConfigError(f"{name} is {count}; give at least 1")
+        if count < least:
+            raise ConfigError(f"{name} is {count}; give at least {least}")
 
 
 TASKS: dict[str, type[Task]] = {

@@ -8,8 +8,9 @@ import pytest
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.hide_and_seek.building import rays_of
+from jsrl.envs.hide_and_seek.game import TASKS
 from jsrl.envs.hide_and_seek.layouts import CUBE, LONG_X, draw_layout, rooms_of
-from jsrl.envs.hide_and_seek.settings import TASKS, settings_of
+from jsrl.envs.hide_and_seek.settings import settings_of
 from jsrl.envs.make import make_game
 from jsrl.errors import ConfigError
 from tests.envs.hide_and_seek.scenes import EAST, act, centre, scene
@@ -182,9 +183,15 @@ def test_boxes_of_counting_leave_to_the_counted_sides_and_are_hidden_at_the_end(
 def test_options_that_a_task_cannot_have_are_refused() -> None:
     with pytest.raises(ConfigError, match="n_hiders is 1 and n_seekers 1; lock_and_return is for one agent"):
         settings_of("lock_and_return", {"n_seekers": 1})
-    for rows in ([4, 3, 4], [8, 3], "8,3,4", ["8", 3, 4]):
-        with pytest.raises(ConfigError, match=r"rows is .*; construction needs at least \[8, 0, 4\]"):
+    with pytest.raises(ConfigError, match=r"rows is .*; construction needs at least \[8, 0, 4\]"):
+        settings_of("construction", {"rows": [4, 3, 4]})
+    for rows in ([8, 3], "8,3,4", ["8", 3, 4]):
+        with pytest.raises(ConfigError, match=r"rows is .*; its type is tuple\[int, int, int\]"):
             settings_of("construction", {"rows": rows})
+    with pytest.raises(ConfigError, match=r"n_boxes is \(0, 2\); construction needs at least 1"):
+        settings_of("construction", {"n_boxes": [0, 2]})
+    with pytest.raises(ConfigError, match="n_sites is 0; shelter has exactly 1"):
+        settings_of("shelter", {"n_sites": 0})
     with pytest.raises(ConfigError, match="counting is played on a floor of 6 m"):
         settings_of("counting", {"map_scale": 2})
     with pytest.raises(ConfigError, match="n_seekers is 0; give 1, 2 or 3"):

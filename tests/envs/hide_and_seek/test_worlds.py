@@ -266,6 +266,15 @@ def test_slots_are_independent() -> None:
         ("empty", {"max_others": 2}, "max_others is 2"),
         ("empty", {"n_boxes": [4, 3]}, "n_boxes is"),
         ("empty", {"map_scale": 0}, "map_scale is 0"),
+        ("empty", {"map_scale": "2"}, "map_scale is '2'; its type is float"),
+        ("empty", {"horizon": "80"}, "horizon is '80'; its type is int"),
+        ("empty", {"n_boxes": [1, 2, 3]}, r"n_boxes is \[1, 2, 3\]; its type is int | tuple\[int, int\]"),
+        ("empty", {"n_ramps": 1.5}, "n_ramps is 1.5; its type is int"),
+        ("empty", {"restrict_rect": [0, 0, 1]}, r"restrict_rect is \[0, 0, 1\]; its type is tuple"),
+        ("empty", {"restrict_rect": [0, 0, 1, -1]}, "restrict_rect is .*each minimum below its maximum"),
+        ("empty", {"n_sites": 1}, "n_sites is 1; empty has none"),
+        ("empty", {"hiders_together_radius": 0}, "hiders_together_radius is 0; give a positive number"),
+        ("quadrant", {"door_size": -1}, "door_size is -1; give at least 0"),
     ],
 )
 def test_invalid_options_are_refused(name: str, options: dict, told: str) -> None:
