@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jsrl.agents.impala import IMPALAConfig
@@ -14,7 +16,8 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.graph.graph import Graph, node
-from jsrl.launch.graph_file import FILE
+from jsrl.graph.placements import make_graph
+from jsrl.launch.graph_file import FILE, differences
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.runs.runs import read_metrics
@@ -161,6 +164,15 @@ def test_user_workers_are_shown_and_resume(tmp_path: Path) -> None:
     other = run(small(total_env_steps=9 * 32), runs_dir=tmp_path, resume="one", graph=lambda g: g, display="log-only")
     log = (other.folder / "logs" / "controller.log").read_text()
     assert "graph: the worker augment is gone" in log and other.updates == 9
+
+
+def test_resume_finds_no_difference_in_equal_settings_with_arrays_and_partials() -> None:
+    settings = {"weights": np.ones(3), "scale": functools.partial(round, ndigits=2)}
+    graph = make_graph(small()).insert("my_workers:AUGMENT", settings=settings)
+    stored = Graph.from_json(json.loads(json.dumps(graph.to_json())))
+    assert differences(stored, graph) == []
+    changed = graph.replace("augment", settings=settings | {"weights": np.zeros(3)})
+    assert differences(stored, changed) == ["graph: the worker augment has other settings"]
 
 
 @pytest.mark.slow

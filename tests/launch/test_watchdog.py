@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import os
 import signal
 import subprocess
@@ -11,6 +13,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from jsrl.envs.config import EnvConfig
@@ -23,6 +26,7 @@ from jsrl.launch.resume import allowed_changes
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.launch.supervision import Supervision
 from jsrl.launch.watchdog import KEPT, Watchdog
+from jsrl.references.reference import from_json, to_json
 from jsrl.runs.control import Crash, Report, Stacks
 from jsrl.runs.stacks import all_stacks
 from jsrl.workers.jobs import Job
@@ -260,6 +264,14 @@ def test_policies_may_change_on_resume_and_environments_may_not() -> None:
     ]
     with pytest.raises(ConfigError, match=r"--env\.id cannot change"):
         allowed_changes(old, Experiment(AgentReference("m:f"), EnvConfig("Acrobot-v1")))
+
+
+def test_arrays_partials_and_nan_in_options_are_unchanged_on_resume() -> None:
+    values = {"map": np.arange(4), "speed": math.nan, "scale": functools.partial(round, ndigits=2)}
+    e = Experiment(AgentReference("m:f", values), EnvConfig(kwargs=values))
+    assert allowed_changes(from_json(to_json(e)), e) == []
+    with pytest.raises(ConfigError, match=r"--env\.kwargs cannot change"):
+        allowed_changes(e, dataclasses.replace(e, env=EnvConfig(kwargs=values | {"map": np.arange(5)})))
 
 
 def test_recorder_may_change_on_resume_and_the_recording_that_is_learned_from_may_not() -> None:
