@@ -222,6 +222,9 @@ def broken(change: str) -> Graph:
         "broadcast batches": lambda: graph_of(replay=REPLAY, max_policy_lag=None).with_stream(
             "batches", routing="broadcast"
         ),
+        "routing": lambda: graph.with_stream("samples", routing="by_group"),
+        "blocks": lambda: graph.with_stream("samples", blocks=0),
+        "restart": lambda: graph.replace("actor-0", restart=-1),
         "kind": lambda: graph.add(WorkerNode("x", "nonsense")),
         "circle": lambda: graph.add(
             node("a", f"{HERE}:PASS", rows="one", onwards="two"), Stream("one", "samples", groups=(0,))
@@ -254,6 +257,9 @@ def broken(change: str) -> Graph:
         ("part of all", "samples is broadcast, so x must read all of its groups"),
         ("may be lost", "x reads samples, whose writers would wait forever .* must have loss_ends_run=True"),
         ("broadcast batches", "batches carries batches, which go to one reader"),
+        ("routing", "routing of samples is 'by_group'; use by-group or broadcast"),
+        ("blocks", "blocks of samples is 0; use 1 or more"),
+        ("restart", "restart of actor-0 is -1; use 0 or more"),
         ("kind", "there is no worker of kind 'nonsense'; there are: actor"),
         ("circle", "between a, b form a cycle"),
     ],
