@@ -127,6 +127,17 @@ def test_scale_redistributes_the_groups() -> None:
         graph_of().scale("actor", 3)
 
 
+@pytest.mark.parametrize("change", [{"restart": 5}, {"settings": {"a": 1}}, {"links": None}])
+def test_family_of_different_workers_is_not_scaled(change) -> None:
+    graph = graph_of()
+    if "links" in change:
+        graph = graph.connect("actor-1", inference=None, params="params")
+    else:
+        graph = graph.replace("actor-1", **change)
+    with pytest.raises(ConfigError, match=r"actor cannot be scaled: actor-1 has other .* than actor-0; scale first"):
+        graph.scale("actor", 2)
+
+
 def test_insert_puts_workers_between_writers_and_readers() -> None:
     graph = graph_of().insert(f"{HERE}:PASS", count=2)
     check(graph)
