@@ -18,7 +18,7 @@ import pytest
 
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import AgentReference, Experiment, RecorderConfig, SupervisionConfig
+from jsrl.experiment import AgentReference, Experiment, PolicyConfig, RecorderConfig, SupervisionConfig
 from jsrl.launch import watchdog as watchdog_module
 from jsrl.launch.launcher import STOPPED, Exit
 from jsrl.launch.local.processes import LocalHandle, catches, crash_lines
@@ -264,6 +264,19 @@ def test_policies_may_change_on_resume_and_environments_may_not() -> None:
     ]
     with pytest.raises(ConfigError, match=r"--env\.id cannot change"):
         allowed_changes(old, Experiment(AgentReference("m:f"), EnvConfig("Acrobot-v1")))
+
+
+def test_goals_and_placement_of_policies_may_change_on_resume_and_their_seats_may_not() -> None:
+    one, two = (PolicyConfig(AgentReference("m:f"), seats=seat) for seat in ("a", "b"))
+    old = Experiment(policies={"one": one, "two": two})
+    new = dataclasses.replace(two, placement="inline", stop_at_return=0.9, against=("initial",))
+    lines = allowed_changes(old, dataclasses.replace(old, policies={"one": one, "two": new}, compress=True))
+    names = [f"--policies.two.{name}" for name in ("against", "placement", "stop-at-return")]
+    assert [line.split()[1] for line in lines] == ["--compress", *names]
+    with pytest.raises(ConfigError, match=r"--policies\.two\.seats cannot change on resume \(b -> c\)"):
+        allowed_changes(
+            old, dataclasses.replace(old, policies={"one": one, "two": dataclasses.replace(two, seats="c")})
+        )
 
 
 def test_arrays_partials_and_nan_in_options_are_unchanged_on_resume() -> None:
