@@ -236,6 +236,7 @@ def broken(change: str) -> Graph:
         "routing": lambda: graph.with_stream("samples", routing="by_group"),
         "blocks": lambda: graph.with_stream("samples", blocks=0),
         "restart": lambda: graph.replace("actor-0", restart=-1),
+        "nested setting": lambda: graph.replace("learner", settings={"learner": {"reuse": 2}}),
         "kind": lambda: graph.add(WorkerNode("x", "nonsense")),
         "circle": lambda: graph.add(
             node("a", f"{HERE}:PASS", rows="one", onwards="two"), Stream("one", "samples", groups=(0,))
@@ -271,6 +272,7 @@ def broken(change: str) -> Graph:
         ("routing", "routing of samples is 'by_group'; use by-group or broadcast"),
         ("blocks", "blocks of samples is 0; use 1 or more"),
         ("restart", "restart of actor-0 is -1; use 0 or more"),
+        ("nested setting", r"learner has a dict as its setting 'learner'; give .* LearnerConfig\(reuse=2\)"),
         ("kind", "there is no worker of kind 'nonsense'; there are: actor"),
         ("circle", "between a, b form a cycle"),
     ],
