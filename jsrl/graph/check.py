@@ -49,7 +49,9 @@ def _check_values(graph: Graph) -> None:
             raise ConfigError(f"blocks of {stream.name} is {stream.blocks!r}; use 1 or more trajectories of a group.")
     for worker in graph.workers:
         if worker.restart is not None and (type(worker.restart) is not int or worker.restart < 0):
-            raise ConfigError(f"restart of {worker.name} is {worker.restart!r}; use 0 or more, or None for the experiment's.")
+            raise ConfigError(
+                f"restart of {worker.name} is {worker.restart!r}; use 0 or more, or None for the experiment's."
+            )
 
 
 def _check_kinds(graph: Graph) -> None:

@@ -26,9 +26,9 @@ from jsrl.workers.jobs import StartPoint
 
 MAY_CHANGE = (
     "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "transport",
-    "bind", "encrypt", "compress", "restart", "trace", "trace-spans", "record", "record-limit-mb", "learner.num-devices", "learner.split",
-    "learner.split-lead", "learner.threads", "learner.prefetch", "learner.memory-share", "learner.check-finite",
-    "env.on-fault", "env.fault-limit", "env.fault-window-s",
+    "bind", "encrypt", "compress", "restart", "trace", "trace-spans", "record", "record-limit-mb", "learner.num-devices",
+    "learner.split", "learner.split-lead", "learner.threads", "learner.prefetch", "learner.memory-share",
+    "learner.check-finite", "env.on-fault", "env.fault-limit", "env.fault-window-s",
 )  # fmt: skip
 MAY_CHANGE_OF_POLICY = ("placement", "stop-at-return", "against")
 MAY_CHANGE_GROUPS = ("actor.", "inference.", "evaluator.", "recorder.", "snapshots.", "deadlines.", "supervision.")

@@ -55,7 +55,7 @@ def to_json(value: Any, capture: Capture | None = None, path: str = "") -> Any:
 
 
 def is_equal(one: Any, other: Any) -> bool:
-    """Return whether two values have the same JSON form; `==` has no answer for arrays, and a wrong one for NaN and partials."""
+    """Return whether two values have the same JSON form; for arrays `==` has no answer, for NaN and partials a wrong one."""
     try:
         return one is other or to_json(one) == to_json(other)
     except ConfigError:  # a value that never travelled
