@@ -13,7 +13,7 @@ import pytest
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
-from jsrl.errors import ConfigError
+from jsrl.errors import AgentFault, ConfigError
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.graph.graph import Graph, node
 from jsrl.graph.placements import make_graph
@@ -210,6 +210,28 @@ def test_stored_graph_that_contradicts_options_is_refused(tmp_path: Path) -> Non
 def test_invalid_graph_file_is_refused_before_the_start(tmp_path: Path, graph, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         run(small(), runs_dir=tmp_path, graph=graph, display="log-only")
+
+
+def raises(*args, **kwargs):
+    raise ZeroDivisionError("not ready yet")
+
+
+@pytest.mark.parametrize(
+    ("values", "error"), [({"agent": AgentReference(raises)}, AgentFault), ({}, KeyboardInterrupt)]
+)
+def test_run_that_failed_before_it_began_leaves_no_folder(tmp_path: Path, values, error) -> None:
+    def interrupted(graph: Graph) -> Graph:
+        raise KeyboardInterrupt
+
+    with pytest.raises(error):
+        run(
+            small(**values),
+            runs_dir=tmp_path / "runs",
+            name="one",
+            graph=None if values else interrupted,
+            display="log-only",
+        )
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
