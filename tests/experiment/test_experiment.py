@@ -16,6 +16,7 @@ from jsrl.experiment import (
     Experiment,
     LearnerConfig,
     PolicyConfig,
+    ReplayConfig,
 )
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.checks import nearest_divisors
@@ -57,6 +58,11 @@ def experiment(**values) -> Experiment:
         ({"learner": LearnerConfig(reuse=3)}, r"learner\.reuse=3 .* allow a lag of at least 2"),
         ({"deterministic": True, "batch_envs": 8, "max_policy_lag": 1}, r"deterministic mode takes the groups in order"),
         ({"deterministic": True, "max_policy_lag": 1}, r"deterministic mode waits for each version"),
+        ({"placement": "seved"}, r"placement is 'seved'; did you mean served\?"),
+        ({"transport": "tcp"}, r"transport is 'tcp'; use shared-memory or zeromq\."),
+        ({"num_actors": "many"}, r"num_actors is 'many'; use auto\."),
+        ({"learner": LearnerConfig(split="critic")}, r"learner\.split is 'critic'; did you mean actor-critic\?"),
+        ({"replay": ReplayConfig(kind="Host")}, r"replay\.kind is 'Host'; did you mean host\?"),
         ({"evaluator": EvaluatorConfig(env={"max_step": 3})}, r"no option 'max_step'; did you mean max_episode_steps\?"),
     ],
 )  # fmt: skip
