@@ -69,7 +69,8 @@ def _check_choices(e: Experiment) -> None:
     """Refuse names that an option does not have, in the experiment and its parts: the command line checks them by itself."""
     parts = {f"{name}.": part for name, part in vars(e).items() if type(part).__module__ == PARTS}
     for prefix, part in {"": e, **parts}.items():
-        for name, choices in _choices(type(part)).items():
+        cls: type = type(part)
+        for name, choices in _choices(cls).items():
             value = getattr(part, name)
             if isinstance(value, str) and value not in choices:
                 near = difflib.get_close_matches(value, choices, n=1, cutoff=0.4)
@@ -128,10 +129,30 @@ def _check_positive(e: Experiment) -> None:
         "recorder.episodes": e.recorder.episodes,
         "snapshots.keep": e.snapshots.keep,
         "recorder.keep_newest": e.recorder.keep_newest,
+        "evaluator.period_env_steps": e.evaluator.period_env_steps,
+        "recorder.period_env_steps": e.recorder.period_env_steps,
+        "inference.max_rows": e.inference.max_rows,
+        "inference.threads": e.inference.threads,
+        "learner.threads": e.learner.threads,
     }
     for name, value in positive.items():
-        if value < 1:
+        if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1.")
+    not_negative = {
+        "evaluator.sampled_episodes": e.evaluator.sampled_episodes,
+        "evaluator.final_episodes": e.evaluator.final_episodes,
+        "inference.max_wait_s": e.inference.max_wait_s,
+        "inference.frozen_mb": e.inference.frozen_mb,
+        "snapshots.period_s": e.snapshots.period_s,
+        "snapshots.journal_mb": e.snapshots.journal_mb,
+    }
+    for name, number in not_negative.items():
+        if not number >= 0:
+            raise ConfigError(f"{name} is {number}; it must be 0 or more.")
+    if not e.actor.step_deadline_s > 0:
+        raise ConfigError(f"actor.step_deadline_s is {e.actor.step_deadline_s}; it must be above 0.")
+    if not 0 < e.learner.memory_share <= 1:
+        raise ConfigError(f"learner.memory_share is {e.learner.memory_share}; it must be above 0 and at most 1.")
     if e.groups < 1:
         raise ConfigError(f"num_groups is {e.groups}; it must be at least 1.")
 
