@@ -71,7 +71,7 @@ def record_policy(
     _check_positive(episodes=episodes, num_envs=num_envs, rollout_length=rollout_length, limit_mb=limit_mb)
     played = load_players(run, tag, runs_dir=runs_dir)
     e = _recorded(played[0].experiment, folder, num_envs, rollout_length)
-    schemas = make_schemas(e, played[0].spec)
+    schemas = make_schemas(e, played[0].spec, trains=False)
     begin_record(e, schemas, source=f"{run}@{tag}")
     recorder, warnings = Recorder(ACTOR.prefix), list[str]()
     writer = RecordingWriter(
@@ -116,7 +116,7 @@ def _acting(policy: Policy, number: int, e: Experiment, seed: int, facts: dict[s
     def connect(group_sizes: dict[int, int]) -> tuple[InferenceClient, SampleProducer]:
         engine = Engine(policy.agent, policy.spec, seed=seed + SEED_STRIDE * number, policy=number, **facts)
         params = FixedParams(policy.version, [np.array(leaf) for leaf in jax.tree.leaves(policy.params)])
-        schema = make_schemas(own, policy.spec).trajectory
+        schema = make_schemas(own, policy.spec, trains=False).trajectory
         return InlineInference(engine, params, group_sizes), DiscardingProducer(schema)
 
     return ActingPolicy(PolicySettings(number=number, view=policy.view), connect)

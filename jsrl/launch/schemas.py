@@ -15,11 +15,11 @@ from jsrl.types import ArraySpec, EnvSpec, GameSpec, make_trajectory_spec, map_t
 from jsrl.workers.jobs import Schemas
 
 
-def make_schemas(experiment: Experiment, spec: EnvSpec | None = None) -> Schemas:
+def make_schemas(experiment: Experiment, spec: EnvSpec | None = None, *, trains: bool = True) -> Schemas:
     """Return the schemas of all streams, by tracing the agent's functions on shapes alone.
 
     Args:
-      experiment: of the agent. spec: of its environment; None: one environment is made.
+      experiment: of the agent. spec: of its environment; None: one environment is made. trains: check the size of its batches.
 
     Raises:
       ConfigError: the environment cannot be made, or the agent does not fit its spaces.
@@ -27,7 +27,7 @@ def make_schemas(experiment: Experiment, spec: EnvSpec | None = None) -> Schemas
     """
     spec = spec_for_one(find_spec(experiment)) if spec is None else spec
     check_batch = getattr(experiment.agent, "check_batch", None)
-    if check_batch is not None:
+    if check_batch is not None and trains:
         columns = experiment.batch_columns // experiment.learner.num_ranks // (experiment.learner.num_devices or 1)
         check_batch(experiment.rollout_length, columns * (spec.num_agents or 1))
     agent = build_agent(experiment.agent, spec)

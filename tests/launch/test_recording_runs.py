@@ -159,7 +159,9 @@ def test_of_several_policies_only_the_first_ones_rows_are_recorded(tmp_path, mon
         return found
 
     monkeypatch.setattr("jsrl.cli.record_policy.load_players", untrained)
-    told = record_policy("run", tmp_path / "rows", episodes=2, num_envs=2, rollout_length=6)
+    told = record_policy(
+        "run", tmp_path / "rows", episodes=2, num_envs=2, rollout_length=5
+    )  # 4 minibatches do not divide 10
     recording = open_recording(tmp_path / "rows")
     assert told.env_steps == recording.env_steps
     for chunk in recording.chunks:
