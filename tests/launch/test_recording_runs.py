@@ -164,10 +164,14 @@ def test_of_several_policies_only_the_first_ones_rows_are_recorded(tmp_path, mon
     )  # 4 minibatches do not divide 10
     recording = open_recording(tmp_path / "rows")
     assert told.env_steps == recording.env_steps
+    earned = 0.0
     for chunk in recording.chunks:
-        assert read_chunk(recording, chunk, ["observation"])[0].shape[-2:] == shape
+        observation, reward = read_chunk(recording, chunk, ["observation", "reward"])
+        assert observation.shape[-2:] == shape
+        earned += reward[:, :-1].sum()
         with np.load(chunk.path) as file:
             assert file[SEQUENCE].tolist() == list(range(chunk.count))
+    assert told.return_mean == pytest.approx(earned / (told.episodes * shape[0]), rel=1e-4)
 
 
 @pytest.mark.slow

@@ -391,10 +391,11 @@ class Actor:
         self._counts["trajectories"] += 1
 
     def _count_episodes(self, episodes: list[Episode]) -> None:
+        view = self._policies[0].settings.view
         for episode in episodes:
             self._counts["episodes"] += 1
             self._recorder.count("episodes")
-            self._returns.append(episode.return_)
+            self._returns.append(episode.return_ if view is None else view.return_of(episode))
             self._lengths.append(episode.length)
             for name, value in episode.metrics.items():
                 self._custom.setdefault(name, deque(maxlen=100)).append(value)
