@@ -28,12 +28,20 @@ NEEDS = {  # option, or the first part of its name -> what it needs: one of thes
 }
 
 
+NEW = {"run-name", "overwrite"}  # options of a new run
+
+
 def check_needs(asked: CommandLine) -> None:
-    """Refuse options without those that they need.
+    """Refuse options without those that they need, and those of a new run beside --resume.
 
     Raises:
-      ConfigError: one was given so; the message names what it needs.
+      ConfigError: one was given so; the message says what to do.
     """
+    if asked.run.resume and (wrong := sorted(asked.given & NEW)):
+        raise ConfigError(
+            f"--{wrong[0]} is for a new run, but --resume continues {asked.run.resume} in its own folder; leave one of "
+            "them out. (--init-from RUN@TAG begins a new run with the params of another.)"
+        )
     present = _present(asked)
     for option in sorted(asked.given):
         needs = NEEDS.get(option.partition(".")[0], ())

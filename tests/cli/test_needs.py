@@ -7,6 +7,7 @@ import pytest
 from jsrl.cli import command_line, run
 from jsrl.cli.experiments import load
 from jsrl.cli.needs import NEEDS, check_needs
+from jsrl.errors import ConfigError
 
 VALUES = {"slurm": "--slurm.gres gpu:1", "ray": "--ray.cpus 2", "print": "--print", "compress": "--compress"}
 VALUES |= {"tune-batch": "--tune-batch", "keep-here": "--keep-here inference"}
@@ -41,3 +42,10 @@ def test_an_option_with_one_that_it_needs_is_accepted(name, need):
 def test_an_array_of_seeds_has_no_other_hosts(words, capsys):
     assert run.main(["ppo_cartpole", "--seeds", "0-3", "--launcher", "slurm", "--print", *words.split()]) == 2
     assert "--launcher slurm without --seeds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--run-name", "b"], ["--overwrite"]])
+def test_options_of_a_new_run_are_refused_with_resume(words):
+    asked = command_line.parse(["--resume", "a", *words], load("ppo_cartpole"))
+    with pytest.raises(ConfigError, match=f"{words[0]} is for a new run, but --resume continues a"):
+        check_needs(asked)

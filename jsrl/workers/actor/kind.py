@@ -79,7 +79,14 @@ ACTIVITIES = (
 METRICS = (
     Metric("env_steps_per_s", "env steps taken by all actors", "1/s", "as high as the machine allows"),
     Metric("episodes", "episodes finished so far", "count", "rises", "total"),
-    Metric("return_mean", "raw return of the last 100 episodes, of the first policy's seats", "reward", "rises", "", "actor/episodes"),
+    Metric(
+        "return_mean",
+        "raw return of the last 100 episodes, of the first policy's seats",
+        "reward",
+        "rises",
+        "",
+        "actor/episodes",
+    ),
     Metric("length_mean", "length of those episodes", "steps", "depends", "", "actor/episodes"),
     Metric("trained_rows_share", "share of rows that train a policy, where a director assigns", "0-1", "0.5 and above"),
     Metric("env_faults", "faulty environments that were rebuilt so far (env.on_fault)", "count", "0", "total"),
