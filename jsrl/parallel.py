@@ -261,7 +261,8 @@ def replicas(tree: Tree) -> list[Tree]:
 def _of_first(x: Array, is_first: Array) -> Array:
     """Return the exact bits that an array has on the one device where `is_first` is true."""
     bits = x if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
-    found = jax.lax.psum(jnp.where(is_first, bits.astype(jnp.uint32), 0), AXIS_NAME)
+    wide = bits.astype(jnp.uint32) if bits.dtype.itemsize < 4 else bits
+    found = jax.lax.psum(jnp.where(is_first, wide, 0), AXIS_NAME)
     return found != 0 if x.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(found.astype(bits.dtype), x.dtype)
 
 

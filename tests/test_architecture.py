@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "replay": ({"agents", "errors", "experiment", "plain_files", "types"}, {"jax", "numpy"}),
     "runs": ({"extras", "transport", "errors", "plain_files"}, {"numpy", "zmq", "msgspec", "psutil"}),
     "metrics": ({"errors", "extras", "runs"}, {"numpy", "rich", "tensorboardX"}),
-    "snapshots": ({"errors", "plain_files", "runs", "types"}, {"numpy"}),
+    "snapshots": ({"errors", "plain_files", "runs", "transport", "types"}, {"numpy"}),
     "recordings": ({"errors", "extras", "plain_files", "runs", "transport", "types"}, {"numpy", "msgspec"}),
     "workers": (
         {

@@ -95,3 +95,13 @@ def test_small_calls_compute_the_same_bits():
 def test_unknown_xla_option_is_left_out(monkeypatch):
     monkeypatch.setattr(parallel, "IN_TURN", {"xla_cpu_no_such_option": "x"})
     assert small_calls.__wrapped__() is None
+
+
+@pytest.mark.parametrize("value", [0.1, 2**40 + 1, True, np.int8(-3), np.float32(0.1)])
+def test_state_sent_to_other_processes_keeps_its_bits(value):
+    """64-bit leaves exist with jax_enable_x64."""
+    sent = jax.pmap(parallel._of_first, axis_name=parallel.AXIS_NAME, in_axes=(None, 0), out_axes=None)
+    with jax.enable_x64(True):
+        given = np.array([value])
+        found = np.asarray(sent(given, np.array([True])))
+    assert found.dtype == given.dtype and found == given

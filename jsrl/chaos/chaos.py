@@ -329,12 +329,10 @@ def run_command(args: list[str], runs_dir: Path, run_name: str, *, hangs: bool =
     `hangs`: the run must detect hanging workers within ten seconds, however long its updates are.
 
     Raises:
-      ConfigError: no experiment was named, or the run would have no processes to hit.
+      ConfigError: no experiment was named.
     """
     if not args or args[0].startswith("-"):
         raise ConfigError("name an experiment first, such as: jsrl chaos ppo_cartpole")
-    if "serial" in args:
-        raise ConfigError("a serial run is one process; take --placement served, inline or apart.")
     defaults = {
         "--restart": "1000",
         "--deadlines.silence-s": "3",
@@ -344,6 +342,7 @@ def run_command(args: list[str], runs_dir: Path, run_name: str, *, hangs: bool =
         "--display": "plain",
         "--stop-at-return": "none",
     } | ({"--deadlines.stuck-s": "10"} if hangs else {})
-    added = [arg for name, value in defaults.items() if name not in args for arg in (name, value)]
+    given = {arg.partition("=")[0].replace("_", "-") for arg in args}
+    added = [arg for name, value in defaults.items() if name not in given for arg in (name, value)]
     program = [sys.executable, "-P", "-m", "jsrl", "run"]
     return [*program, *args, "--runs-dir", str(runs_dir), "--run-name", run_name, *added]

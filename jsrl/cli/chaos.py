@@ -131,9 +131,15 @@ def check_args(args: list[str]) -> None:
     """Check the experiment's name and options before the run is started.
 
     Raises:
-      ConfigError: there is no such experiment, or an option is wrong.
+      ConfigError: there is no such experiment, an option is wrong, or the run would have nothing to hit.
     """
     name = take_name(args)
     if name is None:
         raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
-    cli.parse(args, load(name))
+    experiment = cli.parse(args, load(name)).experiment
+    if not experiment.where.has_processes:
+        raise ConfigError("a serial run is one process; take --placement served, inline or apart.")
+    if experiment.recording is not None or getattr(experiment.agent, "needs_recording", False):
+        raise ConfigError(
+            "a run that learns from a recording has no actors, whose trajectories show that it recovered."
+        )

@@ -28,8 +28,11 @@ NEEDS = {  # option, or the first part of its name -> what it needs: one of thes
 }
 
 
+NEW = {"run-name", "overwrite"}  # options of a new run
+
+
 def check_needs(asked: CommandLine) -> None:
-    """Refuse options without those that they need, and a number of hosts that are named anyway.
+    """Refuse options without those that they need, and those that another option makes void.
 
     Raises:
       ConfigError: one was given so; the message says what to change.
@@ -38,6 +41,11 @@ def check_needs(asked: CommandLine) -> None:
         raise ConfigError(
             f"--num-hosts is given, but --hosts {asked.run.hosts} names the hosts; leave out --num-hosts. --min-hosts N "
             "starts the run when N of them have joined."
+        )
+    if asked.run.resume and (wrong := sorted(asked.given & NEW)):
+        raise ConfigError(
+            f"--{wrong[0]} is for a new run, but --resume continues {asked.run.resume} in its own folder; leave one of "
+            "them out. (--init-from RUN@TAG begins a new run with the params of another.)"
         )
     present = _present(asked)
     for option in sorted(asked.given):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
 import ipaddress
 import re
+import typing
 from typing import TYPE_CHECKING
 
 from jsrl.counted import counted
@@ -14,6 +17,8 @@ from jsrl.experiment.policies import check_policies
 if TYPE_CHECKING:
     from jsrl.experiment import Experiment
     from jsrl.experiment.settings import ReplayConfig
+
+PARTS = "jsrl.experiment.settings"  # the module with the parts of an experiment
 
 
 def check(experiment: Experiment) -> None:
@@ -30,6 +35,7 @@ def check(experiment: Experiment) -> None:
             "learners of its graph: see Two policies in docs/dataflow.md."
         )
     check_policies(e.policies, e.agent, e.seed)
+    _check_choices(e)
     _check_positive(e)
     if e.seed < 0:
         raise ConfigError(f"seed is {e.seed}; it must be 0 or more.")
@@ -57,6 +63,30 @@ def check(experiment: Experiment) -> None:
     _check_recorder(e)
     _check_bind(e)
     _ = e.evaluation_env, e.filmed_env  # made here so that an unknown option is refused before anything starts
+
+
+def _check_choices(e: Experiment) -> None:
+    """Refuse names that an option does not have, in the experiment and its parts: the command line checks them by itself."""
+    parts = {f"{name}.": part for name, part in vars(e).items() if type(part).__module__ == PARTS}
+    for prefix, part in {"": e, **parts}.items():
+        cls: type = type(part)
+        for name, choices in _choices(cls).items():
+            value = getattr(part, name)
+            if isinstance(value, str) and value not in choices:
+                near = difflib.get_close_matches(value, choices, n=1, cutoff=0.4)
+                hint = f"did you mean {near[0]}?" if near else f"use {' or '.join(choices)}."
+                raise ConfigError(f"{prefix}{name} is {value!r}; {hint}")
+
+
+@functools.lru_cache(64)
+def _choices(cls: type) -> dict[str, tuple[str, ...]]:
+    """Return the names that each field of a config may have, if these are fixed."""
+    found = {}
+    for name, kind in typing.get_type_hints(cls).items():
+        kinds = (kind, *typing.get_args(kind))
+        if literal := next((each for each in kinds if typing.get_origin(each) is typing.Literal), None):
+            found[name] = typing.get_args(literal)
+    return found
 
 
 def _check_groups(e: Experiment) -> None:
@@ -99,10 +129,30 @@ def _check_positive(e: Experiment) -> None:
         "recorder.episodes": e.recorder.episodes,
         "snapshots.keep": e.snapshots.keep,
         "recorder.keep_newest": e.recorder.keep_newest,
+        "evaluator.period_env_steps": e.evaluator.period_env_steps,
+        "recorder.period_env_steps": e.recorder.period_env_steps,
+        "inference.max_rows": e.inference.max_rows,
+        "inference.threads": e.inference.threads,
+        "learner.threads": e.learner.threads,
     }
     for name, value in positive.items():
-        if value < 1:
+        if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1.")
+    not_negative = {
+        "evaluator.sampled_episodes": e.evaluator.sampled_episodes,
+        "evaluator.final_episodes": e.evaluator.final_episodes,
+        "inference.max_wait_s": e.inference.max_wait_s,
+        "inference.frozen_mb": e.inference.frozen_mb,
+        "snapshots.period_s": e.snapshots.period_s,
+        "snapshots.journal_mb": e.snapshots.journal_mb,
+    }
+    for name, number in not_negative.items():
+        if not number >= 0:
+            raise ConfigError(f"{name} is {number}; it must be 0 or more.")
+    if not e.actor.step_deadline_s > 0:
+        raise ConfigError(f"actor.step_deadline_s is {e.actor.step_deadline_s}; it must be above 0.")
+    if not 0 < e.learner.memory_share <= 1:
+        raise ConfigError(f"learner.memory_share is {e.learner.memory_share}; it must be above 0 and at most 1.")
     if e.groups < 1:
         raise ConfigError(f"num_groups is {e.groups}; it must be at least 1.")
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jsrl.errors import ConfigError
+from jsrl.references.reference import is_equal
 
 # Names that users of other libraries try first.
 ELSEWHERE = {
@@ -341,7 +342,7 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     names = list(dict.fromkeys([*before, *after]))
     missing = Option("", None, "(absent)", "")
     pairs = {n: (before.get(n, missing).default, after.get(n, missing).default) for n in names}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    return {name: pair for name, pair in pairs.items() if not is_equal(*pair)}
 
 
 def short_help(default: Any, usage: str, names: dict[str, str]) -> str:

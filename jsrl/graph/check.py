@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import get_args, get_type_hints
 
 from jsrl.errors import ConfigError
 from jsrl.graph.graph import Graph, Link, WorkerNode
@@ -25,6 +26,7 @@ def check(graph: Graph) -> None:
             check_name(name, what)
             if count > 1:
                 raise ConfigError(f"{count} {what}s are called {name!r}; give each a name of its own.")
+    _check_values(graph)
     _check_kinds(graph)
     for worker in graph.workers:
         _check_ports(graph, worker)
@@ -34,6 +36,22 @@ def check(graph: Graph) -> None:
             raise ConfigError(f"the transport {stream.transport} carries no {stream.sort}; give {stream.name} another.")
     _check_policies(graph)
     _ = graph.stop_order
+
+
+def _check_values(graph: Graph) -> None:
+    """Refuse fields of streams and workers with values that they cannot have."""
+    hints = get_type_hints(Stream)
+    for stream in graph.streams:
+        for field in ("sort", "schema", "routing"):
+            if (given := getattr(stream, field)) not in get_args(hints[field]):
+                raise ConfigError(f"{field} of {stream.name} is {given!r}; use {' or '.join(get_args(hints[field]))}.")
+        if type(stream.blocks) is not int or stream.blocks < 1:
+            raise ConfigError(f"blocks of {stream.name} is {stream.blocks!r}; use 1 or more trajectories of a group.")
+    for worker in graph.workers:
+        if worker.restart is not None and (type(worker.restart) is not int or worker.restart < 0):
+            raise ConfigError(
+                f"restart of {worker.name} is {worker.restart!r}; use 0 or more, or None for the experiment's."
+            )
 
 
 def _check_kinds(graph: Graph) -> None:

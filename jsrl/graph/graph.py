@@ -13,7 +13,7 @@ from typing import Any
 
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
-from jsrl.references.reference import current_fields, from_json, to_json
+from jsrl.references.reference import current_fields, from_json, is_equal, to_json
 from jsrl.transport.stream import Stream
 from jsrl.workers.kinds import Kind, Port, find_kind
 
@@ -300,11 +300,16 @@ class Graph:
         """Return a graph with `count` workers of a family, which divide its groups evenly.
 
         Raises:
-          ConfigError: there is no such family, or its groups cannot be divided evenly.
+          ConfigError: there is no such family, its workers differ, or its groups cannot be divided evenly.
         """
         old = self.family(family)
         if not old:
             self.worker(family)
+        if unlike := [worker.name for worker in old if not is_equal(_pattern(worker), _pattern(old[0]))]:
+            raise ConfigError(
+                f"{family} cannot be scaled: {unlike[0]} has other streams, settings, restart or own_device than "
+                f"{old[0].name}; scale first, and change single workers afterwards."
+            )
         if count < 1:
             raise ConfigError(f"{family} cannot be scaled to {count} workers; use without({family!r}) to have none.")
         shares = [_shares(self, old, number, count) for number in range(count)]
@@ -420,6 +425,12 @@ def _reachable(start: str, leads_to: dict[str, set[str]]) -> set[str]:
         found |= new
         names += new
     return found
+
+
+def _pattern(worker: WorkerNode) -> WorkerNode:
+    """Return a worker without what differs within a family: its name and its groups."""
+    links = sorted((link.port, link.stream) for link in worker.links)
+    return dataclasses.replace(worker, name="", links=tuple(Link(*each) for each in links))
 
 
 def _shares(graph: Graph, old: Iterable[WorkerNode], number: int, count: int) -> tuple[Link, ...]:

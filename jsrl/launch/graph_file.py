@@ -15,7 +15,7 @@ from jsrl.experiment import Experiment
 from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.placements import make_graph
 from jsrl.graph.policies import policies_of
-from jsrl.references.reference import from_json
+from jsrl.references.reference import from_json, is_equal
 from jsrl.runs.files import write_atomic
 from jsrl.runs.runs import RunFolder
 from jsrl.transport.stream import Stream
@@ -114,7 +114,7 @@ def differences(old: Graph, new: Graph) -> list[str]:
         lines += [
             f"graph: the {what} {name} has other {_fields(was[name], now[name])}"
             for name in now
-            if name in was and was[name] != now[name]
+            if name in was and not is_equal(was[name], now[name])
         ]
     return lines
 
@@ -125,7 +125,7 @@ def _fields(old: WorkerNode | Stream, new: WorkerNode | Stream) -> str:
     for field in dataclasses.fields(old):
         was, now = getattr(old, field.name), getattr(new, field.name)
         values = f" ({was!r} -> {now!r})"
-        if was != now:
+        if not is_equal(was, now):
             lines.append(field.name + (values if len(values) < 60 else ""))
     return ", ".join(lines)
 

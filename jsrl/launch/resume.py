@@ -26,10 +26,11 @@ from jsrl.workers.jobs import StartPoint
 
 MAY_CHANGE = (
     "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "transport",
-    "bind", "encrypt", "restart", "trace", "trace-spans", "record", "record-limit-mb", "learner.num-devices", "learner.split",
-    "learner.split-lead", "learner.threads", "learner.prefetch", "learner.memory-share", "learner.check-finite",
-    "env.on-fault", "env.fault-limit", "env.fault-window-s",
+    "bind", "encrypt", "compress", "restart", "trace", "trace-spans", "record", "record-limit-mb", "learner.num-devices",
+    "learner.split", "learner.split-lead", "learner.threads", "learner.prefetch", "learner.memory-share",
+    "learner.check-finite", "env.on-fault", "env.fault-limit", "env.fault-window-s",
 )  # fmt: skip
+MAY_CHANGE_OF_POLICY = ("placement", "stop-at-return", "against")
 MAY_CHANGE_GROUPS = ("actor.", "inference.", "evaluator.", "recorder.", "snapshots.", "deadlines.", "supervision.")
 
 LONG_REPLAY = 100_000  # env steps: a minute or more, unless the environment is fast
@@ -43,13 +44,19 @@ def allowed_changes(old: Experiment, new: Experiment) -> list[str]:
     """
     lines = []
     for name, (before, after) in differences(old, new).items():
-        if name not in MAY_CHANGE and not name.startswith(MAY_CHANGE_GROUPS):
+        if not _may_change(name):
             raise ConfigError(
                 f"--{name} cannot change on resume ({before} -> {after}); limits and placement may. To start over from "
                 "this run's params use --init-from RUN@TAG."
             )
         lines.append(f"changed: --{name} {before} -> {after}")
     return lines
+
+
+def _may_change(option: str) -> bool:
+    first, *rest = option.split(".")
+    of_policy = first == "policies" and len(rest) == 2 and rest[1] in MAY_CHANGE_OF_POLICY
+    return of_policy or option in MAY_CHANGE or option.startswith(MAY_CHANGE_GROUPS)
 
 
 @contextlib.contextmanager

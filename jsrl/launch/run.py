@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jsrl.errors import ConfigError, RecordingError
+from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.experiment import AUTO
 from jsrl.launch.controller import Controller
@@ -137,10 +137,13 @@ def closed_on_error(screen: Display, lines: Sequence[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def removed_unless(begun: threading.Event, folder: RunFolder, resumed: bool, made: Sequence[Path]) -> Iterator[None]:
-    """Remove the folder of a new run that was refused before it began, and the folders `made` for it if they are empty."""
+    """Remove the folder of a new run that failed before it began, and the folders `made` for it if they are empty.
+
+    It would be the newest run of its experiment, without anything to report or to resume, and its name would be taken.
+    """
     try:
         yield
-    except (ConfigError, RecordingError):
+    except BaseException:  # also an error of the user's environment or agent, and Ctrl-C
         if not resumed and not begun.is_set():
             shutil.rmtree(folder.path, ignore_errors=True)
             with contextlib.suppress(OSError):  # another run is there

@@ -1,9 +1,10 @@
 """Write definitions of a script or notebook into a module that worker processes can import.
 
 A `Capture` takes functions and classes from `__main__` (or from another module that cannot be imported by name)
-and everything they use from there: other definitions, constants, imports. All of it goes into one module, named after
-its content, so that an agent's function and its config class refer to the same class. Nothing is executed here,
-and workers never import the user's own script, because that would run it again.
+and everything they use from there: other definitions, constants, imports. All of it goes into one module, so that an agent's
+function and its config class refer to the same class. The module is named after these definitions, wherever they stand, so
+that a run can be resumed after its script has changed elsewhere. Nothing is executed here, and workers never import the
+user's own script, because that would run it again.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Capture:
           ConfigError: the folder cannot be written, or the result would not run.
         """
         text = module_text(self._entries)
-        self._module = f"jsrl_captured_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        definitions = "\n".join(sorted(entry.text for entry in self._entries.values()))
+        self._module = f"jsrl_captured_{hashlib.sha256(definitions.encode()).hexdigest()[:12]}"
         path = self.folder / f"{self._module}.py"
         check_module(text, str(path))
         try:

@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.errors import SnapshotError
+from jsrl.errors import CodecError, SnapshotError
 from jsrl.plain_files import open_plain
 from jsrl.runs.files import json_ready, read_json
 from jsrl.runs.memory import MIB, available_bytes
+from jsrl.transport.wire.schema import to_dtype
 
 FORMAT = "jsrl-snapshot"
 FORMAT_VERSION = 1
@@ -130,7 +131,7 @@ def check_size(folder: Path, manifest: dict[str, Any]) -> None:
     Raises:
       SnapshotError: the message gives the declared bytes.
     """
-    declared = sum(math.prod(leaf["shape"]) * np.dtype(leaf["dtype"]).itemsize for leaf in manifest["leaves"])
+    declared = sum(math.prod(leaf["shape"]) * to_dtype(leaf["dtype"]).itemsize for leaf in manifest["leaves"])
     stored = sum(written["size_bytes"] for written in manifest["files"].values())
     free = available_bytes()
     if declared > MAX_INFLATION * stored + MIB or (free and declared > free):
@@ -168,7 +169,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     try:
         _check_manifest(manifest)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, CodecError) as error:
         raise SnapshotError(
             f"snapshot {folder.name} is broken: {path} was changed ({type(error).__name__}: {error}). Use another version."
         ) from None
@@ -188,8 +189,7 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
             raise ValueError(f"the impossible shape {leaf['shape'][:MAX_DIMENSIONS]}")
         if math.prod(leaf["shape"]) > MAX_LEAF_ENTRIES:
             raise ValueError(f"the impossible shape {leaf['shape']}")
-        if np.dtype(leaf["dtype"]).hasobject:
-            raise TypeError(f"a leaf of dtype {leaf['dtype']}")
+        to_dtype(leaf["dtype"])  # raises for what is no number
     for name, written in manifest["files"].items():
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"the file {name!r} outside the snapshot")

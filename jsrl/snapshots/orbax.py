@@ -41,6 +41,14 @@ def host_arrays(tree: Tree) -> Arrays:
             raise SnapshotError(
                 f"leaf {name} has dtype {array.dtype}; a snapshot holds numbers and booleans, texts go to meta."
             )
+        if not array.dtype.isnative:
+            raise SnapshotError(
+                f"leaf {name} has another byte order than this host; give it .astype('{array.dtype.name}')."
+            )
+        if len(path) > fmt.MAX_DEPTH:
+            raise SnapshotError(
+                f"leaf {name[:60]}... is {len(path)} levels deep; a snapshot has at most {fmt.MAX_DEPTH}."
+            )
         if not path:
             raise SnapshotError("a snapshot holds a dict or a tuple of arrays; wrap the bare array in a dict.")
         arrays[path] = array

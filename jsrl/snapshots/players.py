@@ -22,6 +22,7 @@ from jsrl.errors import SnapshotError
 from jsrl.plain_files import read_plain
 from jsrl.runs.files import read_json, write_atomic, write_json
 from jsrl.snapshots.format import check_tag
+from jsrl.transport.wire.schema import to_dtype
 from jsrl.types import Array
 
 PLAYERS_FOLDER = "players"
@@ -166,12 +167,15 @@ def _packed(values: Sequence[Array]) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for number, value in enumerate(values):
-            leaf = io.BytesIO()
-            np.lib.format.write_array(leaf, np.ascontiguousarray(value).reshape(np.shape(value)), allow_pickle=False)
-            archive.writestr(zipfile.ZipInfo(f"{number}.npy"), leaf.getvalue())
+            leaf, array = io.BytesIO(), np.ascontiguousarray(value).reshape(np.shape(value))
+            np.lib.format.write_array(leaf, array, allow_pickle=False)
+            dtype = f".{array.dtype.name}" if array.dtype.kind == "V" else ""  # numpy's files have no bfloat16
+            archive.writestr(zipfile.ZipInfo(f"{number}{dtype}.npy"), leaf.getvalue())
     return file.getvalue()
 
 
 def _unpacked(content: bytes) -> list[np.ndarray]:
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        return [archive[str(number)] for number in range(len(archive.files))]
+        names = sorted(archive.files, key=lambda name: int(name.partition(".")[0]))
+        dtypes = [name.partition(".")[2] for name in names]
+        return [archive[n].view(to_dtype(d)) if d else archive[n] for n, d in zip(names, dtypes, strict=True)]

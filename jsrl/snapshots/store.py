@@ -28,6 +28,7 @@ from jsrl.runs.files import folder_lock, process_alive, sync_folder, write_json
 from jsrl.snapshots import format as fmt
 from jsrl.snapshots.orbax import Arrays, check_template, fill_template, host_arrays, orbax_load, orbax_save
 from jsrl.snapshots.queue import Job, WriteQueue
+from jsrl.transport.wire.schema import to_dtype
 from jsrl.types import Tree
 
 WRITE_TIMEOUT_S = 600.0
@@ -347,7 +348,7 @@ class SnapshotStore:
         """Read and verify the arrays; FileNotFoundError if the folder was deleted meanwhile."""
         described = {tuple(leaf["path"]): leaf for leaf in manifest["leaves"]}
         fmt.check_size(folder, manifest)
-        blank: Arrays = {path: np.empty(leaf["shape"], leaf["dtype"]) for path, leaf in described.items()}
+        blank: Arrays = {path: np.empty(leaf["shape"], to_dtype(leaf["dtype"])) for path, leaf in described.items()}
         wanted = {path: array for path, array in blank.items() if array.size}
         try:
             arrays = {**blank, **fmt.flat(orbax_load(folder / "arrays", fmt.nested(wanted)))}

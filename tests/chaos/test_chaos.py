@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import strangers
 from jsrl.chaos.chaos import ChaosRun, ChaosSettings, Flood, InjectedFault, ScoreCard, run_command
+from jsrl.cli.chaos import check_args
 from jsrl.errors import ConfigError
 from jsrl.launch.local.hang import HungProcess
 from jsrl.workers.director.audit import Games
@@ -96,12 +97,27 @@ def test_report_card_passes_only_if_games_are_consistent() -> None:
         assert not bad.passed and why in bad.text(), bad.text()
 
 
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["ppo_cartpole", "--placement=serial"], "a serial run is one process"),
+        (["bc", "--recording", "somewhere"], "has no actors"),
+        (["bc"], "has no actors"),
+    ],
+)
+def test_runs_without_actor_processes_are_refused(words: list[str], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check_args(words)
+
+
 def test_restarts_are_enabled_unless_the_user_disables_them(tmp_path: Path) -> None:
     words = run_command(["ppo_cartpole", "--restart", "2"], tmp_path, "x")
     assert words[:6] == [sys.executable, "-P", "-m", "jsrl", "run", "ppo_cartpole"]
     assert words.count("--restart") == 1 and words[words.index("--restart") + 1] == "2"
     assert words[words.index("--deadlines.silence-s") + 1] == "3"
-    for wrong in ([], ["--seed", "1"], ["ppo", "--placement", "serial"]):
+    kept = run_command(["ppo_cartpole", "--restart=2", "--total_env_steps=5"], tmp_path, "x")
+    assert "--restart" not in kept and "--total-env-steps" not in kept
+    for wrong in ([], ["--seed", "1"]):
         with pytest.raises(ConfigError):
             run_command(wrong, tmp_path, "x")
 

@@ -7,6 +7,7 @@ import pytest
 from jsrl.cli import command_line, run
 from jsrl.cli.experiments import load
 from jsrl.cli.needs import NEEDS, check_needs
+from jsrl.errors import ConfigError
 
 VALUES = {"slurm": "--slurm.gres gpu:1", "ray": "--ray.cpus 2", "print": "--print", "compress": "--compress"}
 VALUES |= {"tune-batch": "--tune-batch", "keep-here": "--keep-here inference"}
@@ -46,3 +47,10 @@ def test_an_array_of_seeds_has_no_other_hosts(words, capsys):
 def test_named_hosts_are_not_counted_as_well(capsys):
     assert run.main(["ppo_cartpole", "--listen", "127.0.0.1", "--hosts", "a,b", "--num-hosts", "5"]) == 2
     assert "--hosts a,b names the hosts; leave out --num-hosts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--run-name", "b"], ["--overwrite"]])
+def test_options_of_a_new_run_are_refused_with_resume(words):
+    asked = command_line.parse(["--resume", "a", *words], load("ppo_cartpole"))
+    with pytest.raises(ConfigError, match=f"{words[0]} is for a new run, but --resume continues a"):
+        check_needs(asked)

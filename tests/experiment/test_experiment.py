@@ -16,6 +16,8 @@ from jsrl.experiment import (
     Experiment,
     LearnerConfig,
     PolicyConfig,
+    ReplayConfig,
+    SnapshotConfig,
 )
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.checks import nearest_divisors
@@ -57,6 +59,16 @@ def experiment(**values) -> Experiment:
         ({"learner": LearnerConfig(reuse=3)}, r"learner\.reuse=3 .* allow a lag of at least 2"),
         ({"deterministic": True, "batch_envs": 8, "max_policy_lag": 1}, r"deterministic mode takes the groups in order"),
         ({"deterministic": True, "max_policy_lag": 1}, r"deterministic mode waits for each version"),
+        ({"evaluator": EvaluatorConfig(period_env_steps=-5)}, r"evaluator\.period_env_steps is -5; it must be at least 1"),
+        ({"evaluator": EvaluatorConfig(sampled_episodes=-1)}, r"evaluator\.sampled_episodes is -1; it must be 0 or more"),
+        ({"snapshots": SnapshotConfig(period_s=-1)}, r"snapshots\.period_s is -1; it must be 0 or more"),
+        ({"actor": ActorConfig(step_deadline_s=0)}, r"actor\.step_deadline_s is 0; it must be above 0"),
+        ({"learner": LearnerConfig(memory_share=1.5)}, r"learner\.memory_share is 1\.5; .* at most 1"),
+        ({"placement": "seved"}, r"placement is 'seved'; did you mean served\?"),
+        ({"transport": "tcp"}, r"transport is 'tcp'; use shared-memory or zeromq\."),
+        ({"num_actors": "many"}, r"num_actors is 'many'; use auto\."),
+        ({"learner": LearnerConfig(split="critic")}, r"learner\.split is 'critic'; did you mean actor-critic\?"),
+        ({"replay": ReplayConfig(kind="Host")}, r"replay\.kind is 'Host'; did you mean host\?"),
         ({"evaluator": EvaluatorConfig(env={"max_step": 3})}, r"no option 'max_step'; did you mean max_episode_steps\?"),
     ],
 )  # fmt: skip

@@ -127,6 +127,17 @@ def test_scale_redistributes_the_groups() -> None:
         graph_of().scale("actor", 3)
 
 
+@pytest.mark.parametrize("change", [{"restart": 5}, {"settings": {"a": 1}}, {"links": None}])
+def test_family_of_different_workers_is_not_scaled(change) -> None:
+    graph = graph_of()
+    if "links" in change:
+        graph = graph.connect("actor-1", inference=None, params="params")
+    else:
+        graph = graph.replace("actor-1", **change)
+    with pytest.raises(ConfigError, match=r"actor cannot be scaled: actor-1 has other .* than actor-0; scale first"):
+        graph.scale("actor", 2)
+
+
 def test_insert_puts_workers_between_writers_and_readers() -> None:
     graph = graph_of().insert(f"{HERE}:PASS", count=2)
     check(graph)
@@ -222,6 +233,10 @@ def broken(change: str) -> Graph:
         "broadcast batches": lambda: graph_of(replay=REPLAY, max_policy_lag=None).with_stream(
             "batches", routing="broadcast"
         ),
+        "routing": lambda: graph.with_stream("samples", routing="by_group"),
+        "blocks": lambda: graph.with_stream("samples", blocks=0),
+        "restart": lambda: graph.replace("actor-0", restart=-1),
+        "nested setting": lambda: graph.replace("learner", settings={"learner": {"reuse": 2}}),
         "kind": lambda: graph.add(WorkerNode("x", "nonsense")),
         "circle": lambda: graph.add(
             node("a", f"{HERE}:PASS", rows="one", onwards="two"), Stream("one", "samples", groups=(0,))
@@ -254,6 +269,10 @@ def broken(change: str) -> Graph:
         ("part of all", "samples is broadcast, so x must read all of its groups"),
         ("may be lost", "x reads samples, whose writers would wait forever .* must have loss_ends_run=True"),
         ("broadcast batches", "batches carries batches, which go to one reader"),
+        ("routing", "routing of samples is 'by_group'; use by-group or broadcast"),
+        ("blocks", "blocks of samples is 0; use 1 or more"),
+        ("restart", "restart of actor-0 is -1; use 0 or more"),
+        ("nested setting", r"learner has a dict as its setting 'learner'; give .* LearnerConfig\(reuse=2\)"),
         ("kind", "there is no worker of kind 'nonsense'; there are: actor"),
         ("circle", "between a, b form a cycle"),
     ],

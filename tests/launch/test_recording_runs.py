@@ -13,13 +13,18 @@ from jsrl.agents.bc import BCConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli.record_policy import record_policy
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import make_spec
+from jsrl.envs.seats import view_of
 from jsrl.errors import ConfigError, RecordingError, SpecMismatch
 from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+from jsrl.experiment.building import build_agent
+from jsrl.experiment.dividing import alike_seats
 from jsrl.launch.plan import make_plan
 from jsrl.launch.plan_text import describe
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.recordings.recordings import open_recording, read_chunk
+from jsrl.policy import Policy
+from jsrl.recordings.recordings import SEQUENCE, open_recording, read_chunk
 
 SMALL = NetworkConfig(hidden=(16,))
 
@@ -137,6 +142,36 @@ def test_a_recorded_policy_is_cloned(recording, tmp_path):
     assert result.final["return_mean"] > 0.6 * told.return_mean
     losses = result.metrics["learner/loss"]
     assert losses[~np.isnan(losses)][-1] < 0.35  # ln 2 = 0.69 is chance level
+
+
+@pytest.mark.parametrize(("first", "shape"), [("adversary", (3, 16)), ("agent", (1, 14))])
+def test_of_several_policies_only_the_first_ones_rows_are_recorded(tmp_path, monkeypatch, first, shape):
+    e = Experiment(PPOConfig(network=SMALL), EnvConfig("particle:simple_tag_v3"), placement="serial")
+    game = make_spec(e.env)
+    groups = sorted(alike_seats(game.seats).items(), key=lambda group: group[0] != first)
+
+    def untrained(*args, **kwargs) -> list[Policy]:
+        found = []
+        for name, seats in groups:
+            spec, places = game.view(list(seats)), tuple(map(game.names.index, seats))
+            params = build_agent(e.agent, spec).init(jax.random.key(0)).params
+            found.append(Policy(e, spec, params, 0, {}, view_of(name, places), seats))
+        return found
+
+    monkeypatch.setattr("jsrl.cli.record_policy.load_players", untrained)
+    told = record_policy(
+        "run", tmp_path / "rows", episodes=2, num_envs=2, rollout_length=5
+    )  # 4 minibatches do not divide 10
+    recording = open_recording(tmp_path / "rows")
+    assert told.env_steps == recording.env_steps
+    earned = 0.0
+    for chunk in recording.chunks:
+        observation, reward = read_chunk(recording, chunk, ["observation", "reward"])
+        assert observation.shape[-2:] == shape
+        earned += reward[:, :-1].sum()
+        with np.load(chunk.path) as file:
+            assert file[SEQUENCE].tolist() == list(range(chunk.count))
+    assert told.return_mean == pytest.approx(earned / (told.episodes * shape[0]), rel=1e-4)
 
 
 @pytest.mark.slow

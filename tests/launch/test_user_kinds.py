@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
-from jsrl.errors import ConfigError
+from jsrl.errors import AgentFault, ConfigError
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.graph.graph import Graph, node
-from jsrl.launch.graph_file import FILE
+from jsrl.graph.placements import make_graph
+from jsrl.launch.graph_file import FILE, differences
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.runs.runs import read_metrics
@@ -163,6 +166,15 @@ def test_user_workers_are_shown_and_resume(tmp_path: Path) -> None:
     assert "graph: the worker augment is gone" in log and other.updates == 9
 
 
+def test_resume_finds_no_difference_in_equal_settings_with_arrays_and_partials() -> None:
+    settings = {"weights": np.ones(3), "scale": functools.partial(round, ndigits=2)}
+    graph = make_graph(small()).insert("my_workers:AUGMENT", settings=settings)
+    stored = Graph.from_json(json.loads(json.dumps(graph.to_json())))
+    assert differences(stored, graph) == []
+    changed = graph.replace("augment", settings=settings | {"weights": np.zeros(3)})
+    assert differences(stored, changed) == ["graph: the worker augment has other settings"]
+
+
 @pytest.mark.slow
 def test_stored_graph_that_contradicts_options_is_refused(tmp_path: Path) -> None:
     first = run(small(num_groups=None), runs_dir=tmp_path, name="one", graph="my_workers:passed_on", display="log-only")
@@ -198,6 +210,28 @@ def test_stored_graph_that_contradicts_options_is_refused(tmp_path: Path) -> Non
 def test_invalid_graph_file_is_refused_before_the_start(tmp_path: Path, graph, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         run(small(), runs_dir=tmp_path, graph=graph, display="log-only")
+
+
+def raises(*args, **kwargs):
+    raise ZeroDivisionError("not ready yet")
+
+
+@pytest.mark.parametrize(
+    ("values", "error"), [({"agent": AgentReference(raises)}, AgentFault), ({}, KeyboardInterrupt)]
+)
+def test_run_that_failed_before_it_began_leaves_no_folder(tmp_path: Path, values, error) -> None:
+    def interrupted(graph: Graph) -> Graph:
+        raise KeyboardInterrupt
+
+    with pytest.raises(error):
+        run(
+            small(**values),
+            runs_dir=tmp_path / "runs",
+            name="one",
+            graph=None if values else interrupted,
+            display="log-only",
+        )
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

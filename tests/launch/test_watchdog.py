@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import os
 import signal
 import subprocess
@@ -11,11 +13,12 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import AgentReference, Experiment, RecorderConfig, SupervisionConfig
+from jsrl.experiment import AgentReference, Experiment, PolicyConfig, RecorderConfig, SupervisionConfig
 from jsrl.launch import watchdog as watchdog_module
 from jsrl.launch.launcher import STOPPED, Exit
 from jsrl.launch.local.processes import LocalHandle, catches, crash_lines
@@ -23,6 +26,7 @@ from jsrl.launch.resume import allowed_changes
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.launch.supervision import Supervision
 from jsrl.launch.watchdog import KEPT, Watchdog
+from jsrl.references.reference import from_json, to_json
 from jsrl.runs.control import Crash, Report, Stacks
 from jsrl.runs.stacks import all_stacks
 from jsrl.workers.jobs import Job
@@ -260,6 +264,27 @@ def test_policies_may_change_on_resume_and_environments_may_not() -> None:
     ]
     with pytest.raises(ConfigError, match=r"--env\.id cannot change"):
         allowed_changes(old, Experiment(AgentReference("m:f"), EnvConfig("Acrobot-v1")))
+
+
+def test_goals_and_placement_of_policies_may_change_on_resume_and_their_seats_may_not() -> None:
+    one, two = (PolicyConfig(AgentReference("m:f"), seats=seat) for seat in ("a", "b"))
+    old = Experiment(policies={"one": one, "two": two})
+    new = dataclasses.replace(two, placement="inline", stop_at_return=0.9, against=("initial",))
+    lines = allowed_changes(old, dataclasses.replace(old, policies={"one": one, "two": new}, compress=True))
+    names = [f"--policies.two.{name}" for name in ("against", "placement", "stop-at-return")]
+    assert [line.split()[1] for line in lines] == ["--compress", *names]
+    with pytest.raises(ConfigError, match=r"--policies\.two\.seats cannot change on resume \(b -> c\)"):
+        allowed_changes(
+            old, dataclasses.replace(old, policies={"one": one, "two": dataclasses.replace(two, seats="c")})
+        )
+
+
+def test_arrays_partials_and_nan_in_options_are_unchanged_on_resume() -> None:
+    values = {"map": np.arange(4), "speed": math.nan, "scale": functools.partial(round, ndigits=2)}
+    e = Experiment(AgentReference("m:f", values), EnvConfig(kwargs=values))
+    assert allowed_changes(from_json(to_json(e)), e) == []
+    with pytest.raises(ConfigError, match=r"--env\.kwargs cannot change"):
+        allowed_changes(e, dataclasses.replace(e, env=EnvConfig(kwargs=values | {"map": np.arange(5)})))
 
 
 def test_recorder_may_change_on_resume_and_the_recording_that_is_learned_from_may_not() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from jsrl.errors import ConfigError
 from jsrl.references.capture import Capture
+from jsrl.references.importing import own_paths
 from jsrl.references.reference import to_json
 from jsrl.references.source_index import used_names
 from jsrl.references.source_module import Entry, check_module, ordered
@@ -49,7 +50,8 @@ class Folder:
         self.path = path
 
     def python(self, *arguments):
-        variables = {**os.environ, "PYTHONPATH": str(self.path / "captured"), "JAX_PLATFORMS": "cpu"}
+        paths = os.pathsep.join([str(self.path / "captured"), *own_paths()])
+        variables = {**os.environ, "PYTHONPATH": paths, "JAX_PLATFORMS": "cpu"}
         finished = subprocess.run(
             [sys.executable, *arguments], cwd=self.path, env=variables, capture_output=True, text=True, timeout=120,
             check=False,
@@ -437,6 +439,17 @@ def test_equal_definitions_give_the_same_module(folder):
     assert folder.modules == before
     folder.script(text.replace("'c'", "'d'"))
     assert len(folder.modules) == 2
+
+
+def test_module_keeps_its_name_when_definitions_move(folder):
+    here = "def scale(x):\n    return FACTOR * x\n"
+    text = WRITE + "FACTOR = 2\n" + here + 'written({"f": scale})\n'
+    folder.script(text)
+    folder.script(text.replace("FACTOR = 2", "FACTOR = 2\n# a comment that moves it\n\n"))
+    assert len(folder.modules) == 1
+    folder.script(text.replace("FACTOR = 2", "FACTOR = 3"))
+    folder.script(text.replace("FACTOR * x", "FACTOR + x"))
+    assert len(folder.modules) == 3
 
 
 def test_relative_imports_of_a_package_main(folder):

@@ -304,6 +304,15 @@ def test_limiter_keeps_the_ratio_on_both_sides():
     assert again == limiter
 
 
+def test_draws_begin_after_one_fill_however_often_it_was_interrupted():
+    limiter = Limiter(min_size=100, ratio=4.0, slack=64.0)
+    for _ in range(5):
+        limiter.inserted += 30
+        limiter.refill()
+    limiter.inserted += 100
+    assert limiter.may_draw(64) and not limiter.may_draw(65), limiter
+
+
 @pytest.mark.parametrize(
     ("ratio", "insert", "draw"), [(0.01, 8, 256), (256.0, 128, 256), (1.0, 1_000, 32), (None, 8, 8)]
 )

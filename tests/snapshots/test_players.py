@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -28,6 +29,14 @@ def test_frozen_player_loads_by_version(store):
     for loaded, value in zip(store.load(version), VALUES, strict=True):
         assert loaded.dtype == value.dtype and loaded.shape == np.shape(value)
         np.testing.assert_array_equal(loaded, value + 1)
+
+
+def test_bfloat16_params_keep_their_dtype(store):
+    values = [np.full((2, 3), n, ml_dtypes.bfloat16) if n % 2 else np.float32([n]) for n in range(12)]
+    store.freeze("initial", 0, values)
+    for loaded, value in zip(store.load(0), values, strict=True):
+        assert loaded.dtype == value.dtype
+        np.testing.assert_array_equal(loaded, value)
 
 
 def test_the_same_params_may_be_frozen_twice(store):

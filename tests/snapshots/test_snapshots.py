@@ -1,3 +1,4 @@
+import functools
 import os
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -61,6 +63,16 @@ def test_round_trip_with_template_keeps_structure(store):
     assert loaded["optimizer"][1:] == ((), None)
     assert_same(loaded, tree)
     assert meta == {"env_steps": 12, "gamma": 0.5, "names": ["a", "b"]}
+
+
+def test_a_process_without_jax_reads_bfloat16(store):
+    store.save(3, {"a": np.full(3, 1.5, ml_dtypes.bfloat16)}, wait=True)
+    code = (
+        "import sys; from jsrl.snapshots.store import SnapshotStore; store = SnapshotStore(sys.argv[1])\n"
+        "assert store.meta(3) == {} and 'jax' not in sys.modules; print(store.load(3).tree['a'].astype(float).tolist())"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(store.folder)], capture_output=True, text=True, check=False)
+    assert ran.stdout.strip() == "[1.5, 1.5, 1.5]", ran.stderr
 
 
 def test_loads_nested_dicts_without_a_template(store):
@@ -309,6 +321,8 @@ def test_unwritable_folder_warns(tmp_path):
         ({"a": {"b": "text"}}, "leaf a/b has dtype <U4"),
         (np.ones(3), "wrap the bare array"),
         ({"a.b": np.ones(1), "a": {"b": np.ones(1)}}, "same name"),
+        ({"a": np.ones(1, ">f4")}, r"leaf a has another byte order .* \.astype\('float32'\)"),
+        (functools.reduce(lambda tree, _: {"a": tree}, range(65), np.ones(1)), "65 levels deep"),
     ],
 )
 def test_unstorable_leaves_are_refused_at_once(store, tree, words):

@@ -256,7 +256,7 @@ def test_restarted_replay_worker_goes_on_counting_inserted_env_steps(tmp_path):
     ledger.settle("consumed", 5)
     limiter = build_replay(job, NullReporter())._limiter
     assert (limiter.inserted, limiter.until, limiter.drawn) == (5 * env_steps, 5 * env_steps + 256, 0)
-    limiter.inserted, limiter.until, limiter.free, limiter.drawn = 3 * env_steps, 256, 256, 7
+    limiter.inserted, limiter.until, limiter.free, limiter.drawn = 3 * env_steps, 2 * env_steps, 2 * env_steps, 7
     save_replay(tmp_path / "replay" / "0", build_replay(job, NullReporter())._replay, limiter, rows=False)
     again = build_replay(job, NullReporter())._limiter
     assert (again.inserted, again.drawn) == (5 * env_steps, 7)

@@ -66,8 +66,11 @@ class Limiter:
         self.inserted, self.free, self.until = self.inserted + lost, self.free + lost, self.until + lost
 
     def refill(self) -> None:
-        """Start filling again, because the rows are lost: draws wait, and the refill does not count in the ratio."""
-        self.free += self.min_size
+        """Start filling again, because the rows are lost: draws wait, and the refill does not count in the ratio.
+
+        What a fill that is not complete yet still lacked counts no longer: it will not be inserted.
+        """
+        self.free += self.min_size - max(0, self.until - self.inserted)
         self.until = self.inserted + self.min_size
 
 

@@ -381,10 +381,11 @@ class Actor:
             assert rows.block is not None
             if rows.seat_players is not None:
                 self._recorder.mean("trained_rows_share", float(np.mean(rows.block.trajectory.acts[:-1] == ACTING)))
-            copied = None if self._writer is None else self._writer.copy(rows.block.trajectory)
+            writer = self._writer if rows.policy is self._policies[0] else None
+            copied = None if writer is None else writer.copy(rows.block.trajectory)
             entry = rows.block.commit(group.number, Origin(maker, rows.sequence))
-            if self._writer is not None:
-                self._writer.put(entry, copied)
+            if writer is not None:
+                writer.put(entry, copied)
             rows.committed()
         group.row = 0
         self._counts["trajectories"] += 1

@@ -94,6 +94,12 @@ def check_settings(worker: Any) -> None:
             f"{worker.name} {given}; a learner takes a dict with any of: {', '.join(SETTINGS)}. All other options "
             "of the experiment hold for the whole run."
         )
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            raise ConfigError(
+                f"{worker.name} has a dict as its setting {name!r}; give the value of the experiment's option, such as "
+                "LearnerConfig(reuse=2)."
+            )
 
 
 def needs_folder(e: Experiment) -> str:

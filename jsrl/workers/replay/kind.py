@@ -34,7 +34,9 @@ ACTIVITIES = (
 METRICS = (
     Metric("inserts_per_s", "env steps inserted", "1/s", "actor/env_steps_per_s"),
     Metric("samples_per_s", "windows drawn", "1/s", "learner/rows_per_s"),
-    Metric("samples_per_insert", "windows drawn per env step inserted since min_size", "-", "as configured"),
+    Metric(
+        "samples_per_insert", "windows drawn per env step inserted, except while replay fills", "-", "as configured"
+    ),
     Metric("inserted", "env steps inserted so far, over all resumes", "steps", "rises", "sum"),
     Metric("drawn", "windows drawn so far, over all resumes", "count", "rises", "sum"),
     Metric("evicted", "env steps overwritten so far", "steps", "0 until the replay is full", "sum"),

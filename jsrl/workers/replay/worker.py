@@ -277,7 +277,7 @@ class ReplayWorker:
             "drawn": limiter.drawn,
             "evicted": replay.evicted,
             "priorities_late": replay.ignored,
-            "samples_per_insert": limiter.drawn / max(1, limiter.inserted - limiter.min_size),
+            "samples_per_insert": limiter.drawn / max(1, limiter.inserted - limiter.free),
             "trajectories_received": ledger.received,
             "trajectories_inserted": ledger.consumed,
             "trajectories_dropped": sum((ledger.dropped or {}).values()),
