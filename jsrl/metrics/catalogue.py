@@ -89,10 +89,14 @@ class Catalogue:
     Attributes:
       metrics: all of them. by_name: the same, by name; those of policies other than the first are `POLICY/NAME`.
       weights: names of the totals whose growth weights means.
+      averaged: prefixes of the kinds whose reports have means under any name.
     """
 
-    def __init__(self, metrics: Iterable[Metric] = (), policies: Iterable[str] = ()) -> None:
+    def __init__(
+        self, metrics: Iterable[Metric] = (), policies: Iterable[str] = (), averaged: Iterable[str] = ()
+    ) -> None:
         """Take the metrics of kinds of workers, and the names of the run's policies other than the first."""
+        self.averaged = frozenset(averaged)
         self.metrics = (*COMMON, *metrics)
         self.by_name = {metric.name: metric for metric in self.metrics}
         for policy in policies:

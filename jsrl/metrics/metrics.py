@@ -32,7 +32,6 @@ WHOLE_TIME = (
     "_per_s",
     "_mean",
 )  # suffixes of metrics of which a line has the mean over the reports since the last
-LEARNER = "learner"  # the kind whose reports have means over updates, under any name
 
 
 class Recorder:
@@ -269,8 +268,8 @@ class MetricsHub:
             before, how = report.metrics.get(name, 0.0), self._catalogue.combination(name)
             if how == "total" and value < before:  # the worker was restarted
                 report.earlier_lives[name] = report.earlier_lives.get(name, 0.0) + before
-            of_updates = how == "mean" and kind.rpartition("/")[2] == LEARNER
-            if not self._catalogue.weight_of(name) and (name.endswith(WHOLE_TIME) or of_updates):
+            is_mean = how == "mean" and kind.rpartition("/")[2] in self._catalogue.averaged
+            if not self._catalogue.weight_of(name) and (name.endswith(WHOLE_TIME) or is_mean):
                 total, count = report.whole.get(name, (0.0, 0))
                 report.whole[name] = total + value, count + 1
             elif how == "max":

@@ -86,7 +86,8 @@ class Kind(NamedTuple):
       build: "module:function" of (job, reporter), which returns the worker; imported in the worker's own process.
       ports: its connections.
       activities: of its threads, besides `wait_turn` and `other`.
-      metrics: that it reports besides the shares of its activities; names without the kind.
+      metrics: that it reports besides the shares of its activities; names without the kind. averages: those combined as
+        means, and others, are means over the time since its last report, and not numbers at a moment.
       loads_jax: whether the process of a worker (of a graph, or its job) loads jax.
       device: whether it learns or serves on an accelerator, if there is one. threads: CPU threads for its matrix products,
         from the experiment; None: one per core.
@@ -121,6 +122,7 @@ class Kind(NamedTuple):
     ports: tuple[Port, ...] = ()
     activities: tuple[Activity, ...] = ()
     metrics: tuple[Metric, ...] = ()
+    averages: bool = False
     loads_jax: Callable[[Any], bool] = lambda worker: True
     device: Literal["cpu", "learns", "serves"] = "cpu"
     threads: Callable[[Experiment], int | None] = lambda experiment: 1
@@ -236,8 +238,9 @@ def kind_metrics(kind: Kind) -> tuple[Metric, ...]:
 
 def catalogue(kinds: Iterable[Kind] | None = None, policies: Iterable[str] = ()) -> Catalogue:
     """Return the catalogue of metrics of some kinds of workers (default: all of jsrl's), with those of further policies."""
-    kinds = own_kinds() if kinds is None else kinds
-    return Catalogue([metric for kind in kinds for metric in kind_metrics(kind)], policies)
+    kinds = own_kinds() if kinds is None else tuple(kinds)
+    metrics = [metric for kind in kinds for metric in kind_metrics(kind)]
+    return Catalogue(metrics, policies, [kind.prefix for kind in kinds if kind.averages])
 
 
 def phase_of(kinds: Iterable[Kind] | None = None) -> dict[str, str]:

@@ -129,6 +129,7 @@ KIND = Kind(
     device="learns",
     threads=lambda e: e.learner.threads,
     metrics=(*MEASURED, *SAID),
+    averages=True,
     declares=learner_bytes,
     keeps=learner_keeps,
     state="snapshot",
