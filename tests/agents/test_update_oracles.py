@@ -8,8 +8,10 @@ import pytest
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
+from jsrl.agents import ppo as ppo_file
 from jsrl.agents import sac as sac_file
 from jsrl.agents import td3 as td3_file
+from jsrl.agents.distributions import distribution
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.minibatches import plan_minibatches
 from jsrl.agents.ppo import PPOConfig, ppo
@@ -149,6 +151,24 @@ def test_impala_descends_the_loss_of_its_paper_and_then_rescales_its_head():
     assert float(after.extra.mean) != float(state.extra.mean)
     assert_near(after.params.weights, policy)
     assert_near(after.learner_params, norm.rescale_head(value, network.value_head, state.extra, after.extra))
+
+
+def test_ppo_with_vtrace_leaves_the_ratio_of_the_advantage_to_its_loss():
+    config = PPOConfig(gamma=GAMMA, gae_lambda=LAMBDA, returns="vtrace", normalize_advantages=False, network=NETWORK)
+    network, t = actor_critic(NETWORK, SPEC), rows(2)
+    parts = ppo_file.Components(config, network, distribution(SPEC.action), None)
+    state = ppo(config, SPEC).init(jax.random.key(0))
+    weights = ppo_file.weights_of(parts, state)
+    batch, _ = jax.jit(lambda: ppo_file.prepare(parts, weights, state, t, None))()
+    log_p, value = jax.jit(lambda: outputs_of(network, *weights, t.observation))()
+    value = np.asarray(value, np.float64)
+    ratio = np.exp(np.take_along_axis(np.asarray(log_p)[:T], t.action[:T, :, None], -1)[..., 0] - t.log_prob[:T])
+    rho = np.minimum(ratio, 1.0)
+    x, mask = corrections(t, value, rho, LAMBDA * rho), 1.0 - t.is_first[1:]
+    following = value[1:] + LAMBDA * x[1:]
+    advantage = (t.reward[:T] + GAMMA * t.discount[:T] * following - value[:T]) * mask
+    np.testing.assert_allclose(batch.advantage, advantage, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(batch.target, value[:T] + x[:T], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("make", [ppo, impala])
