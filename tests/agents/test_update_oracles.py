@@ -296,3 +296,23 @@ def test_a_policy_steps_by_the_critics_of_this_update_and_not_by_their_targets(n
     jax.tree.map(np.testing.assert_array_equal, one, two)
     fast, still = (jax.jit(a.update)(state, t, key)[0].params.weights.network for a in (agent, slow))
     assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, (fast, still)), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sac", "td3"])
+def test_critics_step_towards_every_target(name):
+    make, config = (sac_file.sac, sac_file.SACConfig) if name == "sac" else (td3_file.td3, td3_file.TD3Config)
+    agent = make(config(network=NETWORK), REAL)
+    t = random_trajectory(REAL, np.random.default_rng(0), num_rows=1, num_envs=16, extras=(), core=())
+    state, key = jax.jit(agent.init)(jax.random.key(0)), jax.random.key(1)
+    update = jax.jit(agent.update)
+
+    def critics_after(**parts):
+        learner = update(state._replace(learner_params=state.learner_params._replace(**parts)), t, key)[0].learner_params
+        return jax.tree.leaves(learner.online if name == "sac" else learner.critics)
+
+    targets = {name: large(part) for name, part in state.learner_params._asdict().items() if "target" in name}
+    assert len(targets) == (1 if name == "sac" else 2)
+    for target, part in targets.items():
+        pairs = zip(critics_after(), critics_after(**{target: part}), strict=True)
+        assert any((x != y).any() for x, y in pairs), f"the critics do not depend on {target}"
