@@ -323,11 +323,10 @@ def test_critics_step_towards_every_target(name):
 def test_sacs_temperature_weighs_entropy_in_both_steps_and_rises_where_there_is_too_little(target):
     agent = sac_file.sac(sac_file.SACConfig(network=NETWORK, target_entropy=target), REAL)
     t = random_trajectory(REAL, np.random.default_rng(0), num_rows=1, num_envs=16, extras=(), core=())
-    state, update = jax.jit(agent.init)(jax.random.key(0)), jax.jit(agent.update)
+    state, steps = jax.jit(agent.init)(jax.random.key(0)), (agent.split.critic, agent.split.policy)
     hot = state._replace(extra=state.extra._replace(log_temperature=jnp.asarray(3.0)))
-    ends = [update(begun, t, jax.random.key(1))[0] for begun in (state, hot)]
-    for begun, end in zip((state, hot), ends, strict=True):
+    critic, policy = ([jax.jit(step)(begun, t, jax.random.key(1))[0] for begun in (state, hot)] for step in steps)
+    for begun, end in zip((state, hot), policy, strict=True):
         assert (end.extra.log_temperature > begun.extra.log_temperature) == (target > 0)
-    for part in (lambda s: s.learner_params.online, lambda s: s.params.weights.network):
-        leaves = zip(*(jax.tree.leaves(part(end)) for end in ends), strict=True)
-        assert any((x != y).any() for x, y in leaves)
+    for ends in ([s.learner_params.online for s in critic], [s.params.weights.network for s in policy]):
+        assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, ends), strict=True))
