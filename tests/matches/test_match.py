@@ -174,3 +174,12 @@ def test_rating_intervals_have_their_coverage():
         ratings = standings.ratings
         inside += ratings.low[0] <= 0.0 <= ratings.high[0]
     assert 0.93 <= inside / 500 <= 0.98  # 0.87 if each pair's result counted as a game
+
+
+def test_players_tied_for_first_share_the_first_place():
+    standings = Standings(["a", "b", "c"], sides=3)
+    standings.add_table((2, 0, 1), [TableGame((0, 1, 2), (3.0, 3.0, 1.0), (3.0, 3.0, 1.0), 1)])
+    assert [each["first_share"] for each in standings.of_each()] == [0.5, 0.0, 0.5]
+    assert [each["return_mean"] for each in standings.of_each()] == [3.0, 1.0, 3.0]
+    rates = standings.win_rates
+    assert (rates[2, 0], rates[2, 1], rates[0, 1], rates[1, 0]) == (0.5, 1.0, 1.0, 0.0)
