@@ -84,3 +84,14 @@ def test_unsupported_games_are_refused() -> None:
     game.step({"all": np.array([[4, 0]])})
     with pytest.raises(EnvironmentFault, match=r"given action 4 by player_1; legal are \[0, 1, 2, 3, 5, 6, 7, 8\]"):
         game.step({"all": np.array([[0, 4]])})
+
+
+def test_each_step_of_a_repeated_game_has_its_own_reward() -> None:
+    """Mutual defection, and one betrayal: payoffs 1 and (0, 10) of the prisoners' dilemma."""
+    name = "openspiel:repeated_game(stage_game=matrix_pd(),num_repetitions=3)"
+    game = make_game(EnvConfig(name, kwargs={"tensor": "observation"}), 1, 0, groups={"all": PLAYERS})
+    game.reset()
+    steps = [game.step({"all": np.array([moves])}) for moves in ([1, 1], [0, 1], [1, 1])]
+    assert [step.reward[0].tolist() for step in steps] == [[1.0, 1.0], [0.0, 10.0], [1.0, 1.0]]
+    assert [step.discount[0].tolist() for step in steps] == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
+    assert steps[-1].episodes[0].returns == (2.0, 12.0)
