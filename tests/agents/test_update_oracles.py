@@ -308,7 +308,9 @@ def test_critics_step_towards_every_target(name):
     update = jax.jit(agent.update)
 
     def critics_after(**parts):
-        learner = update(state._replace(learner_params=state.learner_params._replace(**parts)), t, key)[0].learner_params
+        learner = update(state._replace(learner_params=state.learner_params._replace(**parts)), t, key)[
+            0
+        ].learner_params
         return jax.tree.leaves(learner.online if name == "sac" else learner.critics)
 
     targets = {name: large(part) for name, part in state.learner_params._asdict().items() if "target" in name}
