@@ -11,10 +11,15 @@ from jsrl.agents import off_policy as off
 from jsrl.agents import ppo as ppo_file
 from jsrl.agents import sac as sac_file
 from jsrl.agents import td3 as td3_file
+from jsrl.agents.bc import BCConfig, bc
 from jsrl.agents.distributions import distribution
+from jsrl.agents.dqn import DQNConfig, dqn
+from jsrl.agents.happo import HAPPOConfig, happo
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.minibatches import plan_minibatches
 from jsrl.agents.ppo import PPOConfig, ppo
+from jsrl.agents.qmix import QMIXConfig, qmix
+from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.random_rows import random_trajectory
 from jsrl.networks.model import NetworkConfig, actor_critic
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, Trajectory
@@ -332,3 +337,34 @@ def test_sacs_temperature_weighs_entropy_in_both_steps_and_rises_where_there_is_
         assert (end.extra.log_temperature > begun.extra.log_temperature) == (target > 0)
     for ends in ([s.learner_params.online for s in critic], [s.params.weights.network for s in policy]):
         assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, ends), strict=True))
+
+
+RECURRENT = NetworkConfig(hidden=(8,), core="gru", core_size=4)
+TEAM = EnvSpec(ArraySpec((2, 3), "float32"), Discrete(A), num_agents=2, state=ArraySpec((4,), "float32"))
+READERS = {
+    "dqn": lambda **options: (dqn(DQNConfig(network=NETWORK, exploration_updates=1, **options), SPEC), SPEC),
+    "r2d2": lambda **options: (r2d2(R2D2Config(network=RECURRENT, burn_in=2, **options), SPEC), SPEC),
+    "qmix": lambda **options: (qmix(QMIXConfig(network=NETWORK, exploration_updates=1, **options), TEAM), TEAM),
+    "bc": lambda **options: (bc(BCConfig(network=NETWORK, **options), SPEC), SPEC),
+    "happo": lambda **options: (happo(HAPPOConfig(network=NETWORK, **options), TEAM), TEAM),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READERS)
+def test_an_update_reads_observations_in_units_of_the_moments(name):
+    (plain, spec), (agent, _) = READERS[name](), READERS[name](normalize_observations=True)
+    core = jax.tree.map(np.asarray, agent.initial_core(B))
+    t = random_trajectory(spec, np.random.default_rng(0), num_rows=T, num_envs=B, extras=(), core=core)
+    begun = jax.jit(agent.init)(jax.random.key(0))
+
+    def moved(leaf):
+        return norm.Moments(jnp.float32(9.0), leaf.mean + 2.0, leaf.variance * 4.0)
+
+    own = begun.params.moments
+    own = {**own, "observation": moved(own["observation"])} if isinstance(own, dict) else moved(own)
+    begun = begun._replace(params=begun.params._replace(moments=own))
+    key, raw = jax.random.key(1), t._replace(observation=2.0 * t.observation + 2.0)
+    found = jax.jit(agent.update)(begun, raw, key)[0].params.weights
+    wanted = jax.jit(plain.update)(jax.jit(plain.init)(jax.random.key(0)), t, key)[0].params.weights
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), found, wanted)
