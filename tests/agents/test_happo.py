@@ -125,6 +125,16 @@ def test_seats_share_the_team_advantage_and_train_only_on_rows_where_they_act() 
     assert moved == [True, False, True]
 
 
+def test_one_allowed_action_gives_no_policy_gradient() -> None:
+    agent, t = happo(config(entropy_coef=0.1), SPECS["masked"]), rows_of(SPECS["masked"])
+    allowed = np.arange(5) == t.action[..., None]
+    t = t._replace(observation={**t.observation, "action_mask": allowed}, log_prob=np.zeros_like(t.log_prob))
+    state = jax.jit(agent.init)(jax.random.key(0))
+    new, output = jax.jit(agent.update)(state, t, jax.random.key(1))
+    assert float(output.metrics["entropy"]) == pytest.approx(0.0, abs=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, new.params.weights, state.params.weights)
+
+
 def test_seats_find_jointly_rewarded_actions() -> None:
     """All seats have the same observation and reward: 1 when each plays its own number."""
     spec = EnvSpec(ArraySpec((N, 1), "float32"), Discrete(N), "choose", num_agents=N)
