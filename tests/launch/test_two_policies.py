@@ -30,6 +30,7 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.policy import load_policy
 from jsrl.runs.control import Event, Report
 from jsrl.runs.runs import Run, RunFolder
+from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import leaves, make_version
 from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.kinds import find_kind
@@ -68,6 +69,19 @@ def same(one: Result, other: Result, policy: str = "") -> bool:
 def same_leaves(one: Any, other: Any) -> bool:
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return all(a.shape == b.shape and (a == b).all() for a, b in pairs)
+
+
+def test_policies_resume_at_the_newest_updates_of_which_all_have_a_good_snapshot(tmp_path: Path):
+    folder = RunFolder.create(tmp_path, "two", "one")
+    for policy, every in (("", (4, 8, 12)), ("b", (8, 12, 16))):
+        store = SnapshotStore(folder.snapshots / policy / "state")
+        for updates in every:
+            store.save(make_version(0, updates), {"state": {"x": np.zeros(3)}}, meta={}, wait=True)
+        store.close()
+    assert resume.common_updates(folder, ["", "b"]) == 12
+    (folder.snapshots / "b" / "state" / str(make_version(0, 12)) / "manifest.json").write_text("{}")
+    assert resume.common_updates(folder, ["", "b"]) == 8
+    assert resume.common_updates(folder, ["", "b", "c"]) is None
 
 
 @pytest.mark.slow
