@@ -1,5 +1,7 @@
 """Whole updates against losses written out by hand: signs, coefficients, clips, masks, units, and what is held fixed."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +23,7 @@ from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.qmix import QMIXConfig, qmix
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.random_rows import random_trajectory
+from jsrl.agents.rows import RowMasks
 from jsrl.networks.model import NetworkConfig, actor_critic
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, Trajectory
 from tests.agents.compiled import compiled
@@ -223,6 +226,22 @@ def test_every_epoch_reads_each_column_once_in_an_order_of_its_own(columns):
     np.testing.assert_array_equal(np.sort(epochs, axis=1), np.broadcast_to(np.arange(columns), (4, columns)))
     if columns > 1:
         assert len({tuple(epoch) for epoch in [*epochs, np.arange(columns)]}) == 5
+
+
+def test_each_device_reads_its_columns_in_an_order_of_its_own():
+    sizes = {"num_epochs": 1, "num_minibatches": 3, "key": jax.random.key(0), "axis_name": "d"}
+    plans = jax.vmap(lambda _: plan_minibatches(12, **sizes), axis_name="d")(jnp.arange(4))
+    assert len({tuple(plan.ravel().tolist()) for plan in np.asarray(plans)}) == 4
+
+
+def test_ppo_bounds_the_loss_of_stale_rows_with_negative_advantages():
+    chosen = SimpleNamespace(log_prob=lambda *given: jnp.zeros((1, 2)), entropy=lambda outputs: jnp.zeros((1, 2)))
+    rows = {"log_prob": jnp.full((1, 2), -np.log(10.0)), "advantage": jnp.array([[-1.0, -1.0]])}
+    batch = ppo_file.Batch(*[None] * len(ppo_file.Batch._fields))
+    batch = batch._replace(**rows, masks=RowMasks(jnp.ones((1, 2)), None))
+    for dual_clip, expected in ((None, 10.0), (3.0, 3.0)):
+        parts = ppo_file.Components(PPOConfig(dual_clip=dual_clip), None, chosen, None)
+        assert ppo_file.policy_terms(parts, None, batch, 2.0)["loss_policy"] == pytest.approx(expected, rel=1e-5)
 
 
 # -- policies of off-policy agents ------------------------------------------------------------------------------------
