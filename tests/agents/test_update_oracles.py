@@ -385,6 +385,7 @@ def test_an_update_reads_observations_in_units_of_the_moments(name):
     begun = begun._replace(params=begun.params._replace(moments=own))
     key, raw = jax.random.key(1), t._replace(observation=2.0 * t.observation + 2.0)
     after, _ = jax.jit(agent.update)(begun, raw, key)
+    assert getattr(after.params.weights, "updates", 1) == 1  # which exploration follows
     if name == "qmix":  # the moments of the mixer's state
         assert after.extra.count > begun.extra.count
     wanted = jax.jit(plain.update)(jax.jit(plain.init)(jax.random.key(0)), t, key)[0].params.weights
