@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,12 @@ import pytest
 
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import happo as happo_file
+from jsrl.agents import normalization as norm
 from jsrl.agents import ppo
 from jsrl.agents.check import check_agent
 from jsrl.agents.distributions import distribution
 from jsrl.agents.happo import HAPPOConfig, happo
+from jsrl.agents.mappo import CENTRAL
 from jsrl.agents.random_rows import random_trajectory
 from jsrl.agents.rows import RowMasks
 from jsrl.errors import ConfigError
@@ -123,6 +126,42 @@ def test_seats_share_the_team_advantage_and_train_only_on_rows_where_they_act() 
         for pairs in [list(zip(*map(jax.tree.leaves, (state.params.weights, idle.params.weights)), strict=True))]
     ]
     assert moved == [True, False, True]
+
+
+def test_losses_weigh_entropy_and_values_by_their_coefficients(monkeypatch) -> None:
+    terms = {"loss_policy": 2.0, "entropy": 3.0}
+    monkeypatch.setattr(happo_file, "outputs_of", lambda *given: None)
+    monkeypatch.setattr(ppo, "policy_terms", lambda *given: dict(terms))
+    monkeypatch.setattr(ppo, "value_term", lambda *given: 5.0)
+    critic = SimpleNamespace(value=lambda *given: None)
+    parts = ppo.Components(config(entropy_coef=0.1, value_coef=0.3), critic, None, None)
+    batch = ppo.Batch(*[None] * len(ppo.Batch._fields))
+    assert happo_file.policy_only(parts, (), batch, RowMasks(1.0, 1.0))[0] == pytest.approx(2.0 - 0.1 * 3.0)
+    assert happo_file.value_only(parts, (), batch, RowMasks(1.0, 1.0))[0] == pytest.approx(0.3 * 5.0)
+
+
+def test_moments_cover_the_rows_on_which_seats_take_part() -> None:
+    t, rng = rows_of(PLAIN), np.random.default_rng(2)
+    mask = (rng.random((4, 6)) < 0.7).astype(np.float32)
+    seen = {"observation": t.observation, CENTRAL: rng.normal(size=(5, 6, 7)).astype(np.float32)}
+    team = ppo.Batch(*[None] * len(ppo.Batch._fields))._replace(masks=RowMasks(mask, mask))
+    moments = norm.init_moments({"observation": ArraySpec((4,), "float32"), CENTRAL: ArraySpec((7,), "float32")})
+    found = happo_file.merged(moments, t, seen, team, None)
+    own = (mask[..., None] > 0) & (t.acts[:-1] > 0)
+    assert 0 < own.sum() < N * mask.sum()
+    for name, rows in (("observation", t.observation[:-1][own]), (CENTRAL, seen[CENTRAL][:-1][mask > 0])):
+        assert found[name].count == len(rows)
+        np.testing.assert_allclose(found[name].mean, rows.mean(0), rtol=1e-4, atol=1e-5)
+
+
+def test_one_allowed_action_gives_no_policy_gradient() -> None:
+    agent, t = happo(config(entropy_coef=0.1), SPECS["masked"]), rows_of(SPECS["masked"])
+    allowed = np.arange(5) == t.action[..., None]
+    t = t._replace(observation={**t.observation, "action_mask": allowed}, log_prob=np.zeros_like(t.log_prob))
+    state = jax.jit(agent.init)(jax.random.key(0))
+    new, output = jax.jit(agent.update)(state, t, jax.random.key(1))
+    assert float(output.metrics["entropy"]) == pytest.approx(0.0, abs=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, new.params.weights, state.params.weights)
 
 
 def test_seats_find_jointly_rewarded_actions() -> None:

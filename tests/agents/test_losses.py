@@ -5,11 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jsrl.agents import bc as bc_file
 from jsrl.agents import sac as sac_file
+from jsrl.agents.distributions import distribution
 from jsrl.agents.losses import approximate_kl, clipped_surrogate, entropy_excess, value_loss
 from jsrl.agents.off_policy import transition
 from jsrl.agents.random_rows import random_trajectory
-from jsrl.networks.model import NetworkConfig
+from jsrl.networks.model import NetworkConfig, actor_critic
 from jsrl.types import ArraySpec, Discrete, EnvSpec
 
 
@@ -71,3 +73,17 @@ def test_uniform_policies_over_few_legal_actions_never_raise_the_temperature():
     half_log_2 = 0.5 * np.log(2) * np.mean(batch.mask[1::2]) / (2 * np.mean(batch.mask))
     np.testing.assert_allclose(metrics["entropy_excess"], half_log_2, rtol=1e-5)
     assert metrics["entropy_excess"] > 0  # the temperature decreases
+
+
+def test_imitation_gains_from_entropy():
+    spec, network = EnvSpec(ArraySpec((3,), "float32"), Discrete(4)), NetworkConfig(hidden=(4,))
+    parts = bc_file.Components(
+        bc_file.BCConfig(entropy_coef=0.3, network=network), actor_critic(network, spec), distribution(spec.action)
+    )
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(5, 2, 3)).astype(np.float32), np.zeros((5, 2), bool), rng.integers(0, 4, (5, 2))
+    batch = bc_file.Batch(*rows, np.ones((5, 2), np.float32), 10.0)
+    weights, _ = parts.network.init(jax.random.key(0))
+    total, metrics = jax.jit(lambda weights: bc_file.loss(parts, weights, batch))(weights)
+    assert metrics["entropy"] > 1.0
+    np.testing.assert_allclose(total, metrics["loss_policy"] - 0.3 * metrics["entropy"], rtol=1e-5)

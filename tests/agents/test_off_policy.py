@@ -358,6 +358,19 @@ def test_td3_moves_policy_and_targets_every_second_update(period, at_once):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("split", [False, True])
+def test_sac_moves_its_policy_every_second_update(split):
+    agent, t = sac(SACConfig(network=NETWORK, policy_delay=2), REAL), draw(REAL, num_rows=1)
+    update, state, moved = jax.jit(agent.split.policy if split else agent.update), agent.init(jax.random.key(0)), []
+    for step in range(3):
+        new, _ = update(state, t, jax.random.key(step))
+        parts = (lambda s: s.params.weights.network), (lambda s: s.learner_params), (lambda s: s.extra.log_temperature)
+        moved.append([changed(part(state), part(new)) for part in parts])
+        state = new
+    assert moved == [[True, not split, True], [False, not split, False], [True, not split, True]]
+
+
+@pytest.mark.slow
 def test_ddpg_has_one_critic_no_delay_and_no_smoothing():
     agent, t = ddpg(DDPGConfig(network=NETWORK), REAL), draw(REAL, num_rows=1)
     update, state = jax.jit(agent.update), jax.jit(agent.init)(jax.random.key(0))

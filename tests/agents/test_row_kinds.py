@@ -1,11 +1,14 @@
 """Rows of other agents, NaN included, change no bit of an update; masks have the shape of the losses."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jsrl.agents import off_policy as off
+from jsrl.agents import rows as rows_file
 from jsrl.agents.actor_critic import fold_agents, for_agents
 from jsrl.agents.base import ActOutput, Agent, masked_mean
 from jsrl.agents.bc import BCConfig, bc
@@ -113,6 +116,19 @@ def test_value_only_rows_train_the_critic_and_not_the_policy():
     assert float(output.metrics["entropy"]) == 0 and float(output.metrics["loss_value"]) > 0
     pairs = zip(*map(jax.tree.leaves, (state.learner_params, idle.learner_params)), strict=True)
     assert any((np.asarray(x) != np.asarray(y)).any() for x, y in pairs)
+
+
+@pytest.mark.parametrize(("cut_late", "margin"), [(False, 2), (True, 1)])
+def test_a_wait_that_the_batch_cuts_off_counts_in_the_margin(cut_late, margin):
+    """Row 2 waits beyond row T = 4, so other columns leave out their row 3 as well; a time limit at row 3 is not that."""
+    acts = np.array([[1, 1], [1, 1], [1, 1], [0, 1], [0, 1]], np.uint8)
+    is_first = np.zeros((5, 2), bool)
+    is_first[4, 0] = cut_late
+    known = np.array([[True, True], [True, True], [False, True], [False, True]])
+    found = rows_file.row_kinds(np.ones((4, 2), np.float32), acts, is_first, 1)
+    np.testing.assert_array_equal(found.trained, known)
+    t = SimpleNamespace(discount=np.ones((5, 2), np.float32), acts=acts, is_first=is_first)
+    assert rows_file.row_margin(t) == margin
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 
 from jsrl.agents import normalization as norm
 from jsrl.agents.actor_critic import Weights, learning_rate_at
+from jsrl.agents.bc import BCConfig, bc
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.rows import row_margin, row_masks
@@ -153,6 +154,31 @@ def test_popart_moves_the_scale_and_keeps_raw_values(factory):
     after, _ = jax.jit(agent.update)(state, trajectory, jax.random.key(0))
     assert after.extra.std > 50 and after.extra.mean > 200
     np.testing.assert_allclose(raw(after), raw(state), atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["impala", "bc"])
+def test_devices_with_shares_of_a_batch_make_the_update_of_the_whole_batch(name):
+    """Four devices as a vmapped axis; the first one has few rows to train on. The others' cases: test_devices."""
+    if name == "bc":
+        agent = bc(BCConfig(network=SMALL, normalize_observations=True), SPEC)
+    else:
+        common = {"optimizer": "sgd", "learning_rate": 0.3, "normalize_observations": True, "normalize_values": True}
+        agent = impala(IMPALAConfig(network=SMALL, normalize_advantages=True, **common), SPEC)
+    whole, key = random_trajectory(8), jax.random.key(1)
+    whole.acts[:, :2] &= np.arange(T + 1, dtype=np.uint8)[:, None] % 3 == 0
+    whole = whole._replace(reward=5 * whole.reward + 3, observation=3 * whole.observation + 1)
+    shares = jax.tree.map(lambda x: np.stack(np.split(x, 4, axis=1)), whole)
+
+    def of_share(state, share):
+        return agent.update(state, share, key, axis_name="devices")
+
+    state = jax.jit(agent.init)(jax.random.key(0))
+    one, output = jax.jit(agent.update)(state, whole, key)
+    every, outputs = jax.jit(jax.vmap(of_share, (None, 0), axis_name="devices"))(state, shares)
+    for device in range(4):
+        mine = jax.tree.map(lambda x, d=device: x[d], (every, outputs.metrics))
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-5), mine, (one, output.metrics))
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Whole updates against losses written out by hand: signs, coefficients, clips, masks, units, and what is held fixed."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,12 +10,20 @@ import pytest
 from jsrl.agents import actor_critic as ac
 from jsrl.agents import normalization as norm
 from jsrl.agents import off_policy as off
+from jsrl.agents import ppo as ppo_file
 from jsrl.agents import sac as sac_file
 from jsrl.agents import td3 as td3_file
+from jsrl.agents.bc import BCConfig, bc
+from jsrl.agents.distributions import distribution
+from jsrl.agents.dqn import DQNConfig, dqn
+from jsrl.agents.happo import HAPPOConfig, happo
 from jsrl.agents.impala import IMPALAConfig, impala
 from jsrl.agents.minibatches import plan_minibatches
 from jsrl.agents.ppo import PPOConfig, ppo
+from jsrl.agents.qmix import QMIXConfig, qmix
+from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.random_rows import random_trajectory
+from jsrl.agents.rows import RowMasks
 from jsrl.networks.model import NetworkConfig, actor_critic
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, Trajectory
 from tests.agents.compiled import compiled
@@ -151,6 +161,24 @@ def test_impala_descends_the_loss_of_its_paper_and_then_rescales_its_head():
     assert_near(after.learner_params, norm.rescale_head(value, network.value_head, state.extra, after.extra))
 
 
+def test_ppo_with_vtrace_leaves_the_ratio_of_the_advantage_to_its_loss():
+    config = PPOConfig(gamma=GAMMA, gae_lambda=LAMBDA, returns="vtrace", normalize_advantages=False, network=NETWORK)
+    network, t = actor_critic(NETWORK, SPEC), rows(2)
+    parts = ppo_file.Components(config, network, distribution(SPEC.action), None)
+    state = ppo(config, SPEC).init(jax.random.key(0))
+    weights = ppo_file.weights_of(parts, state)
+    batch, _ = jax.jit(lambda: ppo_file.prepare(parts, weights, state, t, None))()
+    log_p, value = jax.jit(lambda: outputs_of(network, *weights, t.observation))()
+    value = np.asarray(value, np.float64)
+    ratio = np.exp(np.take_along_axis(np.asarray(log_p)[:T], t.action[:T, :, None], -1)[..., 0] - t.log_prob[:T])
+    rho = np.minimum(ratio, 1.0)
+    x, mask = corrections(t, value, rho, LAMBDA * rho), 1.0 - t.is_first[1:]
+    following = value[1:] + LAMBDA * x[1:]
+    advantage = (t.reward[:T] + GAMMA * t.discount[:T] * following - value[:T]) * mask
+    np.testing.assert_allclose(batch.advantage, advantage, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(batch.target, value[:T] + x[:T], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("make", [ppo, impala])
 def test_observation_moments_cover_the_rows_that_were_trained_on(make):
     agent = make((PPOConfig if make is ppo else IMPALAConfig)(network=NETWORK, normalize_observations=True), SPEC)
@@ -198,6 +226,22 @@ def test_every_epoch_reads_each_column_once_in_an_order_of_its_own(columns):
     np.testing.assert_array_equal(np.sort(epochs, axis=1), np.broadcast_to(np.arange(columns), (4, columns)))
     if columns > 1:
         assert len({tuple(epoch) for epoch in [*epochs, np.arange(columns)]}) == 5
+
+
+def test_each_device_reads_its_columns_in_an_order_of_its_own():
+    sizes = {"num_epochs": 1, "num_minibatches": 3, "key": jax.random.key(0), "axis_name": "d"}
+    plans = jax.vmap(lambda _: plan_minibatches(12, **sizes), axis_name="d")(jnp.arange(4))
+    assert len({tuple(plan.ravel().tolist()) for plan in np.asarray(plans)}) == 4
+
+
+def test_ppo_bounds_the_loss_of_stale_rows_with_negative_advantages():
+    chosen = SimpleNamespace(log_prob=lambda *given: jnp.zeros((1, 2)), entropy=lambda outputs: jnp.zeros((1, 2)))
+    rows = {"log_prob": jnp.full((1, 2), -np.log(10.0)), "advantage": jnp.array([[-1.0, -1.0]])}
+    batch = ppo_file.Batch(*[None] * len(ppo_file.Batch._fields))
+    batch = batch._replace(**rows, masks=RowMasks(jnp.ones((1, 2)), None))
+    for dual_clip, expected in ((None, 10.0), (3.0, 3.0)):
+        parts = ppo_file.Components(PPOConfig(dual_clip=dual_clip), None, chosen, None)
+        assert ppo_file.policy_terms(parts, None, batch, 2.0)["loss_policy"] == pytest.approx(expected, rel=1e-5)
 
 
 # -- policies of off-policy agents ------------------------------------------------------------------------------------
@@ -276,3 +320,73 @@ def test_a_policy_steps_by_the_critics_of_this_update_and_not_by_their_targets(n
     jax.tree.map(np.testing.assert_array_equal, one, two)
     fast, still = (jax.jit(a.update)(state, t, key)[0].params.weights.network for a in (agent, slow))
     assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, (fast, still)), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sac", "td3"])
+def test_critics_step_towards_every_target(name):
+    make, config = (sac_file.sac, sac_file.SACConfig) if name == "sac" else (td3_file.td3, td3_file.TD3Config)
+    agent = make(config(network=NETWORK), REAL)
+    t = random_trajectory(REAL, np.random.default_rng(0), num_rows=1, num_envs=16, extras=(), core=())
+    state, key = jax.jit(agent.init)(jax.random.key(0)), jax.random.key(1)
+    update = jax.jit(agent.update)
+
+    def critics_after(**parts):
+        learner = update(state._replace(learner_params=state.learner_params._replace(**parts)), t, key)[
+            0
+        ].learner_params
+        return jax.tree.leaves(learner.online if name == "sac" else learner.critics)
+
+    targets = {name: large(part) for name, part in state.learner_params._asdict().items() if "target" in name}
+    assert len(targets) == (1 if name == "sac" else 2)
+    for target, part in targets.items():
+        pairs = zip(critics_after(), critics_after(**{target: part}), strict=True)
+        assert any((x != y).any() for x, y in pairs), f"the critics do not depend on {target}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [-50.0, 50.0])
+def test_sacs_temperature_weighs_entropy_in_both_steps_and_rises_where_there_is_too_little(target):
+    agent = sac_file.sac(sac_file.SACConfig(network=NETWORK, target_entropy=target), REAL)
+    t = random_trajectory(REAL, np.random.default_rng(0), num_rows=1, num_envs=16, extras=(), core=())
+    state, steps = jax.jit(agent.init)(jax.random.key(0)), (agent.split.critic, agent.split.policy)
+    hot = state._replace(extra=state.extra._replace(log_temperature=jnp.asarray(3.0)))
+    critic, policy = ([jax.jit(step)(begun, t, jax.random.key(1))[0] for begun in (state, hot)] for step in steps)
+    for begun, end in zip((state, hot), policy, strict=True):
+        assert (end.extra.log_temperature > begun.extra.log_temperature) == (target > 0)
+    for ends in ([s.learner_params.online for s in critic], [s.params.weights.network for s in policy]):
+        assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, ends), strict=True))
+
+
+RECURRENT = NetworkConfig(hidden=(8,), core="gru", core_size=4)
+TEAM = EnvSpec(ArraySpec((2, 3), "float32"), Discrete(A), num_agents=2, state=ArraySpec((4,), "float32"))
+READERS = {
+    "dqn": lambda **options: (dqn(DQNConfig(network=NETWORK, exploration_updates=1, **options), SPEC), SPEC),
+    "r2d2": lambda **options: (r2d2(R2D2Config(network=RECURRENT, burn_in=2, **options), SPEC), SPEC),
+    "qmix": lambda **options: (qmix(QMIXConfig(network=NETWORK, exploration_updates=1, **options), TEAM), TEAM),
+    "bc": lambda **options: (bc(BCConfig(network=NETWORK, **options), SPEC), SPEC),
+    "happo": lambda **options: (happo(HAPPOConfig(network=NETWORK, **options), TEAM), TEAM),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READERS)
+def test_an_update_reads_observations_in_units_of_the_moments(name):
+    (plain, spec), (agent, _) = READERS[name](), READERS[name](normalize_observations=True)
+    core = jax.tree.map(np.asarray, agent.initial_core(B))
+    t = random_trajectory(spec, np.random.default_rng(0), num_rows=T, num_envs=B, extras=(), core=core)
+    begun = jax.jit(agent.init)(jax.random.key(0))
+
+    def moved(leaf):
+        return norm.Moments(jnp.float32(9.0), leaf.mean + 2.0, leaf.variance * 4.0)
+
+    own = begun.params.moments
+    own = {**own, "observation": moved(own["observation"])} if isinstance(own, dict) else moved(own)
+    begun = begun._replace(params=begun.params._replace(moments=own))
+    key, raw = jax.random.key(1), t._replace(observation=2.0 * t.observation + 2.0)
+    after, _ = jax.jit(agent.update)(begun, raw, key)
+    assert getattr(after.params.weights, "updates", 1) == 1  # which exploration follows
+    if name == "qmix":  # the moments of the mixer's state
+        assert after.extra.count > begun.extra.count
+    wanted = jax.jit(plain.update)(jax.jit(plain.init)(jax.random.key(0)), t, key)[0].params.weights
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), after.params.weights, wanted)

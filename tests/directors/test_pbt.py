@@ -88,6 +88,14 @@ def test_equal_scores_and_too_few_games_change_nothing():
     assert [command.policy for command in commands] == ["a"]
 
 
+def test_the_newest_recorded_scores_are_compared():
+    director = PBT(("a", "b"), ready_env_steps=1, window=1)
+    state, commands = play(director, director.init(0), {"a": 5.0, "b": 1.0}, 1)
+    assert commands == [Copy("b", "a", {})]
+    state, commands = play(director, state, {"a": 0.0, "b": 1.0}, 1)
+    assert commands == [Copy("a", "b", {})]  # its score of 5 is past
+
+
 def test_copy_resets_scores_and_ignores_earlier_games():
     director = PBT(("a", "b"), ready_env_steps=20, window=2)
     state, before = director.propose(director.init(0), 2)

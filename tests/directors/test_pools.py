@@ -109,6 +109,15 @@ def test_proposals_do_not_depend_on_the_number_per_call():
     assert [game.id for game in together] == list(range(together[0].id, together[0].id + 5))
 
 
+def test_opponents_come_from_the_rivals_pool():
+    director = DeltaUniform(("first", "second"), delta=1.0)
+    state = director.init(0)
+    state["pools"]["first"]["frozen"], state["pools"]["second"]["frozen"] = ["frozen-1"], ["frozen-1", "frozen-2"]
+    _, games = director.propose(state, 2)
+    pairs = [(Player("first"), Player("second", "frozen-2")), (Player("second"), Player("first", "frozen-1"))]
+    assert [game.players for game in games] == pairs and [game.sides for game in games] == [(0, 1), (1, 0)]
+
+
 @pytest.mark.parametrize(
     ("delta", "drawn"), [(0.0, range(1, 11)), (0.5, range(6, 11)), (0.75, range(8, 11)), (1.0, range(10, 11))]
 )

@@ -66,6 +66,18 @@ def test_two_policies_are_frozen_together_and_fill_all_pairs():
     assert commands == [Stop("the population has 2 members")]
 
 
+def test_opponents_come_from_the_rivals_population_and_its_mixture():
+    director = PSRO(("first", "second"), oracle_env_steps=10)
+    state = director.init(0)
+    state["members"]["first"] |= {"versions": [INITIAL, "frozen-1"], "mixture": [1.0, 0.0]}
+    state["members"]["second"] |= {"versions": [INITIAL, "frozen-1"], "mixture": [0.0, 1.0]}
+    state, games = director.propose(state, 2)
+    assert [game.players for game in games] == [
+        (Player("first"), member(1, "second")),
+        (Player("second"), member(0, "first")),
+    ]
+
+
 def test_a_void_game_is_played_again():
     director = PSRO(oracle_env_steps=1, games_per_cell=2)
     state, games = director.propose(director.init(0), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jsrl.envs.adapters.openspiel import SpielGame
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
@@ -84,3 +85,40 @@ def test_unsupported_games_are_refused() -> None:
     game.step({"all": np.array([[4, 0]])})
     with pytest.raises(EnvironmentFault, match=r"given action 4 by player_1; legal are \[0, 1, 2, 3, 5, 6, 7, 8\]"):
         game.step({"all": np.array([[0, 4]])})
+
+
+def test_each_step_of_a_repeated_game_has_its_own_reward() -> None:
+    """Mutual defection, and one betrayal: payoffs 1 and (0, 10) of the prisoners' dilemma."""
+    name = "openspiel:repeated_game(stage_game=matrix_pd(),num_repetitions=3)"
+    game = make_game(EnvConfig(name, kwargs={"tensor": "observation"}), 1, 0, groups={"all": PLAYERS})
+    game.reset()
+    steps = [game.step({"all": np.array([moves])}) for moves in ([1, 1], [0, 1], [1, 1])]
+    assert [step.reward[0].tolist() for step in steps] == [[1.0, 1.0], [0.0, 10.0], [1.0, 1.0]]
+    assert [step.discount[0].tolist() for step in steps] == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0]]
+    assert steps[-1].episodes[0].returns == (2.0, 12.0)
+
+
+class Rolls:
+    """A state of many chance nodes, at each of which 1 has a tenth of the probability."""
+
+    def __init__(self, count: int) -> None:
+        self.left, self.rolled = count, []
+
+    def is_chance_node(self) -> bool:
+        return self.left > 0
+
+    def chance_outcomes(self) -> list[tuple[int, float]]:
+        return [(0, 0.9), (1, 0.1)]
+
+    def apply_action(self, outcome: int) -> None:
+        self.left, self.rolled = self.left - 1, [*self.rolled, outcome]
+
+
+def test_chance_has_the_probabilities_of_the_game() -> None:
+    import pyspiel
+
+    game = SpielGame(pyspiel, pyspiel.load_game("kuhn_poker"), "information")
+    game.reset(0)
+    game._state = rolls = Rolls(500)
+    game._draw()
+    assert len(rolls.rolled) == 500 and 25 < sum(rolls.rolled) < 75  # a standard deviation is 7

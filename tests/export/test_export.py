@@ -129,9 +129,14 @@ def test_onnxruntime_equals_the_exported_policy(name, folder):
         np.testing.assert_allclose(got, true, atol=1e-5, rtol=1e-5, err_msg=key)
 
 
-def test_recurrent_state_is_passed_between_steps(folder):
+def test_recurrent_state_is_passed_between_steps(folder, monkeypatch):
     policy = file.load(exported("lstm", folder)[0])
     rows = [np.full((2, 5), float(n), np.float32) for n in (1, 2)]
+    firsts, run_program = [], player.run_program
+    monkeypatch.setattr(player, "run_program", lambda *given: (firsts.append(given[2][1]), run_program(*given))[1])
+    for _ in range(2):
+        policy(rows[0])
+    assert [first.tolist() for first in firsts] == [[True, True], [False, False]]  # where the caller does not say
     _, state = policy.step(rows[0])
     carried, _ = policy.step(rows[1], state, np.array([False, True]))
     fresh, _ = policy.step(rows[1])

@@ -20,6 +20,7 @@ class Fault(NamedTuple):
 UPDATE, RETURNS = "tests/agents/test_update.py", "tests/agents/test_returns.py"
 NORMALIZATION = "tests/agents/test_normalization.py"
 OFF_POLICY, MASKS = "tests/agents/test_off_policy.py", "tests/agents/test_masks.py"
+ORACLES, HAPPO = "tests/agents/test_update_oracles.py", "tests/agents/test_happo.py"
 ROWS, BATCHING = "tests/envs/test_rows.py", "tests/workers/test_batching.py"
 ACTOR, ACTING = "tests/workers/test_actor.py", "tests/workers/test_acting.py"
 DEVICE, HOST = "tests/replay/test_device.py", "tests/replay/test_host.py"
@@ -106,6 +107,49 @@ FAULTS = (
         "    due = (updates + 1) % period == 0\n",
         "    due = updates % period == 0\n",
         (f"{OFF_POLICY}::test_targets_move_by_tau_every_period",),
+    ),
+    Fault(
+        "PPO weighs V-trace's advantages by the ratio twice",
+        "vtrace(rows, log_rho, weight_advantage=False, **options)",
+        "vtrace(rows, log_rho, **options)",
+        (f"{ORACLES}::test_ppo_with_vtrace_leaves_the_ratio_of_the_advantage_to_its_loss",),
+    ),
+    Fault(
+        "SAC's critics step towards themselves",
+        "fixed = (target, state.params.weights.network, state.extra.log_temperature)",
+        "fixed = (online, state.params.weights.network, state.extra.log_temperature)",
+        (f"{ORACLES}::test_critics_step_towards_every_target[sac]",),
+    ),
+    Fault(
+        "SAC's temperature moves away from its target entropy",
+        "            parts.optimizer, excess, temperature_opt",
+        "            parts.optimizer, -excess, temperature_opt",
+        (f"{ORACLES}::test_sacs_temperature_weighs_entropy_in_both_steps_and_rises_where_there_is_too_little[50.0]",),
+    ),
+    Fault(
+        "R2D2 learns from observations that are not normalised",
+        "burn_in(parts, weights, target, state.params.moments, trajectory, axis_name)",
+        "burn_in(parts, weights, target, (), trajectory, axis_name)",
+        (f"{ORACLES}::test_an_update_reads_observations_in_units_of_the_moments[r2d2]",),
+    ),
+    Fault(
+        "HAPPO's loss ignores the action mask",
+        "    return ac.mask_outputs(outputs, batch.observation)\n",
+        "    return outputs\n",
+        (f"{HAPPO}::test_one_allowed_action_gives_no_policy_gradient",),
+    ),
+    # -- directors
+    Fault(
+        "PSRO draws the rival's versions by the policy's own mixture",
+        '        members = state["members"][rival]\n',
+        '        members = state["members"][home.policy]\n',
+        ("tests/directors/test_psro.py",),
+    ),
+    Fault(
+        "pools offer versions of the policy's own pool",
+        'for name in state["pools"][rival]["frozen"]]',
+        'for name in state["pools"][home.policy]["frozen"]]',
+        ("tests/directors/test_pools.py::test_opponents_come_from_the_rivals_pool",),
     ),
     # -- environments
     Fault(

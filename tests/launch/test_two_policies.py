@@ -30,6 +30,8 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.policy import load_policy
 from jsrl.runs.control import Event, Report
 from jsrl.runs.runs import Run, RunFolder
+from jsrl.snapshots.store import SnapshotStore
+from jsrl.transport.ledger.page import open_ledger
 from jsrl.types import leaves, make_version
 from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.kinds import find_kind
@@ -68,6 +70,31 @@ def same(one: Result, other: Result, policy: str = "") -> bool:
 def same_leaves(one: Any, other: Any) -> bool:
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return all(a.shape == b.shape and (a == b).all() for a, b in pairs)
+
+
+def test_policies_resume_at_the_newest_updates_of_which_all_have_a_good_snapshot(tmp_path: Path):
+    folder = RunFolder.create(tmp_path, "two", "one")
+    for policy, every in (("", (4, 8, 12)), ("b", (8, 12, 16))):
+        store = SnapshotStore(folder.snapshots / policy / "state")
+        for updates in every:
+            store.save(make_version(0, updates), {"state": {"x": np.zeros(3)}}, meta={}, wait=True)
+        store.close()
+    assert resume.common_updates(folder, ["", "b"]) == 12
+    (folder.snapshots / "b" / "state" / str(make_version(0, 12)) / "manifest.json").write_text("{}")
+    assert resume.common_updates(folder, ["", "b"]) == 8
+    assert resume.common_updates(folder, ["", "b", "c"]) is None
+
+
+def test_a_resume_begins_a_newer_epoch_than_its_snapshot_and_its_ledger(tmp_path: Path):
+    folder = RunFolder.create(tmp_path, "one", "one")
+    store = SnapshotStore(folder.snapshots / "state")
+    meta = {"epoch": 2, "updates": 5}
+    store.save(make_version(2, 5), {"state": {"x": np.zeros(3)}}, meta=meta, tags=("latest",), wait=True)
+    store.close()
+    assert (resume.next_start_point(folder)[0].epoch, resume.next_start_point(folder)[0].updates) == (3, 5)
+    page = tmp_path / "page"
+    open_ledger(page, 7, None)  # of learners that died before their first snapshot
+    assert resume.next_start_point(folder, ledger=page)[0].epoch == 8
 
 
 @pytest.mark.slow

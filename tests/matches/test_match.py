@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from jsrl.envs.seats import SeatView
 from jsrl.errors import ConfigError
-from jsrl.matches.match import Game, Match, MatchScore, Table, TableGame
+from jsrl.matches.match import Game, Match, MatchScore, Table, TableGame, mean_interval
 from jsrl.matches.players import seatings, tables
 from jsrl.matches.standings import Standings
+from jsrl.metrics.phases import Phases
+from jsrl.workers.evaluator.matches import Matches, ScoreOfMatches
+from jsrl.workers.play import Seated
 from tests.matches.bids import Bids, bidder
 
 
@@ -174,3 +180,44 @@ def test_rating_intervals_have_their_coverage():
         ratings = standings.ratings
         inside += ratings.low[0] <= 0.0 <= ratings.high[0]
     assert 0.93 <= inside / 500 <= 0.98  # 0.87 if each pair's result counted as a game
+
+
+def test_players_tied_for_first_share_the_first_place():
+    standings = Standings(["a", "b", "c"], sides=3)
+    standings.add_table((2, 0, 1), [TableGame((0, 1, 2), (3.0, 3.0, 1.0), (3.0, 3.0, 1.0), 1)])
+    assert [each["first_share"] for each in standings.of_each()] == [0.5, 0.0, 0.5]
+    assert [each["return_mean"] for each in standings.of_each()] == [3.0, 1.0, 3.0]
+    rates = standings.win_rates
+    assert (rates[2, 0], rates[2, 1], rates[0, 1], rates[1, 0]) == (0.5, 1.0, 1.0, 0.0)
+
+
+def test_intervals_of_means_use_the_sample_standard_deviation():
+    mean, half = mean_interval([1.0, 2.0, 6.0])
+    assert (mean, half) == (3.0, pytest.approx(1.96 * 7**0.5 / 3**0.5))
+    assert mean_interval([2.0]) == (2.0, 0.0) and mean_interval([]) == (0.0, 0.0)
+
+
+class Bidder:
+    """An engine whose policy bids 1."""
+
+    version = 5
+
+    def act(self, served, request):
+        return SimpleNamespace(action=np.ones((*request.observation.shape[:2], 1), np.float32))
+
+
+def test_an_evaluated_policy_plays_only_the_sides_of_its_own_seats():
+    """The run's other policy could play the other side, but it is not the scored one."""
+    policies = [Seated(Bidder(), SeatView(f"seat_{place}", (place,))) for place in (0, 1)]
+    matches = Matches(policies, [bidder("both", 2.0, (0,), (1,))], Bids(("", "")), 4, contextlib.nullcontext, Phases())
+    assert matches.advance(60.0)
+    (score,) = matches.score.matches
+    assert [game.side for game in score.games] == [0] * 4 and matches.score.version == 5
+
+
+def test_draws_of_all_matches_are_counted():
+    score = ScoreOfMatches(0)
+    for points in ((1.0, 0.5), (0.5, 0.0)):
+        score.matches.append(MatchScore("a", "b", ("x", "y"), [Game(0, own, own, 0.0, 3) for own in points]))
+    facts = score.facts()
+    assert (facts["win_rate"], facts["draw_rate"], facts["opponents"], facts["episodes"]) == (0.5, 0.5, 2, 4)

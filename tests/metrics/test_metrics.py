@@ -154,6 +154,8 @@ def test_the_sample_does_not_favour_early_or_late_values(clock):
     for value in range(10):
         recorder.spread("v", np.full(2000, value))
     assert recorder.flush()["x/v_p50"] == pytest.approx(4.5, abs=1.01)
+    recorder.spread("v", np.arange(100_000))  # in one call
+    assert recorder.flush()["x/v_p50"] == pytest.approx(50_000, rel=0.2)
 
 
 def test_hub_combines_workers_by_the_rule_of_the_metric(tmp_path, clock, open_hub):
@@ -209,6 +211,8 @@ def test_totals_survive_a_restart_and_weigh_by_growth(tmp_path, clock, open_hub)
     line = hub.tick(2, 1)
     assert line["actor/episodes"] == 114
     assert line["actor/return_mean"] == pytest.approx((8 * 1 + 4 * 3) / 4)
+    hub.receive("actor-0", "actor", {"actor/episodes": 0})  # a second restart
+    assert hub.tick(3, 1)["actor/episodes"] == 114
 
 
 def test_restarted_director_that_goes_on_from_an_older_state_is_not_counted_twice(tmp_path, clock, open_hub):

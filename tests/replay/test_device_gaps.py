@@ -187,7 +187,10 @@ def test_kept_bootstrap_row_bootstraps_only_where_the_agent_acts():
     ring = device.add(shape, ring, first)
     for env in range(N):
         lives.replace(env)
-    ring = device.add(shape, ring, lives.trajectory())
+    after = lives.trajectory()
+    after.reward[:], after.discount[:] = 7.0, 0.0
+    ring = device.add(shape, ring, after)
     windows = device.read(shape, ring, np.arange(N))
     np.testing.assert_array_equal(windows.acts, first.acts)
+    assert (windows.reward[1] == 0.0).all() and (windows.discount[1] == 1.0).all()  # a last observation's
     assert ring.gaps.used.sum() == N

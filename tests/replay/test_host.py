@@ -219,6 +219,27 @@ def test_importance_weights_follow_the_probabilities():
     assert into.sampling.max() == 1.0
 
 
+def test_windows_drawn_again_bring_their_own_importance_weights(monkeypatch):
+    """Rows are overwritten while a batch is read: its lost windows are replaced by others, of other priorities."""
+    replay = Replay(20 * B * LANES, 1, prioritised=True).more(8)
+    _, ids = replay.draw(500)
+    replay.replay.feedback(ids, np.random.default_rng(0).uniform(1.0, 9.0, 500))
+    read, interrupted = replay.replay.rows.read, []
+
+    def read_late(places, into):
+        read(places, into)
+        if not interrupted:
+            interrupted.append(places.copy())
+            replay.more(2)
+
+    monkeypatch.setattr(replay.replay.rows, "read", read_late)
+    into, ids = replay.draw(200)
+    places = read_ids(ids)[2]
+    assert 20 < (places != interrupted[0]).sum() < 200
+    chances = replay.replay.index_arrays["weights"][places]
+    np.testing.assert_allclose(into.sampling, (chances / chances.min()) ** -0.5, rtol=1e-5)
+
+
 def test_each_part_of_a_prioritised_batch_has_windows_of_all_ages():
     """Several updates per call, and several devices, split a batch into parts: none may get only old or only new windows."""
     replay = Replay(100 * B * LANES, 1, prioritised=True).more(10)

@@ -110,6 +110,10 @@ def test_bad_update_changes_nothing_and_can_be_replayed():
     assert np.isnan(output.metrics["loss"])
     assert (windows.reward[0] > 40.0).any()
     assert before.updates == state.updates
+    kept = np.asarray(state.extra.ring.tree[0])[np.asarray(state.extra.failure.ids)]
+    assert (
+        kept > 2.0 * CONFIG.epsilon**CONFIG.alpha
+    ).all()  # the windows' priorities stay; an error of 0 gives half of that
 
 
 def test_snapshot_excludes_rows_by_default():

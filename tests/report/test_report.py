@@ -269,6 +269,18 @@ def test_means_count_seconds_not_lines_where_the_learner_reports_rarely(run_fold
     assert report.steady["learner/update_share"] == pytest.approx(0.9, abs=0.02)
 
 
+def test_rates_count_the_time_between_updates_not_between_lines(run_folder: RunFolder):
+    write_lines(run_folder, [line | {"learner/trained_s": 2.0 * line["wall_s"]} for line in lines(10)])
+    assert make_report(run_folder).rates["env steps trained"] == pytest.approx(50)
+
+
+def test_the_first_value_of_a_late_metric_counts_for_the_time_since_the_line_before(run_folder: RunFolder):
+    late = {5: 0.0} | dict.fromkeys(range(6, 10), 1.0)
+    found = [line | ({"learner/late": late[i]} if i in late else {}) for i, line in enumerate(lines(10))]
+    write_lines(run_folder, found)
+    assert make_report(run_folder).steady["learner/late"] == pytest.approx(3 / 4)  # lines 5 to 8, a second each
+
+
 def test_steady_lines_exclude_the_first_and_the_last():
     updates = {"updates": np.arange(5.0), "learner/update_share": np.array([0.5, np.nan, 0.5, 0.5, 0.5])}
     assert steady(updates).tolist() == [False, False, True, True, False]

@@ -229,9 +229,17 @@ def test_difference_of_two_settings_has_an_interval_and_an_exact_test():
     others = [2 * pooled[list(chosen)].mean() - 2 * pooled.mean() for chosen in every]
     assert found.p == pytest.approx(np.mean(np.abs(others) >= found.mean - 1e-9))
     assert found.wins == pytest.approx(23 / 25)
+    assert difference(np.array([1.0, 2.0]), np.array([1.0, 2.0])).wins == 0.5  # equal scores count half
     assert difference(np.arange(30.0), np.arange(30.0) + 1) == difference(np.arange(30.0), np.arange(30.0) + 1)
     with pytest.raises(ConfigError, match="1 and 5 scores"):
         difference(a[:1], b)
+
+
+def test_interval_of_a_difference_covers_95_percent():
+    a, b = np.random.default_rng(0).normal([[1.0], [0.0]], 1.0, (2, 200))
+    error = np.sqrt(a.var() / 200 + b.var() / 200)
+    low, high = difference(a, b).interval
+    assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.05)
 
 
 def test_summary_of_two_experiments_says_whether_they_differ(tmp_path):

@@ -173,6 +173,23 @@ def test_rows_that_are_too_old_are_dropped():
     assert outcome.dropped > 0.2 and max(outcome.lags) <= 2
 
 
+def test_waits_and_drops_count_every_update_of_a_batch():
+    """With 2 updates per batch, rows of lag 0 are 1 update old in the second of them."""
+    times = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010)), learner=LearnerTimes(update=Cost(0.1)))
+    waiting = simulate(inline(4, by_group=True, wait_lag=1, max_lag=1, updates=2, reuse=2), times)
+    assert set(waiting.lags) == {0} and waiting.dropped == 0.0
+    free = simulate(inline(4, by_group=True, max_lag=2, updates=2, reuse=2), times)
+    assert set(free.lags) == {0} and free.dropped > 0.5  # a lag of 2 would become 3
+
+
+def test_rows_from_another_host_cost_the_learner_more_to_take():
+    learner = LearnerTimes(take=Cost(0.005), far_take=Cost(0.015))
+    times = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010)), learner=learner)
+    near, far = simulate(inline(8), times), simulate(inline(8, far_rows=True), times)
+    assert near.env_steps_per_s == pytest.approx(SIZE * ROWS / 0.0125, rel=0.03)  # as fast as the 8 actors step
+    assert far.env_steps_per_s == pytest.approx(SIZE * ROWS / 0.020, rel=0.03)
+
+
 def test_a_tree_brings_params_to_many_hosts_sooner():
     """12 hosts, 1 MB of params, 100 Mbit/s out of the learner's host: 12 copies leave it directly, 3 with a tree."""
     hosts = tuple(HostFacts(f"h{n}", 64, 1000, out_mbit=100.0, in_mbit=100.0) for n in range(13))

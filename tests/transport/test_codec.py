@@ -113,6 +113,7 @@ def header(*body, frames=1, version=codec.PROTOCOL_VERSION):
         [header("k", {}, [["uint8", [1] * 40]], 0, frames=2), b"1"],
         [header("k", {}, [["float32", [1]]], 1, frames=2), b"1234"],
         [header("k", {}, [["float32", [1]]], [0, 0], frames=2), b"1234"],
+        [header("k", {}, [["uint8", [1]], ["uint8", [1]]], [0, 0], frames=3), b"1", b"2"],
         [header("k", {}, [["float32", [1]]], [], frames=2), b"1234"],
         [header("k", {}, [["float32", [1]]], True, frames=2), b"1234"],
         [header("k", {}, [["float32", [1]]], "0", frames=2), b"1234"],

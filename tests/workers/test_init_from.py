@@ -13,6 +13,7 @@ from jsrl.agents.ddpg import DDPGConfig, ddpg
 from jsrl.agents.dqn import DQNConfig, dqn
 from jsrl.agents.normalization import Moments
 from jsrl.agents.ppo import PPOConfig, ppo
+from jsrl.agents.qmix import QMIXConfig, qmix
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.td3 import TD3Config, td3
 from jsrl.experiment import AgentReference, Experiment
@@ -30,6 +31,7 @@ from jsrl.workers.relay.worker import ParameterServer
 FLAT = NetworkConfig(hidden=(8,), activation="relu")
 CHOICE = EnvSpec(ArraySpec((3,), "float32"), Discrete(4))
 REAL = EnvSpec(ArraySpec((3,), "float32"), Continuous((-1.0,), (1.0,), "rescale"))
+TEAM = EnvSpec(ArraySpec((2, 3), "float32"), Discrete(4), num_agents=2)
 RECURRENT = NetworkConfig(hidden=(8,), core="gru", core_size=4)
 AGENTS = {
     "dqn": lambda: dqn(DQNConfig(network=FLAT, exploration_updates=100), CHOICE),
@@ -37,6 +39,7 @@ AGENTS = {
     "r2d2": lambda: r2d2(R2D2Config(network=RECURRENT, epsilon=0.0), CHOICE),
     "td3": lambda: td3(TD3Config(network=FLAT, exploration_noise=0.0), REAL),
     "ddpg": lambda: ddpg(DDPGConfig(network=FLAT, exploration_noise=0.0), REAL),
+    "qmix": lambda: qmix(QMIXConfig(network=FLAT, exploration_updates=100), TEAM),
 }
 TARGETS = {
     "dqn": lambda learned: learned.target,
@@ -44,6 +47,7 @@ TARGETS = {
     "r2d2": lambda learned: learned.target,
     "td3": lambda learned: learned.target_policy,
     "ddpg": lambda learned: learned.target_policy,
+    "qmix": lambda learned: learned.target.network,
 }
 
 

@@ -143,18 +143,6 @@ class GameRows:
         """Return a slot's seed, episode and step, as text."""
         return self._rows.where(slot)
 
-    def save(self) -> dict[str, np.ndarray]:
-        """Return the state of the open episodes as arrays (metrics excluded)."""
-        own = {"returns": self._returns.copy(), "alive": self.alive.copy(), "seated": self._seated.copy()}
-        return {**self._rows.save(), **own}
-
-    def load(self, saved: dict[str, Any]) -> None:
-        """Continue from the result of `save`."""
-        self._rows.load(saved)
-        self._returns[:] = saved["returns"]
-        self.alive, self._seated = np.array(saved["alive"], bool), np.array(saved["seated"], bool)
-        self._whole = bool(self.alive.all())
-
     def _seat(self, slots: np.ndarray, present: np.ndarray | None) -> None:
         """Begin episodes in `slots` (bool [B]) with the seats that take part."""
         self.alive = self.alive.copy()
