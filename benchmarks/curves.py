@@ -109,6 +109,7 @@ PICTURES = {
     "qmix_recurrent": Plot("Recurrent QMIX, simple_spread_v3", "qmix_recurrent-seed", reference=PLANNED),
     "happo": Plot("HAPPO, simple_spread_v3", "happo-seed", reference=PLANNED),
     "vdn": Plot("VDN, simple_spread_v3", "vdn-seed", reference=PLANNED),
+    "vdn_recurrent": Plot("Recurrent VDN, simple_spread_v3", "vdn_recurrent-seed", reference=PLANNED),
 }
 CHECKS = "hide_and_seek_checks.json"
 
