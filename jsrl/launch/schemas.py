@@ -73,12 +73,26 @@ def trace_agent(agent: Any, spec: EnvSpec) -> tuple[Any, InferenceSpec]:
     import jax
     import jax.numpy as jnp
 
-    state = jax.eval_shape(lambda seed: agent.init(jax.random.key(seed)), jax.ShapeDtypeStruct((), jnp.uint32))
+    from jsrl.agents.base import ActOutput, AgentState, is_pair, type_names
+
+    def init(seed):
+        state = agent.init(jax.random.key(seed))
+        if not isinstance(state, AgentState):
+            raise ConfigError(f"the agent's init returned {type_names(state)}, expected an AgentState (jsrl.agents.base).")
+        return state
+
+    state = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
     observation = map_tree(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), spec.observation)
     core = jax.eval_shape(lambda: agent.initial_core(1))
 
     def act(params, seed, observation, is_first, core):
-        return agent.act(params, jax.random.key(seed), observation, is_first, core)
+        returned = agent.act(params, jax.random.key(seed), observation, is_first, core)
+        if not is_pair(returned) or not isinstance(returned[0], ActOutput):
+            raise ConfigError(
+                f"the agent's act returned {type_names(returned)}, expected (ActOutput, core); an agent without a recurrent "
+                "state returns the core that it was given."
+            )
+        return returned
 
     is_first = jax.ShapeDtypeStruct((1,), jnp.bool_)
     seed = jax.ShapeDtypeStruct((), jnp.uint32)

@@ -490,9 +490,10 @@ def test_a_gradient_that_is_not_finite_is_neither_published_nor_saved(tmp_path):
 
 
 def test_update_without_an_update_output_is_refused():
-    plain = with_state_check(lambda state, trajectory, key, *, axis_name=None: (state, {"loss": 1.0}))
-    with pytest.raises(ConfigError, match=r"a state and a dict, expected \(AgentState, UpdateOutput\)"):
-        plain(None, None, None)
+    for returned, name in ((((), {"loss": 1.0}), r"\(tuple, dict\)"), ({"loss": 1.0}, "dict"), (None, "NoneType")):
+        plain = with_state_check(lambda state, trajectory, key, *, axis_name=None, returned=returned: returned)
+        with pytest.raises(ConfigError, match=rf"update returned {name}, expected \(AgentState, UpdateOutput\)"):
+            plain(None, None, None)
 
 
 def test_state_check_is_not_a_metric(tmp_path):
