@@ -78,7 +78,9 @@ def trace_agent(agent: Any, spec: EnvSpec) -> tuple[Any, InferenceSpec]:
     def init(seed):
         state = agent.init(jax.random.key(seed))
         if not isinstance(state, AgentState):
-            raise ConfigError(f"the agent's init returned {type_names(state)}, expected an AgentState (jsrl.agents.base).")
+            raise ConfigError(
+                f"the agent's init returned {type_names(state)}, expected an AgentState (jsrl.agents.base)."
+            )
         return state
 
     state = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
