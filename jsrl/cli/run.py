@@ -203,7 +203,11 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
     plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"), graph=options.graph)
     print(describe(plan, accelerators()))
     if options.plan_file is not None:
-        Path(options.plan_file).write_text(draw(plan.graph))
+        try:
+            Path(options.plan_file).write_text(draw(plan.graph))
+        except OSError as error:
+            raise ConfigError(f"the plan cannot be drawn to {options.plan_file}: {error.strerror}.") from error
+        print(f"picture: {options.plan_file}")
     if options.hosts_file is not None:
         if not experiment.where.has_processes:
             raise ConfigError(

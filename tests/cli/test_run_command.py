@@ -96,6 +96,18 @@ def test_a_plan_runs_nothing(tmp_path, capsys):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_drawn_plan_names_its_file(tmp_path, capsys):
+    words = ["ppo_cartpole", "--runs-dir", str(tmp_path / "runs"), "--plan"]
+    assert run.main([*words, str(tmp_path / "graph.svg")]) == 0
+    assert f"picture: {tmp_path / 'graph.svg'}\n" in capsys.readouterr().out
+    assert run.main([*words, str(tmp_path / "missing" / "graph.svg")]) == 2
+    assert "graph.svg: No such file or directory." in capsys.readouterr().err
+    assert run.main([*words, "graph.png"]) == 2
+    assert capsys.readouterr().err == (
+        "ConfigError: --plan draws SVG files, got graph.png; give it a name that ends in .svg.\n"
+    )
+
+
 @pytest.mark.slow
 def test_seeds_run_in_sequence_each_in_its_folder(tmp_path):
     words = ["ppo", *TINY, "--seeds", "1-2", "--run-name", "x", "--runs-dir", str(tmp_path)]
