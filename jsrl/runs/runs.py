@@ -240,9 +240,8 @@ class Run:
         """
         if key not in self.metrics:
             near = difflib.get_close_matches(key, self.metrics, n=3, cutoff=0.3)
-            raise ConfigError(
-                f"run {self.name} has no metric {key}; nearest: {', '.join(near) or 'none, it is empty'}."
-            )
+            hint = f"nearest: {', '.join(near)}" if near else f"it has {', '.join(sorted(self.metrics)) or 'none yet'}"
+            raise ConfigError(f"run {self.name} has no metric {key}; {hint}.")
         return curve_of(self.metrics, key)
 
 

@@ -127,6 +127,8 @@ def test_load_runs_and_columns(tmp_path):
         load_runs("nothing*", str(tmp_path))
     with pytest.raises(ConfigError, match=r"no metric return; nearest: .*evaluator/return_mean"):
         runs[0].curve("return")
+    with pytest.raises(ConfigError, match=r"no metric xyz; it has env_steps, .*learner/loss"):
+        runs[0].curve("xyz")
 
 
 def test_columns_with_infinities_partial_lines_and_new_names(tmp_path):
