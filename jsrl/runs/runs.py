@@ -139,7 +139,9 @@ class RunFolder:
         names = {f"{path.parent.name}/{path.name}": path for path in known}
         words = {**{name: name for name in names}, **{path.name: name for name, path in names.items()}}
         near = dict.fromkeys(words[word] for word in difflib.get_close_matches(os.fspath(run), words, n=5, cutoff=0.4))
-        hint = f"nearest: {', '.join(near)}" if near else f"it holds {', '.join(sorted(names)[-5:]) or 'no runs'}"
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        held = f"it holds {', '.join(sorted(names)[-5:]) or 'no runs'}{more}"
+        hint = f"nearest: {', '.join(near)}" if near else held
         raise ConfigError(f"there is no run {run} in {runs_dir.absolute()}; {hint}. Give a path, or --runs-dir DIR.")
 
     @property
