@@ -112,7 +112,7 @@ def test_an_unknown_run_is_answered_with_the_last_names_and_the_number_of_others
     for number in range(7):
         make_run(tmp_path, "x", f"r{number}", [1.0])
     with pytest.raises(ConfigError, match="it holds x/r2, x/r3, x/r4, x/r5, x/r6 and 2 more"):
-        RunFolder.find("nothing", tmp_path)
+        RunFolder.open("nothing", tmp_path)
 
 
 def test_load_runs_and_columns(tmp_path):
