@@ -162,6 +162,21 @@ def test_every_slot_plays_its_share_of_episodes(tmp_path):
     rig.evaluator.close()
 
 
+def test_episodes_without_an_end_are_reported_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("jsrl.workers.play.LONG_STEPS", 50)
+    rig = EvaluatorRig(tmp_path)
+    rig.params.publish(3)
+    rig.play()
+    assert not rig.heard.named("warning")
+    monkeypatch.setattr(Uneven, "step", lambda env, action: env._step([], np.zeros(env.num_envs, bool)))
+    rig.params.publish(8)
+    for _ in range(20):
+        rig.evaluator.step()
+    (warning,) = rig.heard.named("warning")
+    assert "no episode has ended within 50 steps" in warning["text"] and "--env.max-episode-steps" in warning["text"]
+    rig.evaluator.close()
+
+
 def test_each_evaluation_starts_with_a_fresh_core(tmp_path):
     rig = EvaluatorRig(tmp_path, REMEMBERING, sampled_episodes=10)
     for updates in (0, 5, 10):
