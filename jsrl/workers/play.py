@@ -362,7 +362,7 @@ class Player(Generic[PlayedEnv]):
         self._warned = True
         self._reporter.event(
             "warning",
-            f"{self.name}: no episode has ended within {LONG_STEPS:,} steps of {self._players[0].policy.spec.name!r}. If "
+            f"no episode has ended within {LONG_STEPS:,} steps of {self._players[0].policy.spec.name!r}. If "
             "they have no end, give them one with --env.max-episode-steps, or this is played forever.",
         )
 
