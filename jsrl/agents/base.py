@@ -130,18 +130,6 @@ class Agent(NamedTuple):
     store_core: bool = True
 
 
-def is_pair(returned: Any) -> bool:
-    """Return whether a function of an agent returned two values, as `act` and `update` must."""
-    return isinstance(returned, (tuple, list)) and len(returned) == 2
-
-
-def type_names(returned: Any) -> str:
-    """Return the types of what a function of an agent returned, for messages: `(AgentState, dict)`."""
-    if type(returned) in (tuple, list):
-        return f"({', '.join(type(value).__name__ for value in returned)})"
-    return type(returned).__name__
-
-
 def adopt(agent: Agent, state: AgentState, params: ActParams) -> AgentState:
     """Return a fresh state of the agent that begins with the params of another run."""
     if agent.adopt is not None:

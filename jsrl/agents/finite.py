@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jsrl.agents.base import AgentState, Update, UpdateOutput, is_pair, type_names
+from jsrl.agents.base import AgentState, Update, UpdateOutput
 from jsrl.errors import ConfigError
-from jsrl.types import Array, Trajectory
+from jsrl.types import Array, Trajectory, is_pair, type_names
 
 STATE = "state_finite"  # 0, or NaN where the new state is not finite; never reported as a metric
 SMALL = 1 << 14  # values

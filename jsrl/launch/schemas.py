@@ -11,7 +11,16 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.building import agent_faults, agent_name, build_agent, check_split
 from jsrl.launch.interrupts import deadline
 from jsrl.transport.base import InferenceSpec
-from jsrl.types import ArraySpec, EnvSpec, GameSpec, make_trajectory_spec, map_tree, spec_for_one
+from jsrl.types import (
+    ArraySpec,
+    EnvSpec,
+    GameSpec,
+    is_pair,
+    make_trajectory_spec,
+    map_tree,
+    spec_for_one,
+    type_names,
+)
 from jsrl.workers.jobs import Schemas
 
 
@@ -73,11 +82,9 @@ def trace_agent(agent: Any, spec: EnvSpec) -> tuple[Any, InferenceSpec]:
     import jax
     import jax.numpy as jnp
 
-    from jsrl.agents.base import ActOutput, AgentState, is_pair, type_names
-
     def init(seed):
         state = agent.init(jax.random.key(seed))
-        if not isinstance(state, AgentState):
+        if not hasattr(state, "params"):
             raise ConfigError(
                 f"the agent's init returned {type_names(state)}, expected an AgentState (jsrl.agents.base)."
             )
@@ -89,7 +96,7 @@ def trace_agent(agent: Any, spec: EnvSpec) -> tuple[Any, InferenceSpec]:
 
     def act(params, seed, observation, is_first, core):
         returned = agent.act(params, jax.random.key(seed), observation, is_first, core)
-        if not is_pair(returned) or not isinstance(returned[0], ActOutput):
+        if not is_pair(returned) or not hasattr(returned[0], "action"):
             raise ConfigError(
                 f"the agent's act returned {type_names(returned)}, expected (ActOutput, core); an agent without a recurrent "
                 "state returns the core that it was given."
