@@ -498,3 +498,15 @@ def spec_of(tree: Tree) -> Tree:
 def zeros(spec: Tree) -> Tree:
     """Return arrays of zeros for a schema."""
     return map_tree(lambda leaf: leaf.zeros(), spec)
+
+
+def is_pair(returned: Any) -> bool:
+    """Return whether a function of an agent returned two values, as `act` and `update` must."""
+    return isinstance(returned, (tuple, list)) and len(returned) == 2
+
+
+def type_names(returned: Any) -> str:
+    """Return the types of what a function of an agent returned, for messages: `(AgentState, dict)`."""
+    if type(returned) in (tuple, list):
+        return f"({', '.join(type(value).__name__ for value in returned)})"
+    return type(returned).__name__

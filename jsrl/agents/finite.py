@@ -11,7 +11,7 @@ import numpy as np
 
 from jsrl.agents.base import AgentState, Update, UpdateOutput
 from jsrl.errors import ConfigError
-from jsrl.types import Array, Trajectory
+from jsrl.types import Array, Trajectory, is_pair, type_names
 
 STATE = "state_finite"  # 0, or NaN where the new state is not finite; never reported as a metric
 SMALL = 1 << 14  # values
@@ -23,12 +23,13 @@ def with_state_check(update: Update) -> Update:
     def checked(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
     ) -> tuple[AgentState, UpdateOutput]:
-        state, output = update(state, trajectory, key, axis_name=axis_name)
-        if not isinstance(output, UpdateOutput):
+        returned = update(state, trajectory, key, axis_name=axis_name)
+        if not is_pair(returned) or not isinstance(returned[1], UpdateOutput):
             raise ConfigError(
-                f"the agent's update returned a state and a {type(output).__name__}, expected (AgentState, UpdateOutput); "
+                f"the agent's update returned {type_names(returned)}, expected (AgentState, UpdateOutput); "
                 "metrics belong into UpdateOutput(metrics)."
             )
+        state, output = returned
         return state, output._replace(metrics=output.metrics | {STATE: state_metric(state)})
 
     return checked

@@ -12,6 +12,7 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -42,10 +43,17 @@ class CommandLine:
 
 
 def _with_plan_file(args: Sequence[str]) -> list[str]:
-    """Return the arguments with `--plan FILE.svg` expanded."""
+    """Return the arguments with `--plan FILE.svg` expanded.
+
+    Raises:
+      ConfigError: the file has another suffix.
+    """
     for index, arg in enumerate(args[:-1]):
-        if arg == "--plan" and args[index + 1].endswith(".svg"):
+        file = args[index + 1]
+        if arg == "--plan" and file.endswith(".svg"):
             return [*args[: index + 1], "--plan-file", *args[index + 1 :]]
+        if arg == "--plan" and Path(file).suffix and not file.startswith("-"):
+            raise ConfigError(f"--plan draws SVG files, got {file}; give it a name that ends in .svg.")
     return list(args)
 
 

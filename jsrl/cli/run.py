@@ -17,7 +17,7 @@ from jsrl.cli.hosts import launcher_of
 from jsrl.cli.list import listing
 from jsrl.cli.main import LOADING, program, shown
 from jsrl.cli.needs import check_needs
-from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError
+from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions, full_help, short_help
 from jsrl.launch.interrupts import remembered
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None, hooks: Sequence[Any] = ()) -> i
         if isinstance(error, AgentFault | EnvironmentFault):  # a user's own code: show where
             traceback.print_exception(error.__cause__ or error)
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError | RecordingError) else 1
+        return 2 if isinstance(error, ConfigError | RecordingError | SpecMismatch) else 1
     except KeyboardInterrupt:
         print("interrupted before the run had begun.", file=sys.stderr)
         return 130
@@ -203,7 +203,11 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
     plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"), graph=options.graph)
     print(describe(plan, accelerators()))
     if options.plan_file is not None:
-        Path(options.plan_file).write_text(draw(plan.graph))
+        try:
+            Path(options.plan_file).write_text(draw(plan.graph))
+        except OSError as error:
+            raise ConfigError(f"the plan cannot be drawn to {options.plan_file}: {error.strerror}.") from error
+        print(f"picture: {options.plan_file}")
     if options.hosts_file is not None:
         if not experiment.where.has_processes:
             raise ConfigError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -20,6 +22,15 @@ from jsrl.types import Array, EnvSpec
 
 ADVICE_SPACE = "Correct the environment's declared space or what it returns"
 ADVICE_RAISED = "Its own traceback shows where; run it alone with this seed to see it again"
+WRONG_CALL = re.compile(r"to unpack|cannot unpack|unexpected keyword argument")  # in Python's messages
+
+
+def raised_by_caller(error: BaseException) -> bool:
+    """Return whether the caller's own line raised an error, here or in a wrapper of Gymnasium, and not the environment."""
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return len(frames) == 1 or (
+        frames[-1].startswith(("gymnasium.wrappers.", "gymnasium.core")) and bool(WRONG_CALL.search(str(error)))
+    )
 
 
 class SyncVectorEnv(SlotRepairs):
@@ -183,7 +194,7 @@ class SyncVectorEnv(SlotRepairs):
             self._rows.metrics.add(slot, info)
 
     def _raised(self, slot: int, where: str, error: BaseException) -> EnvironmentFault:
-        own_line = error.__traceback__ is not None and error.__traceback__.tb_next is None
+        own_line = raised_by_caller(error)
         if where == "reset" and isinstance(error, TypeError) and own_line:
             expected = (
                 "Expected reset(self, *, seed=None, options=None) that returns (observation, info), as in Gymnasium"

@@ -10,7 +10,7 @@ from typing import Any
 from jsrl.errors import AgentFault, ConfigError, JsrlError
 from jsrl.experiment import AgentReference, Experiment
 from jsrl.references.importing import import_target
-from jsrl.types import Tree
+from jsrl.types import Tree, type_names
 
 
 def resolved_agent(experiment: Experiment) -> Any:
@@ -36,8 +36,18 @@ def build_agent(agent: Any, spec: Tree) -> Any:
     """Build the agent that a config or AgentReference describes, for an environment's spec.
 
     Raises:
-      ConfigError: the factory cannot be found. AgentFault: it raised.
+      ConfigError: the factory cannot be found, or returned no Agent. AgentFault: it raised.
     """
+    built = _call_factory(agent, spec)
+    if not all(hasattr(built, name) for name in ("init", "initial_core", "act", "update")):
+        raise ConfigError(
+            f"the agent's factory {agent_name(agent)} returned {type_names(built)}, expected an Agent (jsrl.agents.base); "
+            "end it with `return Agent(init, initial_core, act, update)`."
+        )
+    return built
+
+
+def _call_factory(agent: Any, spec: Tree) -> Any:
     compute_in_caller()
     if isinstance(agent, AgentReference):
         factory = agent.factory if callable(agent.factory) else import_target(agent.factory)

@@ -108,7 +108,8 @@ def next_start_point(
         latest = store.meta(version)
         epoch, updates = int(latest["epoch"]), int(latest["updates"])
     except SnapshotError as error:
-        raise ConfigError(f"{folder.name} cannot be resumed: {error}") from error
+        begin = "" if store.versions() else " It ended before its first snapshot; start it again as a new run."
+        raise ConfigError(f"{folder.name} cannot be resumed: {error}{begin}") from error
     except (KeyError, TypeError, ValueError):
         raise ConfigError(f"{folder.name} cannot be resumed: its snapshot {version} is not a learner's.") from None
     content = read_page(ledger or folder.path / LEDGER)

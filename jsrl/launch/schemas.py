@@ -11,7 +11,16 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.building import agent_faults, agent_name, build_agent, check_split, resolved_agent
 from jsrl.launch.interrupts import deadline
 from jsrl.transport.base import InferenceSpec
-from jsrl.types import ArraySpec, EnvSpec, GameSpec, make_trajectory_spec, map_tree, spec_for_one
+from jsrl.types import (
+    ArraySpec,
+    EnvSpec,
+    GameSpec,
+    is_pair,
+    make_trajectory_spec,
+    map_tree,
+    spec_for_one,
+    type_names,
+)
 from jsrl.workers.jobs import Schemas
 
 
@@ -74,12 +83,26 @@ def trace_agent(agent: Any, spec: EnvSpec) -> tuple[Any, InferenceSpec]:
     import jax
     import jax.numpy as jnp
 
-    state = jax.eval_shape(lambda seed: agent.init(jax.random.key(seed)), jax.ShapeDtypeStruct((), jnp.uint32))
+    def init(seed):
+        state = agent.init(jax.random.key(seed))
+        if not hasattr(state, "params"):
+            raise ConfigError(
+                f"the agent's init returned {type_names(state)}, expected an AgentState (jsrl.agents.base)."
+            )
+        return state
+
+    state = jax.eval_shape(init, jax.ShapeDtypeStruct((), jnp.uint32))
     observation = map_tree(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), spec.observation)
     core = jax.eval_shape(lambda: agent.initial_core(1))
 
     def act(params, seed, observation, is_first, core):
-        return agent.act(params, jax.random.key(seed), observation, is_first, core)
+        returned = agent.act(params, jax.random.key(seed), observation, is_first, core)
+        if not is_pair(returned) or not hasattr(returned[0], "action"):
+            raise ConfigError(
+                f"the agent's act returned {type_names(returned)}, expected (ActOutput, core); an agent without a recurrent "
+                "state returns the core that it was given."
+            )
+        return returned
 
     is_first = jax.ShapeDtypeStruct((1,), jnp.bool_)
     seed = jax.ShapeDtypeStruct((), jnp.uint32)

@@ -204,6 +204,11 @@ class _Report:
     whole: dict[str, tuple[float, int]] = field(default_factory=dict)
     most: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def has_shares(self) -> bool:
+        """Return whether the worker reports how it spends its time."""
+        return any(name.endswith("_share") for name in self.metrics)
+
     def total(self, name: str) -> float:
         return self.earlier_lives.get(name, 0.0) + self.metrics.get(name, 0.0)
 
@@ -362,4 +367,7 @@ class MetricsHub:
         weights = np.asarray([r.total(weight) - r.at_last_line.get(weight, 0.0) for r in alive]) if weight else None
         if weights is not None and weights.sum() > 0:
             return float(np.average(values, weights=weights))
+        if name.endswith("_share"):  # a worker that never began an activity spent none of its time there
+            idle = [r for r in of_kind if name not in r.metrics and r.arrived_s >= oldest_s and r.has_shares]
+            return float(values.sum()) / (len(values) + len(idle))
         return float(values.mean())

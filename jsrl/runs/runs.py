@@ -141,7 +141,9 @@ class RunFolder:
         names = {f"{path.parent.name}/{path.name}": path for path in known}
         words = {**{name: name for name in names}, **{path.name: name for name, path in names.items()}}
         near = dict.fromkeys(words[word] for word in difflib.get_close_matches(os.fspath(run), words, n=5, cutoff=0.4))
-        hint = f"nearest: {', '.join(near)}" if near else f"it holds {', '.join(sorted(names)[-5:]) or 'no runs'}"
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        held = f"it holds {', '.join(sorted(names)[-5:]) or 'no runs'}{more}"
+        hint = f"nearest: {', '.join(near)}" if near else held
         raise ConfigError(f"there is no run {run} in {runs_dir.absolute()}; {hint}. Give a path, or --runs-dir DIR.")
 
     @property
@@ -252,9 +254,8 @@ class Run:
         """
         if key not in self.metrics:
             near = difflib.get_close_matches(key, self.metrics, n=3, cutoff=0.3)
-            raise ConfigError(
-                f"run {self.name} has no metric {key}; nearest: {', '.join(near) or 'none, it is empty'}."
-            )
+            hint = f"nearest: {', '.join(near)}" if near else f"it has {', '.join(sorted(self.metrics)) or 'none yet'}"
+            raise ConfigError(f"run {self.name} has no metric {key}; {hint}.")
         return curve_of(self.metrics, key)
 
 

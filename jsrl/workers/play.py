@@ -29,6 +29,7 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.env_call import EnvCall
 
 STEP_S = 0.05
+LONG_STEPS = 30_000  # longer than any usual episode; Atari's have at most 27,000 env steps
 PlayedEnv = TypeVar("PlayedEnv", bound="VectorEnv | VectorGame")
 
 
@@ -136,7 +137,7 @@ class Play:
             self._latest: EnvStep | GameStep = env.reset()
         if camera is not None:
             camera(self._latest)
-        self._step = 0
+        self._step = self._ended = 0
         first = policies[0]
         self._counts = EpisodeCounts(first.engine.version, episodes, env.num_envs, first.view)
         self.score = self._counts.score
@@ -155,9 +156,16 @@ class Play:
                 self._camera(self._latest)
             self._phases.enter("other")
             self._counts.count(self._latest.episodes)
+            if self._latest.episodes:
+                self._ended = self._step
             if time.perf_counter() >= until:
                 break
         return self._counts.complete
+
+    @property
+    def steps_since_end(self) -> int:
+        """Return the steps since an episode of any slot ended."""
+        return self._step - self._ended
 
     def _act(self) -> Any:
         """Return the actions of all policies: [B, ...], or by group of seats."""
@@ -252,6 +260,7 @@ class Player(Generic[PlayedEnv]):
         self._phases = self.recorder.phases
         self._envs: dict[tuple[int, int], PlayedEnv] = {}
         self._play: Playing | None = None
+        self._warned = False
         self._next_updates = settings.start_updates
 
     def _set_up_player(self, slots: int) -> None:
@@ -341,9 +350,21 @@ class Player(Generic[PlayedEnv]):
             time.sleep(0.01)
             return 0
         if not self._play.advance(STEP_S):
+            self._warn_of_endless_episodes()
             return 0
         self._complete()
         return 1
+
+    def _warn_of_endless_episodes(self) -> None:
+        """Warn once if episodes seem to have no end, as what is played then never ends."""
+        if self._warned or not isinstance(self._play, Play) or self._play.steps_since_end < LONG_STEPS:
+            return
+        self._warned = True
+        self._reporter.event(
+            "warning",
+            f"no episode has ended within {LONG_STEPS:,} steps of {self._players[0].policy.spec.name!r}. If "
+            "they have no end, give them one with --env.max-episode-steps, or this is played forever.",
+        )
 
     def _begin(self) -> None:
         """Start to play: set `_play`, if everything it needs is there."""

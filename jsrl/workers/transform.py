@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.errors import StreamTimeout
+from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.metrics.phases import Activity
 from jsrl.runs.control import Command
 from jsrl.transport.base import Block, Entry, Lease, SampleConsumer
@@ -52,7 +52,10 @@ class TrajectoryTransform:
         self.passed = 0
 
     def change(self, trajectory: Trajectory, entry: Entry) -> None:
-        """Change a trajectory [T+1, B, ...] in place; `entry` has its number and group."""
+        """Write into the arrays of a trajectory [T+1, B, ...], as in `trajectory.reward[...] *= 0.1`; return nothing.
+
+        `entry` has its number and group.
+        """
 
     def ready(self, lease: Lease) -> bool:
         """Return whether a trajectory can be changed now; called in each step until it can.
@@ -114,7 +117,12 @@ class TrajectoryTransform:
         assert self._consumer is not None and self._producer is not None
         for written, read in zip(leaves(block.trajectory), leaves(lease.trajectory), strict=True):
             written[...] = read
-        self.change(block.trajectory, lease.entry)
+        returned: Any = self.change(block.trajectory, lease.entry)  # type: ignore[func-returns-value]
+        if returned is not None:
+            raise ConfigError(
+                f"change of {type(self).__name__} returned a {type(returned).__name__}, which nobody reads; write into the "
+                "arrays of the trajectory, as in trajectory.reward[...] *= 0.1, and return nothing."
+            )
         if self._producer.commit(block, lease.entry.group, lease.entry.origin):
             self._consumer.release(lease)
             self._lease = None

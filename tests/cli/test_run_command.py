@@ -10,7 +10,7 @@ import pytest
 
 from jsrl.cli import experiments, run
 from jsrl.cli.seeds import parse_seeds
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, RecordingError, SpecMismatch
 from jsrl.runs.runs import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +94,28 @@ def test_a_plan_runs_nothing(tmp_path, capsys):
     assert run.main(["ppo_cartpole", "--plan", "--runs-dir", str(tmp_path / "runs")]) == 0
     assert "streams" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("error", [ConfigError, RecordingError, SpecMismatch])
+def test_a_refused_run_exits_with_2(error, monkeypatch, capsys):
+    def refuse(args, hooks):
+        raise error("no")
+
+    monkeypatch.setattr(run, "command", refuse)
+    assert run.main(["bc"]) == 2
+    assert capsys.readouterr().err == f"{error.__name__}: no\n"
+
+
+def test_a_drawn_plan_names_its_file(tmp_path, capsys):
+    words = ["ppo_cartpole", "--runs-dir", str(tmp_path / "runs"), "--plan"]
+    assert run.main([*words, str(tmp_path / "graph.svg")]) == 0
+    assert f"picture: {tmp_path / 'graph.svg'}\n" in capsys.readouterr().out
+    assert run.main([*words, str(tmp_path / "missing" / "graph.svg")]) == 2
+    assert "graph.svg: No such file or directory." in capsys.readouterr().err
+    assert run.main([*words, "graph.png"]) == 2
+    assert capsys.readouterr().err == (
+        "ConfigError: --plan draws SVG files, got graph.png; give it a name that ends in .svg.\n"
+    )
 
 
 @pytest.mark.slow

@@ -155,6 +155,8 @@ class Faulty(gymnasium.Env):
                 time.sleep(3600)
             if self.what == "none":
                 return None
+            if self.what == "four values":
+                return observation, reward, False, {}
             observation = {
                 "nan": np.array([0, np.nan, 0], np.float32),
                 "shape": np.zeros((1,), np.float32),

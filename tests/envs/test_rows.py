@@ -185,6 +185,16 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize("what", ["none", "four values"])
+def test_wrong_returns_are_named_behind_a_time_limit(what):
+    """The wrapper of the time limit unpacks what step returns, so its line raises."""
+    env = make(EnvConfig(S + "Faulty", kwargs={"what": what}, max_episode_steps=10), 1, 0)
+    env.reset()
+    with pytest.raises(EnvironmentFault, match=r"returned what step must not: .*Expected \(observation, reward, term"):
+        for _ in range(10):
+            env.step(np.zeros(1, np.int32))
+
+
 @pytest.mark.parametrize(("what", "message"), FAULTS.items())
 def test_faults_name_slot_episode_step_and_values(what, message):
     env = make(EnvConfig(S + "Faulty", kwargs={"what": what}), 2, 0)
@@ -219,11 +229,12 @@ def test_reset_without_info_is_a_fault():
         make(EnvConfig(S + "OldReset"), 2, 0)
 
 
-def test_reset_without_seed_is_a_fault():
+@pytest.mark.parametrize("limit", [None, 10])
+def test_reset_without_seed_is_a_fault(limit):
     with pytest.raises(
         EnvironmentFault, match=r"cannot be reset: .*'seed'. Expected reset\(self, \*, seed=None, options=None\)"
     ):
-        make(EnvConfig(S + "SeedlessReset"), 2, 0)
+        make(EnvConfig(S + "SeedlessReset", max_episode_steps=limit), 2, 0)
 
 
 @pytest.mark.parametrize(

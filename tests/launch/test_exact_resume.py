@@ -313,7 +313,7 @@ def test_deterministic_runs_refuse_an_inexact_resume_and_others_warn(tmp_path: P
     folder = RunFolder.create(tmp_path, "exact", "one")
     serial = dataclasses.replace(EXPERIMENTS["ppo"], num_groups=1)
     start_point, line = continue_exactly(serial, folder, StartPoint(1, 3, "x@latest"))
-    assert start_point.journal_epoch is None and "new episodes" in line and "group-0" in line
+    assert start_point.journal_epoch is None and "new episodes" in line and "group-0 is missing" in line
     with pytest.raises(ConfigError, match=r"snapshots\.exact false"):
         continue_exactly(dataclasses.replace(serial, deterministic=True), folder, start_point)
     header = dataclasses.replace(HEADER, group=0, first=1, epoch=4)

@@ -101,6 +101,18 @@ def test_means_and_maxima_in_a_line_are_those_of_all_reports_since_the_last(tmp_
     assert (line["b/learner/loss"], line["director/open"]) == (2.0, 3.0)
 
 
+def test_shares_of_time_of_workers_with_different_activities_add_up_to_1(tmp_path, open_hub):
+    hub = open_hub(tmp_path / "metrics.jsonl")
+    hub.receive("actor-0", "actor", {"actor/wait_inference_share": 0.9, "actor/env_share": 0.1})
+    hub.receive("actor-1", "actor", {"actor/wait_params_share": 0.7, "actor/env_share": 0.3})
+    hub.receive("actor-2", "actor", {"actor/episodes": 0})  # it has just started
+    line = hub.tick(1, 1)
+    shares = {name: value for name, value in line.items() if name.endswith("_share")}
+    assert shares == pytest.approx(
+        {"actor/wait_inference_share": 0.45, "actor/wait_params_share": 0.35, "actor/env_share": 0.2}
+    )
+
+
 def test_metrics_report_has_rates_shares_means_and_spreads(clock):
     recorder = Recorder("learner", clock=clock)
     recorder.rate("rows", 300)

@@ -108,6 +108,13 @@ def test_open_unknown_run_suggests_the_nearest(tmp_path):
         RunFolder.open("ppo_pong/fisrt", tmp_path)
 
 
+def test_an_unknown_run_is_answered_with_the_last_names_and_the_number_of_others(tmp_path):
+    for number in range(7):
+        make_run(tmp_path, "x", f"r{number}", [1.0])
+    with pytest.raises(ConfigError, match="it holds x/r2, x/r3, x/r4, x/r5, x/r6 and 2 more"):
+        RunFolder.open("nothing", tmp_path)
+
+
 def test_load_runs_and_columns(tmp_path):
     make_run(tmp_path, "ppo", "s0", [1.0, np.nan, 3.0])
     make_run(tmp_path, "ppo", "s1", [2.0, 4.0])
@@ -127,6 +134,8 @@ def test_load_runs_and_columns(tmp_path):
         load_runs("nothing*", str(tmp_path))
     with pytest.raises(ConfigError, match=r"no metric return; nearest: .*evaluator/return_mean"):
         runs[0].curve("return")
+    with pytest.raises(ConfigError, match=r"no metric xyz; it has env_steps, .*learner/loss"):
+        runs[0].curve("xyz")
 
 
 def test_columns_with_infinities_partial_lines_and_new_names(tmp_path):

@@ -143,6 +143,13 @@ def test_resume_reports_the_broken_snapshot_and_where_it_continues(run: Path) ->
         next_start_point(RunFolder(run))
 
 
+def test_resume_of_a_run_that_ended_before_its_first_snapshot_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"holds none\. It ended before its first snapshot; start it again as a new run\."
+    ):
+        next_start_point(RunFolder.create(tmp_path, "x", "a"))
+
+
 def test_resume_removes_snapshots_that_another_host_sent_in_part(run: Path) -> None:
     part = run / "snapshots" / "second" / "state" / "5" / "arrays"
     part.mkdir(parents=True)

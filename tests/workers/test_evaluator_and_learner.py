@@ -162,6 +162,21 @@ def test_every_slot_plays_its_share_of_episodes(tmp_path):
     rig.evaluator.close()
 
 
+def test_episodes_without_an_end_are_reported_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("jsrl.workers.play.LONG_STEPS", 50)
+    rig = EvaluatorRig(tmp_path)
+    rig.params.publish(3)
+    rig.play()
+    assert not rig.heard.named("warning")
+    monkeypatch.setattr(Uneven, "step", lambda env, action: env._step([], np.zeros(env.num_envs, bool)))
+    rig.params.publish(8)
+    for _ in range(20):
+        rig.evaluator.step()
+    (warning,) = rig.heard.named("warning")
+    assert "no episode has ended within 50 steps" in warning["text"] and "--env.max-episode-steps" in warning["text"]
+    rig.evaluator.close()
+
+
 def test_each_evaluation_starts_with_a_fresh_core(tmp_path):
     rig = EvaluatorRig(tmp_path, REMEMBERING, sampled_episodes=10)
     for updates in (0, 5, 10):
@@ -490,9 +505,10 @@ def test_a_gradient_that_is_not_finite_is_neither_published_nor_saved(tmp_path):
 
 
 def test_update_without_an_update_output_is_refused():
-    plain = with_state_check(lambda state, trajectory, key, *, axis_name=None: (state, {"loss": 1.0}))
-    with pytest.raises(ConfigError, match=r"a state and a dict, expected \(AgentState, UpdateOutput\)"):
-        plain(None, None, None)
+    for returned, name in ((((), {"loss": 1.0}), r"\(tuple, dict\)"), ({"loss": 1.0}, "dict"), (None, "NoneType")):
+        plain = with_state_check(lambda state, trajectory, key, *, axis_name=None, returned=returned: returned)
+        with pytest.raises(ConfigError, match=rf"update returned {name}, expected \(AgentState, UpdateOutput\)"):
+            plain(None, None, None)
 
 
 def test_state_check_is_not_a_metric(tmp_path):

@@ -16,6 +16,7 @@ from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.qmix import QMIXConfig, qmix
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.td3 import TD3Config, td3
+from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment
 from jsrl.launch.resume import params_source
 from jsrl.networks.model import NetworkConfig
@@ -78,6 +79,20 @@ def test_target_networks_are_loaded(name, tmp_path):
     target = TARGETS[name](begun.learner_params)
     jax.tree.map(np.testing.assert_array_equal, target, other.params.weights.network)
     jax.tree.map(np.testing.assert_array_equal, begun.params.weights.network, other.params.weights.network)
+
+
+def test_params_of_another_network_are_refused_with_the_first_leaf_that_differs(tmp_path):
+    wider, agent = (ppo(PPOConfig(network=NetworkConfig(hidden=(size,))), CHOICE) for size in (16, 8))
+    store = SnapshotStore(tmp_path)
+    params = jax.device_get(jax.jit(wider.init)(jax.random.key(1)).params)
+    store.save(1, {"params": params}, meta={}, tags=("best",), wait=True)
+    store.close()
+    start_point = StartPoint(restore=f"{tmp_path}@best", params_only=True)
+    with pytest.raises(
+        ConfigError, match=r"expected weights/\S+ to be .*\(8.*, found .*\(16.*, and \d more differ;"
+    ) as caught:
+        restore(start_point, agent, lambda: jax.jit(agent.init)(jax.random.key(2)))
+    assert str(caught.value).count("ArraySpec") == 2
 
 
 def test_moments_of_observations_are_loaded_too(tmp_path):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.graph.graph import Graph, node
 from jsrl.launch.plan import Plan, make_plan
@@ -189,6 +190,13 @@ def test_broadcast_waits_for_the_slowest_reader(plan: Plan, tmp_path: Path) -> N
     }
     assert all(ledger.balanced for ledger in ledgers.values())
     assert ledgers["samples-augment.count"].dropped == {"closed": 2}
+
+
+def test_a_change_that_returns_a_trajectory_is_refused(row: Row) -> None:
+    row.workers["augment"].change = lambda trajectory, entry: trajectory._replace(reward=0.1 * trajectory.reward)
+    with pytest.raises(ConfigError, match=r"change of \w+ returned a Trajectory, .*write into the arrays"):
+        row.send(1, "augment")
+    del row.workers["augment"].change
 
 
 def test_random_numbers_depend_on_the_actor_and_differ_per_worker(row: Row) -> None:

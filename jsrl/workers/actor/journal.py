@@ -104,6 +104,10 @@ class Journal:
             with open_plain(path) as file:
                 self.header, self.begin = self._read_header(file.read(len(_MAGIC) + _LENGTH.size + _MAX_HEADER_BYTES))
                 size = os.fstat(file.fileno()).st_size
+        except FileNotFoundError as error:
+            raise SnapshotError(
+                f"the journal {path} is missing: only serial and deterministic runs write one, until a worker is replaced"
+            ) from error
         except (OSError, ValueError) as error:
             raise SnapshotError(f"the journal {path} cannot be read ({error})") from error
         self.num_records = (size - self.begin) // self.header.record_bytes

@@ -119,9 +119,12 @@ def restore(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentStat
     params = loaded["params"] if "params" in loaded else loaded["state"]["params"]
     state = jax.device_get(jax.jit(fresh)())
     wanted, given = dict(named_leaves(spec_of(state.params))), dict(named_leaves(spec_of(params)))
-    if wanted != given:
+    differing = [name for name in wanted | given if wanted.get(name) != given.get(name)]
+    if differing:
+        name, others = differing[0], f", and {len(differing) - 1} more differ" if len(differing) > 1 else ""
         raise ConfigError(
-            f"the params in {start_point.restore} are not this experiment's: expected {wanted}, found {given}; "
+            f"the params in {start_point.restore} are not this experiment's: expected {name} to be "
+            f"{wanted.get(name, 'absent')}, found {given.get(name, 'no such leaf')}{others}; "
             "`init-from` needs the same network and spaces."
         )
     found = dict(named_leaves(params))  # tuples were saved as dicts, whose leaves have another order

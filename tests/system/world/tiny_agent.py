@@ -29,6 +29,8 @@ def tiny(config: TinyConfig, spec: EnvSpec) -> Agent:
     """Return the agent."""
     if config.fault == "factory":
         raise RuntimeError("the factory gave up on purpose")
+    if config.fault == "no agent":
+        return None
     assert isinstance(spec.action, Discrete)
     size = spec.observation.shape[0] + 1
     shape = (size + config.width, spec.action.num_actions)
@@ -39,6 +41,8 @@ def tiny(config: TinyConfig, spec: EnvSpec) -> Agent:
 
     def init(key):
         weights = {"policy": 0.01 * jax.random.normal(key, shape)}
+        if config.fault == "no state":
+            return ActParams(weights, ())
         return AgentState(ActParams(weights, ()), (), (), (), jnp.zeros((), jnp.int32))
 
     def act(params, key, observation, is_first, core, *, greedy=False):
@@ -48,7 +52,8 @@ def tiny(config: TinyConfig, spec: EnvSpec) -> Agent:
         action = jnp.argmax(scores, -1) if greedy else jax.random.categorical(key, scores)
         action = action.astype(jnp.float32 if config.fault == "act dtype" else jnp.int32)
         log_prob = jnp.take_along_axis(jax.nn.log_softmax(scores), action[:, None].astype(jnp.int32), 1)[:, 0]
-        return ActOutput(action, log_prob, ()), core
+        output = ActOutput(action, log_prob, ())
+        return output if config.fault == "no core" else (output, core)
 
     def loss(weights, trajectory):
         log_probs = jax.nn.log_softmax(logits(weights, trajectory.observation[:-1]))
