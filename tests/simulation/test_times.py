@@ -144,7 +144,7 @@ def test_environments_are_timed_alone():
 def test_environments_with_several_seats_are_timed_alone():
     tictactoe = EnvConfig("pettingzoo:pettingzoo.classic.tictactoe_v3")
     times = time_environments(dataclasses.replace(EXPERIMENT, env=tictactoe), [1, 2], seconds=0.3)
-    assert times.cpu_s(2) > times.cpu_s(1) > 0.0
+    assert times.cpu_s(2) >= times.cpu_s(1) > 0.0
     assert 5 <= times.episode_steps <= 12
 
 
