@@ -74,11 +74,11 @@ def test_scores_belong_to_their_game_and_weights_follow_from_the_log(
     only_scored = {number for what, number, _ in state["log"] if what == "new" and robust}
     level_of = {number: level for what, number, level in state["log"] if what != "score"}
     scores = [(number, value) for what, number, value in state["log"] if what == "score"]
-    assert len(scores) > 100 and len({number for number, _ in scores}) == len(scores), "each game is scored once"
+    assert len(scores) > 50 and len({number for number, _ in scores}) == len(scores), "each game is scored once"
     assert all(value == level_of[number] + 0.5 * (number in only_scored) for number, value in scores)
     returned, of_learner = state["returns"], state["learner's returns"]
     both = returned.keys() & of_learner.keys()
-    assert len(both) > 100 and all(returned[game] == of_learner[game] for game in both)
+    assert len(both) > 50 and all(returned[game] == of_learner[game] for game in both)
     if placement == "serial":  # else the director may save its state before the last messages reach it
         assert both == of_learner.keys()
         assert state["finished"] - len(scores) <= 2 * PLAN.num_envs, "except games that ended in the last rows"
