@@ -140,7 +140,10 @@ class Launched:
         """Wait for the launching process; return (exit status, seconds that it took)."""
         begun_s = time.monotonic()
         while (status := self.popen.poll()) is None:
-            assert time.monotonic() - begun_s < stretched(timeout_s), f"no end within {timeout_s} s:\n{self.text}"
+            if time.monotonic() - begun_s > stretched(timeout_s):
+                self.popen.send_signal(signal.SIGABRT)  # the stacks of its threads follow
+                self.popen.wait(10.0)
+                raise AssertionError(f"no end within {timeout_s} s:\n{self.text}")
             time.sleep(0.01)
         return status, time.monotonic() - begun_s
 

@@ -1,8 +1,10 @@
 """experiments/run.py with the additional experiments in extra_configs."""
 
+import faulthandler
 import sys
 from pathlib import Path
 
+faulthandler.enable()  # a test that waits in vain ends it with SIGABRT to see its stacks
 here = Path(__file__).resolve().parent
 sys.path[:0] = [str(here), str(here.parents[2] / "experiments")]
 
