@@ -59,8 +59,8 @@ def replay_update(run: str, runs_dir: str = "runs", policy: str = "") -> Replay:
         meta = store.meta("latest")
     except SnapshotError as error:
         raise ConfigError(f"no update of {folder.name} failed: there is nothing in {store.folder}.") from error
-    known = [path for path in (str(folder.source), *meta.get("python_path", ())) if path not in sys.path]
-    sys.path[:0] = [path for path in known if Path(path).is_dir()]
+    sys.path[:0] = [path for path in meta.get("python_path", ()) if path not in sys.path and Path(path).is_dir()]
+    folder.use_source()
     experiment = experiment_of(folder, policy)
     schemas = make_schemas(experiment)
     agent = agent_of(experiment, schemas.env)

@@ -122,7 +122,7 @@ def _started(experiment: Experiment, runs: Path) -> Iterator[subprocess.Popen[by
         record=None,
         trace=False,
     )
-    source = runs / "source"
+    source = RunFolder(runs).source
     (runs / "experiment.json").write_text(json.dumps(to_json(endless, Capture(source), "experiment")))
     spawn = spawn_environment((str(source),))
     command = [sys.executable, "-m", "jsrl.tuning.trial", str(runs), str(os.getpid())]
