@@ -20,13 +20,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from jsrl.launch.machine import accelerators
+from jsrl.experiment.automatic import ENVS_PER_ACTOR
+from jsrl.launch.machine import accelerators, usable_cores
 from jsrl.runs.provenance import environment_facts
 
 DEVICES = "import jax; print([[d.platform, d.device_kind] for d in jax.devices()])"
@@ -42,10 +44,11 @@ class Part:
     accelerators: int = 0
 
 
-def parts(experiment: str, seconds: float, batches: str, folder: Path) -> list[Part]:
-    """Return the measured parts, the most important first."""
+def parts(experiment: str, seconds: float, batches: str, folder: Path, options: Sequence[str] = ()) -> list[Part]:
+    """Return the measured parts, the most important first; whole runs get the options."""
     bench = ("experiments/bench.py", experiment, "--repetitions", "1", "--starts", "0", "--seconds", f"{seconds:g}")
     lever = ("--experiment", experiment, "--rounds", "1", "--seconds", f"{seconds:g}")
+    last = ("--", *options) if options else ()
     updates = (
         "experiments/bench.py",
         "sac_halfcheetah",
@@ -59,14 +62,19 @@ def parts(experiment: str, seconds: float, batches: str, folder: Path) -> list[P
 
     def run(placement: str, precision: str) -> tuple[str, ...]:
         return (*bench, "--placements", placement, "--json", str(folder / f"{precision}.json"),
-                "--", "--agent.network.precision", precision)  # fmt: skip
+                "--", *options, "--agent.network.precision", precision)  # fmt: skip
 
     return [
-        Part("placements", ("benchmarks/levers.py", "placements", *lever, "--output", str(folder / "placements.json"))),
+        Part(
+            "placements",
+            ("benchmarks/levers.py", "placements", *lever, "--output", str(folder / "placements.json"), *last),
+        ),
         Part("updates", (*updates, "--batch", batches, "--json", str(folder / "updates.json"))),
         Part("float32", run("served", "float32")),
         Part("bfloat16", run("served", "bfloat16")),
-        Part("prefetch", ("benchmarks/levers.py", "prefetch", *lever, "--output", str(folder / "prefetch.json"))),
+        Part(
+            "prefetch", ("benchmarks/levers.py", "prefetch", *lever, "--output", str(folder / "prefetch.json"), *last)
+        ),
         Part("split", ("benchmarks/split.py", "--here", "--repeats", "3"), accelerators=2),
     ]
 
@@ -119,6 +127,11 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument(
         "--to", type=Path, default=Path("gpu-results"), help="folder of the results (default: %(default)s)"
     )
+    line.add_argument(
+        "options",
+        nargs="*",
+        help="options of jsrl run for whole runs, after -- (default: --num-envs, 8 for each core but one)",
+    )
     line.add_argument("--cpu", action="store_true", help="run without an accelerator, to try the command")
     return line
 
@@ -136,7 +149,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 2
     folder = given.to.absolute()
-    every = parts(given.experiment, given.seconds, given.batch, folder)
+    options = given.options or ["--num-envs", str(ENVS_PER_ACTOR * max(2, usable_cores() - 1))]
+    every = parts(given.experiment, given.seconds, given.batch, folder, options)
     wanted = given.only.split(",") if given.only else [part.name for part in every]
     unknown = sorted(set(wanted) - {part.name for part in every})
     if unknown:

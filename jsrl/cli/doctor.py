@@ -9,6 +9,7 @@ import os
 import platform
 import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from jsrl.runs.provenance import hardware_facts
 from jsrl.transport.memory.segment import is_living
 
 LEAST_FILES, LEAST_SHM_MB, LEAST_MEMORY_GB = 1024, 256, 4
+JAX_S = 60.0  # until jax has found its devices
 SYMBOLS = {"good": "ok  ", "note": "note", "bad": "BAD "}
 
 
@@ -77,9 +79,28 @@ def accelerators() -> Iterator[Finding]:
             cure,
         )
     elif gpus:
-        yield Finding("good", f"{counted(len(gpus), 'GPU')}: {', '.join(gpus)}")
+        yield _used_by_jax(gpus)
     else:
         yield Finding("good", "no NVIDIA GPU: everything runs on the CPU")
+
+
+def _used_by_jax(gpus: list[str]) -> Finding:
+    """Return whether jax computes on the GPUs; it is asked in a separate process, because it reserves their memory."""
+    text = f"{counted(len(gpus), 'GPU')}: {', '.join(gpus)}"
+    words = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
+    variables = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    try:
+        asked = subprocess.run(words, capture_output=True, text=True, check=False, timeout=JAX_S, env=variables)
+    except subprocess.TimeoutExpired:
+        cure = "nvidia-smi shows whether the driver answers"
+        return Finding("note", f"{text}, but jax did not find its devices within {JAX_S:g} s", cure)
+    if asked.stdout.strip() == "gpu":
+        return Finding("good", text)
+    why = (asked.stderr.strip().splitlines() or [f"its backend is {asked.stdout.strip()}"])[-1]
+    cure = (
+        "look at JAX_PLATFORMS and CUDA_VISIBLE_DEVICES; the plugin (jax[cuda12] or jax[cuda13]) must suit the driver"
+    )
+    return Finding("note", f"{text}, but jax does not use them: {why}", cure)
 
 
 def shared_memory() -> Iterator[Finding]:

@@ -7,12 +7,16 @@ from collections.abc import Collection, Iterable
 
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
 from jsrl.graph.graph import WorkerNode
 from jsrl.graph.ranks import RANKS
 from jsrl.launch.compilation import cache_variables
+from jsrl.launch.machine import accelerators
 from jsrl.launch.plan import Plan
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind
+
+GPU_BITS = "--xla_gpu_deterministic_ops"
 
 
 def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[str] | None = None) -> dict[str, str]:
@@ -39,7 +43,7 @@ def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[
     if not own:
         variables |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
         return variables | cpu_flags(threads, e.learner_devices if kind.device == "learns" else None)
-    variables["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+    variables |= {"CUDA_VISIBLE_DEVICES": ",".join(own)} | gpu_flags(e)
     serving = {w.name: gpu for w in there if find_kind(w.kind).device == "serves" for gpu in devices[w.name]}
     if kind.device == "serves" and not any(find_kind(w.kind).device == "learns" for w in there):
         variables["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # others of a lost host may move to this one
@@ -51,6 +55,16 @@ def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[
     elif len(job.policies) > 1:  # several learners share the devices
         variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 / len(job.policies):.2f}"
     return variables
+
+
+def check_devices(plan: Plan, gpus: list[str]) -> None:
+    """Check that this host has the accelerators of a run whose workers are all here; other hosts were checked with the layout.
+
+    Raises:
+      ConfigError: a requested one does not exist, or there are fewer than ranks.
+    """
+    if plan.experiment.where.has_processes and not plan.hosts.of:
+        devices_of(plan.graph.workers, plan.experiment.inference.device, gpus)
 
 
 def devices_of(workers: Iterable[WorkerNode], device: str, gpus: list[str]) -> dict[str, list[str]]:
@@ -101,6 +115,23 @@ def _server_gpus(device: str, gpus: list[str], own: bool) -> list[str]:
             f"auto, cpu{f' or gpu:0 to gpu:{len(gpus) - 1}' if gpus else ''}."
         )
     return [gpus[index]]
+
+
+def gpu_flags(e: Experiment) -> dict[str, str]:
+    """Return XLA's flags for a process with GPUs: `deterministic` needs kernels whose sums have a fixed order.
+
+    XLA also stops choosing kernels by their measured speed. The user's own setting of this flag stays.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if not e.deterministic or GPU_BITS in flags:
+        return {}
+    return {"XLA_FLAGS": f"{flags} {GPU_BITS}=true".strip()}
+
+
+def set_flags_here(e: Experiment) -> None:
+    """Set the flags of a serial run on GPUs in this process; it has no effect once jax has found its devices."""
+    if not e.where.has_processes and accelerators():
+        os.environ.update(gpu_flags(e))
 
 
 def cpu_flags(threads: int | None, devices: int | None) -> dict[str, str]:

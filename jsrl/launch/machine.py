@@ -16,7 +16,8 @@ def accelerators() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [index for index in visible.split(",") if index.strip() not in ("", "-1")]
-    return [str(i) for i in range(64) if os.path.exists(f"/dev/nvidia{i}")]
+    devices = [path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()]
+    return [str(index) for index in range(len(devices))]  # CUDA counts from 0 what a container shows, such as nvidia3
 
 
 def usable_cores() -> int:

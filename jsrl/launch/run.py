@@ -16,6 +16,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.experiment import AUTO
 from jsrl.launch.controller import Controller
+from jsrl.launch.devices import check_devices, set_flags_here
 from jsrl.launch.directing import check_players
 from jsrl.launch.graph_file import FILE, Edit, stored_graph, write_graph
 from jsrl.launch.hooks import Hooks, load_hooks
@@ -24,6 +25,7 @@ from jsrl.launch.interrupts import remembered
 from jsrl.launch.launcher import Hosts, Launcher
 from jsrl.launch.links import begin_encryption, check_address
 from jsrl.launch.local.launcher import Local
+from jsrl.launch.machine import accelerators
 from jsrl.launch.memory_folder import check_shared_memory, own_memory_folder
 from jsrl.launch.opponents import check_initial, found_opponents
 from jsrl.launch.plan import Plan, make_plan, settle
@@ -196,6 +198,7 @@ def ready_plan(
             alone.graph, needs_of(alone), lambda: is_asked_to_stop(folder.path, ProcessIdentity.own())
         )
 
+    set_flags_here(experiment)
     kept = stored_graph(folder) if resumed and graph is None else None
     if kept is not None:
         show(f"it continues with its changed graph ({FILE}); --graph gives another one")
@@ -209,6 +212,7 @@ def ready_plan(
             "leave out the options that do not go with it, or give --graph to change the experiment's graph again."
         ) from error
     plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, show=show))
+    check_devices(plan, accelerators())
     check_shared_memory(plan)
     if resumed:
         check_players(folder.path, [policy.folder for policy in plan.policies.values()])

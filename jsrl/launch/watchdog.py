@@ -86,7 +86,9 @@ class Watchdog:
                 self._signal_for_stacks(silent)
                 break
             self._listen(LOOK_S)
-        with ThreadPoolExecutor(len(workers)) as pool:  # at once: an agent of another host is asked for each log
+        with ThreadPoolExecutor(
+            max(1, len(workers))
+        ) as pool:  # at once: an agent of another host is asked for each log
             tails = list(pool.map(lambda worker: worker.handle.tail(TAIL_LINES), workers))
         return [section(worker, tail) for worker, tail in zip(workers, tails, strict=True)]
 

@@ -172,6 +172,15 @@ def test_doctor_names_missing_packages_and_the_install_command(monkeypatch, caps
     assert "BAD  /dev/shm cannot be written\n       -> give every run --transport zeromq" in text
 
 
+def test_doctor_asks_jax_whether_it_uses_the_gpus(monkeypatch):
+    monkeypatch.setattr(doctor, "hardware_facts", lambda: {"accelerators": ["NVIDIA H100"]})
+    plugin = types.SimpleNamespace(metadata={"Name": "jax-cuda12-plugin"})
+    monkeypatch.setattr(doctor.importlib.metadata, "distributions", lambda: [plugin])
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    (finding,) = doctor.accelerators()
+    assert finding.state == "note" and "jax does not use them: its backend is cpu" in finding.text
+
+
 def test_doctor_detects_another_installed_jsrl(monkeypatch, tmp_path):
     folder = tmp_path / "jsrl-0.3.dist-info"
     folder.mkdir()

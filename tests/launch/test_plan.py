@@ -38,6 +38,7 @@ from jsrl.launch.links import begin_encryption, bind_addresses, check_address, e
 from jsrl.launch.machine import accelerators
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.plan_text import describe
+from jsrl.launch.run import run
 from jsrl.launch.schemas import make_schemas
 from jsrl.networks.model import NetworkConfig
 from jsrl.references.reference import from_json, to_json
@@ -315,6 +316,25 @@ def test_missing_gpu_is_refused(gpus, tail):
         environments(gpus, inference=InferenceConfig(device="gpu:2"))
 
 
+def test_missing_gpus_are_refused_before_the_start(tmp_path, monkeypatch):
+    ranks = experiment(placement="inline", num_actors=2, learner=LearnerConfig(num_ranks=2))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    with pytest.raises(ConfigError, match="2 ranks of one learner are on a host with 1 accelerator"):
+        run(ranks, runs_dir=tmp_path / "runs", display="quiet")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_deterministic_runs_use_kernels_with_a_fixed_order(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/nowhere")
+    given = environments(["0"], placement="served", deterministic=True)
+    for worker in ("learner", "inference"):
+        assert given[worker]["XLA_FLAGS"] == "--xla_dump_to=/nowhere --xla_gpu_deterministic_ops=true"
+    assert "XLA_FLAGS" not in environments(["0"], placement="served")["learner"]
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
+    assert "XLA_FLAGS" not in environments(["0"], placement="served", deterministic=True)["learner"]
+
+
 def test_invalid_device_is_refused():
     with pytest.raises(ConfigError, match=r"inference\.device is 'cuda'; use auto, cpu, or an index such as gpu:1"):
         experiment(inference=InferenceConfig(device="cuda"))
@@ -345,6 +365,14 @@ def test_accelerators_follow_the_visible_devices(monkeypatch, variables, expecte
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert accelerators() == expected
+
+
+def test_accelerators_of_a_container_are_counted_from_zero(monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    shown = ["nvidia3", "nvidia6", "nvidiactl", "nvidia-uvm", "nvidia-caps"]
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [folder / name for name in shown])
+    assert accelerators() == ["0", "1"]
 
 
 REPLAY = ReplayConfig(kind="host", num_replays=2, capacity=2_000, batch_size=16, min_size=200)

@@ -140,6 +140,12 @@ def test_worker_report_is_shown(tmp_path: Path, sleeper) -> None:
     assert "in its_own_words" in seen and "in nap" not in seen
 
 
+def test_a_fault_before_the_first_worker_has_a_report_too(tmp_path: Path) -> None:
+    watchdog = Watchdog(session_in(tmp_path), {}, lambda _: None, lambda _: None)
+    assert watchdog.look() == ""
+    assert watchdog.write("controller", "a fault", "").endswith("0001-controller.txt")
+
+
 def test_with_many_workers_the_first_of_each_kind_are_inspected(tmp_path: Path) -> None:
     handle = SimpleNamespace(
         alive=False, exit=Exit(-9, "killed"), where="", log="", tail=lambda _: "", usage=lambda: None
