@@ -13,6 +13,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from socket import socketpair
 from typing import Any
@@ -42,6 +43,7 @@ HEARTBEAT_S = 0.2
 _HURRY_S = 0.02  # between checks of memory that grows fast
 MARGIN_BYTES = 256 << 20  # growth of the controller's memory before its socket is recreated
 MAX_MESSAGES = 4096  # most messages read at once
+MAX_WAITING = 1000  # most commands that wait for a lost connection; then the oldest is dropped
 RELAY = b"relay/"  # prefix of the identity of a connection that carries the messages of workers on other hosts
 
 
@@ -305,13 +307,14 @@ class ControlServer:
     """The controller's end of the control connection; over tcp it needs `keys`, like every stream.
 
     A connection whose identity begins with RELAY carries the messages of many workers, several at once; commands to them use
-    it too, each after the worker's identity.
+    it too, each after the worker's identity. Commands wait while a connection is lost, until its next message.
     """
 
     def __init__(self, address: str, *, keys: KeyPath = None, margin_bytes: int = MARGIN_BYTES) -> None:
         self._keys = keys_to_bind(address, keys)
         self.refused = 0  # messages of others, or with invalid content
         self._relays: dict[bytes, bytes] = {}  # worker/incarnation -> the connection that carries its messages
+        self._waiting: dict[bytes, deque[list[bytes]]] = {}  # connection that has sent a message -> commands to send
         self._complained: set[str] = set()
         self._margin_bytes, self._baseline_bytes = margin_bytes, resident_bytes()
         self._open(address)
@@ -320,6 +323,7 @@ class ControlServer:
         self._socket = zmq.Context().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # without it, commands to a lost connection vanish
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         old = os.umask(0o177)
         try:
@@ -372,6 +376,8 @@ class ControlServer:
                     messages.append(msgspec.msgpack.decode(word, type=AnyMessage))
                     if sender.startswith(RELAY):
                         self._relays[identity_of(messages[-1].worker, messages[-1].incarnation)] = sender
+                self._waiting.setdefault(sender, deque(maxlen=MAX_WAITING))
+                self._send_waiting(sender)
             except (CodecError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 if not self.refused:
                     _logger.warning(
@@ -394,10 +400,24 @@ class ControlServer:
             )
 
     def send_command(self, worker: str, incarnation: int, name: str, facts: Mapping[str, Any] | None = None) -> None:
-        """Send a command; lost when the worker is gone."""
+        """Send a command, now or once the worker has reconnected; lost when the worker is gone or has sent no message."""
         identity, frame = identity_of(worker, incarnation), msgspec.msgpack.encode(Command(name, dict(facts or {})))
-        relay = self._relays.get(identity)
-        self._socket.send_multipart([identity, frame] if relay is None else [relay, identity, frame])
+        connection = self._relays.get(identity, identity)
+        if connection in self._waiting:
+            frames = [frame] if connection == identity else [identity, frame]
+            self._waiting[connection].append([connection, *frames])
+            self._send_waiting(connection)
+
+    def _send_waiting(self, connection: bytes) -> None:
+        waiting = self._waiting[connection]
+        while waiting:
+            try:
+                self._socket.send_multipart(waiting[0], zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                    raise
+                return
+            waiting.popleft()
 
     def close(self) -> None:
         """Close the socket."""

@@ -5,7 +5,9 @@ import os
 import time
 from collections import Counter
 
+import msgspec
 import pytest
+import zmq
 
 from jsrl.runs import control
 from jsrl.runs.control import HEARTBEAT_S, Bye, ControlClient, ControlServer, Event, Heartbeat
@@ -59,6 +61,55 @@ def test_controller_messages_arrive_between_heartbeats(transport):
     assert client.commands.get(timeout=DEADLINE_S).facts == {"number": 7}
     server.send_command("actor-0", 0, "stop")
     assert client.stop.wait(DEADLINE_S)
+
+
+def lose_connections(server, monkeypatch):
+    """Let the server recreate its socket, as after a connection that sent messages without an end."""
+    monkeypatch.setattr(control, "resident_bytes", lambda: 1 << 40)
+    server.poll(0.0)
+
+
+def test_commands_during_a_reconnection_arrive_in_order(transport, monkeypatch):
+    server, client = transport
+    lose_connections(server, monkeypatch)
+    for number in range(3):  # workers reconnect after 0.1 to 0.2 s
+        server.send_command("actor-0", 0, "evaluate", {"number": number})
+    server.send_command("actor-0", 0, "stop")
+    client.send(Event, name="note", text="reconnected")
+    assert heard(server, Event).text == "reconnected"
+    assert client.stop.wait(DEADLINE_S)
+    assert [client.commands.get_nowait().facts["number"] for _ in range(3)] == [0, 1, 2]
+
+
+def test_commands_wait_for_a_relay_that_reconnects(tmp_path, monkeypatch):
+    server = ControlServer(f"ipc://{tmp_path}/control")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as relay:
+        relay.setsockopt(zmq.IDENTITY, control.RELAY + b"hosts")
+        relay.connect(server.address)
+        beat = msgspec.msgpack.encode(Heartbeat("actor-7", 2, progress=0))
+        relay.send(beat)
+        heard(server, Heartbeat)
+        lose_connections(server, monkeypatch)
+        server.send_command("actor-7", 2, "stop")
+        relay.send(beat)
+        heard(server, Heartbeat)
+        assert relay.poll(1000 * DEADLINE_S)
+        identity, frame = relay.recv_multipart()
+        assert identity == b"actor-7/2" and b"stop" in frame
+    server.close()
+
+
+def test_few_commands_wait_for_a_worker_that_is_gone(transport, monkeypatch):
+    server, _ = transport
+    monkeypatch.setattr(control, "MAX_WAITING", 5)
+    gone = ControlClient(server.address, "actor-1", 0)
+    heard(server, Heartbeat)
+    gone.close()
+    lose_connections(server, monkeypatch)
+    for number in range(20):
+        server.send_command("actor-1", 0, "evaluate", {"number": number})
+        server.send_command("unknown", 0, "evaluate", {"number": number})
+    assert [len(commands) for name, commands in server._waiting.items() if name != b"actor-0/0"] == [5]
 
 
 def test_close_sends_queued_messages_without_waiting(transport):

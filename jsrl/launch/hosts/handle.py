@@ -69,7 +69,7 @@ class HostHandle:
     def _signal(self, what: Any) -> None:
         if self.alive:
             host = self.remote.host
-            self._port.send(host, Signal(host.epoch, self.remote.worker, self.remote.incarnation, what))
+            self._port.order(host, Signal(host.epoch, self.remote.worker, self.remote.incarnation, what))
 
     def tail(self, lines: int) -> str:
         """Return the end of its log; after a crash in C code, the log's stack of the crashed thread."""

@@ -21,6 +21,7 @@ from jsrl.launch.hosts.messages import (
     LOST_S,
     AnyAgentMessage,
     AnyControllerMessage,
+    AnyOrder,
     Beat,
     BeatReceived,
     Begin,
@@ -46,7 +47,7 @@ from jsrl.transport.stream import epoch_at, name_at
 
 MAX_NAME_CHARS, MAX_STREAM_CHARS = 64, 200
 REVOKED = "its key was revoked"
-LACKS_S = 5.0  # after which keys and modules that have not arrived are sent again
+LACKS_S = 5.0  # after which keys, modules and orders that have not arrived are sent again
 AGAIN_S = 30.0  # after which a worker that has not started is requested again: agents start many one after another
 
 
@@ -85,6 +86,7 @@ class JoinedHost:
       server_key: public key of the streams that its workers bind, 64 hexadecimal digits. names: of these streams.
       relays: params stream -> address at which the host relays it.
       sent, sent_s: its keys and the modules of its workers, and when they were last sent.
+      orders, ordered_s: those that it has not confirmed, and when they were last sent. num_orders: given so far.
     """
 
     facts: HostFacts
@@ -103,6 +105,9 @@ class JoinedHost:
     relays: dict[str, str] = field(default_factory=dict)
     sent: list[AnyControllerMessage] = field(default_factory=list)
     sent_s: float = 0.0
+    orders: list[AnyOrder] = field(default_factory=list)
+    ordered_s: float = 0.0
+    num_orders: int = 0
     wanted: list[str] = field(default_factory=list)
     leaves: str = ""
     silent: bool = False
@@ -197,7 +202,8 @@ class Members:
                 return [(host.identity, Farewell(host.epoch, f"this host has left the run: {host.leaves}"))]
             again = message.lacks and self._clock() - host.sent_s > LACKS_S
             host.sent_s = self._clock() if again else host.sent_s
-            answers = [BeatReceived(host.epoch, message.sent_s), *(host.sent if again else ())]
+            orders = self._unconfirmed(host, message.executed)
+            answers = [BeatReceived(host.epoch, message.sent_s), *(host.sent if again else ()), *orders]
             return [(host.identity, answer) for answer in answers]
         if isinstance(message, Pages):
             hops = {hop for remote in host.workers.values() for hop in remote.hops}
@@ -217,6 +223,21 @@ class Members:
         elif isinstance(message, Leaving):
             self.lose(host, message.text[:200])
         return []
+
+    def number(self, host: JoinedHost, order: AnyOrder) -> None:
+        """Give an order to a host its number; from now on it is sent again until the host confirms it."""
+        host.num_orders += 1
+        order.number = host.num_orders
+        host.ordered_s = host.ordered_s if host.orders else self._clock()
+        host.orders.append(order)
+
+    def _unconfirmed(self, host: JoinedHost, executed: int) -> list[AnyOrder]:
+        """Return the orders to send again to a host that has executed those up to this number."""
+        host.orders = [order for order in host.orders if order.number > executed]
+        if self._clock() - host.ordered_s <= LACKS_S:
+            return []
+        host.ordered_s = self._clock()
+        return host.orders
 
     @property
     def staying(self) -> list[JoinedHost]:

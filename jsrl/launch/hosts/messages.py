@@ -91,6 +91,7 @@ class Beat(AgentMessage, tag="beat"):
         POLICY/VERSION, or VERSION of the first policy.
       leaves: why the host wants to leave once its workers have moved; empty: it stays. relays: params stream -> address at
         which this host relays it. lacks: workers wait for the host's keys or for their modules, which were lost on the way.
+      executed: number of the last Order that was executed.
     """
 
     sent_s: float
@@ -101,6 +102,7 @@ class Beat(AgentMessage, tag="beat"):
     leaves: str = ""
     relays: dict[str, str] = {}
     lacks: bool = False
+    executed: int = 0
 
     def __post_init__(self) -> None:
         """Refuse names that could be other paths."""
@@ -278,7 +280,16 @@ class Begin(ControllerMessage, tag="begin"):
             _check_kept(folder)
 
 
-class Signal(ControllerMessage, tag="signal"):
+class Order(ControllerMessage, kw_only=True):
+    """A message that is executed once, in order: it is sent again until a beat confirms it.
+
+    number: of the order in its membership, from 1.
+    """
+
+    number: int = 0
+
+
+class Signal(Order, tag="signal"):
     """Send a signal to a worker."""
 
     worker: str
@@ -296,7 +307,7 @@ class TextRequest(ControllerMessage, tag="ask"):
     amount: float
 
 
-class WorkerCommand(ControllerMessage, tag="command"):
+class WorkerCommand(Order, tag="command"):
     """Forward a command of the control connection to a worker."""
 
     worker: str
@@ -327,6 +338,7 @@ AnyControllerMessage = (
     | WorkerCommand
     | Farewell
 )
+AnyOrder = Signal | WorkerCommand
 Message = TypeVar("Message")
 
 

@@ -22,6 +22,7 @@ from jsrl.launch.hosts.messages import (
     MAX_MESSAGE_BYTES,
     AnyAgentMessage,
     AnyControllerMessage,
+    AnyOrder,
     Begin,
     EarlierFile,
     Farewell,
@@ -113,6 +114,10 @@ class HostPort:
     def send(self, host: JoinedHost, message: AnyControllerMessage) -> None:
         """Send a message to a host; it is lost if the host is."""
         self._run_in_thread(lambda: self._send(host.identity, message))
+
+    def order(self, host: JoinedHost, order: AnyOrder) -> None:
+        """Send an order to a host, again if it is lost on the way; it is lost if the host is."""
+        self._run_in_thread(lambda: self._order(host, order))
 
     def begin(self, identity: RemoteWorker, message: Begin, *, with_files: bool) -> None:
         """Start a worker; with its files: once its host has what it kept in the run folder, and its counts."""
@@ -231,6 +236,10 @@ class HostPort:
         with contextlib.suppress(zmq.ZMQError):  # no connection has this identity now, or its queue is full
             self._socket.send_multipart([identity, *outgoing([encode(message)], self._tokens.server)], zmq.NOBLOCK)
 
+    def _order(self, host: JoinedHost, order: AnyOrder) -> None:
+        self._members.number(host, order)
+        self._send(host.identity, order)
+
     def _pass_on(self, control: zmq.Socket) -> None:
         """Forward the commands of the control connection to the hosts of their workers."""
         while control.poll(0):
@@ -239,7 +248,7 @@ class HostPort:
             key = (worker, int(number))
             for host in list(self._members.hosts):
                 if key in host.workers:
-                    self._send(host.identity, WorkerCommand(host.epoch, *key, frame))
+                    self._order(host, WorkerCommand(host.epoch, *key, frame))
 
     def _look(self) -> None:
         revoked = set[str]() if self._registry is None else revoked_hosts(self._folder)

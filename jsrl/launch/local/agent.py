@@ -44,6 +44,7 @@ from jsrl.launch.hosts.messages import (
     Keys,
     Leaving,
     Numbered,
+    Order,
     Pages,
     Player,
     Refused,
@@ -114,7 +115,7 @@ class Agent:
     ) -> None:
         self._address, self._keys, self._name, self._folder = address, keys, name, folder
         self._notify, self._patience_s, self._most, self._drain_s = notify, patience_s, most, drain_s
-        self._session, self._epoch = secrets.token_hex(16), 0
+        self._session, self._epoch, self._executed = secrets.token_hex(16), 0, 0
         self._lease_s, self._lease_from_s = 0.0, now_s()
         self._beat_at_s = self._usage_at_s = 0.0
         self._end: tuple[int, str] | None = None  # exit status and reason
@@ -253,8 +254,8 @@ class Agent:
         names = FileNames(self._folder / "names").own() if self._children.count else []
         frames = within_size(self._control.frames(beats=True), _MAX_FRAMES_BYTES)
         wanted, leaves = wanted_players(self._folder / PLAYERS_FOLDER), "" if self._leave_by_s is None else LEAVES
-        lacks = any(map(self._lacks, self._queue.values()))
-        self._send(Beat(self._epoch, now_s(), frames, usage, names, wanted, leaves, self._relays.addresses, lacks))
+        lacks, relays = any(map(self._lacks, self._queue.values())), self._relays.addresses
+        self._send(Beat(self._epoch, now_s(), frames, usage, names, wanted, leaves, relays, lacks, self._executed))
 
     def _send_pages(self) -> None:
         if changed := self._pages.changed():
@@ -317,6 +318,8 @@ class Agent:
             self._end = (status, f"the controller at {self._address} refused this host: {message.text}")
         elif message.epoch != self._epoch or not self._epoch:
             return  # of an earlier membership
+        elif isinstance(message, Order):
+            self._obey(message)
         elif isinstance(message, BeatReceived):
             self._lease_from_s = max(self._lease_from_s, min(message.sent_s, now_s()))
         elif isinstance(message, Keys):
@@ -336,18 +339,17 @@ class Agent:
         elif isinstance(message, Begin):
             self._queue[message.worker, message.incarnation] = message
             self._start_queued()
-        elif isinstance(message, WorkerCommand):
-            self._control.send_command(message.worker, message.incarnation, message.frame)
         elif isinstance(message, Farewell):
             self._end = (0, message.text)
         else:
-            self._serve_worker(message)
+            self._answer(message)
 
     def _join(self, message: Welcome) -> None:
         if message.epoch > self._epoch:
             self._children.kill_all()  # of an earlier membership; there should be none
             self._queue.clear()
             self._epoch, self._lease_s, self._lease_from_s = message.epoch, message.lease_s, now_s()
+            self._executed = 0
             self._pages.forget()
             self._kept.forget()
             self._unsent_exits.clear()
@@ -399,14 +401,23 @@ class Agent:
             text = f"could not be started on {self._name}: {error}"
             self._send(Exited(self._epoch, message.worker, message.incarnation, None, text, ""))
 
-    def _serve_worker(self, message: Signal | TextRequest) -> None:
-        handle = self._children.find(message.worker, message.incarnation)
-        if isinstance(message, Signal):
+    def _obey(self, message: Order) -> None:
+        """Execute an order; not if it was executed before, or if one before it was lost: all are sent again then."""
+        if message.number != self._executed + 1:
+            return
+        self._executed += 1
+        if isinstance(message, WorkerCommand):
+            self._control.send_command(message.worker, message.incarnation, message.frame)
+        elif isinstance(message, Signal):
+            handle = self._children.find(message.worker, message.incarnation)
             if self._queue.pop((message.worker, message.incarnation), None) is not None:
                 self._send(Exited(self._epoch, message.worker, message.incarnation, None, "ended before its start", ""))
             if handle is not None:
                 getattr(handle, message.what)()
-        elif handle is None:
+
+    def _answer(self, message: TextRequest) -> None:
+        handle = self._children.find(message.worker, message.incarnation)
+        if handle is None:
             self._replies.put(TextReply(self._epoch, message.number, ""))
         elif message.what == "tail":
             self._replies.put(TextReply(self._epoch, message.number, handle.tail(int(message.amount))))

@@ -24,7 +24,17 @@ from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
 from jsrl.launch.hosts.launcher import JoinedHosts, moved, with_start
 from jsrl.launch.hosts.members import JoinedHost, RemoteWorker
-from jsrl.launch.hosts.messages import REPLACED, BeatReceived, Begin, CodePart, Exited, Keys, Signal, Welcome
+from jsrl.launch.hosts.messages import (
+    REPLACED,
+    BeatReceived,
+    Begin,
+    CodePart,
+    Exited,
+    Keys,
+    Signal,
+    Welcome,
+    WorkerCommand,
+)
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.hosts.tokens import Tokens
 from jsrl.launch.launcher import Need, Start
@@ -475,8 +485,9 @@ def test_agent_starts_as_many_forked_workers_at_once_as_its_cores_can_take(monke
     monkeypatch.setattr(local_agent, "now_s", lambda: clock[0])
     control = SimpleNamespace(ready=[])
     agent = SimpleNamespace(
-        _control=control, _queue={}, _starting={}, _most_starts=3, _epoch=1, _begin=lambda one: begun.append(one.worker),
-        _children=SimpleNamespace(find=lambda *key: None), _send=said.append, _lacks=lambda begin: False,
+        _control=control, _queue={}, _starting={}, _most_starts=3, _epoch=1, _executed=0,
+        _begin=lambda one: begun.append(one.worker), _children=SimpleNamespace(find=lambda *key: None), _send=said.append,
+        _lacks=lambda begin: False,
     )  # fmt: skip
     for number in range(9):
         agent._queue[f"actor-{number}", 0] = Begin(1, "actor", f"actor-{number}", 0, b"", {}, forks=True)
@@ -491,10 +502,20 @@ def test_agent_starts_as_many_forked_workers_at_once_as_its_cores_can_take(monke
     clock[0] += 10.0  # those that are not ready wait for something else
     start()
     assert begun[5:] == ["actor-4", "actor-5", "actor-6"]
-    local_agent.Agent._serve_worker(agent, Signal(1, "actor-8", 0, "kill"))  # type: ignore[arg-type]
+    local_agent.Agent._obey(agent, Signal(1, "actor-8", 0, "kill", number=1))  # type: ignore[arg-type]
     assert said == [Exited(1, "actor-8", 0, None, "ended before its start", "")] and list(agent._queue) == [
         ("actor-7", 0)
     ]
+
+
+def test_agent_executes_orders_once_and_in_order() -> None:
+    sent: list[bytes] = []
+    control = SimpleNamespace(send_command=lambda worker, incarnation, frame: sent.append(frame))
+    agent = SimpleNamespace(_executed=0, _control=control)
+    for number in (1, 3, 1, 2, 3, 3, 2, 4):  # 2 is lost at first, and all that is not confirmed is sent again
+        command = WorkerCommand(1, "actor-0", 0, b"%d" % number, number=number)
+        local_agent.Agent._obey(agent, command)  # type: ignore[arg-type]
+    assert sent == [b"1", b"2", b"3", b"4"] and agent._executed == 4
 
 
 def test_agent_without_a_network_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

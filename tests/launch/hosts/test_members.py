@@ -23,9 +23,11 @@ from jsrl.launch.hosts.messages import (
     Leaving,
     Refused,
     RunNames,
+    Signal,
     TextReply,
     Usage,
     Welcome,
+    WorkerCommand,
     WorkerMessages,
 )
 from jsrl.launch.hosts.tokens import ADDRESS, CLAIM_S, Tokens, claim
@@ -139,6 +141,19 @@ def test_keys_and_modules_that_a_host_lacks_are_sent_again(world: World):
         assert [answer for _, answer in answers] == [BeatReceived(host.epoch, 7.25), *host.sent[: len(answers) - 1]]
         counts.append(len(answers) - 1)
     assert counts == [0, 0, 2, 0, 2]  # they may be on their way
+
+
+def test_orders_are_sent_again_in_order_until_the_host_confirms_them(world: World):
+    host = world.join()
+    orders = [WorkerCommand(host.epoch, "actor-0", 0, b"final"), Signal(host.epoch, "actor-0", 0, "kill")]
+    for order in orders:
+        world.members.number(host, order)
+    again = []
+    for world.now_s, executed in ((101.0, 0), (106.0, 0), (107.0, 0), (112.0, 1), (118.0, 2), (124.0, 2)):
+        beat = Beat(host.epoch, 7.25, [], executed=executed)
+        again.append([answer for _, answer in world.members.handle(host.token, b"id", beat)][1:])
+    assert again == [[], orders, [], orders[1:], [], []]  # they may be on their way
+    assert [order.number for order in orders] == [1, 2]
 
 
 def test_exit_is_recorded_once(world: World):

@@ -1,15 +1,28 @@
-"""The controller's port for hosts: what it does with the run folder when a host is lost. No process, no agent."""
+"""The controller's port for hosts: the run folder when a host is lost, a connection made again. No process, no agent."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
+import zmq
 
 from jsrl.launch.hosts.members import Members, RemoteWorker
-from jsrl.launch.hosts.messages import Begin, KeptFile
+from jsrl.launch.hosts.messages import (
+    MAX_MESSAGE_BYTES,
+    AnyControllerMessage,
+    Beat,
+    Begin,
+    KeptFile,
+    Signal,
+    Welcome,
+    decode,
+    encode,
+)
 from jsrl.launch.hosts.port import HostPort
 from jsrl.launch.hosts.tokens import Tokens
+from jsrl.transport.meeting.curve import connect, incoming, outgoing
 from jsrl.transport.meeting.keys import load_client_keys
 from tests.launch.hosts.agents import await_that
 from tests.launch.hosts.test_members import HELLO
@@ -44,4 +57,42 @@ def test_a_snapshot_half_sent_by_a_lost_host_leaves_the_run_folder(
         await_that(lambda: not (run / "snapshots/state/7").exists())
         assert (run / "snapshots/state/6/manifest.json").exists()
     finally:
+        port.close("done")
+
+
+def test_an_order_to_a_host_that_reconnects_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jsrl.launch.hosts.members.LACKS_S", 0.05)
+    tokens = Tokens(tmp_path / "join")
+    members = Members(tokens)
+    port = HostPort("tcp://127.0.0.1:0", tokens, members, lambda line: None)
+    keys, context = load_client_keys(tokens.make()), zmq.Context()
+    try:
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, b"agent")
+        connection = connect(socket, port.address, keys)
+
+        def answer() -> AnyControllerMessage | None:
+            if not socket.poll(100):
+                return None
+            (body,) = incoming(socket.recv_multipart(), keys, MAX_MESSAGE_BYTES)
+            return decode(body, AnyControllerMessage)
+
+        socket.send_multipart(outgoing([encode(HELLO)], keys))
+        await_that(lambda: isinstance(answer(), Welcome))
+        (host,) = members.hosts
+        socket.disconnect(port.address)
+        sent = threading.Event()
+        port.order(host, Signal(host.epoch, "actor-0", 0, "kill"))
+        port._run_in_thread(sent.set)
+        assert sent.wait(30.0)
+        socket.connect(port.address)
+
+        def found() -> bool:
+            socket.send_multipart(outgoing([encode(Beat(host.epoch, 1.0, []))], keys))
+            return isinstance(answer(), Signal)
+
+        await_that(found)
+    finally:
+        connection.close()
+        context.destroy(linger=0)
         port.close("done")
