@@ -403,10 +403,13 @@ class ControlServer:
         """Send a command, now or once the worker has reconnected; lost when the worker is gone or has sent no message."""
         identity, frame = identity_of(worker, incarnation), msgspec.msgpack.encode(Command(name, dict(facts or {})))
         connection = self._relays.get(identity, identity)
+        frames = [connection, frame] if connection == identity else [connection, identity, frame]
         if connection in self._waiting:
-            frames = [frame] if connection == identity else [identity, frame]
-            self._waiting[connection].append([connection, *frames])
+            self._waiting[connection].append(frames)
             self._send_waiting(connection)
+        else:  # its first message may be on the way
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.send_multipart(frames, zmq.NOBLOCK)
 
     def _send_waiting(self, connection: bytes) -> None:
         waiting = self._waiting[connection]
