@@ -27,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
+from benchmarks.throughput.alone import split_options
 from jsrl.experiment.automatic import ENVS_PER_ACTOR
 from jsrl.launch.machine import accelerators, usable_cores
 from jsrl.runs.provenance import environment_facts
@@ -117,7 +118,10 @@ def devices() -> list[list[str]]:
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     line = argparse.ArgumentParser(
-        prog="jsrl bench --gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="jsrl bench --gpu",
+        usage="%(prog)s [options] [-- options of jsrl run for whole runs, by default --num-envs: 8 for each core but one]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     line.add_argument("--experiment", default="ppo_pong", help="of whole runs (default: %(default)s)")
     line.add_argument("--minutes", type=float, default=10.0, help="for all parts together (default: %(default)s)")
@@ -127,18 +131,14 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument(
         "--to", type=Path, default=Path("gpu-results"), help="folder of the results (default: %(default)s)"
     )
-    line.add_argument(
-        "options",
-        nargs="*",
-        help="options of jsrl run for whole runs, after -- (default: --num-envs, 8 for each core but one)",
-    )
     line.add_argument("--cpu", action="store_true", help="run without an accelerator, to try the command")
     return line
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure all parts; return 0 if none failed."""
-    given = parser().parse_args(arguments)
+    words, options = split_options(sys.argv[1:] if arguments is None else arguments)
+    given = parser().parse_args(words)
     found = devices()
     count = len(accelerators())
     if not given.cpu and not any(platform != "cpu" for platform, _ in found):
@@ -149,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 2
     folder = given.to.absolute()
-    options = given.options or ["--num-envs", str(ENVS_PER_ACTOR * max(2, usable_cores() - 1))]
+    options = options or ["--num-envs", str(ENVS_PER_ACTOR * max(2, usable_cores() - 1))]
     every = parts(given.experiment, given.seconds, given.batch, folder, options)
     wanted = given.only.split(",") if given.only else [part.name for part in every]
     unknown = sorted(set(wanted) - {part.name for part in every})

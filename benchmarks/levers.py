@@ -28,6 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 from benchmarks.srl import batching, ring, system
 from benchmarks.srl.blocks import Arm, Record, alternate, paired_ratio, ratio_text
+from benchmarks.throughput.alone import split_options
 
 RINGS = (1, 2, 3, 4, 6, 8, 10, 12, 16)
 CLIENTS = (1, 2, 4, 8, 16)
@@ -195,7 +196,11 @@ def chosen(given: argparse.Namespace, usual: str):
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        usage="%(prog)s LEVER [options] [-- options of jsrl run for every arm]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     made.add_argument("lever", choices=LEVERS)
     made.add_argument("--seconds", type=float, help="of one block (default: by lever)")
     made.add_argument("--rounds", type=int, help="blocks of each arm (default: by lever)")
@@ -212,7 +217,6 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--widest", type=int, default=2048, help="inline-served: widest network; slots: most per group")
     made.add_argument("--output", type=Path, help="file (default: benchmarks/results/lever-NAME.json)")
-    made.add_argument("options", nargs="*", help="options of run.py, after --")
     return made
 
 
@@ -220,7 +224,8 @@ def main() -> int:
     """Measure, print, and write the file."""
     from jsrl.errors import JsrlError
 
-    given = parser().parse_args()
+    words, further = split_options(sys.argv[1:])
+    given = parser().parse_args(words, argparse.Namespace(options=further))
     options = {name: value for name, value in vars(given).items() if name not in ("lever", "output")}
     record = Record(given.lever, MAIN.get(given.lever, "env_steps_per_s"), options)
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -38,6 +38,7 @@ from jsrl.workers.kinds import Kind
 POLL_S = 0.05
 CHECK_S = 0.001  # between two checks of all workers, per worker
 PAUSE_S = 0.00005  # before messages are received, per worker: those of hundreds arrive one by one
+QUIET_S = 3.0  # of waiting for the end of a worker, before a line says so
 RESCUE_S = 4.0  # for the learner's snapshot after another worker's death
 
 
@@ -467,7 +468,13 @@ class Controller:
     def _await_end(self, worker: SupervisedWorker, begun_s: float) -> None:
         """Wait until a worker that was asked to leave has ended; once it has left, as long as more of its files arrive."""
         limit_s, sends = self._leave_s(worker), self._sends_files(worker)
-        while worker.alive and not (sends and worker.left) and self._pauses.since(begun_s) < limit_s:
+        told_s = min(limit_s, QUIET_S)
+        while worker.alive and not (sends and worker.left) and (waited_s := self._pauses.since(begun_s)) < limit_s:
+            if waited_s >= told_s:
+                told_s = limit_s
+                self._session.display.message(
+                    f"waiting for {worker.name} to finish and leave, for at most {limit_s:g} s"
+                )
             self._listen(0.02)
         if not (sends and worker.left):
             return

@@ -130,6 +130,12 @@ def _environments_text(e: Evidence) -> str:
         return text + ", so more actors will not help here; a faster environment would (--env.backend, fewer wrappers)."
     if e.cpu and e.cpu_per_actor < 0.5:
         return text + f", because the environments wait rather than compute: {actors_advice(e)}."
+    serves = e.share(INFERENCE, "act", "transport")
+    if serves >= 1 - WAITS / 2 and e.share(ACTOR, "wait_inference") >= WAITS:
+        text += (
+            f". Acting is the next limit, at {percent(serves)} of the servers' time: raise --num-inference-servers to "
+        )
+        return text + f"{e.facts.servers + 1}, then --num-actors."
     return text + f": {actors_advice(e)}."
 
 

@@ -51,6 +51,17 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
     (
         "environments",
         measured(
+            {"actor": 2.0, "learner": 0.4, "inference": 0.7},
+            actor={"env": 0.67, "wait_inference": 0.3},
+            learner=STARVED,
+            inference={"act": 0.86, "transport": 0.1},
+        ),
+        EIGHT,
+        ("Environments", "67%", "96% of the servers' time: raise --num-inference-servers to 2, then --num-actors."),
+    ),
+    (
+        "environments",
+        measured(
             {"actor": 1.4, "learner": 0.4, "inference": 0.1}, actor=STEPPING, learner=STARVED, inference=IDLE_SERVER
         ),
         TWO,

@@ -12,8 +12,10 @@ import pytest
 
 from jsrl.errors import WorkerDied
 from jsrl.experiment import DeadlineConfig, EvaluatorConfig
+from jsrl.launch import controller
 from jsrl.launch.hooks import STOP, LiveRun
 from jsrl.launch.run import run as run_experiment
+from jsrl.launch.run_log import LOG
 from tests.patience import stretched
 from tests.system.joined import endless
 from tests.system.launched import FOREVER, Launched
@@ -78,11 +80,14 @@ class StopLearner:
         return STOP
 
 
-def test_learner_stopped_at_the_end_fails_the_run_at_the_deadline_of_its_snapshot(tmp_path: Path) -> None:
+def test_learner_stopped_at_the_end_fails_the_run_at_the_deadline_of_its_snapshot(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(controller, "QUIET_S", 0.5)
     experiment = endless(deadlines=DeadlineConfig(snapshot_s=2.0), evaluator=EvaluatorConfig())
     with pytest.raises(WorkerDied, match="learner did not leave in order within 2 s"):
         run_experiment(experiment, runs_dir=tmp_path, name="x", display="log-only", hooks=[StopLearner()])
     assert not [child for child in psutil.Process().children(recursive=True) if "jsrl.workers" in child.cmdline()]
+    (log,) = tmp_path.glob(f"*/x/logs/{LOG}")
+    assert log.read_text().count("waiting for learner to finish and leave, for at most 2 s") == 1
 
 
 def test_worker_stopped_in_start_up_is_detected_by_the_deadline(launch) -> None:
