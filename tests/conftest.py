@@ -56,8 +56,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Make `-n auto` start one test process more than there are cores, because some always wait for subprocesses."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Make `-n auto` start more test processes than there are cores, because some always wait; quick tests wait more."""
+    return len(os.sched_getaffinity(0)) + (2 if config.getoption("-m") == "not slow" else 1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

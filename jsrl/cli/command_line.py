@@ -27,6 +27,7 @@ from jsrl.experiment.options import (
     find_option,
     is_sequence,
     options_of,
+    type_hints,
     type_text,
 )
 
@@ -191,7 +192,7 @@ def _tyro(args: list[tuple[Option, list[str]]], default: Experiment, run: Any) -
     """Build the values that the arguments give with tyro; after a failure find the option that it could not read."""
     typed, of_run = _typed(default), {f.name for f in dataclasses.fields(run)}
     holders = {name: run if name in of_run else typed for name in (_path(option.name)[0] for option, _ in args)}
-    kinds = {name: typing.get_type_hints(type(holder), include_extras=True)[name] for name, holder in holders.items()}
+    kinds = {name: type_hints(type(holder), include_extras=True)[name] for name, holder in holders.items()}
     before = dataclasses.make_dataclass("Given", kinds.items())(*(getattr(h, name) for name, h in holders.items()))
 
     def read(some: list[tuple[Option, list[str]]]) -> Any:

@@ -227,7 +227,7 @@ class Option:
 def options_of(value: Any, prefix: str = "") -> dict[str, Option]:
     """Return every option of a config value (a dataclass instance), by name."""
     options: dict[str, Option] = {}
-    texts, hints = field_texts(type(value)), typing.get_type_hints(type(value))
+    texts, hints = field_texts(type(value)), type_hints(type(value))
     for field in dataclasses.fields(value):
         name = f"{prefix}{field.name.replace('_', '-')}"
         default = getattr(value, field.name)
@@ -241,6 +241,9 @@ def options_of(value: Any, prefix: str = "") -> dict[str, Option]:
         else:
             options[name] = Option(name, hints[field.name], default, texts.get(field.name, ""))
     return options
+
+
+type_hints = functools.lru_cache(256)(typing.get_type_hints)  # evaluates each annotation as code
 
 
 def field_texts(cls: type) -> dict[str, str]:

@@ -55,6 +55,7 @@ def ending(worker: SupervisedWorker, lost: list[str]) -> Any:
     """Return a controller of a run that has ended, except for this worker's last task."""
     made: Any = object.__new__(Controller)
     made._session = SimpleNamespace(reason="total_env_steps", lose=lambda name, _: lost.append(name))
+    made._session.display = SimpleNamespace(message=lambda *_: None)
     made._deadlines, made._supervision = worker.job.experiment.deadlines, Supervision(worker.job.experiment)
     made._plan = SimpleNamespace(kinds={worker.name: find_kind(worker.job.kind)})
     made._watchdog = SimpleNamespace(look=lambda _: "", write=lambda *_: "report")
