@@ -196,10 +196,12 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
     from jsrl.launch.machine import accelerators
     from jsrl.launch.plan import make_plan, settle
     from jsrl.launch.plan_text import describe
+    from jsrl.launch.start_points import find_start_points
 
     experiment, chosen = settle(experiment)
     if chosen:
         print(chosen)
+    find_start_points(None, options.init_from, options.runs_dir)
     plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"), graph=options.graph)
     print(describe(plan, accelerators()))
     if options.plan_file is not None:

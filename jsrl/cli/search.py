@@ -244,6 +244,10 @@ def checked_space(asked: cli.CommandLine) -> list[Range]:
         option = find_option(r.option, options_of(experiment))
         if r.option == "seed":
             raise ConfigError("the seed is not searched; --seeds-per-trial runs each trial with several.")
+        if r.option in ("name", "total-env-steps", "max-minutes", "stop-at-return"):
+            raise ConfigError(
+                f"--vary {r.option}: trials are compared at the same length, and named by the search; vary others."
+            )
         if option.name in asked.given:
             raise ConfigError(f"--{r.option} is given and varied; leave one of them out.")
         for text in r.samples:

@@ -24,6 +24,7 @@ from pathlib import Path
 from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.main import program
+from jsrl.cli.report import check_folder
 from jsrl.counted import counted
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
@@ -106,8 +107,8 @@ def _check(own: argparse.Namespace) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} is {value:g}, expected a finite number of at least {low:g}.")
     for name in ("times", "page"):
         path = getattr(own, name)
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"--{name} is {path}, but there is no folder {path.parent}; make it first.")
+        if path is not None:
+            check_folder(path, f"--{name}")
 
 
 def _measure(own: argparse.Namespace, asked: cli.CommandLine, path: Path) -> None:

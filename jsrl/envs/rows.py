@@ -217,7 +217,7 @@ class Rows:
         raise self.fault(
             slot,
             f"returned {value} in {where}; expected finite numbers",
-            "Look at what its step computes there (a division by zero, a square root, a diverged simulation), or end "
+            "Look at what its step computes there (a division by zero, a square root, a diverged simulation, None), or end "
             "the episode before it happens",
         )
 

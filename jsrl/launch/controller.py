@@ -535,18 +535,19 @@ class Controller:
 
     def _begin_final(self, name: str, facts: dict[str, Any]) -> None:
         """Tell a worker to start its last task, once it receives commands: it may just be restarting."""
-        self._session.stage(name, "last task is about to begin")
+        self._session.stage(name, f"{self._plan.kinds[name].final_name} is about to begin")
         self._wait_with(name, lambda worker: worker.is_reachable)
         if self._workers[name].is_reachable:
             self._send_command(name, "final", updates=self._session.last_updates, **facts)
 
     def _await_final(self, name: str) -> None:
-        self._session.stage(name, "last task")
+        task = self._plan.kinds[name].final_name
+        self._session.stage(name, task)
         self._wait_with(name, lambda _: name in self._session.finals)
         worker = self._workers[name]
         if not (name in self._session.finals or self._interrupted or worker.replaced):
             waited = f"within {self._deadlines.snapshot_s:g} s (deadlines.snapshot_s)"
-            self._session.display.message(f"{name}: its last task was not finished {waited}", "warning")
+            self._session.display.message(f"{name}: its {task} was not finished {waited}", "warning")
 
     def _wait_with(self, name: str, reached: Callable[[SupervisedWorker], bool]) -> None:
         """Wait until a worker has reached a state; see `_died` if it dies meanwhile."""

@@ -129,9 +129,21 @@ def gpu_flags(e: Experiment) -> dict[str, str]:
 
 
 def set_flags_here(e: Experiment) -> None:
-    """Set the flags of a serial run on GPUs in this process; it has no effect once jax has found its devices."""
-    if not e.where.has_processes and accelerators():
-        os.environ.update(gpu_flags(e))
+    """Set the flags of a serial run on GPUs in this process; it has no effect once jax has found its devices.
+
+    The environment is restored, because later runs in this process may start workers with it.
+    """
+    flags = {} if e.where.has_processes or not accelerators() else gpu_flags(e)
+    if not flags:
+        return
+    import jax
+
+    before = os.environ.pop("XLA_FLAGS", None)
+    os.environ.update(flags)
+    jax.local_devices()  # reads the flags
+    del os.environ["XLA_FLAGS"]
+    if before is not None:
+        os.environ["XLA_FLAGS"] = before
 
 
 def cpu_flags(threads: int | None, devices: int | None) -> dict[str, str]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from jsrl.metrics.display_state import Waiting, WorkerRow
+from jsrl.metrics.display_state import LONG_S, Waiting, WorkerRow
 from jsrl.metrics.phases import of_main_thread
 from jsrl.workers.kinds import Kind
 
 READY = "ready"  # the stage that ends a start
-LONG_S = 5.0  # displays show calls that take longer
 MOST_CALLS = 3  # of which the longest are shown
 
 

@@ -80,7 +80,24 @@ def begin_policies(
         for line in messages:
             show(line if is_first else f"policy {policy.name}: {line}")
         start_points[policy.name] = start_point
+    if resumed:
+        _check_totals(plan, folder, start_points)
     return start_points
+
+
+def _check_totals(plan: Plan, folder: RunFolder, starts: Mapping[str, StartPoint]) -> None:
+    """Refuse a resume in which each policy has trained more than the whole run is to train."""
+    beyond = [
+        starts[policy.name].updates >= policy.experiment.total_updates + policy.experiment.updates_per_batch
+        for policy in plan.policies.values()
+    ]
+    if all(beyond):
+        e = plan.experiment
+        reached = starts[next(iter(plan.policies))].updates * e.rows_per_update // e.updates_per_batch
+        raise ConfigError(
+            f"{folder.name} has trained {reached:,} env steps, more than --total-env-steps {e.total_env_steps:,}; give a "
+            f"larger number to train on, or score it with jsrl evaluate {folder.name}."
+        )
 
 
 def _one_update(plan: Plan, folder: RunFolder) -> int | None:

@@ -61,6 +61,9 @@ def games_text(metric: Callable[[str], float | None]) -> str:
     return f"games: {', '.join(parts)}" if parts else ""
 
 
+LONG_S = 5.0  # stages and calls that take longer are shown with their duration
+
+
 @dataclass(frozen=True)
 class Waiting:
     """A worker in a stage, such as "making environments", or in a call. for_s: its duration so far."""

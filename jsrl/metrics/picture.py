@@ -9,7 +9,17 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jsrl.metrics.display_state import DisplayState, WorkerRow, clock, games_text, names, percent, short
+from jsrl.metrics.display_state import (
+    LONG_S,
+    DisplayState,
+    Waiting,
+    WorkerRow,
+    clock,
+    games_text,
+    names,
+    percent,
+    short,
+)
 from jsrl.metrics.sparkline import sparkline
 
 LEARNING = (  # the algorithm's metrics in the line about learning
@@ -49,8 +59,7 @@ def plain_line(state: DisplayState, env_steps_per_s: float | None) -> str:
     if (to_go_s := state.to_go_s(env_steps_per_s)) is not None:
         parts.append(f"{clock(to_go_s)} to go")
     if state.waiting:
-        stages = [f"{names(workers, 2)}: {stage}" for stage, workers in state.stages.items()]
-        parts.append("; ".join(stages))
+        parts.append("; ".join(_stage_text(stage, workers) for stage, workers in state.stages.items()))
     parts += map(str, state.long_calls)
     return _GAP.join(parts)
 
@@ -154,6 +163,11 @@ def _header(state: DisplayState, env_steps_per_s: float | None) -> RenderableTyp
         filled = round(share * _BAR_WIDTH)
         parts.append(Text.assemble(("━" * filled, "green"), ("─" * (_BAR_WIDTH - filled), "dim")))
     return Group(*parts)
+
+
+def _stage_text(stage: str, workers: list[Waiting]) -> str:
+    longest_s = max(worker.for_s for worker in workers)
+    return f"{names(workers, 2)}: {stage}" + (f" for {clock(longest_s)}" if longest_s >= LONG_S else "")
 
 
 def _waiting_list(state: DisplayState) -> RenderableType:

@@ -85,6 +85,7 @@ RUN = [  # the arguments of `jsrl run`, and what the message names
     ("ppo_cartpole --snapshots.keep 0", "snapshots.keep is 0; it must be at least 1"),
     ("ppo_cartpole --deadlines.silence-s 0", "it must be a number of seconds above 0"),
     ("ppo_cartpole --hosts-file hosts.json", "it needs --plan"),
+    ("ppo_cartpole --plan --init-from absent@best", "there is no run absent"),
     ("ppo_cartpole --detach --plan", "--plan starts no process here"),
     ("ppo_cartpole --detach --launcher slurm", "leave out --detach"),
     ("ppo_cartpole --detach --run-name a/b", "use letters, digits"),

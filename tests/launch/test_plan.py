@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from jsrl.experiment import (
 )
 from jsrl.experiment.policies import check_team
 from jsrl.graph.placements import make_graph
-from jsrl.launch.devices import process_environment
+from jsrl.launch.devices import process_environment, set_flags_here
 from jsrl.launch.launcher import Hosts
 from jsrl.launch.links import begin_encryption, bind_addresses, check_address, ends_of
 from jsrl.launch.machine import accelerators
@@ -333,6 +334,21 @@ def test_deterministic_runs_use_kernels_with_a_fixed_order(monkeypatch):
     assert "XLA_FLAGS" not in environments(["0"], placement="served")["learner"]
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=false")
     assert "XLA_FLAGS" not in environments(["0"], placement="served", deterministic=True)["learner"]
+
+
+def test_flags_of_a_deterministic_serial_run_stay_in_its_process(monkeypatch):
+    seen = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setattr(jax, "local_devices", lambda: seen.append(os.environ["XLA_FLAGS"]))
+    for before in ("--xla_dump_to=/nowhere", None):
+        monkeypatch.delenv("XLA_FLAGS", raising=False) if before is None else monkeypatch.setenv("XLA_FLAGS", before)
+        set_flags_here(experiment(placement="serial"))
+        set_flags_here(experiment(placement="inline", deterministic=True))
+        assert not seen
+        set_flags_here(experiment(placement="serial", deterministic=True))
+        assert seen.pop() == f"{before or ''} --xla_gpu_deterministic_ops=true".strip()
+        assert os.environ.get("XLA_FLAGS") == before
 
 
 def test_invalid_device_is_refused():

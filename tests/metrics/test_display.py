@@ -157,6 +157,8 @@ def test_plain_line_has_the_main_numbers():
     starting = plain_line(DisplayState(run="x", waiting=(*waiting, Waiting("learner", "compiling the update"))), None)
     assert starting.endswith("actor-0, actor-1 and 7 more: making environments; learner: compiling the update")
     assert "steps/s" not in starting
+    waits = plain_line(make_state(waiting=(Waiting("evaluator", "final evaluation", 12.4),)), None)
+    assert "evaluator: final evaluation for 12s" in waits
 
 
 def test_live_display_has_header_workers_curve_and_messages():

@@ -65,6 +65,8 @@ def test_resume_continues_from_the_snapshot_in_another_placement(launch) -> None
     run.expect(0, 30.0)
     before = run.result()
     snapshot = SnapshotStore(run.folder / "snapshots" / "state").load("latest")
+    text = resume(launch, run, "--total-env-steps", "320").expect(2, 30.0)
+    assert "has trained 640 env steps, more than --total-env-steps 320; give a larger number" in text
     text = resume(launch, run, "--agent.width", "3").expect(2, 30.0)
     assert "--agent.width cannot change on resume (0 -> 3)" in text
     again = resume(launch, run, "--placement", "served", "--total-env-steps", "1280")

@@ -82,6 +82,7 @@ KIND = Kind(
     ports=(Port("params", "params", "reads", by_policy=True),),
     activities=ACTIVITIES,
     final=final,
+    final_name="final evaluation",
     when_due=True,
     metrics=METRICS,
     needs_folder=lambda e: "it plays against other runs" if any("@" in name for name in e.evaluator.against) else "",

@@ -39,6 +39,7 @@ KIND = Kind(
     ports=(Port("params", "params", "reads", by_policy=True),),
     activities=ACTIVITIES,
     final=lambda experiment, reason: {} if experiment.recorder.final else None,
+    final_name="final video",
     final_is_limited=True,
     when_due=True,
     metrics=METRICS,
