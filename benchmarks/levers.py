@@ -189,9 +189,9 @@ MAIN = {"batching": "rows_per_s"}
 def chosen(given: argparse.Namespace, usual: str):
     """Return the experiment to measure, with the options given after `--`."""
     from jsrl.cli.command_line import parse
-    from jsrl.cli.experiments import experiments
+    from jsrl.cli.experiments import load
 
-    return parse(given.options, experiments()[given.experiment or usual]()).experiment
+    return parse(given.options, load(given.experiment or usual)).experiment
 
 
 def parser() -> argparse.ArgumentParser:

@@ -192,7 +192,8 @@ def _tyro(args: list[tuple[Option, list[str]]], default: Experiment, run: Any) -
     """Build the values that the arguments give with tyro; after a failure find the option that it could not read."""
     typed, of_run = _typed(default), {f.name for f in dataclasses.fields(run)}
     holders = {name: run if name in of_run else typed for name in (_path(option.name)[0] for option, _ in args)}
-    kinds = {name: type_hints(type(holder), include_extras=True)[name] for name, holder in holders.items()}
+    classes: dict[str, type] = {name: type(holder) for name, holder in holders.items()}
+    kinds = {name: type_hints(cls, include_extras=True)[name] for name, cls in classes.items()}
     before = dataclasses.make_dataclass("Given", kinds.items())(*(getattr(h, name) for name, h in holders.items()))
 
     def read(some: list[tuple[Option, list[str]]]) -> Any:

@@ -227,7 +227,8 @@ class Option:
 def options_of(value: Any, prefix: str = "") -> dict[str, Option]:
     """Return every option of a config value (a dataclass instance), by name."""
     options: dict[str, Option] = {}
-    texts, hints = field_texts(type(value)), type_hints(type(value))
+    cls: type = type(value)
+    texts, hints = field_texts(cls), type_hints(cls)
     for field in dataclasses.fields(value):
         name = f"{prefix}{field.name.replace('_', '-')}"
         default = getattr(value, field.name)
@@ -243,7 +244,10 @@ def options_of(value: Any, prefix: str = "") -> dict[str, Option]:
     return options
 
 
-type_hints = functools.lru_cache(256)(typing.get_type_hints)  # evaluates each annotation as code
+@functools.lru_cache(256)
+def type_hints(cls: type, include_extras: bool = False) -> dict[str, Any]:
+    """Return the types of a class's fields; evaluates each annotation as code, which takes milliseconds."""
+    return typing.get_type_hints(cls, include_extras=include_extras)
 
 
 def field_texts(cls: type) -> dict[str, str]:
