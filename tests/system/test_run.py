@@ -274,7 +274,7 @@ def mine(spec, rate):
 result = run(
     Experiment(
         name="mine", agent=AgentReference(mine, {{"rate": 0.5}}), env=EnvConfig(Mine, wrappers=(Doubled,)), num_envs=4,
-        rollout_length=8, total_env_steps=640, stop_at_return=2.0,
+        rollout_length=8, total_env_steps=10_000_000, stop_at_return=2.0,
         evaluator=EvaluatorConfig(episodes=4, num_envs=4, final_episodes=4, period_env_steps=64),
     ),
     runs_dir={runs!r}, display="quiet", placement={placement!r},

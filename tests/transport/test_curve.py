@@ -21,11 +21,13 @@ import zmq
 from jsrl.errors import AccessDenied, ConfigError, StreamError, StreamTimeout
 from jsrl.runs.control import ControlClient, ControlServer, Event
 from jsrl.transport.base import ProducerId
+from jsrl.transport.inference import zmq_client
 from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.meeting import curve
 from jsrl.transport.meeting.handshake import hello_of_producer
 from jsrl.transport.meeting.keys import admit_hosts, load_client_keys, make_host_keys, make_keys, named_by_key
 from jsrl.transport.params.transports import bind_params, connect_params
+from jsrl.transport.samples import zmq as samples
 from jsrl.transport.samples.transports import bind_samples, connect_samples
 from tests.contracts.inference_contract import SPEC, Serving, check_answer, make_request
 from tests.contracts.params_contract import check_values, make_values, poll_until
@@ -202,6 +204,24 @@ def test_unauthenticated_clients_are_refused_with_the_reason(world: Path, transp
         assert end.accepted() == 1
         end.use("actor-1", world / "run")
         assert end.accepted() == 2
+
+
+@pytest.mark.parametrize("stranger", QUICKLY)
+@pytest.mark.parametrize("transport", ["samples", "inference"])
+def test_refusal_before_the_hello_is_sent_is_an_error_too(
+    world: Path, transport: str, stranger: str, monkeypatch
+) -> None:
+    """The connection of a refused socket is gone for good, so a send would block."""
+
+    def connect_slowly(peer: zmq.Socket, *given: Any) -> curve.ConnectionWatch:
+        watch, begun_s = curve.connect(peer, *given), time.monotonic()
+        while peer.poll(0, zmq.POLLOUT) and time.monotonic() - begun_s < 10.0:
+            time.sleep(0.01)
+        return watch
+
+    monkeypatch.setattr({"samples": samples, "inference": zmq_client}[transport], "connect", connect_slowly)
+    with opened(transport, world / "run") as end, pytest.raises(AccessDenied):
+        end.use("stranger", stranger_keys(world, stranger))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

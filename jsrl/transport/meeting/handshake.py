@@ -164,8 +164,11 @@ def meet(
     while True:
         now_s = time.monotonic()
         if now_s >= due_s:
-            socket.send_multipart(frames)
-            due_s = now_s + again_s
+            try:
+                socket.send_multipart(frames, zmq.NOBLOCK)
+                due_s = now_s + again_s
+            except zmq.Again:  # refused connections leave nothing to send to; `look` raises the reason
+                due_s = now_s + _SLICE_S
         if socket.poll(math.ceil(1000 * min(remaining(deadline), _SLICE_S))):
             answer = socket.recv_multipart()
             if answer != _PING_FRAMES:
