@@ -18,7 +18,7 @@ import psutil
 import pytest
 import zmq
 
-from jsrl.errors import AccessDenied, ConfigError, StreamError, StreamTimeout
+from jsrl.errors import AccessDenied, ConfigError, StreamClosed, StreamError, StreamTimeout
 from jsrl.runs.control import ControlClient, ControlServer, Event
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import zmq_client
@@ -222,6 +222,15 @@ def test_refusal_before_the_hello_is_sent_is_an_error_too(
     monkeypatch.setattr({"samples": samples, "inference": zmq_client}[transport], "connect", connect_slowly)
     with opened(transport, world / "run") as end, pytest.raises(AccessDenied):
         end.use("stranger", stranger_keys(world, stranger))
+
+
+def test_request_over_a_connection_that_is_gone_for_good_is_an_error(world: Path) -> None:
+    with opened("inference", world / "run") as end:
+        client = connect_inference(end.address, SPEC, ProducerId("actor-0", 0), {0: 3}, TIMEOUT_S, keys=world / "run")
+        client._socket.disconnect(client.address)  # type: ignore[attr-defined]  # as after a refusal
+        with pytest.raises(StreamClosed, match="it was not accepted again"):
+            client.send(0, make_request(3, 1))
+        client.close()
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

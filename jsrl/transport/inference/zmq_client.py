@@ -85,7 +85,11 @@ class ZmqInferenceClient(ClientEnd):
             "wants_core": bool(request.wants_core),
         }
         frames = encode("request", fields, (self._buffer.questions[group],))
-        self._socket.send_multipart(outgoing(frames, self._keys), copy=False)
+        try:
+            self._socket.send_multipart(outgoing(frames, self._keys), zmq.NOBLOCK, copy=False)
+        except zmq.Again:  # requests are too few to fill the queue: a server there refused to connect again
+            self._close("the connection to the server broke, and it was not accepted again")
+            self._check_open()
         area.in_flight = True
 
     def receive(self, timeout_s: float) -> tuple[int, Reply]:
