@@ -20,7 +20,7 @@ from jsrl.transport.base import ProducerId, remaining
 from jsrl.transport.meeting.admission import Admission, JoinRules, read_pairs
 from jsrl.transport.meeting.answering import AnswerThread
 from jsrl.transport.meeting.curve import ConnectionWatch, connect, outgoing
-from jsrl.transport.meeting.sockets import bind, configure
+from jsrl.transport.meeting.sockets import bind, configure, send_if_possible
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
 from jsrl.transport.wire.schema import Leaf, compare_schemas, schema_from_fields, schema_to_fields
 
@@ -164,11 +164,8 @@ def meet(
     while True:
         now_s = time.monotonic()
         if now_s >= due_s:
-            try:
-                socket.send_multipart(frames, zmq.NOBLOCK)
-                due_s = now_s + again_s
-            except zmq.Again:  # refused connections leave nothing to send to; `look` raises the reason
-                due_s = now_s + _SLICE_S
+            send_if_possible(socket, frames)  # else the connection was refused, and `look` raises the reason
+            due_s = now_s + again_s
         if socket.poll(math.ceil(1000 * min(remaining(deadline), _SLICE_S))):
             answer = socket.recv_multipart()
             if answer != _PING_FRAMES:
