@@ -48,8 +48,6 @@ class Part:
 def parts(experiment: str, seconds: float, batches: str, folder: Path, options: Sequence[str] = ()) -> list[Part]:
     """Return the measured parts, the most important first; whole runs get the options."""
     bench = ("experiments/bench.py", experiment, "--repetitions", "1", "--starts", "0", "--seconds", f"{seconds:g}")
-    lever = ("--experiment", experiment, "--rounds", "1", "--seconds", f"{seconds:g}")
-    last = ("--", *options) if options else ()
     updates = (
         "experiments/bench.py",
         "sac_halfcheetah",
@@ -61,21 +59,20 @@ def parts(experiment: str, seconds: float, batches: str, folder: Path, options: 
         f"{seconds:g}",
     )
 
+    def lever(name: str) -> Part:
+        words = ("benchmarks/levers.py", name, "--experiment", experiment, "--rounds", "1", "--seconds", f"{seconds:g}")
+        return Part(name, (*words, "--output", str(folder / f"{name}.json"), "--", *options))
+
     def run(placement: str, precision: str) -> tuple[str, ...]:
         return (*bench, "--placements", placement, "--json", str(folder / f"{precision}.json"),
                 "--", *options, "--agent.network.precision", precision)  # fmt: skip
 
     return [
-        Part(
-            "placements",
-            ("benchmarks/levers.py", "placements", *lever, "--output", str(folder / "placements.json"), *last),
-        ),
+        lever("placements"),
         Part("updates", (*updates, "--batch", batches, "--json", str(folder / "updates.json"))),
         Part("float32", run("served", "float32")),
         Part("bfloat16", run("served", "bfloat16")),
-        Part(
-            "prefetch", ("benchmarks/levers.py", "prefetch", *lever, "--output", str(folder / "prefetch.json"), *last)
-        ),
+        lever("prefetch"),
         Part("split", ("benchmarks/split.py", "--here", "--repeats", "3"), accelerators=2),
     ]
 

@@ -86,9 +86,8 @@ class Watchdog:
                 self._signal_for_stacks(silent)
                 break
             self._listen(LOOK_S)
-        with ThreadPoolExecutor(
-            max(1, len(workers))
-        ) as pool:  # at once: an agent of another host is asked for each log
+        # at once: an agent of another host is asked for each log
+        with ThreadPoolExecutor(max(1, len(workers))) as pool:
             tails = list(pool.map(lambda worker: worker.handle.tail(TAIL_LINES), workers))
         return [section(worker, tail) for worker, tail in zip(workers, tails, strict=True)]
 
