@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from jsrl.agents.dqn import DQNConfig
@@ -135,7 +137,7 @@ class KillServerAndHost(threading.Thread):
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
         """End the run once everything has happened; see jsrl.launch.hooks."""
-        return STOP if self.done else None
+        return STOP if self.done or not self.is_alive() else None
 
 
 @pytest.mark.slow
@@ -207,13 +209,14 @@ class RevokeHost(threading.Thread):
         self._trained.some_more()
         self.untouched = self._launcher.members.hosts == [kept] and all(lives(worker) for worker in workers)
         for process in stopped:
-            process.resume()
+            with contextlib.suppress(psutil.NoSuchProcess):  # the agent, resumed first, has killed this worker
+                process.resume()
         self.end = removed_agent.ends()
         self.done = True
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
         """End the run once everything has happened; see jsrl.launch.hooks."""
-        return STOP if self.done else None
+        return STOP if self.done or not self.is_alive() else None
 
 
 def connections(address: str, pid: str) -> list[str]:
@@ -347,7 +350,7 @@ class JoinAndLeave(threading.Thread):
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
         """End the run once everything has happened; see jsrl.launch.hooks."""
-        return STOP if self.done else None
+        return STOP if self.done or not self.is_alive() else None
 
 
 @pytest.mark.slow
@@ -437,7 +440,7 @@ class KillAgents(threading.Thread):
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
         """End the run once everything has happened; see jsrl.launch.hooks."""
-        return STOP if self.done else None
+        return STOP if self.done or not self.is_alive() else None
 
 
 @pytest.mark.nightly
@@ -497,7 +500,7 @@ class ReplayMoves(threading.Thread):
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
         """End the run once everything has happened; see jsrl.launch.hooks."""
-        return STOP if self.done else None
+        return STOP if self.done or not self.is_alive() else None
 
 
 @pytest.mark.nightly
@@ -572,7 +575,7 @@ class LearnerMoves(threading.Thread):
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
         """End the run once everything has happened; see jsrl.launch.hooks."""
-        return STOP if self.done else None
+        return STOP if self.done or not self.is_alive() else None
 
 
 @pytest.mark.nightly
