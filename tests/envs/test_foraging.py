@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from jsrl.configs.ippo_foraging import distances
 from jsrl.envs.adapters.lbf import Foraging
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
@@ -118,3 +119,20 @@ def test_invalid_actions_are_refused() -> None:
     game.reset()
     with pytest.raises(EnvironmentFault, match=r"\(slot 1.*given action 6 for seat 'agent_1'. Expected 0 to 5"):
         game.step({"agent_0": np.array([[0], [0]]), "agent_1": np.array([[0], [6]])})
+
+
+def test_distances_are_those_between_all_foods_and_agents_and_from_the_agent_to_the_others():
+    foods, agents = [(2, 3, 1), (-1, -1, 0), (7, 5, 3)], [(4, 3, 2), (7, 4, 1), (0, 9, 2)]
+    row = np.array([*np.ravel(foods), *np.ravel(agents), 0, 1, 0], np.float32)
+
+    def apart(one, other):
+        down, across = one[0] - other[0], one[1] - other[1]
+        way = [np.sign(down), np.sign(across)]
+        steps = [down / 5, across / 5, abs(down) / 5, abs(across) / 5]
+        return [*steps, *way, *np.abs(way), float(abs(down) + abs(across) == 1)]
+
+    expected = [number for food in foods for agent in agents for number in apart(food, agent) if food[2]]
+    expected = [*expected[:27], *[0.0] * 27, *expected[27:]]
+    expected += [number for other in agents[1:] for number in apart(other, agents[0])]
+    expected += [4 / 5, 3 / 5, 1, 0, 3, 2, 1, 2, 0, 1, 0]
+    np.testing.assert_allclose(distances(np.stack([row, row]), 3), [expected] * 2, atol=1e-6)
