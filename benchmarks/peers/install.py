@@ -40,7 +40,9 @@ RECIPES = {
     "sbx": Recipe(
         ((TORCH, "sbx-rl==0.28.0", "stable-baselines3==2.9.2", "gymnasium==1.3.0", "jax==0.10.2", *BASE),), "sbx"
     ),
-    "rllib": Recipe(((TORCH, "ray[rllib]==2.60.0", "pettingzoo==1.27.0", "mpe2==1.1.1", *BASE),), "ray.rllib"),
+    "rllib": Recipe(
+        ((TORCH, "ray[rllib]==2.60.0", "pettingzoo==1.27.0", "mpe2==1.1.1", "lbforaging==2.0.0", *BASE),), "ray.rllib"
+    ),
     "benchmarl": Recipe(
         (
             ("torch==2.14.1", "torchrl==0.11.1", "benchmarl==1.5.2"),
