@@ -55,9 +55,9 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Make `-n auto` start more test processes than there are cores, because some always wait; quick tests wait more."""
-    return len(os.sched_getaffinity(0)) + (2 if config.getoption("-m") == "not slow" else 1)
+def pytest_xdist_auto_num_workers() -> int:
+    """Make `-n auto` start more test processes than there are cores, because some always wait."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
