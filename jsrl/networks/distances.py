@@ -5,6 +5,8 @@ from __future__ import annotations
 import flax.linen as nn
 import jax.numpy as jnp
 
+from jsrl.errors import ConfigError
+from jsrl.networks.torsos import dense
 from jsrl.types import Array
 
 
@@ -23,7 +25,7 @@ class Distances(nn.Module):
             observation = jnp.concatenate([observation["observation"], observation["agent"]], axis=-1)
         features = distances(observation, self.agents)
         for _ in range(2):
-            features = nn.relu(nn.Dense(64, kernel_init=nn.initializers.orthogonal(jnp.sqrt(2.0)))(features))
+            features = nn.relu(dense(64)(features))
         return features
 
 
@@ -37,8 +39,17 @@ def distances(observation: Array, agents: int) -> Array:
       observation: [..., 3 (F + P) + P]: row, column and level of the foods, the agent itself and the others; the number of
         its seat, one-hot.
       agents: P.
+
+    Raises:
+      ConfigError: the observation has another size.
     """
-    lead, foods = observation.shape[:-1], (observation.shape[-1] - agents) // 3 - agents
+    lead, size = observation.shape[:-1], observation.shape[-1]
+    foods = (size - agents) // 3 - agents
+    if size != 3 * (foods + agents) + agents or foods < 1:
+        raise ConfigError(
+            f"the torso of distances reads foraging with {agents} agents, and {size} numbers are not what they observe. Give "
+            "policy and value function another one, such as --agent.network.torso mlp --agent.critic-network.torso mlp"
+        )
     things, seat = observation[..., :-agents].reshape(*lead, -1, 3), observation[..., -agents:]
     places, levels = things[..., :2], things[..., 2]
     from_agents = _apart(places[..., :foods, None, :] - places[..., None, foods:, :])

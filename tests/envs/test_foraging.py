@@ -136,3 +136,8 @@ def test_distances_are_those_between_all_foods_and_agents_and_from_the_agent_to_
     expected += [number for other in agents[1:] for number in apart(other, agents[0])]
     expected += [4 / 5, 3 / 5, 1, 0, 3, 2, 1, 2, 0, 1, 0]
     np.testing.assert_allclose(distances(np.stack([row, row]), 3), [expected] * 2, atol=1e-6)
+
+
+def test_distances_of_a_game_with_other_agents_are_refused():
+    with pytest.raises(ConfigError, match=r"with 3 agents, and 14 numbers .* --agent\.network\.torso mlp"):
+        distances(np.zeros((1, 14), np.float32), 3)
