@@ -82,7 +82,7 @@ class Breaks(threading.Thread):
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
         """End the run once all has come to pass; see jsrl.launch.hooks."""
-        return STOP if self.done or not self.is_alive() else None
+        return None if self.is_alive() else STOP
 
 
 def inner_end(network: str) -> str:

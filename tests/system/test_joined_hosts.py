@@ -137,7 +137,7 @@ class KillServerAndHost(threading.Thread):
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
         """End the run once everything has happened; see jsrl.launch.hooks."""
-        return STOP if self.done or not self.is_alive() else None
+        return None if self.is_alive() else STOP
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ class RevokeHost(threading.Thread):
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
         """End the run once everything has happened; see jsrl.launch.hooks."""
-        return STOP if self.done or not self.is_alive() else None
+        return None if self.is_alive() else STOP
 
 
 def connections(address: str, pid: str) -> list[str]:
@@ -350,7 +350,7 @@ class JoinAndLeave(threading.Thread):
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
         """End the run once everything has happened; see jsrl.launch.hooks."""
-        return STOP if self.done or not self.is_alive() else None
+        return None if self.is_alive() else STOP
 
 
 @pytest.mark.slow
@@ -440,7 +440,7 @@ class KillAgents(threading.Thread):
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
         """End the run once everything has happened; see jsrl.launch.hooks."""
-        return STOP if self.done or not self.is_alive() else None
+        return None if self.is_alive() else STOP
 
 
 @pytest.mark.nightly
@@ -500,7 +500,7 @@ class ReplayMoves(threading.Thread):
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
         """End the run once everything has happened; see jsrl.launch.hooks."""
-        return STOP if self.done or not self.is_alive() else None
+        return None if self.is_alive() else STOP
 
 
 @pytest.mark.nightly
@@ -575,7 +575,7 @@ class LearnerMoves(threading.Thread):
 
     def on_metrics(self, run: LiveRun, row: dict) -> str | None:
         """End the run once everything has happened; see jsrl.launch.hooks."""
-        return STOP if self.done or not self.is_alive() else None
+        return None if self.is_alive() else STOP
 
 
 @pytest.mark.nightly
