@@ -1,12 +1,14 @@
-"""What tests of joined hosts share: an endless experiment, and agents in network namespaces."""
+"""What tests of joined hosts share: an endless experiment, a hook that ends it, and agents in network namespaces."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.launch.hooks import STOP, LiveRun
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.networks.model import NetworkConfig
 from tests.launch.hosts.agents import Agent
@@ -25,6 +27,31 @@ def endless(hidden: tuple[int, ...] = (8,), max_minutes: float = 5.0, **options:
         max_minutes=max_minutes,
         **without | options,
     )
+
+
+class Events(threading.Thread):
+    """A hook that makes things happen to a run in a thread (`make`), and ends the run once the thread has ended.
+
+    Attributes:
+      done: everything has happened; False if the thread failed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.done = False
+
+    def make(self) -> None:
+        """Make things happen, and wait for their effects."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Run the thread."""
+        self.make()
+        self.done = True
+
+    def on_metrics(self, run: LiveRun, row: dict[str, Any]) -> str | None:
+        """End the run; see jsrl.launch.hooks."""
+        return None if self.is_alive() else STOP
 
 
 def agents_on(launcher: JoinedHosts, networks: list[str], folder: Path) -> dict[str, Agent]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from jsrl.experiment import SnapshotConfig
-from jsrl.launch.hooks import STOP, LiveRun
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.local.launcher import Local
@@ -21,7 +19,7 @@ from jsrl.snapshots.format import version_damage
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import read_hop
 from tests.launch.hosts.agents import await_that, namespaces
-from tests.system.joined import agents_on, close_all, endless
+from tests.system.joined import Events, agents_on, close_all, endless
 from tests.system.launched import assert_balanced
 
 SHAPED = ["root", "tbf", "rate", "100mbit", "burst", "64kb", "latency", "300ms"]  # a snapshot takes a second or more
@@ -35,7 +33,7 @@ def hosts() -> Iterator[tuple[str, list[str]]]:
         yield address, names
 
 
-class Breaks(threading.Thread):
+class Breaks(Events):
     """Takes the link of the learner's host down twice, and ends the run once all has gone on.
 
     Attributes:
@@ -43,11 +41,11 @@ class Breaks(threading.Thread):
     """
 
     def __init__(self, launcher: JoinedHosts, network: str, folder: Path) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self._launcher, self._network, self._folder = launcher, network, folder
-        self.incarnations, self.hosts, self.done, self._version = list[int](), list[str](), False, 0
+        self.incarnations, self.hosts, self._version = list[int](), list[str](), 0
 
-    def run(self) -> None:
+    def make(self) -> None:
         self._await_snapshot()
         self._break_link(5.0)
         self._await_snapshot()
@@ -56,7 +54,6 @@ class Breaks(threading.Thread):
         self.incarnations = [remote.incarnation for remote in host.workers.values() if remote.worker == "learner"]
         self._break_link(60.0)
         self._await_snapshot()
-        self.done = True
 
     def _break_link(self, seconds: float) -> None:
         """Take the link down while a file is on its way."""
@@ -79,10 +76,6 @@ class Breaks(threading.Thread):
     def _consumed(self) -> int:
         ledger = read_hop(self._folder)
         return 0 if ledger is None else ledger.consumed
-
-    def on_metrics(self, run: LiveRun, row: dict) -> str | None:
-        """End the run once all has come to pass; see jsrl.launch.hooks."""
-        return None if self.is_alive() else STOP
 
 
 def inner_end(network: str) -> str:

@@ -8,7 +8,6 @@ import functools
 import json
 import random
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,6 @@ from jsrl.experiment import (
     SnapshotConfig,
     SupervisionConfig,
 )
-from jsrl.launch.hooks import STOP, LiveRun
 from jsrl.launch.hosts import engine as engines
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.launcher import JoinedHosts
@@ -50,7 +48,7 @@ from jsrl.types import named_leaves
 from tests.duel import MarkedConfig, WatchedLeague
 from tests.launch.hosts.agents import Agent, await_that, lives, namespaces
 from tests.launch.test_director import DUEL, POLICIES, check_games
-from tests.system.joined import agents_on, close_all, endless
+from tests.system.joined import Events, agents_on, close_all, endless
 from tests.system.launched import WORLD, assert_balanced
 
 PROJECT = """
@@ -105,20 +103,20 @@ class TrainingProgress:
         return 0 if ledger is None else ledger.consumed
 
 
-class KillServerAndHost(threading.Thread):
+class KillServerAndHost(Events):
     """Kills a server on one host once trajectories flow, then the other host's agent, and ends the run after the recovery.
 
     Attributes:
-      moved: workers that were restarted on the remaining host. done: trajectories flow again after both.
+      moved: workers that were restarted on the remaining host.
     """
 
     def __init__(self, launcher: JoinedHosts, agents: dict[str, Agent], folder: Path) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self._launcher, self._trained = launcher, TrainingProgress(folder)
         (self._lost, self._lost_agent), (self._kept, self._kept_agent) = agents.items()
-        self.moved, self.done = set[str](), False
+        self.moved = set[str]()
 
-    def run(self) -> None:
+    def make(self) -> None:
         self._trained.some_more()
         for host in self._launcher.members.hosts:  # whose server reads the params that its host fetched
             await_that(lambda host=host: list(host.relays) == ["params.learner"])
@@ -133,11 +131,6 @@ class KillServerAndHost(threading.Thread):
         await_that(lambda: len(host.names) == 2, 90.0)  # of its own server, and of that of the lost host
         self.moved = {life.worker for life in list(host.workers.values()) if life.incarnation and life.exit is None}
         self._trained.some_more()
-        self.done = True
-
-    def on_metrics(self, run: LiveRun, row: dict) -> str | None:
-        """End the run once everything has happened; see jsrl.launch.hooks."""
-        return None if self.is_alive() else STOP
 
 
 @pytest.mark.slow
@@ -178,21 +171,21 @@ def test_run_survives_a_lost_server_and_a_lost_host(hosts, tmp_path: Path) -> No
     assert not (tmp_path / "join").exists() and not (folder / "names").exists()
 
 
-class RevokeHost(threading.Thread):
+class RevokeHost(Events):
     """Stops all processes of a host, removes it with `jsrl revoke`, and ends the run once the other host trains on.
 
     Attributes:
       gone_s: from the command until nobody was connected to the host. untouched: the other host kept its workers.
-      end: exit status and output of the removed agent. done: everything has happened.
+      end: exit status and output of the removed agent.
     """
 
     def __init__(self, launcher: JoinedHosts, agents: dict[str, Agent], folder: Path) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self._launcher, self._agents, self._folder = launcher, agents, folder
         self._trained = TrainingProgress(folder)
-        self.gone_s, self.untouched, self.done, self.end = 0.0, False, False, (0, "")
+        self.gone_s, self.untouched, self.end = 0.0, False, (0, "")
 
-    def run(self) -> None:
+    def make(self) -> None:
         self._trained.some_more()
         (removed, removed_agent), (_, kept_agent) = self._agents.items()
         (host,) = [host for host in self._launcher.members.hosts if host.name == removed]
@@ -212,11 +205,6 @@ class RevokeHost(threading.Thread):
             with contextlib.suppress(psutil.NoSuchProcess):  # the agent, resumed first, has killed this worker
                 process.resume()
         self.end = removed_agent.ends()
-        self.done = True
-
-    def on_metrics(self, run: LiveRun, row: dict) -> str | None:
-        """End the run once everything has happened; see jsrl.launch.hooks."""
-        return None if self.is_alive() else STOP
 
 
 def connections(address: str, pid: str) -> list[str]:
@@ -315,7 +303,7 @@ def test_frozen_players_are_copied_to_the_host_that_plays_them(placement: str, t
     assert frozen == (set(POLICIES) if placement == "served" else {"main"})
 
 
-class JoinAndLeave(threading.Thread):
+class JoinAndLeave(Events):
     """Lets a second host join during a run, asks the first one to end once actors have moved, and ends the run.
 
     Attributes:
@@ -323,17 +311,17 @@ class JoinAndLeave(threading.Thread):
     """
 
     def __init__(self, launcher: JoinedHosts, folder: Path) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self._launcher, self._folder = launcher, folder
         self._join("first", 0)
-        self.moved, self.left, self.done = set[str](), (-1, ""), False
+        self.moved, self.left = set[str](), (-1, "")
 
     def _join(self, name: str, token: int) -> None:
         self.agent = Agent(
             self._launcher.address, self._launcher.token_files[token], name, self._folder / f"{name}.txt"
         )
 
-    def run(self) -> None:
+    def make(self) -> None:
         trained = TrainingProgress(self._folder / "experiment" / "moves")
         trained.some_more()
         first = self.agent
@@ -346,11 +334,6 @@ class JoinAndLeave(threading.Thread):
         first.popen.terminate()
         self.left = first.ends()
         trained.some_more()
-        self.done = True
-
-    def on_metrics(self, run: LiveRun, row: dict) -> str | None:
-        """End the run once everything has happened; see jsrl.launch.hooks."""
-        return None if self.is_alive() else STOP
 
 
 @pytest.mark.slow
@@ -394,7 +377,7 @@ class Agents:
             agent.close()
 
 
-class KillAgents(threading.Thread):
+class KillAgents(Events):
     """Kills the agents of two hosts alternately, each time at a random moment of its work, and ends the run.
 
     Attributes:
@@ -402,11 +385,11 @@ class KillAgents(threading.Thread):
     """
 
     def __init__(self, launcher: JoinedHosts, engine: Agents, folder: Path, kills: int) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self._launcher, self._engine, self._trained, self._kills = launcher, engine, TrainingProgress(folder), kills
-        self.gone_s, self.replaced_s, self.done = list[float](), list[float](), False
+        self.gone_s, self.replaced_s = list[float](), list[float]()
 
-    def run(self) -> None:
+    def make(self) -> None:
         draw = random.Random(1)
         self._trained.some_more()
         for number in range(self._kills):
@@ -415,7 +398,6 @@ class KillAgents(threading.Thread):
             time.sleep(draw.uniform(0.0, 4.0))
             self._kill(name)
         self._trained.some_more()
-        self.done = True
 
     def _lives(self) -> list[RemoteWorker]:
         hosts = list(self._launcher.members.hosts)
@@ -437,10 +419,6 @@ class KillAgents(threading.Thread):
         if self._launcher._at[lost.worker] == "here":  # no host existed at this moment
             return True
         return any(life.worker == lost.worker and life.incarnation > lost.incarnation for life in self._lives())
-
-    def on_metrics(self, run: LiveRun, row: dict) -> str | None:
-        """End the run once everything has happened; see jsrl.launch.hooks."""
-        return None if self.is_alive() else STOP
 
 
 @pytest.mark.nightly
@@ -465,7 +443,7 @@ def test_agents_killed_twenty_times_return_and_actors_are_replaced(
     assert_balanced(json.loads((result.folder / "result.json").read_text()), unknown_allowed=True)
 
 
-class ReplayMoves(threading.Thread):
+class ReplayMoves(Events):
     """Kills the replay worker on its host, lets that host leave once it works again, and ends the run after that.
 
     Attributes:
@@ -473,11 +451,11 @@ class ReplayMoves(threading.Thread):
     """
 
     def __init__(self, launcher: JoinedHosts, agents: dict[str, Agent], folder: Path) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self._launcher, self._agents, self._folder = launcher, agents, folder
-        self.received, self.done = list[int](), False
+        self.received = list[int]()
 
-    def run(self) -> None:
+    def make(self) -> None:
         trained, store = TrainingProgress(self._folder), SnapshotStore(self._folder / "snapshots" / "params")
         trained.some_more()
         await_that(lambda: "best" in store.tags(), 120.0)
@@ -491,16 +469,11 @@ class ReplayMoves(threading.Thread):
         agent.ends(60.0)
         trained.some_more()
         self._count()
-        self.done = True
 
     def _count(self) -> None:
         life = read_page(ledger_path(self._folder, "samples.replay-0"))
         assert life is not None
         self.received.append(life.ledger.received)
-
-    def on_metrics(self, run: LiveRun, row: dict) -> str | None:
-        """End the run once everything has happened; see jsrl.launch.hooks."""
-        return None if self.is_alive() else STOP
 
 
 @pytest.mark.nightly
@@ -539,7 +512,7 @@ def test_replay_and_evaluator_on_joined_hosts_keep_counts_and_files(hosts, tmp_p
     assert_balanced(json.loads((folder / "result.json").read_text()), unknown_allowed=True)
 
 
-class LearnerMoves(threading.Thread):
+class LearnerMoves(Events):
     """Kills a learner on its host, then that host's agent, each after a snapshot, and ends the run once another one trains.
 
     Attributes:
@@ -547,11 +520,11 @@ class LearnerMoves(threading.Thread):
     """
 
     def __init__(self, launcher: JoinedHosts, agents: dict[str, Agent], folder: Path) -> None:
-        super().__init__(daemon=True)
+        super().__init__()
         self._launcher, self._agents, self._folder = launcher, agents, folder
-        self.snapshots, self.hosts, self.done = [0], list[str](), False
+        self.snapshots, self.hosts = [0], list[str]()
 
-    def run(self) -> None:
+    def make(self) -> None:
         trained = TrainingProgress(self._folder)
         trained.some_more()
         self._await_snapshot()
@@ -564,7 +537,6 @@ class LearnerMoves(threading.Thread):
         await_that(lambda: self._launcher._at["learner"] != self.hosts[-1], 60.0)
         trained.some_more()
         self._await_snapshot()
-        self.done = True
 
     def _await_snapshot(self) -> None:
         store = SnapshotStore(self._folder / "snapshots" / "state")
@@ -572,10 +544,6 @@ class LearnerMoves(threading.Thread):
         self.snapshots.append(store.resolve("latest"))
         store.load("latest")
         self.hosts.append(self._launcher._at["learner"])
-
-    def on_metrics(self, run: LiveRun, row: dict) -> str | None:
-        """End the run once everything has happened; see jsrl.launch.hooks."""
-        return None if self.is_alive() else STOP
 
 
 @pytest.mark.nightly
