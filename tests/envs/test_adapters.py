@@ -19,7 +19,7 @@ CONFIGS = [
     EnvConfig("ALE/Breakout-v5", atari=AtariConfig(max_frames=160)),
     EnvConfig("MiniGrid-DoorKey-5x5-v0", wrappers=("minigrid.wrappers:ImgObsWrapper",)),
     EnvConfig("envpool:CartPole-v1"),
-    EnvConfig("envpool:HalfCheetah-v4", max_episode_steps=30),
+    pytest.param(EnvConfig("envpool:HalfCheetah-v4", max_episode_steps=30), marks=pytest.mark.slow),
     EnvConfig(COUNTING),
     EnvConfig(COUNTING, kwargs={"truncates": True}, wrappers=("tests.envs.scripted:DoubledReward",)),
     *(EnvConfig(VECTOR, kwargs={"mode": mode}) for mode in ("NextStep", "SameStep", "Disabled")),

@@ -71,6 +71,7 @@ class Broken:
         raise AssertionError("it was switched off")
 
 
+@pytest.mark.slow
 def test_hanging_or_raising_sinks_do_not_affect_the_run(tmp_path):
     kept, stuck = RecordingSink(), HangingSink()
     try:
