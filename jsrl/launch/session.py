@@ -40,6 +40,7 @@ from jsrl.workers.kinds import Kind, catalogue
 
 LINE_S = 1.0
 LOOK_S = 0.02
+ESTIMATES = ("evaluated", "filmed")  # events whose env steps are estimated from the updates of the params
 
 
 class Session:
@@ -158,7 +159,10 @@ class Session:
 
     def implausible(self, message: AnyMessage) -> str:
         """Return why a worker's counts are impossible in this run; empty: they are possible."""
-        return self.progress_of(message.worker).implausible(getattr(message, "facts", {}))
+        progress, facts = self.progress_of(message.worker), getattr(message, "facts", {})
+        if isinstance(message, Event) and message.name in ESTIMATES:
+            facts = facts | {"env_steps": progress.env_steps_before(facts["updates"], facts["env_steps"])}
+        return progress.implausible(facts)
 
     def facts(self, worker: str, facts: dict[str, Any]) -> None:
         """Take counters from a report or a worker's last message."""
