@@ -20,7 +20,7 @@ from jsrl.graph.policies import PolicyPart
 from jsrl.launch.display_rows import RatedPlayers, frames_per_step, other_policy
 from jsrl.launch.hooks import Hooks, LiveRun, SavedSnapshot
 from jsrl.launch.progress import Progress
-from jsrl.launch.result import Result, ledger_lines
+from jsrl.launch.result import STOPPED, Result, ledger_lines
 from jsrl.launch.stages import Stages
 from jsrl.launch.status_writer import StatusWriter, rarity
 from jsrl.metrics.display import Display
@@ -222,7 +222,7 @@ class Session:
             if worker in self._kinds:
                 self.send_command(worker, command.command, command.facts)
         elif message.name == "stop":
-            self.end(f"{message.worker}: {message.facts.get('why') or 'stop'}")
+            self.end(": ".join(filter(None, (f"{STOPPED} {message.worker}", message.facts.get("why")))))
 
     def _warning(self, message: Event) -> None:
         """Show a warning once; of warnings with the fact `once`, only a worker's first is shown."""
