@@ -84,3 +84,30 @@ def test_a_serial_run_continues_without_a_dispensable_worker_that_cannot_begin()
     run._loop()
     run._close()
     assert lost == []
+
+
+def test_requests_are_noticed_during_the_final_evaluation_of_a_serial_run() -> None:
+    """`jsrl stop` on another host writes one to the run folder; the display and the status also stay up to date."""
+    run, _ = serial_run(Scripted("learner"))
+    evaluator = Scripted("evaluator")
+    run._session.tick = lambda: setattr(run, "_interrupted", evaluator.steps == 2)
+    run._finish(evaluator)
+    assert evaluator.steps == 2
+
+
+def test_running_update_of_a_serial_run_is_shown() -> None:
+    """The main thread, which is inside the update, cannot."""
+    shown, calls = threading.Event(), list[tuple[str, str, float]]()
+    session = SimpleNamespace(call=lambda *call: calls.append(call), show=shown.set)
+    with UpdateDisplay(session, period_s=0.001) as display:  # type: ignore[arg-type]
+        reporter = SerialReporter("learner", session, display)  # type: ignore[arg-type]
+        reporter.entering("an update")
+        assert shown.wait(60.0)
+        reporter.left()
+        number = len(calls)
+        other = SerialReporter("actor-0", session)  # type: ignore[arg-type]
+        other.entering("a step", 60.0)
+        other.left()
+    assert {call[:2] for call in calls[:-1]} == {("learner", "an update")} and all(call[2] >= 0 for call in calls)
+    assert calls[-1] == ("learner", "", 0.0) and len(calls) == number
+    assert "update-display" not in [thread.name for thread in threading.enumerate()]
