@@ -85,6 +85,27 @@ def test_the_last_task_is_told_the_last_updates() -> None:
     assert sent == [("evaluator", 0, "final", {"updates": {"policy": 9}, "which": "latest"})]
 
 
+@pytest.mark.parametrize("interrupt", [None, KeyboardInterrupt])
+def test_learners_save_after_a_death_at_the_end_of_a_run(interrupt: type[BaseException] | None) -> None:
+    """An evaluator may die in its start while the run waits for it, before the learner is told to stop."""
+    saved, made = list[str](), object.__new__(Controller)
+
+    def end() -> None:
+        raise WorkerDied("the evaluator died")
+
+    def save() -> None:
+        saved.append("learner")
+        if interrupt is not None:
+            raise interrupt
+
+    made._plan = SimpleNamespace(jobs=())  # type: ignore[assignment]
+    made._session = SimpleNamespace(reason="total_env_steps", folder=SimpleNamespace(snapshots=Path("nowhere")))  # type: ignore[assignment]
+    made._end_in_order, made._save_learners = end, save  # type: ignore[method-assign]
+    with pytest.raises(WorkerDied, match="the evaluator died"):
+        made._work()
+    assert saved == ["learner"]
+
+
 CALL = "actor: step of environment 'a:b', group 0 (slot 1, episode 2, step 3, seed 4),"
 
 
