@@ -163,7 +163,8 @@ class DeadlineConfig:
     """Time limits of the controller."""
 
     ready_s: float = 180.0
-    """Seconds from a worker's start until it is ready; the error says at which stage it was."""
+    """Seconds from a worker's start until it is ready; the error says at which stage it was. The time in which a resumed run
+    plays its steps again does not count."""
     silence_s: float = 30.0
     """Seconds without a heartbeat after which a worker counts as dead. A separate thread sends the heartbeats."""
     stuck_s: float = 300.0

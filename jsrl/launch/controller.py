@@ -110,12 +110,13 @@ class Controller:
         try:
             while self._session.reason is None:
                 self._watch()
+            self._end_in_order()
         except WorkerDied as error:
-            self._save_learners()
+            with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: without the snapshots
+                self._save_learners()
             if (self._session.folder.snapshots / "state" / "tags" / "latest.json").exists():
                 raise WorkerDied(f"{error}\n(to continue: jsrl run --resume {self._session.folder.path})") from None
             raise
-        self._end_in_order()
 
     def _interrupt(self) -> None:
         self._interrupted = True

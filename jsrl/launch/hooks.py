@@ -186,7 +186,7 @@ class Hooks:
             self._messages.append((f"{text}; it is switched off, and the run continues without it", "warning"))
         else:
             if method in MAY_STOP and isinstance(answer, str) and answer == STOP and not self.stop_reason:
-                self.stop_reason = f"{STOPPED} {hook.name}"
+                self.stop_reason = f"{STOPPED} hook {hook.name}"
         hook.calls, hook.busy_s = hook.calls + 1, hook.busy_s + time.monotonic() - begun_s
         self._present = None
 

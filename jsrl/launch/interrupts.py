@@ -18,13 +18,19 @@ NATIVE = (ExtensionFileLoader.create_module.__code__, ExtensionFileLoader.exec_m
 
 
 class Interrupts:
-    """Handler of Ctrl-C, SIGTERM and SIGHUP: the first calls `first`, the second raises KeyboardInterrupt."""
+    """Handler of Ctrl-C, SIGTERM and SIGHUP: the first calls `first`, the second raises KeyboardInterrupt.
+
+    While a native module is loaded it waits, like EarlyInterrupt: `first` may raise as well.
+    """
 
     def __init__(self, first: Callable[[], None]) -> None:
         self._first, self._count = first, 0
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, number: int = 0, frame: FrameType | None = None) -> None:
         """Handle a signal."""
+        if loads_native(frame):
+            send_again(number)
+            return
         self._count += 1
         if self._count == 1:
             self._first()
@@ -50,11 +56,16 @@ class EarlyInterrupt:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         self.taken = True
-        while frame is not None and frame.f_code not in NATIVE:
-            frame = frame.f_back
-        if frame is None:
+        if not loads_native(frame):
             raise KeyboardInterrupt
         send_again(number)
+
+
+def loads_native(frame: FrameType | None) -> bool:
+    """Return whether a native module is loaded in a frame, or in one that called it."""
+    while frame is not None and frame.f_code not in NATIVE:
+        frame = frame.f_back
+    return frame is not None
 
 
 def send_again(number: int) -> None:

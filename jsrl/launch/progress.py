@@ -17,7 +17,8 @@ class Progress:
     """One policy's training, as the launching process knows it.
 
     Args:
-      policy: of the run. start_updates: updates before this start of the run.
+      policy: of the run. start_updates, start_env_steps: before this start of the run. Only with replay workers do the env
+        steps not follow from the updates.
 
     Attributes:
       env_steps, updates: trained so far, by the learner that got furthest. ended: why its training has ended; empty: it
@@ -27,11 +28,12 @@ class Progress:
       curve: (env steps, score) of each evaluation.
     """
 
-    def __init__(self, policy: PolicyPart, start_updates: int = 0) -> None:
+    def __init__(self, policy: PolicyPart, start_updates: int = 0, start_env_steps: int = 0) -> None:
         self.policy = policy
         self._experiment = e = policy.experiment
         self.updates = self._start_updates = start_updates
-        self.env_steps = start_updates // e.updates_per_batch * e.rows_per_update
+        trained = start_updates // e.updates_per_batch * e.rows_per_update
+        self.env_steps = start_env_steps if e.has_replay_workers else trained
         self.ended = ""
         self.goal, self.reached = e.stop_at_return, False
         self.evaluation: dict[str, float] = {}

@@ -16,11 +16,11 @@ from jsrl.transport.ledger.reconcile import hop_ledger
 
 INTENDED = ("total_env_steps", "max_minutes", "stop_at_return")
 WIDTH = 120  # of text without a terminal
-STOPPED = "stopped by hook"  # followed by its name
+STOPPED = "stopped by"  # followed by `hook` and its name, or by the worker of a director and its reason
 
 
 def is_intended(ended: str) -> bool:
-    """Return whether a run ended for one of its own reasons, or because a hook of the user ended it."""
+    """Return whether a run ended for one of its own reasons, or because its director or a hook of the user ended it."""
     return ended in INTENDED or ended.startswith(STOPPED)
 
 
@@ -39,8 +39,8 @@ class Result:
     """The outcome of a run.
 
     Attributes:
-      folder: the run's. ended: total_env_steps, max_minutes, stop_at_return, `stopped by hook NAME`, or interrupted.
-        (The result.json of a run that raised says failed.)
+      folder: the run's. ended: total_env_steps, max_minutes, stop_at_return, `stopped by hook NAME`,
+        `stopped by director: REASON`, or interrupted. (The result.json of a run that raised says failed.)
       env_steps, updates, wall_s: reached. process_s: from the start of this process (with imports) to the end of the
         training.
       ledger: of the learner's sample stream, reconciled (jsrl.transport.ledger.reconcile). hops: the other streams', by name.

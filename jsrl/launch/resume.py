@@ -106,7 +106,7 @@ def next_start_point(
     try:
         version, broken = newest_good(store, updates)
         latest = store.meta(version)
-        epoch, updates = int(latest["epoch"]), int(latest["updates"])
+        epoch, updates, env_steps = int(latest["epoch"]), int(latest["updates"]), int(latest.get("env_steps", 0))
     except SnapshotError as error:
         begin = "" if store.versions() else " It ended before its first snapshot; start it again as a new run."
         raise ConfigError(f"{folder.name} cannot be resumed: {error}{begin}") from error
@@ -115,7 +115,7 @@ def next_start_point(
     content = read_page(ledger or folder.path / LEDGER)
     epoch = max(epoch, content.epoch if content else 0) + 1
     messages = [*broken, f"continuing from snapshot {version} instead, of update {updates}"] if broken else []
-    return StartPoint(epoch, updates, f"{store.folder}@{version}"), messages
+    return StartPoint(epoch, updates, f"{store.folder}@{version}", env_steps=env_steps), messages
 
 
 def common_updates(folder: RunFolder, policies: Sequence[str]) -> int | None:

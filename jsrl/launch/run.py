@@ -229,7 +229,8 @@ def ready_plan(
 
 def make_session(plan: Plan, folder: RunFolder, screen: Display, sinks: Sequence[Any], hooks: Hooks) -> Session:
     """Return the session of a plan, in which each policy continues from its learner's start point."""
-    policies = [Progress(policy, plan.job(policy.learner).start_point.updates) for policy in plan.policies.values()]
+    starts = [(policy, plan.job(policy.learner).start_point) for policy in plan.policies.values()]
+    policies = [Progress(policy, start.updates, start.env_steps) for policy, start in starts]
     policy_of = {job.name: job.policy for job in plan.jobs}
     return Session(
         plan.experiment, folder, screen, sinks, kinds=plan.kinds, policies=policies, policy_of=policy_of, hooks=hooks

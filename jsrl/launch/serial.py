@@ -6,6 +6,7 @@ import functools
 import shutil
 import traceback
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Any
 
 from jsrl.launch.compilation import keep_compiled_here
@@ -18,6 +19,8 @@ from jsrl.launch.supervised import loss_notice
 from jsrl.launch.watchdog import Watchdog
 from jsrl.runs.control import Command, Crash, Event, Report
 from jsrl.workers.kinds import build_worker
+
+STEP, CLOSE = methodcaller("step"), methodcaller("close")
 
 
 class SerialReporter:
@@ -116,16 +119,15 @@ class SerialRun:
         worker.setup()
         self._session.stage(worker.name, "ready")
 
-    def _guarded(self, name: str, call: Callable[[Any], Any]) -> None:
-        """Call a worker; the run continues without a dispensable one."""
+    def _guarded(self, name: str, call: Callable[[Any], Any]) -> Any:
+        """Return what a call of a worker returns; the run continues without a dispensable one that fails."""
         worker, kind = self._workers.get(name), self._plan.kinds[name]
         if worker is None:
-            return
+            return None
         if kind.loss_ends_run:
-            call(worker)
-            return
+            return call(worker)
         try:
-            call(worker)
+            return call(worker)
         except Exception as error:  # an error there must not end the training
             del self._workers[name]
             crash = Crash(name, 0, type(error).__name__, str(error), "")
@@ -134,6 +136,7 @@ class SerialRun:
                 worker.close()
             except Exception as second:
                 self._session.display.message(f"while closing {name}: {second!r}")
+            return None
 
     def _send_command(self, worker: str, name: str, facts: dict[str, Any]) -> None:
         """Send a worker another worker's command."""
@@ -146,7 +149,7 @@ class SerialRun:
             while self._reports:
                 session.display.message(self._reports.pop())
             for name in self._each_turn:
-                progress = self._workers[name].step()
+                progress = self._guarded(name, STEP)
                 if progress and name in self._learners:
                     self._report()
                     for due in self._when_due:
@@ -158,9 +161,12 @@ class SerialRun:
             learner = self._workers[name]
             self._session.facts(name, {"updates": learner.updates, "env_steps": learner.env_steps})
         if last or self._session.line_due:
-            for worker in self._workers.values():
-                metrics, facts = worker.report()
-                self._session.report(Report(worker.name, 0, metrics, facts))
+            for name in list(self._workers):
+                self._guarded(name, self._report_of)
+
+    def _report_of(self, worker: Any) -> None:
+        metrics, facts = worker.report()
+        self._session.report(Report(worker.name, 0, metrics, facts))
 
     def _finish_due_work(self, worker: Any) -> None:
         """Finish the due work, so that scores depend on updates only and not on the clock."""
@@ -173,13 +179,13 @@ class SerialRun:
         session.finished_s = session.finished_s or session.now()
         self._report(last=True)
         finals = self._begin_finals()
-        for name, worker in list(self._workers.items()):
+        for name in list(self._workers):
             if name not in self._when_due:
-                session.facts(name, worker.close())
+                session.facts(name, self._guarded(name, CLOSE) or {})
         for name in self._when_due:
             if name in finals:
                 self._guarded(name, self._finish)
-            self._guarded(name, lambda worker: worker.close())
+            self._guarded(name, CLOSE)
         session.close()
 
     def _drop_pending(self) -> None:
@@ -201,6 +207,7 @@ class SerialRun:
     def _finish(self, worker: Any) -> None:
         while worker.name not in self._session.finals and not self._interrupted and worker.due:
             worker.step()
+            self._session.tick()
 
     def _abandon(self) -> None:
         """Close environments, files and displays after an error; a second error must not hide the first."""

@@ -20,7 +20,7 @@ from jsrl.graph.policies import PolicyPart
 from jsrl.launch.display_rows import RatedPlayers, frames_per_step, other_policy
 from jsrl.launch.hooks import Hooks, LiveRun, SavedSnapshot
 from jsrl.launch.progress import Progress
-from jsrl.launch.result import Result, ledger_lines
+from jsrl.launch.result import STOPPED, Result, ledger_lines
 from jsrl.launch.stages import Stages
 from jsrl.launch.status_writer import StatusWriter, rarity
 from jsrl.metrics.display import Display
@@ -40,6 +40,7 @@ from jsrl.workers.kinds import Kind, catalogue
 
 LINE_S = 1.0
 LOOK_S = 0.02
+ESTIMATES = ("evaluated", "filmed")  # events whose env steps are estimated from the updates of the params
 
 
 class Session:
@@ -158,7 +159,10 @@ class Session:
 
     def implausible(self, message: AnyMessage) -> str:
         """Return why a worker's counts are impossible in this run; empty: they are possible."""
-        return self.progress_of(message.worker).implausible(getattr(message, "facts", {}))
+        progress, facts = self.progress_of(message.worker), getattr(message, "facts", {})
+        if isinstance(message, Event) and message.name in ESTIMATES:
+            facts = facts | {"env_steps": progress.env_steps_before(facts["updates"], facts["env_steps"])}
+        return progress.implausible(facts)
 
     def facts(self, worker: str, facts: dict[str, Any]) -> None:
         """Take counters from a report or a worker's last message."""
@@ -218,7 +222,7 @@ class Session:
             if worker in self._kinds:
                 self.send_command(worker, command.command, command.facts)
         elif message.name == "stop":
-            self.end(f"{message.worker}: {message.facts.get('why') or 'stop'}")
+            self.end(": ".join(filter(None, (f"{STOPPED} {message.worker}", message.facts.get("why")))))
 
     def _warning(self, message: Event) -> None:
         """Show a warning once; of warnings with the fact `once`, only a worker's first is shown."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from jsrl.errors import ConfigError
+from jsrl.experiment import Experiment
 from jsrl.launch.links import learner_hop
 from jsrl.launch.plan import Plan
 from jsrl.launch.resume import (
@@ -87,17 +88,20 @@ def begin_policies(
 
 def _check_totals(plan: Plan, folder: RunFolder, starts: Mapping[str, StartPoint]) -> None:
     """Refuse a resume in which each policy has trained more than the whole run is to train."""
-    beyond = [
-        starts[policy.name].updates >= policy.experiment.total_updates + policy.experiment.updates_per_batch
-        for policy in plan.policies.values()
-    ]
-    if all(beyond):
-        e = plan.experiment
-        reached = starts[next(iter(plan.policies))].updates * e.rows_per_update // e.updates_per_batch
+    if all(_is_beyond(policy.experiment, starts[policy.name]) for policy in plan.policies.values()):
+        e, first = plan.experiment, starts[next(iter(plan.policies))]
+        reached = first.env_steps or first.updates * e.rows_per_update // e.updates_per_batch
         raise ConfigError(
             f"{folder.name} has trained {reached:,} env steps, more than --total-env-steps {e.total_env_steps:,}; give a "
             f"larger number to train on, or score it with jsrl evaluate {folder.name}."
         )
+
+
+def _is_beyond(e: Experiment, start: StartPoint) -> bool:
+    """Return whether a policy has trained a batch more than all that it is to train."""
+    if e.replay is not None and e.has_replay_workers and e.replay.samples_per_insert is None:
+        return start.env_steps >= e.total_env_steps + e.rows_per_update  # its updates follow no ratio
+    return start.updates >= e.total_updates + e.updates_per_batch
 
 
 def _one_update(plan: Plan, folder: RunFolder) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jsrl.launch.launcher import Handle
-from jsrl.runs.control import AnyMessage, Crash, Heartbeat, Report, Stacks, Stage
+from jsrl.runs.control import REPLAYING, AnyMessage, Crash, Heartbeat, Report, Stacks, Stage
 from jsrl.workers.jobs import Job
 
 EXPECTED = ("ConfigError", "MissingExtra", "VideoError")  # errors whose message is complete without a traceback
@@ -78,6 +78,8 @@ class SupervisedWorker:
         self.beat_s = time.monotonic()
         if isinstance(message, Stage):
             self.stage, self.pid, self.stage_s = message.stage, message.pid, self.beat_s
+            if message.stage.startswith(REPLAYING):  # the time to become ready begins again
+                self.started_s = self.beat_s
         elif isinstance(message, Heartbeat):
             self.activity = f"{message.activity} for {message.activity_s:.1f} s" if message.activity else ""
         elif isinstance(message, Report):

@@ -148,4 +148,6 @@ def last_committed(start_point: StartPoint, snapshots: Path, ledger: Path) -> tu
     if not store.versions():
         return dataclasses.replace(start_point, epoch=epoch), []
     version, broken = newest_good(store)
-    return StartPoint(epoch, int(store.meta(version)["updates"]), f"{store.folder}@{version}"), broken
+    meta = store.meta(version)
+    env_steps = int(meta.get("env_steps", 0))
+    return StartPoint(epoch, int(meta["updates"]), f"{store.folder}@{version}", env_steps=env_steps), broken

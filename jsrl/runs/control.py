@@ -40,6 +40,7 @@ from jsrl.transport.meeting.keys import KeyPath
 _logger = logging.getLogger("jsrl.control")
 MAX_MESSAGE_BYTES = 16 << 20
 HEARTBEAT_S = 0.2
+REPLAYING = "replaying"  # begins the stages in which a worker replays a journal, which may take as long as the run did
 _HURRY_S = 0.02  # between checks of memory that grows fast
 MARGIN_BYTES = 256 << 20  # growth of the controller's memory before its socket is recreated
 MAX_MESSAGES = 4096  # most messages read at once

@@ -49,6 +49,7 @@ class StartPoint:
       params_only: restore only the params (a fresh optimizer, counters at 0).
       journal_epoch: epoch in which the environments of the journals were seeded, if they are continued exactly; None:
         start new episodes.
+      env_steps: trained on before, as the snapshot of a resumed run says.
     """
 
     epoch: int = 0
@@ -56,6 +57,7 @@ class StartPoint:
     restore: str | None = None
     params_only: bool = False
     journal_epoch: int | None = None
+    env_steps: int = 0
 
 
 @dataclass(frozen=True)

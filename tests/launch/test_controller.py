@@ -18,7 +18,7 @@ from jsrl.launch.controller import Controller
 from jsrl.launch.launcher import Exit
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.launch.supervision import Supervision
-from jsrl.runs.control import Heartbeat
+from jsrl.runs.control import REPLAYING, Heartbeat, Stage
 from jsrl.runs.pauses import Pauses
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind
@@ -83,6 +83,40 @@ def test_the_last_task_is_told_the_last_updates() -> None:
     made._control, made._interrupted = SimpleNamespace(send_command=lambda *given: sent.append(given)), False
     made._begin_final("evaluator", {"which": "latest"})
     assert sent == [("evaluator", 0, "final", {"updates": {"policy": 9}, "which": "latest"})]
+
+
+@pytest.mark.parametrize("interrupt", [None, KeyboardInterrupt])
+def test_learners_save_after_a_death_at_the_end_of_a_run(interrupt: type[BaseException] | None) -> None:
+    """An evaluator may die in its start while the run waits for it, before the learner is told to stop."""
+    saved, made = list[str](), object.__new__(Controller)
+
+    def end() -> None:
+        raise WorkerDied("the evaluator died")
+
+    def save() -> None:
+        saved.append("learner")
+        if interrupt is not None:
+            raise interrupt
+
+    made._plan = SimpleNamespace(jobs=())  # type: ignore[assignment]
+    made._session = SimpleNamespace(reason="total_env_steps", folder=SimpleNamespace(snapshots=Path("nowhere")))  # type: ignore[assignment]
+    made._end_in_order, made._save_learners = end, save  # type: ignore[method-assign]
+    with pytest.raises(WorkerDied, match="the evaluator died"):
+        made._work()
+    assert saved == ["learner"]
+
+
+def test_the_time_of_a_replay_does_not_count_as_a_start() -> None:
+    """A resumed deterministic run plays all earlier steps again, which takes as long as they did."""
+    worker = dead("actor")
+    worker.handle.alive, worker.handle.exit = True, None  # type: ignore[misc]
+    made, deaths = ending(worker, []), list[str]()
+    made._pauses, made._died = Pauses(), lambda _, what: deaths.append(what)
+    for stage, expected in ((f"{REPLAYING} trajectory 7 of 9 of group 0", 0), ("connecting to streams", 1)):
+        worker.started_s = time.monotonic() - 1.5 * worker.job.experiment.deadlines.ready_s
+        worker.receive(Stage("actor", 0, stage, 7))
+        made._check(worker)
+        assert len(deaths) == expected
 
 
 CALL = "actor: step of environment 'a:b', group 0 (slot 1, episode 2, step 3, seed 4),"

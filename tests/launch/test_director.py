@@ -233,9 +233,10 @@ def test_episodes_are_about_the_task_that_is_assigned(placement: str, tmp_path: 
 def test_a_curriculum_teaches_one_agent_stage_by_stage(tmp_path: Path) -> None:
     """An environment without seats; the first stage ends after some env steps."""
     stages = tuple(Stage(name, ({"length": n},), max_env_steps=100) for name, n in LENGTHS.items())
-    director = WatchedStages(policies=("main",), stages=stages)
+    director = WatchedStages(policies=("main",), stages=stages, stop=True)
     changes = {"director": director, "env": EnvConfig("tests.duel:Walk")}
     result = run(dataclasses.replace(DUEL, **changes), runs_dir=tmp_path, display="quiet")
+    assert result.ended.startswith("stopped by director: the last stage, ") and result.as_intended
     played = [length for _, length in lengths_of(result)]
     assert set(played) == {2, 7} and played == sorted(played) and played.count(2) >= 50
 

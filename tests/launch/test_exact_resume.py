@@ -23,6 +23,7 @@ from jsrl.launch import resume
 from jsrl.launch.plan import make_plan
 from jsrl.launch.resume import continue_exactly
 from jsrl.launch.run import run
+from jsrl.runs.control import REPLAYING
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, named_leaves
@@ -193,6 +194,20 @@ def test_environments_are_restored_and_continue_identically(tmp_path: Path) -> N
     assert digest(play(second, 6, seed=1)) == after
     second.close()
     assert Journal(path).num_records == 51
+
+
+def test_a_replay_reports_how_far_it_is(tmp_path: Path, monkeypatch) -> None:
+    """The controller gives a replay as much time as it needs, as long as it goes on."""
+    stages: list[str] = []
+    monkeypatch.setattr(Silent, "stage", lambda reporter, stage: stages.append(stage))
+    monkeypatch.setattr("jsrl.workers.actor.journaled.STAGE_S", 0.0)
+    path = tmp_path / "journal" / "group-1"
+    for play_again in (None, 3):
+        env = journaled_env(path, play_again)
+        env.reset()
+        play(env, 4 * 3, seed=0)
+        env.close()
+    assert stages == [f"{REPLAYING} trajectory {number} of 3 of group 1" for number in range(3)]
 
 
 class UnseededEnv(resume_process.CartPoleEnv):

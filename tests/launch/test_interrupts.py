@@ -65,7 +65,13 @@ def test_interrupt_dropped_by_python_before_the_start_still_ends_the_run(early):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_interrupt_waits_until_a_native_module_is_loaded(monkeypatch):
+def ended() -> None:
+    """Act like the first Ctrl-C of a serial run that has not begun."""
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("handled", [remembered, lambda: interrupts(ended)], ids=["before a run", "in a run"])
+def test_interrupt_waits_until_a_native_module_is_loaded(handled, monkeypatch):
     loaded = []
 
     def load(module: object) -> None:
@@ -74,7 +80,7 @@ def test_interrupt_waits_until_a_native_module_is_loaded(monkeypatch):
         loaded.append(module)
 
     monkeypatch.setattr(_imp, "exec_dynamic", load)
-    with pytest.raises(KeyboardInterrupt), remembered():
+    with pytest.raises(KeyboardInterrupt), handled():
         ExtensionFileLoader("native", "native.so").exec_module("native")
         time.sleep(10.0)
     assert loaded == ["native"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -14,11 +15,15 @@ from jsrl.cli.replay_update import replay_update
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, NonFiniteUpdate
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
+from jsrl.graph.policies import PolicyPart
 from jsrl.launch.plan import make_plan
 from jsrl.launch.plan_text import describe
+from jsrl.launch.progress import Progress
 from jsrl.launch.run import run
+from jsrl.launch.session import Session
 from jsrl.networks.model import NetworkConfig
 from jsrl.replay.device.ring import ring_shape
+from jsrl.runs.control import Event
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import leaves
 
@@ -119,6 +124,32 @@ def test_run_continues_from_its_snapshot(kind, save, tmp_path):
     assert again.env_steps >= 3_200
     held = again.metrics["replay/size"]
     assert np.nanmax(held) >= (1_900 if save else 1_500)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_resumed_run_with_free_replay_counts_the_inserted_env_steps(tmp_path):
+    """It makes many more updates than the env steps of its batches suggest."""
+    e = experiment("host", replay={"samples_per_insert": None, "min_size": 32}, total_env_steps=400)
+    first = run(e, runs_dir=tmp_path, name="a", display="quiet")
+    assert 400 <= first.env_steps < 500 and first.updates > 2 * e.total_updates
+    again = run(dataclasses.replace(e, total_env_steps=600), runs_dir=tmp_path, resume="a", display="quiet")
+    assert 600 <= again.env_steps < 700 and again.updates > first.updates
+    assert again.metrics["env_steps"].max() < 700
+    with pytest.raises(ConfigError, match=f"has trained {again.env_steps:,} env steps, more than"):
+        run(e, runs_dir=tmp_path, resume="a", display="quiet")
+
+
+def test_estimated_env_steps_of_free_replay_are_not_implausible():
+    """The evaluator knows only updates; the controller interpolates the env steps from the learner's reports."""
+    e = experiment("host", replay={"samples_per_insert": None})
+    progress = Progress(PolicyPart("policy", "learner", e, (0,), ""))
+    progress.take({"updates": 9_000, "env_steps": 900})
+    session = SimpleNamespace(progress_of=lambda worker: progress)
+    facts = {"updates": 8_000, "env_steps": 8_000 * e.rows_per_update, "metrics": {}}
+    for worker, name in (("evaluator", "evaluated"), ("recorder", "filmed")):
+        assert Session.implausible(session, Event(worker, 0, name, facts=facts)) == ""
+    assert "env_steps is" in Session.implausible(session, Event("learner", 0, "finished", facts=facts))
 
 
 @pytest.mark.slow

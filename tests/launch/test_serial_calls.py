@@ -1,12 +1,98 @@
-"""Long updates of serial runs are shown while they run."""
+"""Serial runs: long updates are shown while they run; the run continues without a dispensable worker that fails."""
 
 from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
+from typing import Any
 
-from jsrl.launch.serial import SerialReporter
+import pytest
+
+from jsrl.launch.serial import SerialReporter, SerialRun
 from jsrl.launch.serial_calls import UpdateDisplay
+from jsrl.workers.kinds import find_kind
+
+
+class Scripted:
+    """A worker of which one method fails."""
+
+    def __init__(self, name: str, fails: str = "") -> None:
+        self.name, self._fails, self.steps = name, fails, 0
+        self.updates = self.env_steps = 0
+
+    @property
+    def due(self) -> bool:
+        return self.steps < 5
+
+    def _call(self, method: str) -> None:
+        if method == self._fails:
+            raise ZeroDivisionError(f"{self.name}: {method}")
+
+    def step(self) -> int:
+        self.steps += 1
+        self._call("step")
+        return 1
+
+    def report(self) -> tuple[dict, dict]:
+        self._call("report")
+        return {}, {}
+
+    def close(self) -> dict:
+        self._call("close")
+        return {}
+
+
+def serial_run(*workers: Scripted, turns: int = 3) -> tuple[Any, list[str]]:
+    """Return a serial run whose first worker is a learner and whose others are dispensable, and the lost workers."""
+    lost: list[str] = []
+    session = SimpleNamespace(reason=None, finals=set(), finished_s=1.0, line_due=True, ticks=0)
+    session.lose = lambda name, notice: lost.append(name)
+    session.facts, session.report, session.close = lambda *_: None, lambda *_: None, lambda: None
+    session.experiment, session.display = None, SimpleNamespace(message=lambda *_: None)
+
+    def tick() -> None:
+        session.ticks += 1
+        session.reason = "total_env_steps" if session.ticks >= turns else None
+
+    session.tick = tick
+    learner, *others = workers
+    kinds = {learner.name: find_kind("learner")} | {one.name: find_kind("recorder") for one in others}
+    kinds = {name: kind._replace(final=lambda *_: None) for name, kind in kinds.items()}
+    made: Any = SerialRun(SimpleNamespace(kinds=kinds), session)  # type: ignore[arg-type]
+    made._workers = {one.name: one for one in workers}
+    made._each_turn, made._when_due, made._learners = list(made._workers), [], [learner.name]
+    made._interrupted = False
+    return made, lost
+
+
+@pytest.mark.parametrize("method", ["step", "report", "close"])
+def test_a_serial_run_continues_without_a_dispensable_worker_that_fails(method: str) -> None:
+    learner, other = Scripted("learner"), Scripted("watch", method)
+    run, lost = serial_run(learner, other)
+    run._loop()
+    run._close()
+    assert (lost, learner.steps) == (["watch"], 3)
+    with pytest.raises(ZeroDivisionError, match=f"learner: {method}"):
+        run, _ = serial_run(Scripted("learner", method), Scripted("watch"))
+        run._loop()
+        run._close()
+
+
+def test_a_serial_run_continues_without_a_dispensable_worker_that_cannot_begin() -> None:
+    run, lost = serial_run(Scripted("learner"), Scripted("watch"))
+    del run._workers["watch"]
+    run._loop()
+    run._close()
+    assert lost == []
+
+
+def test_requests_are_noticed_during_the_final_evaluation_of_a_serial_run() -> None:
+    """`jsrl stop` on another host writes one to the run folder; the display and the status also stay up to date."""
+    run, _ = serial_run(Scripted("learner"))
+    evaluator = Scripted("evaluator")
+    run._session.tick = lambda: setattr(run, "_interrupted", evaluator.steps == 2)
+    run._finish(evaluator)
+    assert evaluator.steps == 2
 
 
 def test_running_update_of_a_serial_run_is_shown() -> None:

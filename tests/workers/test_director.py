@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,6 +23,7 @@ from jsrl.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat, make_version
 from jsrl.workers.actor.assignments import Assignments
+from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
 from jsrl.workers.director import worker as module
 from jsrl.workers.director.leases import Leases, leases_of, result_of
@@ -91,9 +94,9 @@ class Fleet:
             elif facts.get("policy"):
                 self._learn(facts["command"], facts["facts"])
             else:
-                body = facts["facts"]
-                leases = [msgspec.convert(one, Lease) for one in body["leases"]]
-                self.actors[facts["worker"]][0].take(leases, body["session"], body["sent"])
+                assignments, _, incarnation = self.actors[facts["worker"]]
+                actor: Any = SimpleNamespace(_assignments=assignments, _settings=ActorSettings(1, incarnation))
+                Actor.command(actor, Command("games", facts["facts"]))
 
     def _learn(self, command: str, facts: dict) -> None:
         self.updates += 1
@@ -192,6 +195,22 @@ def test_assignments_follow_sides_and_only_learning_seats_train() -> None:
     acts = np.array([[1, 1], [1, 2]], np.uint8)
     assert cast.trained(acts).tolist() == [[0, 1], [1, 0]]
     assert cast.asked(np.array([[1, 0], [0, 1]], np.uint8)).tolist() == [[5, NOT_PLAYED], [NOT_PLAYED, NOT_PLAYED]]
+
+
+def test_assignments_for_a_replaced_actor_do_not_reach_its_successor(tmp_path: Path) -> None:
+    """The successor would count them as received, and get as many as its predecessor ever had in advance."""
+    rng = np.random.default_rng(0)
+    fleet = Fleet(tmp_path, LatestSelfPlay(policies=("main",)), actors=1)
+    for _ in range(100):
+        fleet.turn(rng)
+    asked = Games([], 2 * SLOTS, 0, fleet.actors["actor-0"][0]._received, fleet.lives - 1)
+    fleet.worker.command(Command("games", msgspec.to_builtins(asked) | {"worker": "actor-0", "incarnation": 0}))
+    fleet.kill_actor("actor-0")  # before the director answers: it may wait for a learner
+    fleet.worker.step()
+    fleet.deliver()
+    for _ in range(5):
+        fleet.turn(rng)
+        assert fleet.actors["actor-0"][0]._received == fleet.worker._leases._holders["actor-0"].sent
 
 
 def test_greedy_assignments_are_refused_because_actors_sample() -> None:

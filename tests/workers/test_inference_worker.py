@@ -50,9 +50,9 @@ class Serving:
         self.worker = make_server(settings, [(engine(num_slots), lambda: (self.server, Params()))])
         self.worker.setup()
 
-    def connect(self, incarnation: int) -> InferenceClient:
-        """Connect an actor; the worker is stepped meanwhile."""
-        who = ProducerId("actor-0", incarnation)
+    def connect(self, incarnation: int, name: str = "actor-0") -> InferenceClient:
+        """Connect an actor, or another client; the worker is stepped meanwhile."""
+        who = ProducerId(name, incarnation)
         with ThreadPoolExecutor(1) as pool:
             client = pool.submit(connect_inference, self.server.address, ACT, who, {0: SIZE}, 20.0)
             while not client.done():
@@ -89,6 +89,19 @@ def test_clients_that_die_waiting_do_not_use_up_slots(serving: Serving) -> None:
         serving.receive(client)
         client.send(0, asked(1))
         client.close()
+        for _ in range(5):
+            serving.worker.step()
+
+
+def test_all_slots_of_a_group_are_free_again_once_its_clients_have_left(serving: Serving) -> None:
+    """Two workers ask for one group, such as an actor and a relabeler, and reconnect when one of them is replaced."""
+    for life in range(3):
+        clients = [serving.connect(life, name) for name in ("actor-0", "relabel")]
+        for client in clients:
+            client.send(0, asked(0))
+            serving.receive(client)
+        for client in clients:
+            client.close()
         for _ in range(5):
             serving.worker.step()
 

@@ -26,6 +26,7 @@ from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, map_t
 from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batcher, BatchPlan, of_any_age
 from jsrl.workers.learner.replay_link import ReplayConsumer
+from jsrl.workers.learner.sources import FromReplay
 from jsrl.workers.replay.build import build_replay
 from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker
 
@@ -148,6 +149,16 @@ def test_feedback_of_several_batches_and_a_full_connection(world):
     for _ in range(5):
         w.learner.feedback(ids[:M], np.ones(M))
     assert w.learner.lost_feedback == M  # four blocks are in transit; the fifth had no room
+
+
+def test_learner_counts_env_steps_of_before_until_all_replay_workers_have_reported(world):
+    """A resumed run may be stopped again before replay is filled; its snapshot must not say 0."""
+    w = world()
+    source = FromReplay(None, w.learner, M, begun=500)  # type: ignore[arg-type]
+    assert source.env_steps(9) == 500
+    for index, inserted in ((0, 400), (1, 200)):
+        w.learner._inserted[index] = inserted
+    assert source.env_steps(9) == 600
 
 
 def test_ratio_holds_rows_back_until_the_learner_samples(world):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,12 +11,15 @@ import numpy as np
 from jsrl.envs.base import EnvStep, GameStep
 from jsrl.errors import EnvironmentFault, SnapshotError
 from jsrl.experiment import Experiment
+from jsrl.runs.control import REPLAYING
 from jsrl.transport.wire.schema import to_dtype
 from jsrl.types import Array, ArraySpec, GameSpec
 from jsrl.workers.actor.journal import Journal, JournalHeader, JournalWriter, TaskJournal, digest, journal_path
 from jsrl.workers.base import Reporter
 from jsrl.workers.env_call import where
 from jsrl.workers.jobs import Job
+
+STAGE_S = 5.0  # between two reports of how far a replay is
 
 
 def exact_obstacle(experiment: Experiment, *, has_core: bool = False) -> str | None:
@@ -104,11 +108,14 @@ class JournaledEnv:
             self._writer.give_up(str(error))
 
     def _play_again(self, latest: EnvStep | GameStep, count: int) -> EnvStep | GameStep:
-        self._reporter.stage(f"replaying {count} trajectories of group {self._header.group}")
+        due_s = 0.0
         if first := self._tasks.at(0):
             self._env.set_tasks(first)
             latest = self._env.reset()
         for number, record in enumerate(Journal(self._path).records(count)):
+            if (now_s := time.monotonic()) >= due_s:
+                due_s = now_s + STAGE_S
+                self._reporter.stage(f"{REPLAYING} trajectory {number:,} of {count:,} of group {self._header.group}")
             self._reporter.entering(f"playing trajectory {number} of group {self._header.group} again,", None)
             for action in record.actions:
                 if self._steps and (given := self._tasks.at(self._steps)):

@@ -410,9 +410,13 @@ class Actor:
         return self._recorder.flush(), dict(self._counts)
 
     def command(self, command: Command) -> None:
-        """Take `games`: a director's assignments."""
-        if command.name == "games" and self._assignments is not None:
-            facts = command.facts
+        """Take `games`: a director's assignments, unless they are for an earlier incarnation of this actor."""
+        facts = command.facts
+        if (
+            command.name == "games"
+            and self._assignments is not None
+            and facts["incarnation"] == self._settings.incarnation
+        ):
             leases = msgspec.convert(facts["leases"], list[Lease])
             slots = [(group, slot) for group, slot in facts["slots"]]
             self._assignments.take(leases, facts["session"], facts["sent"], slots)

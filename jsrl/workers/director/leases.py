@@ -78,6 +78,10 @@ class Leases:
         holder.sent += len(leases)
         return holder.sent
 
+    def incarnation_of(self, worker: str) -> int:
+        """Return the newest known incarnation of an actor."""
+        return self._holders[worker].incarnation
+
     def is_of(self, worker: str, incarnation: int) -> bool:
         """Return whether this is the newest known incarnation of an actor."""
         holder = self._holders.get(worker)

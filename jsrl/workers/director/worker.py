@@ -248,6 +248,7 @@ class DirectorWorker:
     ) -> None:
         bodies = [msgspec.to_builtins(lease) for lease in leases]
         body = {"leases": bodies, "session": self._leases.session, "sent": sent, "slots": list(slots)}
+        body["incarnation"] = self._leases.incarnation_of(worker)
         self._reporter.event("command", worker=worker, command="games", facts=body)
 
     # -- reports and end ----------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> S
     size, windows = e.replay.batch_size, e.replay.batch_size * e.updates_per_call
     plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.replay.window)
     consumer = replay_consumer(bind(job, replay_batch_spec(spec), start), job)
-    return FromReplay(join(consumer, spec, plan), consumer, windows)
+    return FromReplay(join(consumer, spec, plan), consumer, windows, job.start_point.env_steps)
 
 
 def from_recording(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:

@@ -134,11 +134,15 @@ class IntoRing(FromStream):
 
 
 class FromReplay(IntoRing):
-    """Batches of windows that replay workers drew; their new priorities go back to these workers."""
+    """Batches of windows that replay workers drew; their new priorities go back to these workers.
 
-    def __init__(self, batcher: Batcher, consumer: ReplayConsumer, windows: int) -> None:
+    Args:
+      begun: env steps inserted before this start. Replay workers report theirs with their first batches.
+    """
+
+    def __init__(self, batcher: Batcher, consumer: ReplayConsumer, windows: int, begun: int = 0) -> None:
         super().__init__(batcher, consumer, 0, 1, windows)
-        self._replay = consumer
+        self._replay, self._begun = consumer, begun
 
     def used(self, batch: Batch, output: UpdateOutput) -> int:
         """Take a batch back and send its priorities, if the agent has any; return its windows."""
@@ -148,7 +152,7 @@ class FromReplay(IntoRing):
 
     def env_steps(self, updates: int) -> int:
         """Return the env steps inserted over all replay workers, as reported with the newest batches."""
-        return self._replay.env_steps
+        return max(self._begun, self._replay.env_steps)
 
 
 class Prefetched:
