@@ -268,7 +268,7 @@ def _several(nums: tuple[int, ...], starts: np.ndarray, space: spaces.Space) -> 
 def _continuous(space: spaces.Box, transform: Any) -> tuple[Continuous, None, Callable[[np.ndarray], np.ndarray]]:
     shape, dtype = tuple(space.shape), np.dtype(space.dtype)
     spec = Continuous(tuple(np.ravel(space.low).tolist()), tuple(np.ravel(space.high).tolist()), transform)
-    low, high = (np.ravel(bound).astype(np.float32) for bound in (space.low, space.high))
+    low, high = spec.bounds
     bounded = bool(np.isfinite(low).any() or np.isfinite(high).any())
 
     def convert(action: np.ndarray) -> np.ndarray:

@@ -130,6 +130,18 @@ class Bounded(gymnasium.Env):
         return action.ravel().astype(np.float32), 0.0, False, False, {}
 
 
+class Strict(Bounded):
+    """Refuses actions outside of its space, whose bounds float32 does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = spaces.Box(-0.1, 0.7, (2, 1), np.float64)
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"got {action!r}"
+        return super().step(action)
+
+
 class Faulty(gymnasium.Env):
     """Well-behaved until step `at` of its second episode, then fails in the way of `what`."""
 

@@ -173,6 +173,13 @@ def test_actions_are_clipped_to_the_bounds(high, transform, sent, got):
     np.testing.assert_allclose(env.step(np.array([sent], np.float32)).observation[0], got, atol=1e-6)
 
 
+@pytest.mark.parametrize("transform", ["clip", "rescale"])
+def test_actions_of_float64_stay_within_bounds_that_float32_rounds(transform):
+    env = make(EnvConfig(S + "Strict", action_transform=transform), 1, 0)
+    env.reset()
+    env.step(np.array([[-9.0, 9.0]], np.float32))
+
+
 FAULTS = {
     "raise in step": "ZeroDivisionError in step: the wheel came off",
     "raise in reset": "RuntimeError in reset: no more levels",
