@@ -62,7 +62,8 @@ class Leaf:
 
     def check(self, value: Any, batch: tuple[int, ...] = ()) -> None:
         """Raise BadValue unless `value` has the declared shape (after `batch`) and a dtype that casts to it."""
-        found_shape = np.shape(value) if isinstance(value, np.ndarray | np.generic | int | float | list) else None
+        is_array = isinstance(value, int | float | list) or hasattr(value, "__array__")  # of NumPy, JAX or PyTorch
+        found_shape = np.shape(value) if is_array else None
         if found_shape != (*batch, *self.shape):
             raise BadValue(
                 f"returned {describe(value)} as {self.name!r}; its space declares shape {list(self.shape)}"

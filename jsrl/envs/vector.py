@@ -87,7 +87,8 @@ class GymVectorEnv:
         try:
             if self._mode is AutoresetMode.DISABLED and rows.any_first:
                 self._env.reset(options={"reset_mask": rows.first.copy()})  # it may refuse to step an ended slot
-            observation, reward, terminated, truncated, info = self._env.step(self._actions.convert(np.asarray(action)))
+            observation, *outcome, info = self._env.step(self._actions.convert(np.asarray(action)))
+            reward, terminated, truncated = map(np.asarray, outcome)
             tree = self._take(observation, info)
             if self._mode is not AutoresetMode.NEXT_STEP:
                 if self._mode is AutoresetMode.SAME_STEP:

@@ -142,6 +142,39 @@ class Strict(Bounded):
         return super().step(action)
 
 
+class Foreign:
+    """An array of another library than NumPy."""
+
+    def __init__(self, values: np.ndarray):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype)
+
+
+class ForeignArrays(Counting):
+    """Observes arrays of another library."""
+
+    def _observe(self):
+        return Foreign(super()._observe())
+
+
+class ForeignVector(gymnasium.vector.VectorWrapper):
+    """Returns arrays of another library."""
+
+    def reset(self, **kwargs):
+        observation, told = self.env.reset(**kwargs)
+        return Foreign(observation), told
+
+    def step(self, actions):
+        *arrays, told = self.env.step(actions)
+        return *map(Foreign, arrays), told
+
+
+def foreign_vector(num_envs: int) -> gymnasium.vector.VectorEnv:
+    return ForeignVector(counting_vector(num_envs, "NextStep"))
+
+
 class Faulty(gymnasium.Env):
     """Well-behaved until step `at` of its second episode, then fails in the way of `what`."""
 

@@ -180,6 +180,16 @@ def test_actions_of_float64_stay_within_bounds_that_float32_rounds(transform):
     env.step(np.array([[-9.0, 9.0]], np.float32))
 
 
+@pytest.mark.parametrize(
+    ("foreign", "plain"), [("ForeignArrays", vector_config("sync")), ("foreign_vector", vector_config("NextStep"))]
+)
+def test_arrays_of_other_libraries_are_accepted(foreign, plain):
+    one, other = (steps_of(make(config, 2, 0), 6) for config in (EnvConfig(S + foreign), plain))
+    for mine, its in zip(one, other, strict=True):
+        for name in ("observation", "reward", "discount", "is_first"):
+            np.testing.assert_array_equal(getattr(mine, name), getattr(its, name))
+
+
 FAULTS = {
     "raise in step": "ZeroDivisionError in step: the wheel came off",
     "raise in reset": "RuntimeError in reset: no more levels",
