@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 from jsrl.envs.base import EnvStep
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.repair import close_quietly
 from jsrl.envs.rows import Rows, vector_seed
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
 from jsrl.envs.sync import ADVICE_RAISED, ADVICE_SPACE
@@ -184,7 +185,7 @@ class GymVectorEnv:
         """Close the environment."""
         if self._env is not None:
             env, self._env = self._env, None
-            env.close()
+            close_quietly(env)
 
 
 def _row(tree: Any, slot: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -173,6 +173,16 @@ class ForeignVector(gymnasium.vector.VectorWrapper):
 
 def foreign_vector(num_envs: int) -> gymnasium.vector.VectorEnv:
     return ForeignVector(counting_vector(num_envs, "NextStep"))
+
+
+class Unclosable(Counting):
+    """Raises whenever it is closed."""
+
+    closed: ClassVar[list[int]] = []
+
+    def close(self):
+        self.closed.append(id(self))
+        raise RuntimeError("the window is gone")
 
 
 class Faulty(gymnasium.Env):

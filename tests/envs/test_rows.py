@@ -246,6 +246,15 @@ def test_reset_without_info_is_a_fault():
         make(EnvConfig(S + "OldReset"), 2, 0)
 
 
+def test_errors_of_close_are_logged_and_every_slot_is_closed(caplog):
+    env = make(EnvConfig(S + "Unclosable"), 3, 0)
+    closed: list[int] = env._envs[0].closed
+    closed.clear()
+    env.close()
+    assert len(set(closed)) == len(caplog.records) == 3 and "RuntimeError: the window is gone" in caplog.text
+    assert make_spec(EnvConfig(S + "Unclosable")).action == Discrete(2)
+
+
 @pytest.mark.parametrize("limit", [None, 10])
 def test_reset_without_seed_is_a_fault(limit):
     with pytest.raises(

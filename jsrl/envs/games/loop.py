@@ -14,7 +14,7 @@ from jsrl.envs.faults import describe
 from jsrl.envs.games.groups import SeatGroups
 from jsrl.envs.games.played import EnvState, PlayedGame, SeatSpaces
 from jsrl.envs.games.rows import GameRows
-from jsrl.envs.repair import SlotRepairs
+from jsrl.envs.repair import SlotRepairs, close_quietly
 from jsrl.envs.rows import metric_value, slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout
 from jsrl.envs.sync import ADVICE_RAISED, ADVICE_SPACE
@@ -326,7 +326,7 @@ class SyncVectorGame(SlotRepairs):
         """Close every environment."""
         envs, self._envs = self._envs, []
         for env in envs:
-            env.close()
+            close_quietly(env)
 
     def __repr__(self) -> str:
         return f"SyncVectorGame({describe(self._config.id)}, num_envs={self.num_envs})"
