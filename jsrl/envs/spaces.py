@@ -187,6 +187,8 @@ class ObservationLayout:
 
 def _leaf(space: spaces.Space, path: tuple[Any, ...], names: tuple[str, ...], environment: str) -> Leaf:
     where = "/".join(names) or "the observation"
+    if 0 in (space.shape or ()):
+        raise ConfigError(f"environment {environment!r}: {where} is {space}, which has no entries; leave it out")
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         nums = np.atleast_1d(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n).ravel()
         starts = np.broadcast_to(np.asarray(space.start), np.shape(space.start) or (1,)).ravel()

@@ -274,6 +274,14 @@ class TextObservation(Counting):
         self.observation_space = spaces.Text(5)
 
 
+class EmptyObservation(Counting):
+    """Observes nothing of one kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Dict({"time": self.observation_space, "enemies": spaces.Box(0, 1, (0, 4))})
+
+
 class DictAction(Counting):
     """Has an unsupported action space."""
 
