@@ -114,6 +114,10 @@ class ForgetfulMask(Counting):
         return *rest, {} if self.time == self.without else {"action_mask": np.array([1, 0], np.int8)}
 
 
+def forgetful_vector(num_envs: int, mode: str, without: int) -> gymnasium.vector.VectorEnv:
+    return gymnasium.vector.SyncVectorEnv([lambda: ForgetfulMask(without)] * num_envs, autoreset_mode=mode)
+
+
 class Bounded(gymnasium.Env):
     """Returns its action as its observation."""
 

@@ -142,12 +142,17 @@ def test_rich_observations_and_masks():
     env.step(np.array([[0, 1], [0, 2]], np.int32))
 
 
-def test_mask_in_info_may_be_missing_only_at_the_end():
-    env = make(EnvConfig(S + "ForgetfulMask", kwargs={"without": 3}), 1, 0)
-    masks = [step.observation["action_mask"][0].tolist() for step in steps_of(env, 5)]
+@pytest.mark.parametrize("mode", ["sync", "NextStep", "Disabled"])
+def test_mask_in_info_may_be_missing_only_at_the_end(mode):
+    def steps(without: int) -> list:
+        kwargs = {"without": without} | ({} if mode == "sync" else {"mode": mode})
+        name = "ForgetfulMask" if mode == "sync" else "forgetful_vector"
+        return steps_of(make(EnvConfig(S + name, kwargs=kwargs), 1, 0), 5)
+
+    masks = [step.observation["action_mask"][0].tolist() for step in steps(3)]
     assert masks == [[1, 0]] * 3 + [[1, 1], [1, 0]]
     with pytest.raises(EnvironmentFault, match=r"step 1.*brought no info\['action_mask'\]; its first reset did"):
-        steps_of(make(EnvConfig(S + "ForgetfulMask", kwargs={"without": 2}), 1, 0), 5)
+        steps(2)
 
 
 def steps_of(env, number):
