@@ -37,7 +37,9 @@ def test_unknown_environment_is_refused_with_the_nearest() -> None:
 
 
 def test_games_of_several_players_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'envpool:TicTacToe-v1' has 2 players, and jsrl plays only EnvPool's .* for one"):
+    with pytest.raises(
+        ConfigError, match=r"'envpool:TicTacToe-v1' has 2 players, and jsrl plays only EnvPool's .* for one"
+    ):
         make(EnvConfig("envpool:TicTacToe-v1"), 2, 0)
 
 

@@ -285,7 +285,10 @@ def test_reset_without_seed_is_a_fault(limit):
             "reseed_episodes would have no effect",
         ),
         (EnvConfig(S + "TextObservation"), "Text"),
-        (EnvConfig(S + "EmptyObservation"), r"enemies is Box\(.*, \(0, 4\), float32\), which has no entries; leave it out"),
+        (
+            EnvConfig(S + "EmptyObservation"),
+            r"enemies is Box\(.*, \(0, 4\), float32\), which has no entries; leave it out",
+        ),
         (EnvConfig(S + "NoSpaces"), "has no observation_space; set"),
         (EnvConfig(S + "DictAction"), "Dict"),
         (EnvConfig(S + "Countin"), "Counting"),
