@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -127,6 +128,13 @@ class Continuous:
         """Return the spec of one action."""
         return ArraySpec((len(self.low),), "float32")
 
+    @cached_property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return low and high [A] as float32, rounded inwards: environments with bounds of float64 refuse what is outside."""
+        low, high = np.array(self.low, np.float32), np.array(self.high, np.float32)
+        up, down = np.nextafter(low, np.float32(np.inf)), np.nextafter(high, np.float32(-np.inf))
+        return np.where(low < np.array(self.low), up, low), np.where(high > np.array(self.high), down, high)
+
 
 ActionSpec: TypeAlias = Discrete | MultiDiscrete | Continuous
 
@@ -139,7 +147,7 @@ def to_environment(spec: ActionSpec, action: Any, xp: Any = np) -> Any:
     """
     if not isinstance(spec, Continuous):
         return action
-    low, high = np.asarray(spec.low, np.float32), np.asarray(spec.high, np.float32)
+    low, high = spec.bounds
     if spec.transform == "clip":
         return xp.clip(action, low, high)
     unit = xp.tanh(action) if spec.transform == "squash" else xp.clip(action, -1.0, 1.0)

@@ -42,7 +42,7 @@ class Assignment:
       players: one for each side. The assignment counts for the first one.
       learns: for each player: whether its rows train its policy.
       sides: a permutation: `players[i]` plays side `sides[i]` of the environment.
-      seed: of the episode.
+      seed: for an episode that you play in your own loop. Actors of a run do not use it: their environments have seeds.
       task: JSON value for the environment's reset; None: the environment's own.
       greedy: the players act greedily, for evaluation.
     """

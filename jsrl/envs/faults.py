@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,14 @@ def first_non_finite(leaf: np.ndarray) -> tuple[int, tuple[int, ...], float] | N
         return None
     index = tuple(int(i) for i in bad[0])
     return index[0], index[1:], float(leaf[index])
+
+
+def in_making(name: Any, kwargs: Mapping[str, Any], error: BaseException) -> EnvironmentFault:
+    """Return the error for an exception that a user's environment raised as it was made."""
+    return EnvironmentFault(
+        f"environment {name!r} raised {type(error).__name__} as it was made with {dict(kwargs)}: {error}. Its own traceback "
+        "shows where"
+    )
 
 
 def foreign(where: str, error: BaseException) -> EnvironmentFault:

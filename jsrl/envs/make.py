@@ -17,12 +17,13 @@ from jsrl.envs.adapters.pettingzoo import is_pettingzoo, make_pettingzoo
 from jsrl.envs.base import EnvStep, VectorEnv, VectorGame
 from jsrl.envs.config import AtariConfig, EnvConfig, main_target, split_wrapper
 from jsrl.envs.drawn_tasks import DrawnTasks
+from jsrl.envs.faults import in_making
 from jsrl.envs.games.make import SUITES, import_suite, make_by_scheme
 from jsrl.envs.probes import make_probe
 from jsrl.envs.repair import RebuiltVector, Repairs, SlotRepairs
 from jsrl.envs.sync import SyncVectorEnv
 from jsrl.envs.vector import GymVectorEnv
-from jsrl.errors import ConfigError, EnvironmentFault, JsrlError, MissingExtra
+from jsrl.errors import ConfigError, JsrlError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.references.importing import import_target, nearest
 from jsrl.types import Array, EnvSpec, GameSpec
@@ -324,10 +325,7 @@ def _built(config: EnvConfig, build: Callable[[], Any]) -> Any:
     except JsrlError:
         raise
     except (Exception, SystemExit) as error:
-        raise EnvironmentFault(
-            f"environment {config.id!r} raised {type(error).__name__} as it was made with {config.kwargs}: {error}. Its "
-            "own traceback shows where"
-        ) from error
+        raise in_making(config.id, config.kwargs, error) from error
 
 
 def _missing(name: str, error: str) -> str:

@@ -59,11 +59,13 @@ class Repairs:
 
 
 def close_quietly(env: Any) -> None:
-    """Close an environment that failed; an exception is only logged."""
+    """Close an environment; an exception is only logged, as the environment is not used any more."""
     try:
         env.close()
+    except JsrlError:  # such as that of a deadline
+        raise
     except (Exception, SystemExit):
-        log.warning("a faulty environment raised an error while it was closed", exc_info=True)
+        log.warning("an environment raised an error while it was closed", exc_info=True)
 
 
 class SlotRepairs:

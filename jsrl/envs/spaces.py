@@ -62,7 +62,8 @@ class Leaf:
 
     def check(self, value: Any, batch: tuple[int, ...] = ()) -> None:
         """Raise BadValue unless `value` has the declared shape (after `batch`) and a dtype that casts to it."""
-        found_shape = np.shape(value) if isinstance(value, np.ndarray | np.generic | int | float | list) else None
+        is_array = isinstance(value, int | float | list) or hasattr(value, "__array__")  # of NumPy, JAX or PyTorch
+        found_shape = np.shape(value) if is_array else None
         if found_shape != (*batch, *self.shape):
             raise BadValue(
                 f"returned {describe(value)} as {self.name!r}; its space declares shape {list(self.shape)}"
@@ -186,6 +187,8 @@ class ObservationLayout:
 
 def _leaf(space: spaces.Space, path: tuple[Any, ...], names: tuple[str, ...], environment: str) -> Leaf:
     where = "/".join(names) or "the observation"
+    if 0 in (space.shape or ()):
+        raise ConfigError(f"environment {environment!r}: {where} is {space}, which has no entries; leave it out")
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         nums = np.atleast_1d(space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n).ravel()
         starts = np.broadcast_to(np.asarray(space.start), np.shape(space.start) or (1,)).ravel()
@@ -268,7 +271,7 @@ def _several(nums: tuple[int, ...], starts: np.ndarray, space: spaces.Space) -> 
 def _continuous(space: spaces.Box, transform: Any) -> tuple[Continuous, None, Callable[[np.ndarray], np.ndarray]]:
     shape, dtype = tuple(space.shape), np.dtype(space.dtype)
     spec = Continuous(tuple(np.ravel(space.low).tolist()), tuple(np.ravel(space.high).tolist()), transform)
-    low, high = (np.ravel(bound).astype(np.float32) for bound in (space.low, space.high))
+    low, high = spec.bounds
     bounded = bool(np.isfinite(low).any() or np.isfinite(high).any())
 
     def convert(action: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 from jsrl.envs.base import EnvStep, options_of_task
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import describe
-from jsrl.envs.repair import SlotRepairs
+from jsrl.envs.repair import SlotRepairs, close_quietly
 from jsrl.envs.rows import Rows, slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
 from jsrl.errors import ConfigError, EnvironmentFault
@@ -222,7 +222,7 @@ class SyncVectorEnv(SlotRepairs):
         """Close every environment."""
         envs, self._envs = self._envs, []
         for env in envs:
-            env.close()
+            close_quietly(env)
 
     def __repr__(self) -> str:
         return f"SyncVectorEnv({describe(self._rows.name)}, num_envs={self.num_envs})"

@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 from jsrl.envs.base import EnvStep
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.repair import close_quietly
 from jsrl.envs.rows import Rows, vector_seed
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
 from jsrl.envs.sync import ADVICE_RAISED, ADVICE_SPACE
@@ -87,8 +88,11 @@ class GymVectorEnv:
         try:
             if self._mode is AutoresetMode.DISABLED and rows.any_first:
                 self._env.reset(options={"reset_mask": rows.first.copy()})  # it may refuse to step an ended slot
-            observation, reward, terminated, truncated, info = self._env.step(self._actions.convert(np.asarray(action)))
+            observation, *outcome, info = self._env.step(self._actions.convert(np.asarray(action)))
+            reward, terminated, truncated = map(np.asarray, outcome)
             tree = self._take(observation, info)
+            if self._layout.mask_in_info:
+                self._without_mask(info, terminated | truncated)
             if self._mode is not AutoresetMode.NEXT_STEP:
                 if self._mode is AutoresetMode.SAME_STEP:
                     self._restore_last(tree, terminated | truncated, info)
@@ -125,6 +129,16 @@ class GymVectorEnv:
         except BadValue as error:
             raise self._rows.fault(0, str(error), ADVICE_SPACE) from None
         return self._tree
+
+    def _without_mask(self, info: dict[str, Any], ended: np.ndarray) -> None:
+        """Allow all actions to slots that ended without a mask, where there is nothing to choose; others must have one."""
+        there = info.get(f"_{MASK_KEY}", np.full(self.num_envs, MASK_KEY in info))
+        self._arrays[-1][ended & ~there] = 1
+        for slot in np.flatnonzero(~ended & ~there).tolist():
+            try:
+                self._layout.write_mask(self._arrays, slot, None)
+            except BadValue as error:
+                raise self._rows.fault(slot, str(error), ADVICE_SPACE) from None
 
     def _restore_last(self, tree: Tree, ended: np.ndarray, info: dict[str, Any]) -> None:
         """Replace the first observations of the next episodes by the last ones of the ended episodes (SAME_STEP)."""
@@ -183,7 +197,7 @@ class GymVectorEnv:
         """Close the environment."""
         if self._env is not None:
             env, self._env = self._env, None
-            env.close()
+            close_quietly(env)
 
 
 def _row(tree: Any, slot: int) -> Any:

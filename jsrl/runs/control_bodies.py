@@ -88,7 +88,7 @@ class Lease(msgspec.Struct, forbid_unknown_fields=True):
     Attributes:
       id: of the assignment. session: incarnation of the director that gave it. players: of each side, (number of the policy,
       version).
-      learns: whether each side's rows are trained on. task, seed: for the environment's reset.
+      learns: whether each side's rows are trained on. task: for the environment's reset. seed: as in Assignment; not used.
       before: the assignment that its slot had before this one; -1: none, or not known.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -114,6 +114,10 @@ class ForgetfulMask(Counting):
         return *rest, {} if self.time == self.without else {"action_mask": np.array([1, 0], np.int8)}
 
 
+def forgetful_vector(num_envs: int, mode: str, without: int) -> gymnasium.vector.VectorEnv:
+    return gymnasium.vector.SyncVectorEnv([lambda: ForgetfulMask(without)] * num_envs, autoreset_mode=mode)
+
+
 class Bounded(gymnasium.Env):
     """Returns its action as its observation."""
 
@@ -128,6 +132,61 @@ class Bounded(gymnasium.Env):
     def step(self, action):
         assert action.dtype == np.float64 and action.shape == self.action_space.shape
         return action.ravel().astype(np.float32), 0.0, False, False, {}
+
+
+class Strict(Bounded):
+    """Refuses actions outside of its space, whose bounds float32 does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = spaces.Box(-0.1, 0.7, (2, 1), np.float64)
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"got {action!r}"
+        return super().step(action)
+
+
+class Foreign:
+    """An array of another library than NumPy."""
+
+    def __init__(self, values: np.ndarray):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype)
+
+
+class ForeignArrays(Counting):
+    """Observes arrays of another library."""
+
+    def _observe(self):
+        return Foreign(super()._observe())
+
+
+class ForeignVector(gymnasium.vector.VectorWrapper):
+    """Returns arrays of another library."""
+
+    def reset(self, **kwargs):
+        observation, told = self.env.reset(**kwargs)
+        return Foreign(observation), told
+
+    def step(self, actions):
+        *arrays, told = self.env.step(actions)
+        return *map(Foreign, arrays), told
+
+
+def foreign_vector(num_envs: int) -> gymnasium.vector.VectorEnv:
+    return ForeignVector(counting_vector(num_envs, "NextStep"))
+
+
+class Unclosable(Counting):
+    """Raises whenever it is closed."""
+
+    closed: ClassVar[list[int]] = []
+
+    def close(self):
+        self.closed.append(id(self))
+        raise RuntimeError("the window is gone")
 
 
 class Faulty(gymnasium.Env):
@@ -217,6 +276,14 @@ class TextObservation(Counting):
     def __init__(self):
         super().__init__()
         self.observation_space = spaces.Text(5)
+
+
+class EmptyObservation(Counting):
+    """Observes nothing of one kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = spaces.Dict({"time": self.observation_space, "enemies": spaces.Box(0, 1, (0, 4))})
 
 
 class DictAction(Counting):

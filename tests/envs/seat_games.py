@@ -181,3 +181,15 @@ class Masked(ParallelGame):
         assert all(chosen == 1 for chosen in actions.values())
         seen, earned, died, cut, _ = super().step(actions)
         return seen, earned, died, cut, self._masks()
+
+
+class Raises(ParallelGame):
+    """Raises as it is made or reset."""
+
+    def __init__(self, fault: str):
+        super().__init__(fault)
+        if fault == "made":
+            raise RuntimeError("no display")
+
+    def reset(self, seed=None, options=None):
+        raise RuntimeError("no level")

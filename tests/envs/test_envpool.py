@@ -36,6 +36,13 @@ def test_unknown_environment_is_refused_with_the_nearest() -> None:
         make(EnvConfig("envpool:CartPol-v1"), 2, 0)
 
 
+def test_games_of_several_players_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"'envpool:TicTacToe-v1' has 2 players, and jsrl plays only EnvPool's .* for one"
+    ):
+        make(EnvConfig("envpool:TicTacToe-v1"), 2, 0)
+
+
 def test_a_fault_names_the_seed_of_its_slot(monkeypatch) -> None:
     env = make(EnvConfig("envpool:CartPole-v1"), 2, 0)
     env.reset()

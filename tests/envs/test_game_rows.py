@@ -172,6 +172,18 @@ def test_contract_violations_are_refused(form: str, fault: str, told: str) -> No
             pass
 
 
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("made", r":Raises' raised RuntimeError as it was made with \{'fault': 'made'\}: no display"),
+        ("reset", r":Raises' \(slot 0, .*seed \d+\) raised RuntimeError in reset: no level"),
+    ],
+)
+def test_errors_before_the_first_step_are_named(fault: str, told: str) -> None:
+    with pytest.raises(EnvironmentFault, match=told):
+        make_game(EnvConfig(GAMES + "Raises", kwargs={"fault": fault}), 2, 0)
+
+
 def test_masks_in_info_apply_to_acting_seats() -> None:
     game = make_game(EnvConfig(GAMES + "Masked"), 4, 0)
     rng, step, closed = np.random.default_rng(0), game.reset(), 0

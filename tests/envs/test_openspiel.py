@@ -36,6 +36,15 @@ def test_passes_the_environment_contract(name: str, kwargs: dict, waits: bool) -
     assert {seat.side for seat in report.spec.seats} == ({"team"} if shared else {""})
 
 
+def test_games_that_draw_by_themselves_get_the_seeds_of_their_slots() -> None:
+    def deals(seed: int, **kwargs) -> list:
+        step = make_game(EnvConfig("openspiel:negotiation", kwargs=kwargs), 3, seed).reset()
+        return step.observation["player_0"]["observation"].tolist()
+
+    assert deals(0) == deals(0) and len({str(deal) for seed in (0, 1) for deal in deals(seed)}) == 6
+    assert deals(0, rng_seed=5) == deals(1, rng_seed=5)
+
+
 def test_kuhn_poker_by_hand() -> None:
     """Pass, bet, bet: the higher card wins two; pass, bet, pass: the second player wins one."""
     game = make_game(EnvConfig("openspiel:kuhn_poker"), 12, 0, groups={"all": PLAYERS})

@@ -182,6 +182,10 @@ def test_silent_agents_have_only_moves() -> None:
         (EnvConfig("particle:simple_tag_v3", kwargs={"num_obstacles": -1}), "num_obstacles is -1; give at least 0"),
         (EnvConfig("particle:simple_spread_v3", kwargs={"max_cycles": 0}), "max_cycles is 0"),
         (
+            EnvConfig("particle:simple_spread_v3", kwargs={"max_cycles": "x"}),
+            "could not be made with .*'max_cycles': 'x'",
+        ),
+        (
             EnvConfig("particle:simple_tag_v3", kwargs={"continuous_actions": True, "multi_discrete": True}),
             "exclude each other",
         ),

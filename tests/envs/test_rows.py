@@ -142,12 +142,17 @@ def test_rich_observations_and_masks():
     env.step(np.array([[0, 1], [0, 2]], np.int32))
 
 
-def test_mask_in_info_may_be_missing_only_at_the_end():
-    env = make(EnvConfig(S + "ForgetfulMask", kwargs={"without": 3}), 1, 0)
-    masks = [step.observation["action_mask"][0].tolist() for step in steps_of(env, 5)]
+@pytest.mark.parametrize("mode", ["sync", "NextStep", "Disabled"])
+def test_mask_in_info_may_be_missing_only_at_the_end(mode):
+    def steps(without: int) -> list:
+        kwargs = {"without": without} | ({} if mode == "sync" else {"mode": mode})
+        name = "ForgetfulMask" if mode == "sync" else "forgetful_vector"
+        return steps_of(make(EnvConfig(S + name, kwargs=kwargs), 1, 0), 5)
+
+    masks = [step.observation["action_mask"][0].tolist() for step in steps(3)]
     assert masks == [[1, 0]] * 3 + [[1, 1], [1, 0]]
     with pytest.raises(EnvironmentFault, match=r"step 1.*brought no info\['action_mask'\]; its first reset did"):
-        steps_of(make(EnvConfig(S + "ForgetfulMask", kwargs={"without": 2}), 1, 0), 5)
+        steps(2)
 
 
 def steps_of(env, number):
@@ -171,6 +176,23 @@ def test_actions_are_clipped_to_the_bounds(high, transform, sent, got):
     env = make(EnvConfig(S + "Bounded", kwargs={"high": high}, action_transform=transform), 1, 0)
     env.reset()
     np.testing.assert_allclose(env.step(np.array([sent], np.float32)).observation[0], got, atol=1e-6)
+
+
+@pytest.mark.parametrize("transform", ["clip", "rescale"])
+def test_actions_of_float64_stay_within_bounds_that_float32_rounds(transform):
+    env = make(EnvConfig(S + "Strict", action_transform=transform), 1, 0)
+    env.reset()
+    env.step(np.array([[-9.0, 9.0]], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("foreign", "plain"), [("ForeignArrays", vector_config("sync")), ("foreign_vector", vector_config("NextStep"))]
+)
+def test_arrays_of_other_libraries_are_accepted(foreign, plain):
+    one, other = (steps_of(make(config, 2, 0), 6) for config in (EnvConfig(S + foreign), plain))
+    for mine, its in zip(one, other, strict=True):
+        for name in ("observation", "reward", "discount", "is_first"):
+            np.testing.assert_array_equal(getattr(mine, name), getattr(its, name))
 
 
 FAULTS = {
@@ -229,6 +251,15 @@ def test_reset_without_info_is_a_fault():
         make(EnvConfig(S + "OldReset"), 2, 0)
 
 
+def test_errors_of_close_are_logged_and_every_slot_is_closed(caplog):
+    env = make(EnvConfig(S + "Unclosable"), 3, 0)
+    closed: list[int] = env._envs[0].closed
+    closed.clear()
+    env.close()
+    assert len(set(closed)) == len(caplog.records) == 3 and "RuntimeError: the window is gone" in caplog.text
+    assert make_spec(EnvConfig(S + "Unclosable")).action == Discrete(2)
+
+
 @pytest.mark.parametrize("limit", [None, 10])
 def test_reset_without_seed_is_a_fault(limit):
     with pytest.raises(
@@ -254,6 +285,10 @@ def test_reset_without_seed_is_a_fault(limit):
             "reseed_episodes would have no effect",
         ),
         (EnvConfig(S + "TextObservation"), "Text"),
+        (
+            EnvConfig(S + "EmptyObservation"),
+            r"enemies is Box\(.*, \(0, 4\), float32\), which has no entries; leave it out",
+        ),
         (EnvConfig(S + "NoSpaces"), "has no observation_space; set"),
         (EnvConfig(S + "DictAction"), "Dict"),
         (EnvConfig(S + "Countin"), "Counting"),

@@ -46,12 +46,22 @@ def make_pool(config: EnvConfig, num_envs: int, seed: int | tuple[int, ...], gro
         warnings.filterwarnings("ignore", message=".*precision lowered by casting.*")
         try:
             pool = envpool.make(name, env_type="gymnasium", num_envs=num_envs, seed=seeds, **kwargs)
+            _refuse_players(pool, config)
             adapted = (_Football if name.startswith("gfootball/") else _Pool)(pool, num_envs)
-        except (AssertionError, TypeError, ValueError) as error:
+        except (AssertionError, TypeError, ValueError, RuntimeError) as error:  # some lack files of data
             raise ConfigError(f"EnvPool could not make {name!r} with {kwargs}: {error}. Check env.kwargs") from error
         except ImportError as error:  # Procgen's need Qt 5 from the system
             raise MissingExtra(f"environment {config.id!r} needs a library of the system: {error}") from error
     return GymVectorEnv(adapted, config, seed, group, seeds)
+
+
+def _refuse_players(pool: Any, config: EnvConfig) -> None:
+    if (players := pool.config["max_num_players"]) > 1:
+        pool.close()
+        raise ConfigError(
+            f"environment {config.id!r} has {players} players, and jsrl plays only EnvPool's environments for one. Many of "
+            "these games are in OpenSpiel (openspiel:connect_four) and PettingZoo (pettingzoo:MODULE)"
+        )
 
 
 class _Pool(gymnasium.vector.VectorEnv):

@@ -1,9 +1,9 @@
 """OpenSpiel's games: ids `openspiel:kuhn_poker`, `openspiel:goofspiel(num_cards=4,imp_info=True)`; kwargs are game parameters.
 
 Players move in turn, or all at once in simultaneous games; chance is drawn by a generator of the slot's seed and takes no
-row. A player sees its information state (all it knows of the past) if the game has one, else its observation; kwargs
-`tensor: information` or `observation` choose one. Both are flat, with an action mask. Rewards are what a move adds to
-each player's return.
+row. A game that draws by itself has a parameter `rng_seed`, which is the slot's seed unless kwargs set it. A player sees its
+information state (all it knows of the past) if the game has one, else its observation; kwargs `tensor: information` or
+`observation` choose one. Both are flat, with an action mask. Rewards are what a move adds to each player's return.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def make_openspiel(
             f"OpenSpiel's {name!r} was asked for the tensor {tensor!r}; expected a game of players that has one, and "
             f"{' or '.join(TENSORS)} as `tensor`: it has {[which for which in TENSORS if has[which]]}"
         )
-    return SyncVectorGame(partial(SpielGame, spiel, game, tensor), config, num_envs, seed, group, groups)
+    own_seed = "rng_seed" in kwargs or "rng_seed=" in name
+    return SyncVectorGame(partial(SpielGame, spiel, game, tensor, own_seed), config, num_envs, seed, group, groups)
 
 
 def import_openspiel(config: EnvConfig) -> Any:
@@ -74,13 +75,20 @@ def import_openspiel(config: EnvConfig) -> Any:
 
 
 class SpielGame:
-    """One game and its state."""
+    """One game and its state.
+
+    Args:
+      own_seed: keep the parameter `rng_seed` of a game that draws by itself; else the slot's seed replaces it.
+    """
 
     symmetric = False  # first moves or deals differ
     state_space: spaces.Space | None = None
 
-    def __init__(self, spiel: Any, game: Any, tensor: str):
+    def __init__(self, spiel: Any, game: Any, tensor: str, own_seed: bool = False):
         self._game, self._information = game, tensor == "information"
+        kind = game.get_type()
+        draws = "rng_seed" in kind.parameter_specification and not own_seed
+        self._load = partial(spiel.load_game, kind.short_name) if draws else None
         size = game.information_state_tensor_size() if self._information else game.observation_tensor_size()
         seen = spaces.Dict(
             {
@@ -90,7 +98,7 @@ class SpielGame:
         )
         self._num_actions = game.num_distinct_actions()
         action = spaces.Discrete(self._num_actions)
-        utilities, utility = spiel.GameType.Utility, game.get_type().utility
+        utilities, utility = spiel.GameType.Utility, kind.utility
         self.zero_sum = utility in (utilities.ZERO_SUM, utilities.CONSTANT_SUM)
         side = "team" if utility == utilities.IDENTICAL else ""
         self._names = tuple(f"player_{i}" for i in range(game.num_players()))
@@ -101,6 +109,8 @@ class SpielGame:
         """Begin a game."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
+            if self._load is not None:
+                self._game = self._load({**self._game.get_parameters(), "rng_seed": seed})
         self._state = self._game.new_initial_state()
         self._draw()
         self._returns = np.zeros(len(self._names))

@@ -10,15 +10,15 @@ import numpy as np
 
 from jsrl.envs.base import GameStep, options_of_task
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.faults import describe
+from jsrl.envs.faults import describe, fault, in_making
 from jsrl.envs.games.groups import SeatGroups
 from jsrl.envs.games.played import EnvState, PlayedGame, SeatSpaces
 from jsrl.envs.games.rows import GameRows
-from jsrl.envs.repair import SlotRepairs
+from jsrl.envs.repair import SlotRepairs, close_quietly
 from jsrl.envs.rows import metric_value, slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout
 from jsrl.envs.sync import ADVICE_RAISED, ADVICE_SPACE
-from jsrl.errors import ConfigError, EnvironmentFault
+from jsrl.errors import ConfigError, EnvironmentFault, JsrlError
 from jsrl.types import ACTING, Array, GameSpec, Seat, Tree, map_tree
 
 
@@ -109,10 +109,10 @@ class SyncVectorGame(SlotRepairs):
         self.num_envs = num_envs
         self._tasks, self._last_tasks = {}, {}
         self._seeds, self._reseeds = slot_seeds(seed, group, num_envs), config.reseed_episodes
-        self._factory = factory
+        self._factory = partial(_made, factory, config)
         self._config, self._envs, self._started, self._at = config, list[PlayedGame](), False, 0
         try:
-            self._envs.extend(factory() for _ in range(num_envs))
+            self._envs.extend(self._factory() for _ in range(num_envs))
             self._read_spaces(death)
             self._groups = SeatGroups(self.spec, groups)
         except BaseException:
@@ -134,7 +134,11 @@ class SyncVectorGame(SlotRepairs):
     def _read_spaces(self, death: Literal["ends", "team"]) -> None:
         env, config = self._envs[0], self._config
         # only a reset shows whether `info` has masks; slot 0's first one is made now and kept
-        opening = env.reset(slot_seeds((self._seeds[0], 0), 0, 1)[0] if self._reseeds else self._seeds[0])
+        seed = slot_seeds((self._seeds[0], 0), 0, 1)[0] if self._reseeds else self._seeds[0]
+        try:
+            opening = env.reset(seed)
+        except (Exception, SystemExit) as error:
+            raise fault(config.id, *_told("reset", error), slot=0, seed=seed, episode=0, step=0) from error
         self._opening: EnvState | None = opening
         masked = any(MASK_KEY in seat_info for seat_info in opening.info.values())
         self._readers = [SeatReader(seat, config, masked) for seat in env.seats]
@@ -305,11 +309,8 @@ class SyncVectorGame(SlotRepairs):
     def _called(self, slot: int, where: str, call: Callable[[], EnvState]) -> EnvState:
         try:
             return call()
-        except EnvironmentFault as error:
-            raise self._rows.fault(slot, str(error), "Correct what the environment returns") from error
         except (Exception, SystemExit) as error:
-            what = f"raised {type(error).__name__} in {where}: {error}"
-            raise self._rows.fault(slot, what, ADVICE_RAISED) from error
+            raise self._rows.fault(slot, *_told(where, error)) from error
 
     def _masked(self, step: GameStep) -> GameStep:
         """Allow all actions to seats that do not act, and after the end of an episode."""
@@ -326,10 +327,31 @@ class SyncVectorGame(SlotRepairs):
         """Close every environment."""
         envs, self._envs = self._envs, []
         for env in envs:
-            env.close()
+            close_quietly(env)
 
     def __repr__(self) -> str:
         return f"SyncVectorGame({describe(self._config.id)}, num_envs={self.num_envs})"
+
+
+def _made(factory: Callable[[], PlayedGame], config: EnvConfig) -> PlayedGame:
+    """Return a new environment.
+
+    Raises:
+      EnvironmentFault: its constructor raised.
+    """
+    try:
+        return factory()
+    except JsrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise in_making(config.id, config.kwargs, error) from error
+
+
+def _told(where: str, error: BaseException) -> tuple[str, str]:
+    """Return what an environment did wrong when it raised an error, and advice."""
+    if isinstance(error, EnvironmentFault):
+        return str(error), "Correct what the environment returns"
+    return f"raised {type(error).__name__} in {where}: {error}", ADVICE_RAISED
 
 
 def _has_mask(seat: SeatSpaces) -> bool:

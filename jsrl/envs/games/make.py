@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from jsrl.envs.base import VectorGame
 from jsrl.envs.config import EnvConfig
+from jsrl.errors import ConfigError
 
 
 class Suite(NamedTuple):
@@ -47,7 +48,13 @@ def make_by_scheme(
       ConfigError: it does not exist, or it rejects these options. MissingExtra: its suite is not installed.
     """
     suite = SUITES[config.id.partition(":")[0]]
-    return getattr(import_module(suite.module), suite.make)(config, num_envs, seed, group, groups)
+    make = getattr(import_module(suite.module), suite.make)
+    try:
+        return make(config, num_envs, seed, group, groups)
+    except (TypeError, ValueError) as error:  # an option of another type
+        raise ConfigError(
+            f"environment {config.id!r} could not be made with {config.kwargs}: {error}. Check env.kwargs"
+        ) from error
 
 
 def import_suite(config: EnvConfig) -> None:
