@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,7 @@ from jsrl.envs.sync import SyncVectorEnv
 from jsrl.envs.vector import GymVectorEnv
 from jsrl.errors import ConfigError, JsrlError, MissingExtra
 from jsrl.extras import install_command
-from jsrl.references.importing import import_target, nearest
+from jsrl.references.importing import import_named, import_target, nearest
 from jsrl.types import Array, EnvSpec, GameSpec
 
 log = logging.getLogger("jsrl.envs")
@@ -38,6 +39,7 @@ _REGISTERED_BY = (
     (("MiniGrid-", "BabyAI-"), "minigrid", "minigrid", "minigrid"),
     (("Vizdoom",), "vizdoom.gymnasium_wrapper", "vizdoom", "vizdoom"),
 )
+_WITH_MODULE = re.compile(r"(?P<module>[\w.]+):(?P<id>(?:[\w.:-]+/)?[\w.:-]+-v\d+)")
 GYMNASIUM_GAME = (
     ". The preprocessing of env.atari (grey stacked frames, no-ops, FIRE) does not apply here: these are Gymnasium's "
     "environments, with sticky actions of probability 0.25 unless env.kwargs sets repeat_action_probability"
@@ -138,6 +140,7 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
         _refuse_wrappers(config)
         _refuse_reseeding(config)
         return make_pool(config, num_envs, seed, group)
+    config = without_module(config)
     if config.id.startswith("ALE/") and config.backend in ("auto", "native") and not config.wrappers:
         from jsrl.envs.adapters.atari import make_atari
 
@@ -174,6 +177,7 @@ def import_modules(config: EnvConfig) -> None:
     if scheme == "envpool" or config.backend == "envpool":
         import_module("jsrl.envs.adapters.envpool")
         return
+    config = without_module(config)
     if ":" in config.id:
         import_target(config.id)
         return
@@ -346,10 +350,23 @@ def _unknown_id(name: str) -> ConfigError:
         lowered = {known_id.lower(): known_id for known_id in known}
         close = nearest(name.lower(), lowered)
     return ConfigError(
-        f"no environment is registered as {name!r}{close}; a class of your own is given as module:Class, probes as "
-        "probe:NAME, EnvPool's as envpool:NAME, environments with several agents as "
+        f"no environment is registered as {name!r}{close}; a class of your own is given as module:Class, an id that a module "
+        "registers as module:ID, probes as probe:NAME, EnvPool's as envpool:NAME, environments with several agents as "
         f"{', '.join(f'{scheme}:NAME' for scheme in SUITES)}"
     )
+
+
+def without_module(config: EnvConfig) -> EnvConfig:
+    """Return the config with the id alone if it is `module:Name-v0`, as in `gymnasium.make`, after importing the module.
+
+    Raises:
+      ConfigError: the module cannot be imported.
+    """
+    named = _WITH_MODULE.fullmatch(config.id)
+    if named is None:
+        return config
+    import_named(named["module"], config.id)
+    return replace(config, id=named["id"])
 
 
 def register_suites(name: str) -> None:

@@ -16,7 +16,7 @@ from jsrl.envs.adapters.atari import AtariVector, find_game, game_options
 from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.config import EnvConfig, main_target
 from jsrl.envs.games.make import SUITES
-from jsrl.envs.make import make, register_suites
+from jsrl.envs.make import make, register_suites, without_module
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.references.importing import import_target
@@ -163,6 +163,7 @@ def _drawn(config: EnvConfig) -> EnvConfig:
         return config  # a renderer has render() already
     if scheme in ("envpool", "pettingzoo") or config.backend == "envpool":
         return replace(config, kwargs=kwargs)
+    config = config if callable(config.id) else without_module(config)
     if callable(config.id) or ":" in config.id:
         factory = config.id if callable(config.id) else import_target(config.id)
         try:

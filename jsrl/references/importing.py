@@ -46,7 +46,7 @@ def import_target(target: str) -> Any:
       ConfigError: the module cannot be found or imported, or has no such attribute; the message gives the nearest names.
     """
     module_name, qualname = split_target(target)
-    found: Any = _import_module(module_name, target)
+    found: Any = import_named(module_name, target)
     where = f"module {module_name}"
     for part in qualname.split("."):
         try:
@@ -68,7 +68,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"; nearest: {', '.join(close)}" if close else ""
 
 
-def _import_module(module_name: str, target: str) -> ModuleType:
+def import_named(module_name: str, target: str) -> ModuleType:
+    """Import and return the module of a `target`, which errors name.
+
+    Raises:
+      ConfigError: it cannot be found or imported; the message gives the nearest names.
+    """
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:

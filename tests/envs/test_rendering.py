@@ -10,7 +10,7 @@ import pytest
 
 from jsrl.envs import rendering
 from jsrl.envs.config import AtariConfig, EnvConfig
-from jsrl.envs.make import make
+from jsrl.envs.make import import_modules, make
 from jsrl.envs.rendering import check_rendered, make_rendered
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.extras import install_command
@@ -58,6 +58,30 @@ def test_user_class_renders_at_its_own_frame_rate():
         shades.append(int(env.picture()[0, 0, 0]))
     assert shades == [1, 2, 3, 4, 5, 0, 1], "the last observation of an episode is rendered, then the first of the next"
     env.close()
+
+
+def test_an_id_that_a_module_registers_is_made_and_drawn():
+    config = EnvConfig("tests.envs.registering:tests/Registered-v0")
+    import_modules(config)
+    env = make(config, 2, 0)
+    assert env.spec.observation.shape == make(EnvConfig(HERE + "Painted"), 2, 0).spec.observation.shape
+    drawn = make_rendered(config, 0)
+    drawn.reset()
+    assert drawn.picture().dtype == np.uint8
+    drawn.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tests.envs.registering:tests/Registred-v0", "registered as 'tests/Registred-v0'; nearest: tests/Registered-v0"),
+        ("tests.envs.registring:tests/Registered-v0", "no module 'registring'; nearest: registering"),
+        ("Registered-v0", "an id that a module registers as module:ID"),
+    ],
+)
+def test_an_id_that_no_module_registers_is_refused(name, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        make(EnvConfig(name), 1, 0)
 
 
 @pytest.mark.parametrize("config", [EnvConfig("envpool:CartPole-v1"), EnvConfig("CartPole-v1", backend="envpool")])
