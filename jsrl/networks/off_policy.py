@@ -19,6 +19,7 @@ from jsrl.networks.cores import CORES
 from jsrl.networks.heads import POLICY_GAIN, VALUE_GAIN, LogitsHead
 from jsrl.networks.kernels.products import Precision
 from jsrl.networks.model import NetworkConfig, check_features, make_torso, observation_leaves, weights_of
+from jsrl.networks.orthogonal import orthogonal
 from jsrl.networks.torsos import MLP, ActivationName, dense
 from jsrl.types import Array, Continuous, Discrete, EnvSpec, Tree
 
@@ -60,14 +61,24 @@ class TanhHead(nn.Module):
 
 
 class ConditionalGaussianHead(nn.Module):
-    """(mean [..., A], log_std [..., A]), both computed from the observation; log_std is clipped to [-20, 2]."""
+    """(mean [..., A], log_std [..., A]), both computed from the observation; log_std is clipped to [-20, 2].
+
+    log_std_init: log_std at the start, which is the bias of its part of the layer.
+    """
 
     num_dims: int
+    log_std_init: float = 0.0
 
     @nn.compact
     def __call__(self, features: Array) -> tuple[Array, Array]:
         """Return mean and log standard deviation."""
-        mean, log_std = jnp.split(dense(2 * self.num_dims, POLICY_GAIN, "gaussian")(features), 2, axis=-1)
+
+        def bias(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+            return jnp.repeat(jnp.array([0.0, self.log_std_init], dtype), self.num_dims)
+
+        kernel = orthogonal(POLICY_GAIN)
+        outputs = nn.Dense(2 * self.num_dims, kernel_init=kernel, bias_init=bias, name="gaussian")(features)
+        mean, log_std = jnp.split(outputs, 2, axis=-1)
         return mean, jnp.clip(log_std, *LOG_STD_RANGE)
 
 
@@ -149,7 +160,7 @@ def policy_network(config: NetworkConfig, spec: EnvSpec, *, deterministic: bool 
         case Discrete(num_actions=num_actions):
             head: nn.Module = LogitsHead(num_actions)
         case Continuous(low=low):
-            head = TanhHead(len(low)) if deterministic else ConditionalGaussianHead(len(low))
+            head = TanhHead(len(low)) if deterministic else ConditionalGaussianHead(len(low), config.log_std_init)
         case _:
             raise ConfigError(f"{spec.name} has actions {spec.action!r}; expected Discrete or Continuous ones")
     module = _joint(config, spec, head)
