@@ -18,7 +18,16 @@ from jsrl.errors import ConfigError
 from jsrl.networks.cores import CORES
 from jsrl.networks.heads import POLICY_GAIN, VALUE_GAIN, LogitsHead
 from jsrl.networks.kernels.products import Precision
-from jsrl.networks.model import NetworkConfig, check_features, make_torso, observation_leaves, weights_of
+from jsrl.networks.model import (
+    NetworkConfig,
+    check_features,
+    make_core,
+    make_core_norm,
+    make_torso,
+    observation_leaves,
+    remember,
+    weights_of,
+)
 from jsrl.networks.orthogonal import orthogonal
 from jsrl.networks.torsos import MLP, ActivationName, dense
 from jsrl.types import Array, Continuous, Discrete, EnvSpec, Tree
@@ -202,11 +211,12 @@ class _Values(nn.Module):
     torso: nn.Module
     core: Any
     head: nn.Module
+    core_norm: Any = None
 
     def __call__(self, observation: Tree, is_first: Array, core: Tree) -> tuple[Array, Tree]:
         features = self.torso(observation)
         if self.core is not None:
-            features, core = self.core(features, is_first, core)
+            features, core = remember(self.core, self.core_norm, features, is_first, core)
         return self.head(features), core
 
 
@@ -222,10 +232,10 @@ def value_network(config: NetworkConfig, spec: EnvSpec, *, dueling: bool = False
             f"{spec.name} has actions {spec.action!r}, but values of all actions need Discrete ones; use {other}"
         )
     recurrent = config.core != "none"
-    core = CORES[config.core](config.core_size, parent=None) if recurrent else None
     head = ValuesHead(spec.action.num_actions, num_atoms, dueling)
     check_features(config, spec)
-    module = _Values(make_torso(config, observation_leaves(spec)), core, head)
+    torso = make_torso(config, observation_leaves(spec))
+    module = _Values(torso, make_core(config), head, make_core_norm(config))
 
     def initial_core(batch_size: int) -> Tree:
         return CORES[config.core].initial(batch_size, config.core_size) if recurrent else ()
