@@ -151,8 +151,9 @@ def _joint(config: NetworkConfig, spec: EnvSpec, head: nn.Module) -> nn.Module:
             "feed-forward and have weights of their own; leave both options out (r2d2 is the recurrent off-policy agent)"
         )
     check_features(config, spec)
-    torso = make_torso(dataclasses.replace(config, hidden=()), observation_leaves(spec))
-    return _Joint(torso, tuple(config.hidden), config.activation, config.precision, head)
+    inside = int(config.torso == "entities")  # the first size is that of an embedding, inside the torso
+    torso = make_torso(dataclasses.replace(config, hidden=config.hidden[:inside]), observation_leaves(spec))
+    return _Joint(torso, tuple(config.hidden[inside:]), config.activation, config.precision, head)
 
 
 def _blank(spec: EnvSpec, *leading: int) -> Tree:
