@@ -214,6 +214,11 @@ class Experiment:
         return max(1, round(replay.samples_per_insert * self.rows_per_update / replay.batch_size))
 
     @property
+    def windows_per_env_step(self) -> float:
+        """Return the windows per env step of a replay on the device: whole updates per batch may miss what was asked for."""
+        return self.updates_per_call * self.replay.batch_size / self.rows_per_update if self.replay is not None else 0.0
+
+    @property
     def updates_per_batch(self) -> int:
         """Return the updates made with one batch."""
         return self.learner.reuse * self.updates_per_call
