@@ -31,7 +31,7 @@ class Progress:
         self.policy = policy
         self._experiment = e = policy.experiment
         self.updates = self._start_updates = start_updates
-        self.env_steps = start_updates // e.updates_per_batch * e.rows_per_update
+        self.env_steps = int(start_updates // e.updates_per_batch * e.env_steps_per_batch)
         self.ended = ""
         self.goal, self.reached = e.stop_at_return, False
         self.evaluation: dict[str, float] = {}

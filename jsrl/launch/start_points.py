@@ -86,14 +86,19 @@ def begin_policies(
 
 
 def _check_totals(plan: Plan, folder: RunFolder, starts: Mapping[str, StartPoint]) -> None:
-    """Refuse a resume in which each policy has trained more than the whole run is to train."""
+    """Refuse a resume in which each policy has trained more than the whole run is to train.
+
+    With free-running replay workers the number of updates says nothing about env steps.
+    """
+    e = plan.experiment
+    if e.has_replay_workers and e.replay is not None and e.replay.samples_per_insert is None:
+        return
     beyond = [
         starts[policy.name].updates >= policy.experiment.total_updates + policy.experiment.updates_per_batch
         for policy in plan.policies.values()
     ]
     if all(beyond):
-        e = plan.experiment
-        reached = starts[next(iter(plan.policies))].updates * e.rows_per_update // e.updates_per_batch
+        reached = int(starts[next(iter(plan.policies))].updates * e.env_steps_per_batch // e.updates_per_batch)
         raise ConfigError(
             f"{folder.name} has trained {reached:,} env steps, more than --total-env-steps {e.total_env_steps:,}; give a "
             f"larger number to train on, or score it with jsrl evaluate {folder.name}."

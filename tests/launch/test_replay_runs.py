@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 
@@ -17,10 +18,13 @@ from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayC
 from jsrl.launch.plan import make_plan
 from jsrl.launch.plan_text import describe
 from jsrl.launch.run import run
+from jsrl.launch.start_points import _check_totals
 from jsrl.networks.model import NetworkConfig
 from jsrl.replay.device.ring import ring_shape
+from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import leaves
+from jsrl.workers.jobs import StartPoint
 from jsrl.workers.learner.build_updater import missed_ratio
 
 REPLAY = ReplayConfig(capacity=2_000, batch_size=16, min_size=200, prioritised=True, samples_per_insert=2.0)
@@ -63,6 +67,18 @@ def test_whole_updates_that_miss_the_ratio_are_reported(tmp_path):
         dataclasses.replace(e, replay=None),
     )
     assert [missed_ratio(each) for each in kept] == [""] * 4
+
+
+def test_replay_workers_may_ask_for_several_updates_per_env_step(tmp_path):
+    """Their number is that of the whole run: schedules, evaluations and resumes count on it."""
+    e = experiment("host", replay={"samples_per_insert": 64.0})  # 4 updates per env step
+    assert (e.total_updates, e.evaluation_period) == (4 * 1_600, 4 * 40)
+    free = experiment("host", replay={"samples_per_insert": None})
+    for each, updates, refused in ((e, 4 * 1_600, False), (e, 4 * 1_600 + 1, True), (free, 10**6, False)):
+        plan = make_plan(each, str(tmp_path), tmp_path)
+        starts = {name: StartPoint(updates=updates) for name in plan.policies}
+        with pytest.raises(ConfigError, match="has trained 1,600 env steps") if refused else contextlib.nullcontext():
+            _check_totals(plan, RunFolder(tmp_path), starts)
 
 
 def test_the_plan_puts_replay_workers_between_actors_and_learner(tmp_path):
