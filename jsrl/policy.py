@@ -55,6 +55,7 @@ class Policy:
         self.agent: Agent = build_agent(resolved_agent(experiment), spec)
         self.params = params
         self._engines: dict[tuple[int, bool], tuple[Engine, Any]] = {}
+        self._begun: set[tuple[int, bool]] = set()  # engines that have acted since the last `reset`
         self._step = 0
 
     def __call__(self, observation: Any, is_first: Any = None, *, greedy: bool = True, raw: bool = False) -> np.ndarray:
@@ -62,20 +63,23 @@ class Policy:
 
         Args:
           observation: tree of [B, ...], as the environment gives it; batches of one size share a recurrent state.
-          is_first: bool [B], True where an episode begins (its recurrent state is reset); None: True on the first call.
+          is_first: bool [B], True where an episode begins (its recurrent state is reset); the first call, and the first
+            after `reset`, begins all. None: no others.
           greedy: the most likely action instead of a sample. raw: actions as the agent stores them.
         """
         observation = jax.tree.map(np.asarray, observation)
         size = leaves(observation)[0].shape[0]
-        fresh = (size, greedy) not in self._engines
-        if fresh:
+        if (size, greedy) not in self._engines:
             engine = Engine(
                 self.agent, self.spec, num_slots=size, sizes=[size], seed=self.experiment.seed, greedy=greedy
             )
             engine.set_params(self.version, [np.array(leaf) for leaf in jax.tree.leaves(self.params)])
             self._engines[size, greedy] = (engine, engine.serve(self.stream, size))
         engine, served = self._engines[size, greedy]
-        first = np.full(size, fresh) if is_first is None else np.asarray(is_first, bool)
+        first = np.zeros(size, bool) if is_first is None else np.asarray(is_first, bool)
+        if (size, greedy) not in self._begun:
+            self._begun.add((size, greedy))
+            first = np.ones(size, bool)
         self._step += 1
         action = np.array(engine.act(served, Request(observation, first, step=self._step)).action)
         return action if raw else to_environment(self.spec.action, action)
@@ -99,7 +103,7 @@ class Policy:
 
     def reset(self) -> None:
         """Forget every recurrent state: the next call begins new episodes."""
-        self._engines.clear()
+        self._begun.clear()
 
 
 def stream_of(seed: int) -> int:

@@ -72,6 +72,11 @@ class MAPPOConfig(PPOConfig):
                 f"critic_network.core is {self.critic_network.core!r}; the value function of MAPPO has no recurrent state. "
                 "Leave it out (network.core is the policy's)"
             )
+        if self.critic_network.shared:
+            raise ConfigError(
+                "critic_network.shared=True, but the value function of MAPPO and HAPPO shares nothing with the policy; leave "
+                "it out"
+            )
         if self.network.shared or (self.network.core != "none" and self.network.shared is False):
             raise ConfigError(
                 f"network.shared={self.network.shared}, but policy and value function of MAPPO read different things, and the "

@@ -184,19 +184,24 @@ class Experiment:
 
     @property
     def rows_per_update(self) -> int:
-        """Return the env steps in one batch, or with replay workers those that correspond to one batch.
+        """Return the env steps in one batch as a whole number, at least 1."""
+        return max(1, round(self.env_steps_per_batch))
+
+    @property
+    def env_steps_per_batch(self) -> float:
+        """Return the env steps in one batch, or with replay workers those that correspond to one batch: may be below 1.
 
         Free-running replay workers follow no ratio; then it is the env steps in one trajectory of every environment.
         """
         replay = self.replay
         if replay is not None and self.has_replay_workers and replay.samples_per_insert is not None:
-            return max(1, round(self.updates_per_call * replay.batch_size / replay.samples_per_insert))
+            return self.updates_per_call * replay.batch_size / replay.samples_per_insert
         return self.batch_columns * self.rollout_length
 
     @property
     def total_updates(self) -> int:
         """Return the updates of the whole run."""
-        return max(1, math.ceil(self.total_env_steps / self.rows_per_update)) * self.updates_per_batch
+        return max(1, math.ceil(self.total_env_steps / self.env_steps_per_batch)) * self.updates_per_batch
 
     @property
     def has_replay_workers(self) -> bool:
@@ -212,6 +217,11 @@ class Experiment:
         if replay.kind == "host" or replay.samples_per_insert is None:
             return 1
         return max(1, round(replay.samples_per_insert * self.rows_per_update / replay.batch_size))
+
+    @property
+    def windows_per_env_step(self) -> float:
+        """Return the windows per env step of a replay on the device: whole updates per batch may miss what was asked for."""
+        return self.updates_per_call * self.replay.batch_size / self.rows_per_update if self.replay is not None else 0.0
 
     @property
     def updates_per_batch(self) -> int:
@@ -274,13 +284,13 @@ class Experiment:
     def evaluation_period(self) -> int:
         """Return the updates between evaluations."""
         env_steps = self.evaluator.period_env_steps or self.total_env_steps // 40
-        return max(1, env_steps * self.updates_per_batch // self.rows_per_update)
+        return max(1, int(env_steps * self.updates_per_batch // self.env_steps_per_batch))
 
     @property
     def filming_period(self) -> int:
         """Return the updates between videos."""
         env_steps = self.recorder.period_env_steps or self.total_env_steps // 10
-        return max(1, env_steps * self.updates_per_batch // self.rows_per_update)
+        return max(1, int(env_steps * self.updates_per_batch // self.env_steps_per_batch))
 
     @property
     def evaluation_env(self) -> EnvConfig:

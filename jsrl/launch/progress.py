@@ -32,7 +32,7 @@ class Progress:
         self.policy = policy
         self._experiment = e = policy.experiment
         self.updates = self._start_updates = start_updates
-        trained = start_updates // e.updates_per_batch * e.rows_per_update
+        trained = int(start_updates // e.updates_per_batch * e.env_steps_per_batch)
         self.env_steps = start_env_steps if e.has_replay_workers else trained
         self.ended = ""
         self.goal, self.reached = e.stop_at_return, False

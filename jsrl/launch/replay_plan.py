@@ -27,12 +27,11 @@ def replay_lines(e: Experiment, schemas: Schemas) -> list[str]:
     if r is None:
         return []
     how = "prioritised" if r.prioritised else "uniform"
-    if r.samples_per_insert is not None:
-        ratio = f"{r.samples_per_insert:g} windows per env step"
-    elif e.has_replay_workers:
+    if e.has_replay_workers and r.samples_per_insert is None:
         ratio = "free-running"
     else:
-        ratio = f"{e.updates_per_call * r.batch_size / e.rows_per_update:g} windows per env step"
+        made = r.samples_per_insert if e.has_replay_workers else e.windows_per_env_step
+        ratio = f"{made:g} windows per env step"
     per_row = row_bytes(e, schemas)
     kept = (
         f"replay ({r.kind}): {r.capacity:,} env steps of {per_row:,.0f} B = {r.capacity * per_row / 2**20:,.0f} MiB; {how}; "

@@ -90,7 +90,7 @@ def _check_totals(plan: Plan, folder: RunFolder, starts: Mapping[str, StartPoint
     """Refuse a resume in which each policy has trained more than the whole run is to train."""
     if all(_is_beyond(policy.experiment, starts[policy.name]) for policy in plan.policies.values()):
         e, first = plan.experiment, starts[next(iter(plan.policies))]
-        reached = first.env_steps or first.updates * e.rows_per_update // e.updates_per_batch
+        reached = first.env_steps or int(first.updates * e.env_steps_per_batch // e.updates_per_batch)
         raise ConfigError(
             f"{folder.name} has trained {reached:,} env steps, more than --total-env-steps {e.total_env_steps:,}; give a "
             f"larger number to train on, or score it with jsrl evaluate {folder.name}."

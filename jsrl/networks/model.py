@@ -131,15 +131,15 @@ class _Policy(nn.Module):
         if self.core is None:
             return self.head(features), features, core
         if self.value_core is None:
-            features, core = _remember(self.core, self.core_norm, features, is_first, core)
+            features, core = remember(self.core, self.core_norm, features, is_first, core)
             return self.head(features), features, core
-        features, own = _remember(self.core, self.core_norm, features, is_first, core["policy"])
+        features, own = remember(self.core, self.core_norm, features, is_first, core["policy"])
         of_value = self.value_torso(observation)
-        of_value, values = _remember(self.value_core, self.value_core_norm, of_value, is_first, core["value"])
+        of_value, values = remember(self.value_core, self.value_core_norm, of_value, is_first, core["value"])
         return self.head(features), of_value, {"policy": own, "value": values}
 
 
-def _remember(core: nn.Module, norm: Any, features: Array, is_first: Array, state: Tree) -> tuple[Array, Tree]:
+def remember(core: nn.Module, norm: Any, features: Array, is_first: Array, state: Tree) -> tuple[Array, Tree]:
     """Return a core's outputs, normalised if there is a `norm`, and its state after the last row."""
     features, state = core(features, is_first, state)
     return (features if norm is None else norm(features)), state
@@ -168,8 +168,8 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
     both = recurrent and not shared  # two cores: acting computes both
     policy = _Policy(
         make_torso(config, leaves),
-        *(_core(config), policy_head(spec.action, config.log_std_init), _core_norm(config)),
-        *((make_torso(config, leaves, value=True), _core(config), _core_norm(config)) if both else ()),
+        *(make_core(config), policy_head(spec.action, config.log_std_init), make_core_norm(config)),
+        *((make_torso(config, leaves, value=True), make_core(config), make_core_norm(config)) if both else ()),
     )
     value = _Value(None if shared or recurrent else make_torso(config, leaves, value=True), value_head())
 
@@ -196,11 +196,13 @@ def actor_critic(config: NetworkConfig, spec: EnvSpec) -> ActorCritic:
     return ActorCritic(init, initial_core, run_policy, run_value, ("head",), shared)
 
 
-def _core(config: NetworkConfig) -> Any:
+def make_core(config: NetworkConfig) -> Any:
+    """Return the recurrent core; None: the network is feed-forward."""
     return CORES[config.core](config.core_size, parent=None) if config.core != "none" else None
 
 
-def _core_norm(config: NetworkConfig) -> Any:
+def make_core_norm(config: NetworkConfig) -> Any:
+    """Return the layer that normalises the core's outputs; None: there is no such layer."""
     return nn.LayerNorm(parent=None) if config.core != "none" and config.core_norm else None
 
 

@@ -18,7 +18,17 @@ from jsrl.errors import ConfigError
 from jsrl.networks.cores import CORES
 from jsrl.networks.heads import POLICY_GAIN, VALUE_GAIN, LogitsHead
 from jsrl.networks.kernels.products import Precision
-from jsrl.networks.model import NetworkConfig, check_features, make_torso, observation_leaves, weights_of
+from jsrl.networks.model import (
+    NetworkConfig,
+    check_features,
+    make_core,
+    make_core_norm,
+    make_torso,
+    observation_leaves,
+    remember,
+    weights_of,
+)
+from jsrl.networks.orthogonal import orthogonal
 from jsrl.networks.torsos import MLP, ActivationName, dense
 from jsrl.types import Array, Continuous, Discrete, EnvSpec, Tree
 
@@ -60,14 +70,24 @@ class TanhHead(nn.Module):
 
 
 class ConditionalGaussianHead(nn.Module):
-    """(mean [..., A], log_std [..., A]), both computed from the observation; log_std is clipped to [-20, 2]."""
+    """(mean [..., A], log_std [..., A]), both computed from the observation; log_std is clipped to [-20, 2].
+
+    log_std_init: log_std at the start, which is the bias of its part of the layer.
+    """
 
     num_dims: int
+    log_std_init: float = 0.0
 
     @nn.compact
     def __call__(self, features: Array) -> tuple[Array, Array]:
         """Return mean and log standard deviation."""
-        mean, log_std = jnp.split(dense(2 * self.num_dims, POLICY_GAIN, "gaussian")(features), 2, axis=-1)
+
+        def bias(key: Array, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+            return jnp.repeat(jnp.array([0.0, self.log_std_init], dtype), self.num_dims)
+
+        kernel = orthogonal(POLICY_GAIN)
+        outputs = nn.Dense(2 * self.num_dims, kernel_init=kernel, bias_init=bias, name="gaussian")(features)
+        mean, log_std = jnp.split(outputs, 2, axis=-1)
         return mean, jnp.clip(log_std, *LOG_STD_RANGE)
 
 
@@ -131,8 +151,9 @@ def _joint(config: NetworkConfig, spec: EnvSpec, head: nn.Module) -> nn.Module:
             "feed-forward and have weights of their own; leave both options out (r2d2 is the recurrent off-policy agent)"
         )
     check_features(config, spec)
-    torso = make_torso(dataclasses.replace(config, hidden=()), observation_leaves(spec))
-    return _Joint(torso, tuple(config.hidden), config.activation, config.precision, head)
+    inside = int(config.torso == "entities")  # the first size is that of an embedding, inside the torso
+    torso = make_torso(dataclasses.replace(config, hidden=config.hidden[:inside]), observation_leaves(spec))
+    return _Joint(torso, tuple(config.hidden[inside:]), config.activation, config.precision, head)
 
 
 def _blank(spec: EnvSpec, *leading: int) -> Tree:
@@ -149,7 +170,7 @@ def policy_network(config: NetworkConfig, spec: EnvSpec, *, deterministic: bool 
         case Discrete(num_actions=num_actions):
             head: nn.Module = LogitsHead(num_actions)
         case Continuous(low=low):
-            head = TanhHead(len(low)) if deterministic else ConditionalGaussianHead(len(low))
+            head = TanhHead(len(low)) if deterministic else ConditionalGaussianHead(len(low), config.log_std_init)
         case _:
             raise ConfigError(f"{spec.name} has actions {spec.action!r}; expected Discrete or Continuous ones")
     module = _joint(config, spec, head)
@@ -191,11 +212,12 @@ class _Values(nn.Module):
     torso: nn.Module
     core: Any
     head: nn.Module
+    core_norm: Any = None
 
     def __call__(self, observation: Tree, is_first: Array, core: Tree) -> tuple[Array, Tree]:
         features = self.torso(observation)
         if self.core is not None:
-            features, core = self.core(features, is_first, core)
+            features, core = remember(self.core, self.core_norm, features, is_first, core)
         return self.head(features), core
 
 
@@ -211,10 +233,10 @@ def value_network(config: NetworkConfig, spec: EnvSpec, *, dueling: bool = False
             f"{spec.name} has actions {spec.action!r}, but values of all actions need Discrete ones; use {other}"
         )
     recurrent = config.core != "none"
-    core = CORES[config.core](config.core_size, parent=None) if recurrent else None
     head = ValuesHead(spec.action.num_actions, num_atoms, dueling)
     check_features(config, spec)
-    module = _Values(make_torso(config, observation_leaves(spec)), core, head)
+    torso = make_torso(config, observation_leaves(spec))
+    module = _Values(torso, make_core(config), head, make_core_norm(config))
 
     def initial_core(batch_size: int) -> Tree:
         return CORES[config.core].initial(batch_size, config.core_size) if recurrent else ()

@@ -194,6 +194,8 @@ def test_invalid_options_are_refused() -> None:
         happo(config(), dataclasses.replace(PLAIN, num_agents=None))
     with pytest.raises(ConfigError, match="critic='own', but HAPPO's seats share one advantage"):
         config(critic="own")
+    with pytest.raises(ConfigError, match=r"critic_network\.shared=True, but the value function"):
+        config(critic_network=NetworkConfig(shared=True))
     with pytest.raises(ConfigError, match="rewards='own', but HAPPO's seats share one advantage"):
         config(rewards="own")
     with pytest.raises(ConfigError, match="agent_ids=True, but each seat of HAPPO has a network of its own"):

@@ -129,6 +129,8 @@ def test_invalid_options_are_refused() -> None:
         ConfigError, match=r"critic_network\.core is 'gru'; the value function of MAPPO has no recurrent"
     ):
         config(critic_network=NetworkConfig(core="gru"))
+    with pytest.raises(ConfigError, match=r"critic_network\.shared=True, but the value function"):
+        config(critic_network=NetworkConfig(shared=True))
     with pytest.raises(ConfigError, match="unknown critic 'both'; choose one of central, own"):
         config(critic="both")
     with pytest.raises(ConfigError, match="unknown rewards 'sum'; choose one of own, team"):

@@ -25,6 +25,7 @@ from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.policy import Policy
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
+from jsrl.types import ArraySpec, Continuous, EnvSpec
 from tests.duel import Duel, MarkedConfig
 
 pytestmark = pytest.mark.slow
@@ -203,6 +204,20 @@ def test_another_environment_with_the_same_spaces(runs, capsys, tmp_path):
     assert "cannot play in tests.duel:Duel: it plays alone" in capsys.readouterr().err
     assert evaluate.main([*words, "--env.id", "MountainCar-v0"]) == 2
     assert "cannot play in MountainCar-v0: " in capsys.readouterr().err
+
+
+def test_reset_forgets_the_recurrent_state_and_compiles_nothing(monkeypatch):
+    network = NetworkConfig(hidden=(4,), core="gru", core_size=4)
+    experiment = dataclasses.replace(DUEL, policies={}, agent=PPOConfig(network=network))
+    spec = EnvSpec(ArraySpec((2,), "float32"), Continuous((-9.0,), (9.0,)))
+    params = build_agent(experiment.agent, spec).init(jax.random.key(0)).params
+    policy = Policy(experiment, spec, params, 0, {})
+    ones = np.ones((3, 2), np.float32)
+    first, second = policy(ones), policy(ones)
+    assert (first != second).all()
+    monkeypatch.setattr("jsrl.policy.Engine", None)  # a new one would compile again
+    policy.reset()
+    assert (policy(ones, np.zeros(3, bool)) == first).all() and (policy(ones) == second).all()
 
 
 def test_sampled_games_follow_the_seed_and_differ_between_players():

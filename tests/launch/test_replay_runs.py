@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from types import SimpleNamespace
@@ -21,11 +22,15 @@ from jsrl.launch.plan_text import describe
 from jsrl.launch.progress import Progress
 from jsrl.launch.run import run
 from jsrl.launch.session import Session
+from jsrl.launch.start_points import _check_totals
 from jsrl.networks.model import NetworkConfig
 from jsrl.replay.device.ring import ring_shape
 from jsrl.runs.control import Event
+from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import leaves
+from jsrl.workers.jobs import StartPoint
+from jsrl.workers.learner.build_updater import missed_ratio
 
 REPLAY = ReplayConfig(capacity=2_000, batch_size=16, min_size=200, prioritised=True, samples_per_insert=2.0)
 
@@ -53,6 +58,32 @@ def test_the_plan_shows_replay_on_the_device(tmp_path):
     assert "replay (device): 2,000 env steps of 34 B" in text
     assert "8 updates per call; 2 windows per env step, from 200 env steps on" in text
     assert [job.kind for job in make_plan(e, str(tmp_path), tmp_path).jobs] == ["learner", "inference", "actor"]
+
+
+def test_whole_updates_that_miss_the_ratio_are_reported(tmp_path):
+    e = experiment("device", num_envs=2, rollout_length=1)  # an update per 8 env steps is asked for, of batches of 2
+    assert e.updates_per_call == 1
+    assert "1 update per call; 8 windows per env step" in describe(make_plan(e, str(tmp_path), tmp_path), [])
+    assert "is 2, which is an update per 8 env steps, but batches have 2 and get 1: 8 windows" in missed_ratio(e)
+    kept = (
+        experiment("device"),
+        experiment("host"),
+        dataclasses.replace(e, num_envs=7),
+        dataclasses.replace(e, replay=None),
+    )
+    assert [missed_ratio(each) for each in kept] == [""] * 4
+
+
+def test_replay_workers_may_ask_for_several_updates_per_env_step(tmp_path):
+    """Their number is that of the whole run: schedules, evaluations and resumes count on it."""
+    e = experiment("host", replay={"samples_per_insert": 64.0})  # 4 updates per env step
+    assert (e.total_updates, e.evaluation_period) == (4 * 1_600, 4 * 40)
+    free = experiment("host", replay={"samples_per_insert": None})
+    for each, updates, refused in ((e, 4 * 1_600, False), (e, 4 * 1_600 + 1, True), (free, 10**6, False)):
+        plan = make_plan(each, str(tmp_path), tmp_path)
+        starts = {name: StartPoint(updates=updates) for name in plan.policies}
+        with pytest.raises(ConfigError, match="has trained 1,600 env steps") if refused else contextlib.nullcontext():
+            _check_totals(plan, RunFolder(tmp_path), starts)
 
 
 def test_the_plan_puts_replay_workers_between_actors_and_learner(tmp_path):

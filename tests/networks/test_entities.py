@@ -14,7 +14,8 @@ import pytest
 from jsrl.errors import ConfigError
 from jsrl.networks.entities import EntityConfig
 from jsrl.networks.model import NetworkConfig, actor_critic
-from jsrl.types import ArraySpec, EnvSpec, MultiDiscrete
+from jsrl.networks.off_policy import critic_network, policy_network
+from jsrl.types import ArraySpec, Continuous, EnvSpec, MultiDiscrete
 from tests.networks.weights import drawn, programs
 
 SPEC = EnvSpec(
@@ -30,6 +31,7 @@ SPEC = EnvSpec(
     },
     MultiDiscrete((11, 11, 11, 2, 2)),
 )
+REAL = dataclasses.replace(SPEC, action=Continuous((-1.0,) * 3, (1.0,) * 3))
 ENTITIES = EntityConfig(
     leaves=("agents:sees_agents", "boxes:sees_boxes", "ramps:sees_ramps"),
     value_leaves=("agents:has_agents", "boxes:has_boxes"),
@@ -180,6 +182,14 @@ def test_published_network_size() -> None:
     after = 2 * 256 + 257 * 256 + 2 * 256
     total = sum(x.size for x in jax.tree.leaves(policy["torso"]))
     assert total == rays + me + entity + attention + after
+
+
+def test_off_policy_networks_embed_entities_before_they_read_the_action() -> None:
+    weights = jax.eval_shape(critic_network(CONFIG, REAL, num_critics=2).init, jax.random.key(0))
+    assert weights["torso"]["me"]["kernel"].shape[-1] == 8
+    assert weights["MLP_0"]["Dense_0"]["kernel"].shape == (2, 16 + 3, 12)  # features, action; layer after the pooling
+    outputs = policy_network(CONFIG, REAL).init
+    assert jax.eval_shape(outputs, jax.random.key(0))["head"]["gaussian"]["kernel"].shape == (12, 6)
 
 
 @pytest.mark.parametrize(

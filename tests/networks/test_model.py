@@ -8,6 +8,7 @@ import pytest
 
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig, actor_critic
+from jsrl.networks.off_policy import policy_network, value_network
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete
 from tests.networks.weights import drawn, programs
 
@@ -78,6 +79,25 @@ def test_continuous_head():
     assert mean.shape == log_std.shape == (3, 2, 2)
     np.testing.assert_array_equal(log_std, -0.5)
     assert policy["head"]["log_std"].shape == (2,)
+
+
+def test_off_policy_head_starts_at_the_chosen_log_std():
+    spec = dataclasses.replace(VECTOR, action=Continuous((-1.0, -1.0), (1.0, 1.0)))
+    network = policy_network(NetworkConfig(hidden=(8,), log_std_init=-1.5), spec)
+    mean, log_std = network.apply(network.init(KEY), np.zeros((3, 4), np.float32))  # the weights of zeros do not matter
+    np.testing.assert_array_equal(mean, 0.0)
+    np.testing.assert_array_equal(log_std, -1.5)
+
+
+def test_action_values_read_the_normalised_core():
+    network = value_network(NetworkConfig(core="gru", core_size=8, core_norm=True, hidden=(8,)), VECTOR)
+    weights = jax.eval_shape(network.init, KEY)
+    assert set(weights) == {"torso", "core", "core_norm", "head"}
+    weights = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), weights)
+    weights["core_norm"]["bias"][:], weights["head"]["advantage"]["kernel"][:] = 1.0, 1.0
+    values, core = network.apply(weights, make_rows(VECTOR, 2, 3), np.zeros((2, 3), bool), network.initial_core(3))
+    np.testing.assert_array_equal(values, 8.0)
+    np.testing.assert_array_equal(core, 0.0)  # its state is not normalised
 
 
 def test_separate_value_function_has_its_own_core():

@@ -20,7 +20,7 @@ from jsrl.workers.ends import bind_publisher
 from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.kinds import make_recorder
 from jsrl.workers.learner.build_source import LearnerStart, begin_counting, make_source
-from jsrl.workers.learner.build_updater import make_updater
+from jsrl.workers.learner.build_updater import make_updater, missed_ratio
 from jsrl.workers.learner.copies import Copies
 from jsrl.workers.learner.directed import DirectorCommands
 from jsrl.workers.learner.ranks import ONE_RANK, RANKS, Leader, RankStart, own_devices
@@ -40,6 +40,8 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     ranks = lead(job, start) if job.has(RANKS) else ONE_RANK  # before anything else uses jax
     agent = trained_agent(e.agent, job.schemas.env, job.hyperparameters)
     updater, check, devices = make_updater(agent, job)
+    if missed := missed_ratio(e):
+        reporter.event("warning", missed)
     recorder = make_recorder(job)
     key = stream_key(e.seed, INIT_STREAM)
 

@@ -124,6 +124,20 @@ def replay_on_device(agent: Agent, job: Job) -> OnDevice | None:
     )
 
 
+def missed_ratio(e: Experiment) -> str:
+    """Return a warning where whole updates per batch miss replay.samples_per_insert by more than a fifth; else empty."""
+    if e.replay is None or e.has_replay_workers or e.replay.samples_per_insert is None:
+        return ""
+    asked, made = e.replay.samples_per_insert, e.windows_per_env_step
+    if abs(made - asked) <= 0.2 * asked:
+        return ""
+    return (
+        f"replay.samples_per_insert is {asked:g}, which is an update per {e.replay.batch_size / asked:g} env steps, but "
+        f"batches have {e.rows_per_update} and get {e.updates_per_call}: {made:g} windows per env step. Change num_envs or "
+        "rollout_length."
+    )
+
+
 def learner_devices(number: int | None, columns: int) -> list[jax.Device]:
     """Return the devices that share a batch.
 
