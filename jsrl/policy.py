@@ -13,7 +13,7 @@ from jsrl.agents.base import ActParams, Agent
 from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.make import make_spec
 from jsrl.envs.seats import SeatView, actions_of, part_of, view_of
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, SpecMismatch
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.policies import find_seats
@@ -23,7 +23,7 @@ from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Request
-from jsrl.types import EnvSpec, GameSpec, leaves, named_leaves, to_environment
+from jsrl.types import EnvSpec, GameSpec, Tree, leaves, named_leaves, to_environment, unflatten
 from jsrl.workers.acting import Engine
 
 SEED_STRIDE = 1_009  # distance between the random streams of two seeds; policies that play together use those between
@@ -61,11 +61,15 @@ class Policy:
         """Return actions for a batch of observations, as the environment takes them (clipped or scaled to its bounds).
 
         Args:
-          observation: tree of [B, ...], as the environment gives it; batches of one size share a recurrent state.
+          observation: tree of [B, ...], as in `spec.observation`: parts that the environment declares as Discrete are one-hot.
+            Batches of one size share a recurrent state.
           is_first: bool [B], True where an episode begins (its recurrent state is reset); None: True on the first call.
           greedy: the most likely action instead of a sample. raw: actions as the agent stores them.
+
+        Raises:
+          SpecMismatch: an array is missing, or has another shape or kind than the policy reads.
         """
-        observation = jax.tree.map(np.asarray, observation)
+        observation = checked(observation, self.spec)
         size = leaves(observation)[0].shape[0]
         fresh = (size, greedy) not in self._engines
         if fresh:
@@ -100,6 +104,30 @@ class Policy:
     def reset(self) -> None:
         """Forget every recurrent state: the next call begins new episodes."""
         self._engines.clear()
+
+
+def checked(observation: Any, spec: EnvSpec) -> Tree:
+    """Return a batch of observations as arrays of the spec's dtypes.
+
+    Raises:
+      SpecMismatch: an array is missing, or has another shape or kind.
+    """
+    found = dict(named_leaves(observation)) if isinstance(spec.observation, dict) else {"": observation}
+    arrays: list[np.ndarray] = []
+    for name, leaf in named_leaves(spec.observation):
+        array, rows = np.asarray(found.get(name, ())), len(arrays[0]) if arrays else "B"
+        wanted = f"{leaf.dtype} [{', '.join(map(str, (rows, *leaf.shape)))}]"
+        where = f"{spec.name}: {'/'.join(filter(None, ('observation', name)))}"
+        if name not in found:
+            raise SpecMismatch(f"{where} is missing; the policy reads {wanted}.")
+        fits = array.shape[1:] == leaf.shape and array.ndim and rows in ("B", len(array))
+        if not fits or array.dtype.kind not in ("biuf" if np.dtype(leaf.dtype).kind == "f" else "biu"):
+            raise SpecMismatch(
+                f"{where} is {array.dtype} {list(array.shape)}; the policy reads {wanted}. Give it a batch, with one-hots for "
+                "the parts that the environment declares as Discrete."
+            )
+        arrays.append(array.astype(leaf.dtype, copy=False))
+    return unflatten(spec.observation, arrays)
 
 
 def stream_of(seed: int) -> int:
