@@ -23,13 +23,13 @@ from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.sac import SACConfig, sac
 from jsrl.cli import export
 from jsrl.envs.spaces import action_layout
-from jsrl.errors import ExportError, MissingExtra, SpecMismatch
+from jsrl.errors import ExportError, MissingExtra, SnapshotError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.export import file, parity, player
 from jsrl.export.function import policy_function
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.policy import checked, load_policy
+from jsrl.policy import check_leaves, checked, load_policy
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, to_environment
 
 VECTOR, IMAGE = ArraySpec((5,), "float32"), ArraySpec((36, 36, 4), "uint8")
@@ -362,6 +362,21 @@ def test_a_policy_refuses_observations_that_it_does_not_read():
         checked(place, spec)
 
 
+def test_params_that_do_not_fit_the_agent_are_refused():
+    saved = {"weights/bias": np.zeros(3, np.float32), "weights/kernel": np.zeros((2, 3), np.float32)}
+    check_leaves(saved, saved, "mine@best")
+    for built, told in (
+        (
+            saved | {"weights/bias": np.zeros(4, np.float32)},
+            r"weights/bias is float32 \(3,\) in the snapshot, and float32 \(4,\)",
+        ),
+        (saved | {"weights/more": np.zeros(4, np.float32)}, "weights/more is missing in the snapshot"),
+        ({"weights/bias": saved["weights/bias"]}, "weights/kernel is .* and missing in the agent"),
+    ):
+        with pytest.raises(SnapshotError, match=told):
+            check_leaves(saved, built, "mine@best")
+
+
 @pytest.mark.slow
 def test_file_describes_its_inputs_and_outputs(folder):
     path = exported("tanh", folder)[0]
@@ -371,7 +386,7 @@ def test_file_describes_its_inputs_and_outputs(folder):
 
 
 @pytest.mark.slow
-def test_command_exports_the_policy_of_a_run(tmp_path, capsys):
+def test_command_exports_the_policy_of_a_run(tmp_path, capsys, monkeypatch):
     experiment = Experiment(agent=PPOConfig(network=SMALL, normalize_observations=True), total_env_steps=2000)
     run(experiment, placement="serial", runs_dir=str(tmp_path), name="short", display="quiet")
     at, written = ["--runs-dir", str(tmp_path)], str(tmp_path / "policy.zip")
@@ -381,3 +396,8 @@ def test_command_exports_the_policy_of_a_run(tmp_path, capsys):
     trained = load_policy("short", "latest", runs_dir=str(tmp_path))
     assert file.load(written)(rows).tolist() == trained(rows).tolist()
     assert export.main(["short@nothing", written, *at]) == 2
+    changed = ppo(PPOConfig(network=NetworkConfig(hidden=(9,)), normalize_observations=True), trained.spec)
+    monkeypatch.setattr("jsrl.policy.build_agent", lambda agent, spec: changed)  # its code has changed
+    capsys.readouterr()
+    assert export.main(["short@latest", written, *at]) == 2
+    assert "do not fit the agent that the run's experiment makes now: weights/" in capsys.readouterr().err
