@@ -15,6 +15,7 @@ from jsrl.cli import tune as tune_command
 from jsrl.errors import ConfigError
 from jsrl.experiment import ActorConfig, Experiment, InferenceConfig
 from jsrl.experiment.automatic import Machine
+from jsrl.references.reference import to_json
 from jsrl.tuning import profiles
 from jsrl.tuning import trial as trials
 from jsrl.tuning.advice import Measurements, advise, label
@@ -410,6 +411,23 @@ def test_a_trial_writes_nothing_into_the_recording_of_the_run(tmp_path, monkeypa
     with trials._started(dataclasses.replace(PPO, record=str(tmp_path / "rows")), tmp_path):
         pass
     assert json.loads((tmp_path / "experiment.json").read_text())["fields"]["record"] is None
+
+
+def test_updates_of_a_trial_fit_schedules_of_32_bits():
+    small = dataclasses.replace(PPO, num_envs=4, num_actors=1, num_groups=None, rollout_length=8)
+    trial = dataclasses.replace(small, total_env_steps=trials.endless_steps(small))
+    assert 10**6 < trial.total_updates < 2**31 // 256
+
+
+def test_trial_that_raises_reports_the_error_and_not_the_end_of_its_traceback(tmp_path, monkeypatch, capsys):
+    def fails(*_, **__):
+        raise OverflowError("an int of 64 bits\nSet JAX_TRACEBACK_FILTERING=off")
+
+    monkeypatch.setattr("jsrl.launch.run.run", fails)
+    monkeypatch.setattr("jsrl.workers.process.die_with_parent", lambda pid: None)
+    (tmp_path / "experiment.json").write_text(json.dumps(to_json(PPO)))
+    assert trials.main([str(tmp_path), "0"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "OverflowError: an int of 64 bits"
 
 
 def test_slow_trial_is_cut_short():
