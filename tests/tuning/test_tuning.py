@@ -552,6 +552,11 @@ def test_run_uses_the_profile_and_its_plan_shows_it(tmp_path, monkeypatch, capsy
         assert f"1 actor x {groups}" in capsys.readouterr().out
 
 
+def test_command_that_uses_the_profile_has_the_options_of_the_tuning():
+    args = ["--num-envs", "4", "--tune-minutes", "0.5", "--env.id", "my:Env", "--tune-batch"]
+    assert tune_command.command("ppo", args) == "jsrl run ppo --num-envs 4 --env.id my:Env"
+
+
 def test_tune_from_a_file(tmp_path, capsys):
     found = measured([Trial(space_of(2).default, "explore", 50.0), Trial(plain("inline", 2, 1), "explore", 150.0)])
     found.save(tmp_path / "m.json")
