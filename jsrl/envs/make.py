@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -143,8 +144,18 @@ def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Grou
         _refuse_reseeding(config)
         return make_atari(config, num_envs, seed, group)
     if ":" in config.id:
+        _refuse_module_of_id(config.id)
         return _from_factory(config, num_envs, seed, group, groups=groups)
     return _from_registry(config, num_envs, seed, group)
+
+
+def _refuse_module_of_id(name: str) -> None:
+    module, _, registered = name.partition(":")
+    if re.fullmatch(r".*-v\d+", registered):
+        raise ConfigError(
+            f"{name!r} is an id that the module {module} registers; it is named through a function of yours, such as "
+            f"my_env:make, that imports {module} and returns gymnasium.make({registered!r})"
+        )
 
 
 def make_spec(config: EnvConfig) -> EnvSpec | GameSpec:

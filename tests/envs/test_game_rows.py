@@ -289,6 +289,7 @@ def test_time_limits_and_metrics() -> None:
         (EnvConfig(GAMES + "ParallelGame", kwargs={"size": 3}), ConfigError, "could not be made with .*size"),
         (EnvConfig("tests.envs.seat_games:ParallelGame"), ConfigError, "pettingzoo:tests.envs.seat_games:ParallelGame"),
         (EnvConfig("CartPole-v1"), ConfigError, "has one agent"),
+        (EnvConfig("mine.games:Walk-v0"), ConfigError, r"imports mine.games and returns gymnasium.make\('Walk-v0'\)"),
     ],
 )
 def test_invalid_configs_are_refused(config: EnvConfig, error: type[Exception], told: str) -> None:
