@@ -13,7 +13,7 @@ from jsrl.agents.base import ActParams, Agent
 from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.make import make_spec
 from jsrl.envs.seats import SeatView, actions_of, part_of, view_of
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, SnapshotError, SpecMismatch
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.policies import find_seats
@@ -23,7 +23,7 @@ from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Request
-from jsrl.types import EnvSpec, GameSpec, leaves, named_leaves, to_environment
+from jsrl.types import EnvSpec, GameSpec, Tree, leaves, named_leaves, to_environment, unflatten
 from jsrl.workers.acting import Engine
 
 SEED_STRIDE = 1_009  # distance between the random streams of two seeds; policies that play together use those between
@@ -62,12 +62,16 @@ class Policy:
         """Return actions for a batch of observations, as the environment takes them (clipped or scaled to its bounds).
 
         Args:
-          observation: tree of [B, ...], as the environment gives it; batches of one size share a recurrent state.
+          observation: tree of [B, ...], as in `spec.observation`: parts that the environment declares as Discrete are one-hot.
+            Batches of one size share a recurrent state.
           is_first: bool [B], True where an episode begins (its recurrent state is reset); the first call, and the first
             after `reset`, begins all. None: no others.
           greedy: the most likely action instead of a sample. raw: actions as the agent stores them.
+
+        Raises:
+          SpecMismatch: an array is missing, or has another shape or kind than the policy reads.
         """
-        observation = jax.tree.map(np.asarray, observation)
+        observation = checked(observation, self.spec)
         size = leaves(observation)[0].shape[0]
         if (size, greedy) not in self._engines:
             engine = Engine(
@@ -106,6 +110,30 @@ class Policy:
         self._begun.clear()
 
 
+def checked(observation: Any, spec: EnvSpec) -> Tree:
+    """Return a batch of observations as arrays of the spec's dtypes.
+
+    Raises:
+      SpecMismatch: an array is missing, or has another shape or kind.
+    """
+    found = dict(named_leaves(observation)) if isinstance(spec.observation, dict) else {"": observation}
+    arrays: list[np.ndarray] = []
+    for name, leaf in named_leaves(spec.observation):
+        array, rows = np.asarray(found.get(name, ())), len(arrays[0]) if arrays else "B"
+        wanted = f"{leaf.dtype} [{', '.join(map(str, (rows, *leaf.shape)))}]"
+        where = f"{spec.name}: {'/'.join(filter(None, ('observation', name)))}"
+        if name not in found:
+            raise SpecMismatch(f"{where} is missing; the policy reads {wanted}.")
+        fits = array.shape[1:] == leaf.shape and array.ndim and rows in ("B", len(array))
+        if not fits or array.dtype.kind not in ("biuf" if np.dtype(leaf.dtype).kind == "f" else "biu"):
+            raise SpecMismatch(
+                f"{where} is {array.dtype} {list(array.shape)}; the policy reads {wanted}. Give it a batch, with one-hots for "
+                "the parts that the environment declares as Discrete."
+            )
+        arrays.append(array.astype(leaf.dtype, copy=False))
+    return unflatten(spec.observation, arrays)
+
+
 def stream_of(seed: int) -> int:
     """Return the number of the first random stream of a seed for sampled actions."""
     return seed * SEED_STRIDE % 2**31
@@ -119,7 +147,8 @@ def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str
         player such as frozen-3; of one of several policies `NAME/best`. stream: of its sampled actions (see `Policy`).
 
     Raises:
-      ConfigError: there is no such run, policy or tag. SnapshotError: a frozen player has changed.
+      ConfigError: there is no such run, policy or tag. SnapshotError: a frozen player has changed, or the params do not fit
+        the agent, whose code has changed since.
     """
     from jsrl.launch.graph_file import experiment_of
 
@@ -135,17 +164,18 @@ def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str
     spec = game.view(list(seats)) if isinstance(game, GameSpec) else game
     agent = build_agent(resolved_agent(experiment), spec)
     shapes = jax.eval_shape(agent.init, jax.random.key(0)).params
-    names = [leaf for leaf, _ in named_leaves(shapes)]
-    version, values, meta = _params_of(folder, f"{beside}/{plain}" if beside else plain, runs_dir, names)
-    params = jax.tree.unflatten(jax.tree.structure(shapes), values)
+    selector, wanted = f"{beside}/{plain}" if beside else plain, dict(named_leaves(shapes))
+    version, found, meta = _params_of(folder, selector, runs_dir, list(wanted))
+    check_leaves(found, wanted, f"{folder.name}@{selector}")
+    params = jax.tree.unflatten(jax.tree.structure(shapes), [found[leaf] for leaf in wanted])
     view = view_of(name or first or "all", tuple(seats.values()))
     return Policy(experiment, spec, params, version, meta, view, tuple(seats), stream)
 
 
 def _params_of(
     folder: RunFolder, tag: str, runs_dir: str, leaf_names: Sequence[str]
-) -> tuple[int, list[Any], dict[str, Any]]:
-    """Return version, leaves (ordered by name) and metadata of a snapshot, or of the frozen player with this tag."""
+) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    """Return version, leaves by name and metadata of a snapshot, or of the frozen player with this tag."""
     from jsrl.launch.resume import params_source
 
     policy, _, plain = tag.rpartition("/")
@@ -155,14 +185,31 @@ def _params_of(
         source, _, selector = params_source(f"{folder.path}@{tag}", runs_dir).rpartition("@")
     except ConfigError as error:
         if plain in names:
-            return names[plain], list(players.load(names[plain])), {}
+            return names[plain], dict(zip(leaf_names, players.load(names[plain]), strict=False)), {}
         if names:
             raise ConfigError(f"{error} Frozen players: {', '.join(names)}.") from error
         raise
     snapshot = SnapshotStore(source).load_snapshot(selector)
     tree = snapshot.tree["params"] if "params" in snapshot.tree else snapshot.tree["state"]["params"]
-    found = dict(named_leaves(tree))  # tuples were saved as dicts, whose leaves have another order
-    return snapshot.version, [found[leaf] for leaf in leaf_names], snapshot.meta
+    # tuples were saved as dicts, whose leaves have another order
+    return snapshot.version, dict(named_leaves(tree)), snapshot.meta
+
+
+def check_leaves(found: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:
+    """Check that params have the names, shapes and dtypes that an agent's `init` gives them.
+
+    Raises:
+      SnapshotError: one differs; the message names it.
+    """
+    for name in dict.fromkeys((*wanted, *found)):
+        saved, built = (
+            f"{tree[name].dtype} {tree[name].shape}" if name in tree else "missing" for tree in (found, wanted)
+        )
+        if saved != built:
+            raise SnapshotError(
+                f"the params of {where} do not fit the agent that the run's experiment makes now: {name} is {saved} in the "
+                f"snapshot, and {built} in the agent. Load it with the agent's code of that time."
+            )
 
 
 def policies_in(folder: RunFolder) -> Mapping[str, PolicyConfig]:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -65,9 +65,10 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class Discrete:
-    """One of `num_actions` actions; actions are int32 [...] from 0 (an adapter adds the space's own `start`)."""
+    """One of `num_actions` actions; actions are int32 [...] from 0. `start`: number of the first one in the environment."""
 
     num_actions: int
+    start: int = field(default=0, repr=False, compare=False)
 
     @property
     def array(self) -> ArraySpec:
@@ -77,9 +78,10 @@ class Discrete:
 
 @dataclass(frozen=True)
 class MultiDiscrete:
-    """Several independent choices; actions are int32 [..., len(nums)]."""
+    """Several independent choices; actions are int32 [..., len(nums)] from 0. `starts`: as of Discrete; empty: all are 0."""
 
     nums: tuple[int, ...]
+    starts: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def array(self) -> ArraySpec:
@@ -145,8 +147,10 @@ def to_environment(spec: ActionSpec, action: Any, xp: Any = np) -> Any:
     Args:
       xp: numpy, or jax.numpy where the actions are JAX's.
     """
-    if not isinstance(spec, Continuous):
-        return action
+    if isinstance(spec, Discrete):
+        return action + spec.start if spec.start else action
+    if isinstance(spec, MultiDiscrete):
+        return action + np.asarray(spec.starts, np.int32) if any(spec.starts) else action
     low, high = spec.bounds
     if spec.transform == "clip":
         return xp.clip(action, low, high)

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -26,6 +27,7 @@ from jsrl.cli.main import main as jsrl_command
 from jsrl.cli.needs import check_needs
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.launch.plan import make_plan
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.search.options import SearchOptions
@@ -273,6 +275,16 @@ def test_the_examples_game_of_two_policies_trains(tmp_path: Path) -> None:
             "record": "recorded 2 traj",
         }
         assert said[words[0]] in ended.stdout
+
+
+@pytest.mark.slow
+def test_the_experiments_of_populations_can_start() -> None:
+    given = [block for block in blocks(ROOT / "docs" / "populations.md", "python") if "def config()" in block]
+    for block in given:
+        module: dict[str, Any] = {"__name__": "experiment_of_docs"}
+        exec(compile(block, "populations.md", "exec"), module)
+        make_plan(dataclasses.replace(module["config"](), placement="serial"), "(not run)", Path("/dev/shm/jsrl"))
+    assert len(given) == 2
 
 
 TEMPLATE = ROOT / "jsrl" / "cli" / "project" / "algorithm.py"

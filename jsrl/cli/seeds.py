@@ -200,7 +200,7 @@ class Seeds:
         scores = [result[name] for name in ("final", "evaluation") if result.get(name)]
         score = f", {score_text(scores[0])}" if scores else ""
         steps = f"{result.get('ended', 'no result')}, {result.get('env_steps', 0):,} env steps{score}"
-        failed = f"seed {seed} failed: {child.last_line or 'see its output'}"
+        failed = f"seed {seed} failed: {child.why or 'see its output'}"
         self._notify(f"seed {seed} ended: {steps}" if child.status in (0, 130) else failed)
         self.refused = self.refused or child.status == 2
 

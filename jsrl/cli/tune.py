@@ -7,6 +7,7 @@ They do not change what is learned. Options that you give are not tuned: `jsrl t
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +40,11 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def command(name: str, args: Sequence[str]) -> str:
+    """Return the command of a run with the options that were given: a profile is only for the same environments and batch."""
+    return shlex.join(["jsrl", "run", name, *cli.without(args, ("tune", "tune-minutes", "tune-batch"))])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tune, or give advice from a file; return the exit status."""
     own, args = parser().parse_known_args(sys.argv[1:] if arguments is None else arguments)
@@ -69,7 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted before anything was measured.", file=sys.stderr)
         return 130
     if tuned.profile is not None:
-        print(
-            f"  kept as the profile {tuned.profile.path}\n  `jsrl run {name}` uses it from now on (--profile none: not)"
-        )
+        print(f"  kept as the profile {tuned.profile.path}")
+        print(f"  `{command(name, args)}` uses it from now on (--profile none: not)")
     return 0

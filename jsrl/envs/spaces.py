@@ -244,7 +244,7 @@ def action_layout(space: spaces.Space, environment: str, transform: Any) -> Acti
         if start == 0:
             return ActionLayout(Discrete(int(space.n)), int(space.n), lambda action: action.astype(dtype, copy=False))
         return ActionLayout(
-            Discrete(int(space.n)), int(space.n), lambda action: action.astype(dtype) + dtype.type(start)
+            Discrete(int(space.n), start), int(space.n), lambda action: action.astype(dtype) + dtype.type(start)
         )
     if isinstance(space, spaces.MultiDiscrete):
         return _several(tuple(int(n) for n in np.ravel(space.nvec)), np.asarray(space.start), space)
@@ -263,9 +263,8 @@ def action_layout(space: spaces.Space, environment: str, transform: Any) -> Acti
 def _several(nums: tuple[int, ...], starts: np.ndarray, space: spaces.Space) -> ActionLayout:
     shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
     starts = starts.astype(dtype)
-    return ActionLayout(
-        MultiDiscrete(nums), sum(nums), lambda action: action.reshape(-1, *shape).astype(dtype) + starts
-    )
+    spec = MultiDiscrete(nums, tuple(int(n) for n in np.ravel(starts)) if starts.any() else ())
+    return ActionLayout(spec, sum(nums), lambda action: action.reshape(-1, *shape).astype(dtype) + starts)
 
 
 def _continuous(space: spaces.Box, transform: Any) -> tuple[Continuous, None, Callable[[np.ndarray], np.ndarray]]:

@@ -228,7 +228,9 @@ class Controller:
         elif worker.left and not worker.alive:
             self._died(worker, "left without being asked to (a SIGTERM from elsewhere?)")
         elif not worker.ready and self._pauses.since(worker.started_s) > limits.ready_s:
-            self._died(worker, f"was not ready within {limits.ready_s:g} s; it is still {worker.stage!r}")
+            self._died(
+                worker, f"was not ready within {limits.ready_s:g} s (deadlines.ready_s); it is still {worker.stage!r}"
+            )
         elif worker.ready and self._pauses.since(worker.beat_s) > self._silence_s[worker.name]:  # before that: ready_s
             self._died(worker, self._silent(worker))
 

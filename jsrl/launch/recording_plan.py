@@ -24,8 +24,16 @@ def begin_record(e: Experiment, schemas: Schemas, *, source: str) -> None:
     """
     if e.record is None:
         return
-    env, versions = to_json(schemas.env, None, "env"), package_versions()
+    env, versions = facts_of(schemas.env), package_versions()
     begin_recording(Path(e.record), make_manifest(env, schemas.trajectory, source=source, versions=versions))
+
+
+def facts_of(env: EnvSpec) -> dict[str, Any]:
+    """Return an environment's spec as JSON, without the number of its first action: recorded actions count from 0."""
+    found = to_json(env, None, "env")
+    for name in ("start", "starts"):
+        found["fields"]["action"]["fields"].pop(name, None)
+    return found
 
 
 def check_recording(e: Experiment, schemas: Schemas) -> Recording | None:
@@ -51,7 +59,7 @@ def check_recording(e: Experiment, schemas: Schemas) -> Recording | None:
 def _compare_env(recording: Recording, env: EnvSpec) -> None:
     """Refuse actions with another meaning: another space, other bounds, another transform."""
     recorded: Any = recording.manifest.env.get("fields", {})
-    ours = to_json(env, None, "env")["fields"]
+    ours = facts_of(env)["fields"]
     for field in ("observation", "action"):
         if recorded.get(field) != ours[field]:
             raise SpecMismatch(

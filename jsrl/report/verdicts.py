@@ -128,7 +128,7 @@ def _environments_text(e: Evidence) -> str:
         return text + ". On an idle machine they would run faster."
     if e.full:
         return text + ", so more actors will not help here; a faster environment would (--env.backend, fewer wrappers)."
-    if e.cpu and e.cpu_per_actor < 0.5:
+    if e.cpu and e.cpu_per_actor < 0.5 * e.share(ACTOR, "env"):
         return text + f", because the environments wait rather than compute: {actors_advice(e)}."
     serves = e.share(INFERENCE, "act", "transport")
     if serves >= 1 - WAITS / 2 and e.share(ACTOR, "wait_inference") >= WAITS:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 LEAVE_S = 20.0  # time for a clean end
 SCORE, WIN_RATE = "evaluator/return_mean", "evaluator/win_rate"  # the latter if opponents are named
@@ -55,6 +55,15 @@ class Child:
         output = self._output.read_text(errors="replace").strip() if self._output is not None else ""
         return output.splitlines()[-1] if output else ""
 
+    @property
+    def why(self) -> str:
+        """Return why the ended run failed, in a line; empty: its files do not say.
+
+        The last lines of its output only say where its logs are and how to continue.
+        """
+        error = self._result().get("error") if self.status == 1 else None  # 2: refused, the result is older
+        return str(error).partition("\n")[0] if error else self.last_line
+
     def new_scores(self) -> Iterator[tuple[int, float]]:
         """Yield (env steps, mean return) of each new evaluation."""
         if self._metrics is None:
@@ -75,14 +84,17 @@ class Child:
     def outcome(self) -> tuple[float | None, str]:
         """Return (score of the ended run, error); the final score if there is one, else the last one."""
         status = self._process.returncode
-        try:
-            result = json.loads((self.folder / "result.json").read_text())
-        except (OSError, ValueError):
-            result = {}
+        result = self._result()
         facts = result.get("final") or result.get("evaluation") or {}
         if status == 0 and "return_mean" in facts:
             return float(facts.get("win_rate", facts["return_mean"])), ""
-        return None, (self.last_line if status else "") or f"it ended with status {status} and has no score"
+        return None, (self.why if status else "") or f"it ended with status {status} and has no score"
+
+    def _result(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.folder / "result.json").read_text())
+        except (OSError, ValueError):
+            return {}
 
     def stop(self) -> None:
         """Ask it to end cleanly."""

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from jsrl.runs.runs import RunFolder
 
 RUN_NAME = "trial"
 FOREVER_STEPS = 10**12
+MOST_UPDATES = 2**22  # far more than a trial makes, and few enough for schedules of int32, such as those of optax
 POLL_S = 0.05
 LEAVE_S = 15.0
 ENDED = "the run ended"
@@ -105,12 +107,17 @@ def measure(
     return dataclasses.replace(speed, load=round(os.getloadavg()[0], 2))
 
 
+def endless_steps(experiment: Experiment) -> int:
+    """Return a number of env steps that a trial does not reach."""
+    return min(FOREVER_STEPS, experiment.rows_per_update * MOST_UPDATES // experiment.updates_per_batch)
+
+
 @contextlib.contextmanager
 def _started(experiment: Experiment, runs: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start the run in its own session (this process handles the user's Ctrl-C); end it afterwards."""
     endless = dataclasses.replace(
         experiment,
-        total_env_steps=FOREVER_STEPS,
+        total_env_steps=endless_steps(experiment),
         max_minutes=None,
         stop_at_return=None,
         policies={
@@ -314,8 +321,10 @@ def main(arguments: list[str]) -> int:
     experiment = from_json(json.loads((folder / "experiment.json").read_text()))
     try:
         result = run(experiment, runs_dir=folder, name=RUN_NAME, display="quiet")
-    except JsrlError as error:
-        sys.stdout.write(f"{type(error).__name__}: {str(error).splitlines()[0]}\n")
+    except Exception as error:  # also of the user's agent, which a serial run raises itself
+        if not isinstance(error, JsrlError):
+            traceback.print_exc()
+        sys.stdout.write(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}\n")
         return 1
     write_atomic(folder / "ended", result.ended.encode(), durable=False)
     return 0

@@ -14,18 +14,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
 
+from jsrl.agents.base import ActOutput, Agent
 from jsrl.agents.normalization import ACTION_MASK
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.sac import SACConfig, sac
 from jsrl.cli import export
-from jsrl.errors import ExportError, MissingExtra
+from jsrl.envs.spaces import action_layout
+from jsrl.errors import ExportError, MissingExtra, SnapshotError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.export import file, parity, player
+from jsrl.export.function import policy_function
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.policy import load_policy
+from jsrl.policy import check_leaves, checked, load_policy
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, to_environment
 
 VECTOR, IMAGE = ArraySpec((5,), "float32"), ArraySpec((36, 36, 4), "uint8")
@@ -325,6 +329,54 @@ def test_plays_in_a_process_without_jsrl(play, banned, tmp_path, folder):
                 np.testing.assert_allclose(got, true, atol=1e-5 if play == NUMPY else 0, rtol=0, err_msg=path)
 
 
+def test_actions_of_a_policy_are_numbers_of_the_environments_space():
+    several = spaces.MultiDiscrete([2, 3], start=np.array([10, 20]))
+    for space, action in (spaces.Discrete(3, start=-1), np.arange(3)), (several, np.array([[1, 2]])):
+        layout = action_layout(space, "numbered", "clip")
+        assert to_environment(layout.spec, action).tolist() == layout.convert(action).tolist()
+
+    def act(params, key, seen, is_first, core, *, greedy):
+        return ActOutput(seen, seen), core
+
+    agent = Agent(lambda key: None, lambda batch_size: (), act, None)
+    spec = EnvSpec(ArraySpec((), "int32"), Discrete(3, start=-1))
+    assert policy_function(agent, spec, ()).call(np.arange(3))[0].tolist() == [-1, 0, 1]
+
+
+def test_a_policy_refuses_observations_that_it_does_not_read():
+    spec = EnvSpec({"place": ArraySpec((3,), "float32"), "screen": ArraySpec((2, 2), "uint8")}, Discrete(2))
+    place, screen = np.zeros((4, 3)), np.zeros((4, 2, 2), np.int64)
+    seen = checked({"place": place, "screen": screen}, spec)
+    assert [(seen[name].dtype, seen[name].shape) for name in seen] == [("float32", (4, 3)), ("uint8", (4, 2, 2))]
+    for wrong, told in {
+        ("place", ((1,), "float32")): r"place is float32 \[1\]; the policy reads float32 \[B, 3\]",
+        ("screen", ((3, 2, 2), "uint8")): r"screen is uint8 \[3, 2, 2\]; the policy reads uint8 \[4, 2, 2\]",
+        ("screen", ((4, 2, 2), "float32")): "screen is float32",
+    }.items():
+        name, (shape, dtype) = wrong
+        with pytest.raises(SpecMismatch, match=told):
+            checked({"place": place, "screen": screen, name: np.zeros(shape, dtype)}, spec)
+    with pytest.raises(SpecMismatch, match="observation/screen is missing"):
+        checked({"place": place}, spec)
+    with pytest.raises(SpecMismatch, match="observation/place is missing"):
+        checked(place, spec)
+
+
+def test_params_that_do_not_fit_the_agent_are_refused():
+    saved = {"weights/bias": np.zeros(3, np.float32), "weights/kernel": np.zeros((2, 3), np.float32)}
+    check_leaves(saved, saved, "mine@best")
+    for built, told in (
+        (
+            saved | {"weights/bias": np.zeros(4, np.float32)},
+            r"weights/bias is float32 \(3,\) in the snapshot, and float32 \(4,\)",
+        ),
+        (saved | {"weights/more": np.zeros(4, np.float32)}, "weights/more is missing in the snapshot"),
+        ({"weights/bias": saved["weights/bias"]}, "weights/kernel is .* and missing in the agent"),
+    ):
+        with pytest.raises(SnapshotError, match=told):
+            check_leaves(saved, built, "mine@best")
+
+
 @pytest.mark.slow
 def test_file_describes_its_inputs_and_outputs(folder):
     path = exported("tanh", folder)[0]
@@ -334,7 +386,7 @@ def test_file_describes_its_inputs_and_outputs(folder):
 
 
 @pytest.mark.slow
-def test_command_exports_the_policy_of_a_run(tmp_path, capsys):
+def test_command_exports_the_policy_of_a_run(tmp_path, capsys, monkeypatch):
     experiment = Experiment(agent=PPOConfig(network=SMALL, normalize_observations=True), total_env_steps=2000)
     run(experiment, placement="serial", runs_dir=str(tmp_path), name="short", display="quiet")
     at, written = ["--runs-dir", str(tmp_path)], str(tmp_path / "policy.zip")
@@ -344,3 +396,8 @@ def test_command_exports_the_policy_of_a_run(tmp_path, capsys):
     trained = load_policy("short", "latest", runs_dir=str(tmp_path))
     assert file.load(written)(rows).tolist() == trained(rows).tolist()
     assert export.main(["short@nothing", written, *at]) == 2
+    changed = ppo(PPOConfig(network=NetworkConfig(hidden=(9,)), normalize_observations=True), trained.spec)
+    monkeypatch.setattr("jsrl.policy.build_agent", lambda agent, spec: changed)  # its code has changed
+    capsys.readouterr()
+    assert export.main(["short@latest", written, *at]) == 2
+    assert "do not fit the agent that the run's experiment makes now: weights/" in capsys.readouterr().err

@@ -21,10 +21,12 @@ from jsrl.experiment.building import build_agent
 from jsrl.experiment.dividing import alike_seats
 from jsrl.launch.plan import make_plan
 from jsrl.launch.plan_text import describe
+from jsrl.launch.recording_plan import facts_of
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.policy import Policy
 from jsrl.recordings.recordings import SEQUENCE, open_recording, read_chunk
+from jsrl.types import ArraySpec, Discrete, EnvSpec, MultiDiscrete
 
 SMALL = NetworkConfig(hidden=(16,))
 
@@ -175,6 +177,15 @@ def test_of_several_policies_only_the_first_ones_rows_are_recorded(tmp_path, mon
 
 
 @pytest.mark.slow
+def test_recordings_count_actions_from_0_whatever_their_space():
+    first, other = (EnvSpec(ArraySpec((3,), "float32"), Discrete(2, start=start)) for start in (0, 5))
+    assert facts_of(first) == facts_of(other)
+    assert facts_of(first)["fields"]["action"]["fields"] == {"num_actions": 2}
+    assert facts_of(EnvSpec(first.observation, MultiDiscrete((2, 3), (1, 1)))) == facts_of(
+        EnvSpec(first.observation, MultiDiscrete((2, 3)))
+    )
+
+
 def test_the_plan_shows_recordings_and_has_no_actors(recording, tmp_path):
     plan = make_plan(cloning(recording, placement="served", evaluator=EvaluatorConfig()), str(tmp_path), tmp_path)
     assert [job.kind for job in plan.jobs] == ["learner", "evaluator"]

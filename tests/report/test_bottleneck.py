@@ -79,6 +79,16 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
         dataclasses.replace(TWO, more_actors=(4, 8, 16)),
         ("wait rather than compute", "raise --num-actors to 16"),
     ),
+    (  # the actors compute while they step, and wait for the rest of the time
+        "environments",
+        measured(
+            {"actor": 0.8, "learner": 0.1},
+            actor={"env": 0.6, "wait_params": 0.2, "act": 0.1},
+            learner={"wait_batch": 0.6},
+        ),
+        EIGHT,
+        ("60%", "0.9 of 8 cores are used: raise --num-actors to 4."),
+    ),
     (
         "environments",
         measured({"actor": 2.0}, actor=STEPPING, learner=STARVED),

@@ -15,6 +15,7 @@ from jsrl.cli.main import main
 from jsrl.errors import ConfigError, TrialsFailed
 from jsrl.experiment.options import options_of
 from jsrl.report.charts import Axis
+from jsrl.search.child import Child
 from jsrl.search.options import SearchOptions
 from jsrl.search.page import page, rows, text_table
 from jsrl.search.search import Search, Setup, finished
@@ -124,6 +125,18 @@ def test_search_ends_if_all_trials_fail(tmp_path):
     )
     with pytest.raises(TrialsFailed, match="all 3 trials have failed, the last one with: ConfigError: no such mode"):
         Search(broken, SearchOptions(trials=9), lambda line: None).run()
+
+
+def test_failed_run_gives_the_error_of_its_result_and_not_the_end_of_its_output(tmp_path):
+    (tmp_path / "result.json").write_text(json.dumps({"ended": "failed", "error": "WorkerDied: learner: no\n\ntrace"}))
+    found = {}
+    for status in (1, 2):
+        output = tmp_path / f"output-{status}"
+        child = Child(["sh", "-c", f"echo '(to continue: jsrl run --resume x)'; exit {status}"], tmp_path, output)
+        child._process.wait(10)
+        found[status] = child.why
+        assert child.outcome() == (None, child.why)
+    assert found == {1: "WorkerDied: learner: no", 2: "(to continue: jsrl run --resume x)"}  # 2: the result is older
 
 
 @pytest.mark.parametrize(

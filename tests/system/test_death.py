@@ -93,7 +93,7 @@ def test_learner_stopped_at_the_end_fails_the_run_at_the_deadline_of_its_snapsho
 def test_worker_stopped_in_start_up_is_detected_by_the_deadline(launch) -> None:
     run = launch(*FOREVER, "--deadlines.ready-s", "6")
     run.await_worker("learner").suspend()
-    assert_died(run, "learner", "was not ready within 6 s")
+    assert_died(run, "learner", "was not ready within 6 s (deadlines.ready_s)")
 
 
 def test_worker_that_exits_unexpectedly_ends_the_run(launch) -> None:

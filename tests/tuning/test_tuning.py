@@ -15,6 +15,7 @@ from jsrl.cli import tune as tune_command
 from jsrl.errors import ConfigError
 from jsrl.experiment import ActorConfig, Experiment, InferenceConfig
 from jsrl.experiment.automatic import Machine
+from jsrl.references.reference import to_json
 from jsrl.tuning import profiles
 from jsrl.tuning import trial as trials
 from jsrl.tuning.advice import Measurements, advise, label
@@ -412,6 +413,23 @@ def test_a_trial_writes_nothing_into_the_recording_of_the_run(tmp_path, monkeypa
     assert json.loads((tmp_path / "experiment.json").read_text())["fields"]["record"] is None
 
 
+def test_updates_of_a_trial_fit_schedules_of_32_bits():
+    small = dataclasses.replace(PPO, num_envs=4, num_actors=1, num_groups=None, rollout_length=8)
+    trial = dataclasses.replace(small, total_env_steps=trials.endless_steps(small))
+    assert 10**6 < trial.total_updates < 2**31 // 256
+
+
+def test_trial_that_raises_reports_the_error_and_not_the_end_of_its_traceback(tmp_path, monkeypatch, capsys):
+    def fails(*_, **__):
+        raise OverflowError("an int of 64 bits\nSet JAX_TRACEBACK_FILTERING=off")
+
+    monkeypatch.setattr("jsrl.launch.run.run", fails)
+    monkeypatch.setattr("jsrl.workers.process.die_with_parent", lambda pid: None)
+    (tmp_path / "experiment.json").write_text(json.dumps(to_json(PPO)))
+    assert trials.main([str(tmp_path), "0"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "OverflowError: an int of 64 bits"
+
+
 def test_slow_trial_is_cut_short():
     progress = Progress(Limits(seconds=3.0, give_up_share=0.5), best=10_000.0)
     for updates, at_s in ((1, 0.0), (10, 1.0), (20, 2.1)):
@@ -532,6 +550,11 @@ def test_run_uses_the_profile_and_its_plan_shows_it(tmp_path, monkeypatch, capsy
     ):  # measured on another dataflow
         assert run.main(["ppo_cartpole", "--plan", *own]) == 0
         assert f"1 actor x {groups}" in capsys.readouterr().out
+
+
+def test_command_that_uses_the_profile_has_the_options_of_the_tuning():
+    args = ["--num-envs", "4", "--tune-minutes", "0.5", "--env.id", "my:Env", "--tune-batch"]
+    assert tune_command.command("ppo", args) == "jsrl run ppo --num-envs 4 --env.id my:Env"
 
 
 def test_tune_from_a_file(tmp_path, capsys):

@@ -404,6 +404,21 @@ def test_versions_metrics_and_ledger_of_a_few_updates(tmp_path):
     np.testing.assert_allclose(final.tree["state"]["params"]["weights"]["w"], 10.0)
 
 
+def test_final_snapshot_that_fails_is_reported_even_if_earlier_ones_failed(tmp_path, monkeypatch):
+    def full(self, job):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(SnapshotStore, "_write", full)
+    rig = LearnerRig(tmp_path, total=1)
+    rig.put(1.0)
+    rig.learner.step()
+    rig.learner.save(wait=True)
+    rig.learner.close()
+    shown = {facts["once"]: facts["text"] for facts in reversed(rig.heard.named("warning"))}
+    assert set(shown) == {"snapshots", "final snapshot"}
+    assert shown["final snapshot"].startswith("the final snapshot of update 1 failed: snapshot 1 was not written")
+
+
 def test_finished_learner_saves_once_while_others_continue(tmp_path, monkeypatch):
     rig, saved = LearnerRig(tmp_path, total=1), []
     rig.put(1.0)

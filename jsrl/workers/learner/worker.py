@@ -254,7 +254,9 @@ class Learner:
             try:
                 self._store.save(self.version, {"state": state}, meta=meta, tags=tags, wait=wait)
             except SnapshotError as error:
-                self._reporter.event("warning", f"snapshot of update {self.updates} failed: {error}", once="snapshots")
+                last = "final" in tags  # shown even if an earlier one failed: nothing newer will be written
+                which, once = ("the final snapshot", "final snapshot") if last else ("snapshot", "snapshots")
+                self._reporter.event("warning", f"{which} of update {self.updates} failed: {error}", once=once)
         self._phases.rest()
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
