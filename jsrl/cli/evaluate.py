@@ -26,6 +26,7 @@ from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.launch.result import score
 from jsrl.policy import act_together, load_players, stream_of
+from jsrl.runs.runs import split_tag
 from jsrl.workers.play import EpisodeCounts
 
 
@@ -120,7 +121,7 @@ def _one(options: argparse.Namespace, env_words: Sequence[str], counting: Counti
     """Evaluate one run, alone or against opponents; return the results."""
     if options.against:
         return _against(options, counting)
-    run, _, tag = options.run.partition("@")
+    run, tag = split_tag(options.run)
     with shown(f"loading {options.run} ..."):
         policies = load_players(run, tag or "best", runs_dir=options.runs_dir, stream=stream_of(options.seed))
     first, slots = policies[0], min(options.num_envs, options.episodes)
@@ -164,7 +165,7 @@ def _tournament(options: argparse.Namespace, counting: Counting) -> dict[str, An
     players = options.tournament
     if len(players) == 1:
         run = players[0]
-        if "@" in run:
+        if split_tag(run)[1]:
             raise ConfigError(f"--tournament {run} is one player; name several, or a run without @TAG.")
         every = frozen_players(run, runs_dir=options.runs_dir)
         last = len(every) - 1

@@ -269,6 +269,15 @@ def curve_of(columns: Mapping[str, np.ndarray], key: str) -> tuple[np.ndarray, n
     return env_steps[kept], values[kept]
 
 
+def split_tag(text: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return (RUN, TAG) of RUN@TAG; TAG is empty if there is none. Folders in the path of RUN may have an @ in their names."""
+    whole = os.fspath(text)
+    if Path(whole).expanduser().is_dir():
+        return whole, ""
+    run, at, tag = whole.rpartition("@")
+    return (run, tag) if at else (whole, "")
+
+
 def load_runs(
     runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[str] = "runs"
 ) -> list[Run]:
