@@ -181,6 +181,12 @@ def test_doctor_asks_jax_whether_it_uses_the_gpus(monkeypatch):
     assert finding.state == "note" and "jax does not use them: its backend is cpu" in finding.text
 
 
+def test_doctor_passes_over_a_package_that_is_half_removed(monkeypatch, tmp_path):
+    (tmp_path / "~umpy-2.0.dist-info").mkdir()  # pip was interrupted
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [finding.state for finding in doctor.accelerators()]
+
+
 def test_doctor_detects_another_installed_jsrl(monkeypatch, tmp_path):
     folder = tmp_path / "jsrl-0.3.dist-info"
     folder.mkdir()
@@ -196,6 +202,10 @@ def test_doctor_detects_another_installed_jsrl(monkeypatch, tmp_path):
     [
         ({"dir_info": {"editable": True}, "url": "file:///a%20b/c"}, "-e '/a b/c[video]'"),
         ({"archive_info": {}, "url": "file:///x.whl"}, "'jsrl-jax[video] @ file:///x.whl'"),
+        (
+            {"vcs_info": {"vcs": "git", "commit_id": "1a2b"}, "url": "https://x.org/jsrl.git"},
+            "'jsrl-jax[video] @ git+https://x.org/jsrl.git@1a2b'",
+        ),
         (None, f"-e '{ROOT}[video]'"),  # a checkout on the path; its egg-info lacks these facts
     ],
 )
