@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -240,7 +241,7 @@ def run_group(group: Group, at_once: int, display: str, *, hidden: bool) -> int:
     left = missing(group)
     if left:
         text = "interrupted" if not whole else f"seed{'s' if len(left) > 1 else ''} {', '.join(map(str, left))} failed"
-        print(f"{text}; to continue: jsrl run --resume {group.path}")
+        print(f"{text}; to continue: jsrl run --resume {shlex.quote(str(group.path))}")
     return 0 if not left else 130 if not whole else 1
 
 

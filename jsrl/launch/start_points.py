@@ -17,7 +17,7 @@ from jsrl.launch.resume import (
     remove_incomplete_snapshots,
     start_point_of,
 )
-from jsrl.runs.runs import RunFolder
+from jsrl.runs.runs import RunFolder, in_command
 from jsrl.workers.jobs import StartPoint
 
 
@@ -96,7 +96,7 @@ def _check_totals(plan: Plan, folder: RunFolder, starts: Mapping[str, StartPoint
         reached = starts[next(iter(plan.policies))].updates * e.rows_per_update // e.updates_per_batch
         raise ConfigError(
             f"{folder.name} has trained {reached:,} env steps, more than --total-env-steps {e.total_env_steps:,}; give a "
-            f"larger number to train on, or score it with jsrl evaluate {folder.name}."
+            f"larger number to train on, or score it with jsrl evaluate {in_command(folder.path)}."
         )
 
 

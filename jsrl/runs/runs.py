@@ -15,6 +15,7 @@ import io
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -204,6 +205,12 @@ class RunFolder:
     def report(self) -> Path:
         """Return the path of the report."""
         return self.path / "report.html"
+
+
+def in_command(folder: Path) -> str:
+    """Return how a printed command names the run or group in a folder: EXPERIMENT/NAME if it is in ./runs, else the path."""
+    usual = folder.absolute().parent.parent == Path("runs").absolute()
+    return f"{folder.parent.name}/{folder.name}" if usual else shlex.quote(str(folder))
 
 
 def named(name: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs") -> RunFolder:
