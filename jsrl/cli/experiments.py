@@ -54,9 +54,12 @@ def load(name: str) -> Experiment:
     """Return an experiment by its name.
 
     Raises:
-      ConfigError: its file has no function `config`, or the function returns something else.
+      ConfigError: there is no such file here, it has no function `config`, or the function returns something else.
     """
-    module, path = files()[name]
+    known = files()
+    if name not in known:
+        raise ConfigError(f"there is no experiment {name!r} here; go to the folder that has {FOLDER}/{name}.py.")
+    module, path = known[name]
     config = getattr(_import(module, path), "config", None)
     if not callable(config):
         raise ConfigError(f"{path} has no function config(); an experiment's file has one that returns an Experiment.")
