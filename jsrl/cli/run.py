@@ -237,6 +237,10 @@ def fastest(asked: cli.CommandLine) -> Experiment:
     if options.tune:
         from jsrl.tuning.tune import tune
 
+        if "profile" in asked.given:
+            raise ConfigError(
+                "--tune finds settings, and --profile chooses those that were found before; give one of them."
+            )
         if options.graph is not None:
             raise ConfigError(
                 "--tune measures the experiment's own dataflow, not a changed one; leave --graph or --tune out."

@@ -7,6 +7,7 @@ They do not change what is learned. Options that you give are not tuned: `jsrl t
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +15,13 @@ from pathlib import Path
 from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.main import program
+from jsrl.cli.needs import check_used
+from jsrl.cli.report import check_folder
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.tuning.tune import advise_from, tune
+
+OF_TUNING = ("tune", "tune-minutes", "tune-batch")
+USED = (*OF_TUNING, "profiles-dir")  # options of `jsrl run` that a tuning uses
 
 
 def parser() -> argparse.ArgumentParser:
@@ -53,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name is None:
             raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
         asked = cli.parse(args, load(name))
+        check_used(asked, USED, "tune")
+        if own.output is not None:
+            check_folder(own.output, "--output")
         tuned = tune(
             asked.experiment,
             given=asked.given,
@@ -69,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted before anything was measured.", file=sys.stderr)
         return 130
     if tuned.profile is not None:
+        same = shlex.join([name, *cli.without(args, OF_TUNING)])  # a profile holds for runs with the same options
         print(
-            f"  kept as the profile {tuned.profile.path}\n  `jsrl run {name}` uses it from now on (--profile none: not)"
+            f"  kept as the profile {tuned.profile.path}\n  `jsrl run {same}` uses it from now on (--profile none: not)"
         )
     return 0

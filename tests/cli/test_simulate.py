@@ -79,6 +79,7 @@ def test_invalid_simulations_are_refused_in_one_sentence(files: Path, capsys):
         (["--deaths-per-hour", "-1"], "--deaths-per-hour is -1"),
         (["--fan-out", "-1"], "--fan-out is -1"),
         (["--seconds", "inf"], "--seconds is inf"),
+        (["--graph", "m:edit"], "--graph has no effect on jsrl simulate; leave it out"),
         (["--page", "none/page.html"], "make it, or give another file with --page"),
         (["--calibrate", "--times", "none/times.json"], "make it, or give another file with --times"),
         (["--placement", "inline", "--learner.num-ranks", "2"], "leave out --learner.num-ranks and --learner.split"),

@@ -82,6 +82,7 @@ RUN = [  # the arguments of `jsrl run`, and what the message names
     ("ppo_cartpole --recording nowhere", "holds no recording"),
     ("ppo_cartpole --profile nowhere", "cannot be read as profile"),
     ("ppo_cartpole --tune --tune-minutes 0", "give more than 0"),
+    ("ppo_cartpole --tune --profile none", "give one of them"),
     ("ppo_cartpole --snapshots.keep 0", "snapshots.keep is 0; it must be at least 1"),
     ("ppo_cartpole --deadlines.silence-s 0", "it must be a number of seconds above 0"),
     ("ppo_cartpole --hosts-file hosts.json", "it needs --plan"),
