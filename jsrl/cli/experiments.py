@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
@@ -27,8 +28,12 @@ TAKE_A_NAME = (
 
 
 def use_working_directory() -> None:
-    """Allow imports of environments, agents, workers and configs from the working directory."""
-    here = str(Path.cwd())
+    """Allow imports of environments, agents, workers and configs from the working directory.
+
+    The folder of `python experiments/run.py` is left out, because its package `configs` would hide that of a user.
+    """
+    here, scripts = str(Path.cwd()), str(Path(jsrl.configs.__path__[0]).resolve().parent)
+    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != scripts]
     if here not in sys.path:
         sys.path.insert(0, here)
 

@@ -140,6 +140,14 @@ def test_configs_of_the_working_directory_are_found_beside_ours(folder, capsys):
     assert experiments.load("mine").name == "ppo"
 
 
+def test_scripts_of_a_checkout_import_configs_of_the_working_directory(folder, monkeypatch):
+    """The folder of the scripts, which Python puts on the path, has a package `configs` as well."""
+    monkeypatch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
+    monkeypatch.delitem(sys.modules, "configs")
+    experiments.use_working_directory()
+    assert importlib.import_module("configs.mine").__doc__ == "My own task"
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"), [("x = 1\n", "has no function config()"), ("def config(): return 3\n", "returned int")]
 )
