@@ -19,6 +19,7 @@ from jsrl.launch.interrupts import interrupts
 from jsrl.launch.result import is_finished, missing
 from jsrl.launch.resume import claimed
 from jsrl.launch.run_log import RunLog
+from jsrl.launch.start_points import check_kept
 from jsrl.metrics.scores import score_text
 from jsrl.report.report import write_comparison
 from jsrl.runs.files import write_json
@@ -104,6 +105,8 @@ def new_group(name: str, args: Sequence[str], asked: cli.CommandLine, more: Call
         if running := held_by(one):
             raise ConfigError(f"{one} is running (process {running}); stop it before it is overwritten.")
     begin = ("--init-from", options.init_from) if options.init_from else ()
+    if taken and options.init_from:
+        check_kept(options.init_from, options.runs_dir, taken)
     return dataclasses.replace(group, args=(*cli.without(args, (*OWN, "init-from")), *more()), begin=begin)
 
 

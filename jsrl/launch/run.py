@@ -39,7 +39,7 @@ from jsrl.launch.resume import (
 from jsrl.launch.run_log import LOG, RunLog
 from jsrl.launch.serial import SerialRun
 from jsrl.launch.session import Session
-from jsrl.launch.start_points import begin_policies, find_start_points
+from jsrl.launch.start_points import begin_policies, check_kept, find_start_points
 from jsrl.launch.user_values import load_values
 from jsrl.metrics import tracing
 from jsrl.metrics.display import Display, make_display
@@ -92,6 +92,8 @@ def run(
     if resume is not None:
         folder = RunFolder.open(resume, runs_dir)
     else:
+        if overwrite and name is not None and init_from is not None:
+            check_kept(init_from, runs_dir, [Path(runs_dir, experiment.name, name)])
         folder = RunFolder.create(runs_dir, experiment.name, name, seed=experiment.seed, overwrite=overwrite)
     with (
         removed_unless(begun, folder, resumed, made),
