@@ -258,6 +258,8 @@ def test_new_project_prints_next_steps_even_if_jsrl_is_not_on_path(tmp_path, mon
         main.main(["new", str(tmp_path / name)])
     first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: "))
     assert second.endswith(f"/b && {sys.executable} -m jsrl run b")
+    main.main(["new", str(tmp_path / "my projects" / "c")])
+    assert f"Next: cd '{tmp_path}/my projects/c' && " in capsys.readouterr().out
     if (Path(sys.executable).parent / "jsrl").exists():
         assert first.endswith("/a && jsrl run a")
 
