@@ -19,6 +19,7 @@ from jsrl.cli import command_line
 from jsrl.cli.counting import Counting
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program, shown
+from jsrl.cli.report import check_folder
 from jsrl.contest import Arena, frozen_players, why_unfit
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
@@ -47,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     use_working_directory()
     counting = Counting(sys.stderr)
     try:
+        if options.json:
+            check_folder(Path(options.json), "--json")
         facts = _tournament(options, counting) if options.tournament else _one(options, env_words, counting)
         if options.json:
             _write(Path(options.json), facts)

@@ -106,6 +106,8 @@ OTHERS = [
     ("ppo_cartpole", "jsrl run ppo_cartpole"),
     ("evaluate nothing", "there is no run nothing"),
     ("evaluate nothing --episodes 0", "--episodes: 0, expected at least 1"),
+    ("evaluate nothing --json none/facts.json", "make it, or give another file with --json"),
+    ("bench ppo_cartpole --json none/raw.json", "make it, or give another file with --json"),
     ("evaluate nothing --against nothing@best", "there is no run nothing"),
     ("evaluate --tournament nothing", "there is no run nothing"),
     ("evaluate --against nothing", "expected RUN@TAG, alone or with --against, or --tournament"),
