@@ -68,6 +68,8 @@ def test_invalid_simulations_are_refused_in_one_sentence(files: Path, capsys):
     (files / "hosts.json").write_text('[{"name": "a", "cores": 1, "memory_mb": 100, "core_speed": 0}]')
     assert main(["hosts.json", "impala"]) == 2
     assert "core_speed is 0.0" in capsys.readouterr().err
+    assert main(["--calibrate", "mappo_speaker_listener"]) == 2
+    assert "it knows runs of one policy without a director" in capsys.readouterr().err
     assert main(["--core-speed", "impala"]) == 2
     assert "no speed of the calibrated cores; calibrate again" in capsys.readouterr().err
 
