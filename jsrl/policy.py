@@ -58,10 +58,12 @@ class Policy:
         self._step = 0
 
     def __call__(self, observation: Any, is_first: Any = None, *, greedy: bool = True, raw: bool = False) -> np.ndarray:
-        """Return actions for a batch of observations, as the environment takes them (clipped or scaled to its bounds).
+        """Return actions for a batch of observations, clipped or scaled to the environment's bounds.
+
+        They are flat and counted from 0: a space's shape and its `start` are not applied (docs/export.md).
 
         Args:
-          observation: tree of [B, ...], as the environment gives it; batches of one size share a recurrent state.
+          observation: tree of [B, ...], as `spec.observation` describes it; batches of one size share a recurrent state.
           is_first: bool [B], True where an episode begins (its recurrent state is reset); None: True on the first call.
           greedy: the most likely action instead of a sample. raw: actions as the agent stores them.
         """
