@@ -71,6 +71,13 @@ def test_closed_pipe_ends_a_command_without_traceback():
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_command_works_with_a_closed_stream(closed, monkeypatch):
+    monkeypatch.setattr(sys, closed, None)
+    assert main.main(["list"]) == 0
+    getattr(sys, closed).close()
+
+
 def test_interrupted_loading_ends_without_traceback(monkeypatch, capsys):
     def load(command):
         raise KeyboardInterrupt
