@@ -24,6 +24,7 @@ from jsrl.policy import Policy, act_together, load_players, stream_of
 from jsrl.runs.runs import RunFolder, split_tag
 
 SLOWEST, FASTEST = 1 / 16, 16.0
+UNSEEN = ("offscreen", "dummy")  # drivers of SDL that show nothing
 SMALL = 400  # pixels: smaller pictures are enlarged
 
 
@@ -43,6 +44,10 @@ class Window:
         self._pygame: Any = pygame
         try:
             pygame.display.init()
+            driver = pygame.display.get_driver()
+            if driver in UNSEEN and os.environ.get("SDL_VIDEODRIVER") != driver:  # SDL found no display and took this
+                pygame.display.quit()
+                raise pygame.error(f"the display {os.environ.get('DISPLAY', '')!r} does not answer")
         except pygame.error as error:
             raise ConfigError(
                 f"no window can be opened: {error}; film the policy with --recorder.enabled while it trains."
