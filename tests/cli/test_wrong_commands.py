@@ -123,6 +123,8 @@ OTHERS = [
     ("bench nothing", "there is no experiment 'nothing'"),
     ("chaos nothing", "there is no experiment 'nothing'"),
     ("chaos ppo_cartpole --placement serial", "take --placement served, inline or apart"),
+    ("chaos ppo_cartpole --detach", "--detach does not go with jsrl chaos"),
+    ("chaos ppo_cartpole --seeds 0-1", "--seeds does not go with jsrl chaos"),
     ("chaos ppo_cartpole --storm-s -1", "--storm-s is -1, expected above 0"),
     ("chaos ppo_cartpole --pauses 2", "--pauses is 2, expected 0 to 1"),
     ("chaos ppo_cartpole --messages-per-s -1", "--messages-per-s is -1, expected 0 or more"),
