@@ -100,7 +100,7 @@ def folder_of(asked: CommandLine) -> Path:
     if options.run_name:
         check_run_name(options.run_name)
         return parent / options.run_name
-    own = new_run_name(asked.experiment.seed)
+    own = new_run_name(None if options.seeds else asked.experiment.seed)
     names = [own, *(f"{own}.{i}" for i in range(1, 1000))]
     return next(parent / name for name in names if not (parent / name).exists())
 
