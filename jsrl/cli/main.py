@@ -61,6 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"ConfigError: there is no command {command!r}; {_hint(command)}", file=sys.stderr)
         return 2
     try:
+        os.getcwd()
+    except FileNotFoundError:
+        print("ConfigError: the working directory was deleted; go to another one.", file=sys.stderr)
+        return 2
+    try:
         with repeated(), remembered(ends=()):
             status: int = _load(command).main(args[1:])
         sys.stdout.flush()

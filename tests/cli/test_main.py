@@ -78,6 +78,14 @@ def test_a_command_works_with_a_closed_stream(closed, monkeypatch):
     getattr(sys, closed).close()
 
 
+def test_a_deleted_working_directory_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main.main(["list"]) == 2
+    assert capsys.readouterr().err == "ConfigError: the working directory was deleted; go to another one.\n"
+
+
 def test_interrupted_loading_ends_without_traceback(monkeypatch, capsys):
     def load(command):
         raise KeyboardInterrupt
