@@ -29,6 +29,7 @@ from benchmarks.throughput import alone, session, tables
 from benchmarks.updates import session as replay_session
 from benchmarks.updates import tables as replay_tables
 from jsrl.cli.main import program
+from jsrl.cli.report import check_folder
 from jsrl.errors import JsrlError
 
 
@@ -84,6 +85,8 @@ def main() -> int:
     if given.name is None and not given.show:
         parser().error("give the name of an experiment; `jsrl list` shows them")
     try:
+        if given.json:
+            check_folder(Path(given.json), "--json")
         if given.show:
             show(json.loads(Path(given.show).read_text()))
             return 0

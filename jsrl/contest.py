@@ -17,7 +17,7 @@ from jsrl.matches.match import Match, MatchScore, Table
 from jsrl.matches.players import Contestant, SeatPolicy, find_sides, places_of_sides, seatings, tables
 from jsrl.matches.standings import Standings
 from jsrl.policy import Policy, has_rivals, load_policy, policies_in, stream_of
-from jsrl.runs.runs import RunFolder
+from jsrl.runs.runs import RunFolder, split_tag
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.types import Array, EnvSpec, GameSpec, Tree, named_leaves
 
@@ -48,7 +48,7 @@ def load_player(text: str, *, runs_dir: str | os.PathLike[str] = "runs") -> Load
     Raises:
       ConfigError: there is no such run, policy or tag. SnapshotError: a frozen player has changed.
     """
-    run, _, tag = text.partition("@")
+    run, tag = split_tag(text)
     tag = tag or "best"
     several = [] if "/" in tag else list(policies_in(RunFolder.open(run, runs_dir)))
     found, refusals = list[Policy](), list[ConfigError]()

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlparse
 
 DISTRIBUTION = "jsrl-jax"  # what pip calls jsrl; the name jsrl on the package index is another project's
@@ -43,10 +44,18 @@ def _source(extra: str) -> str:
     if texts:
         facts = json.loads(texts[0])
         if "dir_info" not in facts:
-            return f"'{DISTRIBUTION}{extra} @ {facts['url']}'"
+            return f"'{DISTRIBUTION}{extra} @ {_address(facts)}'"
         editable = "-e " if facts["dir_info"].get("editable") else ""
         return f"{editable}'{unquote(urlparse(facts['url']).path)}{extra}'"
     checkout = Path(__file__).resolve().parents[1]
     if (checkout / "pyproject.toml").exists():  # not installed, only on sys.path
         return f"-e '{checkout}{extra}'"
     return f"'{DISTRIBUTION}{extra}'"
+
+
+def _address(facts: dict[str, Any]) -> str:
+    """Return the address for pip of a wheel or archive, or of a repository at the commit that is installed."""
+    repository = facts.get("vcs_info")
+    if repository is None:
+        return facts["url"]
+    return f"{repository['vcs']}+{facts['url']}@{repository['commit_id']}"

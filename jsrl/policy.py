@@ -59,7 +59,9 @@ class Policy:
         self._step = 0
 
     def __call__(self, observation: Any, is_first: Any = None, *, greedy: bool = True, raw: bool = False) -> np.ndarray:
-        """Return actions for a batch of observations, as the environment takes them (clipped or scaled to its bounds).
+        """Return actions for a batch of observations, as the environment takes them: clipped or scaled to its bounds.
+
+        Those of several dimensions are flat: reshape them to the space's shape.
 
         Args:
           observation: tree of [B, ...], as in `spec.observation`: parts that the environment declares as Discrete are one-hot.

@@ -15,7 +15,7 @@ from jsrl.errors import ConfigError, JsrlError
 from jsrl.metrics.display import LEVELS, Display, make_display
 from jsrl.runs.groups import Group, read_group
 from jsrl.runs.logs import CONTROLLER, LogReader, log_path
-from jsrl.runs.runs import RunFolder, named
+from jsrl.runs.runs import RunFolder, in_command, named
 from jsrl.runs.state import read_state
 
 LOOK_S = 0.25
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         state = read_state(folder.path)
         if state.is_over:
             raise ConfigError(
-                f"{folder.name} has already ended: {headline(state)}. `jsrl logs {folder.name}` shows its log."
+                f"{folder.name} has already ended: {headline(state)}. `jsrl logs {in_command(folder.path)}` shows its log."
             )
         attach(folder)
     except JsrlError as error:
@@ -77,7 +77,7 @@ def attach_group(group: Group) -> None:
             time.sleep(LOOK_S)
     if not shown:
         raise ConfigError(
-            f"no run of the group {group.name} is running; `jsrl status {group.name}` shows how they ended."
+            f"no run of the group {group.name} is running; `jsrl status {in_command(group.path)}` shows how they ended."
         )
 
 

@@ -19,7 +19,7 @@ from jsrl.cli.command_line import CommandLine, without
 from jsrl.errors import ConfigError
 from jsrl.launch.hooks import LiveRun
 from jsrl.runs.groups import read_group
-from jsrl.runs.runs import RunFolder, check_run_name, named, new_run_name
+from jsrl.runs.runs import RunFolder, check_run_name, in_command, named, new_run_name
 from jsrl.runs.state import RunState, read_state
 
 LOOK_S = 0.1
@@ -84,7 +84,7 @@ def detach(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
             raise
     if not began:
         return child.returncode
-    run = RunFolder(folder).name if Path(options.runs_dir) == Path("runs") else folder
+    run = in_command(folder)
     print(f"{RunFolder(folder).name} runs in the background (process {child.pid}), in {folder}")
     print(f"  jsrl status {run}\n  jsrl attach {run}\n  jsrl stop {run}")
     child.returncode = 0  # so that Python does not warn of a running child
@@ -100,7 +100,7 @@ def folder_of(asked: CommandLine) -> Path:
     if options.run_name:
         check_run_name(options.run_name)
         return parent / options.run_name
-    own = new_run_name(asked.experiment.seed)
+    own = new_run_name(None if options.seeds else asked.experiment.seed)
     names = [own, *(f"{own}.{i}" for i in range(1, 1000))]
     return next(parent / name for name in names if not (parent / name).exists())
 

@@ -17,6 +17,14 @@ from jsrl.workers.kinds import own_kinds
 
 STRANGER = Path(__file__).resolve().parents[2] / "benchmarks" / "strangers.py"  # of a checkout
 
+NOT_HERE = {
+    "detach",
+    "seeds",
+    "plan",
+    "resume",
+    "run-name",
+}  # options of `jsrl run` without a new run that can be watched
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Inject faults, and print the score card; 0: passed, 1: failed, 2: it could not begin."""
@@ -136,7 +144,12 @@ def check_args(args: list[str]) -> None:
     name = take_name(args)
     if name is None:
         raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
-    experiment = cli.parse(args, load(name)).experiment
+    asked = cli.parse(args, load(name))
+    if wrong := sorted(asked.given & NOT_HERE):
+        raise ConfigError(
+            f"--{wrong[0]} does not go with jsrl chaos, which starts one new run and stops it; leave it out."
+        )
+    experiment = asked.experiment
     if not experiment.where.has_processes:
         raise ConfigError("a serial run is one process; take --placement served, inline or apart.")
     if experiment.recording is not None or getattr(experiment.agent, "needs_recording", False):

@@ -52,6 +52,8 @@ def build(folder: Path) -> None:
     """
     if any(_missing(module) for module in NEEDED):
         raise MissingExtra(f"the documentation is built by mkdocs, which is missing: {install_command('docs')}")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; choose a folder for the docs.")
     if folder.exists() and any(folder.iterdir()) and not (folder / "search" / "search_index.json").exists():
         raise ConfigError(f"{folder} contains files other than an earlier build of the docs; choose an empty folder.")
     args = [

@@ -70,8 +70,8 @@ def packages() -> Iterator[Finding]:
 def accelerators() -> Iterator[Finding]:
     """GPUs, and whether jax can use them."""
     gpus = hardware_facts()["accelerators"]
-    plugins = [d.metadata["Name"] for d in importlib.metadata.distributions() if "cuda" in d.metadata["Name"].lower()]
-    if gpus and not any("plugin" in name for name in plugins):
+    names = [str(found.metadata["Name"]).lower() for found in importlib.metadata.distributions()]  # None: a broken one
+    if gpus and not any("cuda" in name and "plugin" in name for name in names):
         cure = f"{sys.executable} -m pip install 'jax[cuda12]'"
         yield Finding(
             "note",

@@ -19,6 +19,7 @@ from jsrl.cli import command_line
 from jsrl.cli.counting import Counting
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program, shown
+from jsrl.cli.report import check_folder
 from jsrl.contest import Arena, frozen_players, why_unfit
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
@@ -26,6 +27,7 @@ from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
 from jsrl.launch.result import score
 from jsrl.policy import act_together, load_players, stream_of
+from jsrl.runs.runs import split_tag
 from jsrl.workers.play import EpisodeCounts
 
 
@@ -46,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     use_working_directory()
     counting = Counting(sys.stderr)
     try:
+        if options.json:
+            check_folder(Path(options.json), "--json")
         facts = _tournament(options, counting) if options.tournament else _one(options, env_words, counting)
         if options.json:
             _write(Path(options.json), facts)
@@ -120,7 +124,7 @@ def _one(options: argparse.Namespace, env_words: Sequence[str], counting: Counti
     """Evaluate one run, alone or against opponents; return the results."""
     if options.against:
         return _against(options, counting)
-    run, _, tag = options.run.partition("@")
+    run, tag = split_tag(options.run)
     with shown(f"loading {options.run} ..."):
         policies = load_players(run, tag or "best", runs_dir=options.runs_dir, stream=stream_of(options.seed))
     first, slots = policies[0], min(options.num_envs, options.episodes)
@@ -164,7 +168,7 @@ def _tournament(options: argparse.Namespace, counting: Counting) -> dict[str, An
     players = options.tournament
     if len(players) == 1:
         run = players[0]
-        if "@" in run:
+        if split_tag(run)[1]:
             raise ConfigError(f"--tournament {run} is one player; name several, or a run without @TAG.")
         every = frozen_players(run, runs_dir=options.runs_dir)
         last = len(every) - 1

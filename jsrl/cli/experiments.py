@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
@@ -27,8 +28,12 @@ TAKE_A_NAME = (
 
 
 def use_working_directory() -> None:
-    """Allow imports of environments, agents, workers and configs from the working directory."""
-    here = str(Path.cwd())
+    """Allow imports of environments, agents, workers and configs from the working directory.
+
+    The folder of `python experiments/run.py` is left out, because its package `configs` would hide that of a user.
+    """
+    here, scripts = str(Path.cwd()), str(Path(jsrl.configs.__path__[0]).resolve().parent)
+    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != scripts]
     if here not in sys.path:
         sys.path.insert(0, here)
 
@@ -54,9 +59,12 @@ def load(name: str) -> Experiment:
     """Return an experiment by its name.
 
     Raises:
-      ConfigError: its file has no function `config`, or the function returns something else.
+      ConfigError: there is no such file here, it has no function `config`, or the function returns something else.
     """
-    module, path = files()[name]
+    known = files()
+    if name not in known:
+        raise ConfigError(f"there is no experiment {name!r} here; go to the folder that has {FOLDER}/{name}.py.")
+    module, path = known[name]
     config = getattr(_import(module, path), "config", None)
     if not callable(config):
         raise ConfigError(f"{path} has no function config(); an experiment's file has one that returns an Experiment.")

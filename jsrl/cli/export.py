@@ -10,6 +10,7 @@ from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program, shown
 from jsrl.errors import JsrlError
 from jsrl.policy import load_policy
+from jsrl.runs.runs import split_tag
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
     options = parser.parse_args(arguments)
     use_working_directory()
-    run, _, tag = options.run.partition("@")
+    run, tag = split_tag(options.run)
     try:
         with shown(f"exporting {options.run} ..."):
             report = load_policy(run, tag or "best", runs_dir=options.runs_dir).save(options.file, onnx=options.onnx)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -60,7 +61,7 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
             later = f", and {count - least} more that may come later" if least < count else ""
             notify(f"waiting for {counted(least, 'host')} to join{later}; copy a token file to each, and give there:")
         for path in launcher.token_files:
-            notify(f"  jsrl join {launcher.address} --token-file {path.absolute()}")
+            notify(f"  jsrl join {launcher.address} --token-file {shlex.quote(str(path.absolute()))}")
         yield launcher
     finally:
         launcher.close()

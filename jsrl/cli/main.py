@@ -48,6 +48,7 @@ LOADING = "loading jsrl ..."
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Execute a command line; return the exit status."""
+    _open_closed()
     args = list(sys.argv[1:] if arguments is None else arguments)
     if not args or args[0] in ("-h", "--help", "help"):
         print(overview())
@@ -58,6 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = args[0]
     if command not in COMMANDS:
         print(f"ConfigError: there is no command {command!r}; {_hint(command)}", file=sys.stderr)
+        return 2
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        print("ConfigError: the working directory was deleted; go to another one.", file=sys.stderr)
         return 2
     try:
         with repeated(), remembered(ends=()):
@@ -71,6 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\ninterrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     return status
+
+
+def _open_closed() -> None:
+    """Discard what goes to standard output or standard error if it is closed, as in `jsrl run NAME 2>&-`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
 def _reader_has_gone() -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from jsrl.cli.command_line import CommandLine
+from collections.abc import Collection
+
+from jsrl.cli.command_line import RUN_OPTIONS, CommandLine
 from jsrl.errors import ConfigError
 from jsrl.experiment.checks import leaves_host
+from jsrl.experiment.options import options_of
 
 JOINED = ("--listen", "--hosts", "--launcher ray")
 ANY_HOSTS = (*JOINED, "--launcher slurm without --seeds")
@@ -54,6 +57,20 @@ def check_needs(asked: CommandLine) -> None:
             *others, last = needs
             text = f"{', '.join(others)} or {last}" if others else last
             raise ConfigError(f"--{option} is given, but it needs {text}; add that, or leave out --{option}.")
+
+
+def check_used(asked: CommandLine, used: Collection[str], command: str) -> None:
+    """Refuse options of `jsrl run` that another command does not use.
+
+    Args:
+      asked: its command line. used: those that it uses. command: its name.
+
+    Raises:
+      ConfigError: another one was given; the message names it.
+    """
+    of_run = options_of(RUN_OPTIONS).keys()
+    if unused := sorted((asked.given & of_run) - set(used)):
+        raise ConfigError(f"--{unused[0]} has no effect on jsrl {command}; leave it out.")
 
 
 def _present(asked: CommandLine) -> set[str]:

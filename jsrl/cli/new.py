@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import keyword
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     print("\n".join(f"  {path}" for path in written))
-    print(f"Next: cd {options.path} && {jsrl_command()} run {options.path.resolve().name}")
+    print(f"Next: cd {shlex.quote(str(options.path))} && {jsrl_command()} run {options.path.resolve().name}")
     return 0
 
 
@@ -44,7 +45,7 @@ def jsrl_command() -> str:
     """Return the command for jsrl in any folder: `jsrl`, or this Python's module if its environment is not activated."""
     found = shutil.which("jsrl")
     ours = found is not None and Path(found).parent == Path(sys.executable).parent
-    return "jsrl" if ours else f"{sys.executable} -m jsrl"
+    return "jsrl" if ours else f"{shlex.quote(sys.executable)} -m jsrl"
 
 
 def write_project(folder: Path) -> list[Path]:

@@ -21,9 +21,10 @@ from jsrl.envs.side_by_side import Returns
 from jsrl.errors import ConfigError, JsrlError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.policy import Policy, act_together, load_players, stream_of
-from jsrl.runs.runs import RunFolder
+from jsrl.runs.runs import RunFolder, split_tag
 
 SLOWEST, FASTEST = 1 / 16, 16.0
+UNSEEN = ("offscreen", "dummy")  # drivers of SDL that show nothing
 SMALL = 400  # pixels: smaller pictures are enlarged
 
 
@@ -43,6 +44,10 @@ class Window:
         self._pygame: Any = pygame
         try:
             pygame.display.init()
+            driver = pygame.display.get_driver()
+            if driver in UNSEEN and os.environ.get("SDL_VIDEODRIVER") != driver:  # SDL found no display and took this
+                pygame.display.quit()
+                raise pygame.error(f"the display {os.environ.get('DISPLAY', '')!r} does not answer")
         except pygame.error as error:
             raise ConfigError(
                 f"no window can be opened: {error}; film the policy with --recorder.enabled while it trains."
@@ -165,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not SLOWEST <= options.speed <= FASTEST:
         parser.error(f"argument --speed: {options.speed:g}, expected {SLOWEST:g} to {FASTEST:g}")
     use_working_directory()
-    run, _, tag = options.run.partition("@")
+    run, tag = split_tag(options.run)
     try:
         RunFolder.open(run, options.runs_dir)  # a wrong name is reported on a machine without a display as well
         check_display()

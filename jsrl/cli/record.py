@@ -14,6 +14,7 @@ from jsrl.cli.main import program
 from jsrl.cli.record_policy import record_policy
 from jsrl.counted import counted
 from jsrl.errors import JsrlError
+from jsrl.runs.runs import split_tag
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
     options = vars(parser.parse_args(arguments))
     use_working_directory()
-    run, _, tag = options.pop("run").partition("@")
+    run, tag = split_tag(options.pop("run"))
     try:
         recorded = record_policy(run, options.pop("to"), tag=tag or "best", **options)
     except JsrlError as error:

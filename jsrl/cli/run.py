@@ -189,6 +189,7 @@ def settled_args(asked: cli.CommandLine) -> list[str]:
 def show_plan(experiment: Experiment, options: RunOptions) -> int:
     """Print the plan of a run; draw it or assign it to hosts if the options say so."""
     from jsrl.graph.drawing import draw
+    from jsrl.launch.graph_file import Edit, stored_graph
     from jsrl.launch.hosts.facts import read_hosts
     from jsrl.launch.hosts.launcher import placed
     from jsrl.launch.hosts.layout import lay_out, layout_text
@@ -197,12 +198,16 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
     from jsrl.launch.plan import make_plan, settle
     from jsrl.launch.plan_text import describe
     from jsrl.launch.start_points import find_start_points
+    from jsrl.runs.runs import RunFolder
 
     experiment, chosen = settle(experiment)
     if chosen:
         print(chosen)
     find_start_points(None, options.init_from, options.runs_dir)
-    plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"), graph=options.graph)
+    graph: Edit | None = options.graph
+    if graph is None and options.resume is not None:  # a resume continues with the graph of the run
+        graph = stored_graph(RunFolder.open(options.resume, options.runs_dir))
+    plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"), graph=graph)
     print(describe(plan, accelerators()))
     if options.plan_file is not None:
         try:
@@ -237,6 +242,10 @@ def fastest(asked: cli.CommandLine) -> Experiment:
     if options.tune:
         from jsrl.tuning.tune import tune
 
+        if "profile" in asked.given:
+            raise ConfigError(
+                "--tune finds settings, and --profile chooses those that were found before; give one of them."
+            )
         if options.graph is not None:
             raise ConfigError(
                 "--tune measures the experiment's own dataflow, not a changed one; leave --graph or --tune out."

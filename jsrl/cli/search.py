@@ -23,7 +23,7 @@ from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.main import program
 from jsrl.errors import ConfigError, JsrlError, TrialsFailed
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import find_option, option_lines, options_of
+from jsrl.experiment.options import Option, find_option, option_lines, options_of
 from jsrl.metrics.display_state import clock
 from jsrl.runs.files import write_json
 from jsrl.search.options import SearchOptions
@@ -170,7 +170,7 @@ def begun(args: list[str]) -> ParsedSearch:
     if "resume" in asked.given:
         raise ConfigError("--resume continues a search and its experiment; leave the experiment's name out.")
     require_optuna()
-    ranges = checked_space(asked)
+    ranges = checked_space(asked, load(name))
     cli.spelled(asked.experiment, load(name))
     folder = make_folder(Path(options.searches_dir), asked.experiment.name, options.search_name)
     varied = {r.option: range_text(r) for r in ranges}
@@ -230,8 +230,11 @@ def vary_args(args: Sequence[str]) -> list[str]:
     return found
 
 
-def checked_space(asked: cli.CommandLine) -> list[Range]:
+def checked_space(asked: cli.CommandLine, default: Experiment) -> list[Range]:
     """Return the varied ranges; the option parser has read each of their values.
+
+    Args:
+      asked: the command line. default: the experiment without its options.
 
     Raises:
       ConfigError: an unknown option, an invalid value, or nothing that could be compared.
@@ -240,15 +243,16 @@ def checked_space(asked: cli.CommandLine) -> list[Range]:
     if not experiment.evaluator.enabled:
         raise ConfigError("a search compares the scores of evaluations; leave evaluator.enabled on.")
     ranges = parse_space(options.vary, options.space)
+    known, before = options_of(experiment), options_of(default)
     for r in ranges:
-        option = find_option(r.option, options_of(experiment))
+        option = find_option(r.option, known)
         if r.option == "seed":
             raise ConfigError("the seed is not searched; --seeds-per-trial runs each trial with several.")
         if r.option in ("name", "total-env-steps", "max-minutes", "stop-at-return"):
             raise ConfigError(
                 f"--vary {r.option}: trials are compared at the same length, and named by the search; vary others."
             )
-        if option.name in asked.given:
+        if option.name in asked.given and not _is_other_key(r.option, option, before.get(option.name)):
             raise ConfigError(f"--{r.option} is given and varied; leave one of them out.")
         for text in r.samples:
             try:
@@ -256,6 +260,15 @@ def checked_space(asked: cli.CommandLine) -> list[Range]:
             except ConfigError as error:
                 raise ConfigError(f"--vary {r.option}={range_text(r)}: {error}") from error
     return ranges
+
+
+def _is_other_key(name: str, now: Option, before: Option | None) -> bool:
+    """Return whether only other keys of a dict option than the varied one (`env.kwargs.size`) were given."""
+    if name == now.name or not isinstance(now.default, dict):
+        return False
+    key = name.removeprefix(f"{now.name}.").replace("-", "_")
+    own = before.default if before is not None and isinstance(before.default, dict) else {}
+    return now.default.get(key) == own.get(key)
 
 
 def range_text(r: Range) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -17,14 +19,15 @@ from jsrl.launch.interrupts import interrupts
 from jsrl.launch.result import is_finished, missing
 from jsrl.launch.resume import claimed
 from jsrl.launch.run_log import RunLog
+from jsrl.launch.start_points import check_kept
 from jsrl.metrics.scores import score_text
 from jsrl.report.report import write_comparison
 from jsrl.runs.files import write_json
-from jsrl.runs.groups import COMPARISON, Group
+from jsrl.runs.groups import COMPARISON, Group, read_group
 from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.logs import CONTROLLER
 from jsrl.runs.runs import Run, RunFolder, check_run_name, new_run_name
-from jsrl.runs.state import RESULT, STOP, has_snapshot, held_by, is_asked_to_stop, read_result, read_state
+from jsrl.runs.state import RESULT, STOP, has_snapshot, held_by, is_asked_to_stop, is_whole, read_result, read_state
 from jsrl.search.child import Child
 
 # Options that the command of each run sets itself, or that were used before.
@@ -97,9 +100,13 @@ def new_group(name: str, args: Sequence[str], asked: cli.CommandLine, more: Call
             "another name with --run-name."
         )
     for one in taken:
+        if not is_whole(one) and read_group(one) is None:
+            raise ConfigError(f"{one} exists and is neither a run nor a group of runs; it is not overwritten.")
         if running := held_by(one):
             raise ConfigError(f"{one} is running (process {running}); stop it before it is overwritten.")
     begin = ("--init-from", options.init_from) if options.init_from else ()
+    if taken and options.init_from:
+        check_kept(options.init_from, options.runs_dir, taken)
     return dataclasses.replace(group, args=(*cli.without(args, (*OWN, "init-from")), *more()), begin=begin)
 
 
@@ -150,9 +157,9 @@ class Seeds:
 
     def run(self) -> bool:
         """Run them; return whether all were started without an interruption. Ctrl-C ends the running ones cleanly."""
-        for name in (RESULT, STOP):
-            (self._group.path / name).unlink(missing_ok=True)
         with claimed(RunFolder(self._group.path)), interrupts(self._interrupt):
+            for name in (RESULT, STOP):
+                (self._group.path / name).unlink(missing_ok=True)
             try:
                 while self._running or (self._waiting and not (self._interrupted or self.refused)):
                     self._turn()
@@ -201,7 +208,8 @@ class Seeds:
         score = f", {score_text(scores[0])}" if scores else ""
         steps = f"{result.get('ended', 'no result')}, {result.get('env_steps', 0):,} env steps{score}"
         failed = f"seed {seed} failed: {child.why or 'see its output'}"
-        self._notify(f"seed {seed} ended: {steps}" if child.status in (0, 130) else failed)
+        line = f"seed {seed} ended: {steps}" if child.status in (0, 130) else failed
+        self._notify(line, always=child.status == 2 and not self._alone)  # else nobody would see why it was refused
         self.refused = self.refused or child.status == 2
 
     def _interrupt(self) -> None:
@@ -214,9 +222,9 @@ class Seeds:
         while time.monotonic() < until and not all(child.ended for child in self._running.values()):
             time.sleep(POLL_S)
 
-    def _notify(self, line: str) -> None:
+    def _notify(self, line: str, *, always: bool = False) -> None:
         self._log(line)
-        if self._display not in ("quiet", "log-only"):
+        if always or self._display not in ("quiet", "log-only"):
             print(line, file=sys.stderr, flush=True)
 
 
@@ -224,23 +232,29 @@ def run_group(group: Group, at_once: int, display: str, *, hidden: bool) -> int:
     """Run the missing runs of a group, and print its table; return the exit status.
 
     Raises:
-      ConfigError: it is running already. OSError: its folder cannot be written.
+      ConfigError: it is running already, or its folder cannot be written.
     """
     new = not group.path.exists()
     made = [path for path in (group.path.parent, group.runs_dir) if not path.exists()]
-    group.write()
+    try:
+        group.write()
+    except OSError as error:
+        raise ConfigError(
+            f"the group {group.path} cannot be written ({error.strerror or error}); choose another place with --runs-dir."
+        ) from error
     seeds = Seeds(group, at_once, display, hidden=hidden)
     whole = seeds.run()
     if seeds.refused and new and not group.runs:
         shutil.rmtree(group.path)
-        for path in made:
-            path.rmdir()
+        with contextlib.suppress(OSError):  # another run is there
+            for path in made:
+                path.rmdir()
         return 2
     print(table(group))
     left = missing(group)
     if left:
         text = "interrupted" if not whole else f"seed{'s' if len(left) > 1 else ''} {', '.join(map(str, left))} failed"
-        print(f"{text}; to continue: jsrl run --resume {group.path}")
+        print(f"{text}; to continue: jsrl run --resume {shlex.quote(str(group.path))}")
     return 0 if not left else 130 if not whole else 1
 
 

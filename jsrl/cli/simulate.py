@@ -24,6 +24,7 @@ from pathlib import Path
 from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.main import program
+from jsrl.cli.needs import check_used
 from jsrl.cli.report import check_folder
 from jsrl.counted import counted
 from jsrl.errors import ConfigError, JsrlError
@@ -78,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         _check(own)
         asked = cli.parse(args, load(name))
+        check_used(asked, () if own.run is None else ("runs-dir",), "simulate")
         path = own.times or Path(f"times-{name}.json")
         if own.calibrate or own.run is not None:
             _measure(own, asked, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from jsrl.experiment.options import RunOptions
 from jsrl.launch.hosts.slurm import SlurmRun, SlurmSeeds, seeds_script, slurm_script
 from jsrl.launch.result import missing
 from jsrl.runs.groups import read_group
-from jsrl.runs.runs import new_run_name
+from jsrl.runs.runs import in_command, new_run_name
 
 OWN = (
     "launcher",
@@ -61,12 +62,13 @@ def submit(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
     if job := job_from_here(run.job_name):
         raise ConfigError(
             f"job {job} of this run waits or runs, and a second one would take its hosts away; end it first (jsrl stop "
-            f"{folder}), or choose another --run-name."
+            f"{shlex.quote(str(folder))}), or choose another --run-name."
         )
     run.ended.unlink(missing_ok=True)
     path = Path(f"{run.file}.sh")
     print("\n".join(submitted(path, script, run.submissions(str(path)))))
-    print(f"run folder: {folder}\noutput: {run.file}-JOB.out here\n  jsrl status {folder}\n  jsrl stop {folder}")
+    print(f"run folder: {folder}\noutput: {run.file}-JOB.out here")
+    print(f"  jsrl status {shlex.quote(str(folder))}\n  jsrl stop {shlex.quote(str(folder))}")
     return 0
 
 
@@ -126,7 +128,7 @@ def submit_seeds(name: str, args: Sequence[str], asked: CommandLine) -> int:
     queued = queued_seeds(earlier) if earlier is not None else set[int]()
     if earlier is not None and options.overwrite and queued:
         raise ConfigError(
-            f"{counted(len(queued), 'job')} of the group wait or run; end them first: jsrl stop {earlier.name}"
+            f"{counted(len(queued), 'job')} of the group wait or run; end them first: jsrl stop {in_command(earlier.path)}"
         )
     known = None if options.overwrite else earlier
     group = known or new_group(name, args, asked, lambda: ())
@@ -141,7 +143,7 @@ def submit_seeds(name: str, args: Sequence[str], asked: CommandLine) -> int:
     left = [seed for seed in missing(group) if seed in parse_seeds(options.seeds) and seed not in queued]
     if not left:
         what = "wait, run or have ended" if queued else "have ended"
-        print(f"all these seeds of {group.name} {what}; jsrl report {group.name} compares them")
+        print(f"all these seeds of {group.name} {what}; jsrl report {in_command(group.path)} compares them")
         return 0
     at_once = options.jobs if "jobs" in asked.given else 0
     seeds = SlurmSeeds(group, tuple(left), at_once, sys.executable, options.slurm)
@@ -155,5 +157,6 @@ def submit_seeds(name: str, args: Sequence[str], asked: CommandLine) -> int:
         remove(group)
     replace(group, jobs=(*group.jobs, job)).write()
     print(f"Submitted array job {job} of {counted(len(left), 'run')}; output: {seeds.file}-{job}_SEED.out here")
-    print(f"  jsrl status {group.path}\n  jsrl report {group.path}\n  jsrl stop {group.path}")
+    name = shlex.quote(str(group.path))
+    print(f"  jsrl status {name}\n  jsrl report {name}\n  jsrl stop {name}")
     return 0

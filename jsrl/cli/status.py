@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ from jsrl.report.live import age, last_values, row_of
 from jsrl.report.run_report import RUNS
 from jsrl.runs.files import json_ready
 from jsrl.runs.groups import Group, find_group, read_group
-from jsrl.runs.runs import RunFolder
+from jsrl.runs.runs import RunFolder, in_command
 from jsrl.runs.state import RunState, WorkerSummary, has_snapshot, is_whole, read_state
 
 MOST_RUNS = 20  # in the table of a folder
@@ -141,7 +142,7 @@ def resume_command(folder: Path, state: RunState) -> str | None:
     group = read_group(folder)
     snapshot = has_snapshot(folder) if group is None else not group.jobs and missing(group)
     over = state.name in ("killed", "silent") or (state.name == "ended" and not is_intended(str(state.result["ended"])))
-    return f"jsrl run --resume {folder}" if over and snapshot else None
+    return f"jsrl run --resume {shlex.quote(str(folder))}" if over and snapshot else None
 
 
 def text(folder: RunFolder) -> str:
@@ -159,7 +160,8 @@ def text(folder: RunFolder) -> str:
     if command := resume_command(folder.path, state):
         lines.append(f"  to continue: {command}")
     if state.is_running:
-        lines.append(f"  jsrl attach {folder.name} | jsrl logs {folder.name} | jsrl stop {folder.name}")
+        run = in_command(folder.path)
+        lines.append(f"  jsrl attach {run} | jsrl logs {run} | jsrl stop {run}")
     return "\n".join(line for line in lines if line.strip())
 
 
@@ -259,12 +261,12 @@ def group_text(group: Group) -> str:
     lines += [f"  Slurm job {job}: {state_of(job) or 'not known here'}" for job in group.jobs]
     if group.runs:
         lines.append(table(group.runs))
-    names = group.name
+    name = in_command(group.path)
     if state.is_running:
-        lines.append(f"  jsrl attach {names} | jsrl logs {names} | jsrl stop {names}")
+        lines.append(f"  jsrl attach {name} | jsrl logs {name} | jsrl stop {name}")
     elif left and not group.jobs:
-        lines.append(f"  to continue: jsrl run --resume {group.path}")
-    return "\n".join([*lines, f"  jsrl report {names} compares its runs"])
+        lines.append(f"  to continue: jsrl run --resume {shlex.quote(str(group.path))}")
+    return "\n".join([*lines, f"  jsrl report {name} compares its runs"])
 
 
 # -- a folder of runs -------------------------------------------------------------------------------------------------

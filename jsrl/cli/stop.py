@@ -12,7 +12,7 @@ from jsrl.cli.slurm_jobs import ask, state_of, waiting_job
 from jsrl.cli.status import headline, progress, resume_command
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.runs.groups import Group, read_group
-from jsrl.runs.runs import RunFolder, named
+from jsrl.runs.runs import RunFolder, in_command, named
 from jsrl.runs.state import ask_to_stop, read_state
 
 LOOK_S = 0.2
@@ -113,7 +113,7 @@ def cancelled(group: Group) -> list[RunFolder]:
     found = [RunFolder(path) for path in group.runs if read_state(path).is_running]
     if not waiting and not found:
         raise ConfigError(
-            f"no run of the group {group.name} is running; `jsrl status {group.name}` shows how they ended."
+            f"no run of the group {group.name} is running; `jsrl status {in_command(group.path)}` shows how they ended."
         )
     return found
 

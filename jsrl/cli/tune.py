@@ -15,8 +15,13 @@ from pathlib import Path
 from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.main import program
+from jsrl.cli.needs import check_used
+from jsrl.cli.report import check_folder
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.tuning.tune import advise_from, tune
+
+OF_TUNING = ("tune", "tune-minutes", "tune-batch")
+USED = (*OF_TUNING, "profiles-dir")  # options of `jsrl run` that a tuning uses
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
 
 def command(name: str, args: Sequence[str]) -> str:
     """Return the command of a run with the options that were given: a profile is only for the same environments and batch."""
-    return shlex.join(["jsrl", "run", name, *cli.without(args, ("tune", "tune-minutes", "tune-batch"))])
+    return shlex.join(["jsrl", "run", name, *cli.without(args, OF_TUNING)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name is None:
             raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
         asked = cli.parse(args, load(name))
+        check_used(asked, USED, "tune")
+        if own.output is not None:
+            check_folder(own.output, "--output")
         tuned = tune(
             asked.experiment,
             given=asked.given,

@@ -31,8 +31,8 @@ class PolicyFunction(NamedTuple):
 
     Attributes:
       call: (*inputs, is_first, *state) -> (*outputs, *new state), each [B, ...]; is_first only if there is a state.
-      inputs, state, outputs: the arrays. The first output is `action`, in the environment's form; the others
-        are the distribution's parameters.
+      inputs, state, outputs: the arrays. The first output is `action`, clipped or scaled to the environment's
+        bounds; the others are the distribution's parameters.
     """
 
     call: Callable[..., tuple[Array, ...]]

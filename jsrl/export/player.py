@@ -191,10 +191,10 @@ class Policy:
         self._state: dict[str, np.ndarray] | None = None
 
     def __call__(self, observation: Any, is_first: Any = None) -> np.ndarray:
-        """Return the greedy actions for a batch of observations, in the environment's form.
+        """Return the greedy actions for a batch of observations, as the environment takes them; those of several dimensions are flat.
 
         Args:
-          observation: array [B, ...], or a dict of them, in the environment's form.
+          observation: array [B, ...], or a dict of them, as `contract` describes them (docs/export.md).
           is_first: bool [B], True where an episode begins; None: True on the first call and after `reset`, then False.
 
         Raises:
@@ -214,7 +214,7 @@ class Policy:
           observation: as for a call. state: result of the last step; None: new episodes begin. is_first: as for a call.
 
         Returns:
-          outputs: `action` in the environment's form, and the distribution's parameters by name.
+          outputs: `action` as for a call, and the distribution's parameters by name.
 
         Raises:
           PolicyInputError: an array is missing, or has another shape or kind than the policy reads.

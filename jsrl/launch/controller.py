@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Collection
@@ -115,7 +116,9 @@ class Controller:
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: without the snapshots
                 self._save_learners()
             if (self._session.folder.snapshots / "state" / "tags" / "latest.json").exists():
-                raise WorkerDied(f"{error}\n(to continue: jsrl run --resume {self._session.folder.path})") from None
+                raise WorkerDied(
+                    f"{error}\n(to continue: jsrl run --resume {shlex.quote(str(self._session.folder.path))})"
+                ) from None
             raise
 
     def _interrupt(self) -> None:
@@ -516,7 +519,7 @@ class Controller:
             return f"{what}. No snapshot is in the run folder"
         return (
             f"{what}. The newest snapshot in the run folder is that of update {version_updates(max(versions))} (to continue "
-            f"from it: jsrl run --resume {self._folder})"
+            f"from it: jsrl run --resume {shlex.quote(str(self._folder))})"
         )
 
     def _leave_s(self, worker: SupervisedWorker) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import textwrap
 from dataclasses import dataclass, field
@@ -107,7 +108,7 @@ class Result:
         if (report := self.folder / "report.html").exists():
             whole.append(f"report: {report}")
         if not self.as_intended and (self.folder / "snapshots" / "state").exists():
-            whole.append(f"to continue: jsrl run --resume {self.folder}")
+            whole.append(f"to continue: jsrl run --resume {shlex.quote(str(self.folder))}")
         return "\n".join([summary, *whole])
 
 

@@ -12,7 +12,7 @@ from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import differences
 from jsrl.graph.policies import PolicyPart
-from jsrl.runs.runs import RunFolder
+from jsrl.runs.runs import RunFolder, in_command, split_tag
 from jsrl.runs.state import RUNNING, read_identity, write_identity
 from jsrl.snapshots.format import remove_incomplete, version_damage
 from jsrl.snapshots.store import SnapshotStore
@@ -71,7 +71,8 @@ def claimed(folder: RunFolder) -> Iterator[None]:
     if fd is None:
         process = read_identity(folder.path) or "?"
         raise ConfigError(
-            f"{folder.name} is running (process {process}); stop it first (jsrl stop {folder.name}), or start another run."
+            f"{folder.name} is running (process {process}); stop it first (jsrl stop {in_command(folder.path)}), or start "
+            "another run."
         )
     try:
         write_identity(path)
@@ -264,7 +265,7 @@ def params_source(init_from: str, runs_dir: str | os.PathLike[str]) -> str:
     Raises:
       ConfigError: there is no such run or tag.
     """
-    name, _, selector = init_from.partition("@")
+    name, selector = split_tag(init_from)
     folder = RunFolder.open(name, runs_dir)
     policy, _, tag = (selector or "latest").rpartition("/")
     parts = ("state", "params") if tag in ("latest", "final") else ("params", "state")

@@ -39,7 +39,7 @@ from jsrl.launch.resume import (
 from jsrl.launch.run_log import LOG, RunLog
 from jsrl.launch.serial import SerialRun
 from jsrl.launch.session import Session
-from jsrl.launch.start_points import begin_policies, find_start_points
+from jsrl.launch.start_points import begin_policies, check_kept, find_start_points
 from jsrl.launch.user_values import load_values
 from jsrl.metrics import tracing
 from jsrl.metrics.display import Display, make_display
@@ -92,7 +92,7 @@ def run(
     if resume is not None:
         folder = RunFolder.open(resume, runs_dir)
     else:
-        folder = RunFolder.create(runs_dir, experiment.name, name, seed=experiment.seed, overwrite=overwrite)
+        folder = made_folder(experiment, runs_dir, name, overwrite, init_from)
     with (
         removed_unless(begun, folder, resumed, made),
         remembered(),
@@ -112,6 +112,19 @@ def run(
         finally:
             summary = leave_report(folder, functools.partial(screen.message, level="warning"))
         return dataclasses.replace(result, summary=summary)
+
+
+def made_folder(
+    experiment: Experiment, runs_dir: str | os.PathLike[str], name: str | None, overwrite: bool, init_from: str | None
+) -> RunFolder:
+    """Return the folder of a new run.
+
+    Raises:
+      ConfigError: it cannot be made, or the params of `init_from` do not exist or would be overwritten.
+    """
+    if overwrite and name is not None and init_from is not None:
+        check_kept(init_from, runs_dir, [Path(runs_dir, experiment.name, name)])
+    return RunFolder.create(runs_dir, experiment.name, name, seed=experiment.seed, overwrite=overwrite)
 
 
 def train(plan: Plan, session: Session, launcher: Launcher) -> Result:

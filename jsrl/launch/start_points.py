@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
@@ -18,7 +19,7 @@ from jsrl.launch.resume import (
     remove_incomplete_snapshots,
     start_point_of,
 )
-from jsrl.runs.runs import RunFolder
+from jsrl.runs.runs import RunFolder, in_command
 from jsrl.workers.jobs import StartPoint
 
 
@@ -39,6 +40,22 @@ def find_start_points(
         start, messages = next_start_point(resumed)
         return {"": start}, messages
     return {} if init_from is None else init_points(init_from, runs_dir), []
+
+
+def check_kept(init_from: str, runs_dir: str | os.PathLike[str], deleted: Collection[Path]) -> None:
+    """Check, before `--overwrite` deletes folders, that the params to begin with exist and are in none of them.
+
+    Raises:
+      ConfigError: they do not exist, or would be deleted.
+    """
+    for point in init_points(init_from, runs_dir).values():
+        source = Path(str(point.restore)).resolve()
+        for folder in deleted:
+            if source.is_relative_to(folder.expanduser().resolve()):
+                raise ConfigError(
+                    f"--init-from {init_from} begins with params of {folder}, which --overwrite deletes; choose another "
+                    "--run-name."
+                )
 
 
 def begin_policies(
@@ -93,7 +110,7 @@ def _check_totals(plan: Plan, folder: RunFolder, starts: Mapping[str, StartPoint
         reached = first.env_steps or int(first.updates * e.env_steps_per_batch // e.updates_per_batch)
         raise ConfigError(
             f"{folder.name} has trained {reached:,} env steps, more than --total-env-steps {e.total_env_steps:,}; give a "
-            f"larger number to train on, or score it with jsrl evaluate {folder.name}."
+            f"larger number to train on, or score it with jsrl evaluate {in_command(folder.path)}."
         )
 
 

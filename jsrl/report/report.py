@@ -17,7 +17,7 @@ from jsrl.report.html import page
 from jsrl.report.run_report import make_report
 from jsrl.report.text import document, summary
 from jsrl.runs.files import write_atomic
-from jsrl.runs.runs import Run, RunFolder
+from jsrl.runs.runs import Run, RunFolder, in_command
 from jsrl.workers.kinds import phase_of
 
 
@@ -33,7 +33,9 @@ def leave_report(folder: RunFolder, warn: Callable[[str], None]) -> str:
     try:
         return write_report(folder)
     except Exception as error:  # a bug in a report must not fail a trained run
-        warn(f"the report could not be made ({type(error).__name__}: {error}); try: jsrl report {folder.name}")
+        warn(
+            f"the report could not be made ({type(error).__name__}: {error}); try: jsrl report {in_command(folder.path)}"
+        )
         return ""
 
 

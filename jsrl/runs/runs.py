@@ -15,6 +15,7 @@ import io
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -206,6 +207,12 @@ class RunFolder:
         return self.path / "report.html"
 
 
+def in_command(folder: Path) -> str:
+    """Return how a printed command names the run or group in a folder: EXPERIMENT/NAME if it is in ./runs, else the path."""
+    usual = folder.absolute().parent.parent == Path("runs").absolute()
+    return f"{folder.parent.name}/{folder.name}" if usual else shlex.quote(str(folder))
+
+
 def named(name: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs") -> RunFolder:
     """Return the folder of a group of runs (see `find_group`), else that of a run (see `RunFolder.open`).
 
@@ -267,6 +274,15 @@ def curve_of(columns: Mapping[str, np.ndarray], key: str) -> tuple[np.ndarray, n
     upcoming = np.minimum.accumulate(env_steps[::-1])[::-1]
     kept = np.append(upcoming[1:] >= env_steps[:-1], True) if env_steps.size else finite[:0]
     return env_steps[kept], values[kept]
+
+
+def split_tag(text: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return (RUN, TAG) of RUN@TAG; TAG is empty if there is none. Folders in the path of RUN may have an @ in their names."""
+    whole = os.fspath(text)
+    if Path(whole).expanduser().is_dir():
+        return whole, ""
+    run, at, tag = whole.rpartition("@")
+    return (run, tag) if at else (whole, "")
 
 
 def load_runs(

@@ -26,6 +26,7 @@ from jsrl.simulation.acting import time_acting
 from jsrl.simulation.environments import time_environments
 from jsrl.simulation.fits import fit
 from jsrl.simulation.speed import LOOP, beside_loop
+from jsrl.simulation.system import check_known
 from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes, Updates
 from jsrl.simulation.updating import time_updates
 from jsrl.tuning.trial import Limits, Speed, measure
@@ -179,6 +180,7 @@ def calibrate(
         raise ConfigError(
             f"a {wrong[0]} run is one process, which shows no waits; calibrate with inline, served or apart."
         )
+    check_known(experiment, len(experiment.policies))  # before minutes of runs
     runs = variants(experiment, placements)
     if not runs:
         raise ConfigError(

@@ -120,7 +120,7 @@ def system_of(plan: Plan, layout: Layout) -> System:
       ConfigError: the model does not support the run.
     """
     e = plan.experiment
-    _check(plan)
+    check_known(e, len(plan.policies), plan.changed)
     number = {host.name: index for index, host in enumerate(layout.hosts)}
     jobs = {job.name: job for job in plan.jobs}
     home = {name: number[layout.of[name]] for name in jobs}
@@ -167,17 +167,23 @@ def _devices(e: Experiment, host: HostFacts, serves: bool) -> int:
     return number
 
 
-def _check(plan: Plan) -> None:
-    """Refuse runs that the model does not support."""
-    e = plan.experiment
+def check_known(e: Experiment, policies: int, changed: bool = False) -> None:
+    """Refuse a run that the model does not support.
+
+    Args:
+      e: the experiment. policies: their number. changed: its graph is not that of the experiment.
+
+    Raises:
+      ConfigError: the message says what the model knows.
+    """
     wrong = ""
-    if len(plan.policies) > 1 or e.director is not None:
+    if policies > 1 or e.director is not None:
         wrong = "it knows runs of one policy without a director"
     elif e.has_replay_workers:
         wrong = "it knows no replay workers; use --replay.kind device"
     elif e.learner.num_ranks > 1 or e.learner.split != "none":
         wrong = "it knows one learner process with whole updates; leave out --learner.num-ranks and --learner.split"
-    elif e.recording is not None or plan.changed:
+    elif e.recording is not None or changed:
         wrong = "it knows actors, inference servers and one learner; leave out recordings and --graph"
     if wrong:
         raise ConfigError(f"this run cannot be simulated: {wrong}.")

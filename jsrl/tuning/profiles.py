@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,30 @@ def profile_key(machine: dict[str, Any], work: dict[str, Any], of_version: str) 
     return f"{work['experiment']}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder of profiles, if it is missing.
+
+    Raises:
+      ConfigError: it cannot be made or written.
+    """
+    with _written_to(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextlib.contextmanager
+def _written_to(folder: Path) -> Iterator[None]:
+    """Raise a ConfigError for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"the profile cannot be written to {folder} ({error.strerror}); choose another folder with --profiles-dir "
+            f"or {VARIABLE}."
+        ) from None
+
+
 @dataclass(frozen=True)
 class Profile:
     """Options (name -> value) that made an experiment fast.
@@ -120,14 +146,9 @@ class Profile:
         path = folder / f"{profile_key(self.machine, self.work, self.version)}.json"
         saved = dataclasses.replace(self, path=str(path))
         values = {name: value for name, value in dataclasses.asdict(saved).items() if name != "path"}
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
+        with _written_to(folder):
             write_json(path, {"format": FORMAT, "kind": "profile", **values})
-        except OSError as error:
-            raise ConfigError(
-                f"the profile cannot be written to {folder} ({error.strerror}); choose another folder with --profiles-dir "
-                f"or {VARIABLE}."
-            ) from None
         return saved
 
     @classmethod

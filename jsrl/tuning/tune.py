@@ -19,7 +19,7 @@ from jsrl.launch.interrupts import interrupts
 from jsrl.launch.machine import this_machine
 from jsrl.launch.plan import settle
 from jsrl.tuning.advice import Advice, Measurements, advise, label
-from jsrl.tuning.profiles import Profile, machine_facts, profiles_folder, version, work_facts
+from jsrl.tuning.profiles import Profile, machine_facts, make_folder, profiles_folder, version, work_facts
 from jsrl.tuning.search import Budget, Trial, search
 from jsrl.tuning.space import (
     Setting,
@@ -81,16 +81,20 @@ def tune(
         raise ConfigError("a deterministic run fixes its groups and their order; tune without --deterministic.")
     if not minutes > 0:
         raise ConfigError(f"the time for tuning is {minutes} minutes; give more than 0.")
+    if trial_seconds is not None and not trial_seconds > 0:
+        raise ConfigError(f"the time for a trial is {trial_seconds} seconds; give more than 0.")
+    work = work_facts(experiment, given)  # as a run sees it, whose options are settled after it has chosen a profile
+    folder = profiles_folder(profiles_dir)
+    if folder is not None:
+        make_folder(folder)  # before minutes of trials
     experiment, _ = settle(experiment)
     space = make_space(experiment, make_knobs(experiment, this_machine(), batch=batch), given)
     seconds = min(max(minutes * 60 / TRIALS_PER_BUDGET, 1.0), 4.0) if trial_seconds is None else trial_seconds
     began = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     screen = Screen(show, experiment, space, minutes * 60)
     trials, total_s = run_search(experiment, space, minutes * 60, seconds, screen)
-    work = work_facts(experiment, given)
     found = measurements_of(experiment, space, trials, work, began=began, total_s=total_s, batch=batch)
     advice = advise(found)
-    folder = profiles_folder(profiles_dir)
     profile, path = None, output
     if folder is not None:
         profile = profile_of(found, advice)

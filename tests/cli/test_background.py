@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.cli import attach, main
+from jsrl.cli import attach, background, command_line, main
+from jsrl.cli.experiments import load
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import read_state
 
@@ -94,6 +95,14 @@ def test_command_refused_in_the_background_leaves_no_files(tmp_path: Path, monke
     assert main.main(["run", *TINY, "--env.id", "nowhere:Env"]) == 2
     assert "there is no module 'nowhere'" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_the_name_of_a_group_has_no_seed(tmp_path: Path):
+    def name_of(*words: str) -> str:
+        asked = command_line.parse([*words, "--runs-dir", str(tmp_path)], load("ppo_cartpole"))
+        return background.folder_of(asked).name
+
+    assert name_of("--seed", "3").endswith("-seed3") and "seed" not in name_of("--seeds", "3-5")
 
 
 def test_messages_are_separated_from_progress_lines():

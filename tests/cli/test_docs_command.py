@@ -35,6 +35,8 @@ def test_folder_with_other_files_is_not_changed(monkeypatch, tmp_path: Path, cap
     assert docs.main(["--build", str(tmp_path)]) == 2
     assert "empty folder" in capsys.readouterr().err
     assert (tmp_path / "thesis.tex").read_text() == "mine"
+    assert docs.main(["--build", str(tmp_path / "thesis.tex")]) == 2
+    assert "thesis.tex is a file; choose a folder" in capsys.readouterr().err
 
 
 def test_pages_are_served_on_loopback_only(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import sys
 from pathlib import Path
 
@@ -28,9 +29,11 @@ class Pipe(io.StringIO):
 def test_the_port_for_hosts_outlives_the_reader_of_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else every host would lose the run at the next line, and the run would not know it."""
     monkeypatch.setattr(sys, "stderr", pipe := Pipe())
-    options = RunOptions(runs_dir=str(tmp_path), listen="127.0.0.1")
+    options = RunOptions(runs_dir=str(tmp_path / "my runs"), listen="127.0.0.1")
     with launcher_of(options, load("ppo_cartpole")) as launcher:
         assert "waiting for 1 host to join" in pipe.getvalue()
+        token = shlex.split(pipe.getvalue().splitlines()[-1])[-1]
+        assert Path(token).is_file() and Path(token).is_relative_to(tmp_path / "my runs")
         pipe.is_read = False
         launcher.members.notices.append("a host joined")
         await_that(lambda: not launcher.members.notices)

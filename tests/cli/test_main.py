@@ -71,6 +71,21 @@ def test_closed_pipe_ends_a_command_without_traceback():
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_command_works_with_a_closed_stream(closed, monkeypatch):
+    monkeypatch.setattr(sys, closed, None)
+    assert main.main(["list"]) == 0
+    getattr(sys, closed).close()
+
+
+def test_a_deleted_working_directory_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main.main(["list"]) == 2
+    assert capsys.readouterr().err == "ConfigError: the working directory was deleted; go to another one.\n"
+
+
 def test_interrupted_loading_ends_without_traceback(monkeypatch, capsys):
     def load(command):
         raise KeyboardInterrupt
@@ -140,6 +155,14 @@ def test_configs_of_the_working_directory_are_found_beside_ours(folder, capsys):
     assert experiments.load("mine").name == "ppo"
 
 
+def test_scripts_of_a_checkout_import_configs_of_the_working_directory(folder, monkeypatch):
+    """The folder of the scripts, which Python puts on the path, has a package `configs` as well."""
+    monkeypatch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
+    monkeypatch.delitem(sys.modules, "configs")
+    experiments.use_working_directory()
+    assert importlib.import_module("configs.mine").__doc__ == "My own task"
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"), [("x = 1\n", "has no function config()"), ("def config(): return 3\n", "returned int")]
 )
@@ -181,6 +204,12 @@ def test_doctor_asks_jax_whether_it_uses_the_gpus(monkeypatch):
     assert finding.state == "note" and "jax does not use them: its backend is cpu" in finding.text
 
 
+def test_doctor_passes_over_a_package_that_is_half_removed(monkeypatch, tmp_path):
+    (tmp_path / "~umpy-2.0.dist-info").mkdir()  # pip was interrupted
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert [finding.state for finding in doctor.accelerators()]
+
+
 def test_doctor_detects_another_installed_jsrl(monkeypatch, tmp_path):
     folder = tmp_path / "jsrl-0.3.dist-info"
     folder.mkdir()
@@ -196,6 +225,10 @@ def test_doctor_detects_another_installed_jsrl(monkeypatch, tmp_path):
     [
         ({"dir_info": {"editable": True}, "url": "file:///a%20b/c"}, "-e '/a b/c[video]'"),
         ({"archive_info": {}, "url": "file:///x.whl"}, "'jsrl-jax[video] @ file:///x.whl'"),
+        (
+            {"vcs_info": {"vcs": "git", "commit_id": "1a2b"}, "url": "https://x.org/jsrl.git"},
+            "'jsrl-jax[video] @ git+https://x.org/jsrl.git@1a2b'",
+        ),
         (None, f"-e '{ROOT}[video]'"),  # a checkout on the path; its egg-info lacks these facts
     ],
 )
@@ -240,6 +273,8 @@ def test_new_project_prints_next_steps_even_if_jsrl_is_not_on_path(tmp_path, mon
         main.main(["new", str(tmp_path / name)])
     first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: "))
     assert second.endswith(f"/b && {sys.executable} -m jsrl run b")
+    main.main(["new", str(tmp_path / "my projects" / "c")])
+    assert f"Next: cd '{tmp_path}/my projects/c' && " in capsys.readouterr().out
     if (Path(sys.executable).parent / "jsrl").exists():
         assert first.endswith("/a && jsrl run a")
 

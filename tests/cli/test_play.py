@@ -6,6 +6,7 @@ import pytest
 from jsrl.cli import play
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.rendering import make_rendered
+from jsrl.errors import ConfigError
 from jsrl.runs.runs import RunFolder
 
 pygame = pytest.importorskip("pygame")
@@ -83,3 +84,12 @@ def test_missing_display_prints_one_sentence_and_exits_2(monkeypatch, capsys, tm
     assert play.main(["some_run", "--runs-dir", str(tmp_path)]) == 2
     told = capsys.readouterr().err
     assert "there is no display" in told and told.count("\n") == 1
+
+
+def test_display_that_does_not_answer_is_refused(monkeypatch):
+    """SDL would play in a window that nobody sees."""
+    monkeypatch.setenv("DISPLAY", ":99")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.setattr(pygame.display, "get_driver", lambda: "offscreen")
+    with pytest.raises(ConfigError, match="the display ':99' does not answer; film the policy"):
+        play.Window(1e6, 16.0)

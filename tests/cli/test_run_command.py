@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,13 @@ from pathlib import Path
 import pytest
 
 from jsrl.cli import experiments, run
+from jsrl.cli.experiments import load
 from jsrl.cli.seeds import parse_seeds
 from jsrl.errors import ConfigError, RecordingError, SpecMismatch
-from jsrl.runs.runs import read_metrics
+from jsrl.launch.graph_file import write_graph
+from jsrl.launch.plan import make_plan
+from jsrl.references.reference import to_json
+from jsrl.runs.runs import RunFolder, read_metrics
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "experiments" / "run.py"
@@ -94,6 +99,15 @@ def test_a_plan_runs_nothing(tmp_path, capsys):
     assert run.main(["ppo_cartpole", "--plan", "--runs-dir", str(tmp_path / "runs")]) == 0
     assert "streams" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_plan_of_a_resume_has_the_changed_graph_of_the_run(tmp_path, capsys):
+    experiment = dataclasses.replace(load("ppo_cartpole"), num_actors=2, placement="inline")
+    folder = RunFolder.create(tmp_path, "ppo_cartpole", "x", config=to_json(experiment))
+    plan = make_plan(experiment, "", tmp_path, "jsrl.graphs.mixed:half_inline")
+    write_graph(folder, plan.graph, changed=True, resumed=False)
+    assert run.main(["--resume", str(folder.path), "--plan"]) == 0
+    assert "  inference  " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("error", [ConfigError, RecordingError, SpecMismatch])

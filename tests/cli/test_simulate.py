@@ -68,6 +68,8 @@ def test_invalid_simulations_are_refused_in_one_sentence(files: Path, capsys):
     (files / "hosts.json").write_text('[{"name": "a", "cores": 1, "memory_mb": 100, "core_speed": 0}]')
     assert main(["hosts.json", "impala"]) == 2
     assert "core_speed is 0.0" in capsys.readouterr().err
+    assert main(["--calibrate", "mappo_speaker_listener"]) == 2
+    assert "it knows runs of one policy without a director" in capsys.readouterr().err
     assert main(["--core-speed", "impala"]) == 2
     assert "no speed of the calibrated cores; calibrate again" in capsys.readouterr().err
 
@@ -79,6 +81,7 @@ def test_invalid_simulations_are_refused_in_one_sentence(files: Path, capsys):
         (["--deaths-per-hour", "-1"], "--deaths-per-hour is -1"),
         (["--fan-out", "-1"], "--fan-out is -1"),
         (["--seconds", "inf"], "--seconds is inf"),
+        (["--graph", "m:edit"], "--graph has no effect on jsrl simulate; leave it out"),
         (["--page", "none/page.html"], "make it, or give another file with --page"),
         (["--calibrate", "--times", "none/times.json"], "make it, or give another file with --times"),
         (["--placement", "inline", "--learner.num-ranks", "2"], "leave out --learner.num-ranks and --learner.split"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from pathlib import Path
 
@@ -85,6 +86,20 @@ def test_status_of_an_ended_run_names_the_reason_and_how_to_resume(folder: RunFo
     (folder.path / "result.json").write_text(json.dumps(result | {"ended": "max_minutes"}))
     text = output_of("ppo/x", capsys=capsys)
     assert text.startswith("ppo/x: reached max_minutes\n") and "to continue" not in text
+
+
+def test_printed_commands_find_a_run_of_another_folder(folder: RunFolder, capsys):
+    elsewhere = RunFolder.create("other runs", "ppo", "y", config={"fields": {}})
+    add_snapshot(elsewhere)
+    with claimed(elsewhere):
+        tell(elsewhere)
+        text = output_of("y", "--runs-dir", "other runs", capsys=capsys)
+    found = [shlex.split(command) for command in text.splitlines()[-1].split("|")]
+    assert [words[1] for words in found] == ["attach", "logs", "stop"]
+    assert {RunFolder.open(words[2]).path for words in found} == {elsewhere.path}
+    (elsewhere.path / "result.json").write_text(json.dumps({"ended": "interrupted"}))
+    text = output_of("y", "--runs-dir", "other runs", capsys=capsys)
+    assert shlex.split(text.splitlines()[-1])[-1] == str(elsewhere.path)
 
 
 def test_silence_of_another_host_is_reported(folder: RunFolder, capsys):

@@ -293,7 +293,11 @@ def test_report_failures_are_warnings(run_folder: RunFolder):
     warnings: list[str] = []
     (run_folder.path / "environment.json").write_text("{")
     assert leave_report(run_folder, warnings.append) == ""
-    assert len(warnings) == 1 and "environment.json" in warnings[0] and "try: jsrl report tried/one" in warnings[0]
+    assert (
+        len(warnings) == 1
+        and "environment.json" in warnings[0]
+        and f"try: jsrl report {run_folder.path}" in warnings[0]
+    )
 
 
 def test_experiment_of_another_version_drops_only_the_advice(run_folder: RunFolder):

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from jsrl.errors import ConfigError
-from jsrl.launch.resume import claimed
+from jsrl.launch.resume import claimed, params_source
 from jsrl.metrics.metrics import MetricsHub
 from jsrl.report.comparison import (
     bootstrap_interval,
@@ -20,7 +20,7 @@ from jsrl.report.comparison import (
     summaries,
     summarise,
 )
-from jsrl.runs.runs import RunFolder, load_runs
+from jsrl.runs.runs import RunFolder, load_runs, split_tag
 
 
 def make_run(runs_dir, experiment, name, returns, config=None):
@@ -95,6 +95,14 @@ def test_open_by_path_name_and_experiment(tmp_path):
     assert RunFolder.open("ppo_pong/first", tmp_path) == first
     assert RunFolder.open("first", tmp_path) == first
     assert RunFolder.open("ppo_pong", tmp_path) == second
+
+
+def test_an_at_sign_in_the_path_of_a_run_is_not_a_tag(tmp_path):
+    folder = RunFolder.create(tmp_path / "me@host", "ppo", "x").path
+    with pytest.raises(ConfigError, match="ppo/x has no snapshot tagged 'best'"):
+        params_source(f"{folder}@best", tmp_path)
+    assert split_tag(folder) == (str(folder), "")
+    assert split_tag("ppo/x@left/frozen-3") == ("ppo/x", "left/frozen-3")
 
 
 def test_open_unknown_run_suggests_the_nearest(tmp_path):

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from jsrl.cli import command_line
 from jsrl.cli import search as command
+from jsrl.cli.experiments import load
 from jsrl.cli.main import main
 from jsrl.errors import ConfigError, TrialsFailed
 from jsrl.experiment.options import options_of
@@ -216,6 +218,18 @@ def test_invalid_search_is_refused_in_one_sentence_and_leaves_no_files(words, se
     told = capsys.readouterr().err
     assert sentence in told and told.count("\n") == 1 and "Traceback" not in told
     assert not os.listdir(tmp_path)
+
+
+def test_a_keyword_of_the_environment_is_varied_beside_another_one():
+    def ranges(*words):
+        asked = command_line.parse(
+            command.vary_args([*words, "--vary", "env.kwargs.gravity=-9,-5"]), load("ppo"), SearchOptions()
+        )
+        return [r.option for r in command.checked_space(asked, load("ppo"))]
+
+    assert ranges("--env.kwargs.continuous", "true") == ["env.kwargs.gravity"]
+    with pytest.raises(ConfigError, match=r"--env\.kwargs\.gravity is given and varied"):
+        ranges("--env.kwargs.gravity", "-7")
 
 
 OWN = '''"""A planted optimum"""

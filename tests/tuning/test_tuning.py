@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import shlex
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.ppo import PPOConfig
-from jsrl.cli import experiments, run
+from jsrl.cli import command_line, experiments, run
 from jsrl.cli import tune as tune_command
 from jsrl.errors import ConfigError
 from jsrl.experiment import ActorConfig, Experiment, InferenceConfig
@@ -574,8 +576,35 @@ def test_tune_from_a_file(tmp_path, capsys):
         (["ppo_cartpole", "--deterministic"], "a deterministic run"),
         (["ppo_cartpole", "--tune-minutes", "0"], "give more than 0"),
         (["ppo_cartpole", "--placement", "serial"], "nothing is left to tune"),
+        (["ppo_cartpole", "--trial-seconds", "0"], "the time for a trial is 0.0 seconds; give more than 0"),
+        (["ppo_cartpole", "--graph", "m:edit"], "--graph has no effect on jsrl tune; leave it out"),
+        (["ppo_cartpole", "--output", "none/m.json"], "make it, or give another file with --output"),
+        (["ppo_cartpole", "--profiles-dir", "/dev/null/p"], "cannot be written to /dev/null/p (Not a directory)"),
     ],
 )
 def test_invalid_tuning_is_refused_in_one_sentence(words, sentence, capsys):
     assert tune_command.main(words) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_tuning_names_the_command_that_uses_its_profile(tmp_path, monkeypatch, capsys):
+    """Seats that differ: the tuned run has two policies, and the experiment one agent."""
+
+    def search(experiment, space, total_s, seconds, screen):
+        fast = next(setting for setting in space.candidates if setting != space.default)
+        return [Trial(space.default, "explore", 50.0), Trial(fast, "explore", 150.0)], 1.0
+
+    monkeypatch.setattr(sys.modules["jsrl.tuning.tune"], "run_search", search)
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "--env.id",
+        "particle:simple_speaker_listener_v4",
+        "--placement",
+        "inline",
+        "--profiles-dir",
+        "my profiles",
+    ]
+    assert tune_command.main(["mappo", *words, "--tune-minutes", "1"]) == 0
+    assert shlex.split(capsys.readouterr().out.split("`")[1]) == ["jsrl", "run", "mappo", *words]
+    run.fastest(command_line.parse(words, experiments.load("mappo")))
+    assert capsys.readouterr().out.startswith("uses profile mappo-")

@@ -19,6 +19,7 @@ from jsrl.agents.td3 import TD3Config, td3
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment
 from jsrl.launch.resume import params_source
+from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.runs.control import Command
 from jsrl.runs.runs import RunFolder
@@ -142,6 +143,18 @@ def test_latest_is_the_state_even_where_params_have_that_tag(tmp_path: Path, tag
     state.save(20, {"state": {"params": np.ones(1)}}, tags=(tag, "best"), wait=True)
     assert params_source(f"ppo/one@{tag}", tmp_path) == f"{state.folder}@{tag}"
     assert params_source("ppo/one@best", tmp_path) == f"{params.folder}@best"
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [("experiment/one@best", "which --overwrite deletes"), ("absent@best", "there is no run absent")],
+)
+def test_a_run_is_not_deleted_before_its_params_are_found_elsewhere(tmp_path: Path, source: str, sentence: str) -> None:
+    folder = RunFolder.create(tmp_path, "experiment", "one")
+    SnapshotStore(folder.snapshots / "params").save(10, {"params": np.zeros(1)}, tags=("best",), wait=True)
+    with pytest.raises(ConfigError, match=sentence):
+        run(Experiment(PPOConfig()), runs_dir=tmp_path, name="one", overwrite=True, init_from=source)
+    assert SnapshotStore(folder.snapshots / "params").versions() == [10]
 
 
 def test_parameter_server_leaves_the_tags_to_the_learner(tmp_path: Path) -> None:
