@@ -191,7 +191,7 @@ class Policy:
         self._state: dict[str, np.ndarray] | None = None
 
     def __call__(self, observation: Any, is_first: Any = None) -> np.ndarray:
-        """Return the greedy actions for a batch of observations, as the environment takes them; those of several dimensions are flat.
+        """Return the greedy actions for a batch of observations, as the environment takes them; of several dimensions, flat.
 
         Args:
           observation: array [B, ...], or a dict of them, as `contract` describes them (docs/export.md).

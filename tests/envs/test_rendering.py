@@ -74,7 +74,10 @@ def test_an_id_that_a_module_registers_is_made_and_drawn():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("tests.envs.registering:tests/Registred-v0", "registered as 'tests/Registred-v0'; nearest: tests/Registered-v0"),
+        (
+            "tests.envs.registering:tests/Registred-v0",
+            "registered as 'tests/Registred-v0'; nearest: tests/Registered-v0",
+        ),
         ("tests.envs.registring:tests/Registered-v0", "no module 'registring'; nearest: registering"),
         ("Registered-v0", "an id that a module registers as module:ID"),
     ],
