@@ -105,7 +105,7 @@ class ZmqSampleProducer(ProducerEnd):
         self._free = deque(range(num_blocks))
         self._on_the_way: deque[tuple[int, int]] = deque()  # (index, block number), oldest first
         self._open = self._sent = self._received = self._released = 0
-        self._resent_s = 0.0
+        self._resent_s, self._heard_s = 0.0, time.monotonic()
         self._departed = self._lost = False
         self._thread = threading.Thread(target=self._run, name="sample-attendant", daemon=True)
         self._thread.start()
@@ -130,15 +130,22 @@ class ZmqSampleProducer(ProducerEnd):
         self._receive(0.0)
         while not self._has_room():
             self._check_open()
+            self._ask_again()
             if remaining(deadline) <= 0:
                 raise self._no_room(timeout_s, len(self._blocks))
-            if not self._receive(min(remaining(deadline), _SYNC_S)):
-                self._send_counts("sync")
+            self._receive(min(remaining(deadline), _SYNC_S))
         self._check_open()
         number = self._free.popleft()
         self._open += 1
         block = self._blocks[number]
         return OpenBlock(self, number, block.trajectory)
+
+    def _ask_again(self) -> None:
+        """Send a sync if nothing was heard for a while: the connection may have broken and lost a credit."""
+        now_s = time.monotonic()
+        if now_s - self._heard_s >= _SYNC_S:
+            self._heard_s = now_s
+            self._send_counts("sync")
 
     def _has_room(self) -> bool:
         while self._on_the_way:
@@ -257,7 +264,7 @@ class ZmqSampleProducer(ProducerEnd):
             except zmq.Again:
                 return received
             self._handle(decode(frames, _CONTROL_LIMITS))
-            received = True
+            received, self._heard_s = True, time.monotonic()
 
     def _handle(self, message: Message) -> None:
         if message.kind == REFUSED:
