@@ -25,7 +25,7 @@ from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.segment import make_folder
 from jsrl.transport.samples.ends import SampleQueue, check_blocks, choose_blocks
 from jsrl.transport.samples.owner import claim_owner
-from jsrl.transport.samples.pages import CLOSED, FENCED, ProducerPages, file_stem
+from jsrl.transport.samples.pages import CLOSED, FENCED, ProducerPages, end_ring, file_stem
 from jsrl.transport.wire.codec import Message, encode
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import Tree
@@ -80,8 +80,10 @@ class SharedSampleConsumer:
         check_ipc_path(f"{self._folder / prefix}.hello")
         self._owner_path = self._folder / f"{prefix}.owner"
         self._owner_fd = claim_owner(self._owner_path, self.address)
+        for stale in self._folder.glob(f"{prefix}.*.pages"):  # of a consumer that was killed
+            end_ring(stale)  # first, so that what is counted is all
         if hop is not None:
-            count_rings(hop)  # of a consumer that was killed
+            count_rings(hop)
         for stale in self._folder.glob(f"{prefix}.*"):
             if stale != self._owner_path:
                 stale.unlink(missing_ok=True)

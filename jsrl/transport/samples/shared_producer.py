@@ -112,9 +112,13 @@ class SharedSampleProducer(ProducerEnd):
     def _count_unread(self) -> None:
         """Count what is left in the ring, if the consumer reads no more: it ended this connection, or is dead."""
         if self._page.has_file and self._pages.ending():
-            wait_until(lambda: self._page.has_left, time.sleep, _LEAVING_S, 0.001)
-        if self._page.has_left or not is_locked(self._owner_fd):
+            wait_until(self._reads_no_more, time.sleep, _LEAVING_S, 0.001)
+        if self._reads_no_more():
             self._page.leave(self._pages.committed)
+
+    def _reads_no_more(self) -> bool:
+        """Return whether the consumer has ended this connection, or is dead."""
+        return self._page.has_left or not is_locked(self._owner_fd)
 
     def _check_open(self) -> None:
         reason = "closed by this producer" if self._closed else self._pages.ending()
