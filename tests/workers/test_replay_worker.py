@@ -150,6 +150,26 @@ def test_feedback_of_several_batches_and_a_full_connection(world):
     assert w.learner.lost_feedback == M  # four blocks are in transit; the fifth had no room
 
 
+def test_replay_worker_that_closes_during_feedback_does_not_end_the_learner(world, monkeypatch):
+    w = world()
+    for _ in range(2):
+        w.put(0, 0.0)
+    w.workers[0].step()
+    ids = w.learner.get(1.0).ids
+    w.learner.feedback(ids, np.ones(M))
+    producer, back = w.learner._producers[0], w.workers[0]._streams.priorities
+    reserve = producer.reserve
+
+    def reserve_and_close(timeout_s):
+        block = reserve(timeout_s)
+        back.close()
+        return block
+
+    monkeypatch.setattr(producer, "reserve", reserve_and_close)
+    w.learner.feedback(ids, np.ones(M))
+    assert w.learner.lost_feedback == M and not w.learner._producers
+
+
 def test_ratio_holds_rows_back_until_the_learner_samples(world):
     w = world(ratio=1.0)
     for _ in range(8):
