@@ -168,6 +168,18 @@ def test_memory_of_a_producer_that_dies_before_it_maps_it_is_freed(tmp_path: Pat
     consumer.close()
 
 
+def test_producer_that_gave_up_before_its_welcome_may_ask_again(tmp_path: Path) -> None:
+    """Making the memory of many producers takes longer than each of them waits."""
+    consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
+    consumer._welcome(decode(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA)).frames()))
+    producer = connect(consumer, groups=1)
+    producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
+    drain(consumer, 1, check=False)
+    with pytest.raises(StreamClosed, match="joined before"):
+        connect(consumer, groups=1)
+    consumer.close()
+
+
 def test_fenced_producer_writes_to_an_orphaned_ring(tmp_path: Path) -> None:
     transport = make_transport("shm", tmp_path)
     consumer = bind_samples(transport.new_address(), SCHEMA)
