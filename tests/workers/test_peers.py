@@ -1,14 +1,16 @@
 """The peers that a worker finds under several names."""
 
+import contextlib
 import dataclasses
 import os
 import socket
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from jsrl.envs.config import EnvConfig
-from jsrl.errors import StreamClosed
+from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.experiment import Experiment
 from jsrl.launch.hosts.messages import LOST_S
 from jsrl.launch.plan import make_plan
@@ -179,6 +181,64 @@ def test_actor_starting_during_replacements_finds_new_servers(tmp_path, monkeypa
         late.join()
         consumer.close()
         server.close()
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_actor_of_a_peer_that_dies_before_it_answers_finds_the_next_one(tmp_path, monkeypatch, served: bool) -> None:
+    """In shared memory the next one has the same address."""
+    for module in (following, actor_streams):
+        monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(peers, "LOOK_S", 0.0)
+    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
+    job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
+    consumer = bind_samples(f"shm:{tmp_path}/memory/samples", job.schemas.trajectory)
+    dies = SERVER if served else "samples.learner"
+    address = f"shm:{tmp_path}/memory/next"
+    lives, ends = {name: 0 for name in (SERVER, "samples.learner")}, contextlib.ExitStack()
+
+    def lookup(_: object, name: str, timeout_s: float) -> Registration:
+        if name not in lives:
+            raise StreamTimeout(name)
+        if name == "samples.learner" and served:
+            return Registration(name, consumer.address, 0, 7, "here")
+        lives[name] += 1
+        if name == dies and lives[name] == 2:
+            raise StreamTimeout("it has died")
+        if name == dies and lives[name] == 3:
+            ends.enter_context(next_life())
+        return Registration(name, address, int(lives[name] > 2), 7, "here")
+
+    @contextlib.contextmanager
+    def next_life() -> Iterator[None]:
+        if not served:
+            with contextlib.closing(bind_samples(address, job.schemas.trajectory)):
+                yield
+            return
+        server, ended = bind_inference(address, job.schemas.act), threading.Event()
+
+        def answer() -> None:
+            while not ended.is_set():
+                server.collect(8, 0.05)
+
+        (answering := threading.Thread(target=answer)).start()
+        yield
+        ended.set()
+        answering.join()
+        server.close()
+
+    monkeypatch.setattr(FileNames, "lookup", lookup)
+    with ends:
+        if served:
+            streams = ActorStreams(job, Recorder("actor"))
+            client, writer = streams.open({0: 1})
+            assert streams._server.known.incarnation == 1
+            client.close()
+        else:
+            writer = FollowingProducer(job, "samples", job.schemas.trajectory)
+            writer.open()
+            assert writer._writer.peers[0].known.incarnation == 1
+        writer.close()
+    consumer.close()
 
 
 @pytest.mark.parametrize(("host", "limit"), [(socket.gethostname(), REFUSED_S), ("", ELSEWHERE_S)])
