@@ -50,9 +50,9 @@ class Serving:
         self.worker = make_server(settings, [(engine(num_slots), lambda: (self.server, Params()))])
         self.worker.setup()
 
-    def connect(self, incarnation: int) -> InferenceClient:
+    def connect(self, incarnation: int, name: str = "actor-0") -> InferenceClient:
         """Connect an actor; the worker is stepped meanwhile."""
-        who = ProducerId("actor-0", incarnation)
+        who = ProducerId(name, incarnation)
         with ThreadPoolExecutor(1) as pool:
             client = pool.submit(connect_inference, self.server.address, ACT, who, {0: SIZE}, 20.0)
             while not client.done():
@@ -89,6 +89,19 @@ def test_clients_that_die_waiting_do_not_use_up_slots(serving: Serving) -> None:
         serving.receive(client)
         client.send(0, asked(1))
         client.close()
+        for _ in range(5):
+            serving.worker.step()
+
+
+def test_two_clients_of_a_group_that_leave_together_do_not_use_up_slots(serving: Serving) -> None:
+    """Such as an actor and a worker that asks for the same rows."""
+    for life in range(4):
+        clients = [serving.connect(life, name) for name in ("actor-0", "asks-0")]
+        for client in clients:
+            client.send(0, asked(0))
+            serving.receive(client)
+        for client in clients:
+            client.close()
         for _ in range(5):
             serving.worker.step()
 

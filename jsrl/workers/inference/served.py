@@ -56,7 +56,7 @@ class ServedPolicy:
         self._name, self._refusals, self._recorder = name, refusals, recorder
         self._phases = recorder.phases
         self._served: dict[tuple[ProducerId, int], GroupSlots] = {}
-        self._vacant: dict[tuple[int, int], GroupSlots] = {}
+        self._vacant: dict[tuple[int, int], list[GroupSlots]] = {}
         self._held: list[ClientRequest] = []
         self._warm_compilations = 0
 
@@ -201,8 +201,8 @@ class ServedPolicy:
         key = (request.client, request.group)
         if key not in self._served:
             size = len(request.request.is_first)
-            vacant = self._vacant.pop((request.group, size), None)
-            self._served[key] = vacant or self.engine.serve(request.group, size)
+            vacant = self._vacant.get((request.group, size))
+            self._served[key] = vacant.pop() if vacant else self.engine.serve(request.group, size)
         return self._served[key]
 
     def _forget_departed(self) -> None:
@@ -214,7 +214,7 @@ class ServedPolicy:
         for client in gone:
             for key in [k for k in self._served if k[0] == client]:
                 served = self._served.pop(key)
-                self._vacant[(served.group, len(served.index))] = served
+                self._vacant.setdefault((served.group, len(served.index)), []).append(served)
             for r in self._held:
                 if r.client == client and self.engine.frozen is not None:
                     self.engine.frozen.forget((client, r.group))
