@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from jsrl.envs.config import EnvConfig
-from jsrl.errors import StreamClosed, StreamTimeout
+from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.experiment import Experiment
 from jsrl.launch.hosts.messages import LOST_S
 from jsrl.launch.plan import make_plan
@@ -21,6 +21,7 @@ from jsrl.transport.samples.transports import bind_samples
 from jsrl.workers import following, peers
 from jsrl.workers.actor import streams as actor_streams
 from jsrl.workers.actor.streams import ActorStreams
+from jsrl.workers.asking import InferenceRequests
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.following import FollowingProducer
 from jsrl.workers.peers import (
@@ -122,6 +123,30 @@ class Broken:
 
     def receive(self, timeout_s: float) -> None:
         raise StreamClosed("the connection to the server broke.")
+
+
+class RefusesFirst:
+    """A client whose first request is for a policy that is not served."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def send(self, group: int, request: str) -> None:
+        self.sent.append(request)
+
+    def receive(self, timeout_s: float) -> tuple[int, str]:
+        if len(self.sent) == 1:
+            raise UnknownPolicy("it serves others")
+        return 0, f"reply to {self.sent[-1]}"
+
+
+def test_request_after_one_for_an_unserved_policy_is_sent(tmp_path) -> None:
+    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
+    requests = InferenceRequests(make_plan(e, str(tmp_path), tmp_path).job("actor-0"))
+    requests._client = client = RefusesFirst()
+    with pytest.raises(UnknownPolicy):
+        requests.ask(0, "a", 0.0)
+    assert requests.ask(0, "b", 0.0) == "reply to b" and client.sent == ["a", "b"]
 
 
 def test_actor_of_a_lost_remote_server_fails_over_or_waits(tmp_path) -> None:
