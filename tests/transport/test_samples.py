@@ -24,6 +24,7 @@ from jsrl.transport.meeting import sockets
 from jsrl.transport.meeting.handshake import hello_of_producer
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.samples import shared
+from jsrl.transport.samples import zmq as samples_zmq
 from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.transport.wire.codec import decode, encode
 from jsrl.transport.wire.schema import flatten_schema, make_layout
@@ -372,6 +373,24 @@ def wakeups(thread: threading.Thread) -> int:
     """Return how often a thread of this process has waited for something."""
     status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
     return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+
+
+def test_block_that_zeromq_gives_back_late_is_found_soon(tmp_path: Path, monkeypatch) -> None:
+    """The consumer's answer may come before ZeroMQ has let go of the bytes, and nothing may follow it."""
+    monkeypatch.setattr(samples_zmq, "_SYNC_S", 60.0)
+    consumer = bind_samples(f"ipc://{tmp_path}/s", SCHEMA, blocks_per_producer=1)
+    producer = connect(consumer, groups=1)
+    producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
+    drain(consumer, 1, check=False)
+    wait_for(lambda: (producer._receive(0.1), producer._released == 1)[1])
+    answers = itertools.chain([False] * 3, itertools.repeat(True))
+    monkeypatch.setattr(samples_zmq._ZmqBlock, "is_free", lambda _: next(answers))
+    started = time.monotonic()
+    producer.reserve(60.0).abandon()
+    assert time.monotonic() - started < 30.0
+    monkeypatch.undo()
+    producer.close()
+    consumer.close()
 
 
 def test_a_block_is_not_reused_while_zeromq_reads_it(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from jsrl.transport.wire.schema import make_layout
 from jsrl.types import Trajectory, Tree
 
 _SYNC_S = 0.5
+_SOON_S = 0.001  # until ZeroMQ gives back a block that has arrived, of which it sends no news
 _COPY_BYTES = 65536  # below this a copy is cheaper than tracking who reads the bytes
 BUFFER_BYTES = 1 << 20  # of the kernel, each way
 _FAREWELL_S = 5.0
@@ -133,7 +134,8 @@ class ZmqSampleProducer(ProducerEnd):
             self._ask_again()
             if remaining(deadline) <= 0:
                 raise self._no_room(timeout_s, len(self._blocks))
-            self._receive(min(remaining(deadline), _SYNC_S))
+            has_arrived = self._on_the_way and self._on_the_way[0][0] < self._received
+            self._receive(min(remaining(deadline), _SOON_S if has_arrived else _SYNC_S))
         self._check_open()
         number = self._free.popleft()
         self._open += 1
