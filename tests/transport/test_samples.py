@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -389,6 +390,18 @@ def test_block_that_zeromq_gives_back_late_is_found_soon(tmp_path: Path, monkeyp
     producer.reserve(60.0).abandon()
     assert time.monotonic() - started < 30.0
     monkeypatch.undo()
+    producer.close()
+    consumer.close()
+
+
+def test_commit_over_a_connection_that_is_gone_for_good_is_an_error(tmp_path: Path) -> None:
+    consumer = bind_samples(f"ipc://{tmp_path}/s", SCHEMA)
+    producer = connect(consumer)
+    block = producer.reserve(TIMEOUT_S)
+    producer._socket.disconnect(producer.address)  # as after the key of its host was revoked
+    committing = ThreadPoolExecutor(1).submit(block.commit, 0)
+    with pytest.raises(StreamClosed, match="it was not accepted again"):
+        committing.result(TIMEOUT_S)
     producer.close()
     consumer.close()
 

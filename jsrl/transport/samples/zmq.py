@@ -240,9 +240,13 @@ class ZmqSampleProducer(ProducerEnd):
         block = self._blocks[number]
         packed, raw = ({}, block.raw) if self._packer is None else self._packer.pack(block.raw)
         *pieces, last = outgoing(encode("sample", block.fields | packed, raw), self._keys)
-        for piece in pieces:
-            self._send_frame(piece, zmq.SNDMORE, block)
-        self._send_frame(last, 0, block)
+        try:
+            for piece in pieces:
+                self._send_frame(piece, zmq.NOBLOCK | zmq.SNDMORE, block)
+            self._send_frame(last, zmq.NOBLOCK, block)
+        except zmq.Again:  # the queue has no limit: ZeroMQ has given up the connection
+            self._closed = "the connection to the consumer broke, and it was not accepted again"
+            self._check_open()
 
     def _send_frame(self, frame: Any, flags: int, block: _ZmqBlock) -> None:
         if len(frame) <= _COPY_BYTES:
