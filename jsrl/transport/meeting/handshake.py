@@ -172,6 +172,8 @@ def meet(
                 return read_answer(answer)
             continue
         connection.look()
+        if connection.broken:  # with the hello, or its answer
+            connection.broken, due_s = False, 0.0
         check()
         if remaining(deadline) <= 0:
             raise connection.no_answer(timeout_s)
