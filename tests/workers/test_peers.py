@@ -149,7 +149,7 @@ def test_request_after_one_for_an_unserved_policy_is_sent(tmp_path) -> None:
     assert requests.ask(0, "b", 0.0) == "reply to b" and client.sent == ["a", "b"]
 
 
-def test_actor_of_a_lost_remote_server_fails_over_or_waits(tmp_path) -> None:
+def test_actor_of_a_lost_remote_server_fails_over_or_asks_again(tmp_path) -> None:
     e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
     e = dataclasses.replace(e, num_inference_servers=2)
     job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
@@ -159,9 +159,39 @@ def test_actor_of_a_lost_remote_server_fails_over_or_waits(tmp_path) -> None:
     server = FailoverPeer(job.names, candidates, job.find(candidates[0]))
     streams._server, streams._peers, streams._client = server, [server], Broken()
     assert streams.patience_s == REFUSED_S
-    assert streams.look(0.0) is False and streams.patience_s == ELSEWHERE_S > 3 * LOST_S - 1
+    assert streams.look(0.0) is True and streams._present[0].name == "inference.inference-0"  # there is no other
+    assert streams.patience_s == ELSEWHERE_S > 3 * LOST_S - 1
     job.names.register("inference.inference-1", "shm:b", 0)
     assert streams.look(0.0) is True and streams._present[0].name == "inference.inference-1"
+
+
+def test_actor_whose_connection_to_a_living_server_broke_connects_again(tmp_path) -> None:
+    """It was paused, or cut off, for longer than the silence after which a connection counts as broken."""
+    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
+    job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
+    consumer = bind_samples(f"ipc://{tmp_path}/samples", job.schemas.trajectory)
+    server = bind_inference(f"ipc://{tmp_path}/{SERVER}", job.schemas.act)
+    for name, address in (("samples.learner", consumer.address), (SERVER, server.address)):
+        job.names.register(name, address)
+    streams, ended = ActorStreams(job, Recorder("actor")), threading.Event()
+
+    def answer() -> None:
+        while not ended.is_set():
+            server.collect(8, 0.05)
+
+    (answering := threading.Thread(target=answer)).start()
+    client, writer = streams.open({0: 1})
+    assert streams.look(0.0) is False
+    client._connection.broken = True
+    with pytest.raises(StreamClosed, match="the connection to the server broke"):
+        client.receive(0.0)
+    assert streams.look(0.0) is True
+    client, writer = streams.renew()
+    assert streams.look(0.0) is False
+    ended.set()
+    answering.join()
+    for end in (client, writer, consumer, server):
+        end.close()
 
 
 @pytest.mark.parametrize("served", [True, False])
