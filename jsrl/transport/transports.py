@@ -146,7 +146,7 @@ class OneHost(Transport):
     ) -> SampleProducer:
         """See Transport."""
         place = parse_address(address).place
-        return self._producer(place, schema, producer, num_groups, timeout_s, options["hop"])
+        return self._producer(place, schema, producer, num_groups, timeout_s, options["hop"], options["check"])
 
     def bind_inference(
         self, address: str, spec: InferenceSpec, *, keys: KeyPath, join_rules: JoinRules
@@ -164,7 +164,7 @@ class OneHost(Transport):
         **options: Any,
     ) -> InferenceClient:
         """See Transport."""
-        return self._client(place_in(address), spec, client, group_sizes, timeout_s)
+        return self._client(place_in(address), spec, client, group_sizes, timeout_s, options["check"])
 
     def bind_params(self, address: str, *, keys: KeyPath, **options: Any) -> ParamsPublisher:
         """See Transport."""

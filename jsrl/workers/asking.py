@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jsrl.errors import StreamClosed, StreamTimeout
+from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.runs.names import Registration
 from jsrl.transport.base import InferenceClient, Reply, Request
 from jsrl.transport.inference.transports import connect_inference
@@ -64,6 +64,9 @@ class InferenceRequests:
         except StreamClosed:
             self._leave()
             return None
+        except UnknownPolicy:
+            self._sent = False
+            raise
         self._sent = False
         return reply
 

@@ -22,6 +22,7 @@ from jsrl.workers.ends import begin_counting, bind_reader
 from jsrl.workers.following import FollowingProducer
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import Port, make_recorder
+from jsrl.workers.refusals import Refusals
 
 PORTS = (Port("rows", "samples", "reads", schemas=("trajectory",)), Port("onwards", "samples", "writes"))
 ACTIVITIES = (
@@ -45,6 +46,7 @@ class TrajectoryTransform:
         self.job, self.name, self.reporter = job, job.name, reporter
         self.recorder = make_recorder(job)
         self._phases = self.recorder.phases
+        self._refusals = Refusals(self.name, reporter)
         self._consumer: SampleConsumer | None = None
         self._producer: FollowingProducer | None = None
         self._lease: Lease | None = None
@@ -109,7 +111,7 @@ class TrajectoryTransform:
         if self.job.in_process and not consumer.pending():
             return None
         try:
-            return consumer.get(self.job.poll_s)
+            return self._refusals.take(consumer.get, self.job.poll_s)
         except StreamTimeout:
             return None
 

@@ -470,6 +470,24 @@ def test_higher_incarnation_fences_the_older(transport: Transport) -> None:
     server.close()
 
 
+def test_request_from_before_a_client_came_back_is_not_answered(transport: Transport) -> None:
+    """It lost another stream, and connects again under the same incarnation."""
+    server = bind_inference(transport.new_address(), SPEC)
+    client = connect_while(server)
+    client.send(0, make_request(5, 0))
+    (stale,) = collect_some(server, 1)
+    client.close()
+    wait_until(lambda: server.departed() == [ProducerId("actor-0", 0)], "it left")
+    client = connect_while(server)
+    client.send(0, make_request(5, 1))
+    (fresh,) = collect_some(server, 1)
+    server.reply(stale, answer_to(stale.request))  # is dropped
+    server.reply(fresh, answer_to(fresh.request))
+    check_answer(make_request(5, 1), client.receive(TIMEOUT_S)[1])
+    client.close()
+    server.close()
+
+
 def test_uncollected_requests_of_a_replaced_client_are_forgotten(transport: Transport) -> None:
     server = bind_inference(transport.new_address(), SPEC)
     older = connect_while(server, "actor-0", 0, {0: 5})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jsrl.errors import StreamTimeout
 from jsrl.transport.base import ProducerId
 from jsrl.transport.samples import zmq as samples_zmq
 from jsrl.transport.samples.transports import bind_samples, connect_samples
@@ -118,6 +119,32 @@ def test_lost_trajectory_is_resent_by_an_idle_producer(consumer: ZmqSampleConsum
     lease = consumer.get(TIMEOUT_S)  # in a synchronous run the actor now waits for the learner's update with this one
     assert (lease.trajectory.version == 5).all()
     consumer.release(lease)
+    producer.close()
+    proxy.close()
+
+
+def test_lost_credit_is_asked_for_by_a_producer_that_does_not_wait(consumer: ZmqSampleConsumer) -> None:
+    proxy = FaultProxy(consumer.address, Faults())
+    producer = connect_samples(proxy.address, SCHEMA, ProducerId("replay-0", 0), 1, TIMEOUT_S)
+    for number in range(2):
+        fill((block := producer.reserve(TIMEOUT_S)).trajectory, number)
+        block.commit(0)
+    leases = [consumer.get(TIMEOUT_S) for _ in range(2)]
+    wait_for(lambda: not producer._awaits.is_set())  # its thread sleeps: all has arrived
+    proxy.faults = Faults(drop=1.0)
+    for lease in leases:
+        consumer.release(lease)
+    wait_for(lambda: proxy.counts["dropped"] >= 1 and not consumer._unacknowledged)
+    proxy.faults = Faults()
+
+    def has_room() -> bool:
+        try:
+            producer.reserve(0.0).abandon()
+        except StreamTimeout:
+            return False
+        return True
+
+    wait_for(has_room)
     producer.close()
     proxy.close()
 

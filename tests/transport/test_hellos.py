@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,20 @@ def refuse_work(patch: pytest.MonkeyPatch) -> None:
     for name in ("compare_schemas", "schema_from_fields"):
         patch.setattr(handshake, name, work)
     patch.setattr(samples_shared.ProducerPages, "create", work)
+
+
+def test_hello_lost_with_its_connection_is_sent_again(tmp_path: Path) -> None:
+    first: Any = bind_inference(f"ipc://{tmp_path}/i", SPEC)
+    with ThreadPoolExecutor(1) as pool:
+        where = (first.address, SPEC, ProducerId("actor-0", 0), {0: 1}, 10.0)
+        client = pool.submit(connect_inference, *where)
+        assert first._socket.poll(10_000)  # the hello is there
+        first._listener.close(0)
+        second = bind_inference(first.address, SPEC)
+        while not client.done():
+            second.collect(1, 0.05)
+        client.result().close()
+    second.close()
 
 
 @pytest.mark.parametrize("transport", ["local", "shm", "ipc"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from jsrl.errors import StreamClosed
 from jsrl.transport.base import ProducerId, SampleConsumer
 from jsrl.transport.ledger import hops
 from jsrl.transport.ledger.hop_page import HopPage, pages_in
@@ -272,6 +274,24 @@ def test_new_consumer_counts_old_rings_before_removing_them(tmp_path: Path, othe
     assert found.balanced and found.produced == 3
     again.close()
     assert ledger_of(run).produced == 3 and ledger_of(run).balanced
+
+
+def test_producer_of_a_dead_consumer_commits_nothing_that_the_next_one_does_not_count(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    hop, consumer = hop_folder(run, SAMPLES), bind(run, address_of("shm", run))
+    producer = connect_samples(consumer.address, SCHEMA, ProducerId("actor-0", 0), 1, TIMEOUT_S, hop=hop)
+    put(producer, 3)
+    take(consumer, 1)
+    consumer._responder.close()  # type: ignore[attr-defined]
+    os.close(consumer._owner_fd)  # type: ignore[attr-defined]  # as if it were killed
+    block = producer.reserve(TIMEOUT_S)
+    again = bind(run, consumer.address)
+    with pytest.raises(StreamClosed):
+        block.commit(0)
+    assert ledger_of(run) == HopLedger(3, 1, {"lost": 2}) and ledger_of(run).balanced  # even if it is killed now
+    producer.close()
+    assert ledger_of(run).balanced
+    again.close()
 
 
 @pytest.mark.slow

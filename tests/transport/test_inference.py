@@ -15,7 +15,10 @@ from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import zmq as zmq_server
 from jsrl.transport.inference.transports import bind_inference, connect_inference
+from jsrl.transport.meeting.handshake import WELCOME, Hello, read_answer
 from jsrl.transport.meeting.keys import make_keys
+from jsrl.transport.meeting.unix_socket import connect_socket
+from jsrl.transport.wire.schema import flatten_schema
 from tests.contracts import inference_contract
 from tests.contracts.inference_contract import *  # noqa: F403
 from tests.contracts.inference_contract import SPEC, Transport, connect_while
@@ -76,6 +79,22 @@ def test_pings_are_rarer_with_many_clients(tmp_path, monkeypatch: pytest.MonkeyP
             server._find_broken()
     assert 3_000 <= sum(pinged) <= 4_000  # 20 s, 200 per second
     server.close()
+
+
+def test_many_clients_at_once_are_all_welcome(tmp_path) -> None:
+    """As when a server of many actors was replaced."""
+    server = bind_inference(f"shm:{tmp_path}/run/inference", SPEC)
+    clients = []
+    for number in range(80):
+        clients.append(connect_socket(tmp_path / "run" / "inference", 1.0, lambda: None))
+        hello = Hello(ProducerId(f"actor-{number}", 0), {0: 1}, flatten_schema(SPEC))
+        clients[-1].send(hello.frames()[0])
+    for _ in range(3):
+        server.collect(1, 0.0)
+    assert {read_answer([client.recv(1 << 16)]).kind for client in clients} == {WELCOME}
+    server.close()
+    for client in clients:
+        client.close()
 
 
 def test_silent_connections_are_evicted(tmp_path) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from jsrl.transport.meeting import sockets
 from jsrl.transport.meeting.handshake import hello_of_producer
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.samples import shared
+from jsrl.transport.samples import zmq as samples_zmq
 from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.transport.wire.codec import decode, encode
 from jsrl.transport.wire.schema import flatten_schema, make_layout
@@ -165,6 +167,18 @@ def test_memory_of_a_producer_that_dies_before_it_maps_it_is_freed(tmp_path: Pat
     assert len(list((tmp_path / "run").glob("*.pages"))) == 1
     monkeypatch.setattr(shared, "_ATTACH_S", 0.0)
     wait_for(lambda: consumer.pending() == 0 and not list((tmp_path / "run").glob("*.pages")))
+    consumer.close()
+
+
+def test_producer_that_gave_up_before_its_welcome_may_ask_again(tmp_path: Path) -> None:
+    """Making the memory of many producers takes longer than each of them waits."""
+    consumer = bind_samples(f"shm:{tmp_path}/run/s", SCHEMA)
+    consumer._welcome(decode(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA)).frames()))
+    producer = connect(consumer, groups=1)
+    producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
+    drain(consumer, 1, check=False)
+    with pytest.raises(StreamClosed, match="joined before"):
+        connect(consumer, groups=1)
     consumer.close()
 
 
@@ -360,6 +374,36 @@ def wakeups(thread: threading.Thread) -> int:
     """Return how often a thread of this process has waited for something."""
     status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
     return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+
+
+def test_block_that_zeromq_gives_back_late_is_found_soon(tmp_path: Path, monkeypatch) -> None:
+    """The consumer's answer may come before ZeroMQ has let go of the bytes, and nothing may follow it."""
+    monkeypatch.setattr(samples_zmq, "_SYNC_S", 60.0)
+    consumer = bind_samples(f"ipc://{tmp_path}/s", SCHEMA, blocks_per_producer=1)
+    producer = connect(consumer, groups=1)
+    producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
+    drain(consumer, 1, check=False)
+    wait_for(lambda: (producer._receive(0.1), producer._released == 1)[1])
+    answers = itertools.chain([False] * 3, itertools.repeat(True))
+    monkeypatch.setattr(samples_zmq._ZmqBlock, "is_free", lambda _: next(answers))
+    started = time.monotonic()
+    producer.reserve(60.0).abandon()
+    assert time.monotonic() - started < 30.0
+    monkeypatch.undo()
+    producer.close()
+    consumer.close()
+
+
+def test_commit_over_a_connection_that_is_gone_for_good_is_an_error(tmp_path: Path) -> None:
+    consumer = bind_samples(f"ipc://{tmp_path}/s", SCHEMA)
+    producer = connect(consumer)
+    block = producer.reserve(TIMEOUT_S)
+    producer._socket.disconnect(producer.address)  # as after the key of its host was revoked
+    committing = ThreadPoolExecutor(1).submit(block.commit, 0)
+    with pytest.raises(StreamClosed, match="it was not accepted again"):
+        committing.result(TIMEOUT_S)
+    producer.close()
+    consumer.close()
 
 
 def test_a_block_is_not_reused_while_zeromq_reads_it(tmp_path: Path) -> None:

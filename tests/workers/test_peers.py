@@ -1,14 +1,16 @@
 """The peers that a worker finds under several names."""
 
+import contextlib
 import dataclasses
 import os
 import socket
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from jsrl.envs.config import EnvConfig
-from jsrl.errors import StreamClosed
+from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.experiment import Experiment
 from jsrl.launch.hosts.messages import LOST_S
 from jsrl.launch.plan import make_plan
@@ -19,6 +21,7 @@ from jsrl.transport.samples.transports import bind_samples
 from jsrl.workers import following, peers
 from jsrl.workers.actor import streams as actor_streams
 from jsrl.workers.actor.streams import ActorStreams
+from jsrl.workers.asking import InferenceRequests
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.following import FollowingProducer
 from jsrl.workers.peers import (
@@ -122,7 +125,31 @@ class Broken:
         raise StreamClosed("the connection to the server broke.")
 
 
-def test_actor_of_a_lost_remote_server_fails_over_or_waits(tmp_path) -> None:
+class RefusesFirst:
+    """A client whose first request is for a policy that is not served."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def send(self, group: int, request: str) -> None:
+        self.sent.append(request)
+
+    def receive(self, timeout_s: float) -> tuple[int, str]:
+        if len(self.sent) == 1:
+            raise UnknownPolicy("it serves others")
+        return 0, f"reply to {self.sent[-1]}"
+
+
+def test_request_after_one_for_an_unserved_policy_is_sent(tmp_path) -> None:
+    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
+    requests = InferenceRequests(make_plan(e, str(tmp_path), tmp_path).job("actor-0"))
+    requests._client = client = RefusesFirst()
+    with pytest.raises(UnknownPolicy):
+        requests.ask(0, "a", 0.0)
+    assert requests.ask(0, "b", 0.0) == "reply to b" and client.sent == ["a", "b"]
+
+
+def test_actor_of_a_lost_remote_server_fails_over_or_asks_again(tmp_path) -> None:
     e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
     e = dataclasses.replace(e, num_inference_servers=2)
     job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
@@ -132,9 +159,39 @@ def test_actor_of_a_lost_remote_server_fails_over_or_waits(tmp_path) -> None:
     server = FailoverPeer(job.names, candidates, job.find(candidates[0]))
     streams._server, streams._peers, streams._client = server, [server], Broken()
     assert streams.patience_s == REFUSED_S
-    assert streams.look(0.0) is False and streams.patience_s == ELSEWHERE_S > 3 * LOST_S - 1
+    assert streams.look(0.0) is True and streams._present[0].name == "inference.inference-0"  # there is no other
+    assert streams.patience_s == ELSEWHERE_S > 3 * LOST_S - 1
     job.names.register("inference.inference-1", "shm:b", 0)
     assert streams.look(0.0) is True and streams._present[0].name == "inference.inference-1"
+
+
+def test_actor_whose_connection_to_a_living_server_broke_connects_again(tmp_path) -> None:
+    """It was paused, or cut off, for longer than the silence after which a connection counts as broken."""
+    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
+    job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
+    consumer = bind_samples(f"ipc://{tmp_path}/samples", job.schemas.trajectory)
+    server = bind_inference(f"ipc://{tmp_path}/{SERVER}", job.schemas.act)
+    for name, address in (("samples.learner", consumer.address), (SERVER, server.address)):
+        job.names.register(name, address)
+    streams, ended = ActorStreams(job, Recorder("actor")), threading.Event()
+
+    def answer() -> None:
+        while not ended.is_set():
+            server.collect(8, 0.05)
+
+    (answering := threading.Thread(target=answer)).start()
+    client, writer = streams.open({0: 1})
+    assert streams.look(0.0) is False
+    client._connection.broken = True
+    with pytest.raises(StreamClosed, match="the connection to the server broke"):
+        client.receive(0.0)
+    assert streams.look(0.0) is True
+    client, writer = streams.renew()
+    assert streams.look(0.0) is False
+    ended.set()
+    answering.join()
+    for end in (client, writer, consumer, server):
+        end.close()
 
 
 @pytest.mark.parametrize("served", [True, False])
@@ -179,6 +236,64 @@ def test_actor_starting_during_replacements_finds_new_servers(tmp_path, monkeypa
         late.join()
         consumer.close()
         server.close()
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_actor_of_a_peer_that_dies_before_it_answers_finds_the_next_one(tmp_path, monkeypatch, served: bool) -> None:
+    """In shared memory the next one has the same address."""
+    for module in (following, actor_streams):
+        monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(peers, "LOOK_S", 0.0)
+    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
+    job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
+    consumer = bind_samples(f"shm:{tmp_path}/memory/samples", job.schemas.trajectory)
+    dies = SERVER if served else "samples.learner"
+    address = f"shm:{tmp_path}/memory/next"
+    lives, ends = {name: 0 for name in (SERVER, "samples.learner")}, contextlib.ExitStack()
+
+    def lookup(_: object, name: str, timeout_s: float) -> Registration:
+        if name not in lives:
+            raise StreamTimeout(name)
+        if name == "samples.learner" and served:
+            return Registration(name, consumer.address, 0, 7, "here")
+        lives[name] += 1
+        if name == dies and lives[name] == 2:
+            raise StreamTimeout("it has died")
+        if name == dies and lives[name] == 3:
+            ends.enter_context(next_life())
+        return Registration(name, address, int(lives[name] > 2), 7, "here")
+
+    @contextlib.contextmanager
+    def next_life() -> Iterator[None]:
+        if not served:
+            with contextlib.closing(bind_samples(address, job.schemas.trajectory)):
+                yield
+            return
+        server, ended = bind_inference(address, job.schemas.act), threading.Event()
+
+        def answer() -> None:
+            while not ended.is_set():
+                server.collect(8, 0.05)
+
+        (answering := threading.Thread(target=answer)).start()
+        yield
+        ended.set()
+        answering.join()
+        server.close()
+
+    monkeypatch.setattr(FileNames, "lookup", lookup)
+    with ends:
+        if served:
+            streams = ActorStreams(job, Recorder("actor"))
+            client, writer = streams.open({0: 1})
+            assert streams._server.known.incarnation == 1
+            client.close()
+        else:
+            writer = FollowingProducer(job, "samples", job.schemas.trajectory)
+            writer.open()
+            assert writer._writer.peers[0].known.incarnation == 1
+        writer.close()
+    consumer.close()
 
 
 @pytest.mark.parametrize(("host", "limit"), [(socket.gethostname(), REFUSED_S), ("", ELSEWHERE_S)])

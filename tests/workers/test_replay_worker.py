@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from jsrl.agents.dqn import DQNConfig
 from jsrl.envs.config import EnvConfig
+from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.experiment import Experiment, ReplayConfig
 from jsrl.launch.plan import make_plan
 from jsrl.replay.host.files import load_replay, save_replay
@@ -159,6 +161,52 @@ def test_learner_counts_env_steps_of_before_until_all_replay_workers_have_report
     for index, inserted in ((0, 400), (1, 200)):
         w.learner._inserted[index] = inserted
     assert source.env_steps(9) == 600
+
+
+def test_replay_worker_that_closes_during_feedback_does_not_end_the_learner(world, monkeypatch):
+    w = world()
+    for _ in range(2):
+        w.put(0, 0.0)
+    w.workers[0].step()
+    ids = w.learner.get(1.0).ids
+    w.learner.feedback(ids, np.ones(M))
+    producer, back = w.learner._producers[0], w.workers[0]._streams.priorities
+    reserve = producer.reserve
+
+    def reserve_and_close(timeout_s):
+        block = reserve(timeout_s)
+        back.close()
+        return block
+
+    monkeypatch.setattr(producer, "reserve", reserve_and_close)
+    w.learner.feedback(ids, np.ones(M))
+    assert w.learner.lost_feedback == M and not w.learner._producers
+
+
+def test_learner_that_ends_again_while_a_replay_worker_reconnects_costs_no_rows(world, monkeypatch):
+    w = world()
+    worker = w.workers[0]
+    refusals = [StreamClosed("the consumer closed just after its welcome."), StreamTimeout("no answer")]
+    batches, known = worker._streams.batches, []
+
+    def connect(found, timeout_s):
+        if refusals:
+            raise refusals.pop(0)
+        known.append(found)
+        return batches
+
+    monkeypatch.setattr(batches, "close", lambda: None)
+    learner = SimpleNamespace(
+        check=lambda: None, find=lambda _: "next", is_known=lambda found: found in known, known=""
+    )
+    monkeypatch.setattr(worker, "_settings", dataclasses.replace(worker._settings, threads=1))
+    worker._streams.learner, worker._streams.connect_batches = learner, connect
+    worker._lose(StreamClosed("the learner is gone"))
+    w.put(0, 0.0)
+    for _ in range(3):
+        worker.step()
+    assert known == ["next"] and learner.known == "next" and worker._lost is None and worker._replay.size > 0
+    monkeypatch.undo()
 
 
 def test_ratio_holds_rows_back_until_the_learner_samples(world):

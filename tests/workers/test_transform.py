@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from jsrl.envs.config import EnvConfig
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, SpecMismatch
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.graph.graph import Graph, node
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.transport.base import Entry, Origin, ProducerId, SampleConsumer
 from jsrl.transport.ledger.hops import read_hops
 from jsrl.transport.samples.replay_batch import replay_batch_spec
+from jsrl.transport.samples.transports import connect_samples
+from jsrl.types import ArraySpec
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import begin_counting, bind_reader
 from jsrl.workers.following import Writer
@@ -137,6 +139,16 @@ def test_lane_breaks_where_the_actor_upstream_is_replaced(row: Row) -> None:
     row.act(1)
     row.send(3)
     assert (row.inserted, row.breaks) == (6, 1)
+
+
+def test_a_stranger_with_another_schema_does_not_end_the_worker(row: Row) -> None:
+    second = row.workers["second"]
+    schema = row.plan.schemas.trajectory
+    other = schema._replace(reward=ArraySpec(schema.reward.shape, "float64"))
+    with pytest.raises(SpecMismatch):
+        connect_samples(second._consumer.address, other, ProducerId("augment", 9), 1, 1.0)
+    row.send(2)
+    assert row.inserted == 2 and second._refusals.count == 1
 
 
 def test_broadcast_waits_for_the_slowest_reader(plan: Plan, tmp_path: Path) -> None:

@@ -246,7 +246,11 @@ class ClientArea:
 
 
 class ServerArea:
-    """A group's area as the server sees it: reads requests, writes replies."""
+    """A group's area as the server sees it: reads requests, writes replies.
+
+    Attributes:
+      asked: the last request that was read. open: it is not answered yet.
+    """
 
     __slots__ = (
         "_action",
@@ -259,6 +263,7 @@ class ServerArea:
         "_policy_out",
         "_version",
         "_version_out",
+        "asked",
         "client",
         "group",
         "open",
@@ -281,14 +286,15 @@ class ServerArea:
         self._version_out = NumberWriter(wanted.version, views.version, "version")
         self._policy_out = NumberWriter(wanted.policy, views.policy, "policy")
         self._core = TreeWriter(core_schema(layout.spec, rows)["core"], core.views(buffer, at_core), "core")
+        self.asked: Request | None = None
         self.open = False
 
     def read(self, min_updates: int, step: int, wants_core: bool) -> ClientRequest:
         """Return the request that was just announced; its arrays are views."""
         self.open = True
         asked = (self._observation, self._is_first, min_updates, step, wants_core, self._policy, self._version)
-        request = Request(*asked)
-        return ClientRequest(self.client, self.group, request)
+        self.asked = Request(*asked)
+        return ClientRequest(self.client, self.group, self.asked)
 
     def write(self, reply: Reply, wants_core: bool) -> None:
         """Copy a reply's arrays in; the core only where it was asked for."""

@@ -21,7 +21,7 @@ from jsrl.errors import (
     UnknownPolicy,
 )
 from jsrl.transport.base import ClientRequest, ProducerId, Reply, Request
-from jsrl.transport.inference.area import ClientArea
+from jsrl.transport.inference.area import ClientArea, ServerArea
 from jsrl.transport.meeting.admission import Admission
 from jsrl.transport.wire.codec import Message
 from jsrl.types import Array
@@ -55,6 +55,7 @@ class ConnectedClient(Protocol):
     """A client connected to an inference server; each transport has its own class."""
 
     client: ProducerId
+    areas: dict[int, ServerArea]
 
     def answer(self, request: ClientRequest, reply: Reply) -> bool:
         """Send a reply; return False if the client is gone."""
@@ -143,13 +144,12 @@ class ServerEnd:
             self._drop(peer, "its connection broke")
 
     def _peer_of(self, request: ClientRequest) -> ConnectedClient | None:
-        """Return the client that waits for the answer; None: it has left."""
+        """Return the client that waits for the answer; None: it has left, and may have come back with other requests."""
         if self._closed:
             raise StreamClosed(f"the inference server {self.address} is closed.")
         peer = self._peers.get(request.client.name)
-        if peer is None or peer.client.incarnation != request.client.incarnation:
-            return None
-        return peer
+        area = None if peer is None else peer.areas.get(request.group)
+        return peer if area is not None and area.asked is request.request else None
 
     def departed(self, look: bool = True) -> list[ProducerId]:
         """Return clients that left, died or were replaced since the last call, so that their cores can be deleted.

@@ -18,7 +18,7 @@ from jsrl.transport.inference.ends import (
     unknown_policy,
 )
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.handshake import Hello, HelloChecker
+from jsrl.transport.meeting.handshake import Check, Hello, HelloChecker
 from jsrl.transport.wire.schema import flatten_schema
 
 _servers: dict[str, LocalInferenceServer] = {}
@@ -189,9 +189,16 @@ class LocalInferenceClient(ClientEnd):
 
 
 def connect_local(
-    name: str, spec: InferenceSpec, client: ProducerId, group_sizes: dict[int, int], timeout_s: float
+    name: str,
+    spec: InferenceSpec,
+    client: ProducerId,
+    group_sizes: dict[int, int],
+    timeout_s: float,
+    check: Check = lambda: None,
 ) -> LocalInferenceClient:
     """Connect to `local:NAME`; waits for another thread to bind it if necessary.
+
+    No process is replaced here: `check` is not called.
 
     Raises:
       StreamTimeout: the name was not bound in time. SpecMismatch: the schemas differ.

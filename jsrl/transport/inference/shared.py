@@ -138,12 +138,10 @@ class SharedInferenceServer(ServerEnd):
 
     def _serve_connections(self, fds: list[int]) -> None:
         for fd in fds:
-            if fd == self._listener.fileno():
-                self._accept()
-            elif fd in self._unidentified:
-                connection, _ = self._unidentified.pop(fd)
-                self._epoll.unregister(fd)
-                self._greet(connection)
+            if fd in self._unidentified:
+                self._identify(fd)
+        if self._listener.fileno() in fds:  # last: a new connection may get the number of one that just ended
+            self._accept()
         for fd, (_, since_s) in list(self._unidentified.items()):
             if time.monotonic() - since_s > _HELLO_DEADLINE_S:
                 self._reject(fd)
@@ -156,7 +154,7 @@ class SharedInferenceServer(ServerEnd):
                 self._unidentified[connection.fileno()] = (connection, time.monotonic())
                 self._epoll.register(connection, select.EPOLLIN)
                 if len(self._unidentified) > _MOST_UNIDENTIFIED:
-                    self._reject(next(iter(self._unidentified)))
+                    self._identify(next(iter(self._unidentified)))
         except BlockingIOError:
             return
         except OSError as error:  # no descriptor is free: close connections that sent no hello
@@ -164,6 +162,12 @@ class SharedInferenceServer(ServerEnd):
                 raise
             _logger.warning("%s: closed a connection that sent no hello (%s)", self.address, error)
             self._reject(next(iter(self._unidentified)))
+
+    def _identify(self, fd: int) -> None:
+        """Answer a connection's hello; close the connection if there is none."""
+        connection, _ = self._unidentified.pop(fd)
+        self._epoll.unregister(fd)
+        self._greet(connection)
 
     def _reject(self, fd: int) -> None:
         """Close a connection whose peer has sent no hello."""

@@ -11,7 +11,7 @@ from jsrl.transport.base import InferenceSpec, ProducerId, Reply, Request
 from jsrl.transport.inference.area import AreaLayout, ClientArea
 from jsrl.transport.inference.ends import ClientEnd, PolicyNotServed, read_fields, unknown_policy
 from jsrl.transport.inference.shared import ATTACHED, MAX_CONTROL_BYTES, REPLY, REQUEST
-from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, Hello, read_answer
+from jsrl.transport.meeting.handshake import HELLO_LIMITS, REFUSED, Check, Hello, read_answer
 from jsrl.transport.meeting.unix_socket import connect_socket
 from jsrl.transport.memory.segment import Segment
 from jsrl.transport.wire.codec import decode
@@ -22,13 +22,19 @@ class SharedInferenceClient(ClientEnd):
     """The client end of `shm:FOLDER/NAME`."""
 
     def __init__(
-        self, path: str | Path, spec: InferenceSpec, client: ProducerId, group_sizes: dict[int, int], timeout_s: float
+        self,
+        path: str | Path,
+        spec: InferenceSpec,
+        client: ProducerId,
+        group_sizes: dict[int, int],
+        timeout_s: float,
+        check: Check = lambda: None,
     ):
         super().__init__(client)
         self.address = f"shm:{path}"
         self._layout = AreaLayout(spec, group_sizes)
         deadline = time.monotonic() + timeout_s
-        self._connection = connect_socket(path, timeout_s)
+        self._connection = connect_socket(path, timeout_s, check)
         try:
             self._segment = self._greet(Path(path), spec, deadline, timeout_s)
         except BaseException:

@@ -172,6 +172,8 @@ def meet(
                 return read_answer(answer)
             continue
         connection.look()
+        if connection.broken:  # with the hello, or its answer
+            connection.broken, due_s = False, 0.0
         check()
         if remaining(deadline) <= 0:
             raise connection.no_answer(timeout_s)
@@ -180,14 +182,14 @@ def meet(
 _PING_FRAMES = encode(PING)
 
 
-def meet_at(endpoint: str, hello: Hello, timeout_s: float) -> Message:
+def meet_at(endpoint: str, hello: Hello, timeout_s: float, check: Check = lambda: None) -> Message:
     """Send a hello over a separate connection, without keys, and return the welcome; see `meet`."""
     context = zmq.Context()
     try:
         socket = context.socket(zmq.DEALER)
         configure(socket, HELLO_LIMITS.message_bytes)
         socket.setsockopt(zmq.RECONNECT_IVL, 20)
-        return meet(socket, hello, connect(socket, endpoint, None), timeout_s)
+        return meet(socket, hello, connect(socket, endpoint, None), timeout_s, check=check)
     finally:
         context.destroy(linger=0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,8 +68,8 @@ def is_alive(name: str, kind: int = socket.SOCK_SEQPACKET) -> bool:
     return True
 
 
-def connect_socket(path: str | Path, timeout_s: float) -> socket.socket:
-    """Return a connection to the listener at `path`; waits for it to appear.
+def connect_socket(path: str | Path, timeout_s: float, check: Callable[[], None]) -> socket.socket:
+    """Return a connection to the listener at `path`; waits for it to appear, and calls `check` meanwhile.
 
     Raises:
       StreamTimeout: no process listened in time.
@@ -90,4 +90,5 @@ def connect_socket(path: str | Path, timeout_s: float) -> socket.socket:
                     f"no process listened at {path} within {timeout_s} s ({error.strerror or error}); "
                     "is the other end started, with the same run folder?"
                 ) from None
+        check()
         time.sleep(_RETRY_S)

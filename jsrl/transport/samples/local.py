@@ -13,7 +13,7 @@ from jsrl.transport.base import Entry, Lease, Ledger, Origin, ProducerId
 from jsrl.transport.ledger.hop_page import LOCAL, HopPage, new_session
 from jsrl.transport.meeting.address import check_name
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.handshake import HelloChecker, hello_of_producer
+from jsrl.transport.meeting.handshake import Check, HelloChecker, hello_of_producer
 from jsrl.transport.samples.ends import (
     OpenBlock,
     ProducerEnd,
@@ -209,9 +209,18 @@ class LocalSampleConsumer:
 
 
 def connect_local(
-    name: str, schema: Tree, producer: ProducerId, num_groups: int, timeout_s: float, hop: Path | None = None
+    name: str,
+    schema: Tree,
+    producer: ProducerId,
+    num_groups: int,
+    timeout_s: float,
+    hop: Path | None = None,
+    check: Check = lambda: None,
 ) -> LocalSampleProducer:
-    """Return the writing end of `local:NAME`; waits for the consumer in this process, which knows the `hop`."""
+    """Return the writing end of `local:NAME`; waits for the consumer in this process, which knows the `hop`.
+
+    No process is replaced here: `check` is not called.
+    """
     with _arrival:
         if not _arrival.wait_for(lambda: name in _bound, timeout_s):
             raise StreamTimeout(f"local:{name}: no consumer of that name in this process within {timeout_s:g} s.")

@@ -16,10 +16,11 @@ a block or a commit leaves nothing readable. Either ring can hold every block, s
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
-from jsrl.errors import StreamClosed, StreamError
+from jsrl.errors import ConfigError, StreamClosed, StreamError
 from jsrl.transport.base import Origin, ProducerId
 from jsrl.transport.meeting.address import check_origin
 from jsrl.transport.memory.segment import Segment, memory_fence
@@ -206,6 +207,16 @@ class ProducerPages:
 def _read_origin(line: memoryview) -> Origin:
     name = bytes(line.cast("B")[_NAME_AT:]).rstrip(b"\0")
     return check_origin(name.decode("ascii", "replace"), line[4], line[5])
+
+
+def end_ring(path: Path) -> None:
+    """End the connection of a dead consumer: its producer, if it is alive, commits nothing more."""
+    with contextlib.suppress(StreamClosed, ConfigError):  # no segment any more
+        segment = Segment.attach(path)
+        if segment.size_bytes >= 8 * _HEADER_WORDS:
+            segment.words(0, _HEADER_WORDS)[_ENDED] = CLOSED
+            memory_fence()
+        segment.close()
 
 
 def read_commits(path: Path, session: int) -> int:

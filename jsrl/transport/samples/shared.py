@@ -20,12 +20,12 @@ from jsrl.transport.base import Entry, Lease, Ledger, ProducerId, remaining
 from jsrl.transport.ledger.hop_page import SHARED, HopPage, count_rings, new_session
 from jsrl.transport.meeting.address import check_ipc_path
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
-from jsrl.transport.meeting.handshake import WELCOME, HelloChecker, HelloResponder
+from jsrl.transport.meeting.handshake import WELCOME, Hello, HelloChecker, HelloResponder
 from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.segment import make_folder
 from jsrl.transport.samples.ends import SampleQueue, check_blocks, choose_blocks
 from jsrl.transport.samples.owner import claim_owner
-from jsrl.transport.samples.pages import CLOSED, FENCED, ProducerPages, file_stem
+from jsrl.transport.samples.pages import CLOSED, FENCED, ProducerPages, end_ring, file_stem
 from jsrl.transport.wire.codec import Message, encode
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import Tree
@@ -80,8 +80,10 @@ class SharedSampleConsumer:
         check_ipc_path(f"{self._folder / prefix}.hello")
         self._owner_path = self._folder / f"{prefix}.owner"
         self._owner_fd = claim_owner(self._owner_path, self.address)
+        for stale in self._folder.glob(f"{prefix}.*.pages"):  # of a consumer that was killed
+            end_ring(stale)  # first, so that what is counted is all
         if hop is not None:
-            count_rings(hop)  # of a consumer that was killed
+            count_rings(hop)
         for stale in self._folder.glob(f"{prefix}.*"):
             if stale != self._owner_path:
                 stale.unlink(missing_ok=True)
@@ -164,23 +166,29 @@ class SharedSampleConsumer:
             self._queue.complain(SpecMismatch(str(error)))
             self._bell.ring()
             raise
+        with self._lock:
+            peer = self._peers.get(hello.sender)
+            if peer is not None and not peer.pages.attached:  # it gave up before the welcome came, and asks again
+                peer.granted_s = time.monotonic()
+            else:
+                peer = self._admit(hello)
+        self._bell.ring()  # commits of an earlier incarnation may have been received here
+        return encode(WELCOME, {"blocks": peer.pages.num_blocks, "session": self._session})
+
+    def _admit(self, hello: Hello) -> _Peer:
         producer, num_groups = hello.sender, len(hello.groups)
         num_blocks = choose_blocks(self._blocks_per_producer, num_groups)
-        stem = file_stem(self._name, producer)
-        with self._lock:
-            self._hello_checker.admission.admit(producer)
-            for peer in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
-                self._part(peer, FENCED)
-            path = self._folder / f"{stem}.pages"
-            session = self._session
-            pages = ProducerPages.create(path, self._layout, self.schema, num_blocks, producer.incarnation, session)
-            bell = Doorbell.create(self._folder / f"{stem}.bell")
-            page = HopPage.create(self._hop, producer, session, blocks=num_blocks, transport=SHARED, ring=path)
-            self._queue.ledger.join()
-            peer = _Peer(producer, pages, bell, num_groups, page, with_producer=set(range(num_blocks)))
-            self._peers[producer] = peer
-        self._bell.ring()  # commits of an earlier incarnation may have been received here
-        return encode(WELCOME, {"blocks": num_blocks, "session": self._session})
+        self._hello_checker.admission.admit(producer)
+        for peer in [peer for peer in self._peers.values() if peer.producer.name == producer.name]:
+            self._part(peer, FENCED)
+        stem, session = file_stem(self._name, producer), self._session
+        path = self._folder / f"{stem}.pages"
+        pages = ProducerPages.create(path, self._layout, self.schema, num_blocks, producer.incarnation, session)
+        bell = Doorbell.create(self._folder / f"{stem}.bell")
+        page = HopPage.create(self._hop, producer, session, blocks=num_blocks, transport=SHARED, ring=path)
+        self._queue.ledger.join()
+        self._peers[producer] = _Peer(producer, pages, bell, num_groups, page, with_producer=set(range(num_blocks)))
+        return self._peers[producer]
 
     # -- checks and disconnections
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from jsrl.errors import StreamClosed
 from jsrl.transport.base import Entry, Origin, ProducerId, remaining
 from jsrl.transport.ledger.hop_page import HopPage, read_session
-from jsrl.transport.meeting.handshake import hello_of_producer, meet_at
+from jsrl.transport.meeting.handshake import Check, hello_of_producer, meet_at
 from jsrl.transport.memory.doorbell import Doorbell
 from jsrl.transport.memory.segment import is_locked
 from jsrl.transport.samples.ends import OpenBlock, ProducerEnd, wait_until
@@ -33,13 +33,14 @@ class SharedSampleProducer(ProducerEnd):
         num_groups: int,
         timeout_s: float,
         hop: Path | None = None,
+        check: Check = lambda: None,
     ):
         super().__init__(schema, producer, num_groups)
         self.address = f"shm:{path}"
         folder, name = Path(path).parent, Path(path).name
         prefix = f"{name}.samples"
         hello = hello_of_producer(producer, num_groups, self.leaves)
-        welcome = meet_at(f"ipc://{folder / prefix}.hello", hello, timeout_s)
+        welcome = meet_at(f"ipc://{folder / prefix}.hello", hello, timeout_s, check)
         self._page = HopPage.attach(hop, producer, read_session(welcome.fields.get("session")))
         stem = file_stem(name, producer)
         self._owner_fd = open_owner(folder / f"{prefix}.owner")
@@ -112,9 +113,13 @@ class SharedSampleProducer(ProducerEnd):
     def _count_unread(self) -> None:
         """Count what is left in the ring, if the consumer reads no more: it ended this connection, or is dead."""
         if self._page.has_file and self._pages.ending():
-            wait_until(lambda: self._page.has_left, time.sleep, _LEAVING_S, 0.001)
-        if self._page.has_left or not is_locked(self._owner_fd):
+            wait_until(self._reads_no_more, time.sleep, _LEAVING_S, 0.001)
+        if self._reads_no_more():
             self._page.leave(self._pages.committed)
+
+    def _reads_no_more(self) -> bool:
+        """Return whether the consumer has ended this connection, or is dead."""
+        return self._page.has_left or not is_locked(self._owner_fd)
 
     def _check_open(self) -> None:
         reason = "closed by this producer" if self._closed else self._pages.ending()

@@ -43,6 +43,7 @@ from jsrl.transport.wire.schema import make_layout
 from jsrl.types import Trajectory, Tree
 
 _SYNC_S = 0.5
+_SOON_S = 0.001  # until ZeroMQ gives back a block that has arrived, of which it sends no news
 _COPY_BYTES = 65536  # below this a copy is cheaper than tracking who reads the bytes
 BUFFER_BYTES = 1 << 20  # of the kernel, each way
 _FAREWELL_S = 5.0
@@ -105,7 +106,7 @@ class ZmqSampleProducer(ProducerEnd):
         self._free = deque(range(num_blocks))
         self._on_the_way: deque[tuple[int, int]] = deque()  # (index, block number), oldest first
         self._open = self._sent = self._received = self._released = 0
-        self._resent_s = 0.0
+        self._resent_s, self._heard_s = 0.0, time.monotonic()
         self._departed = self._lost = False
         self._thread = threading.Thread(target=self._run, name="sample-attendant", daemon=True)
         self._thread.start()
@@ -130,15 +131,23 @@ class ZmqSampleProducer(ProducerEnd):
         self._receive(0.0)
         while not self._has_room():
             self._check_open()
+            self._ask_again()
             if remaining(deadline) <= 0:
                 raise self._no_room(timeout_s, len(self._blocks))
-            if not self._receive(min(remaining(deadline), _SYNC_S)):
-                self._send_counts("sync")
+            has_arrived = self._on_the_way and self._on_the_way[0][0] < self._received
+            self._receive(min(remaining(deadline), _SOON_S if has_arrived else _SYNC_S))
         self._check_open()
         number = self._free.popleft()
         self._open += 1
         block = self._blocks[number]
         return OpenBlock(self, number, block.trajectory)
+
+    def _ask_again(self) -> None:
+        """Send a sync if nothing was heard for a while: the connection may have broken and lost a credit."""
+        now_s = time.monotonic()
+        if now_s - self._heard_s >= _SYNC_S:
+            self._heard_s = now_s
+            self._send_counts("sync")
 
     def _has_room(self) -> bool:
         while self._on_the_way:
@@ -231,9 +240,13 @@ class ZmqSampleProducer(ProducerEnd):
         block = self._blocks[number]
         packed, raw = ({}, block.raw) if self._packer is None else self._packer.pack(block.raw)
         *pieces, last = outgoing(encode("sample", block.fields | packed, raw), self._keys)
-        for piece in pieces:
-            self._send_frame(piece, zmq.SNDMORE, block)
-        self._send_frame(last, 0, block)
+        try:
+            for piece in pieces:
+                self._send_frame(piece, zmq.NOBLOCK | zmq.SNDMORE, block)
+            self._send_frame(last, zmq.NOBLOCK, block)
+        except zmq.Again:  # the queue has no limit: ZeroMQ has given up the connection
+            self._closed = "the connection to the consumer broke, and it was not accepted again"
+            self._check_open()
 
     def _send_frame(self, frame: Any, flags: int, block: _ZmqBlock) -> None:
         if len(frame) <= _COPY_BYTES:
@@ -257,7 +270,7 @@ class ZmqSampleProducer(ProducerEnd):
             except zmq.Again:
                 return received
             self._handle(decode(frames, _CONTROL_LIMITS))
-            received = True
+            received, self._heard_s = True, time.monotonic()
 
     def _handle(self, message: Message) -> None:
         if message.kind == REFUSED:

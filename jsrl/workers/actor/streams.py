@@ -106,8 +106,12 @@ class ActorStreams:
             self._server.check()
 
     def look(self, timeout_s: float) -> bool | None:
-        """Return whether the peers changed since the streams were lost; None: one of them is away and may come back."""
-        if self._server is not None and self._server.is_elsewhere and self._client_broke():
+        """Return whether to reconnect: a peer was replaced, or the server's connection broke; None: a peer is away.
+
+        A server that was paused, or cut off for a while, is the same one as before.
+        """
+        broke = self._server is not None and self._client_broke()
+        if self._server is not None and self._server.is_elsewhere and broke:
             self._server.mark_suspect()
             self._server_is_lost = True
         found = [peer.find(timeout_s) for peer in self._peers]
@@ -115,7 +119,7 @@ class ActorStreams:
         if len(self._present) < len(found):
             return None
         known = (peer.is_known(entry) for peer, entry in zip(self._peers, self._present, strict=True))
-        return self._renewed or not all(known)
+        return self._renewed or broke or not all(known)
 
     def _client_broke(self) -> bool:
         try:

@@ -95,17 +95,15 @@ class ReplayConsumer:
             if number not in self._producers:
                 self._producers[number] = self._connect(number)
             block: Any = self._producers[number].reserve(self._timeout_s)
+            block.trajectory.ids[: len(ids)] = ids
+            block.trajectory.ids[len(ids) :] = -1
+            block.trajectory.priorities[: len(ids)] = priorities
+            block.commit(0)
         except StreamTimeout:
             self.lost_feedback += len(ids)
-            return
         except StreamClosed:  # its process ended; the rows of these priorities are gone
             self.lost_feedback += len(ids)
             self._leave(number)
-            return
-        block.trajectory.ids[: len(ids)] = ids
-        block.trajectory.ids[len(ids) :] = -1
-        block.trajectory.priorities[: len(ids)] = priorities
-        block.commit(0)
 
     def _leave(self, number: int) -> None:
         """Close the stream to a dead replay worker; the stream to its successor opens with its first batch."""

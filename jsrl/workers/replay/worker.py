@@ -23,7 +23,7 @@ from jsrl.runs.control import Command
 from jsrl.runs.names import Registration
 from jsrl.transport.base import SampleConsumer, SampleProducer
 from jsrl.workers.base import Reporter
-from jsrl.workers.peers import CONNECT_S, REFUSED_S, Peer
+from jsrl.workers.peers import CONNECT_S, REFUSED_S, BriefRetry, Peer
 from jsrl.workers.refusals import Refusals
 
 FOLDER = "replay"  # of a run: counters, and rows if they are saved
@@ -95,6 +95,7 @@ class ReplayWorker:
         self._error: BaseException | None = None
         self._lost: StreamClosed | None = None  # the learner's stream, until its new incarnation is found
         self._lost_s = 0.0
+        self._patience = BriefRetry()
         self._drawing = 0  # number of batches being written
         self._snapshot_at = time.monotonic() + settings.period_s
         self._refusals = Refusals(name, reporter)
@@ -198,7 +199,11 @@ class ReplayWorker:
                 streams.batches = streams.connect_batches(found, CONNECT_S)
             except StreamTimeout:
                 return
+            except StreamClosed as refusal:  # it may be ending again
+                self._patience.pause(refusal)
+                return
             streams.learner.known, self._lost = found, None
+            self._patience.end()
         self._reporter.event("note", "reconnected to the restarted learner")
 
     def _draw_on(self, phases: Phases) -> None:
