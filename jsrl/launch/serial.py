@@ -207,7 +207,7 @@ class SerialRun:
     def _finish(self, worker: Any) -> None:
         while worker.name not in self._session.finals and not self._interrupted and worker.due:
             worker.step()
-            self._session.tick()
+            self._session.tick(writes=False)
 
     def _abandon(self) -> None:
         """Close environments, files and displays after an error; a second error must not hide the first."""

@@ -324,8 +324,12 @@ class Session:
         """Record the call that a worker is in (empty: none), and for how long."""
         self._stages.call(worker, name, for_s, self.now())
 
-    def tick(self) -> None:
-        """Write a line of metrics when it is due, refresh the display, check the clock; may be called at any rate."""
+    def tick(self, *, writes: bool = True) -> None:
+        """Write a line of metrics when it is due, refresh the display, check the clock; may be called at any rate.
+
+        Args:
+          writes: False after the workers' last reports, which belong to the last line.
+        """
         if self.now() < self._look_s:
             return
         line_due, self._look_s = self.line_due, self.now() + LOOK_S
@@ -338,7 +342,7 @@ class Session:
             self._stopped = True
             self.display.message("`jsrl stop` asked for the end")
             self.interrupt()
-        if line_due:
+        if line_due and writes:
             self._line_s = self.now() + self._rarity * LINE_S
             self._tick()
 

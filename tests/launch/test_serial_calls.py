@@ -90,9 +90,15 @@ def test_requests_are_noticed_during_the_final_evaluation_of_a_serial_run() -> N
     """`jsrl stop` on another host writes one to the run folder; the display and the status also stay up to date."""
     run, _ = serial_run(Scripted("learner"))
     evaluator = Scripted("evaluator")
-    run._session.tick = lambda: setattr(run, "_interrupted", evaluator.steps == 2)
+    written = list[bool]()
+
+    def tick(*, writes: bool = True) -> None:
+        written.append(writes)
+        run._interrupted = evaluator.steps == 2
+
+    run._session.tick = tick
     run._finish(evaluator)
-    assert evaluator.steps == 2
+    assert evaluator.steps == 2 and written == [False, False]  # the last line has the last reports of all workers
 
 
 def test_running_update_of_a_serial_run_is_shown() -> None:
