@@ -346,7 +346,7 @@ def test_actions_of_a_policy_are_numbers_of_the_environments_space():
 def test_a_policy_refuses_observations_that_it_does_not_read():
     spec = EnvSpec({"place": ArraySpec((3,), "float32"), "screen": ArraySpec((2, 2), "uint8")}, Discrete(2))
     place, screen = np.zeros((4, 3)), np.zeros((4, 2, 2), np.int64)
-    seen = checked({"place": place, "screen": screen}, spec)
+    seen = checked({"place": place.tolist(), "screen": screen}, spec)
     assert [(seen[name].dtype, seen[name].shape) for name in seen] == [("float32", (4, 3)), ("uint8", (4, 2, 2))]
     for wrong, told in {
         ("place", ((1,), "float32")): r"place is float32 \[1\]; the policy reads float32 \[B, 3\]",
