@@ -30,7 +30,17 @@ from jsrl.export.function import policy_function
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.policy import check_leaves, checked, load_policy
-from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, to_environment
+from jsrl.references.reference import from_json, to_json
+from jsrl.types import (
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    GameSpec,
+    MultiDiscrete,
+    Seat,
+    to_environment,
+)
 
 VECTOR, IMAGE = ArraySpec((5,), "float32"), ArraySpec((36, 36, 4), "uint8")
 SMALL = NetworkConfig(hidden=(8,))
@@ -337,6 +347,14 @@ def test_actions_of_a_policy_are_numbers_of_the_environments_space():
 
     def act(params, key, seen, is_first, core, *, greedy):
         return ActOutput(seen, seen), core
+
+    for actions, stored, sent in (
+        ((Discrete(3), Discrete(3, 7)), [[0, 1]], [[0, 8]]),
+        ((MultiDiscrete((2, 2), (1, 5)), MultiDiscrete((2, 2))), [[[0, 1], [0, 1]]], [[[1, 6], [0, 1]]]),
+    ):
+        seats = tuple(Seat(str(number), VECTOR, action) for number, action in enumerate(actions))
+        view = from_json(to_json(GameSpec(seats).view(("0", "1"))))
+        assert to_environment(view.action, np.array(stored)).tolist() == sent
 
     agent = Agent(lambda key: None, lambda batch_size: (), act, None)
     spec = EnvSpec(ArraySpec((), "int32"), Discrete(3, start=-1))
