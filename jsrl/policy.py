@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -118,7 +118,7 @@ def checked(observation: Any, spec: EnvSpec) -> Tree:
     Raises:
       SpecMismatch: an array is missing, or has another shape or kind.
     """
-    found = dict(named_leaves(observation)) if isinstance(spec.observation, dict) else {"": observation}
+    found = dict(_entries(observation)) if isinstance(spec.observation, dict) else {"": observation}
     arrays: list[np.ndarray] = []
     for name, leaf in named_leaves(spec.observation):
         array, rows = np.asarray(found.get(name, ())), len(arrays[0]) if arrays else "B"
@@ -134,6 +134,15 @@ def checked(observation: Any, spec: EnvSpec) -> Tree:
             )
         arrays.append(array.astype(leaf.dtype, copy=False))
     return unflatten(spec.observation, arrays)
+
+
+def _entries(observation: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (path, array) of nested dicts; an array may be a list of rows."""
+    if not isinstance(observation, Mapping):
+        yield path, observation
+        return
+    for name, entry in observation.items():
+        yield from _entries(entry, f"{path}/{name}" if path else str(name))
 
 
 def stream_of(seed: int) -> int:

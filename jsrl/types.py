@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -65,10 +65,13 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class Discrete:
-    """One of `num_actions` actions; actions are int32 [...] from 0. `start`: number of the first one in the environment."""
+    """One of `num_actions` actions; actions are int32 [...] from 0.
+
+    start: number of the first one in the environment; one for each seat of a view whose seats differ in it.
+    """
 
     num_actions: int
-    start: int = field(default=0, repr=False, compare=False)
+    start: int | tuple[int, ...] = field(default=0, repr=False, compare=False)
 
     @property
     def array(self) -> ArraySpec:
@@ -81,7 +84,7 @@ class MultiDiscrete:
     """Several independent choices; actions are int32 [..., len(nums)] from 0. `starts`: as of Discrete; empty: all are 0."""
 
     nums: tuple[int, ...]
-    starts: tuple[int, ...] = field(default=(), repr=False, compare=False)
+    starts: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def array(self) -> ArraySpec:
@@ -148,7 +151,7 @@ def to_environment(spec: ActionSpec, action: Any, xp: Any = np) -> Any:
       xp: numpy, or jax.numpy where the actions are JAX's.
     """
     if isinstance(spec, Discrete):
-        return action + spec.start if spec.start else action
+        return action + np.asarray(spec.start, np.int32) if spec.start else action
     if isinstance(spec, MultiDiscrete):
         return action + np.asarray(spec.starts, np.int32) if any(spec.starts) else action
     low, high = spec.bounds
@@ -261,7 +264,21 @@ class GameSpec:
                     "Give them policies of their own"
                 )
         observation = map_tree(lambda spec: spec.batched(len(seats)), first.observation)
-        return EnvSpec(observation, first.action, self.name, self.action_repeat, len(seats), state=self.state)
+        action = _with_starts([seat.action for seat in seats])
+        return EnvSpec(observation, action, self.name, self.action_repeat, len(seats), state=self.state)
+
+
+def _with_starts(actions: Sequence[ActionSpec]) -> ActionSpec:
+    """Return the spec of equal actions of several seats, whose first ones may have different numbers."""
+    first = actions[0]
+    if isinstance(first, Discrete):
+        start: tuple[Any, ...] = tuple(action.start for action in actions if isinstance(action, Discrete))
+        return replace(first, start=start) if len(set(start)) > 1 else first
+    if isinstance(first, MultiDiscrete):
+        blank = (0,) * len(first.nums)
+        starts = tuple(action.starts or blank for action in actions if isinstance(action, MultiDiscrete))
+        return replace(first, starts=starts) if len(set(starts)) > 1 else first
+    return first
 
 
 def spec_for_one(spec: EnvSpec | GameSpec) -> EnvSpec:

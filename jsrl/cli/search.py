@@ -268,7 +268,7 @@ def _is_other_key(name: str, now: Option, before: Option | None) -> bool:
         return False
     key = name.removeprefix(f"{now.name}.").replace("-", "_")
     own = before.default if before is not None and isinstance(before.default, dict) else {}
-    return now.default.get(key) == own.get(key)
+    return key not in now.default or now.default[key] == own.get(key)
 
 
 def range_text(r: Range) -> str:

@@ -62,7 +62,7 @@ def check_env(
     # ignore `on_fault`: report every fault
     build: Factory = partial(make, replace(env, on_fault="auto")) if isinstance(env, EnvConfig) else env
     raw = not isinstance(env, EnvConfig) or (env.reward_clip is None and env.reward_scale == 1.0)
-    games = isinstance(env, EnvConfig) and str(env.id).startswith("ALE/") and env.atari.episodic_life
+    games = isinstance(env, EnvConfig) and env.is_atari and env.atari.episodic_life
 
     def walk() -> _Walk | GameWalk:
         vector = build(num_envs, seed)

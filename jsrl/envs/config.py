@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,6 +12,8 @@ from jsrl.errors import ConfigError
 from jsrl.references.importing import importable_target
 
 METRIC_KINDS = ("last", "sum", "mean", "min", "max")
+# an id that a module registers, as gymnasium.make takes it
+_WITH_MODULE = re.compile(r"(?P<module>(?!envpool:)[\w.]+):(?P<id>(?:[\w.:-]+/)?[\w.:-]+-v\d+)")
 ON_FAULT = ("auto", "stop", "restart-env", "restart-actor")
 
 
@@ -61,10 +64,10 @@ class EnvConfig:
     Attributes:
       id: a Gymnasium id (`CartPole-v1`), `ALE/Pong-v5`, `envpool:HalfCheetah-v4`, `probe:memory`, one with
         several agents (`particle:`, `matrix:`, `foraging:`, `hide_and_seek:`, `pettingzoo:`, `lbf:`, `openspiel:`; see
-        docs/environments.md), or your own `module:factory`, or the class or function itself (a notebook's too: `run`
-        writes its source down). A factory is called with `kwargs` and returns a gymnasium.Env; one with a parameter
-        `num_envs` returns a gymnasium or jsrl vector environment (it gets `seed`, `group` and `groups`, of seats, too where
-        it has such parameters).
+        docs/environments.md), `module:ID` where the module registers the id, or your own `module:factory`, or the class or
+        function itself (a notebook's too: `run` writes its source down). A factory is called with `kwargs` and returns a
+        gymnasium.Env; one with a parameter `num_envs` returns a gymnasium or jsrl vector environment (it gets `seed`,
+        `group` and `groups`, of seats, too where it has such parameters).
       kwargs: keyword arguments of the environment.
       wrappers: Gymnasium wrappers, innermost first: `module:Class`, or {"wrapper": "module:Class", "kwargs": {...}}.
       reward_scale, reward_clip: agents learn from clip(raw * scale, -clip, clip); returns of episodes are reported in
@@ -141,6 +144,11 @@ class EnvConfig:
                 "each"
             )
 
+    @property
+    def is_atari(self) -> bool:
+        """Return whether the id is that of an Atari game, with or without the module that registers it."""
+        return isinstance(self.id, str) and split_module(self.id)[1].startswith("ALE/")
+
     def to_json(self) -> dict[str, Any]:
         """Return a dict of JSON values from which `from_json` builds an equal config."""
         values = dataclasses.asdict(self)
@@ -173,6 +181,12 @@ def named(thing: Any) -> Any:
     Definitions in a notebook or script have no such name yet; `run` writes their source to the run folder and names it.
     """
     return (importable_target(thing) or thing) if callable(thing) else thing
+
+
+def split_module(name: str) -> tuple[str, str]:
+    """Return (module, id) of `module:Name-v0`; the module of any other id is empty."""
+    found = _WITH_MODULE.fullmatch(name)
+    return (found["module"], found["id"]) if found else ("", name)
 
 
 def main_target(thing: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ import numpy as np
 
 from jsrl.envs.adapters.pettingzoo import is_pettingzoo, make_pettingzoo
 from jsrl.envs.base import EnvStep, VectorEnv, VectorGame
-from jsrl.envs.config import AtariConfig, EnvConfig, main_target, split_wrapper
+from jsrl.envs.config import AtariConfig, EnvConfig, main_target, split_module, split_wrapper
 from jsrl.envs.drawn_tasks import DrawnTasks
 from jsrl.envs.faults import in_making
 from jsrl.envs.games.make import SUITES, import_suite, make_by_scheme
@@ -39,7 +38,6 @@ _REGISTERED_BY = (
     (("MiniGrid-", "BabyAI-"), "minigrid", "minigrid", "minigrid"),
     (("Vizdoom",), "vizdoom.gymnasium_wrapper", "vizdoom", "vizdoom"),
 )
-_WITH_MODULE = re.compile(r"(?P<module>[\w.]+):(?P<id>(?:[\w.:-]+/)?[\w.:-]+-v\d+)")
 GYMNASIUM_GAME = (
     ". The preprocessing of env.atari (grey stacked frames, no-ops, FIRE) does not apply here: these are Gymnasium's "
     "environments, with sticky actions of probability 0.25 unless env.kwargs sets repeat_action_probability"
@@ -362,11 +360,11 @@ def without_module(config: EnvConfig) -> EnvConfig:
     Raises:
       ConfigError: the module cannot be imported.
     """
-    named = _WITH_MODULE.fullmatch(config.id)
-    if named is None:
+    module, name = split_module(config.id)
+    if not module:
         return config
-    import_named(named["module"], config.id)
-    return replace(config, id=named["id"])
+    import_named(module, config.id)
+    return replace(config, id=name)
 
 
 def register_suites(name: str) -> None:

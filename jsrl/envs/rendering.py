@@ -102,7 +102,7 @@ def make_rendered(
     check_rendered(config)
     prepare_headless()
     if is_console(config):
-        return RenderedEnv(AtariWithScreen(config, seed), config, CONSOLE_FPS / config.atari.frame_skip)
+        return RenderedEnv(AtariWithScreen(without_module(config), seed), config, CONSOLE_FPS / config.atari.frame_skip)
     drawn = replace(_drawn(config), on_fault="auto")
     try:
         env: Any = make(drawn, 1, seed, groups=groups)
@@ -152,7 +152,7 @@ def prepare_headless() -> None:
 def is_console(config: EnvConfig) -> bool:
     """Return whether `make` uses ale-py's vector for an environment."""
     native = config.backend in ("auto", "native") and not config.wrappers
-    return isinstance(config.id, str) and config.id.startswith("ALE/") and native
+    return config.is_atari and native
 
 
 def _drawn(config: EnvConfig) -> EnvConfig:

@@ -15,7 +15,7 @@ MOST_PLAYERS = 6  # in the display
 
 def frames_per_step(env: EnvConfig) -> int:
     """Return the game frames per env step: Atari games repeat each action."""
-    return env.atari.frame_skip if isinstance(env.id, str) and env.id.startswith("ALE/") else 1
+    return env.atari.frame_skip if env.is_atari else 1
 
 
 def other_policy(progress: Progress) -> OtherPolicy:

@@ -60,8 +60,8 @@ def _imported(reference: str) -> Graph | Callable[[Graph], Graph]:
         imported = import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"graph {reference}: {error}. Expected a module that can be imported from here: a file in the working folder, in "
-            "experiments/, or on PYTHONPATH."
+            f"graph {reference}: {error}. Expected a module that can be imported from here: a file in the working folder, or "
+            "on PYTHONPATH."
         ) from error
     found = getattr(imported, name, None)
     if isinstance(found, Graph) or (callable(found) and not isinstance(found, type)):

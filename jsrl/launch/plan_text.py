@@ -54,7 +54,7 @@ def _policy_line(policy: PolicyPart) -> str:
     e = policy.experiment
     return (
         f"  policy {policy.name!r}: {policy.learner} trains {type(e.agent).__name__}, seed {e.seed}, on {e.num_envs} "
-        f"environments; {e.total_updates} updates of {e.rows_per_update} env steps"
+        f"environments; {e.total_updates} updates of {e.env_steps_per_batch:g} env steps"
     )
 
 

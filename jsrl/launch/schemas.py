@@ -72,6 +72,10 @@ def find_spec(experiment: Experiment) -> EnvSpec | GameSpec:
     try:
         with deadline(limit_s, too_late):
             return make_spec(experiment.env)
+    except EnvironmentFault as error:
+        if error.__cause__ is not too_late:
+            raise
+        raise too_late from None  # it came in a reset, and was taken for the environment's own
     except SystemExit as error:
         raise EnvironmentFault(
             f"environment {name!r} called sys.exit({error.code!r}) while it was made; raise an error instead."

@@ -35,11 +35,14 @@ PlayedEnv = TypeVar("PlayedEnv", bound="VectorEnv | VectorGame")
 
 @dataclass(frozen=True, kw_only=True)
 class PlayerSettings:
-    """Settings of every player. period_updates: updates between the params that are played. name: of the worker."""
+    """Settings of every player. period_updates: updates between the params that are played. name: of the worker.
+
+    env_steps_per_batch: may be below 1, with replay workers.
+    """
 
     seed: int
     period_updates: int
-    rows_per_update: int
+    env_steps_per_batch: float
     updates_per_batch: int = 1
     start_updates: int = 0
     step_deadline_s: float = 60.0
@@ -330,7 +333,7 @@ class Player(Generic[PlayedEnv]):
 
     def _env_steps(self, updates: int) -> int:
         """Return the env steps trained on before `updates` updates."""
-        return updates // self._shared.updates_per_batch * self._shared.rows_per_update
+        return int(updates // self._shared.updates_per_batch * self._shared.env_steps_per_batch)
 
     def step(self) -> int:
         """Play for a bounded time; return 1 when something was completed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 from gymnasium import spaces
 
@@ -184,7 +186,7 @@ class Masked(ParallelGame):
 
 
 class Raises(ParallelGame):
-    """Raises as it is made or reset."""
+    """Raises as it is made or reset, or hangs in a reset."""
 
     def __init__(self, fault: str):
         super().__init__(fault)
@@ -192,4 +194,6 @@ class Raises(ParallelGame):
             raise RuntimeError("no display")
 
     def reset(self, seed=None, options=None):
+        if self.fault == "hangs":
+            time.sleep(9)
         raise RuntimeError("no level")

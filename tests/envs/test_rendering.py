@@ -14,6 +14,7 @@ from jsrl.envs.make import import_modules, make
 from jsrl.envs.rendering import check_rendered, make_rendered
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.extras import install_command
+from jsrl.launch.display_rows import frames_per_step
 
 
 class Painted(gymnasium.Env):
@@ -206,6 +207,17 @@ def _small(frame: np.ndarray, height: int, width: int) -> np.ndarray:
     rows = np.linspace(0, frame.shape[0] - 1, height).round().astype(int)
     columns = np.linspace(0, frame.shape[1] - 1, width).round().astype(int)
     return frame[rows][:, columns].astype(float)
+
+
+def test_atari_games_are_the_same_with_the_module_that_registers_them():
+    pytest.importorskip("ale_py")
+    plain, named = EnvConfig("ALE/Breakout-v5"), EnvConfig("ale_py:ALE/Breakout-v5")
+    filmed, trained = make_rendered(named, 5), make(plain, 1, 5)
+    np.testing.assert_array_equal(filmed.reset().observation, trained.reset().observation)
+    assert filmed.fps == 15 and filmed.picture().shape == (210, 160, 3)
+    assert frames_per_step(named) == frames_per_step(plain) == 4
+    filmed.close()
+    trained.close()
 
 
 def test_diverging_emulators_raise():

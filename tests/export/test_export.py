@@ -30,7 +30,17 @@ from jsrl.export.function import policy_function
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.policy import check_leaves, checked, load_policy
-from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, to_environment
+from jsrl.references.reference import from_json, to_json
+from jsrl.types import (
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    GameSpec,
+    MultiDiscrete,
+    Seat,
+    to_environment,
+)
 
 VECTOR, IMAGE = ArraySpec((5,), "float32"), ArraySpec((36, 36, 4), "uint8")
 SMALL = NetworkConfig(hidden=(8,))
@@ -338,6 +348,14 @@ def test_actions_of_a_policy_are_numbers_of_the_environments_space():
     def act(params, key, seen, is_first, core, *, greedy):
         return ActOutput(seen, seen), core
 
+    for actions, stored, sent in (
+        ((Discrete(3), Discrete(3, 7)), [[0, 1]], [[0, 8]]),
+        ((MultiDiscrete((2, 2), (1, 5)), MultiDiscrete((2, 2))), [[[0, 1], [0, 1]]], [[[1, 6], [0, 1]]]),
+    ):
+        seats = tuple(Seat(str(number), VECTOR, action) for number, action in enumerate(actions))
+        view = from_json(to_json(GameSpec(seats).view(("0", "1"))))
+        assert to_environment(view.action, np.array(stored)).tolist() == sent
+
     agent = Agent(lambda key: None, lambda batch_size: (), act, None)
     spec = EnvSpec(ArraySpec((), "int32"), Discrete(3, start=-1))
     assert policy_function(agent, spec, ()).call(np.arange(3))[0].tolist() == [-1, 0, 1]
@@ -346,7 +364,7 @@ def test_actions_of_a_policy_are_numbers_of_the_environments_space():
 def test_a_policy_refuses_observations_that_it_does_not_read():
     spec = EnvSpec({"place": ArraySpec((3,), "float32"), "screen": ArraySpec((2, 2), "uint8")}, Discrete(2))
     place, screen = np.zeros((4, 3)), np.zeros((4, 2, 2), np.int64)
-    seen = checked({"place": place, "screen": screen}, spec)
+    seen = checked({"place": place.tolist(), "screen": screen}, spec)
     assert [(seen[name].dtype, seen[name].shape) for name in seen] == [("float32", (4, 3)), ("uint8", (4, 2, 2))]
     for wrong, told in {
         ("place", ((1,), "float32")): r"place is float32 \[1\]; the policy reads float32 \[B, 3\]",

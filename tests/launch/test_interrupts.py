@@ -9,10 +9,16 @@ import threading
 import time
 from collections.abc import Iterator
 from importlib.machinery import ExtensionFileLoader
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.make import import_modules
+from jsrl.errors import EnvironmentFault
 from jsrl.launch.interrupts import deadline, interrupts, remembered
+from jsrl.launch.schemas import find_spec
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -146,3 +152,13 @@ def test_deadline_raises_inside_the_hanging_call(no_alarm):
     with deadline(60.0, TimeoutError("too late")):
         pass
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0 and signal.getsignal(signal.SIGALRM) is before
+
+
+def test_an_environment_that_hangs_in_its_first_reset_is_told_by_the_time_limit_alone(no_alarm):
+    env = EnvConfig("pettingzoo:tests.envs.seat_games:Raises", {"fault": "hangs"})
+    import_modules(env)
+    experiment: Any = SimpleNamespace(env=env, actor=SimpleNamespace(step_deadline_s=0.3))
+    with pytest.raises(
+        EnvironmentFault, match=r"^environment '.*:Raises' was not made .*raise actor\.step_deadline_s\.$"
+    ):
+        find_spec(experiment)

@@ -31,6 +31,8 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import leaves
 from jsrl.workers.jobs import StartPoint
 from jsrl.workers.learner.build_updater import missed_ratio
+from jsrl.workers.play import Player, PlayerSettings
+from jsrl.workers.players import common_player_settings
 
 REPLAY = ReplayConfig(capacity=2_000, batch_size=16, min_size=200, prioritised=True, samples_per_insert=2.0)
 
@@ -78,6 +80,9 @@ def test_replay_workers_may_ask_for_several_updates_per_env_step(tmp_path):
     """Their number is that of the whole run: schedules, evaluations and resumes count on it."""
     e = experiment("host", replay={"samples_per_insert": 64.0})  # 4 updates per env step
     assert (e.total_updates, e.evaluation_period) == (4 * 1_600, 4 * 40)
+    job = SimpleNamespace(name="recorder", experiment=e, start_point=StartPoint())
+    shared = PlayerSettings(period_updates=1, **common_player_settings(job))
+    assert Player._env_steps(SimpleNamespace(_shared=shared), 6_400) == 1_600
     free = experiment("host", replay={"samples_per_insert": None})
     for each, updates, refused in ((e, 4 * 1_600, False), (e, 4 * 1_600 + 1, True), (free, 10**6, False)):
         plan = make_plan(each, str(tmp_path), tmp_path)

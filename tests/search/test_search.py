@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from jsrl.cli import command_line
 from jsrl.cli import search as command
 from jsrl.cli.experiments import load
 from jsrl.cli.main import main
+from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, TrialsFailed
 from jsrl.experiment.options import options_of
 from jsrl.report.charts import Axis
@@ -221,12 +223,16 @@ def test_invalid_search_is_refused_in_one_sentence_and_leaves_no_files(words, se
 
 
 def test_a_keyword_of_the_environment_is_varied_beside_another_one():
-    def ranges(*words):
-        asked = command_line.parse(
-            command.vary_args([*words, "--vary", "env.kwargs.gravity=-9,-5"]), load("ppo"), SearchOptions()
-        )
-        return [r.option for r in command.checked_space(asked, load("ppo"))]
+    plain = load("ppo")
 
+    def ranges(*words, default=plain):
+        asked = command_line.parse(
+            command.vary_args([*words, "--vary", "env.kwargs.gravity=-9,-5"]), default, SearchOptions()
+        )
+        return [r.option for r in command.checked_space(asked, default)]
+
+    heavy = dataclasses.replace(plain, env=EnvConfig("LunarLander-v3", {"gravity": -3}))
+    assert ranges("--env.id", "Mine-v0", "--env.kwargs.wind", "1", default=heavy) == ["env.kwargs.gravity"]
     assert ranges("--env.kwargs.continuous", "true") == ["env.kwargs.gravity"]
     with pytest.raises(ConfigError, match=r"--env\.kwargs\.gravity is given and varied"):
         ranges("--env.kwargs.gravity", "-7")

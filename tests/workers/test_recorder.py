@@ -94,7 +94,7 @@ class Rig:
         values = {
             "seed": 1,
             "period_updates": 10,
-            "rows_per_update": 100,
+            "env_steps_per_batch": 100,
             "episodes": 1,
             "fps": None,
             "max_seconds": 60.0,
