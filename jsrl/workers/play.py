@@ -39,7 +39,7 @@ class PlayerSettings:
 
     seed: int
     period_updates: int
-    rows_per_update: int
+    env_steps_per_batch: float
     updates_per_batch: int = 1
     start_updates: int = 0
     step_deadline_s: float = 60.0
@@ -330,7 +330,7 @@ class Player(Generic[PlayedEnv]):
 
     def _env_steps(self, updates: int) -> int:
         """Return the env steps trained on before `updates` updates."""
-        return updates // self._shared.updates_per_batch * self._shared.rows_per_update
+        return int(updates // self._shared.updates_per_batch * self._shared.env_steps_per_batch)
 
     def step(self) -> int:
         """Play for a bounded time; return 1 when something was completed."""

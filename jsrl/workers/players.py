@@ -80,7 +80,7 @@ def common_player_settings(job: Job) -> dict[str, Any]:
     return {
         "name": job.name,
         "seed": e.seed,
-        "rows_per_update": e.rows_per_update,
+        "env_steps_per_batch": e.env_steps_per_batch,
         "updates_per_batch": e.updates_per_batch,
         "start_updates": job.start_point.updates,
         "step_deadline_s": e.actor.step_deadline_s,

@@ -110,7 +110,7 @@ class Params:
 class EvaluatorRig:
     def __init__(self, folder: Path, agent: Agent = AGENT, **changes) -> None:
         values = {"seed": 7, "episodes": 10, "sampled_episodes": 0, "final_episodes": 6, "num_envs": 4,
-                  "period_updates": 5, "rows_per_update": 100}  # fmt: skip
+                  "period_updates": 5, "env_steps_per_batch": 100}  # fmt: skip
         self.envs: list[Uneven] = []
         self.params, self.heard = Params(), EventRecorder()
         settings = EvaluatorSettings(**(values | changes))

@@ -94,7 +94,7 @@ class Rig:
         values = {
             "seed": 1,
             "period_updates": 10,
-            "rows_per_update": 100,
+            "env_steps_per_batch": 100,
             "episodes": 1,
             "fps": None,
             "max_seconds": 60.0,
@@ -144,6 +144,13 @@ def test_videos_are_recorded_once_per_period_and_hold_the_whole_episode(tmp_path
     assert rig.recorder.report()[0]["recorder/videos"] == 3
     rig.recorder.close()
     assert rig.env.closed
+
+
+def test_a_video_of_a_run_with_several_updates_per_env_step_has_the_number_of_its_env_steps(tmp_path):
+    rig = Rig(tmp_path, env_steps_per_batch=0.25)
+    rig.params.publish(12, weight=1.0)
+    rig.film()
+    assert rig.heard.named("filmed")[0]["env_steps"] == 3 and rig.videos[0].file.startswith("steps-000000000003-")
 
 
 def test_return_and_version_are_in_the_caption(tmp_path):
