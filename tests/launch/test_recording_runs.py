@@ -176,7 +176,6 @@ def test_of_several_policies_only_the_first_ones_rows_are_recorded(tmp_path, mon
     assert told.return_mean == pytest.approx(earned / (told.episodes * shape[0]), rel=1e-4)
 
 
-@pytest.mark.slow
 def test_recordings_count_actions_from_0_whatever_their_space():
     first, other = (EnvSpec(ArraySpec((3,), "float32"), Discrete(2, start=start)) for start in (0, 5))
     assert facts_of(first) == facts_of(other)
@@ -186,6 +185,7 @@ def test_recordings_count_actions_from_0_whatever_their_space():
     )
 
 
+@pytest.mark.slow
 def test_the_plan_shows_recordings_and_has_no_actors(recording, tmp_path):
     plan = make_plan(cloning(recording, placement="served", evaluator=EvaluatorConfig()), str(tmp_path), tmp_path)
     assert [job.kind for job in plan.jobs] == ["learner", "evaluator"]

@@ -406,6 +406,18 @@ def test_commit_over_a_connection_that_is_gone_for_good_is_an_error(tmp_path: Pa
     consumer.close()
 
 
+def test_producer_whose_connection_is_gone_for_good_can_close_though_a_block_is_wanted_again(tmp_path: Path) -> None:
+    consumer = bind_samples(f"ipc://{tmp_path}/s", SCHEMA)
+    producer = connect(consumer)
+    producer.put(zeros(SCHEMA), 0, TIMEOUT_S)
+    producer._socket.disconnect(producer.address)
+    producer._handle(decode(encode("credit", {"received": 0, "released": 0, "resend": True})))  # as `close` may read it
+    with pytest.raises(StreamClosed, match="it was not accepted again"):
+        producer.reserve(TIMEOUT_S)
+    producer.close()
+    consumer.close()
+
+
 def test_a_block_is_not_reused_while_zeromq_reads_it(tmp_path: Path) -> None:
     consumer = bind_samples(f"ipc://{tmp_path}/s", SCHEMA)
     producer = connect(consumer, groups=1)

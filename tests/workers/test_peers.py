@@ -5,6 +5,7 @@ import dataclasses
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -124,6 +125,8 @@ class Broken:
     def receive(self, timeout_s: float) -> None:
         raise StreamClosed("the connection to the server broke.")
 
+    def close(self) -> None: ...
+
 
 class RefusesFirst:
     """A client whose first request is for a policy that is not served."""
@@ -192,6 +195,21 @@ def test_actor_whose_connection_to_a_living_server_broke_connects_again(tmp_path
     answering.join()
     for end in (client, writer, consumer, server):
         end.close()
+
+
+def test_actor_does_not_wait_for_a_server_that_ends_while_it_connects_again(tmp_path, monkeypatch) -> None:
+    """A server closes its stream before its process ends."""
+    monkeypatch.setattr(actor_streams, "CONNECT_S", 30.0)
+    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
+    job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
+    job.names.register(SERVER, f"shm:{tmp_path}/closed")
+    streams = ActorStreams(job, Recorder("actor"))
+    server = FailoverPeer(job.names, [SERVER], job.find(SERVER))
+    streams._server, streams._peers, streams._client, streams._group_sizes = server, [server], Broken(), {0: 1}
+    assert streams.look(0.0) is True
+    job.names.register(SERVER, f"shm:{tmp_path}/next", 1)
+    started = time.monotonic()
+    assert streams.renew() is None and time.monotonic() - started < 15.0
 
 
 @pytest.mark.parametrize("served", [True, False])

@@ -146,6 +146,13 @@ def test_videos_are_recorded_once_per_period_and_hold_the_whole_episode(tmp_path
     assert rig.env.closed
 
 
+def test_a_video_of_a_run_with_several_updates_per_env_step_has_the_number_of_its_env_steps(tmp_path):
+    rig = Rig(tmp_path, env_steps_per_batch=0.25)
+    rig.params.publish(12, weight=1.0)
+    rig.film()
+    assert rig.heard.named("filmed")[0]["env_steps"] == 3 and rig.videos[0].file.startswith("steps-000000000003-")
+
+
 def test_return_and_version_are_in_the_caption(tmp_path):
     """Two videos of the same frames differ only below them, where return and version are written."""
     rig = Rig(tmp_path)

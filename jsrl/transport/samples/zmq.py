@@ -179,6 +179,7 @@ class ZmqSampleProducer(ProducerEnd):
         self._open -= 1
         self._awaits.set()
         self._send_block(number)
+        self._check_open()
         self._page.commit()
         return entry
 
@@ -246,7 +247,6 @@ class ZmqSampleProducer(ProducerEnd):
             self._send_frame(last, zmq.NOBLOCK, block)
         except zmq.Again:  # the queue has no limit: ZeroMQ has given up the connection
             self._closed = "the connection to the consumer broke, and it was not accepted again"
-            self._check_open()
 
     def _send_frame(self, frame: Any, flags: int, block: _ZmqBlock) -> None:
         if len(frame) <= _COPY_BYTES:

@@ -159,8 +159,14 @@ class ActorStreams:
             self._client.forget()
         else:
             self._client.close()
-            self._client = self._connect_inference(present[readers], CONNECT_S)
-            self._server.known = present[readers]
+            server, found = self._server, present[readers]
+
+            def check() -> None:
+                if server.find(0.0) != found:
+                    raise StreamTimeout(f"{found.name} at {found.address} has ended, or another server is found.")
+
+            self._client = self._connect_inference(found, CONNECT_S, check)
+            server.known = found
         self.epoch = self._writer.read_epoch()
         self._patience.end()
         self._renewed = self._server_is_lost = False
