@@ -212,6 +212,23 @@ def test_actor_does_not_wait_for_a_server_that_ends_while_it_connects_again(tmp_
     assert streams.renew() is None and time.monotonic() - started < 15.0
 
 
+@pytest.mark.parametrize("host", ["", socket.gethostname()])
+def test_actor_asks_a_silent_server_on_another_host_again_for_a_limited_time(tmp_path, monkeypatch, host: str) -> None:
+    """About a server on its own host the controller decides."""
+    monkeypatch.setattr(actor_streams, "CONNECT_S", 0.02)
+    monkeypatch.setattr(actor_streams, "ELSEWHERE_S", 0.2)
+    monkeypatch.setattr(following, "REFUSED_S", 0.2)
+    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
+    job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
+    found = Registration(SERVER, f"shm:{tmp_path}/closed", 0, os.getpid(), host)
+    monkeypatch.setattr(FileNames, "lookup", lambda *_: found)
+    streams, server = ActorStreams(job, Recorder("actor")), FailoverPeer(job.names, [SERVER], found)
+    streams._server, streams._peers, streams._client, streams._group_sizes = server, [server], Broken(), {0: 1}
+    with contextlib.nullcontext() if host else pytest.raises(StreamClosed, match="cannot be made again: no process"):
+        for _ in range(20 if host else 1000):
+            assert streams.look(0.0) is True and streams.renew() is None
+
+
 @pytest.mark.parametrize("served", [True, False])
 def test_actor_starting_during_replacements_finds_new_servers(tmp_path, monkeypatch, served: bool) -> None:
     for module in (following, actor_streams):

@@ -142,10 +142,17 @@ class ActorStreams:
         """Return both ends, reconnected to the peers that `look` found; None: not ready, call `look` again.
 
         The client is always reconnected, so that no earlier request is answered.
+
+        Raises:
+          StreamClosed: an unchanged peer has refused this worker for a while, or the server on another host does not answer.
         """
         try:
             return self._resume(self._present)
-        except StreamTimeout:
+        except StreamTimeout as silence:
+            server = self._server
+            if server is not None and server.is_elsewhere and server.is_known(self._present[-1]):
+                error = StreamClosed(f"the connection to the server broke, and cannot be made again: {silence}")
+                self._patience.pause(error, self.patience_s)
             return None
         except StreamClosed as refusal:
             self._patience.pause(refusal)
