@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shlex
 import shutil
 import sys
 import time
@@ -26,7 +25,7 @@ from jsrl.runs.files import write_json
 from jsrl.runs.groups import COMPARISON, Group, read_group
 from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.logs import CONTROLLER
-from jsrl.runs.runs import Run, RunFolder, check_run_name, new_run_name
+from jsrl.runs.runs import Run, RunFolder, check_run_name, new_run_name, to_resume
 from jsrl.runs.state import RESULT, STOP, has_snapshot, held_by, is_asked_to_stop, is_whole, read_result, read_state
 from jsrl.search.child import Child
 
@@ -254,7 +253,7 @@ def run_group(group: Group, at_once: int, display: str, *, hidden: bool) -> int:
     left = missing(group)
     if left:
         text = "interrupted" if not whole else f"seed{'s' if len(left) > 1 else ''} {', '.join(map(str, left))} failed"
-        print(f"{text}; to continue: jsrl run --resume {shlex.quote(str(group.path))}")
+        print(f"{text}; to continue: {to_resume(group.path)}")
     return 0 if not left else 130 if not whole else 1
 
 

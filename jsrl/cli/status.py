@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import time
 from collections import Counter
@@ -24,7 +23,7 @@ from jsrl.report.live import age, last_values, row_of
 from jsrl.report.run_report import RUNS
 from jsrl.runs.files import json_ready
 from jsrl.runs.groups import Group, find_group, read_group
-from jsrl.runs.runs import RunFolder, in_command
+from jsrl.runs.runs import RunFolder, in_command, to_resume
 from jsrl.runs.state import RunState, WorkerSummary, has_snapshot, is_whole, read_state
 
 MOST_RUNS = 20  # in the table of a folder
@@ -142,7 +141,7 @@ def resume_command(folder: Path, state: RunState) -> str | None:
     group = read_group(folder)
     snapshot = has_snapshot(folder) if group is None else not group.jobs and missing(group)
     over = state.name in ("killed", "silent") or (state.name == "ended" and not is_intended(str(state.result["ended"])))
-    return f"jsrl run --resume {shlex.quote(str(folder))}" if over and snapshot else None
+    return to_resume(folder) if over and snapshot else None
 
 
 def text(folder: RunFolder) -> str:
@@ -265,7 +264,7 @@ def group_text(group: Group) -> str:
     if state.is_running:
         lines.append(f"  jsrl attach {name} | jsrl logs {name} | jsrl stop {name}")
     elif left and not group.jobs:
-        lines.append(f"  to continue: jsrl run --resume {shlex.quote(str(group.path))}")
+        lines.append(f"  to continue: {to_resume(group.path)}")
     return "\n".join([*lines, f"  jsrl report {name} compares its runs"])
 
 

@@ -209,6 +209,11 @@ class Experiment:
         return self.replay is not None and self.replay.kind == "host"
 
     @property
+    def is_free_running(self) -> bool:
+        """Return whether there are replay workers without a ratio of updates to env steps."""
+        return self.has_replay_workers and self.replay is not None and self.replay.samples_per_insert is None
+
+    @property
     def updates_per_call(self) -> int:
         """Return the updates of one compiled call: K with replay, else 1."""
         replay = self.replay

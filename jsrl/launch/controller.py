@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shlex
 import shutil
 import time
 from collections.abc import Callable, Collection
@@ -29,6 +28,7 @@ from jsrl.references.importing import spawn_environment
 from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Heartbeat, Report, Stage
 from jsrl.runs.control_bodies import complaint
 from jsrl.runs.pauses import Pauses
+from jsrl.runs.runs import to_resume
 from jsrl.snapshots.format import MANIFEST
 from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import make_folder
@@ -116,9 +116,7 @@ class Controller:
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: without the snapshots
                 self._save_learners()
             if (self._session.folder.snapshots / "state" / "tags" / "latest.json").exists():
-                raise WorkerDied(
-                    f"{error}\n(to continue: jsrl run --resume {shlex.quote(str(self._session.folder.path))})"
-                ) from None
+                raise WorkerDied(f"{error}\n(to continue: {to_resume(self._session.folder.path)})") from None
             raise
 
     def _interrupt(self) -> None:

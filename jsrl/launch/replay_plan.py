@@ -27,7 +27,7 @@ def replay_lines(e: Experiment, schemas: Schemas) -> list[str]:
     if r is None:
         return []
     how = "prioritised" if r.prioritised else "uniform"
-    if e.has_replay_workers and r.samples_per_insert is None:
+    if e.is_free_running:
         ratio = "free-running"
     else:
         made = r.samples_per_insert if e.has_replay_workers else e.windows_per_env_step

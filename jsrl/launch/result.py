@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import textwrap
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 from jsrl.counted import counted
 from jsrl.metrics.scores import score_text
 from jsrl.runs.groups import Group
+from jsrl.runs.runs import to_resume
 from jsrl.runs.state import read_result
 from jsrl.transport.ledger.reconcile import hop_ledger
 
@@ -108,7 +108,7 @@ class Result:
         if (report := self.folder / "report.html").exists():
             whole.append(f"report: {report}")
         if not self.as_intended and (self.folder / "snapshots" / "state").exists():
-            whole.append(f"to continue: jsrl run --resume {shlex.quote(str(self.folder))}")
+            whole.append(f"to continue: {to_resume(self.folder)}")
         return "\n".join([summary, *whole])
 
 

@@ -213,6 +213,11 @@ def in_command(folder: Path) -> str:
     return f"{folder.parent.name}/{folder.name}" if usual else shlex.quote(str(folder))
 
 
+def to_resume(folder: Path) -> str:
+    """Return the command that continues the run or group in a folder."""
+    return f"jsrl run --resume {shlex.quote(str(folder))}"
+
+
 def named(name: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs") -> RunFolder:
     """Return the folder of a group of runs (see `find_group`), else that of a run (see `RunFolder.open`).
 
