@@ -79,6 +79,7 @@ class Layout:
 
 LAYOUTS = (
     Layout("small-inline-8", "small", "inline", 8),
+    Layout("small-inline-16", "small", "inline", 16),
     Layout("small-served-8", "small", "served", 8),
     Layout("small-served-12-keys", "small", "served", 12, keys=True),
     Layout("small-served-16", "small", "served", 16),
@@ -92,6 +93,7 @@ LAYOUTS = (
     Layout("quick-served-8-alone", "quick", "served", 8, max_rows=2),
     Layout("quick-served-12-alone", "quick", "served", 12, max_rows=2),
     Layout("quick-served-24-alone", "quick", "served", 24, max_rows=2),
+    Layout("quick-served-16-alone", "quick", "served", 16, max_rows=2),
     Layout("wide-inline-8-far-50", "wide", "inline", 8, far=1, mbit=50),
     Layout("wide-served-8-far-50", "wide", "served", 8, far=1, mbit=50),
     Layout("wide-served-16-far-50", "wide", "served", 16, far=2, mbit=50),
@@ -100,6 +102,9 @@ LAYOUTS = (
     Layout("wide-inline-12-far-50", "wide", "inline", 12, far=2, mbit=50),
     Layout("wide-served-8-far-100", "wide", "served", 8, far=1, mbit=100),
     Layout("wide-served-12-far-20", "wide", "served", 12, far=2, mbit=20),
+    Layout("wide-inline-8-far-20", "wide", "inline", 8, far=1, mbit=20),
+    Layout("wide-served-8-far-20", "wide", "served", 8, far=1, mbit=20),
+    Layout("wide-served-16-far-100", "wide", "served", 16, far=2, mbit=100),
     Layout("wide-served-12", "wide", "served", 12),
     Layout("heavy-inline-8", "heavy", "inline", 8, reuse=4),
     Layout("heavy-inline-12-keys", "heavy", "inline", 12, keys=True, reuse=8),

@@ -47,9 +47,10 @@ from jsrl.simulation.calibration import (
 )
 from jsrl.simulation.environments import time_environments
 from jsrl.simulation.outcome import CORES, Outcome, name_bottleneck, simulate
+from jsrl.simulation.params import time_params
 from jsrl.simulation.speed import beside_loop
 from jsrl.simulation.system import lay_out_on
-from jsrl.simulation.times import EnvTimes, ServiceTimes, Updates
+from jsrl.simulation.times import EnvTimes, ParamsTimes, ServiceTimes, Updates
 from jsrl.simulation.updating import time_updates
 from jsrl.tuning.trial import Limits
 from jsrl.tuning.trial import measure as try_out
@@ -96,6 +97,9 @@ def calibrate(data: Data, until_s: float) -> bool:
         if work not in data.content.setdefault("updates", {}):
             data.content["updates"][work] = time_updates(experiment(work), updating_sizes(experiment(work)))
             data.save()
+        if work not in data.content.setdefault("params", {}):
+            data.content["params"][work] = msgspec.to_builtins(time_params(experiment(work)))
+            data.save()
         found = data.content["calibration"].setdefault(work, [])
         for run in runs[len(found) :]:
             if time.monotonic() > until_s:
@@ -136,7 +140,8 @@ def times_of(data: Data, work: str) -> ServiceTimes:
     """Return the service times of a work."""
     env, acting = msgspec.convert(data.content["env"][work], EnvTimes), data.content["acting"][work]
     updates = msgspec.convert(data.content.get("updates", {}).get(work, []), list[Updates])
-    return fitted(calibration_of(data, work), env, [(rows, seconds) for rows, seconds in acting], updates)
+    params = msgspec.convert(data.content.get("params", {}).get(work, {}), ParamsTimes)
+    return fitted(calibration_of(data, work), env, [(rows, seconds) for rows, seconds in acting], updates, params)
 
 
 def calibration_of(data: Data, work: str) -> list[Measured]:

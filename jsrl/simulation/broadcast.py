@@ -44,6 +44,13 @@ class Broadcast:
             for index, reader in enumerate(self._readers):
                 self._hand_over(index, version, s.learner, reader.host, partial(self._take, reader))
 
+    def reading(self, reader: Actor | Server) -> float:
+        """Return the CPU seconds that a reader needs before it acts, to read new params from shared memory."""
+        if reader.version == reader.read or (self._system.far_params and not self._system.fan_out):
+            return 0.0
+        reader.read = reader.version
+        return self._times.params.near
+
     def _hand_over(self, key: int, version: int, source: int, sink: int, deliver: Callable[[int], None]) -> None:
         """Send a version to a reader, or queue it until the previous one has arrived: the latest wins."""
         on_its_way = key in self._sending
@@ -57,7 +64,9 @@ class Broadcast:
             yield self._resources.cores[source].use(self._times.learner.relay.call_s)
             arrived = Mailbox()
             self._resources.send(source, sink, self._system.bytes.params, True, arrived.put, version)
-            deliver((yield arrived))
+            version = yield arrived
+            yield self._resources.cores[sink].use(self._times.params.far)
+            deliver(version)
             if self._sending[key] == version:
                 del self._sending[key]
                 return

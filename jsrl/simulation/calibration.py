@@ -25,13 +25,15 @@ from jsrl.runs.runs import RunFolder, read_metrics
 from jsrl.simulation.acting import time_acting
 from jsrl.simulation.environments import time_environments
 from jsrl.simulation.fits import fit
+from jsrl.simulation.params import time_params
 from jsrl.simulation.speed import LOOP, beside_loop
 from jsrl.simulation.system import check_known
-from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes, Updates
+from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ParamsTimes, ServerTimes, ServiceTimes, Updates
 from jsrl.simulation.updating import time_updates
 from jsrl.tuning.trial import Limits, Speed, measure
 
 MOST_ACTORS = 4
+NO_PARAMS = ParamsTimes()
 USUAL_HOP_S = 1e-4  # if no run shows it
 INLINE: PlacementKind = "inline"
 SERVED: PlacementKind = "served"
@@ -202,7 +204,7 @@ def calibrate(
             raise ConfigError(f"the calibration with {run.text} failed: {speed.error}")
         found.append(msgspec.structs.replace(measured(run, speed), loop_s=loop_s))
         notify(f"{number} of {len(runs)}: {run.text}: {speed.env_steps_per_s:,.0f} env steps/s")
-    times = fitted(found, env, acting, updates)
+    times = fitted(found, env, acting, updates, time_params(experiment))
     return msgspec.structs.replace(
         times,
         experiment=experiment.name,
@@ -282,20 +284,22 @@ def fitted(
     env: EnvTimes,
     acting: Sequence[tuple[int, float]] = (),
     updates: Sequence[Updates] = (),
+    params: ParamsTimes = NO_PARAMS,
 ) -> ServiceTimes:
     """Return the service times that explain some runs.
 
     Args:
       found: their measurements. env: of their environments, timed alone. acting: (rows, CPU seconds) of calls, timed alone;
-        none: estimated from the runs. updates: timed alone; none: likewise.
+        none: estimated from the runs. updates: timed alone; none: likewise. params: of readers, timed alone.
     """
     near = [one for one in found if not one.far] or list(found)
     far = [one for one in found if one.far]
     return ServiceTimes(
         env=_as_in_runs(env, near),
-        actor=_actor(near, far, env),
-        server=_server(_of(near, SERVED), _of(far, SERVED), acting),
+        actor=_actor(near, far, env, params),
+        server=_server(_of(near, SERVED), _of(far, SERVED), acting, params),
         learner=_learner(near, far, updates),
+        params=params,
         hop_s=_hop_s(_of(near, SERVED)),
         far_hop_s=_hop_s(_of(far, SERVED)),
         relay_cores=_relay(far).call_s,
@@ -320,11 +324,12 @@ def _as_in_runs(env: EnvTimes, near: Sequence[Measured]) -> EnvTimes:
     )
 
 
-def _actor(near: Sequence[Measured], far: Sequence[Measured], env: EnvTimes) -> ActorTimes:
-    """Return the actors' times for a step, without environments."""
+def _actor(near: Sequence[Measured], far: Sequence[Measured], env: EnvTimes, params: ParamsTimes) -> ActorTimes:
+    """Return the actors' times for a step, without environments and new params."""
 
     def beside_env(one: Measured) -> float:
-        return _actor_s(one) - env.cpu_s(one.group_size)
+        reading = _reading(one, params) / one.steps if one.placement == INLINE else 0.0
+        return _actor_s(one) - env.cpu_s(one.group_size) - reading
 
     inline, served = _of(near, INLINE), _of(near, SERVED)
     act = fit((one.group_size, _act_s(one)) for one in inline)
@@ -335,6 +340,16 @@ def _actor(near: Sequence[Measured], far: Sequence[Measured], env: EnvTimes) -> 
     before = Cost(asking.call_s + far_rows.call_s, asking.row_s + far_rows.row_s)
     far_asks = fit((one.group_size, beside_env(one) - before.of(one.group_size)) for one in _of(far, SERVED))
     return ActorTimes(act, own, asking, far_rows, far_asks)
+
+
+def _reading(one: Measured, params: ParamsTimes) -> float:
+    """Return the cores that reading new params keeps busy, of all readers."""
+    return _versions(one) * (params.far if one.far else params.near)
+
+
+def _versions(one: Measured) -> float:
+    """Return the versions of the params that all readers get per second."""
+    return one.updates * one.reuse * (one.actors if one.placement == INLINE else 1)
 
 
 def _of(found: Iterable[Measured], placement: str) -> list[Measured]:
@@ -351,21 +366,28 @@ def _act_s(one: Measured) -> float:
     return min(one.share("actor/act_share") * one.actors / one.steps, _actor_s(one))
 
 
-def _server(near: Sequence[Measured], far: Sequence[Measured], acting: Sequence[tuple[int, float]]) -> ServerTimes:
-    """Return the servers' times: acting and half of the rest per call, the other half per request."""
+def _server(
+    near: Sequence[Measured], far: Sequence[Measured], acting: Sequence[tuple[int, float]], params: ParamsTimes
+) -> ServerTimes:
+    """Return the servers' times: half of what is neither acting nor new params per call, the other half per request."""
+
+    def call_s(one: Measured) -> float:
+        return _call_s(one) - _reading(one, params) / one.calls
+
     asked, asked_far = [one for one in near if one.calls], [one for one in far if one.calls]
     if not asked:
         return ServerTimes()
     alone = fit(acting or ((one.call_rows, _served_act_s(one)) for one in asked))
     beyond = min(max(0.0, _served_act_s(one) - alone.of(one.call_rows)) for one in asked)
     act = Cost(alone.call_s + beyond, alone.row_s)
-    rest = min(max(0.0, _call_s(one) - act.of(one.call_rows)) for one in asked)
+    rest = min(max(0.0, call_s(one) - act.of(one.call_rows)) for one in asked)
     request_s = rest / 2 / min(one.steps / one.calls for one in asked)
-    further = [max(0.0, _call_s(one) - act.of(one.call_rows) - rest) * one.calls / one.steps for one in asked_far]
-    device = max(0.0, act.call_s - min(_call_s(one) for one in asked)) if accelerators() else 0.0
+    further = [max(0.0, call_s(one) - act.of(one.call_rows) - rest) * one.calls / one.steps for one in asked_far]
+    device = max(0.0, act.call_s - min(call_s(one) for one in asked)) if accelerators() else 0.0
     return ServerTimes(
-        act=Cost(act.call_s + rest / 2 - device, act.row_s),
+        act=Cost(act.call_s - device, act.row_s),
         act_idle=Cost(device),
+        gather=rest / 2,
         request=Cost(request_s),
         far_request=Cost(min(further)) if further else Cost(),
     )
@@ -424,7 +446,7 @@ def _update_s(one: Measured) -> float:
 
 def _relay(far: Sequence[Measured]) -> Cost:
     """Return the cores that an idle parameter server keeps busy, and the CPU seconds of each version for each reader."""
-    return fit((one.updates * (one.actors if one.placement == INLINE else 1), one.relay_cpu) for one in far)
+    return fit((_versions(one), one.relay_cpu) for one in far)
 
 
 def _hop_s(served: Sequence[Measured]) -> float:

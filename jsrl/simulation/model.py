@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from jsrl.simulation.broadcast import Broadcast
-from jsrl.simulation.events import Clock, Mailbox, Pause, Process
+from jsrl.simulation.events import Clock, Mailbox, Pause, Process, Wait
 from jsrl.simulation.resources import Resources
 from jsrl.simulation.stations import NEWS, Activities, Actor, Credit, Group, Lease, Reply, Server
 from jsrl.simulation.system import System
@@ -89,7 +89,8 @@ class Model:
                 continue
             if actor.server is None:
                 actor.activities.enter("act")
-                yield self.resources.cores[actor.host].use(self.times.actor.act.of(self.system.group_size))
+                seconds = self.times.actor.act.of(self.system.group_size) + self._params.reading(actor)
+                yield self.resources.cores[actor.host].use(seconds)
             yield from self._step(actor, chosen)
 
     def _next_group(self, actor: Actor) -> Group | None:
@@ -201,17 +202,18 @@ class Model:
     def _serve(self, server: Server, number: int) -> Process:
         """Answer waiting requests, in batches."""
         held: list[tuple[Actor, Group, int]] = []
+        most = max(1, self.system.max_rows // self.system.group_size)
         while True:
             server.activities.enter("wait_params" if held else "wait")
-            first = yield server.inbox
+            arrived = [(yield server.inbox)]
             if self.system.max_wait_s and not held:
                 yield Pause(self.system.max_wait_s)
-            arrived = [first, *server.inbox.messages]
-            server.inbox.messages.clear()
+            server.activities.enter("transport")
+            yield self.resources.cores[server.host].use(self.times.server.gather + self._params.reading(server))
+            arrived += [server.inbox.messages.popleft() for _ in range(min(most - 1, len(server.inbox.messages)))]
             held += [message for message in arrived if message is not NEWS]
             ready = [request for request in held if request[2] <= server.version]
             held = [request for request in held if request[2] > server.version]
-            most = max(1, self.system.max_rows // self.system.group_size)
             for at in range(0, len(ready), most):
                 yield from self._answer(server, number, ready[at : at + most])
 
@@ -280,15 +282,20 @@ class Model:
                 self.lags[max(0, self.updates - lease.oldest)] += 1
             self.learner.enter("update")
             yield self.resources.cores[s.learner].use(cost.batch.of(s.batch_rows))
-            seconds = s.reuse * cost.update.of(s.batch_rows if cost.threads else s.batch_rows / s.devices)
-            if cost.threads:
-                yield self.resources.cores[s.learner].use(seconds * cost.threads, cost.threads)
-            else:
-                gpus = self.resources.gpus[s.learner]
-                yield gpus[0].use(seconds) if gpus else Pause(seconds)
-            self.updates += s.updates
+            for _ in range(s.reuse):
+                yield self._update()
+                self.updates += s.updates // s.reuse
+                self._params.publish(self.updates)
             self.counts["updates"] += s.updates
             self.counts["taken"] += len(batch)
             self.counts["env_steps"] += s.batch_rows
             self._free.put(None)
-            self._params.publish(self.updates)
+
+    def _update(self) -> Wait:
+        """Return the wait for one call of the update."""
+        s, cost = self.system, self.times.learner
+        if cost.threads:
+            seconds = cost.update.of(s.batch_rows)
+            return self.resources.cores[s.learner].use(seconds * cost.threads, cost.threads)
+        seconds, gpus = cost.update.of(s.batch_rows / s.devices), self.resources.gpus[s.learner]
+        return gpus[0].use(seconds) if gpus else Pause(seconds)

@@ -49,7 +49,7 @@ class Group:
 
 @dataclass
 class Actor:
-    """An actor in the model."""
+    """An actor in the model. version: of the newest params there. read: of those with which it acts."""
 
     host: int
     groups: list[Group]
@@ -58,18 +58,20 @@ class Actor:
     inbox: Mailbox = field(default_factory=Mailbox)
     blocks: int = 0
     version: int = 0
+    read: int = 0
     pending: deque[Group] = field(default_factory=deque)  # groups that wait for the actor's own acting
     dies_s: float = math.inf
 
 
 @dataclass
 class Server:
-    """An inference server in the model. requests: (actor, group, updates that its params must have)."""
+    """An inference server in the model. Its inbox: (actor, group, updates that its params must have)."""
 
     host: int
     activities: Activities
     inbox: Mailbox = field(default_factory=Mailbox)
     version: int = 0
+    read: int = 0
 
 
 @dataclass(frozen=True)

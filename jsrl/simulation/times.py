@@ -82,11 +82,13 @@ class ServerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       act: CPU seconds of a call, by its rows after padding. act_idle: seconds of waiting for its accelerator.
+      gather: CPU seconds of each call before it takes the requests that have arrived by then.
       request: CPU seconds of a request and its reply. far_request: additional time over TCP with keys.
     """
 
     act: Cost = Cost()
     act_idle: Cost = Cost()
+    gather: float = 0.0
     request: Cost = Cost()
     far_request: Cost = Cost()
 
@@ -110,11 +112,23 @@ class LearnerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     relay: Cost = Cost()
 
 
+class ParamsTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """CPU seconds of one reader for each version of the params.
+
+    Attributes:
+      near: over shared memory, when it acts next. far: over TCP with keys, when it arrives.
+    """
+
+    near: float = 0.0
+    far: float = 0.0
+
+
 class ServiceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All service times of an experiment.
 
     Attributes:
       experiment: its name, and the options of the calibration (as JSON of the experiment).
+      params: of their readers.
       hop_s, far_hop_s: from a message's commit until its reader runs, over shared memory and over TCP.
       host_cores: cores that the controller, or a host's agent, keeps busy. relay_cores: the same for the parameter server, if
         params go over TCP.
@@ -126,6 +140,7 @@ class ServiceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     actor: ActorTimes = ActorTimes()
     server: ServerTimes = ServerTimes()
     learner: LearnerTimes = LearnerTimes()
+    params: ParamsTimes = ParamsTimes()
     hop_s: float = 0.0
     far_hop_s: float = 0.0
     relay_cores: float = 0.0

@@ -22,7 +22,7 @@ from jsrl.simulation.outcome import (
 )
 from jsrl.simulation.outcome import simulate as simulate_long
 from jsrl.simulation.system import ActorPart, Sizes, System, lay_out_on
-from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ServerTimes, ServiceTimes
+from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ParamsTimes, ServerTimes, ServiceTimes
 from tests.simulation.test_times import EXPERIMENT
 
 ROWS, SIZE = 10, 4
@@ -91,10 +91,34 @@ def test_slow_updates_hold_actors_back_by_their_credits():
     assert twice.env_steps_per_s == pytest.approx(outcome.env_steps_per_s / 2, rel=0.06)  # whole batches
 
 
+def test_readers_get_params_after_each_update_of_a_batch():
+    """Eight readers and ten versions a second; over TCP each version arrives by itself, over shared memory only the newest."""
+    times = ServiceTimes(
+        env=EnvTimes(step_idle=Cost(0.010)),
+        learner=LearnerTimes(update=Cost(0.1), threads=1.0),
+        params=ParamsTimes(near=0.010, far=0.010),
+    )
+    once, often = (simulate(inline(8, reuse=n, updates=n, far_params=True), times) for n in (1, 4))
+    for outcome in (once, often):
+        assert outcome.updates_per_s == pytest.approx(10.0, rel=0.05)
+        assert 64 * outcome.used[CORES, "one"] == pytest.approx(1.0 + 8 * 10 * 0.010, rel=0.06)
+    near = simulate(inline(8, reuse=4, updates=4), times)  # actors wait for blocks for most of the time, and read nothing then
+    assert 1.0 + 8 * 2.5 * 0.010 * 0.9 < 64 * near.used[CORES, "one"] < 1.0 + 8 * 6 * 0.010
+
+
 def test_each_batch_costs_the_learner_more_than_its_updates():
     learner = LearnerTimes(update=Cost(0.1), threads=1.0, batch=Cost(0.2))
     outcome = simulate(inline(8, reuse=3), ServiceTimes(env=EnvTimes(step_idle=Cost(0.010)), learner=learner))
     assert outcome.env_steps_per_s == pytest.approx(8 * SIZE * ROWS / 0.5, rel=0.05)
+
+
+def test_server_takes_the_requests_that_arrived_while_it_gathers_them():
+    times = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010)), server=ServerTimes(act=Cost(0.001), gather=0.004))
+    alone = simulate(served(1), times)
+    assert alone.env_steps_per_s == pytest.approx(SIZE / 0.015, rel=0.03)
+    small, large = (simulate(served(8, max_rows=rows), times) for rows in (SIZE, 1024))
+    assert small.env_steps_per_s == pytest.approx(SIZE / 0.005, rel=0.03) and small.bottleneck == (INFERENCE, "")
+    assert large.batch_rows > SIZE and large.env_steps_per_s > 1.5 * small.env_steps_per_s
 
 
 def test_accelerators_of_a_learner_share_its_batches():

@@ -15,7 +15,8 @@ from jsrl.experiment import Experiment
 from jsrl.simulation.calibration import INLINE, SERVED, Measured, Variant, calibrate, fitted, measured, variants
 from jsrl.simulation.environments import time_environments
 from jsrl.simulation.fits import fit
-from jsrl.simulation.times import Cost, EnvTimes, ServiceTimes, Updates, read_times
+from jsrl.simulation.params import time_params
+from jsrl.simulation.times import Cost, EnvTimes, ParamsTimes, ServiceTimes, Updates, read_times
 from jsrl.simulation.updating import time_updates
 from jsrl.tuning.trial import Speed
 
@@ -91,6 +92,20 @@ def test_fitted_times_reproduce_their_runs():
     assert asked.server.act.of(8) + asked.server.request.of(8) == pytest.approx(0.002, rel=0.01)  # 100 times a second
     timed = fitted([*runs, *server], EnvTimes(), [(1, 0.0001), (9, 0.0009)])  # acting alone: 0.1 ms a row
     assert timed.server.act.row_s == pytest.approx(0.0001) and timed.server.act.of(8) >= 0.0008
+
+
+def test_reading_params_is_no_part_of_a_step():
+    runs = [measured_run(INLINE, size, actors, reuse=2) for size, actors in ((8, 1), (4, 4))]
+    params = ParamsTimes(near=0.002)
+    bare, told = fitted(runs, EnvTimes()).actor, fitted(runs, EnvTimes(), params=params).actor
+    for one in runs:
+        versions = 2 * one.updates / (one.steps / one.actors)  # of one actor with each of its steps
+        assert bare.own.of(one.group_size) - told.own.of(one.group_size) == pytest.approx(0.002 * versions, rel=0.01)
+
+
+def test_params_are_timed_alone():
+    times = time_params(EXPERIMENT, versions=3)
+    assert 0.0 < times.near < 0.05 and 0.0 < times.far < 0.05
 
 
 def test_updates_timed_alone_leave_the_rest_of_the_learner_to_each_batch():

@@ -44,9 +44,9 @@ def engine(num_slots: int) -> Engine:
 class Serving:
     """An inference worker on its own transport, stepped by hand."""
 
-    def __init__(self, address: str, num_slots: int) -> None:
+    def __init__(self, address: str, num_slots: int, poll_s: float = 0.0) -> None:
         self.server = bind_inference(address, ACT)
-        settings = InferenceSettings(max_rows=8, max_wait_s=0.0, merge=False, poll_s=0.0)
+        settings = InferenceSettings(max_rows=8, max_wait_s=0.0, merge=False, poll_s=poll_s)
         self.worker = make_server(settings, [(engine(num_slots), lambda: (self.server, Params()))])
         self.worker.setup()
 
@@ -79,6 +79,19 @@ def serving(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serving]
 
 def asked(step: int) -> Request:
     return Request(np.zeros((SIZE, 3), np.float32), np.ones(SIZE, bool), step=step)
+
+
+def test_a_server_with_requests_to_answer_does_not_count_as_waiting(tmp_path: Path, monkeypatch) -> None:
+    serving = Serving(f"shm:{tmp_path}/run/i", SIZE, poll_s=0.01)
+    client = serving.connect(0)
+    entered = list[str]()
+    monkeypatch.setattr(serving.worker.recorder.phases, "enter", entered.append)
+    client.send(0, asked(0))
+    serving.worker.step()
+    assert "act" in entered and "wait" not in entered
+    serving.worker.step()
+    assert entered.count("wait") == 1
+    serving.server.close()
 
 
 def test_clients_that_die_waiting_do_not_use_up_slots(serving: Serving) -> None:

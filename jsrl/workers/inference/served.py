@@ -136,8 +136,10 @@ class ServedPolicy:
     def _collect(self, max_wait_s: float) -> list[ClientRequest]:
         """Take the requests that have arrived. While some wait for newer params, also check for those."""
         if not self._held:
-            self._phases.enter("wait")
-            arrived = self._arrived(max_wait_s)
+            arrived = self._arrived(0.0)
+            if not arrived and max_wait_s > 0:
+                self._phases.enter("wait")
+                arrived = self._arrived(max_wait_s)
             if arrived and self._settings.max_wait_s > 0:
                 arrived += self._arrived(self._settings.max_wait_s)
             return arrived
