@@ -383,14 +383,23 @@ def _server(
     rest = min(max(0.0, call_s(one) - act.of(one.call_rows)) for one in asked)
     request_s = rest / 2 / min(one.steps / one.calls for one in asked)
     further = [max(0.0, call_s(one) - act.of(one.call_rows) - rest) * one.calls / one.steps for one in asked_far]
+    far_s = min(further, default=0.0)
+    thread_s = min(far_s, min(filter(None, map(_beside_s, asked_far)), default=0.0))
     device = max(0.0, act.call_s - min(call_s(one) for one in asked)) if accelerators() else 0.0
     return ServerTimes(
         act=Cost(act.call_s - device, act.row_s),
         act_idle=Cost(device),
         gather=rest / 2,
         request=Cost(request_s),
-        far_request=Cost(min(further)) if further else Cost(),
+        far_request=Cost(far_s - thread_s),
+        far_thread=Cost(thread_s),
     )
+
+
+def _beside_s(one: Measured) -> float:
+    """Return the CPU seconds of a server for a request that its main thread did not use: more than it was busy."""
+    busy = 1.0 - one.share("inference/wait_share") - one.share("inference/wait_params_share")
+    return max(0.0, one.server_cpu - busy) / one.steps
 
 
 def _served_act_s(one: Measured) -> float:

@@ -171,12 +171,20 @@ class Shared:
             resume(None)
 
 
+class Resource(Protocol):
+    """A resource that serves amounts."""
+
+    def add(self, amount: float, width: float, resume: Callable[[Any], None], /) -> None:
+        """Serve an amount, of which `width` are served in parallel, and call `resume` at its end."""
+        ...
+
+
 class Use:
-    """Waits until a shared resource has served an amount."""
+    """Waits until a resource has served an amount."""
 
     __slots__ = ("_amount", "_resource", "_width")
 
-    def __init__(self, resource: Shared, amount: float, width: float) -> None:
+    def __init__(self, resource: Resource, amount: float, width: float) -> None:
         self._resource, self._amount, self._width = resource, amount, width
 
     def begin(self, clock: Clock, resume: Callable[[Any], None]) -> None:

@@ -6,10 +6,12 @@ It follows the workers' own rules: which params a request waits for, blocks as c
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from jsrl.simulation.broadcast import Broadcast
 from jsrl.simulation.events import Clock, Mailbox, Pause, Process, Wait
@@ -186,7 +188,8 @@ class Model:
             actor.pending.append(group)
             return
         request = (actor, group, self._wanted(group))
-        self.resources.send(actor.host, server.host, s.bytes.request, s.far_asks, server.inbox.put, request)
+        take = functools.partial(self._through_thread, server, server.inbox.put)
+        self.resources.send(actor.host, server.host, s.bytes.request, s.far_asks, take, request)
 
     def _restart(self, actor: Actor) -> Process:
         """Discard open trajectories, and restart after a while."""
@@ -232,8 +235,21 @@ class Model:
         self.counts["calls"] += 1
         self.counts["rows"] += rows
         for actor, group, _ in batch:
-            arrive = Reply(group, version)
-            self.resources.send(server.host, actor.host, s.bytes.reply, s.far_asks, actor.inbox.put, arrive)
+            sent = (server.host, actor.host, s.bytes.reply, s.far_asks, actor.inbox.put, Reply(group, version))
+            self._through_thread(server, lambda message: self.resources.send(*message), sent)
+
+    def _through_thread(self, server: Server, then: Callable[[Any], None], message: Any) -> None:
+        """Call `then` with a message once the server's thread for messages has received or sent it."""
+        seconds = self.times.server.far_thread.of(self.system.group_size) / 2 if self.system.far_asks else 0.0
+
+        def carry() -> Process:
+            yield self.resources.cores[server.host].use(seconds)
+            then(message)
+
+        if seconds:
+            self.clock.start(carry())
+        else:
+            then(message)
 
     # -- the learner
 

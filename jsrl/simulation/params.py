@@ -1,8 +1,4 @@
-"""Times how long a worker needs for each version of the params: over shared memory, and over TCP with keys.
-
-`python -m jsrl.simulation.params ADDRESS KEYS VERSIONS` is the reader over TCP; it prints a line for each version, and last
-its CPU seconds of one.
-"""
+"""Times how long a worker needs for each version of the params: over shared memory, and over TCP with keys."""
 
 from __future__ import annotations
 
@@ -28,7 +24,6 @@ from jsrl.types import make_version, spec_for_one
 from jsrl.workers.acting import Engine
 
 _VERSIONS = 40  # that are timed
-_WAIT_S = 60.0
 
 
 def time_params(experiment: Experiment, versions: int = _VERSIONS) -> ParamsTimes:
@@ -71,7 +66,7 @@ def _far_s(keys: Path, values: list[np.ndarray], versions: int) -> float:
     """Return the CPU seconds of a process that receives a version over TCP with keys."""
     publisher = bind_params("tcp://127.0.0.1:0", keys=keys)
     spawn = spawn_environment()
-    words = [sys.executable, "-m", "jsrl.simulation.params", publisher.address, str(keys), str(versions)]
+    words = [sys.executable, "-m", "jsrl.simulation.params_reader", publisher.address, str(keys), str(versions)]
     environment = {**os.environ, **spawn.variables}
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment, cwd=spawn.working_directory) as child:
         try:
@@ -85,17 +80,3 @@ def _far_s(keys: Path, values: list[np.ndarray], versions: int) -> float:
             child.kill()
             publisher.close()
 
-
-def _receive(address: str, keys: str, versions: int) -> None:
-    subscriber, begin_s = connect_params(address, keys=keys), 0.0
-    for number in range(versions + 1):
-        subscriber.wait(0, number, _WAIT_S)
-        subscriber.poll(0)
-        begin_s = begin_s or time.process_time()  # after the first one
-        print(number, flush=True)
-    print((time.process_time() - begin_s) / versions, flush=True)
-    subscriber.close()
-
-
-if __name__ == "__main__":
-    _receive(sys.argv[1], sys.argv[2], int(sys.argv[3]))

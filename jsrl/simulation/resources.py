@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jsrl.simulation.cores import Cores
 from jsrl.simulation.events import Clock, Process, Shared
 from jsrl.simulation.system import System
 from jsrl.simulation.times import ServiceTimes
@@ -22,7 +23,7 @@ class Machine(NamedTuple):
     """
 
     name: str
-    cores: Shared
+    cores: Cores
     capacity: float
     reports: float
     speed: float
@@ -41,7 +42,7 @@ class Resources:
 
     def __init__(self, clock: Clock, system: System, times: ServiceTimes) -> None:
         self._clock, self._system, self._times = clock, system, times
-        self.cores: dict[int, Shared] = {}
+        self.cores: dict[int, Cores] = {}
         self.machines: list[Machine] = []
         self._make_cores()
         self.links: dict[tuple[int, str], tuple[Shared, float]] = {}
@@ -65,7 +66,7 @@ class Resources:
             busy += self._times.relay_cores if s.far_params and s.learner in hosts else 0.0
             busy = min(busy, 0.95 * capacity)
             others = max(s.hosts[i].busy_cores for i in hosts)
-            cores = Shared(clock, capacity - busy, speed, others)
+            cores = Cores(clock, capacity - busy, speed, others)
             self.cores |= dict.fromkeys(hosts, cores)
             name = s.hosts[hosts[0]].machine or s.hosts[hosts[0]].name
             self.machines.append(Machine(name, cores, capacity, busy, speed))

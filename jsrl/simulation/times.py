@@ -83,7 +83,8 @@ class ServerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
       act: CPU seconds of a call, by its rows after padding. act_idle: seconds of waiting for its accelerator.
       gather: CPU seconds of each call before it takes the requests that have arrived by then.
-      request: CPU seconds of a request and its reply. far_request: additional time over TCP with keys.
+      request: CPU seconds of a request and its reply. far_request: additional time over TCP with keys. far_thread: more of it, in
+        the thread that sends and receives messages.
     """
 
     act: Cost = Cost()
@@ -91,6 +92,7 @@ class ServerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gather: float = 0.0
     request: Cost = Cost()
     far_request: Cost = Cost()
+    far_thread: Cost = Cost()
 
 
 class LearnerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
