@@ -121,6 +121,8 @@ def _begins(build: Factory, opening: Tree, num_envs: int, seeds: range) -> tuple
     """
     varies, slots_differ = False, _slots_differ(opening, num_envs)
     for seed in seeds:
+        if varies and (slots_differ or num_envs == 1):
+            break  # making environments may take long
         other = build(num_envs, seed)
         try:
             theirs = other.reset().observation

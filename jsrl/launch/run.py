@@ -106,6 +106,7 @@ def run(
         with closed_on_error(screen, list(filter(None, (*messages, chosen, *changed)))):
             plan = ready_plan(experiment, folder, memory, starts, graph, launcher, resumed=resumed, show=screen.message)
         begun.set()
+        folder.delete_replaced()
         session = make_session(plan, folder, screen, sinks, Hooks(hooks, RunLog(folder.logs / LOG)))
         try:
             result = train(plan, session, launcher)
@@ -155,12 +156,13 @@ def removed_unless(begun: threading.Event, folder: RunFolder, resumed: bool, mad
     """Remove the folder of a new run that failed before it began, and the folders `made` for it if they are empty.
 
     It would be the newest run of its experiment, without anything to report or to resume, and its name would be taken.
+    The run that it was to overwrite is put back.
     """
     try:
         yield
     except BaseException:  # also an error of the user's environment or agent, and Ctrl-C
         if not resumed and not begun.is_set():
-            shutil.rmtree(folder.path, ignore_errors=True)
+            folder.undo()
             with contextlib.suppress(OSError):  # another run is there
                 for parent in made:
                     parent.rmdir()

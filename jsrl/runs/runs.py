@@ -9,6 +9,7 @@ RUNS_DIR/<experiment>/<name>/
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import glob
 import io
@@ -37,6 +38,7 @@ from jsrl.runs.state import held_by
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=,-]{0,127}")
 _decode = msgspec.json.Decoder().decode  # four times as fast as json.loads
+REPLACED = ".replaced"  # folder beside runs, of those that are being overwritten
 _FOLDERS = ("logs", "tensorboard", "snapshots", "names")
 
 
@@ -77,7 +79,8 @@ class RunFolder:
         Args:
           runs_dir: folder of all runs. experiment: the experiment's name.
           name: the run's name; default: the time, and the seed if given.
-          config: the resolved configuration, JSON-like. overwrite: delete a run of the same name first.
+          config: the resolved configuration, JSON-like. overwrite: a run of the same name, which is put aside:
+            call `delete_replaced` once this one has begun, or `undo`.
 
         Raises:
           ConfigError: the name is invalid as a folder, is taken, or the place cannot be written.
@@ -107,7 +110,7 @@ class RunFolder:
                 raise ConfigError(f"{path} exists and is not a run (no experiment.json); it is not overwritten.")
             if running := held_by(path):
                 raise ConfigError(f"{path} is running (process {running}); stop it before it is overwritten.")
-            shutil.rmtree(path)
+            cls(path)._put_aside()
         parent.mkdir(parents=True, exist_ok=True)
         for number in range(1, 1000):
             try:
@@ -122,6 +125,29 @@ class RunFolder:
             f"the run {path} exists. Continue it with --resume {path.parent.name}/{path.name}, delete it first with "
             "--overwrite, or choose another name with --run-name."
         )
+
+    @property
+    def _aside(self) -> Path:
+        """Return where the run that this one replaces lies until this one begins."""
+        return self.path.parent / REPLACED / self.path.name
+
+    def _put_aside(self) -> None:
+        shutil.rmtree(self._aside, ignore_errors=True)
+        self._aside.parent.mkdir(exist_ok=True)
+        self.path.rename(self._aside)
+
+    def delete_replaced(self) -> None:
+        """Delete the run that this one replaces, if there is one."""
+        shutil.rmtree(self._aside, ignore_errors=True)
+        with contextlib.suppress(OSError):  # there is none, or another run has replaced one as well
+            self._aside.parent.rmdir()
+
+    def undo(self) -> None:
+        """Delete this run, and put the one that it replaces back."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # it replaces none
+            self._aside.rename(self.path)
+            self._aside.parent.rmdir()
 
     @classmethod
     def open(cls, run: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs") -> RunFolder:

@@ -153,3 +153,14 @@ def test_fixed_start_is_allowed_with_a_single_slot() -> None:
         assert any("start with the same" in note for note in report.notes)
     report = check_env(EnvConfig("particle:simple_spread_v3"), steps=5, num_envs=1)
     assert "other seeds and other slots start differently" in report.passed
+
+
+def test_other_seeds_are_tried_until_one_starts_differently() -> None:
+    made = list[int]()
+
+    def build(num_envs: int, seed: int):
+        made.append(seed)
+        return make_game(EnvConfig("particle:simple_spread_v3"), num_envs, seed)
+
+    check_env(build, steps=5)
+    assert made == [0, 0, 1]  # two equal runs, and one other seed

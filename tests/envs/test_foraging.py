@@ -112,6 +112,8 @@ def test_invalid_names_and_options_are_refused(name: str) -> None:
         make_game(EnvConfig("foraging:8x8-2p-2f", kwargs={"speed": 3}), 1, 0)
     with pytest.raises(ConfigError, match="max_cycles is 0"):
         make_game(EnvConfig("foraging:8x8-2p-2f", kwargs={"max_cycles": 0}), 1, 0)
+    with pytest.raises(ConfigError, match="9 agents and 1 foods do not fit into 3 x 3 cells"):
+        make_game(EnvConfig("foraging:3x3-9p-1f"), 1, 0)
 
 
 def test_invalid_actions_are_refused() -> None:

@@ -70,6 +70,17 @@ def test_taken_name_lists_the_choices(tmp_path):
     assert (tmp_path / "x" / "precious").exists()
 
 
+def test_a_run_is_overwritten_only_once_the_new_one_begins(tmp_path):
+    old = RunFolder.create(tmp_path, "x", "a")
+    old.metrics_path.write_text("{}\n")
+    RunFolder.create(tmp_path, "x", "a", overwrite=True).undo()
+    assert old.metrics_path.read_text() == "{}\n" and os.listdir(tmp_path / "x") == ["a"]
+    new = RunFolder.create(tmp_path, "x", "a", overwrite=True)
+    assert list(tmp_path.glob("*/*/experiment.json")) == [new.path / "experiment.json"]  # the list has no other
+    new.delete_replaced()
+    assert not old.metrics_path.exists() and os.listdir(tmp_path / "x") == ["a"]
+
+
 def test_unwritable_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"file/x/a cannot be written \(Not a directory\).*--runs-dir"):

@@ -16,6 +16,7 @@ from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.qmix import QMIXConfig, qmix
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.td3 import TD3Config, td3
+from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment
 from jsrl.launch.resume import params_source
@@ -155,6 +156,14 @@ def test_a_run_is_not_deleted_before_its_params_are_found_elsewhere(tmp_path: Pa
     with pytest.raises(ConfigError, match=sentence):
         run(Experiment(PPOConfig()), runs_dir=tmp_path, name="one", overwrite=True, init_from=source)
     assert SnapshotStore(folder.snapshots / "params").versions() == [10]
+
+
+def test_a_run_is_not_deleted_before_the_new_ones_environment_was_made(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "experiment", "one")
+    folder.metrics_path.write_text("{}\n")
+    with pytest.raises(ConfigError, match="CartPoole"):
+        run(Experiment(PPOConfig(), EnvConfig("CartPoole-v1")), runs_dir=tmp_path, name="one", overwrite=True)
+    assert folder.metrics_path.read_text() == "{}\n"
 
 
 def test_parameter_server_leaves_the_tags_to_the_learner(tmp_path: Path) -> None:
