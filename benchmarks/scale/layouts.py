@@ -36,6 +36,8 @@ from jsrl.tuning.trial import Limits, Progress
 from tests.launch.hosts.agents import Agent, namespaces
 
 LIMITS = Limits(seconds=5.0, updates=4, warm_s=1.5, longest_s=25.0)
+SLOW_MBIT = 20  # a trajectory takes 0.3 s on such a link, so queues in front of it grow for seconds
+SLOW_LIMITS = Limits(seconds=20.0, updates=4, warm_s=8.0, longest_s=40.0)
 ENVS = 4  # of each actor
 STAYS = ("inference",)  # on the first host, where the learner is
 
@@ -260,7 +262,11 @@ def _shape(namespace: str, number: int, mbit: float) -> str:
 
 def measure(layout: Layout) -> dict[str, Any]:
     """Run a layout and return its figures."""
-    with tempfile.TemporaryDirectory(prefix="jsrl-layout-") as name, far_hosts(layout, Path(name)) as (launcher, meter):
+    limits = SLOW_LIMITS if 0 < layout.mbit <= SLOW_MBIT else LIMITS
+    with (
+        tempfile.TemporaryDirectory(prefix="jsrl-layout-") as name,
+        far_hosts(layout, Path(name), limits) as (launcher, meter),
+    ):
         run(experiment_of(layout), runs_dir=name, name="one", launcher=launcher, display="log-only", hooks=[meter])
     return meter.found(layout)
 

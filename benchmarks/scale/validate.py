@@ -1,6 +1,6 @@
 """Predict held-out layouts of the real system from a calibration with 1 to 4 actors, and compare with measurements.
 
-    python benchmarks/scale/validate.py all DATA.json                          # everything below, and the table: 45 minutes
+    python benchmarks/scale/validate.py all DATA.json                          # everything below, and the table: 40 minutes
     python benchmarks/scale/validate.py calibrate DATA.json [--budget-s 450]   # service times of each work
     python benchmarks/scale/validate.py measure DATA.json [--budget-s 450]     # three runs of each layout, within the budget
     python benchmarks/scale/validate.py compare DATA.json                      # predict, and print every error

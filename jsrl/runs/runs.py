@@ -110,7 +110,7 @@ class RunFolder:
                 raise ConfigError(f"{path} exists and is not a run (no experiment.json); it is not overwritten.")
             if running := held_by(path):
                 raise ConfigError(f"{path} is running (process {running}); stop it before it is overwritten.")
-            cls(path)._put_aside()
+            RunFolder(path)._put_aside()
         parent.mkdir(parents=True, exist_ok=True)
         for number in range(1, 1000):
             try:

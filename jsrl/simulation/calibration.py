@@ -28,7 +28,16 @@ from jsrl.simulation.fits import fit
 from jsrl.simulation.params import time_params
 from jsrl.simulation.speed import LOOP, beside_loop
 from jsrl.simulation.system import check_known
-from jsrl.simulation.times import ActorTimes, Cost, EnvTimes, LearnerTimes, ParamsTimes, ServerTimes, ServiceTimes, Updates
+from jsrl.simulation.times import (
+    ActorTimes,
+    Cost,
+    EnvTimes,
+    LearnerTimes,
+    ParamsTimes,
+    ServerTimes,
+    ServiceTimes,
+    Updates,
+)
 from jsrl.simulation.updating import time_updates
 from jsrl.tuning.trial import Limits, Speed, measure
 

@@ -68,15 +68,18 @@ def _far_s(keys: Path, values: list[np.ndarray], versions: int) -> float:
     spawn = spawn_environment()
     words = [sys.executable, "-m", "jsrl.simulation.params_reader", publisher.address, str(keys), str(versions)]
     environment = {**os.environ, **spawn.variables}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment, cwd=spawn.working_directory) as child:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, env=environment, cwd=spawn.working_directory
+    ) as child:
         try:
             assert child.stdout is not None
             for number in range(versions + 1):
                 publisher.publish(0, make_version(0, number), values)
                 if not child.stdout.readline():
-                    raise ConfigError("the process that receives params for the calibration failed; see its output above.")
+                    raise ConfigError(
+                        "the process that receives params for the calibration failed; see its output above."
+                    )
             return float(child.stdout.readline())
         finally:
             child.kill()
             publisher.close()
-

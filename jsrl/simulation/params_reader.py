@@ -1,6 +1,7 @@
 """Receives versions of the params over TCP with keys, for jsrl.simulation.params.
 
-`python -m jsrl.simulation.params_reader ADDRESS KEYS VERSIONS` prints a line for each version, and last its CPU seconds of one.
+`python -m jsrl.simulation.params_reader ADDRESS KEYS VERSIONS` writes a line for each version, and last the CPU seconds of
+one.
 """
 
 from __future__ import annotations
@@ -20,9 +21,15 @@ def receive(address: str, keys: str, versions: int) -> None:
         subscriber.wait(0, number, _WAIT_S)
         subscriber.poll(0)
         begin_s = begin_s or time.process_time()
-        print(number, flush=True)
-    print((time.process_time() - begin_s) / versions, flush=True)
+        tell(str(number))
+    tell(str((time.process_time() - begin_s) / versions))
     subscriber.close()
+
+
+def tell(line: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ class ServerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
       act: CPU seconds of a call, by its rows after padding. act_idle: seconds of waiting for its accelerator.
       gather: CPU seconds of each call before it takes the requests that have arrived by then.
-      request: CPU seconds of a request and its reply. far_request: additional time over TCP with keys. far_thread: more of it, in
-        the thread that sends and receives messages.
+      request: CPU seconds of a request and its reply. far_request: additional time over TCP with keys.
+      far_thread: the same in the thread that receives and sends messages, beside the rest.
     """
 
     act: Cost = Cost()

@@ -102,7 +102,7 @@ def test_readers_get_params_after_each_update_of_a_batch():
     for outcome in (once, often):
         assert outcome.updates_per_s == pytest.approx(10.0, rel=0.05)
         assert 64 * outcome.used[CORES, "one"] == pytest.approx(1.0 + 8 * 10 * 0.010, rel=0.06)
-    near = simulate(inline(8, reuse=4, updates=4), times)  # actors wait for blocks for most of the time, and read nothing then
+    near = simulate(inline(8, reuse=4, updates=4), times)  # actors mostly wait for blocks, and read nothing then
     assert 1.0 + 8 * 2.5 * 0.010 * 0.9 < 64 * near.used[CORES, "one"] < 1.0 + 8 * 6 * 0.010
 
 
@@ -163,7 +163,7 @@ def test_a_ring_of_groups_hides_the_time_of_an_answer(ring: int, ratio: float):
     """The published rule: the speed grows with the ring up to 1 + t_response / t_env."""
     times = ServiceTimes(env=EnvTimes(step=Cost(0.005)), hop_s=0.005)  # 10 ms there and back
     alone = simulate(served(1, ring=1), times).env_steps_per_s
-    assert simulate(served(1, ring=ring), times).env_steps_per_s / alone == pytest.approx(ratio, rel=0.03)
+    assert simulate(served(1, ring=ring), times, seconds=30.0).env_steps_per_s / alone == pytest.approx(ratio, rel=0.03)
 
 
 def test_waiting_only_for_replies_is_reported_as_round_trips():
@@ -200,10 +200,10 @@ def test_rows_that_are_too_old_are_dropped():
 def test_waits_and_drops_count_every_update_of_a_batch():
     """With 2 updates per batch, rows of lag 0 are 1 update old in the second of them."""
     times = ServiceTimes(env=EnvTimes(step_idle=Cost(0.010)), learner=LearnerTimes(update=Cost(0.1)))
-    waiting = simulate(inline(4, by_group=True, wait_lag=1, max_lag=1, updates=2, reuse=2), times)
+    waiting = simulate(inline(4, by_group=True, wait_lag=0, max_lag=1, updates=2, reuse=2), times)
     assert set(waiting.lags) == {0} and waiting.dropped == 0.0
     free = simulate(inline(4, by_group=True, max_lag=2, updates=2, reuse=2), times)
-    assert set(free.lags) == {0} and free.dropped > 0.5  # a lag of 2 would become 3
+    assert max(free.lags) <= 1 and free.dropped > 0.5  # a lag of 2 would become 3
 
 
 def test_rows_from_another_host_cost_the_learner_more_to_take():

@@ -91,6 +91,7 @@ def test_a_server_with_requests_to_answer_does_not_count_as_waiting(tmp_path: Pa
     assert "act" in entered and "wait" not in entered
     serving.worker.step()
     assert entered.count("wait") == 1
+    client.close()
     serving.server.close()
 
 

@@ -64,7 +64,9 @@ class ForagingGame:
         if max_cycles < 1 or (sight is not None and sight < 0):
             raise ConfigError(f"max_cycles is {max_cycles} and sight {sight}; give at least 1, and 0 or more")
         if agents + foods > size * size:
-            raise ConfigError(f"{agents} agents and {foods} foods do not fit into {size} x {size} cells; use a larger grid")
+            raise ConfigError(
+                f"{agents} agents and {foods} foods do not fit into {size} x {size} cells; use a larger grid"
+            )
         self.num_envs, self._size, self._coop, self._penalty, self._limit = num_envs, size, coop, penalty, max_cycles
         self._sight = size if sight is None else sight
         seen = ArraySpec((3 * (foods + agents),), "float32")
