@@ -88,13 +88,13 @@ def run(
     """
     experiment, resumed = found_opponents(dataclasses.replace(experiment, **changes), runs_dir), resume is not None
     launcher, hooks, sinks = fitting(launcher, experiment), load_hooks(hooks), load_values("sink", sinks, ("write",))
-    begun, made = threading.Event(), [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()]
+    made = [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()]
     if resume is not None:
         folder = RunFolder.open(resume, runs_dir)
     else:
         folder = made_folder(experiment, runs_dir, name, overwrite, init_from)
     with (
-        removed_unless(begun, folder, resumed, made),
+        undone_unless_begun(folder, resumed, made) as begin,
         remembered(),
         claimed(folder),
         own_memory_folder(folder.path) as memory,
@@ -105,8 +105,7 @@ def run(
         screen = make_display(display, log=RunLog(folder.logs / LOG))
         with closed_on_error(screen, list(filter(None, (*messages, chosen, *changed)))):
             plan = ready_plan(experiment, folder, memory, starts, graph, launcher, resumed=resumed, show=screen.message)
-        begun.set()
-        folder.delete_replaced()
+        begin()
         session = make_session(plan, folder, screen, sinks, Hooks(hooks, RunLog(folder.logs / LOG)))
         try:
             result = train(plan, session, launcher)
@@ -152,14 +151,20 @@ def closed_on_error(screen: Display, lines: Sequence[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def removed_unless(begun: threading.Event, folder: RunFolder, resumed: bool, made: Sequence[Path]) -> Iterator[None]:
-    """Remove the folder of a new run that failed before it began, and the folders `made` for it if they are empty.
+def undone_unless_begun(folder: RunFolder, resumed: bool, made: Sequence[Path]) -> Iterator[Callable[[], None]]:
+    """Yield a function to call once the run begins. Without it, remove a new run's folder, and those `made` for it if empty.
 
     It would be the newest run of its experiment, without anything to report or to resume, and its name would be taken.
     The run that it was to overwrite is put back.
     """
+    begun = threading.Event()
+
+    def begin() -> None:
+        begun.set()
+        folder.delete_replaced()
+
     try:
-        yield
+        yield begin
     except BaseException:  # also an error of the user's environment or agent, and Ctrl-C
         if not resumed and not begun.is_set():
             folder.undo()
