@@ -272,7 +272,7 @@ def test_the_examples_game_of_two_policies_trains(tmp_path: Path) -> None:
         said = {
             "run": "policy runner: 2,048 env steps",
             "evaluate": "chase/run-1@runner/best: return",
-            "record": "recorded 2 traj",
+            "record": "to rows: 1 file",
         }
         assert said[words[0]] in ended.stdout
 

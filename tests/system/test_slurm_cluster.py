@@ -181,7 +181,7 @@ def test_seed_array_is_requeued_and_stopped_from_another_host(cluster: Cluster) 
     status = cluster.ask(*command, "status", "x-seed1")
     assert re.search(r"Slurm job \d+: RUNNING on n\d", status), status
     assert f"Slurm job {array}: " in cluster.ask(*command, "status", "x")
-    assert re.search(r"steps .* updates ", cluster.ask(*command, "logs", "x-seed1"))
+    wait_for(lambda: re.search(r"steps .* updates ", cluster.ask(*command, "logs", "x-seed1")) is not None, 60.0)
 
     told = cluster.ask(sys.executable, "-c", FAR.format(words=["stop", "x"]))
     assert f"the waiting jobs of array {array} are cancelled" in told and told.count("by a signal") == 2, told
