@@ -7,55 +7,16 @@ Longer work, such as an update, is interrupted after each slice. Both kinds get 
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from jsrl.simulation.events import Clock, Use
+from jsrl.simulation.events import Clock, Lane, Use
 
 SLICE_S = 0.003  # of Linux's scheduler, for some cores
-_LEFT = 1e-9  # remaining seconds of a job that count as rounding
+_LEFT_S = 1e-9  # remaining CPU seconds of a job that count as rounding
 Resume = Callable[[Any], None]
-
-
-class _Lane:
-    """Jobs that are served at the same rate for each unit of their width."""
-
-    def __init__(self) -> None:
-        self.width = 0.0
-        self._attained = 0.0  # seconds served to a job of width 1 since the start
-        self._jobs: list[tuple[float, int, float, Resume]] = []
-        self._order = itertools.count()
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def add(self, seconds: float, width: float, resume: Resume) -> None:
-        heapq.heappush(self._jobs, (self._attained + seconds / width, next(self._order), width, resume))
-        self.width += width
-
-    def serve(self, seconds: float) -> None:
-        """Serve a job of width 1 for some seconds, and all others accordingly."""
-        self._attained += seconds
-
-    @property
-    def least(self) -> float:
-        """Return the seconds that a job of width 1 is served until the next one is over."""
-        return max(0.0, self._jobs[0][0] - self._attained) if self._jobs else math.inf
-
-    def over(self) -> list[Resume]:
-        """Remove and return the jobs that are over."""
-        found = []
-        while self._jobs and self._jobs[0][0] <= self._attained + _LEFT:
-            _, _, width, resume = heapq.heappop(self._jobs)
-            self.width -= width
-            found.append(resume)
-        if not self._jobs:
-            self.width = 0.0
-        return found
 
 
 class Cores:
@@ -72,7 +33,7 @@ class Cores:
     def __init__(self, clock: Clock, capacity: float, most: float, others: float = 0.0) -> None:
         self._clock, self._capacity, self._most, self._others = clock, capacity, most, others
         self._seats = max(1, math.ceil(capacity / most - 1e-9))
-        self._short, self._long = _Lane(), _Lane()
+        self._short, self._long = Lane(), Lane()
         self._queue: deque[tuple[float, float, Resume]] = deque()
         self._since = 0.0
         self._plan = 0  # number of the newest plan for the next end
@@ -129,15 +90,15 @@ class Cores:
         """Plan when the next job is over, after a change in the jobs."""
         self._plan += 1
         rates = zip((self._short, self._long), self._rates(), strict=True)
-        left = min((lane.least / rate for lane, rate in rates if rate), default=math.inf)
-        if left < math.inf:
-            self._clock.after(left, self._end, self._plan)
+        left_s = min((lane.left / rate for lane, rate in rates if rate), default=math.inf)
+        if left_s < math.inf:
+            self._clock.after(left_s, self._end, self._plan)
 
     def _end(self, plan: int) -> None:
         if plan != self._plan:
             return
         self._advance()
-        over = self._short.over() + self._long.over()
+        over = self._short.over(_LEFT_S) + self._long.over(_LEFT_S)
         self._seat()
         self._plan_end()
         for resume in over:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
@@ -95,77 +96,106 @@ class Mailbox:
             self._waiting = resume
 
 
-class Shared:
-    """A resource that its users share evenly: cores, or the bytes per second of a link.
-
-    Args:
-      capacity: units per second. most: limit of one user of width 1. A user of width 2 counts as two.
-      others: width of users that never end and are not counted, such as other programs.
+class Lane:
+    """Jobs that are served at the same rate for each unit of their width.
 
     Attributes:
-      used, used_by_others: units that were served so far, up to the last change.
+      width: of all jobs.
     """
 
-    def __init__(self, clock: Clock, capacity: float, most: float, others: float = 0.0) -> None:
-        self._clock, self._capacity, self._most, self._others = clock, capacity, most, others
-        self._attained = 0.0  # units served to a user of width 1 since the start
-        self._since = 0.0
-        self._width = 0.0
+    def __init__(self) -> None:
+        self.width = 0.0
+        self._attained = 0.0  # units served to a job of width 1 since the start
         self._jobs: list[tuple[float, int, float, Callable[[Any], None]]] = []
         self._order = itertools.count()
-        self._plan = 0  # number of the newest plan for the next end
-        self.used = self.used_by_others = 0.0
 
-    def use(self, amount: float, width: float = 1.0) -> Use:
-        """Return the wait for `amount` units, of which `width` are served in parallel."""
-        return Use(self, amount, width)
+    def __len__(self) -> int:
+        """Return the number of jobs."""
+        return len(self._jobs)
+
+    def add(self, amount: float, width: float, resume: Callable[[Any], None]) -> None:
+        """Start serving a job."""
+        heapq.heappush(self._jobs, (self._attained + amount / width, next(self._order), width, resume))
+        self.width += width
+
+    def serve(self, amount: float) -> None:
+        """Serve a job of width 1 an amount, and all others accordingly."""
+        self._attained += amount
+
+    @property
+    def left(self) -> float:
+        """Return what a job of width 1 is served until the next one is over; infinite without jobs."""
+        return max(0.0, self._jobs[0][0] - self._attained) if self._jobs else math.inf
+
+    def reach(self) -> None:
+        """Serve the next job to its end, whatever rounding left of it."""
+        self._attained = max(self._attained, self._jobs[0][0])
+
+    def over(self, rounding: float) -> list[Callable[[Any], None]]:
+        """Remove the jobs that are over, and return their calls. rounding: what may be left of a job of width 1."""
+        over = []
+        while self._jobs and self._jobs[0][0] <= self._attained + rounding:
+            _, _, width, resume = heapq.heappop(self._jobs)
+            self.width -= width
+            over.append(resume)
+        if not self._jobs:
+            self.width = 0.0
+        return over
+
+
+class Shared:
+    """A resource that its users share evenly: the bytes per second of a link, or an accelerator.
+
+    Args:
+      capacity: units per second.
+
+    Attributes:
+      used: units that were served so far, up to the last change.
+    """
+
+    def __init__(self, clock: Clock, capacity: float) -> None:
+        self._clock, self._capacity = clock, capacity
+        self._lane = Lane()
+        self._since = 0.0
+        self._plan = 0  # number of the newest plan for the next end
+        self.used = 0.0
+
+    def use(self, amount: float) -> Use:
+        """Return the wait for `amount` units."""
+        return Use(self, amount, 1.0)
 
     def used_at(self, now: float) -> float:
         """Return the units served up to now."""
-        return self.used + (now - self._since) * self._rate * self._width
-
-    def used_by_others_at(self, now: float) -> float:
-        """Return the units that others took up to now."""
-        return self.used_by_others + (now - self._since) * self._rate * self._others
+        return self.used + (now - self._since) * self._rate * self._lane.width
 
     @property
     def _rate(self) -> float:
-        width = self._width + self._others
-        return min(self._most, self._capacity / width) if width else 0.0
+        return self._capacity / self._lane.width if self._lane.width else 0.0
 
     def _advance(self) -> None:
         passed, rate = self._clock.now - self._since, self._rate
-        self._attained += passed * rate
-        self.used += passed * rate * self._width
-        self.used_by_others += passed * rate * self._others
+        self._lane.serve(passed * rate)
+        self.used += passed * rate * self._lane.width
         self._since = self._clock.now
 
     def add(self, amount: float, width: float, resume: Callable[[Any], None]) -> None:
         """Start serving a user."""
         self._advance()
-        heapq.heappush(self._jobs, (self._attained + amount / width, next(self._order), width, resume))
-        self._width += width
+        self._lane.add(amount, width, resume)
         self._plan_end()
 
     def _plan_end(self) -> None:
         """Plan when the next user is finished, after a change in the number of users."""
         self._plan += 1
-        if self._jobs:
-            left = max(0.0, self._jobs[0][0] - self._attained)
-            self._clock.after(left / self._rate, self._end, self._plan)
+        if self._lane:
+            self._clock.after(self._lane.left / self._rate, self._end, self._plan)
 
     def _end(self, plan: int) -> None:
         if plan != self._plan:
             return
         self._advance()
-        self._attained = max(self._attained, self._jobs[0][0])
-        over = []
-        while self._jobs and self._jobs[0][0] <= self._attained + _LEFT:
-            _, _, width, resume = heapq.heappop(self._jobs)
-            self._width -= width
-            over.append(resume)
-        if not self._jobs:
-            self._width = 0.0
+        self._lane.reach()
+        over = self._lane.over(_LEFT)
         self._plan_end()
         for resume in over:
             resume(None)

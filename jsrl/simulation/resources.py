@@ -50,8 +50,8 @@ class Resources:
             for way, mbit in (("out", host.out_mbit), ("in", host.in_mbit)):
                 if mbit:
                     rate = mbit * _BITS
-                    self.links[index, way] = (Shared(clock, rate, rate), rate)
-        self.gpus = {i: [Shared(clock, 1.0, 1.0) for _ in range(host.gpus)] for i, host in enumerate(system.hosts)}
+                    self.links[index, way] = (Shared(clock, rate), rate)
+        self.gpus = {i: [Shared(clock, 1.0) for _ in range(host.gpus)] for i, host in enumerate(system.hosts)}
 
     def _make_cores(self) -> None:
         s, clock = self._system, self._clock

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from jsrl.simulation.cores import Cores
 from jsrl.simulation.events import Clock, Mailbox, Pause, Shared
 
 
@@ -40,7 +41,7 @@ def test_a_closed_network_of_thinkers_and_one_shared_core_has_the_throughput_of_
         rate = n / (think_s + service_s * (1 + queue))
         queue = rate * service_s * (1 + queue)
     clock, draw, made = Clock(), random.Random(2), [0]
-    core = Shared(clock, 1.0, 1.0)
+    core = Shared(clock, 1.0)
 
     def user():
         while True:
@@ -57,7 +58,7 @@ def test_a_closed_network_of_thinkers_and_one_shared_core_has_the_throughput_of_
 
 def test_cores_that_are_too_few_are_shared_and_one_user_has_at_most_one():
     clock, ends = Clock(), {}
-    cores = Shared(clock, 2.0, 1.0)
+    cores = Cores(clock, 2.0, 1.0)
 
     def user(name, amount, width=1.0):
         yield cores.use(amount, width)
@@ -77,7 +78,7 @@ def test_cores_that_are_too_few_are_shared_and_one_user_has_at_most_one():
 
 def test_other_programs_take_their_share_of_cores_that_are_too_few_and_none_of_idle_ones():
     clock, ends = Clock(), {}
-    cores = Shared(clock, 2.0, 1.0, others=1.0)
+    cores = Cores(clock, 2.0, 1.0, others=1.0)
 
     def user(name):
         yield cores.use(1.0)
@@ -95,7 +96,7 @@ def test_other_programs_take_their_share_of_cores_that_are_too_few_and_none_of_i
 
 def test_a_link_is_full_when_more_is_asked_than_it_carries():
     clock, sent = Clock(), [0]
-    link = Shared(clock, 1000.0, 1000.0)
+    link = Shared(clock, 1000.0)
 
     def sender(size):
         while True:
@@ -112,7 +113,7 @@ def test_a_link_is_full_when_more_is_asked_than_it_carries():
 
 def test_mailbox_keeps_the_order_and_zero_work_takes_no_time():
     clock, inbox, got = Clock(), Mailbox(), []
-    core = Shared(clock, 1.0, 1.0)
+    core = Shared(clock, 1.0)
 
     def reader():
         while True:
