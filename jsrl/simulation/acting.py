@@ -12,7 +12,7 @@ from jsrl.envs.make import make_spec
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent
 from jsrl.transport.base import Request
-from jsrl.types import map_tree, spec_for_one
+from jsrl.types import EnvSpec, map_tree, spec_for_one
 from jsrl.workers.acting import Engine, GroupSlots
 
 
@@ -25,13 +25,24 @@ def time_acting(experiment: Experiment, sizes: list[int], seconds: float = 0.5) 
     Raises:
       ConfigError, EnvironmentFault: the environment or the agent cannot be made.
     """
+    engine, spec, _ = engine_of(experiment, sizes)
+    engine.warm_up()
+    return [(size, _call_s(engine, spec, size, seconds)) for size in sorted(set(sizes))]
+
+
+def engine_of(experiment: Experiment, sizes: list[int]) -> tuple[Engine, EnvSpec, list[np.ndarray]]:
+    """Return an engine for batches of some sizes with fresh params, what it acts on, and the leaves of the params.
+
+    Raises:
+      ConfigError, EnvironmentFault: the environment or the agent cannot be made.
+    """
     spec = spec_for_one(make_spec(experiment.env))
     agent = build_agent(experiment.agent, spec)
     engine = Engine(agent, spec, num_slots=max(sizes), sizes=sizes, seed=experiment.seed)
     params = agent.init(jax.random.key(experiment.seed)).params
-    engine.set_params(0, [np.asarray(leaf) for leaf in jax.tree.leaves(params)])
-    engine.warm_up()
-    return [(size, _call_s(engine, spec, size, seconds)) for size in sorted(set(sizes))]
+    values = [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
+    engine.set_params(0, values)
+    return engine, spec, values
 
 
 def _call_s(engine: Engine, spec, size: int, seconds: float) -> float:

@@ -235,8 +235,8 @@ class Model:
         self.counts["calls"] += 1
         self.counts["rows"] += rows
         for actor, group, _ in batch:
-            sent = (server.host, actor.host, s.bytes.reply, s.far_asks, actor.inbox.put, Reply(group, version))
-            self._through_thread(server, lambda message: self.resources.send(*message), sent)
+            ways = (server.host, actor.host, s.bytes.reply, s.far_asks, actor.inbox.put)
+            self._through_thread(server, functools.partial(self.resources.send, *ways), Reply(group, version))
 
     def _through_thread(self, server: Server, then: Callable[[Any], None], message: Any) -> None:
         """Call `then` with a message once the server's thread for messages has received or sent it."""

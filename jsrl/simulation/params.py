@@ -9,18 +9,16 @@ import tempfile
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
 
-from jsrl.envs.make import make_spec
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.building import build_agent
 from jsrl.references.importing import spawn_environment
+from jsrl.simulation.acting import engine_of
 from jsrl.simulation.times import ParamsTimes
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.params.transports import bind_params, connect_params
-from jsrl.types import make_version, spec_for_one
+from jsrl.types import make_version
 from jsrl.workers.acting import Engine
 
 _VERSIONS = 40  # that are timed
@@ -35,10 +33,7 @@ def time_params(experiment: Experiment, versions: int = _VERSIONS) -> ParamsTime
     Raises:
       ConfigError, EnvironmentFault: the environment or the agent cannot be made, or the reader failed.
     """
-    spec = spec_for_one(make_spec(experiment.env))
-    agent = build_agent(experiment.agent, spec)
-    engine = Engine(agent, spec, num_slots=1, sizes=[1], seed=experiment.seed)
-    values = [np.asarray(leaf) for leaf in jax.tree.leaves(agent.init(jax.random.key(experiment.seed)).params)]
+    engine, _, values = engine_of(experiment, [1])
     with tempfile.TemporaryDirectory(prefix="jsrl-params-") as folder:
         return ParamsTimes(
             near=_near_s(f"shm:{folder}/params", engine, values, versions),
