@@ -393,6 +393,16 @@ def test_worker_kinds_are_named_only_in_their_folders_and_the_graph_builder():
     assert kinds_named(ast.parse("x = 'actor'; y = 'replay-0'; z = 'actor/env_share'")) == ["actor", "replay-0"]
 
 
+def test_run_script_names_the_files_from_the_command_to_a_workers_step():
+    told = ast.get_docstring(ast.parse((ROOT / "experiments" / "run.py").read_text())) or ""
+    named = re.findall(r"jsrl/[\w/]+\.py", told)
+    assert [Path(path).name for path in named] == ["run.py", "process.py", "worker.py", "serial.py"]
+    defined, called = ("def run(", "def _loop(", "class Actor:", ""), ("", "worker.step()", "def step(", ".step()")
+    for path, definition, call in zip(named, defined, called, strict=True):
+        text = (ROOT / path).read_text()
+        assert definition in text and call in text
+
+
 def test_workers_never_import_each_other():
     for kind in WORKERS:
         modules = {

@@ -277,7 +277,8 @@ def _await(driver: Driver, reached: Any) -> None:
     until = time.monotonic() + PATIENCE_S
     while not reached():
         if driver.process.poll() is not None or time.monotonic() > until:
-            raise RuntimeError(f"no progress:\n{driver.log.read_text()[-3000:]}")
+            logs = sorted(driver.log.parent.glob("*.txt"))
+            raise RuntimeError("no progress:\n" + "\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs))
         time.sleep(0.2)
 
 
@@ -287,12 +288,14 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| system | hosts | rows/s | efficiency | cores | CPU us/row | PSS MB | recovered after s |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for system, hosts in sorted({(row["system"], row["hosts"]) for row in rows}):
-        mine = [row for row in rows if (row["system"], row["hosts"]) == (system, hosts)]
+    worked = [row for row in rows if "failed" not in row]
+    for system, hosts in sorted({(row["system"], row["hosts"]) for row in worked}):
+        mine = [row for row in worked if (row["system"], row["hosts"]) == (system, hosts)]
         names = ("rows_per_s", "efficiency", "cores", "cpu_us_per_row", "pss_mb")
         middle = [f"{statistics.median(row[name] for row in mine):,.4g}" for name in names]
         back = ", ".join(str(row["recovered_s"]) for row in mine if "recovered_s" in row)
         lines.append(f"| {system} | {hosts} | {' | '.join(middle)} | {back} |")
+    lines += [f"failed: {row['system']} with {row['hosts']} hosts" for row in rows if "failed" in row]
     return "\n".join(lines)
 
 
@@ -318,7 +321,10 @@ def main() -> int:
         for hosts, system in [
             (hosts, system) for _ in range(given.rounds) for hosts in given.hosts for system in given.systems
         ]:
-            rows.append(measure(system, address, names[:hosts], given))
+            try:
+                rows.append(measure(system, address, names[:hosts], given))
+            except RuntimeError as error:  # RLlib's workers once did not start within the time; the other arms go on
+                rows.append({"system": system, "hosts": hosts, "failed": str(error)})
             print(json.dumps(rows[-1]), flush=True)
             if given.out is not None:
                 facts = {"work": WORK, "cores": os.cpu_count(), "processor": platform.processor(), "rows": rows}

@@ -17,8 +17,10 @@ from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.messages import (
+    CLOSED_LOST_S,
     LEASE_S,
     LOST_S,
+    PROMPT_S,
     AnyAgentMessage,
     AnyControllerMessage,
     AnyOrder,
@@ -82,7 +84,7 @@ class JoinedHost:
         membership ended; empty: it has not.
       workers: of workers, by (worker, incarnation). answers: to questions, by their numbers.
       wanted: frozen players for which its workers wait; see Beat. leaves: why it gets no new workers; empty: it does.
-      silent: whether the user was told that its lease has ended.
+      silent: whether the user was told that its lease has ended. closed_s: when its connection closed; None: it is open.
       server_key: public key of the streams that its workers bind, 64 hexadecimal digits. names: of these streams.
       relays: params stream -> address at which the host relays it.
       sent, sent_s: its keys and the modules of its workers, and when they were last sent.
@@ -111,6 +113,7 @@ class JoinedHost:
     wanted: list[str] = field(default_factory=list)
     leaves: str = ""
     silent: bool = False
+    closed_s: float | None = None
     joined_s: float = 0.0
 
     @property
@@ -184,7 +187,7 @@ class Members:
         host = self._member(token, message.epoch)
         if host is None:
             return []  # of an earlier membership: its workers are already replaced
-        host.heard_s = self._clock()
+        host.heard_s, host.closed_s = self._clock(), None
         if isinstance(message, Beat):
             self.frames += message.frames
             host.names = [entry for entry in message.names if _is_of(host, entry)]
@@ -223,6 +226,13 @@ class Members:
         elif isinstance(message, Leaving):
             self.lose(host, message.text[:200])
         return []
+
+    def note_closed(self, identity: bytes) -> None:
+        """Note that the connection with this identity has closed. A link that is down closes it too, but much later."""
+        now_s = self._clock()
+        for host in self.hosts:
+            if host.identity == identity and now_s - host.heard_s < PROMPT_S:
+                host.closed_s = now_s
 
     def number(self, host: JoinedHost, order: AnyOrder) -> None:
         """Give an order to a host its number; from now on it is sent again until the host confirms it."""
@@ -329,6 +339,8 @@ class Members:
             silent_s = now_s - host.heard_s
             if silent_s > self._lost_s:
                 self.lose(host, f"it sent no message for {self._lost_s:g} s")
+            elif host.closed_s is not None and now_s - host.closed_s > CLOSED_LOST_S:
+                self.lose(host, f"its connection was closed, and it did not return within {CLOSED_LOST_S:g} s")
             elif silent_s <= self._lease_s:
                 host.silent = False
             elif not host.silent:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -75,6 +76,8 @@ class HostPort:
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_MS[1])
         self._listener = Listener(self._socket, address, tokens.server, tokens.admits)
         self.address = self._listener.address
+        self._closed = self._socket.get_monitor_socket(int(zmq.EVENT_DISCONNECTED))
+        self._connections: dict[int, bytes] = {}  # file descriptor -> identity, of connections that have sent a message
         self._control: zmq.Socket | None = None  # to the control connection, as the relay of all hosts
         self._registry: FileNames | None = None
         self._host_keys: Callable[[], list[str]] = list
@@ -167,23 +170,36 @@ class HostPort:
         finally:
             if self._control is not None:
                 self._control.close(linger=500)
+            self._socket.disable_monitor()
+            self._closed.close(linger=0)
             self._listener.close(500)
 
     def _turn(self) -> None:
         """Process pending work: messages of agents, commands for workers, requests of the launcher."""
         poller = zmq.Poller()
-        for socket in filter(None, (self._socket, self._control, self._wake_receiver)):
+        for socket in filter(None, (self._socket, self._closed, self._control, self._wake_receiver)):
             poller.register(socket, zmq.POLLIN)
         ready = dict(poller.poll(int(1000 * LOOK_S)))
         if self._wake_receiver.fileno() in ready:
             self._wake_receiver.recv(1 << 16)
         while not self._actions.empty():
             self._actions.get()()
+        if self._closed in ready:
+            self._note_closed()
         if self._socket in ready:
             self._receive()
         if self._control is not None and self._control in ready:
             self._pass_on(self._control)
         self._advance()
+
+    def _note_closed(self) -> None:
+        """Note the hosts whose connections have closed."""
+        while self._closed.poll(0):
+            _, number = struct.unpack("=Hi", self._closed.recv_multipart()[0])
+            identity = self._connections.pop(number, None)
+            if identity is not None:
+                with self.changed:
+                    self._members.note_closed(identity)
 
     def _receive(self) -> None:
         for _ in range(_MOST_AT_ONCE):
@@ -191,6 +207,7 @@ class HostPort:
                 break
             frames = self._listener.receive()
             identity, token = bytes(frames[0].buffer), str(frames[-1].get("User-Id"))
+            self._connections[int(frames[-1].get(zmq.SRCFD))] = identity
             try:
                 (body,) = incoming([frame.buffer for frame in frames[1:]], self._tokens.server, MAX_MESSAGE_BYTES)
                 message: AnyAgentMessage = decode(body, AnyAgentMessage)

@@ -8,6 +8,7 @@ waits for the controller to move its workers to other hosts.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import secrets
@@ -29,7 +30,9 @@ from jsrl.launch.hosts.archive import unpack
 from jsrl.launch.hosts.kept_files import KeptFiles, keep_part
 from jsrl.launch.hosts.messages import (
     BEAT_S,
+    CLOSED_LEASE_S,
     MAX_MESSAGE_BYTES,
+    PROMPT_S,
     REPLACED,
     AnyControllerMessage,
     Beat,
@@ -117,6 +120,7 @@ class Agent:
         self._notify, self._patience_s, self._most, self._drain_s = notify, patience_s, most, drain_s
         self._session, self._epoch, self._executed = secrets.token_hex(16), 0, 0
         self._lease_s, self._lease_from_s = 0.0, now_s()
+        self._is_connected, self._closed_s = False, math.inf  # inf: open, or closed after a long silence
         self._beat_at_s = self._usage_at_s = 0.0
         self._end: tuple[int, str] | None = None  # exit status and reason
         self._leave_by_s: float | None = None  # once it must end
@@ -188,6 +192,7 @@ class Agent:
                 "token files that the run prints.",
             )
             return
+        self._note_connection()
         try:
             self._receive()
         except OSError as error:  # a full disk
@@ -210,9 +215,15 @@ class Agent:
         self._send(Leaving(self._epoch, why))
         self._end = (status, f"this host has left the run: {why}")
 
+    def _note_connection(self) -> None:
+        if self._connection.there != self._is_connected:
+            self._is_connected = self._connection.there
+            prompt = not self._is_connected and now_s() - self._lease_from_s < PROMPT_S
+            self._closed_s = now_s() if prompt else math.inf
+
     def _check_lease(self) -> None:
         silent_s = now_s() - self._lease_from_s
-        if self._epoch and silent_s > self._lease_s:
+        if self._epoch and (silent_s > self._lease_s or now_s() - self._closed_s > CLOSED_LEASE_S):
             count = self._children.kill_all()
             self._queue.clear()
             self._relays.close()

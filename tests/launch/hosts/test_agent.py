@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import signal
 import time
 from collections import deque
@@ -532,6 +533,34 @@ def test_agent_without_a_network_waits_for_it(monkeypatch: pytest.MonkeyPatch) -
     assert not said
 
 
+@pytest.mark.parametrize(
+    ("last_reply_s", "returns_s", "ends_s"),
+    [
+        (9.5, None, 15.5),  # the controller's process was killed
+        (9.5, 13.0, 25.0),  # the connection was made again, and then nobody answers
+        (3.0, None, 18.5),  # ZeroMQ closed it, because the link is down
+    ],
+)
+def test_closed_connection_ends_the_lease_sooner_unless_it_is_made_again(
+    last_reply_s: float, returns_s: float | None, ends_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(local_agent, "now_s", lambda: clock[0])
+    connection = SimpleNamespace(there=True)
+    agent = SimpleNamespace(
+        _epoch=1, _end=None, _lease_s=15.0, _lease_from_s=last_reply_s, _queue={}, _notify=lambda line: None,
+        _children=SimpleNamespace(kill_all=lambda: 1), _relays=SimpleNamespace(close=lambda: None),
+        _connection=connection, _is_connected=True, _closed_s=math.inf,
+    )  # fmt: skip
+    for clock[0] in (half / 2 for half in range(20, 80)):
+        connection.there = clock[0] < 10.5 or (returns_s is not None and clock[0] >= returns_s)
+        local_agent.Agent._note_connection(agent)  # type: ignore[arg-type]
+        local_agent.Agent._check_lease(agent)  # type: ignore[arg-type]
+        if not agent._epoch:
+            break
+    assert clock[0] in (ends_s, ends_s + 0.5)
+
+
 def test_agent_that_was_stopped_for_long_still_tries_to_join_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has not looked for the controller in that time."""
     clock, told = [0.0], list[str]()
@@ -539,6 +568,7 @@ def test_agent_that_was_stopped_for_long_still_tries_to_join_again(monkeypatch: 
     agent = SimpleNamespace(
         _epoch=1, _end=None, _lease_s=15.0, _lease_from_s=0.0, _patience_s=120.0, _address="10.0.0.5:7000", _queue={},
         _children=SimpleNamespace(kill_all=lambda: 3), _relays=SimpleNamespace(close=lambda: None), _notify=told.append,
+        _closed_s=math.inf,
     )  # fmt: skip
     for clock[0], ends in ((600.0, False), (719.0, False), (721.0, True)):
         local_agent.Agent._check_lease(agent)  # type: ignore[arg-type]

@@ -216,6 +216,32 @@ def test_silent_host_is_lost_and_its_later_messages_are_ignored(world: World):
     assert not world.members.frames and world.members.notices[-1].endswith("for 20 s (another may join)")
 
 
+def test_host_whose_connection_closed_is_lost_sooner_unless_it_returns(world: World):
+    host = world.join()
+    world.now_s += 6.0
+    world.members.note_closed(b"id")  # for want of heartbeats: its link is down
+    world.now_s += 8.5
+    world.members.look()
+    assert world.members.hosts == [host]
+    world.members.handle(host.token, b"id", Beat(host.epoch, 1.0, []))
+    world.now_s += 0.5
+    world.members.note_closed(b"id")
+    world.now_s += 8.0
+    world.members.look()
+    assert world.members.hosts == [host]
+    world.members.handle(host.token, b"id", Beat(host.epoch, 2.0, []))  # it has returned
+    world.now_s += 8.5
+    world.members.look()
+    assert world.members.hosts == [host]
+    world.members.handle(host.token, b"id", Beat(host.epoch, 3.0, []))
+    world.members.note_closed(b"another")
+    world.members.note_closed(b"id")
+    world.now_s += 8.1
+    world.members.look()
+    assert not world.members.hosts
+    assert host.lost == "its connection was closed, and it did not return within 8 s"
+
+
 def test_returning_agent_has_a_new_epoch_and_no_workers(world: World):
     host = world.join()
     (answer,) = world.hello()  # the same process, after its lease had ended

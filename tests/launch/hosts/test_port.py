@@ -60,6 +60,29 @@ def test_a_snapshot_half_sent_by_a_lost_host_leaves_the_run_folder(
         port.close("done")
 
 
+def test_a_host_that_closes_its_connection_is_lost_before_its_silence_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jsrl.launch.hosts.members.CLOSED_LOST_S", 0.3)
+    tokens = Tokens(tmp_path / "join")
+    members = Members(tokens, lost_s=600.0)
+    port = HostPort("tcp://127.0.0.1:0", tokens, members, lambda line: None)
+    keys, context = load_client_keys(tokens.make()), zmq.Context()
+    try:
+        socket = context.socket(zmq.DEALER)
+        connection = connect(socket, port.address, keys)
+        socket.send_multipart(outgoing([encode(HELLO)], keys))
+        assert port.wait(lambda: bool(members.hosts), 30.0)
+        (host,) = members.hosts
+        connection.close()
+        socket.close(linger=0)
+        assert port.wait(lambda: bool(host.lost), 30.0)
+        assert "its connection was closed" in host.lost
+    finally:
+        context.destroy(linger=0)
+        port.close("done")
+
+
 def test_an_order_to_a_host_that_reconnects_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jsrl.launch.hosts.members.LACKS_S", 0.05)
     tokens = Tokens(tmp_path / "join")
