@@ -72,6 +72,11 @@ PICTURES = {
         reference=(500.0, f"{ZOO}: 500 after 50k env steps, DQN"),
     ),
     "r2d2-memory": Plot("R2D2, probe:memory", "r2d2-memory-seed"),
+    "r2d2-stateless-cartpole": Plot(
+        "R2D2, CartPole-v1 without velocities",
+        "r2d2-stateless-cartpole-seed",
+        reference=(150.0, "RLlib's example aims at 150 within 1M env steps"),
+    ),
     "sac_halfcheetah": Plot(
         "SAC, HalfCheetah-v5, stopped at 5,000",
         "sac_halfcheetah-seed",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import measuring
-from environments import make_one
+from environments import make_ale_vector, make_one
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
@@ -30,8 +30,8 @@ class Task:
       algorithm: class of SBX. settings: its arguments. env_steps: in total. every: env steps between evaluations.
       episodes: greedy ones of an evaluation. goal: mean return that ends the run, if any. hidden: layers of every network.
       relu: their activation; else tanh. noise: standard deviation of the noise on played actions. normalize: normalise
-        observations and rewards by running moments. updates_per_step: gradient steps per env step, with replay. note: the
-        differences from jsrl's settings.
+        observations and rewards by running moments. updates_per_step: gradient steps per env step, with replay. images: a
+        game from pixels, with the Nature CNN. note: the differences from jsrl's settings.
     """
 
     algorithm: str
@@ -48,6 +48,7 @@ class Task:
     noise: float | None = None
     normalize: bool = False
     updates_per_step: float = 1.0
+    images: bool = False
 
 
 PENDULUM = {"batch_size": 256, "buffer_size": 1_000_000, "learning_starts": 1_000, "gamma": 0.99, "tau": 0.005}
@@ -79,6 +80,20 @@ TASKS = {
         relu=False,
         normalize=True,
         note="advantages are normalised per minibatch; rewards are normalised, not values",
+    ),
+    "ppo_pong": Task(
+        "PPO",
+        "ALE/Pong-v5",
+        {"n_steps": 128, "batch_size": 128, "n_epochs": 2, "gamma": 0.99, "gae_lambda": 0.95, "learning_rate": 5e-4}
+        | PPO
+        | {"ent_coef": 0.01},
+        env_steps=4_000_000,
+        every=100_000,
+        num_envs=16,
+        episodes=10,
+        goal=18.0,
+        images=True,
+        note="advantages are normalised per minibatch; the shared torso is run once for the actor and once for the critic",
     ),
     "dqn_cartpole": Task(
         "DQN",
@@ -124,6 +139,10 @@ def make_envs(task: Task, number: int, *, training: bool) -> Any:
     """Return environments that are stepped together, with their own running moments if the task normalises."""
     from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+    if task.images:
+        from sb3_ale import AleVecEnv
+
+        return AleVecEnv(make_ale_vector({"env": task.env, "num_envs": number, "frames_per_step": 4}, threads=1))
     envs: Any = DummyVecEnv([lambda: make_one({"env": task.env}) for _ in range(number)])
     if task.normalize:
         gamma = task.settings["gamma"]
@@ -153,13 +172,14 @@ def model_of(task: Task, seed: int) -> Any:
     if task.algorithm == "DQN":
         layers = list(task.hidden)
     shape = {"net_arch": layers, "activation_fn": jax.nn.relu if task.relu else jax.numpy.tanh}
-    return getattr(sbx, task.algorithm)("MlpPolicy", env, seed=seed, device="cpu", policy_kwargs=shape, **settings)
+    policy, shape = ("CnnPolicy", {"share_features_extractor": True}) if task.images else ("MlpPolicy", shape)
+    return getattr(sbx, task.algorithm)(policy, env, seed=seed, device="cpu", policy_kwargs=shape, **settings)
 
 
-def learn(model: Any, task: Task, stop_after: int) -> list[list[float]]:
-    """Learn until the goal or `stop_after` env steps; return the evaluations.
+def learn(model: Any, task: Task, stop_after: int, keep: Callable[[list[list[float]]], None]) -> None:
+    """Learn until the goal or `stop_after` env steps; keep the evaluations so far after each.
 
-    Each is (env steps, mean return, half of its 95% interval).
+    An evaluation is (env steps, mean return, half of its 95% interval).
     """
     import numpy as np
     from stable_baselines3.common.callbacks import BaseCallback
@@ -177,6 +197,7 @@ def learn(model: Any, task: Task, stop_after: int) -> list[list[float]]:
         half = 1.96 * float(np.std(returns, ddof=1)) / len(returns) ** 0.5
         points.append([model.num_timesteps, round(float(np.mean(returns)), 2), round(half, 2)])
         print(*points[-1], flush=True)
+        keep(points)
         return float(np.mean(returns))
 
     class Watch(BaseCallback):
@@ -196,7 +217,6 @@ def learn(model: Any, task: Task, stop_after: int) -> list[list[float]]:
     model.learn(total_timesteps=task.env_steps, callback=Watch(), log_interval=10**9)
     if points[-1][0] != model.num_timesteps and model.num_timesteps >= task.env_steps:
         evaluate()
-    return points
 
 
 def main() -> None:
@@ -211,12 +231,15 @@ def main() -> None:
     given = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
     task = TASKS[given.task]
-    points = learn(model_of(task, given.seed), task, given.stop_after or task.env_steps)
     packages = measuring.versions_of("sbx-rl", "stable-baselines3", "jax", "gymnasium")
     command = f"python benchmarks/peers/run_curve.py {given.task} --seed {given.seed}"
     command += f" --stop-after {given.stop_after}" if given.stop_after else ""
-    kept = {"command": command, "packages": packages, "task": dataclasses.asdict(task), "points": points}
-    (given.to / f"{given.task}-sbx-seed{given.seed}.json").write_text(json.dumps(kept) + "\n")
+
+    def keep(points: list[list[float]]) -> None:
+        kept = {"command": command, "packages": packages, "task": dataclasses.asdict(task), "points": points}
+        (given.to / f"{given.task}-sbx-seed{given.seed}.json").write_text(json.dumps(kept) + "\n")
+
+    learn(model_of(task, given.seed), task, given.stop_after or task.env_steps, keep)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,10 @@ class AleVecEnv(VecEnv):
         self._actions: np.ndarray | None = None
 
     def reset(self) -> np.ndarray:
-        """Reset every game."""
-        return self._games.reset()[0]
+        """Reset every game, from the seed that the model gave, the first time."""
+        seed = self._seeds[0]
+        self._reset_seeds()
+        return self._games.reset(seed=seed)[0]
 
     def step_async(self, actions: np.ndarray) -> None:
         """Store the actions; all games step at once."""
