@@ -36,6 +36,7 @@ from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWork
 T, B, M = 4, 3, 8
 SPEC = make_trajectory_spec(EnvSpec(ArraySpec((2,), "float32"), Discrete(2)), (), (), num_rows=T, num_envs=B)
 WINDOWS = windows_spec(SPEC, window=1, number=M, weighted=True)
+NEXT = SimpleNamespace(name="samples.learner", host="here")  # the registration of the next learner
 numbers = itertools.count()
 
 
@@ -197,16 +198,14 @@ def test_learner_that_ends_again_while_a_replay_worker_reconnects_costs_no_rows(
         return batches
 
     monkeypatch.setattr(batches, "close", lambda: None)
-    learner = SimpleNamespace(
-        check=lambda: None, find=lambda _: "next", is_known=lambda found: found in known, known=""
-    )
+    learner = SimpleNamespace(check=lambda: None, find=lambda _: NEXT, is_known=lambda found: found in known, known="")
     monkeypatch.setattr(worker, "_settings", dataclasses.replace(worker._settings, threads=1))
     worker._streams.learner, worker._streams.connect_batches = learner, connect
     worker._lose(StreamClosed("the learner is gone"), batches)
     w.put(0, 0.0)
     for _ in range(3):
         worker.step()
-    assert known == ["next"] and learner.known == "next" and worker._lost is None and worker._replay.size > 0
+    assert known == [NEXT] and learner.known == NEXT and worker._lost is None and worker._replay.size > 0
     monkeypatch.undo()
 
 
@@ -214,16 +213,16 @@ class RestartedLearner:
     """A learner that was replaced by the next one."""
 
     def __init__(self, *, is_elsewhere: bool = False) -> None:
-        self.known, self.is_elsewhere = "first", is_elsewhere
+        self.known, self.is_elsewhere = SimpleNamespace(), is_elsewhere
 
     def check(self) -> None:
-        if self.known != "next":
+        if self.known != NEXT:
             raise StreamClosed("the learner is gone")
 
-    def find(self, timeout_s: float) -> str:
-        return "next"
+    def find(self, timeout_s: float) -> SimpleNamespace:
+        return NEXT
 
-    def is_known(self, found: str) -> bool:
+    def is_known(self, found: SimpleNamespace) -> bool:
         return found == self.known
 
 
@@ -260,7 +259,7 @@ def test_closed_stream_to_a_learner_on_another_host_is_borne_as_long_as_a_lost_h
     w = world()
     worker = w.workers[0]
     learner = worker._streams.learner = RestartedLearner(is_elsewhere=True)
-    learner.known = "next"
+    learner.known = NEXT
     worker._streams.connect_batches = lambda *_: None
     monkeypatch.setattr(worker, "_settings", dataclasses.replace(worker._settings, threads=1))
     worker._lose(StreamClosed("the learner closed this stream"), worker._streams.batches)

@@ -23,7 +23,7 @@ from jsrl.runs.control import Command
 from jsrl.runs.names import Registration
 from jsrl.transport.base import SampleConsumer, SampleProducer
 from jsrl.workers.base import Reporter
-from jsrl.workers.peers import CONNECT_S, ELSEWHERE_S, REFUSED_S, BriefRetry, Peer
+from jsrl.workers.peers import CONNECT_S, ELSEWHERE_S, REFUSED_S, BriefRetry, Peer, silent
 from jsrl.workers.refusals import Refusals
 
 FOLDER = "replay"  # of a run: counters, and rows if they are saved
@@ -187,6 +187,7 @@ class ReplayWorker:
             return
         found = streams.learner.find(0.0)
         if found is None:
+            self._patience.end()
             return
         if streams.learner.is_known(found):
             if time.monotonic() - self._lost_s > (ELSEWHERE_S if streams.learner.is_elsewhere else REFUSED_S):
@@ -197,7 +198,9 @@ class ReplayWorker:
             streams.batches.close()
             try:
                 streams.batches = streams.connect_batches(found, CONNECT_S)
-            except StreamTimeout:
+            except StreamTimeout as silence:
+                if not found.host:
+                    self._patience.pause(silent(found, silence), ELSEWHERE_S)
                 return
             except StreamClosed as refusal:  # it may be ending again
                 self._patience.pause(refusal)
