@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -251,6 +252,15 @@ def test_summary_over_seeds(tmp_path):
     make_run(tmp_path, "bad", "s0", [np.nan])
     with pytest.raises(ConfigError, match="bad/s0 has no"):
         summarise(load_runs("bad/*", str(tmp_path)))
+
+
+def test_summary_says_if_its_runs_end_after_different_env_steps(tmp_path):
+    for seed, more in enumerate((0, 0, 3)):
+        make_run(tmp_path, "ppo", f"s{seed}", [10.0] * (2 + more))
+    text = summarise(load_runs("ppo/*", str(tmp_path)))
+    assert re.search(r"^ppo +3 +100 to 400 ", text, re.MULTILINE) and "\nruns end after different numbers" in text
+    text = summarise(load_runs("ppo/s[01]", str(tmp_path)))
+    assert re.search(r"^ppo +2 +100 ", text, re.MULTILINE) and "different numbers" not in text
 
 
 def test_difference_of_two_settings_has_an_interval_and_an_exact_test():
