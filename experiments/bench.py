@@ -85,8 +85,7 @@ def main() -> int:
     if given.name is None and not given.show:
         parser().error("give the name of an experiment; `jsrl list` shows them")
     try:
-        if given.json:
-            check_folder(Path(given.json), "--json")
+        check_folder(given.json, "--json")
         if given.show:
             show(json.loads(Path(given.show).read_text()))
             return 0

@@ -16,7 +16,7 @@ from jsrl.experiment import Experiment
 from jsrl.matches.match import Match, MatchScore, Table
 from jsrl.matches.players import Contestant, SeatPolicy, find_sides, places_of_sides, seatings, tables
 from jsrl.matches.standings import Standings
-from jsrl.policy import Policy, has_rivals, load_policy, policies_in, stream_of
+from jsrl.policy import Policy, has_rivals, load_policy, policies_in, stream_of, whole_experiment
 from jsrl.runs.runs import RunFolder, split_tag
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.types import Array, EnvSpec, GameSpec, Tree, named_leaves
@@ -80,8 +80,8 @@ def frozen_players(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[s
     """
     folder = RunFolder.open(run, runs_dir)
     folder.use_source()
-    policies = list(policies_in(folder))
-    rivals = has_rivals(folder)
+    whole = whole_experiment(folder)
+    policies, rivals = list(whole.policies), has_rivals(whole)
     versions: dict[str, int] = {}
     for number, policy in enumerate(policies or [""]):
         store = PlayerStore(folder.path / PLAYERS_FOLDER / (policy if number else ""))  # the first one has no subfolder

@@ -225,13 +225,17 @@ def check_leaves(found: Mapping[str, Any], wanted: Mapping[str, Any], where: str
 
 def policies_in(folder: RunFolder) -> Mapping[str, PolicyConfig]:
     """Return the policies that play in the environments of a run; empty: there is one agent."""
-    whole: Experiment = from_json(folder.config)
-    return whole.policies
+    return whole_experiment(folder).policies
 
 
-def has_rivals(folder: RunFolder) -> bool:
-    """Return whether several policies of a run play the same seats."""
+def whole_experiment(folder: RunFolder) -> Experiment:
+    """Return the experiment of a run, with all its policies."""
     whole: Experiment = from_json(folder.config)
+    return whole
+
+
+def has_rivals(whole: Experiment) -> bool:
+    """Return whether several policies of an experiment play the same seats."""
     if len(whole.policies) < 2:
         return False
     seats = [tuple(own) for own in find_seats(whole.policies, make_spec(whole.env), shared=True).values()]

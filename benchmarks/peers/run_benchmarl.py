@@ -36,7 +36,7 @@ from torchrl.envs import PettingZooWrapper
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 FORAGING = "8x8-2p-2f-coop"
-SETTINGS = {"lr": work.LEARNING_RATE, "gamma": work.GAMMA, "adam_eps": 1e-5, "clip_grad_val": work.MAX_GRAD_NORM}
+SETTINGS = {"lr": work.LEARNING_RATE, "adam_eps": 1e-5, "clip_grad_val": work.MAX_GRAD_NORM}
 MAPPO = {
     "clip_epsilon": work.CLIP,
     "entropy_coef": work.ENTROPY,
@@ -78,7 +78,7 @@ def config_of(name: str, env_steps: int, folder: str, episodes: int) -> Any:
     config = ExperimentConfig.get_from_yaml()
     batch = work.NUM_ENVS * work.ROWS
     fields = SETTINGS | {
-        "gamma": 0.99 if name == "lbf" else SETTINGS["gamma"],
+        "gamma": work.FORAGING_GAMMA if name == "lbf" else work.GAMMA,
         "prefer_continuous_actions": False,
         "on_policy_n_envs_per_worker": work.NUM_ENVS,
         "on_policy_collected_frames_per_batch": batch,

@@ -88,7 +88,7 @@ def config_of(game: str, seed: int) -> Any:
             minibatch_size=work.NUM_ENVS * (work.ROWS + 1) * seats // work.MINIBATCHES,
             num_epochs=work.EPOCHS,
             lr=work.LEARNING_RATE,
-            gamma=work.GAMMA if game == "spread" else 0.99,
+            gamma=work.GAMMA if game == "spread" else work.FORAGING_GAMMA,
             lambda_=work.LAMBDA,
             clip_param=work.CLIP,
             entropy_coeff=work.ENTROPY,

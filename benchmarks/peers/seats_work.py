@@ -10,6 +10,7 @@ from itertools import pairwise
 
 NUM_ENVS, ROWS, EPOCHS, MINIBATCHES = 128, 25, 5, 8
 LEARNING_RATE, GAMMA, LAMBDA, CLIP, ENTROPY, MAX_GRAD_NORM = 1e-3, 0.95, 0.95, 0.2, 0.01, 10.0
+FORAGING_GAMMA = 0.99  # instead of GAMMA, as in `jsrl run mappo --env.id foraging:GAME --agent.gamma 0.99`
 HIDDEN = (64, 64)
 LIMITS = {"spread": 25, "foraging": 50}  # steps of an episode
 

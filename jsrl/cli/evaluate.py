@@ -48,8 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     use_working_directory()
     counting = Counting(sys.stderr)
     try:
-        if options.json:
-            check_folder(Path(options.json), "--json")
+        check_folder(options.json, "--json")
         facts = _tournament(options, counting) if options.tournament else _one(options, env_words, counting)
         if options.json:
             _write(Path(options.json), facts)

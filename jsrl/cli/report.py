@@ -53,11 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def check_folder(file: Path, option: str) -> None:
-    """Refuse a file in a folder that does not exist.
+def check_folder(file: str | Path | None, option: str) -> None:
+    """Refuse a file (None: there is none) in a folder that does not exist.
 
     Raises:
       ConfigError: it does not; the message names the option that sets the file.
     """
-    if not file.absolute().parent.is_dir():
-        raise ConfigError(f"there is no folder {file.absolute().parent}; make it, or give another file with {option}.")
+    if file is not None and not (folder := Path(file).absolute().parent).is_dir():
+        raise ConfigError(f"there is no folder {folder}; make it, or give another file with {option}.")

@@ -170,6 +170,9 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
         )
     if options.display != "quiet":
         print(result)
+    if result.unsaved:
+        print(f"SnapshotError: the result is complete, but the last params are lost: {result.unsaved}", file=sys.stderr)
+        return 1
     return 0 if result.as_intended else 130
 
 

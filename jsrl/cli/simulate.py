@@ -108,9 +108,7 @@ def _check(own: argparse.Namespace) -> None:
         if value is not None and not low <= value < math.inf:
             raise ConfigError(f"--{name.replace('_', '-')} is {value:g}, expected a finite number of at least {low:g}.")
     for name in ("times", "page"):
-        path = getattr(own, name)
-        if path is not None:
-            check_folder(path, f"--{name}")
+        check_folder(getattr(own, name), f"--{name}")
 
 
 def _measure(own: argparse.Namespace, asked: cli.CommandLine, path: Path) -> None:

@@ -140,7 +140,8 @@ def resume_command(folder: Path, state: RunState) -> str | None:
     """Return the command that continues a run that did not end as intended; None: not needed, or no snapshot."""
     group = read_group(folder)
     snapshot = has_snapshot(folder) if group is None else not group.jobs and missing(group)
-    over = state.name in ("killed", "silent") or (state.name == "ended" and not is_intended(str(state.result["ended"])))
+    ended = state.name == "ended" and (state.result.get("unsaved") or not is_intended(str(state.result["ended"])))
+    over = state.name in ("killed", "silent") or ended
     return to_resume(folder) if over and snapshot else None
 
 

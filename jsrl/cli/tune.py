@@ -65,8 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
         asked = cli.parse(args, load(name))
         check_used(asked, USED, "tune")
-        if own.output is not None:
-            check_folder(own.output, "--output")
+        check_folder(own.output, "--output")
         tuned = tune(
             asked.experiment,
             given=asked.given,

@@ -26,8 +26,9 @@ def is_intended(ended: str) -> bool:
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether the run in a folder has ended as intended."""
-    return is_intended(str(read_result(folder).get("ended", "")))
+    """Return whether the run in a folder has ended as intended, with its final snapshot on disk."""
+    result = read_result(folder)
+    return is_intended(str(result.get("ended", ""))) and not result.get("unsaved")
 
 
 def missing(group: Group) -> list[int]:
@@ -47,6 +48,7 @@ class Result:
       ledger: of the learner's sample stream, reconciled (jsrl.transport.ledger.reconcile). hops: the other streams', by name.
       others: the other policies, by name: why each ended, its env steps, updates, evaluation and final.
       evaluation: the last score (or the one that reached stop_at_return). final: of 100 fresh episodes.
+      unsaved: which learner's final snapshot was not written, and why; empty: all were.
       summary: rates, shares of time and the bottleneck, as text; report.html has more.
     """
 
@@ -61,6 +63,7 @@ class Result:
     evaluation: dict[str, float] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
     others: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unsaved: str = ""
     summary: str = ""
 
     @property
@@ -107,7 +110,7 @@ class Result:
         whole = [f"run folder: {self.folder}"]  # paths and commands are copied: they are not wrapped
         if (report := self.folder / "report.html").exists():
             whole.append(f"report: {report}")
-        if not self.as_intended and (self.folder / "snapshots" / "state").exists():
+        if (self.unsaved or not self.as_intended) and (self.folder / "snapshots" / "state").exists():
             whole.append(f"to continue: {to_resume(self.folder)}")
         return "\n".join([summary, *whole])
 

@@ -94,6 +94,7 @@ class Session:
         self.finals: set[str] = set()
         self.ledger: dict[str, Any] = {}
         self.hops: dict[str, dict[str, Any]] = {}
+        self._unsaved: dict[str, str] = {}  # learner -> why its final snapshot was not written
         self._begin_s = self.now()
         self._trained_s: float | None = None  # time of the first reported update since this start,
         self._trained_steps = 0  # and the env steps at that time
@@ -170,6 +171,7 @@ class Session:
         progress.take(facts)
         if self._trained_s is None and progress.has_trained:
             self._trained_s, self._trained_steps = self.now(), self.env_steps
+        self._unsaved[worker] = facts.get("unsaved", "")
         if facts.get("finished"):
             progress.end("total_env_steps")
             self._end_with_policies()
@@ -426,6 +428,7 @@ class Session:
             hops=self.hops,
             evaluation=self._first.evaluation,
             final=self._first.final,
+            unsaved="; ".join(f"{worker}: {why}" for worker, why in self._unsaved.items() if why),
             others={progress.policy.name: progress.outcome for progress in self._others},
         )
         self.outcome = result

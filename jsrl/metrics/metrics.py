@@ -193,7 +193,7 @@ class _Report:
     """The latest report of one worker; totals include the counts of its earlier incarnations.
 
     `whole` has sum and number of the values since the last line, of metrics that represent all of the time between lines;
-    `most` the largest value, of maxima.
+    `most` the largest value, of maxima. `reports`: since the last line, with shares of time.
     """
 
     kind: str
@@ -203,6 +203,7 @@ class _Report:
     at_last_line: dict[str, float] = field(default_factory=dict)
     whole: dict[str, tuple[float, int]] = field(default_factory=dict)
     most: dict[str, float] = field(default_factory=dict)
+    reports: int = 0
 
     @property
     def has_shares(self) -> bool:
@@ -275,11 +276,14 @@ class MetricsHub:
                 report.earlier_lives[name] = report.earlier_lives.get(name, 0.0) + before
             is_mean = how == "mean" and kind.rpartition("/")[2] in self._catalogue.averaged
             if not self._catalogue.weight_of(name) and (name.endswith(WHOLE_TIME) or is_mean):
-                total, count = report.whole.get(name, (0.0, 0))
+                # before an activity's first time the worker spent none of its time there
+                before_first = report.reports if name.endswith("_share") and name not in report.metrics else 0
+                total, count = report.whole.get(name, (0.0, before_first))
                 report.whole[name] = total + value, count + 1
             elif how == "max":
                 report.most[name] = max(value, report.most.get(name, value))
             self._fresh.add((kind, name))
+        report.reports += any(name.endswith("_share") for name in metrics)
         report.metrics.update(metrics)
         report.metrics.update(report.most)
         report.metrics.update({name: total / count for name, (total, count) in report.whole.items()})
@@ -294,6 +298,7 @@ class MetricsHub:
         self._fresh.clear()
         for report in self._reports.values():
             report.whole.clear()
+            report.reports = 0
             report.most.clear()
             report.at_last_line = {name: report.total(name) for name in self._catalogue.weights & report.metrics.keys()}
         return self.write(line, env_steps, updates)

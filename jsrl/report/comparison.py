@@ -181,6 +181,17 @@ class Summary:
     lowest: float
     highest: float
     env_steps: float
+    fewest_env_steps: float
+    most_env_steps: float
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """Return the fewest and the most env steps of its runs, or the mean if they differ by at most a tenth."""
+        close = self.most_env_steps <= 1.1 * self.fewest_env_steps
+        return (self.env_steps,) if close else (self.fewest_env_steps, self.most_env_steps)
+
+
+UNEQUAL = "runs end after different numbers of env steps, and each counts with its own end value."
 
 
 def summaries(runs: Sequence[Run], key: str = "evaluator/return_mean") -> list[Summary]:
@@ -203,6 +214,8 @@ def summaries(runs: Sequence[Run], key: str = "evaluator/return_mean") -> list[S
                 float(values.min()),
                 float(values.max()),
                 float(env_steps.mean()),
+                float(env_steps.min()),
+                float(env_steps.max()),
             )
         )
     return found
@@ -246,13 +259,15 @@ def summarise(runs: Sequence[Run], key: str = "evaluator/return_mean") -> str:
     Of two experiments it also says whether they differ; see difference_text.
     """
     header = ("experiment", "seeds", "env steps", "mean [95%]", "IQM [95%]", "lowest", "highest")
-    rows = []
-    for summary in summaries(runs, key):
+    rows, found = [], summaries(runs, key)
+    for summary in found:
         mean = f"{short(summary.mean)} [{short(summary.interval[0])}, {short(summary.interval[1])}]"
         iqm = f"{short(summary.iqm)} [{short(summary.iqm_interval[0])}, {short(summary.iqm_interval[1])}]"
         ends = (short(summary.lowest), short(summary.highest))
-        rows.append((summary.experiment, str(summary.seeds), short(summary.env_steps), mean, iqm, *ends))
+        steps = " to ".join(map(short, summary.ends))
+        rows.append((summary.experiment, str(summary.seeds), steps, mean, iqm, *ends))
     note = "\none seed is not enough: its interval is a point." if any(row[1] == "1" for row in rows) else ""
+    note += f"\n{UNEQUAL}" if any(len(summary.ends) > 1 for summary in found) else ""
     test = difference_text(runs, key)
     return f"{key}, end value\n{text_table(header, rows)}{note}" + (f"\n{test}" if test else "")
 

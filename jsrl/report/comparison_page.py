@@ -8,7 +8,7 @@ from html import escape
 import numpy as np
 
 from jsrl.report.charts import SMALL, WIDE, Series, chart, keys_of
-from jsrl.report.comparison import band, difference_text, differing_options, grouped, summaries
+from jsrl.report.comparison import UNEQUAL, band, difference_text, differing_options, grouped, summaries
 from jsrl.report.curves import STEPS, algorithm_metrics, title_of
 from jsrl.report.html import section, shell
 from jsrl.report.run_report import flat_options, how_it_ended
@@ -105,14 +105,16 @@ def _scores(runs: Sequence[Run]) -> str:
     if not metric:
         return ""
     head = ("experiment", "seeds", "env steps", "mean [95%]", "interquartile mean [95%]", "lowest", "highest")
-    rows = []
-    for s in summaries(scored, metric):
+    rows, found = [], summaries(scored, metric)
+    for s in found:
         mean, iqm = _interval(s.mean, s.interval), _interval(s.iqm, s.iqm_interval)
-        rows.append((s.experiment, str(s.seeds), number(s.env_steps), mean, iqm, number(s.lowest), number(s.highest)))
+        steps = " to ".join(map(number, s.ends))
+        rows.append((s.experiment, str(s.seeds), steps, mean, iqm, number(s.lowest), number(s.highest)))
     few = any(row[1] == "1" for row in rows)
     note = f"{metric}, the last value of each run." + (
         " One seed is not enough: its interval is a point." if few else ""
     )
+    note += f" {UNEQUAL[0].upper()}{UNEQUAL[1:]}" if any(len(s.ends) > 1 for s in found) else ""
     if test := difference_text(scored, metric):
         note += f" {test[0].upper()}{test[1:]}."
     without = [run.name for run in runs if run not in scored]

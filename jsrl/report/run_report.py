@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,7 @@ def make_report(folder: RunFolder) -> RunReport:
     found_rates: dict[str, float] = {}
     bottlenecks: dict[str, Bottleneck] = {}
     for policy in policies_in(columns):
-        own = of_policy(columns, policy)
+        own = with_zero_shares(of_policy(columns, policy), kinds)
         lines = steady(own)
         own_means = {name: _mean(values, lines, own.get("wall_s")) for name, values in own.items()}
         own_means = {name: value for name, value in own_means.items() if math.isfinite(value)}
@@ -193,6 +193,19 @@ def make_report(folder: RunFolder) -> RunReport:
         videos=captions(folder.path),
         files=[name for name in files if (folder.path / name).exists()],
     )
+
+
+def with_zero_shares(columns: dict[str, np.ndarray], kinds: Iterable[Kind]) -> dict[str, np.ndarray]:
+    """Return a policy's columns, with 0 for the share of an activity in lines before its first time in the last session."""
+    found, start = dict(columns), last_session(columns)
+    for kind in kinds:
+        names = [name for a in kind.all_activities if (name := f"{kind.prefix}/{a.name}_share") in columns]
+        known = {name: np.isfinite(columns[name][start:]) for name in names}
+        reported = np.any(list(known.values()), axis=0)
+        for name, finite in known.items():
+            found[name] = columns[name].copy()
+            found[name][start:][reported & ~np.maximum.accumulate(finite)] = 0.0
+    return found
 
 
 def with_shared_workers(own: Mapping[str, float], first: Mapping[str, float]) -> dict[str, float]:

@@ -18,11 +18,13 @@ class WorkerStatus(msgspec.Struct):
     """The facts of a report or a goodbye that the controller acts on; others are only displayed.
 
     finished: all updates are made; repeated in each report, because the event of this name may be lost.
+    unsaved: why the final snapshot was not written; empty: it was.
     """
 
     updates: Count = 0
     env_steps: Count = 0
     finished: bool = False
+    unsaved: str = ""
 
 
 class Finished(msgspec.Struct):

@@ -13,6 +13,7 @@ import contextlib
 import difflib
 import glob
 import io
+import logging
 import math
 import os
 import re
@@ -31,14 +32,16 @@ import msgspec
 import numpy as np
 
 from jsrl.errors import ConfigError
-from jsrl.runs.files import read_json, write_json
+from jsrl.runs.files import folder_lock, read_json, write_json
 from jsrl.runs.groups import find_group
 from jsrl.runs.provenance import environment_facts
-from jsrl.runs.state import held_by
+from jsrl.runs.state import RUNNING, STATUS, held_by, read_state
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=,-]{0,127}")
 _decode = msgspec.json.Decoder().decode  # four times as fast as json.loads
 REPLACED = ".replaced"  # folder beside runs, of those that are being overwritten
+CLAIM_S = 60.0  # after this time a new folder that no process has claimed is abandoned
+_logger = logging.getLogger("jsrl.runs")
 _FOLDERS = ("logs", "tensorboard", "snapshots", "names")
 
 
@@ -105,6 +108,7 @@ class RunFolder:
     @staticmethod
     def _claim(parent: Path, name: str, *, overwrite: bool, may_number: bool) -> Path:
         path = parent / name
+        put_back(path)
         if overwrite and path.exists():
             if not (path / "experiment.json").exists():
                 raise ConfigError(f"{path} exists and is not a run (no experiment.json); it is not overwritten.")
@@ -138,8 +142,8 @@ class RunFolder:
 
     def delete_replaced(self) -> None:
         """Delete the run that this one replaces, if there is one."""
-        shutil.rmtree(self._aside, ignore_errors=True)
         with contextlib.suppress(OSError):  # there is none, or another run has replaced one as well
+            _delete(self._aside, _bin(self.path))
             self._aside.parent.rmdir()
 
     def undo(self) -> None:
@@ -159,12 +163,15 @@ class RunFolder:
         given = Path(run).expanduser()
         runs_dir = Path(runs_dir).expanduser()
         for candidate in (given, runs_dir / given):
+            put_back(candidate.absolute())
             if (candidate / "experiment.json").is_file():
                 return cls(candidate.absolute())
         known = {path.parent: path.stat().st_mtime for path in runs_dir.glob("*/*/experiment.json")}
         matching = [path for path in known if os.fspath(run) in (path.name, path.parent.name)]
         if matching:
-            return cls(max(matching, key=lambda path: known[path]).absolute())
+            newest = max(matching, key=lambda path: known[path]).absolute()
+            put_back(newest)
+            return cls(newest)
         names = {f"{path.parent.name}/{path.name}": path for path in known}
         words = {**{name: name for name in names}, **{path.name: name for name, path in names.items()}}
         near = dict.fromkeys(words[word] for word in difflib.get_close_matches(os.fspath(run), words, n=5, cutoff=0.4))
@@ -231,6 +238,43 @@ class RunFolder:
     def report(self) -> Path:
         """Return the path of the report."""
         return self.path / "report.html"
+
+
+def put_back(path: Path) -> None:
+    """Put the run of a folder back if a command put it aside to overwrite it, and was killed before its own run began."""
+    aside = path.parent / REPLACED / path.name
+    if not aside.is_dir():
+        return
+    with contextlib.suppress(OSError), folder_lock(aside.parent):  # without write access it stays as it is
+        if aside.is_dir() and _is_abandoned(path):
+            if path.exists():
+                _delete(path, _bin(path))
+            aside.rename(path)
+            _logger.warning(
+                "%s is back: the command that was to overwrite it was killed before its run began", RunFolder(path).name
+            )
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Return whether the process that made the folder of a run ended before the run began."""
+    if not path.exists():
+        return True
+    if (path / STATUS).exists():
+        return False
+    claimed = (path / RUNNING).exists() or time.time() - path.stat().st_mtime > CLAIM_S
+    return claimed and read_state(path).name == "killed"
+
+
+def _bin(path: Path) -> Path:
+    """Return where the folder of a run lies while it is deleted: no part of it may be taken for the whole."""
+    return path.parent / REPLACED / f".{path.name}"
+
+
+def _delete(path: Path, to: Path) -> None:
+    """Delete a folder, under another name."""
+    shutil.rmtree(to, ignore_errors=True)
+    path.rename(to)
+    shutil.rmtree(to, ignore_errors=True)
 
 
 def in_command(folder: Path) -> str:

@@ -86,7 +86,7 @@ class Child:
         status = self._process.returncode
         result = self._result()
         facts = result.get("final") or result.get("evaluation") or {}
-        if status == 0 and "return_mean" in facts:
+        if (status == 0 or (status == 1 and result.get("unsaved"))) and "return_mean" in facts:
             return float(facts.get("win_rate", facts["return_mean"])), ""
         return None, (self.why if status else "") or f"it ended with status {status} and has no score"
 

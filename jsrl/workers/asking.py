@@ -9,7 +9,7 @@ from jsrl.transport.inference.transports import connect_inference
 from jsrl.transport.meeting.handshake import Check
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, BriefRetry, FailoverPeer, meet_present
+from jsrl.workers.peers import CONNECT_S, ELSEWHERE_S, BriefRetry, FailoverPeer, meet_present, silent
 
 
 class InferenceRequests:
@@ -47,7 +47,7 @@ class InferenceRequests:
         The request's arrays [B, ...] must not change until it is answered; the reply's are valid until the next call.
 
         Raises:
-          StreamClosed: the server is alive, but has refused this worker for a while.
+          StreamClosed: the server is alive, but has refused this worker for a while, or not answered it from another host.
           UnknownPolicy: the request is for a policy that is not served.
         """
         if self._client is None:
@@ -86,13 +86,15 @@ class InferenceRequests:
         """Connect to the current server, if there is one, and send the request again."""
         found = self._peer.find(timeout_s)
         if found is None:
+            self._patience.end()
             return
         try:
             self._connect(found, CONNECT_S)
-        except StreamTimeout:
+        except StreamTimeout as silence:
             self._peer.known = found
             if self._peer.is_elsewhere:
                 self._peer.mark_suspect()
+                self._patience.pause(silent(found, silence), ELSEWHERE_S)
             return
         except StreamClosed as refusal:
             self._patience.pause(refusal)

@@ -16,7 +16,7 @@ from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, leaves
 from jsrl.workers.ends import connect_writer, find_readers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, ELSEWHERE_S, REFUSED_S, BriefRetry, Peer, meet_present
+from jsrl.workers.peers import CONNECT_S, ELSEWHERE_S, REFUSED_S, BriefRetry, Peer, meet_present, silent
 
 
 class Writer:
@@ -88,6 +88,12 @@ class Writer:
                 self._connect(number, present, CONNECT_S)
                 renewed = True
         return renewed
+
+    def silent(self, found: Sequence[Registration], silence: StreamTimeout) -> StreamClosed | None:
+        """Return the error about the first reader on another host that did not answer in `follow`; None: there is none."""
+        pairs = zip(self.peers, found, strict=True)
+        away = [present for peer, present in pairs if not (present.host or peer.is_known(present))]
+        return silent(away[0], silence) if away else None
 
     @property
     def patience_s(self) -> float:
@@ -185,16 +191,19 @@ class FollowingProducer:
         """Connect to the readers' current incarnations, if they exist.
 
         Raises:
-          StreamClosed: they are alive, but have refused this worker for a while.
+          StreamClosed: they are alive, but have refused this worker for a while, or not answered it from another host.
         """
         present = [found for peer in self._writer.peers if (found := peer.find(timeout_s)) is not None]
         if len(present) < len(self._writer.peers):
+            self._patience.end()
             return
         try:
             if not self._writer.follow(present):  # a reader closes its stream before its process ends
                 self._patience.pause(lost, self._writer.patience_s)
                 return
-        except StreamTimeout:
+        except StreamTimeout as silence:
+            if (error := self._writer.silent(present, silence)) is not None:
+                self._patience.pause(error, ELSEWHERE_S)
             return
         except StreamClosed as refusal:
             self._patience.pause(refusal, self._writer.patience_s)

@@ -87,6 +87,11 @@ class BriefRetry:
         self._since_s = None
 
 
+def silent(found: Registration, silence: StreamTimeout) -> StreamClosed:
+    """Return the error about a peer on another host that does not answer; about one on this host the controller decides."""
+    return StreamClosed(f"{found.name} is registered on another host, but does not answer this worker: {silence}")
+
+
 T = TypeVar("T")
 
 

@@ -15,6 +15,7 @@ from jsrl.cli.seeds import parse_seeds
 from jsrl.errors import ConfigError, RecordingError, SpecMismatch
 from jsrl.launch.graph_file import write_graph
 from jsrl.launch.plan import make_plan
+from jsrl.launch.result import Result
 from jsrl.references.reference import to_json
 from jsrl.runs.runs import RunFolder, read_metrics
 
@@ -118,6 +119,17 @@ def test_a_refused_run_exits_with_2(error, monkeypatch, capsys):
     monkeypatch.setattr(run, "command", refuse)
     assert run.main(["bc"]) == 2
     assert capsys.readouterr().err == f"{error.__name__}: no\n"
+
+
+def test_a_run_without_its_final_snapshot_exits_with_1(tmp_path, monkeypatch, capsys):
+    result = Result(tmp_path, "total_env_steps", 64, 2, 1.0, unsaved="learner: the final snapshot of update 2 failed")
+    monkeypatch.setattr("jsrl.launch.run.run", lambda *_, **__: result)
+    assert run.main(["ppo_cartpole", "--profile", "none"]) == 1
+    said = capsys.readouterr()
+    assert "reached total_env_steps after 64 env steps" in said.out
+    assert said.err.endswith(
+        "SnapshotError: the result is complete, but the last params are lost: learner: the final snapshot of update 2 failed\n"
+    )
 
 
 def test_a_drawn_plan_names_its_file(tmp_path, capsys):

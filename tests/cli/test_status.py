@@ -86,6 +86,8 @@ def test_status_of_an_ended_run_names_the_reason_and_how_to_resume(folder: RunFo
     (folder.path / "result.json").write_text(json.dumps(result | {"ended": "max_minutes"}))
     text = output_of("ppo/x", capsys=capsys)
     assert text.startswith("ppo/x: reached max_minutes\n") and "to continue" not in text
+    (folder.path / "result.json").write_text(json.dumps(result | {"ended": "max_minutes", "unsaved": "disk full"}))
+    assert f"to continue: jsrl run --resume {folder.path}" in output_of("ppo/x", capsys=capsys)
 
 
 def test_printed_commands_find_a_run_of_another_folder(folder: RunFolder, capsys):

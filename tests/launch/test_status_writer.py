@@ -10,6 +10,7 @@ import pytest
 
 from jsrl.experiment import Experiment
 from jsrl.launch import status_writer
+from jsrl.launch.result import is_finished
 from jsrl.launch.session import Session
 from jsrl.metrics.display import make_display
 from jsrl.runs.identity import ProcessIdentity
@@ -86,3 +87,14 @@ def test_a_request_to_this_process_ends_the_run_once(session: Session):
     session.tick()
     session.tick()
     assert asked == [1]
+
+
+def test_result_of_a_run_whose_final_snapshot_was_not_written_says_so(session: Session):
+    session.facts("learner", {"updates": 5, "env_steps": 640, "unsaved": "the final snapshot of update 5 failed"})
+    session.facts("actor-0", {"env_steps": 640})
+    session.end("total_env_steps")
+    result = session.result()
+    assert result.as_intended and result.unsaved == "learner: the final snapshot of update 5 failed"
+    assert not is_finished(session.folder.path)  # a group of runs continues it
+    session.facts("learner", {"updates": 5, "env_steps": 640})  # its replacement wrote one
+    assert session.result().unsaved == "" and is_finished(session.folder.path)

@@ -113,6 +113,16 @@ def test_shares_of_time_of_workers_with_different_activities_add_up_to_1(tmp_pat
     )
 
 
+def test_shares_in_a_line_add_up_to_1_where_an_activity_begins_in_its_second_report(tmp_path, open_hub):
+    hub = open_hub(tmp_path / "metrics.jsonl")
+    hub.receive("learner", "learner", {"learner/wait_batch_share": 1.0})
+    hub.receive("learner", "learner", {"learner/wait_batch_share": 0.1, "learner/update_share": 0.9})
+    line = hub.tick(1, 1)
+    assert (line["learner/wait_batch_share"], line["learner/update_share"]) == pytest.approx((0.55, 0.45))
+    hub.receive("learner", "learner", {"learner/wait_batch_share": 0.3, "learner/update_share": 0.7})
+    assert hub.tick(2, 2)["learner/update_share"] == pytest.approx(0.7)
+
+
 def test_metrics_report_has_rates_shares_means_and_spreads(clock):
     recorder = Recorder("learner", clock=clock)
     recorder.rate("rows", 300)

@@ -91,6 +91,7 @@ def test_page_has_scores_colours_and_differences(tmp_path: Path, capsys):
     assert re.search(r"<th>num-envs</th><td>16</td><td>32</td>", text)
     assert re.search(r"<th>seed</th><td>0, 1, 2</td><td>0, 1, 2</td>", text)
     assert "<script" not in text and ">Odd<" in text
+    assert "<td>500 to 700</td>" in text and "Runs end after different numbers of env steps" in text
 
 
 def test_runs_with_opponents_are_compared_by_their_win_rates(tmp_path: Path, capsys):

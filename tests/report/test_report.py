@@ -281,6 +281,18 @@ def test_the_first_value_of_a_late_metric_counts_for_the_time_since_the_line_bef
     assert make_report(run_folder).steady["learner/late"] == pytest.approx(3 / 4)  # lines 5 to 8, a second each
 
 
+def test_shares_of_a_worker_add_up_to_1_with_an_activity_that_begins_late(run_folder: RunFolder):
+    found = lines(10)
+    for line in found:
+        del line["learner/prefetch_wait_batch_share"]
+    found[8] |= {"learner/update_share": 0.1, "learner/wait_batch_share": 0.0, "learner/snapshot_share": 0.85}
+    write_lines(run_folder, found)
+    report = make_report(run_folder)
+    (learner,) = (worker for worker in report.workers if worker.name == "learner")
+    assert sum(learner.activities.values()) == pytest.approx(1.0)
+    assert learner.activities["snapshot"] == pytest.approx(0.85 / 8)
+
+
 def test_steady_lines_exclude_the_first_and_the_last():
     updates = {"updates": np.arange(5.0), "learner/update_share": np.array([0.5, np.nan, 0.5, 0.5, 0.5])}
     assert steady(updates).tolist() == [False, False, True, True, False]

@@ -1,9 +1,12 @@
+import dataclasses
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -20,7 +23,9 @@ from jsrl.report.comparison import (
     summaries,
     summarise,
 )
+from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder, load_runs, split_tag
+from jsrl.runs.state import RUNNING, STATUS
 
 
 def make_run(runs_dir, experiment, name, returns, config=None):
@@ -249,6 +254,15 @@ def test_summary_over_seeds(tmp_path):
         summarise(load_runs("bad/*", str(tmp_path)))
 
 
+def test_summary_says_if_its_runs_end_after_different_env_steps(tmp_path):
+    for seed, more in enumerate((0, 0, 3)):
+        make_run(tmp_path, "ppo", f"s{seed}", [10.0] * (2 + more))
+    text = summarise(load_runs("ppo/*", str(tmp_path)))
+    assert re.search(r"^ppo +3 +100 to 400 ", text, re.MULTILINE) and "\nruns end after different numbers" in text
+    text = summarise(load_runs("ppo/s[01]", str(tmp_path)))
+    assert re.search(r"^ppo +2 +100 ", text, re.MULTILINE) and "different numbers" not in text
+
+
 def test_difference_of_two_settings_has_an_interval_and_an_exact_test():
     a, b = np.array([429.8, 500, 500, 500, 500]), np.array([185.2, 204.8, 270, 459.6, 459.8])
     found = difference(a, b)
@@ -325,3 +339,42 @@ def test_a_run_that_is_running_is_not_overwritten(tmp_path):
     with claimed(folder), pytest.raises(ConfigError, match=rf"x/a is running \(process {os.getpid()} on .*\); stop it"):
         RunFolder.create(tmp_path, "x", "a", overwrite=True)
     assert RunFolder.create(tmp_path, "x", "a", overwrite=True).path == folder.path
+
+
+def abandon(folder: RunFolder, process: ProcessIdentity) -> None:
+    """Leave the files of a process that was killed before its run began."""
+    (folder.path / RUNNING).write_bytes(msgspec.json.encode(process))
+
+
+def test_a_run_is_back_if_the_command_that_was_to_overwrite_it_was_killed(tmp_path, caplog):
+    dead = dataclasses.replace(ProcessIdentity.own(), started=0)
+    old = RunFolder.create(tmp_path, "x", "a")
+    for again in (
+        lambda: RunFolder.open("x/a", tmp_path),
+        lambda: RunFolder.open("x", tmp_path),
+        lambda: RunFolder.create(tmp_path, "x", "a", overwrite=True).undo(),
+    ):
+        old.metrics_path.write_text("{}\n")
+        abandon(RunFolder.create(tmp_path, "x", "a", overwrite=True), dead)
+        assert not old.metrics_path.exists()
+        again()
+        assert old.metrics_path.read_text() == "{}\n" and not (old.path / RUNNING).exists()
+        assert "x/a is back" in caplog.text
+        caplog.clear()
+    assert list(tmp_path.glob("*/*/experiment.json")) == [old.path / "experiment.json"]
+
+
+def test_a_run_is_not_put_back_over_one_that_begins(tmp_path):
+    old = RunFolder.create(tmp_path, "x", "a")
+    old.metrics_path.write_text("{}\n")
+    new = RunFolder.create(tmp_path, "x", "a", overwrite=True)
+    assert not RunFolder.open("x/a", tmp_path).metrics_path.exists()  # its process is about to claim it
+    with claimed(new):
+        assert not RunFolder.open("x/a", tmp_path).metrics_path.exists()
+    abandon(new, dataclasses.replace(ProcessIdentity.own(), started=0, host="far", boot="another"))
+    assert not RunFolder.open("x/a", tmp_path).metrics_path.exists()  # it may run on another host
+    (new.path / STATUS).write_text("{}")
+    abandon(new, dataclasses.replace(ProcessIdentity.own(), started=0))
+    assert not RunFolder.open("x/a", tmp_path).metrics_path.exists()  # it had begun
+    new.delete_replaced()
+    assert not (tmp_path / "x" / ".replaced" / "a").exists()

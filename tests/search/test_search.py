@@ -141,6 +141,15 @@ def test_failed_run_gives_the_error_of_its_result_and_not_the_end_of_its_output(
         found[status] = child.why
         assert child.outcome() == (None, child.why)
     assert found == {1: "WorkerDied: learner: no", 2: "(to continue: jsrl run --resume x)"}  # 2: the result is older
+    scored = {
+        "ended": "total_env_steps",
+        "final": {"return_mean": 3.0},
+        "unsaved": "learner: the final snapshot failed",
+    }
+    (tmp_path / "result.json").write_text(json.dumps(scored))
+    assert child.outcome() == (None, child.why)  # refused
+    (child := Child(["sh", "-c", "exit 1"], tmp_path, None))._process.wait(10)
+    assert child.outcome() == (3.0, "")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.errors import StreamTimeout
+from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.transport.base import ProducerId
 from jsrl.transport.samples import zmq as samples_zmq
 from jsrl.transport.samples.transports import bind_samples, connect_samples
@@ -196,3 +196,18 @@ def test_a_hello_or_its_answer_may_be_lost(consumer: ZmqSampleConsumer) -> None:
     tally.settle(0.2)
     assert actor.error is None and tally.taken == GROUPS
     proxy.close()
+
+
+def test_producer_that_gave_up_before_its_welcome_may_ask_again(consumer: ZmqSampleConsumer) -> None:
+    """A consumer that was stopped for a while finds the hellos of both connections, in any order."""
+    name = ProducerId("actor-0", 0)
+    with consumer._socket_lock:  # nothing is read
+        for _ in range(2):
+            with pytest.raises(StreamTimeout):
+                connect_samples(consumer.address, SCHEMA, name, GROUPS, 0.2)
+    producer = connect_samples(consumer.address, SCHEMA, name, GROUPS, TIMEOUT_S)
+    assert produce(producer, GROUPS, 2, 0) == 2 * GROUPS
+    wait_for(lambda: consumer.ledger.received == 2 * GROUPS)
+    with pytest.raises(StreamClosed, match="has joined before"):
+        connect_samples(consumer.address, SCHEMA, name, GROUPS, TIMEOUT_S)
+    producer.close()

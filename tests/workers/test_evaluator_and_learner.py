@@ -413,10 +413,11 @@ def test_final_snapshot_that_fails_is_reported_even_if_earlier_ones_failed(tmp_p
     rig.put(1.0)
     rig.learner.step()
     rig.learner.save(wait=True)
-    rig.learner.close()
+    facts = rig.learner.close()
     shown = {facts["once"]: facts["text"] for facts in reversed(rig.heard.named("warning"))}
     assert set(shown) == {"snapshots", "final snapshot"}
     assert shown["final snapshot"].startswith("the final snapshot of update 1 failed: snapshot 1 was not written")
+    assert facts["unsaved"] == shown["final snapshot"].partition(". ")[0]
 
 
 def test_finished_learner_saves_once_while_others_continue(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from jsrl.metrics.metrics import Recorder
 from jsrl.runs.names import FileNames, Registration
 from jsrl.transport.inference.transports import bind_inference
 from jsrl.transport.samples.transports import bind_samples
-from jsrl.workers import following, peers
+from jsrl.workers import asking, following, peers
 from jsrl.workers.actor import streams as actor_streams
 from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.asking import InferenceRequests
@@ -354,3 +354,49 @@ def test_writer_of_a_reader_that_just_closed_its_stream_waits_for_the_next_one(
     assert writer.reserve(1.0) is None and writer.renewed == 1 and writer.reserve(1.0) is not None
     writer.close()
     next_life.close()
+
+
+def served_job(tmp_path):
+    e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
+    return make_plan(e, str(tmp_path), tmp_path).job("actor-0")
+
+
+@pytest.mark.parametrize("host", ["", "here"])
+def test_silent_peer_on_another_host_ends_a_worker_with_its_name(tmp_path, monkeypatch, host: str) -> None:
+    """About a peer on its own host the controller decides."""
+    job = served_job(tmp_path)
+    for module in (asking, following):
+        monkeypatch.setattr(module, "CONNECT_S", 0.0)
+        monkeypatch.setattr(module, "ELSEWHERE_S", 0.0)
+    found = Registration("samples.learner", f"shm:{tmp_path}/closed", 1, os.getpid(), host)
+    monkeypatch.setattr(FileNames, "lookup", lambda *_: found)
+    before = dataclasses.replace(found, incarnation=0)
+    requests, writer = InferenceRequests(job), FollowingProducer(job, "samples", job.schemas.trajectory)
+    requests._peer = FailoverPeer(job.names, [SERVER], before)
+    writer._writer.peers, writer._writer._ends = [Peer(job.names, "samples.learner", before)], [None]
+    writer._lost = StreamClosed("the reader is gone")
+    told = "samples.learner is registered on another host, but does not answer"
+    for ask in (lambda: requests.ask(0, "a", 0.0), lambda: writer.reserve(0.0)):
+        with contextlib.nullcontext() if host else pytest.raises(StreamClosed, match=told):
+            for _ in range(3):
+                assert ask() is None
+
+
+def test_time_without_a_peer_is_no_time_of_refusals(tmp_path, monkeypatch) -> None:
+    """The next one may refuse at first, long after the one before was lost."""
+    job, lost = served_job(tmp_path), StreamClosed("the reader closed")
+    monkeypatch.setattr(following, "REFUSED_S", 0.0)
+    job.names.register("samples.learner", "shm:a")
+    learner = Peer(job.names, "samples.learner", job.names.lookup("samples.learner", 0.0))
+    writer, streams = FollowingProducer(job, "samples", job.schemas.trajectory), ActorStreams(job, Recorder("actor"))
+    writer._writer.peers, writer._writer._ends, streams._peers, writer._lost = [learner], [None], [learner], lost
+    present = [True]
+    monkeypatch.setattr(Peer, "find", lambda *_: learner.known if present[0] else None)
+    for present[0] in (True, False, True):
+        assert writer.reserve(0.0) is None
+        if streams.look(0.0) is not None:
+            streams.wait(lost, 0.0)
+    with pytest.raises(StreamClosed):
+        writer.reserve(0.0)
+    with pytest.raises(StreamClosed):
+        streams.wait(lost, 0.0)

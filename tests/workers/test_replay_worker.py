@@ -29,12 +29,14 @@ from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batcher, BatchPlan, of_any_age
 from jsrl.workers.learner.replay_link import ReplayConsumer
 from jsrl.workers.learner.sources import FromReplay
+from jsrl.workers.peers import ELSEWHERE_S
 from jsrl.workers.replay.build import build_replay
 from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker
 
 T, B, M = 4, 3, 8
 SPEC = make_trajectory_spec(EnvSpec(ArraySpec((2,), "float32"), Discrete(2)), (), (), num_rows=T, num_envs=B)
 WINDOWS = windows_spec(SPEC, window=1, number=M, weighted=True)
+NEXT = SimpleNamespace(name="samples.learner", host="here")  # the registration of the next learner
 numbers = itertools.count()
 
 
@@ -196,17 +198,77 @@ def test_learner_that_ends_again_while_a_replay_worker_reconnects_costs_no_rows(
         return batches
 
     monkeypatch.setattr(batches, "close", lambda: None)
-    learner = SimpleNamespace(
-        check=lambda: None, find=lambda _: "next", is_known=lambda found: found in known, known=""
-    )
+    learner = SimpleNamespace(check=lambda: None, find=lambda _: NEXT, is_known=lambda found: found in known, known="")
     monkeypatch.setattr(worker, "_settings", dataclasses.replace(worker._settings, threads=1))
     worker._streams.learner, worker._streams.connect_batches = learner, connect
-    worker._lose(StreamClosed("the learner is gone"))
+    worker._lose(StreamClosed("the learner is gone"), batches)
     w.put(0, 0.0)
     for _ in range(3):
         worker.step()
-    assert known == ["next"] and learner.known == "next" and worker._lost is None and worker._replay.size > 0
+    assert known == [NEXT] and learner.known == NEXT and worker._lost is None and worker._replay.size > 0
     monkeypatch.undo()
+
+
+class RestartedLearner:
+    """A learner that was replaced by the next one."""
+
+    def __init__(self, *, is_elsewhere: bool = False) -> None:
+        self.known, self.is_elsewhere = SimpleNamespace(), is_elsewhere
+
+    def check(self) -> None:
+        if self.known != NEXT:
+            raise StreamClosed("the learner is gone")
+
+    def find(self, timeout_s: float) -> SimpleNamespace:
+        return NEXT
+
+    def is_known(self, found: SimpleNamespace) -> bool:
+        return found == self.known
+
+
+def test_drawing_thread_that_finds_the_old_stream_closed_late_ends_nothing(world, monkeypatch):
+    """The main thread has connected to the new learner between the error and its note."""
+    w = world()
+    worker = w.workers[0]
+    batches, lose = worker._streams.batches, worker._lose
+    next_batches = SimpleNamespace(mark_lost=lambda _: None, close=lambda: None)
+    worker._streams.learner, worker._streams.connect_batches = RestartedLearner(), lambda *_: next_batches
+    monkeypatch.setattr(worker, "_settings", dataclasses.replace(worker._settings, threads=1))
+
+    def closed(timeout_s):
+        raise StreamClosed("the learner closed this stream")
+
+    def note_late(*of):
+        monkeypatch.setattr(worker, "_lose", lose)
+        worker._follow_learner()
+        lose(*of)
+
+    monkeypatch.setattr(batches, "reserve", closed)
+    monkeypatch.setattr(worker, "_lose", note_late)
+    for _ in range(2):
+        w.put(0, 0.0)
+        worker._insert()
+    assert worker._draw_safely(worker._phases) == 0
+    assert worker._streams.batches is next_batches and worker._lost is None
+    worker._streams.batches = batches
+    monkeypatch.undo()
+
+
+def test_closed_stream_to_a_learner_on_another_host_is_borne_as_long_as_a_lost_host(world, monkeypatch):
+    """The end of a process there is noticed late."""
+    w = world()
+    worker = w.workers[0]
+    learner = worker._streams.learner = RestartedLearner(is_elsewhere=True)
+    learner.known = NEXT
+    worker._streams.connect_batches = lambda *_: None
+    monkeypatch.setattr(worker, "_settings", dataclasses.replace(worker._settings, threads=1))
+    worker._lose(StreamClosed("the learner closed this stream"), worker._streams.batches)
+    worker._lost_s -= ELSEWHERE_S - 1
+    worker.step()
+    worker._lost_s -= 2
+    with pytest.raises(StreamClosed, match="closed this stream"):
+        worker.step()
+    worker._lost = None
 
 
 def test_ratio_holds_rows_back_until_the_learner_samples(world):

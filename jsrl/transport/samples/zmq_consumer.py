@@ -48,6 +48,7 @@ class _Peer:
     acknowledged: int = 0  # the part of `released` that the producer knows
     asked: int = -1  # the index requested again last
     sequences: dict[int, int] = field(default_factory=dict)
+    left: set[bytes] = field(default_factory=set)  # routes of connections that the producer gave up
 
 
 class ZmqSampleConsumer:
@@ -243,8 +244,8 @@ class ZmqSampleConsumer:
     def _welcome(self, route: bytes, message: Message) -> None:
         hello = self._hello_checker.read(message)
         producer, num_groups = hello.sender, len(hello.groups)
-        known = self._peers.get(route)
-        if known is not None and known.producer == producer:  # repeated: the welcome was late, or lost
+        known = self._known(route, producer)
+        if known is not None:  # repeated: the welcome was late, or lost
             self._queue_send(route, self._welcome_frames(known.num_blocks))
             return
         num_blocks = choose_blocks(self._blocks_per_producer, num_groups)
@@ -255,6 +256,22 @@ class ZmqSampleConsumer:
         self._queue.ledger.join()
         self._peers[route] = _Peer(producer, route, num_groups, num_blocks, page)
         self._queue_send(route, self._welcome_frames(num_blocks))
+
+    def _known(self, route: bytes, producer: ProducerId) -> _Peer | None:
+        """Return the record of a producer that was welcomed before; None: it was not.
+
+        A producer that gave up before its welcome came asks again over another connection. It has sent nothing before.
+        """
+        for peer in self._peers.values():
+            if peer.producer != producer or route in peer.left:
+                continue
+            if peer.route != route and peer.received == 0:
+                peer.left.add(peer.route)
+                del self._peers[peer.route]
+                peer.route = route
+                self._peers[route] = peer
+            return peer if peer.route == route else None
+        return None
 
     def _welcome_frames(self, num_blocks: int) -> list[Any]:
         packing = {"packing": self._packing.fields} if self._packing else {}

@@ -117,6 +117,7 @@ class ActorStreams:
         found = [peer.find(timeout_s) for peer in self._peers]
         self._present = [entry for entry in found if entry is not None]
         if len(self._present) < len(found):
+            self._patience.end()
             return None
         known = (peer.is_known(entry) for peer, entry in zip(self._peers, self._present, strict=True))
         return self._renewed or broke or not all(known)
@@ -144,7 +145,7 @@ class ActorStreams:
         The client is always reconnected, so that no earlier request is answered.
 
         Raises:
-          StreamClosed: an unchanged peer has refused this worker for a while, or the server on another host does not answer.
+          StreamClosed: an unchanged peer has refused this worker for a while, or a peer on another host does not answer.
         """
         try:
             return self._resume(self._present)
@@ -153,6 +154,8 @@ class ActorStreams:
             if server is not None and server.is_elsewhere and server.is_known(self._present[-1]):
                 error = StreamClosed(f"the connection to the server broke, and cannot be made again: {silence}")
                 self._patience.pause(error, self.patience_s)
+            elif (away := self._writer.silent(self._present[: len(self._writer.peers)], silence)) is not None:
+                self._patience.pause(away, ELSEWHERE_S)
             return None
         except StreamClosed as refusal:
             self._patience.pause(refusal)

@@ -92,6 +92,7 @@ class Learner:
         self._phases = self.recorder.phases
         self._replay_metrics: dict[str, float] = {}
         self._finished = False
+        self._unsaved = ""  # why the final snapshot was not written
         self._open = contextlib.ExitStack()  # the source, once it is bound
         self._trained_s = 0.0
         self._snapshot_at = time.monotonic() + settings.snapshot_period_s
@@ -256,7 +257,9 @@ class Learner:
             except SnapshotError as error:
                 last = "final" in tags  # shown even if an earlier one failed: nothing newer will be written
                 which, once = ("the final snapshot", "final snapshot") if last else ("snapshot", "snapshots")
-                self._reporter.event("warning", f"{which} of update {self.updates} failed: {error}", once=once)
+                failed = f"{which} of update {self.updates} failed"
+                self._unsaved = f"{failed}: {str(error).partition('. ')[0]}" if last else ""
+                self._reporter.event("warning", f"{failed}: {error}", once=once)
         self._phases.rest()
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
@@ -309,7 +312,7 @@ class Learner:
         self._ranks.leave()  # not earlier: jax's processes write snapshots while they form a group
         self._updater.close()
         self._open.close()
-        facts = self._facts()
+        facts = self._facts() | ({"unsaved": self._unsaved} if self._unsaved else {})
         self._publisher.close()
         self._store.close()
         return facts

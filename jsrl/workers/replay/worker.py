@@ -23,7 +23,7 @@ from jsrl.runs.control import Command
 from jsrl.runs.names import Registration
 from jsrl.transport.base import SampleConsumer, SampleProducer
 from jsrl.workers.base import Reporter
-from jsrl.workers.peers import CONNECT_S, REFUSED_S, BriefRetry, Peer
+from jsrl.workers.peers import CONNECT_S, ELSEWHERE_S, REFUSED_S, BriefRetry, Peer, silent
 from jsrl.workers.refusals import Refusals
 
 FOLDER = "replay"  # of a run: counters, and rows if they are saved
@@ -182,14 +182,15 @@ class ReplayWorker:
         try:
             streams.learner.check()
         except StreamClosed as error:
-            self._lose(error)
+            self._lose(error, streams.batches)
         if self._lost is None or self._drawing:
             return
         found = streams.learner.find(0.0)
         if found is None:
+            self._patience.end()
             return
         if streams.learner.is_known(found):
-            if time.monotonic() - self._lost_s > REFUSED_S:
+            if time.monotonic() - self._lost_s > (ELSEWHERE_S if streams.learner.is_elsewhere else REFUSED_S):
                 raise self._lost  # the learner is alive, but refuses this worker's batches
             return
         with self._lock:  # a last batch may just be committed
@@ -197,7 +198,9 @@ class ReplayWorker:
             streams.batches.close()
             try:
                 streams.batches = streams.connect_batches(found, CONNECT_S)
-            except StreamTimeout:
+            except StreamTimeout as silence:
+                if not found.host:
+                    self._patience.pause(silent(found, silence), ELSEWHERE_S)
                 return
             except StreamClosed as refusal:  # it may be ending again
                 self._patience.pause(refusal)
@@ -216,19 +219,21 @@ class ReplayWorker:
         except BaseException as error:
             self._error = error
 
-    def _lose(self, error: StreamClosed) -> None:
+    def _lose(self, error: StreamClosed, batches: SampleProducer) -> None:
+        """Note that a stream to the learner has ended, unless another one has replaced it meanwhile."""
         with self._lock:
-            if self._lost is None:
+            if self._lost is None and batches is self._streams.batches:
                 self._lost, self._lost_s = error, time.monotonic()
 
     def _draw_safely(self, phases: Phases) -> int:
         """Draw; if the learner is gone, the main thread finds the next one."""
+        batches = self._streams.batches
         try:
             return self._draw_once(phases)
         except StreamClosed as error:
             if self._streams.learner is None:
                 raise
-            self._lose(error)
+            self._lose(error, batches)
             return 0
 
     def _draw_once(self, phases: Phases) -> int:
