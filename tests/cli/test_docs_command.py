@@ -38,6 +38,9 @@ def test_folder_with_other_files_is_not_changed(monkeypatch, tmp_path: Path, cap
     assert (tmp_path / "thesis.tex").read_text() == "mine"
     assert docs.main(["--build", str(tmp_path / "thesis.tex")]) == 2
     assert "thesis.tex is a file; choose a folder" in capsys.readouterr().err
+    assert docs.main(["--build", str(tmp_path / "thesis.tex" / "site")]) == 2
+    told = capsys.readouterr().err
+    assert "site cannot be written (Not a directory); choose another folder" in told and told.count("\n") == 1
 
 
 def test_pages_are_served_on_loopback_only(tmp_path: Path) -> None:

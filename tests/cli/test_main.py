@@ -253,6 +253,8 @@ def test_new_project_refuses_a_folder_in_use(tmp_path, capsys):
     (tmp_path / "x" / "y").touch()
     assert main.main(["new", str(tmp_path / "x")]) == 2
     assert "not an empty folder" in capsys.readouterr().err
+    assert main.main(["new", str(tmp_path / "x" / "absent" / "..")]) == 2  # x itself
+    assert "not an empty folder" in capsys.readouterr().err
     assert main.main(["new", str(tmp_path / "My-Project")]) == 2
     assert "lower-case letters" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
