@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from benchmarks.updates import session as replay_session
 from benchmarks.updates import tables as replay_tables
 from jsrl.cli.main import program
 from jsrl.cli.report import check_folder
-from jsrl.errors import JsrlError
+from jsrl.errors import ConfigError, JsrlError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -85,9 +86,10 @@ def main() -> int:
     if given.name is None and not given.show:
         parser().error("give the name of an experiment; `jsrl list` shows them")
     try:
+        check(given)
         check_folder(given.json, "--json")
         if given.show:
-            show(json.loads(Path(given.show).read_text()))
+            show(read(Path(given.show)))
             return 0
         raw = (replay_session if replay_session.is_compared(given.name) else session).measure(given, options)
     except JsrlError as error:
@@ -100,6 +102,36 @@ def main() -> int:
     if given.json:
         Path(given.json).write_text(json.dumps(raw, indent=1, default=str) + "\n")
     return 0
+
+
+def check(given: argparse.Namespace) -> None:
+    """Check the numbers before anything is measured.
+
+    Raises:
+      ConfigError: one cannot work; the message names its option.
+    """
+    if not 0 < given.seconds < math.inf:
+        raise ConfigError(f"--seconds is {given.seconds:g}, expected above 0.")
+    for name in ("warm_up_s", "repetitions", "starts"):
+        if not 0 <= getattr(given, name) < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(given, name):g}, expected 0 or more.")
+    if given.num_envs is not None and given.num_envs < 1:
+        raise ConfigError(f"--num-envs is {given.num_envs}, expected at least 1.")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return raw numbers written with --json.
+
+    Raises:
+      ConfigError: the file is not there, or is no JSON object.
+    """
+    try:
+        raw = json.loads(path.read_text())
+        return dict(raw)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as raw numbers ({error}); give a file written with --json."
+        ) from error
 
 
 def show(raw: dict[str, Any]) -> None:

@@ -219,6 +219,16 @@ def check_range(name: str, value: float | None, low: float, high: float | None =
     raise ConfigError(f"{name} must be at least {low}" + (f" and at most {high}" if high else "") + f", got {value}")
 
 
+def check_positive(name: str, value: float | None) -> None:
+    """Check that 0 < value < infinity (None: off).
+
+    Raises:
+      ConfigError: it does not hold; the message gives the value.
+    """
+    if value is not None and not 0 < value < float("inf"):
+        raise ConfigError(f"{name} must be positive and finite, got {value}")
+
+
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Check that value is one of the choices.
 
@@ -235,8 +245,7 @@ def check_optimization(config: Any) -> None:
     Raises:
       ConfigError: an invalid value; the message names it and the valid ones.
     """
-    if not config.learning_rate > 0:
-        raise ConfigError(f"learning_rate must be positive, got {config.learning_rate}")
+    check_positive("learning_rate", config.learning_rate)
     check_range("gamma", config.gamma, 0, 1)
     check_range("max_grad_norm", config.max_grad_norm, 1e-12)
     check_choice("optimizer", config.optimizer, ("adam", "sgd", "rmsprop"))

@@ -59,8 +59,7 @@ class BCConfig:
         Raises:
           ConfigError: an invalid value; the message names it and the valid ones.
         """
-        if not self.learning_rate > 0:
-            raise ConfigError(f"learning_rate must be positive, got {self.learning_rate}")
+        ac.check_positive("learning_rate", self.learning_rate)
         ac.check_range("max_grad_norm", self.max_grad_norm, 1e-12)
         ac.check_choice("loss", self.loss, ("log_prob", "mse"))
         ac.check_choice("schedule", self.schedule, ("constant", "linear"))

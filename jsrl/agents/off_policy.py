@@ -216,9 +216,7 @@ def check_learning(config: Any) -> None:
       ConfigError: an invalid value; the message names it and the valid ones.
     """
     for name in ("learning_rate", "critic_learning_rate"):
-        value = getattr(config, name, None)
-        if value is not None and not value > 0:
-            raise ConfigError(f"{name} must be positive, got {value}")
+        ac.check_positive(name, getattr(config, name, None))
     ac.check_range("gamma", config.gamma, 0, 1)
     ac.check_range("max_grad_norm", config.max_grad_norm, 1e-12)
     ac.check_range("tau", config.tau, 1e-8, 1)

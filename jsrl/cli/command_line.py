@@ -170,7 +170,12 @@ def option_args(option: Option, name: str, values: list[str]) -> list[str]:
         values = [arg for value in values for arg in value.strip("()[]").split(",") if arg]
     elif len(values) > 1:
         raise ConfigError(f"--{option.name} takes one value, got {' '.join(values)!r}; options begin with --.")
-    return [f"--{option.name}", *(_spelled(value, alternatives(option.kind)) for value in values)]
+    kinds = alternatives(option.kind)
+    if float in (typing.get_args(option.kind) if is_sequence(option.kind) else kinds):
+        for value in values:
+            if value.lower().lstrip("+-") == "nan":  # a number to float(), but to no option
+                raise ConfigError(_unreadable(option, value))
+    return [f"--{option.name}", *(_spelled(value, kinds) for value in values)]
 
 
 def _spelled(text: str, kinds: tuple[Any, ...]) -> str:

@@ -56,6 +56,10 @@ def build(folder: Path) -> None:
         raise ConfigError(f"{folder} is a file; choose a folder for the docs.")
     if folder.exists() and any(folder.iterdir()) and not (folder / "search" / "search_index.json").exists():
         raise ConfigError(f"{folder} contains files other than an earlier build of the docs; choose an empty folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written ({error.strerror}); choose another folder.") from error
     args = [
         sys.executable,
         "-m",

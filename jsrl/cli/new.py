@@ -54,12 +54,13 @@ def write_project(folder: Path) -> list[Path]:
     Raises:
       ConfigError: the name is not one of a Python module, or the folder exists and is not empty.
     """
-    name = folder.resolve().name  # of `.` as well
+    there = folder.resolve()  # of `.` and `absent/..` as well
+    name = there.name
     if keyword.iskeyword(name):
         raise ConfigError(f"the project's name is {name!r}, a word of Python's own; choose another name.")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ConfigError(f"the project's name is {name!r}; use lower-case letters, digits and _, a letter first.")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if there.exists() and (not there.is_dir() or any(there.iterdir())):
         raise ConfigError(f"{folder} exists already and is not an empty folder; choose another name, or remove it.")
     written = []
     for source, target in FILES.items():

@@ -16,7 +16,7 @@ from jsrl.cli.background import redirect
 from jsrl.errors import ConfigError
 from jsrl.launch.interrupts import interrupts
 from jsrl.launch.result import is_finished, missing
-from jsrl.launch.resume import claimed
+from jsrl.launch.resume import claimed, with_paths
 from jsrl.launch.run_log import RunLog
 from jsrl.launch.start_points import check_kept
 from jsrl.metrics.scores import score_text
@@ -103,7 +103,7 @@ def new_group(name: str, args: Sequence[str], asked: cli.CommandLine, more: Call
             raise ConfigError(f"{one} exists and is neither a run nor a group of runs; it is not overwritten.")
         if running := held_by(one):
             raise ConfigError(f"{one} is running (process {running}); stop it before it is overwritten.")
-    begin = ("--init-from", options.init_from) if options.init_from else ()
+    begin = ("--init-from", with_paths(options.init_from, options.runs_dir)) if options.init_from else ()
     if taken and options.init_from:
         check_kept(options.init_from, options.runs_dir, taken)
     return dataclasses.replace(group, args=(*cli.without(args, (*OWN, "init-from")), *more()), begin=begin)

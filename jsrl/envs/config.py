@@ -124,6 +124,8 @@ class EnvConfig:
             raise ConfigError(
                 f"fault_limit is {self.fault_limit} and fault_window_s {self.fault_window_s}; give at least 1, and more than 0"
             )
+        if not math.isfinite(self.reward_scale):
+            raise ConfigError(f"reward_scale is {self.reward_scale}; give a finite number")
         if self.reward_clip is not None and not self.reward_clip > 0:
             raise ConfigError(f"reward_clip is {self.reward_clip}; give a positive number, or None for no clipping")
         if self.max_episode_steps is not None and self.max_episode_steps < 1:

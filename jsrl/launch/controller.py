@@ -542,13 +542,13 @@ class Controller:
             self._send_command(name, "final", updates=self._session.last_updates, **facts)
 
     def _await_final(self, name: str) -> None:
-        task = self._plan.kinds[name].final_name
-        self._session.stage(name, task)
+        kind = self._plan.kinds[name]
+        self._session.stage(name, kind.final_name)
         self._wait_with(name, lambda _: name in self._session.finals)
         worker = self._workers[name]
         if not (name in self._session.finals or self._interrupted or worker.replaced):
-            waited = f"within {self._deadlines.snapshot_s:g} s (deadlines.snapshot_s)"
-            self._session.display.message(f"{name}: its {task} was not finished {waited}", "warning")
+            waited = f"within {self._deadlines.snapshot_s:g} s (deadlines.snapshot_s){kind.final_hint}"
+            self._session.display.message(f"{name}: its {kind.final_name} was not finished {waited}", "warning")
 
     def _wait_with(self, name: str, reached: Callable[[SupervisedWorker], bool]) -> None:
         """Wait until a worker has reached a state; see `_died` if it dies meanwhile."""

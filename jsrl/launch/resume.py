@@ -239,20 +239,43 @@ def init_points(init_from: str, runs_dir: str | os.PathLike[str]) -> dict[str, S
       ConfigError: there is no such run or tag, or a policy is named twice.
     """
     points: dict[str, StartPoint] = {}
-    for part in init_from.split(","):
-        name, equals, rest = part.partition("=")
-        try:
-            policy, source = "", params_source(part, runs_dir)  # a run's name may contain an = as well
-        except ConfigError:
-            if not equals:
-                raise
-            policy, source = name, params_source(rest, runs_dir)
+    for policy, source in _named_sources(init_from, runs_dir):
         if policy in points:
             raise ConfigError(
                 f"--init-from {init_from} names {policy or 'the first policy'} twice; name each policy once."
             )
-        points[policy] = StartPoint(restore=source, params_only=True)
+        points[policy] = StartPoint(restore=params_source(source, runs_dir), params_only=True)
     return points
+
+
+def with_paths(init_from: str, runs_dir: str | os.PathLike[str]) -> str:
+    """Return the value of --init-from with the path of each run: the newest run of an EXPERIMENT changes.
+
+    Raises:
+      ConfigError: as for `init_points`.
+    """
+    found = []
+    for policy, source in _named_sources(init_from, runs_dir):
+        run, tag = split_tag(source)
+        path = RunFolder.open(run, runs_dir).path
+        whole = f"{path}@{tag or 'latest'}" if "," not in str(path) else source  # commas separate the policies
+        found.append(f"{policy}={whole}" if policy else whole)
+    return ",".join(found)
+
+
+def _named_sources(init_from: str, runs_dir: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
+    """Yield (policy, RUN@TAG) of each part of --init-from; "" is the first policy."""
+    for part in init_from.split(","):
+        name, equals, rest = part.partition("=")
+        try:
+            params_source(part, runs_dir)  # a run's name may contain an = as well
+        except ConfigError:
+            if not equals:
+                raise
+            params_source(rest, runs_dir)
+            yield name, rest
+        else:
+            yield "", part
 
 
 def params_source(init_from: str, runs_dir: str | os.PathLike[str]) -> str:

@@ -89,22 +89,22 @@ def run(
     experiment, resumed = found_opponents(dataclasses.replace(experiment, **changes), runs_dir), resume is not None
     launcher, hooks, sinks = fitting(launcher, experiment), load_hooks(hooks), load_values("sink", sinks, ("write",))
     made = [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()]
-    if resume is not None:
-        folder = RunFolder.open(resume, runs_dir)
+    if resume is None:
+        folder, starts = made_folder(experiment, runs_dir, name, overwrite, init_from)
     else:
-        folder = made_folder(experiment, runs_dir, name, overwrite, init_from)
+        folder, starts = RunFolder.open(resume, runs_dir), {}
     with (
         undone_unless_begun(folder, resumed, made) as begin,
         remembered(),
         claimed(folder),
         own_memory_folder(folder.path) as memory,
     ):
-        starts, messages = find_start_points(folder if resumed else None, init_from, runs_dir)
+        found, messages = find_start_points(folder, init_from, runs_dir) if resumed else (starts, [])
         experiment, chosen = settle(placed_as_before(experiment, folder) if resumed else experiment)
         experiment, changed = stored_experiment(experiment, folder, resumed=resumed)
         screen = make_display(display, log=RunLog(folder.logs / LOG))
         with closed_on_error(screen, list(filter(None, (*messages, chosen, *changed)))):
-            plan = ready_plan(experiment, folder, memory, starts, graph, launcher, resumed=resumed, show=screen.message)
+            plan = ready_plan(experiment, folder, memory, found, graph, launcher, resumed=resumed, show=screen.message)
         begin()
         session = make_session(plan, folder, screen, sinks, Hooks(hooks, RunLog(folder.logs / LOG)))
         try:
@@ -116,15 +116,18 @@ def run(
 
 def made_folder(
     experiment: Experiment, runs_dir: str | os.PathLike[str], name: str | None, overwrite: bool, init_from: str | None
-) -> RunFolder:
-    """Return the folder of a new run.
+) -> tuple[RunFolder, dict[str, StartPoint]]:
+    """Return the folder of a new run, and the start points of its policies.
+
+    These are found first: with the folder, the newest run of the experiment would be the new one.
 
     Raises:
       ConfigError: it cannot be made, or the params of `init_from` do not exist or would be overwritten.
     """
+    starts, _ = find_start_points(None, init_from, runs_dir)
     if overwrite and name is not None and init_from is not None:
         check_kept(init_from, runs_dir, [Path(runs_dir, experiment.name, name)])
-    return RunFolder.create(runs_dir, experiment.name, name, seed=experiment.seed, overwrite=overwrite)
+    return RunFolder.create(runs_dir, experiment.name, name, seed=experiment.seed, overwrite=overwrite), starts
 
 
 def train(plan: Plan, session: Session, launcher: Launcher) -> Result:

@@ -1,4 +1,7 @@
-"""A video file from pictures: captions below each one, and an encoder in a separate process."""
+"""A video file from pictures: captions above each one, and an encoder in a separate process.
+
+Captions are above the picture because players draw their controls over the bottom of a video.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ PACKAGES = {"imageio_ffmpeg": "imageio-ffmpeg", "PIL": "pillow"}
 
 
 class Captions:
-    """Draws lines of text in a strip below pictures."""
+    """Draws lines of text in a strip above pictures."""
 
     def __init__(self, width: int, lines: int) -> None:
         from PIL import ImageFont
@@ -98,10 +101,9 @@ class VideoWriter:
                 f"a picture has shape {picture.shape}, the ones before it {self._shape}; one size is needed."
             )
         scaled = picture.repeat(self._scale, axis=0).repeat(self._scale, axis=1) if self._scale > 1 else picture
-        self._canvas[: scaled.shape[0], : scaled.shape[1]] = scaled
-        self._canvas[scaled.shape[0] : scaled.shape[0] + self._captions.height, : scaled.shape[1]] = (
-            self._captions.draw(caption)
-        )
+        top, (height, width) = self._captions.height, scaled.shape[:2]
+        self._canvas[:top, :width] = self._captions.draw(caption)
+        self._canvas[top : top + height, :width] = scaled
         assert self._encoder is not None and self._encoder.stdin is not None
         try:
             self._encoder.stdin.write(self._canvas.data)

@@ -303,7 +303,7 @@ def test_continuous_actions(factory, transform):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learning_rate": 0.0}, "learning_rate must be positive, got 0.0"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive and finite, got 0.0"),
         ({"schedule": "linear", "total_updates": 0}, "needs total_updates >= 1"),
         ({"schedule": "cosine"}, "unknown schedule 'cosine'; choose one of constant, linear"),
         ({"optimizer": "lion"}, "unknown optimizer 'lion'; choose one of adam, sgd, rmsprop"),

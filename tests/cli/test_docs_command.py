@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import tomllib
 import urllib.request
 from pathlib import Path
 
@@ -37,6 +38,9 @@ def test_folder_with_other_files_is_not_changed(monkeypatch, tmp_path: Path, cap
     assert (tmp_path / "thesis.tex").read_text() == "mine"
     assert docs.main(["--build", str(tmp_path / "thesis.tex")]) == 2
     assert "thesis.tex is a file; choose a folder" in capsys.readouterr().err
+    assert docs.main(["--build", str(tmp_path / "thesis.tex" / "site")]) == 2
+    told = capsys.readouterr().err
+    assert "site cannot be written (Not a directory); choose another folder" in told and told.count("\n") == 1
 
 
 def test_pages_are_served_on_loopback_only(tmp_path: Path) -> None:
@@ -53,6 +57,15 @@ def test_pages_are_served_on_loopback_only(tmp_path: Path) -> None:
         late.cancel()
         server.kill()
         server.communicate()
+
+
+def test_a_wheel_has_every_file_of_the_pages() -> None:
+    """A page or picture that is missing ends the strict build of an installed jsrl."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    packed = project["tool"]["setuptools"]["package-data"]["jsrl.cli.site"]
+    found = {path for pattern in packed for path in docs.FOLDER.glob(pattern)}
+    files = {path for path in (docs.FOLDER / "pages").resolve().rglob("*") if path.is_file()}
+    assert files and files <= {path.resolve() for path in found}
 
 
 def test_options_are_not_split_over_two_lines() -> None:

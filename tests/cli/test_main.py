@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
 import sys
 import threading
 import time
+import tomllib
 import types
 from pathlib import Path
 
@@ -19,6 +21,8 @@ import pytest
 from jsrl import __main__ as entry
 from jsrl import extras
 from jsrl.cli import doctor, experiments, main
+from jsrl.envs.make import _REGISTERED_BY
+from jsrl.envs.rendering import DRAWN_WITH
 from jsrl.errors import ConfigError
 from jsrl.extras import install_command
 from jsrl.transport.memory.segment import ALIVE, living_folder, make_folder, remove_unless_living
@@ -249,6 +253,8 @@ def test_new_project_refuses_a_folder_in_use(tmp_path, capsys):
     (tmp_path / "x" / "y").touch()
     assert main.main(["new", str(tmp_path / "x")]) == 2
     assert "not an empty folder" in capsys.readouterr().err
+    assert main.main(["new", str(tmp_path / "x" / "absent" / "..")]) == 2  # x itself
+    assert "not an empty folder" in capsys.readouterr().err
     assert main.main(["new", str(tmp_path / "My-Project")]) == 2
     assert "lower-case letters" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
@@ -318,3 +324,23 @@ def test_thread_of_the_environment_does_not_keep_the_command_from_ending(monkeyp
         thread.join()
     assert statuses == [3]
     assert "simulator" in capsys.readouterr().err
+
+
+def test_printed_commands_name_existing_commands_and_extras() -> None:
+    """In messages and docstrings of jsrl: `jsrl COMMAND ...`; in the install commands of messages and pages: extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras_there = project["optional-dependencies"]
+    assert project["name"] == extras.DISTRIBUTION
+    assert extras.EXTRAS.keys() <= extras_there.keys()
+    sources = {path: path.read_text() for path in (ROOT / "jsrl").rglob("*.py")}
+    commands = {name: re.findall(r"`jsrl ([a-z]+)", text) for name, text in sources.items()}
+    assert sum(map(len, commands.values())) > 50
+    assert not {name: wrong for name, found in commands.items() if (wrong := set(found) - main.COMMANDS.keys())}
+    wanted = {extra for text in sources.values() for extra in re.findall(r"""install_command\(["']([^"']+)""", text)}
+    wanted |= {extra for _, extra in DRAWN_WITH.values()} | {extra for *_, extra in _REGISTERED_BY}
+    assert len(wanted) > 10 and wanted <= extras.EXTRAS.keys()
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    named = {
+        e for page in pages for found in re.findall(r"'\.\[([^]]+)\]'", page.read_text()) for e in found.split(",")
+    }
+    assert len(named) > 8 and named <= extras_there.keys()

@@ -12,13 +12,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jsrl.cli import main, seeds
 from jsrl.runs.groups import Group, find_group, read_group
 from jsrl.runs.identity import ProcessIdentity
-from jsrl.runs.runs import load_runs
+from jsrl.runs.runs import RunFolder, load_runs
 from jsrl.runs.state import ask_to_stop
+from jsrl.snapshots.store import SnapshotStore
 
 # Records its arguments and leaves the files of a run; FATE decides how a seed ends.
 CHILD = """
@@ -122,17 +124,25 @@ def test_runs_the_given_number_of_seeds_at_once(set_outcomes, capsys):
     assert main.main(["logs", "x", "seed2"]) == 0 and "WorkerDied" in capsys.readouterr().out
 
 
+def trained_run() -> Path:
+    """Return the folder of a run of ppo with the snapshot best."""
+    folder = RunFolder.create("runs", "ppo", "y")
+    SnapshotStore(folder.snapshots / "params").save(10, {"params": np.zeros(1)}, tags=("best",), wait=True)
+    return folder.path
+
+
 def test_group_continues_with_missing_seeds(set_outcomes, capsys):
     set_outcomes(seed1="fails", seed2="fails")
-    assert main.main(["run", *WORDS, "--seeds", "0-2", "--init-from", "y@best"]) == 1
+    source = f"--init-from {trained_run()}@best"  # the newest run of ppo when the group began, not an earlier seed
+    assert main.main(["run", *WORDS, "--seeds", "0-2", "--init-from", "ppo@best"]) == 1
     begun = started()
-    assert all("--init-from y@best" in line for line in begun)
+    assert all(source in line for line in begun)
     (Path("runs/ppo/x-seed2/snapshots/state/tags/latest.json")).unlink()  # it died before its first snapshot
     set_outcomes()
     assert main.main(["run", "--resume", "x", "--jobs", "1"]) == 0
     first, second = started()[len(begun) :]
     assert first.startswith(f"--resume {Path('runs/ppo/x-seed1').absolute()} --num-envs 8") and "init-from" not in first
-    assert second.startswith("ppo --seed 2 --run-name x-seed2 --overwrite --init-from y@best --num-envs 8")
+    assert second.startswith(f"ppo --seed 2 --run-name x-seed2 --overwrite {source} --num-envs 8")
     assert main.main(["run", "--resume", "x"]) == 0 and len(started()) == len(begun) + 2  # nothing is left to run
     assert main.main(["run", "--resume", "x", "--num-envs", "4"]) == 2
     assert "--num-envs cannot change when a group of runs is continued" in capsys.readouterr().err
@@ -258,6 +268,7 @@ def test_slurm_refusal_leaves_no_files(cluster: Path, monkeypatch, capsys):
 
 
 def test_array_script_starts_resumes_and_skips_finished_seeds(cluster: Path, capsys):
+    source = trained_run()
     assert main.main(["run", *SLURM, "--seeds", "0-2", "--init-from", "y@best", "--print"]) == 0
     script = capsys.readouterr().out
     python = cluster / "python"
@@ -273,7 +284,8 @@ def test_array_script_starts_resumes_and_skips_finished_seeds(cluster: Path, cap
 
     runs, group = Path("runs").absolute(), Path("runs/ppo/x").absolute()
     assert play() == [
-        f"run ppo --seed 2 --run-name x-seed2 --init-from y@best --overwrite --num-envs 8 --runs-dir {runs} --display plain",
+        f"run ppo --seed 2 --run-name x-seed2 --init-from {source}@best --overwrite --num-envs 8 --runs-dir {runs} "
+        "--display plain",
         f"report {group}",
     ]
     tags = runs / "ppo" / "x-seed2" / "snapshots" / "state" / "tags"

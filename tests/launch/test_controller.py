@@ -85,6 +85,21 @@ def test_the_last_task_is_told_the_last_updates() -> None:
     assert sent == [("evaluator", 0, "final", {"updates": {"policy": 9}, "which": "latest"})]
 
 
+def test_a_lost_final_video_comes_with_advice() -> None:
+    """On a busy machine a recorder, which has a low priority, may need longer than the run waits for it."""
+    worker, told = dead("recorder"), list[str]()
+    made = ending(worker, [])
+    made._session.finals, made._session.stage = set(), lambda *_: None
+    made._session.display = SimpleNamespace(message=lambda text, level: told.append(text))
+    made._interrupted = False
+    made._wait_with = lambda *_: None  # in vain
+    made._await_final("recorder")
+    assert told == [
+        "recorder: its final video was not finished within 60 s (deadlines.snapshot_s); --recorder.niceness 0 gives it more "
+        "time on a busy machine, and a smaller --recorder.max-seconds makes the video shorter"
+    ]
+
+
 @pytest.mark.parametrize("interrupt", [None, KeyboardInterrupt])
 def test_learners_save_after_a_death_at_the_end_of_a_run(interrupt: type[BaseException] | None) -> None:
     """An evaluator may die in its start while the run waits for it, before the learner is told to stop."""

@@ -16,8 +16,11 @@ from jsrl.recordings.video_shelf import INDEX, Video, VideoShelf, captions, read
 from tests.decoded import decode
 
 
-def test_video_decodes_to_its_frames_with_captions_below(tmp_path):
-    """An odd size becomes even, nothing is lost, colours stay, and different captions have different pixels."""
+def test_video_decodes_to_its_frames_with_captions_above(tmp_path):
+    """An odd size becomes even, nothing is lost, colours stay, and different captions have different pixels.
+
+    Players draw their controls over the bottom of a video, so nothing is written there.
+    """
     writer = VideoWriter(tmp_path / "a.mp4", fps=15.0)
     for number in range(12):
         picture = np.zeros((121, 401, 3), np.uint8)
@@ -29,12 +32,13 @@ def test_video_decodes_to_its_frames_with_captions_below(tmp_path):
     assert writer.frames == 12
     assert frames.shape[1] % 2 == frames.shape[2] % 2 == 0
     assert 401 <= frames.shape[2] <= 402
+    top = Captions(401, 2).height
     for number in range(12):
-        means = frames[number, 10:110, 10:390].reshape(-1, 3).mean(0)
+        means = frames[number, top + 10 : top + 110, 10:390].reshape(-1, 3).mean(0)
         assert means.argmax() == number % 3
         assert means.max() > 150
-    strip = frames[:, 122:].astype(int)
-    assert strip.max() > 180, "nothing is written below"
+    strip = frames[:, : top - 1].astype(int)
+    assert strip.max() > 180, "nothing is written above"
     assert np.abs(strip[0] - strip[11]).max() > 100, "different captions look the same"
     assert list(tmp_path.iterdir()) == [tmp_path / "a.mp4"]
 

@@ -20,7 +20,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment
 from jsrl.launch.resume import params_source
-from jsrl.launch.run import run
+from jsrl.launch.run import made_folder, run
 from jsrl.networks.model import NetworkConfig
 from jsrl.runs.control import Command
 from jsrl.runs.runs import RunFolder
@@ -156,6 +156,13 @@ def test_a_run_is_not_deleted_before_its_params_are_found_elsewhere(tmp_path: Pa
     with pytest.raises(ConfigError, match=sentence):
         run(Experiment(PPOConfig()), runs_dir=tmp_path, name="one", overwrite=True, init_from=source)
     assert SnapshotStore(folder.snapshots / "params").versions() == [10]
+
+
+def test_the_newest_run_of_an_experiment_is_not_the_new_one_that_begins_with_its_params(tmp_path: Path) -> None:
+    store = SnapshotStore(RunFolder.create(tmp_path, "experiment", "one").snapshots / "params")
+    store.save(10, {"params": np.zeros(1)}, tags=("best",), wait=True)
+    _, starts = made_folder(Experiment(PPOConfig()), tmp_path, None, False, "experiment@best")
+    assert starts[""].restore == f"{store.folder}@best"
 
 
 def test_a_run_is_not_deleted_before_the_new_ones_environment_was_made(tmp_path: Path) -> None:

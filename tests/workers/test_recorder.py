@@ -11,6 +11,7 @@ import pytest
 
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput
 from jsrl.envs.base import EnvStep, Episode
+from jsrl.recordings.video import Captions
 from jsrl.recordings.video_shelf import Video, VideoShelf
 from jsrl.runs.control import Command
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
@@ -139,7 +140,8 @@ def test_videos_are_recorded_once_per_period_and_hold_the_whole_episode(tmp_path
     assert [(v.version_updates, v.return_mean, v.best) for v in rig.videos] == [(12, 12.0, True), (25, 12.0, False)]
     frames, fps = rig.frames()
     assert (len(frames), fps) == (LENGTH + 2, 4.0)
-    shades = frames[:, 20:200, 20:300].reshape(len(frames), -1).mean(1)
+    top = Captions(320, 2).height
+    shades = frames[:, top + 20 : top + 200, 20:300].reshape(len(frames), -1).mean(1)
     assert np.abs(shades - 30 * np.array([0, 1, 2, 3, 4, 5, 6, 6])).max() < 6
     assert rig.recorder.report()[0]["recorder/videos"] == 3
     rig.recorder.close()
@@ -154,19 +156,20 @@ def test_a_video_of_a_run_with_several_updates_per_env_step_has_the_number_of_it
 
 
 def test_return_and_version_are_in_the_caption(tmp_path):
-    """Two videos of the same frames differ only below them, where return and version are written."""
+    """Two videos of the same frames differ only above them, where return and version are written."""
     rig = Rig(tmp_path)
     for updates, weight in ((0, 0.0), (77, 1.0)):
         rig.params.publish(updates, weight)
         rig.film()
     (first, _), (second, _) = rig.frames(0), rig.frames(1)
-    picture, strip = slice(0, 316), slice(324, None)
+    top = Captions(320, 2).height
+    picture, strip = slice(top + 4, None), slice(0, top - 2)
     apart = np.abs(first.astype(int) - second.astype(int))
     assert apart[:, picture].max() < 12
-    half = strip.start + (first.shape[1] - strip.start) // 2
-    assert apart[-1, strip.start : half].max() > 80, "return 0.0 and 12.0 look the same"
-    assert apart[0, half:].max() > 80, "versions 0 and 77 look the same"
-    assert apart[0, strip.start : half].max() < 40, "both start with return 0.0"
+    half = top // 2
+    assert apart[-1, :half].max() > 80, "return 0.0 and 12.0 look the same"
+    assert apart[0, half : strip.stop].max() > 80, "versions 0 and 77 look the same"
+    assert apart[0, :half].max() < 40, "both start with return 0.0"
     rig.recorder.close()
 
 

@@ -41,6 +41,8 @@ KIND = Kind(
     final=lambda experiment, reason: {} if experiment.recorder.final else None,
     final_name="final video",
     final_is_limited=True,
+    final_hint="; --recorder.niceness 0 gives it more time on a busy machine, and a smaller --recorder.max-seconds makes the "
+    "video shorter",
     when_due=True,
     metrics=METRICS,
     loss_ends_run=False,
