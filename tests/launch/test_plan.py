@@ -215,6 +215,16 @@ def test_a_team_of_opposed_sides_is_refused_before_the_start():
     plan_of(agent=None, policies=policies, **options)
 
 
+@pytest.mark.parametrize(("core", "what"), [("none", "16 rows"), ("gru", "4 environments")])
+def test_minibatches_that_do_not_divide_a_teams_rows_are_refused_before_the_start(core: str, what: str) -> None:
+    """HAPPO's minibatches consist of the rows of a team, not of its three seats."""
+    agent = HAPPOConfig(num_minibatches=3, network=NetworkConfig(hidden=(4,), core=core))
+    experiment = Experiment(env=EnvConfig("particle:simple_spread_v3"), agent=agent, num_envs=4, rollout_length=4)
+    with pytest.raises(ConfigError, match=f"num_minibatches=3 does not divide the {what} of a batch; use 2 or 4"):
+        make_schemas(experiment)
+    make_schemas(dataclasses.replace(experiment, agent=dataclasses.replace(agent, num_minibatches=4)))
+
+
 def test_an_unknown_environment_is_refused():
     with pytest.raises(ConfigError, match="CartPole-v1"):
         make_schemas(experiment(env=EnvConfig("CartPol-v1")))
