@@ -196,7 +196,9 @@ def _params_of(
         source, _, selector = params_source(f"{folder.path}@{tag}", runs_dir).rpartition("@")
     except ConfigError as error:
         if plain in names:
-            return names[plain], dict(zip(leaf_names, players.load(names[plain]), strict=False)), {}
+            values = players.load(names[plain])
+            more = {f"leaf {number}": leaf for number, leaf in enumerate(values) if number >= len(leaf_names)}
+            return names[plain], {**dict(zip(leaf_names, values, strict=False)), **more}, {}
         if names:
             raise ConfigError(f"{error} Frozen players: {', '.join(names)}.") from error
         raise
