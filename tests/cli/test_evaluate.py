@@ -135,6 +135,19 @@ def test_tournament_of_frozen_players(runs, capsys):
     assert "3 of " in text and "--most" in text and "1  pool@latest" in text
 
 
+def test_one_of_several_policies_is_loaded_by_its_name(runs):
+    for name, seat in (("left_one", "left"), ("right_one", "right")):
+        by_name, by_tag = (
+            load_policy("roles", "latest", policy=name, runs_dir=str(runs)),
+            load_policy("roles", f"{name}/latest", runs_dir=str(runs)),
+        )
+        assert by_name.seats == by_tag.seats == (seat,) and by_name.version == by_tag.version
+    with pytest.raises(ConfigError, match="the tag 'left_one/latest' names another policy than 'right_one'"):
+        load_policy("roles", "left_one/latest", policy="right_one", runs_dir=str(runs))
+    with pytest.raises(ConfigError, match="has no policy 'middle_one'"):
+        load_policy("roles", "latest", policy="middle_one", runs_dir=str(runs))
+
+
 def test_frozen_params_of_another_network_are_refused_with_the_leaf(runs):
     """Frozen players have no names of leaves: those of a network that was deeper are left over."""
     players = PlayerStore(runs / "duel" / "shared" / PLAYERS_FOLDER)
