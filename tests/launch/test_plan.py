@@ -45,6 +45,7 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.references.reference import from_json, to_json
 from jsrl.transport.meeting import keys
 from jsrl.transport.stream import name_at
+from jsrl.types import ArraySpec
 from jsrl.workers.memory import make_watch
 from tests.loopback import own_loopback
 
@@ -118,6 +119,14 @@ def test_schemas_match_the_streams():
     assert schemas.trajectory.action.dtype == "int32"
     assert [leaf.shape for leaf in jax.tree.leaves(schemas.trajectory.core)] == [(4, 6)]
     assert schemas.state_bytes > schemas.params_bytes > 4 * 8 * 4
+
+
+def test_requests_have_no_global_state():
+    """It travels with the rows to the learner, whose central value function reads it."""
+    e = Experiment(env=EnvConfig("particle:simple_spread_v3"), agent=MAPPOConfig(), num_envs=4, rollout_length=4)
+    schemas = make_schemas(e)
+    assert schemas.env.state is not None and schemas.trajectory.state != ()
+    assert schemas.act.observation == schemas.env.observation == ArraySpec((3, 18), "float32")
 
 
 def test_description_counts_the_workers():
