@@ -180,10 +180,11 @@ def test_a_run_with_tasks_is_the_same_whether_it_is_resumed_or_not(tmp_path: Pat
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_frozen_players_are_the_same_files_after_a_thousand_updates(tmp_path: Path) -> None:
-    duel = dataclasses.replace(DUEL, director=Watched(freeze_env_steps=500))
-    result = run(duel, runs_dir=tmp_path, display="quiet", total_env_steps=60 * 32)
+    short = {"num_envs": 2, "num_groups": 1, "rollout_length": 2, "director": Watched(freeze_env_steps=50)}
+    duel = dataclasses.replace(DUEL, **short)
+    result = run(duel, runs_dir=tmp_path, display="quiet", total_env_steps=60 * 4)
     before = {path: path.read_bytes() for path in store_of(result).folder.glob("*.npz")}
-    again = run(duel, runs_dir=tmp_path, display="quiet", resume=str(result.folder), total_env_steps=1_060 * 32)
+    again = run(duel, runs_dir=tmp_path, display="quiet", resume=str(result.folder), total_env_steps=1_060 * 4)
     assert again.updates == 1_060 and len(before) >= 3
     assert {path: path.read_bytes() for path in before} == before
     store_of(again).check()  # the digests in the names of all of them
