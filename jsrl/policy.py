@@ -150,12 +150,15 @@ def stream_of(seed: int) -> int:
     return seed * SEED_STRIDE % 2**31
 
 
-def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str = "runs", stream: int = 0) -> Policy:
+def load_policy(
+    run: str | os.PathLike[str], tag: str = "best", *, policy: str = "", runs_dir: str = "runs", stream: int = 0
+) -> Policy:
     """Return the policy of a run's snapshot.
 
     Args:
       run: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run. tag: best, latest, final, or the name of a frozen
-        player such as frozen-3; of one of several policies `NAME/best`. stream: of its sampled actions (see `Policy`).
+        player such as frozen-3; `NAME/best` means the policy NAME of several. policy: its name, in place of `NAME/`; neither:
+        the first one. stream: of its sampled actions (see `Policy`).
 
     Raises:
       ConfigError: there is no such run, policy or tag. SnapshotError: a frozen player has changed, or the params do not fit
@@ -167,7 +170,9 @@ def load_policy(run: str | os.PathLike[str], tag: str = "best", *, runs_dir: str
     folder.use_source()
     several = policies_in(folder)
     name, _, plain = tag.rpartition("/")
-    first = next(iter(several), "")
+    if policy and name not in ("", policy):
+        raise ConfigError(f"the tag {tag!r} names another policy than {policy!r}; leave one of them out.")
+    name, first = policy or name, next(iter(several), "")
     beside = "" if name == first else name  # files of the first policy are in no subfolder
     experiment = experiment_of(folder, beside)
     game = make_spec(experiment.env)
@@ -196,7 +201,9 @@ def _params_of(
         source, _, selector = params_source(f"{folder.path}@{tag}", runs_dir).rpartition("@")
     except ConfigError as error:
         if plain in names:
-            return names[plain], dict(zip(leaf_names, players.load(names[plain]), strict=False)), {}
+            values = players.load(names[plain])
+            more = {f"leaf {number}": leaf for number, leaf in enumerate(values) if number >= len(leaf_names)}
+            return names[plain], {**dict(zip(leaf_names, values, strict=False)), **more}, {}
         if names:
             raise ConfigError(f"{error} Frozen players: {', '.join(names)}.") from error
         raise

@@ -43,6 +43,7 @@ class HAPPOConfig(MAPPOConfig):
     """
 
     factory: ClassVar[str] = "jsrl.agents.happo:happo"
+    joins_seats: ClassVar[bool] = True  # the seats of an environment are one column of a batch
 
     num_epochs: int = 5
     rewards: str = "team"

@@ -105,7 +105,8 @@ class GameStep(NamedTuple):
     Attributes:
       observation: group -> tree of [B, N_g, ...]: o_{t+1} of its seats.
       is_first: bool [B]: row t+1 opens an episode, of all seats at once.
-      reward, discount: float32 [B, N], seats in the order of GameSpec. A seat's discount is 0 where its episode terminated.
+      reward, discount: float32 [B, N], seats in the order of GameSpec. A seat's discount is 0 where its episode terminated,
+        and from then on until the next episode.
       acts: uint8 [B, N]: on row t+1 the seat acts (1), waits (0: not its turn, or it is out), or only receives its team's
         rewards (2: dead in a game with death="team").
       state: tree of [B, ...]: the global state of row t+1; () where the environment has none.

@@ -10,8 +10,11 @@ import numpy as np
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.envs.config import EnvConfig, split_metric
 from jsrl.envs.faults import describe, fault, first_non_finite, float_leaves, place
+from jsrl.envs.spaces import MASK_KEY, allowed_choices, choice_starts
 from jsrl.errors import EnvironmentFault
-from jsrl.types import Tree
+from jsrl.types import Continuous, EnvSpec, Tree
+
+MOST_SHOWN = 80  # letters of a mask in a message
 
 
 def slot_seeds(seed: int | tuple[int, ...], group: int, num_envs: int) -> list[int]:
@@ -125,10 +128,17 @@ class Rows:
         self._time = 0
         self.episode = np.zeros(num_envs, np.int64)
         self.first, self.any_first = self._none, False
+        self._choices: np.ndarray | None = None
+
+    def watch_masks(self, spec: EnvSpec) -> None:
+        """Refuse action masks that allow nothing before the end of an episode, if observations of this spec have masks."""
+        masked = isinstance(spec.observation, dict) and MASK_KEY in spec.observation
+        self._choices = choice_starts(spec.action) if masked and not isinstance(spec.action, Continuous) else None
 
     def opened(self, observation: Tree) -> EnvStep:
         """Return the result of `reset`; unfinished episodes are dropped."""
         self.check_finite(observation)
+        self._check_masks(observation, self._none)
         self._return[:] = 0.0
         self._opened_at[:] = self._time
         self.first, self.any_first = self._none, False
@@ -150,9 +160,11 @@ class Rows:
             reward[first] = 0.0
         self.check_finite(observation, reward)  # before anything is counted: a repaired step is counted once
         ended = terminated | truncated
-        self._time += 1
         if self.any_first:
             ended &= ~first
+        self._check_masks(observation, ended)
+        self._time += 1
+        if self.any_first:
             self._return[first] = 0.0
             self._opened_at[first] = self._time
         self._return += reward
@@ -208,6 +220,15 @@ class Rows:
                 self._raise_non_finite(name, leaf)
         if reward is not None and not np.isfinite(reward).all():
             self._raise_non_finite("reward", reward)
+
+    def _check_masks(self, observation: Tree, ended: np.ndarray) -> None:
+        """Raise EnvironmentFault if a mask allows no action; slots that `ended` have nothing to choose."""
+        if self._choices is None or (allowed := allowed_choices(observation[MASK_KEY], self._choices)).all():
+            return
+        for slot in np.flatnonzero(~allowed.all(axis=1) & ~ended).tolist():
+            mask = str(observation[MASK_KEY][slot].tolist())
+            what = f"allows no action: its mask is {mask if len(mask) < MOST_SHOWN else f'{mask[:MOST_SHOWN]}...'}"
+            raise self.fault(slot, what, "Expected a 1 for each choice until the episode ends: allow one, or end it")
 
     def _raise_non_finite(self, name: str, leaf: np.ndarray) -> None:
         found = first_non_finite(leaf)

@@ -219,6 +219,17 @@ def flat_mask(mask: Any) -> np.ndarray:
     return np.asarray(mask).ravel().astype(np.uint8)
 
 
+def choice_starts(action: ActionSpec) -> np.ndarray:
+    """Return where each choice of a discrete action begins in an action mask: one for Discrete, else one for each part."""
+    nums = action.nums if isinstance(action, MultiDiscrete) else (0,)
+    return np.cumsum((0, *nums[:-1]))
+
+
+def allowed_choices(mask: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Return for which choices masks [B, A] allow some action: nonzero in [B, choices]; starts: from `choice_starts`."""
+    return np.maximum.reduceat(mask, starts, axis=1)
+
+
 @dataclass(frozen=True)
 class ActionLayout:
     """The mapping of an agent's actions to the environment's.

@@ -88,6 +88,7 @@ class SyncVectorEnv(SlotRepairs):
         self._plain = self._layout.plain
         self._wants_info = self._layout.mask_in_info or bool(config.episode_metrics)
         self.spec = EnvSpec(self._layout.spec, actions.spec, config.id)
+        self._rows.watch_masks(self.spec)
 
     def reset(self) -> EnvStep:
         """Reset every slot; the first time with its seed, later with its current random state."""

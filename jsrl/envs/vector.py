@@ -64,6 +64,7 @@ class GymVectorEnv:
         self._layout = ObservationLayout(space, config.id, mask_size, actions.num_choices)
         self._tree, self._arrays = self._layout.buffers(self.num_envs)
         self.spec = EnvSpec(self._layout.spec, actions.spec, config.id)
+        self._rows.watch_masks(self.spec)
 
     def reset(self) -> EnvStep:
         """Reset every slot; the first time with the group's seed, later with its current random state."""

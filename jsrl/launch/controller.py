@@ -403,20 +403,25 @@ class Controller:
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _end_in_order(self) -> None:
-        """Stop the workers along the data flow; workers with a last task start it before the params' source stops."""
+        """Stop the workers along the data flow; workers with a last task start it before the params' source stops.
+
+        Learners of several policies in deterministic mode make their last updates as they stop, so the tasks start after that.
+        """
         if self._session.reason == "interrupted":
             self._drop_unready(self._workers.keys())
         finals = self._finals = self._wanted_finals()
-        begun = False
+        e, left = self._plan.experiment, dict(finals)
+        drains = e.is_deterministic and len(e.policies) > 1
         for level in self._plan.graph.stop_order:
             names = {worker.name for worker in level}
-            if not begun and any(port.publishes for name in names for port in self._plan.kinds[name].ports):
-                begun = True
-                for name, facts in finals.items():
-                    self._begin_final(name, facts)
+            publishes = any(port.publishes for name in names for port in self._plan.kinds[name].ports)
+            if publishes and not drains:
+                self._begin_finals(left)
             for name in finals.keys() & names:
                 self._await_final(name)
             self._stop(names)
+            if publishes:
+                self._begin_finals(left)
 
     def _drop_unready(self, names: Collection[str]) -> None:
         """End those of these workers that have nothing to save yet and would react only after compiling or connecting."""
@@ -533,6 +538,11 @@ class Controller:
         crash = self._crashes.get(worker.name)
         what = f"{crash.error}: {crash.text}" if crash else what
         self._session.display.message(f"{worker.name} while stopping: {what}", "warning")
+
+    def _begin_finals(self, left: dict[str, dict[str, Any]]) -> None:
+        """Tell each of these workers to start its last task, once: `left` is empty afterwards."""
+        for name in list(left):
+            self._begin_final(name, left.pop(name))
 
     def _begin_final(self, name: str, facts: dict[str, Any]) -> None:
         """Tell a worker to start its last task, once it receives commands: it may just be restarting."""

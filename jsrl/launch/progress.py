@@ -10,7 +10,7 @@ from jsrl.experiment import Experiment
 from jsrl.graph.policies import PolicyPart
 from jsrl.metrics.scores import decimals_of, score_of, score_title
 
-MOST_PROGRESS = 4096  # points of env steps by updates
+MOST_PROGRESS = 4096  # points of env steps by updates, and scores
 
 
 class Progress:
@@ -25,7 +25,7 @@ class Progress:
         goes on. kept: both of the newest learner, which may not have caught up with the one that it replaced.
       goal: the score to reach; None: none. reached: whether its newest score did, and a second one of the same params.
       evaluation: the last score, or the one that reached `stop_at_return`. final: of fresh episodes after the end.
-      curve: (env steps, score) of each evaluation.
+      curve: (env steps, score) of each evaluation; of very many every second one, with the best.
     """
 
     def __init__(self, policy: PolicyPart, start_updates: int = 0, start_env_steps: int = 0) -> None:
@@ -88,6 +88,9 @@ class Progress:
         if self.ended != "stop_at_return":
             self.evaluation = {k: v for k, v in facts.items() if k not in ("metrics", "updates")}
         self.curve.append((facts["env_steps"], score_of(facts)))
+        if len(self.curve) > MOST_PROGRESS:
+            best = max(self.curve, key=lambda point: point[1])
+            self.curve = [point for number, point in enumerate(self.curve) if number % 2 == 0 or point is best]
         self.reached = self.reached and self.goal is not None and score_of(facts) >= self.goal
 
     def confirmed(self, facts: dict[str, Any]) -> str:

@@ -39,7 +39,8 @@ def make_schemas(experiment: Experiment, spec: EnvSpec | None = None, *, learns:
     check_batch = getattr(experiment.agent, "check_batch", None)
     if learns and check_batch is not None:
         columns = experiment.batch_columns // experiment.learner.num_ranks // (experiment.learner.num_devices or 1)
-        check_batch(experiment.rollout_length, columns * (spec.num_agents or 1))
+        seats = 1 if getattr(experiment.agent, "joins_seats", False) else spec.num_agents or 1
+        check_batch(experiment.rollout_length, columns * seats)
     agent = build_agent(resolved_agent(experiment), spec)
     if experiment.learner.split != "none":
         check_split(agent, agent_name(experiment.agent))

@@ -19,7 +19,7 @@ from jsrl.runs.state import ControllerStatus, WorkerSummary, is_asked_to_stop, w
 
 NEWS_S = 2.0
 MANY = 500  # workers
-MOST_EVALUATIONS = 200  # the newest
+MOST_EVALUATIONS = 200  # the newest, and the best
 
 
 def rarity(workers: int) -> float:
@@ -67,9 +67,17 @@ class StatusWriter:
         found = workers()
         self._due_s = now_s + rarity(len(found)) * NEWS_S
         self.stop_asked = self.stop_asked or is_asked_to_stop(self._folder, self._process)
-        moment = dataclasses.asdict(dataclasses.replace(state, evaluations=state.evaluations[-MOST_EVALUATIONS:]))
+        moment = dataclasses.asdict(dataclasses.replace(state, evaluations=newest_and_best(state.evaluations)))
         status = ControllerStatus(self._process, self._begun_s, reason, self._rate(state), tuple(found), moment)
         try:
             write_status(self._folder, status)
         except (OSError, TypeError):  # a full disk, or a metric that is not a number: the run continues
             return
+
+
+def newest_and_best(evaluations: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return the newest evaluations, and before them the best one if it is older."""
+    newest = evaluations[-MOST_EVALUATIONS:]
+    older = evaluations[: -len(newest)] if newest else []
+    best = max(older, key=lambda point: point[1], default=None)
+    return newest if best is None or best[1] <= max(value for _, value in newest) else [best, *newest[1:]]

@@ -16,14 +16,27 @@ from jsrl.agents.check import check_agent
 from jsrl.agents.qmix import QMIXConfig, RecurrentQMIXConfig, monotonic, qmix, recurrent_qmix
 from jsrl.agents.r2d2 import r2d2
 from jsrl.agents.random_rows import random_trajectory
+from jsrl.agents.rows import row_masks
+from jsrl.agents.seats import team_rows
 from jsrl.agents.vdn import RecurrentVDNConfig, VDNConfig, recurrent_vdn, summing, vdn
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.games.matrix import make_matrix
+from jsrl.envs.games.rows import GameRows
 from jsrl.errors import ConfigError
 from jsrl.networks.mixers import MonotonicMixer
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import value_network
-from jsrl.types import ArraySpec, Discrete, EnvSpec, named_leaves, spec_for_one
+from jsrl.types import (
+    ArraySpec,
+    Discrete,
+    EnvSpec,
+    GameSpec,
+    Seat,
+    make_trajectory_spec,
+    named_leaves,
+    spec_for_one,
+    zeros,
+)
 from tests.agents.compiled import compiled
 
 N, GAMMA = 3, 0.9
@@ -148,6 +161,34 @@ def test_team_is_one_player_with_the_mean_reward(spec: str) -> None:
             seen = [t.state["map"][at].ravel(), t.state["time"][at].ravel()]
         np.testing.assert_allclose(rows.observation["state"][at], np.concatenate([*seen, acting]), rtol=1e-6)
     assert team.mixer_size == rows.observation["state"].shape[-1]
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_team_whose_seats_die_in_different_steps_terminates(absent: int) -> None:
+    """Also if others play on to a time limit: nothing is left to bootstrap from, and the last row has a target."""
+    seats = tuple(Seat(name, ArraySpec((1,), "float32"), Discrete(2)) for name in ("red_0", "red_1", "blue"))
+    rows, seen = GameRows(GameSpec(seats), EnvConfig(max_episode_steps=6), 1, None), {"all": np.zeros((1, 3, 1))}
+    present, never = np.array([[True, not absent, True]]), np.zeros((1, 3), bool)
+    steps = [rows.opened(seen, present=present)]
+    for count in range(1, 8):
+        died = np.array([[count == 4, count == 2, False]])
+        steps.append(rows.step(seen, np.ones((1, 3), np.float32), died, never, present=present))
+    spec = EnvSpec(ArraySpec((2, 1), "float32"), Discrete(2), num_agents=2)
+    blank = zeros(make_trajectory_spec(spec, (), (), num_rows=7, num_envs=1))
+    played = blank._replace(
+        is_first=np.stack([step.is_first for step in steps]),
+        acts=np.stack([step.acts[:, :2] for step in steps]),
+        reward=np.stack([step.reward[:, :2] for step in steps[1:] + steps[:1]]),
+        discount=np.stack([step.discount[:, :2] for step in steps[1:] + steps[:1]]),
+    )
+
+    def masks_and_last_window(t):
+        team = team_rows(t, 2)
+        return row_masks(team).value, off.transition(jax.tree.map(lambda x: x[3:], team), GAMMA)
+
+    mask, window = compiled(masks_and_last_window)(played)
+    assert mask[:, 0].tolist() == [1.0] * 4 + [0.0] * 3
+    assert (window.mask.tolist(), window.discount.tolist()) == ([1.0], [0.0])
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ from jsrl.directors.league import League
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_spec
 from jsrl.envs.seats import view_of
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
 from jsrl.experiment.building import build_agent
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.policy import Policy
+from jsrl.policy import Policy, load_policy
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.types import ArraySpec, Continuous, EnvSpec
 from tests.duel import Duel, MarkedConfig
@@ -133,6 +133,30 @@ def test_tournament_of_frozen_players(runs, capsys):
     assert facts["win_rates"] == [[None, 0.0, 0.0], [1.0, None, 0.0], [1.0, 1.0, None]]
     assert facts["elo"] == sorted(facts["elo"])
     assert "3 of " in text and "--most" in text and "1  pool@latest" in text
+
+
+def test_one_of_several_policies_is_loaded_by_its_name(runs):
+    for name, seat in (("left_one", "left"), ("right_one", "right")):
+        by_name, by_tag = (
+            load_policy("roles", "latest", policy=name, runs_dir=str(runs)),
+            load_policy("roles", f"{name}/latest", runs_dir=str(runs)),
+        )
+        assert by_name.seats == by_tag.seats == (seat,) and by_name.version == by_tag.version
+    with pytest.raises(ConfigError, match="the tag 'left_one/latest' names another policy than 'right_one'"):
+        load_policy("roles", "left_one/latest", policy="right_one", runs_dir=str(runs))
+    with pytest.raises(ConfigError, match="has no policy 'middle_one'"):
+        load_policy("roles", "latest", policy="middle_one", runs_dir=str(runs))
+
+
+def test_frozen_params_of_another_network_are_refused_with_the_leaf(runs):
+    """Frozen players have no names of leaves: those of a network that was deeper are left over."""
+    players = PlayerStore(runs / "duel" / "shared" / PLAYERS_FOLDER)
+    players.freeze("deeper", 1, [np.ones(1, np.float32), np.ones((2, 3), np.float32)])
+    players.freeze("shallower", 2, [])
+    with pytest.raises(SnapshotError, match=r"shared@deeper do not fit .*: leaf 1 is float32 \(2, 3\) in the snapshot"):
+        load_policy("shared", "deeper", runs_dir=str(runs))
+    with pytest.raises(SnapshotError, match=r"shared@shallower do not fit .* is missing in the snapshot, and float32"):
+        load_policy("shared", "shallower", runs_dir=str(runs))
 
 
 def test_tournament_of_a_league_names_the_players_of_each_policy(tmp_path, capsys):

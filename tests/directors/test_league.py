@@ -224,6 +224,14 @@ def test_hundreds_of_results_replay_to_the_same_freezes_and_resets():
     assert len(state["frozen"]) == sum(count for (kind, _), count in kinds.items() if kind == "Freeze")
 
 
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_a_thousand_results_replay_to_the_same_freezes_and_resets():
+    _, journal = check_replay(League(min_env_steps=500, max_env_steps=1_000), 1_000, beaten(0.5), slots=16)
+    kinds = Counter(command["type"] for command in commands_of(journal))
+    assert kinds["Freeze"] >= 20 and kinds["Reset"] >= 8
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -100,22 +100,24 @@ class Rich(gymnasium.Env):
 
 
 class ForgetfulMask(Counting):
-    """Brings a mask in `info`, but not in step `without` of an episode of 3 steps."""
+    """Brings a mask in `info`, but none in step `without` of an episode of 3 steps, or (`shut`) one of zeros."""
 
-    def __init__(self, without: int):
+    def __init__(self, without: int, shut: bool = False):
         super().__init__()
-        self.without = without
+        self.without, self.shut = without, shut
 
     def reset(self, *, seed=None, options=None):
         return super().reset(seed=seed)[0], {"action_mask": np.array([1, 0], np.int8)}
 
     def step(self, action):
         *rest, _ = super().step(action)
-        return *rest, {} if self.time == self.without else {"action_mask": np.array([1, 0], np.int8)}
+        if self.time == self.without and not self.shut:
+            return *rest, {}
+        return *rest, {"action_mask": np.array([int(self.time != self.without), 0], np.int8)}
 
 
-def forgetful_vector(num_envs: int, mode: str, without: int) -> gymnasium.vector.VectorEnv:
-    return gymnasium.vector.SyncVectorEnv([lambda: ForgetfulMask(without)] * num_envs, autoreset_mode=mode)
+def forgetful_vector(num_envs: int, mode: str, without: int, shut: bool = False) -> gymnasium.vector.VectorEnv:
+    return gymnasium.vector.SyncVectorEnv([lambda: ForgetfulMask(without, shut)] * num_envs, autoreset_mode=mode)
 
 
 class Bounded(gymnasium.Env):

@@ -77,8 +77,8 @@ def expected(plan, names, turns: bool, team: bool):
             mates = [earned[mate] for mate in earned if mate in side_of(name)]
             shared = team and name in plan.present and name not in earned and mates
             rewards[-1].append(sum(mates) / len(mates) if shared else earned.get(name, 0.0))
-            fell = bool(mates) and not left & side_of(name) if team else plan.death.get(name) == k
-            discounts[-1].append(0.0 if over or fell else 1.0)
+            out = not left & side_of(name) if team else name not in left
+            discounts[-1].append(0.0 if over or out else 1.0)
     return np.array(rewards), np.array(discounts), np.array(acts)
 
 

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from jsrl.envs.base import Episode
+from jsrl.envs.check import check_env
 from jsrl.envs.config import AtariConfig, EnvConfig
 from jsrl.envs.make import make, make_spec
 from jsrl.envs.rows import slot_seeds
+from jsrl.envs.spaces import allowed_choices, choice_starts
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import ArraySpec, Discrete, MultiDiscrete, map_tree
 
@@ -153,6 +155,42 @@ def test_mask_in_info_may_be_missing_only_at_the_end(mode):
     assert masks == [[1, 0]] * 3 + [[1, 1], [1, 0]]
     with pytest.raises(EnvironmentFault, match=r"step 1.*brought no info\['action_mask'\]; its first reset did"):
         steps(2)
+
+
+@pytest.mark.parametrize("mode", ["sync", "NextStep", "SameStep", "Disabled"])
+def test_mask_may_allow_nothing_only_at_the_end(mode):
+    def steps(without: int, number: int = 5) -> list:
+        kwargs = {"without": without, "shut": True} | ({} if mode == "sync" else {"mode": mode})
+        name = "ForgetfulMask" if mode == "sync" else "forgetful_vector"
+        return steps_of(make(EnvConfig(S + name, kwargs=kwargs), 2, 0), number)
+
+    assert [step.observation["action_mask"][0, 0] for step in steps(3)] == [1, 1, 1, 0, 1]
+    with pytest.raises(EnvironmentFault, match=r"slot 0, episode 0, step 1, .*allows no action: its mask is \[0, 0\]"):
+        steps(2)
+
+
+def test_masks_of_several_choices_allow_something_of_each():
+    mask = np.array([[1, 0, 0, 1, 1], [1, 1, 0, 0, 0], [0, 0, 1, 1, 1]], np.uint8)
+    assert allowed_choices(mask, choice_starts(MultiDiscrete((2, 3)))).tolist() == [[1, 1], [1, 0], [0, 1]]
+    assert allowed_choices(mask, choice_starts(Discrete(5))).all()
+
+
+def test_check_env_finds_masks_that_allow_nothing():
+    """Also in a vector of the user's own, which jsrl does not convert."""
+
+    def made(num_envs, seed):
+        env = make(EnvConfig("probe:masked"), num_envs, seed)
+        step = env.step
+
+        def shut(action):
+            seen = step(action)
+            return seen._replace(observation={**seen.observation, "action_mask": seen.observation["action_mask"] * 0})
+
+        env.step = shut
+        return env
+
+    with pytest.raises(EnvironmentFault, match=r"the action mask of slots \[0 1\] allows nothing"):
+        check_env(made, steps=4, num_envs=2)
 
 
 def steps_of(env, number):
@@ -439,8 +477,6 @@ def test_make_spec_equals_the_environment_spec():
 
 @pytest.mark.parametrize(("name", "message"), [("Unseeded", "differ"), ("EqualSlots", "start with the same")])
 def test_check_env_finds_bad_seeding(name, message):
-    from jsrl.envs.check import check_env
-
     if name == "EqualSlots":
         report = check_env(EnvConfig(S + name), steps=20)
         assert any(message in note for note in report.notes)

@@ -13,7 +13,7 @@ import pytest
 
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import WorkerDied
-from jsrl.experiment import AgentReference, Experiment
+from jsrl.experiment import AgentReference, Experiment, PolicyConfig
 from jsrl.launch.controller import Controller
 from jsrl.launch.launcher import Exit
 from jsrl.launch.supervised import SupervisedWorker
@@ -98,6 +98,36 @@ def test_a_lost_final_video_comes_with_advice() -> None:
         "recorder: its final video was not finished within 60 s (deadlines.snapshot_s); --recorder.niceness 0 gives it more "
         "time on a busy machine, and a smaller --recorder.max-seconds makes the video shorter"
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, ["stop actor", "begin evaluator", "stop learner", "await evaluator", "stop evaluator"]),
+        (
+            {"deterministic": True},
+            ["stop actor", "stop learner", "begin evaluator", "await evaluator", "stop evaluator"],
+        ),
+    ],
+)
+def test_last_tasks_of_several_policies_begin_after_the_updates_that_learners_make_as_they_stop(
+    changes, wanted
+) -> None:
+    policies = {name: PolicyConfig(AgentReference("m:f"), name) for name in ("left", "right")}
+    done, made = list[str](), object.__new__(Controller)
+    order = [[SimpleNamespace(name=name)] for name in ("actor", "learner", "evaluator")]
+    made._plan = SimpleNamespace(  # type: ignore[assignment]
+        experiment=Experiment(None, EnvConfig(), policies=policies, **changes),
+        graph=SimpleNamespace(stop_order=order),
+        kinds={name: find_kind(name) for name in ("actor", "learner", "evaluator")},
+    )
+    made._session = SimpleNamespace(reason="stop_at_return")  # type: ignore[assignment]
+    made._wanted_finals = lambda: {"evaluator": {}}  # type: ignore[method-assign]
+    made._begin_final = lambda name, facts: done.append(f"begin {name}")  # type: ignore[method-assign]
+    made._await_final = lambda name: done.append(f"await {name}")  # type: ignore[method-assign]
+    made._stop = lambda names: done.extend(f"stop {name}" for name in names)  # type: ignore[method-assign]
+    made._end_in_order()
+    assert done == wanted
 
 
 @pytest.mark.parametrize("interrupt", [None, KeyboardInterrupt])

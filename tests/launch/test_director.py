@@ -177,6 +177,19 @@ def test_a_run_with_tasks_is_the_same_whether_it_is_resumed_or_not(tmp_path: Pat
     assert set(played[:20]) == {3, 5} and played[-1] == 2
 
 
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_frozen_players_are_the_same_files_after_a_thousand_updates(tmp_path: Path) -> None:
+    short = {"num_envs": 2, "num_groups": 1, "rollout_length": 2, "director": Watched(freeze_env_steps=50)}
+    duel = dataclasses.replace(DUEL, **short)
+    result = run(duel, runs_dir=tmp_path, display="quiet", total_env_steps=60 * 4)
+    before = {path: path.read_bytes() for path in store_of(result).folder.glob("*.npz")}
+    again = run(duel, runs_dir=tmp_path, display="quiet", resume=str(result.folder), total_env_steps=1_060 * 4)
+    assert again.updates == 1_060 and len(before) >= 3
+    assert {path: path.read_bytes() for path in before} == before
+    store_of(again).check()  # the digests in the names of all of them
+
+
 def test_announced_reset_is_carried_out_after_a_resume(tmp_path: Path) -> None:
     """The params count their updates; the reset replaces the first update of the second session."""
     changes = {"director": ResetOnce(num_sides=2), "total_env_steps": 40 * 32}

@@ -45,6 +45,7 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.references.reference import from_json, to_json
 from jsrl.transport.meeting import keys
 from jsrl.transport.stream import name_at
+from jsrl.types import ArraySpec
 from jsrl.workers.memory import make_watch
 from tests.loopback import own_loopback
 
@@ -118,6 +119,14 @@ def test_schemas_match_the_streams():
     assert schemas.trajectory.action.dtype == "int32"
     assert [leaf.shape for leaf in jax.tree.leaves(schemas.trajectory.core)] == [(4, 6)]
     assert schemas.state_bytes > schemas.params_bytes > 4 * 8 * 4
+
+
+def test_requests_have_no_global_state():
+    """It travels with the rows to the learner, whose central value function reads it."""
+    e = Experiment(env=EnvConfig("particle:simple_spread_v3"), agent=MAPPOConfig(), num_envs=4, rollout_length=4)
+    schemas = make_schemas(e)
+    assert schemas.env.state is not None and schemas.trajectory.state != ()
+    assert schemas.act.observation == schemas.env.observation == ArraySpec((3, 18), "float32")
 
 
 def test_description_counts_the_workers():
@@ -213,6 +222,16 @@ def test_a_team_of_opposed_sides_is_refused_before_the_start():
         plan_of(agent=HAPPOConfig(), **options)
     policies = {name: PolicyConfig(HAPPOConfig(), name) for name in ("player_0", "player_1")}
     plan_of(agent=None, policies=policies, **options)
+
+
+@pytest.mark.parametrize(("core", "what"), [("none", "16 rows"), ("gru", "4 environments")])
+def test_minibatches_that_do_not_divide_a_teams_rows_are_refused_before_the_start(core: str, what: str) -> None:
+    """HAPPO's minibatches consist of the rows of a team, not of its three seats."""
+    agent = HAPPOConfig(num_minibatches=3, network=NetworkConfig(hidden=(4,), core=core))
+    experiment = Experiment(env=EnvConfig("particle:simple_spread_v3"), agent=agent, num_envs=4, rollout_length=4)
+    with pytest.raises(ConfigError, match=f"num_minibatches=3 does not divide the {what} of a batch; use 2 or 4"):
+        make_schemas(experiment)
+    make_schemas(dataclasses.replace(experiment, agent=dataclasses.replace(agent, num_minibatches=4)))
 
 
 def test_an_unknown_environment_is_refused():

@@ -45,6 +45,18 @@ def test_status_file_has_display_values_and_worker_hosts(session: Session):
     assert read_state(session.folder.path).status.reason == "total_env_steps"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("best_at", [3, 295])
+def test_status_keeps_the_best_evaluation_however_old(session: Session, best_at: int):
+    progress = next(iter(session.policies.values()))
+    for number in range(300):
+        progress.evaluated({"env_steps": number, "return_mean": 500.0 if number == best_at else 0.1 * number})
+    session.tick()
+    found = read_state(session.folder.path)
+    kept = status_writer.moment_of(found.status).evaluations  # type: ignore[arg-type]
+    assert len(kept) == status_writer.MOST_EVALUATIONS and kept[-1][0] == 299 and kept == sorted(kept)
+    assert max(kept, key=lambda point: point[1]) == (best_at, 500.0)
+
+
 def test_lines_and_statuses_of_many_workers_come_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 1,000 workers one of each takes milliseconds of the controller."""
     now_s, written = 100.0, list[int]()

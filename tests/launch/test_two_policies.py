@@ -19,7 +19,7 @@ from jsrl.errors import ConfigError, NonFiniteUpdate
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.graph.policies import PolicyPart, with_policy
 from jsrl.launch import resume
-from jsrl.launch.progress import Progress
+from jsrl.launch.progress import MOST_PROGRESS, Progress
 from jsrl.launch.result import Result
 from jsrl.launch.resume import init_points
 from jsrl.launch.run import run
@@ -217,6 +217,15 @@ def test_counters_and_metrics_are_kept_by_policy(session: Session) -> None:
     assert str(session.state().others[0]) == "b: steps 90 updates 9"
     lie = SimpleNamespace(worker="learner-b", facts={"updates": 10**9})
     assert "more than this run can have" in session.implausible(lie)  # type: ignore[arg-type]
+
+
+def test_scores_of_a_very_long_run_take_a_bounded_memory(session: Session) -> None:
+    progress = session.policies["policy"]
+    for number in range(3 * MOST_PROGRESS):
+        progress.evaluated({"env_steps": number, "return_mean": 9.0 if number == 101 else number / 1e6})
+        assert progress.curve[-1][0] == number
+    assert MOST_PROGRESS / 2 < len(progress.curve) <= MOST_PROGRESS
+    assert progress.curve[0][0] == 0 and (101, 9.0) in progress.curve and progress.curve == sorted(progress.curve)
 
 
 def test_an_actor_may_produce_more_rows_than_the_run_trains_on(session: Session) -> None:

@@ -221,6 +221,25 @@ def test_greedy_assignments_are_refused_because_actors_sample() -> None:
         list(leases_of([greedy], 0, {"main": 0}, lambda player: 1))
 
 
+def test_an_assignment_to_an_unknown_policy_is_refused() -> None:
+    late = Assignment(50, (Player("main"), Player("mian", "a")), (True, False), (0, 1), seed=0)
+    with pytest.raises(
+        ConfigError, match="assigns mian@a in game 50, but the run has no policy 'mian'; it has: main, rival"
+    ):
+        list(leases_of([late], 0, {"main": 0, "rival": 1}, lambda player: 1))
+
+
+@pytest.mark.parametrize("order", [Freeze("mian", "a"), Reset("mian"), Copy("main", "mian"), Copy("mian", "main")])
+def test_a_command_to_an_unknown_policy_is_refused(order, tmp_path: Path) -> None:
+    """No learner would confirm it, and the run would wait for ever."""
+    fleet, rng = Fleet(tmp_path, ScriptedOrders(order)), np.random.default_rng(0)
+    with pytest.raises(
+        ConfigError, match=r"gives the command .*'mian'.*, but the run has no policy 'mian'; it has: main"
+    ):
+        for _ in range(50):
+            fleet.turn(rng)
+
+
 def test_actor_tells_a_new_director_how_many_of_its_assignments_have_arrived() -> None:
     wire = MessageQueue()
     assignments = Assignments([(0, (0, 1))], [False], reporter=wire, in_order=False)
@@ -275,7 +294,7 @@ def test_no_proposals_before_confirmed_orders_and_lost_orders_are_resent(tmp_pat
 def test_copy_is_handed_over_before_it_is_taken_and_both_are_resent(tmp_path: Path) -> None:
     """The parent's learner dies with the order, then the child's, then the director: each order is sent again."""
     rng = np.random.default_rng(0)
-    fleet = Fleet(tmp_path, ScriptedOrders(Copy("main", "other", {"rate": 0.5})))
+    fleet = Fleet(tmp_path, ScriptedOrders(Copy("main", "main", {"rate": 0.5})))
     asked: list[tuple[str, dict]] = []
     fleet._learn = lambda command, facts: asked.append((command, facts))
     while len(asked) < 3:

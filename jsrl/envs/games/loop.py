@@ -16,7 +16,7 @@ from jsrl.envs.games.played import EnvState, PlayedGame, SeatSpaces
 from jsrl.envs.games.rows import GameRows
 from jsrl.envs.repair import SlotRepairs, close_quietly
 from jsrl.envs.rows import metric_value, slot_seeds
-from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout
+from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, allowed_choices, choice_starts
 from jsrl.envs.sync import ADVICE_RAISED, ADVICE_SPACE
 from jsrl.errors import ConfigError, EnvironmentFault, JsrlError
 from jsrl.types import ACTING, Array, GameSpec, Seat, Tree, map_tree
@@ -36,6 +36,7 @@ class SeatReader:
         self.convert, self.wants_mask = actions.convert, self.layout.mask_in_info
         self.seat = Seat(spaces.name, self.layout.spec, actions.spec, spaces.side)
         self.has_mask = isinstance(self.layout.spec, dict) and MASK_KEY in self.layout.spec
+        self._choices = choice_starts(actions.spec)
 
     def bind(self, tree: Tree, index: int) -> None:
         """Use the columns at `index` of a group's tree [B, N_g, ...] as output."""
@@ -84,7 +85,9 @@ class SeatReader:
 
     def shut(self, slots: np.ndarray) -> np.ndarray:
         """Return which of some slots (bool [B]) allow no action."""
-        return slots & ~self._tree[MASK_KEY].any(axis=1) if self.has_mask else slots & False
+        if not self.has_mask:
+            return slots & False
+        return slots & ~allowed_choices(self._tree[MASK_KEY], self._choices).all(axis=1)
 
 
 class SyncVectorGame(SlotRepairs):

@@ -3,8 +3,9 @@
 | what happens to a seat in step t | reward of row t | discount of row t | acts of the rows after it |
 |---|---|---|---|
 | it goes on | its own | 1 | 1 if it acts there, else 0 |
-| it dies, `death="ends"` | its own | 0 | 0 until the episode ends |
+| it dies, `death="ends"` | its own | 0, until the episode ends | 0 until the episode ends |
 | it dies, `death="team"` | its own, then the mean of its side's living | 1 while its side lives, then 0 | 2, then 0 |
+| it is absent | 0 | as if it were dead | 0 |
 | the episode terminates (every seat that lived died in this step or before) | its own | 0 for all seats | as below |
 | the episode is truncated | its own | 1 for the seats that live | as below |
 
@@ -118,7 +119,7 @@ class GameRows:
         stepped = self._rows.step(observation, reward.mean(axis=1), final, over & ~final)
         self._returns[first] = 0.0
         self._returns += reward
-        discount = self._discount(lived, died, final) if ending else self._ones
+        discount = self._discount(~lived | died, final, first) if ending or not self._whole else self._ones
         self.alive = left
         self._whole = self._whole and not ending
         if first.any():
@@ -159,13 +160,13 @@ class GameRows:
             acts[self._seated & ~playing & helped] = VALUE_ONLY
         return acts
 
-    def _discount(self, lived: np.ndarray, died: np.ndarray, final: np.ndarray) -> np.ndarray:
-        """Return the discounts [B, N] of a step in which seats that `lived` may have `died`."""
-        zero = died
-        if self._team:
-            before, after = lived @ self._same_side, (lived & ~died) @ self._same_side
-            zero = (before > 0) & (after == 0)
-        return np.where(zero | final[:, None], np.float32(0.0), np.float32(1.0))
+    def _discount(self, out: np.ndarray, final: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Return the discounts [B, N] of a step after which the seats `out` are dead or absent.
+
+        They stay 0 after a death: else a team whose seats die one by one would never terminate.
+        """
+        zero = ((~out) @ self._same_side == 0) if self._team else out
+        return np.where((zero & ~first[:, None]) | final[:, None], np.float32(0.0), np.float32(1.0))
 
     def _team_reward(self, reward: np.ndarray, lived: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Return the rewards, with those of the dead replaced by the mean over the living seats of their side."""

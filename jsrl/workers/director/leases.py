@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,7 +134,7 @@ def leases_of(
       numbers: policy -> its number. version_of: player -> version of its params.
 
     Raises:
-      ConfigError: an assignment is greedy.
+      ConfigError: an assignment is greedy, or names a policy that the run does not have.
     """
     for one in assignments:
         if one.greedy:
@@ -144,5 +144,14 @@ def leases_of(
         players = [(0, 0)] * len(one.sides)
         learns = [False] * len(one.sides)
         for player, trains, side in zip(one.players, one.learns, one.sides, strict=True):
+            if player.policy not in numbers:
+                raise unknown_policy(f"assigns {player} in game {one.id}", player.policy, numbers)
             players[side], learns[side] = (numbers[player.policy], version_of(player)), trains
         yield Lease(one.id, session, players, learns, one.seed, one.task)
+
+
+def unknown_policy(does: str, policy: str, known: Iterable[str]) -> ConfigError:
+    """Return the error of a director that names a policy that the run does not have; does: what it does with it."""
+    return ConfigError(
+        f"the director {does}, but the run has no policy {policy!r}; it has: {', '.join(known)}. Name one of these."
+    )

@@ -33,7 +33,7 @@ from jsrl.runs.control_bodies import CommandDone, Games, Lease, Scores
 from jsrl.snapshots.players import PlayerStore
 from jsrl.transport.base import LATEST_VERSION
 from jsrl.workers.base import Reporter
-from jsrl.workers.director.leases import LEFT_OPEN, Leases, leases_of
+from jsrl.workers.director.leases import LEFT_OPEN, Leases, leases_of, unknown_policy
 from jsrl.workers.director.standings import Standings
 from jsrl.workers.director.state_file import StateFile
 
@@ -163,6 +163,11 @@ class DirectorWorker:
         if not self._orders or (self._given_s and time.monotonic() - self._given_s < AGAIN_S):
             return
         order = self._orders[0]
+        assert not isinstance(order, Stop)
+        named = (order.policy, order.source) if isinstance(order, Copy) else (order.policy,)
+        for policy in named:
+            if policy not in self._players:
+                raise unknown_policy(f"gives the command {order}", policy, self._players)
         if not self._given_s:
             self._ticket += 1
         self._given_s = time.monotonic()
