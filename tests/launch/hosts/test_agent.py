@@ -157,7 +157,10 @@ def test_workers_under_an_agent(tmp_path: Path) -> None:
         handle.pause()
         await_that(lambda: (used := handle.usage()) is not None and used.state == "stopped")
         handle.resume()
+        Path(handle.remote.host.folder, "logs", "actor-0.log").write_text("at work")
+        assert handle.log == f"a:{handle.remote.host.folder}/logs/actor-0.log"
         handle.kill()
+        assert Path(handle.log).read_text() == "at work" and Path(handle.log).parent == tmp_path / "logs"
         assert handle.exit.text == "killed by signal 9 (SIGKILL)" and handle.exit.status == -9 and not lives(worker)
         key = load_client_keys(Path(world.launcher.members.hosts[0].folder, "keys")).public
         world.launcher.close()
