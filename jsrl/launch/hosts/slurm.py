@@ -134,6 +134,7 @@ def directives(options: SlurmOptions, output: str) -> str:
         *flag("qos", o.qos),
         *flag("time", o.time),
         *flag("constraint", o.constraint),
+        *flag("container", o.container),
     ]
     args = [
         "--ntasks=1", "--requeue", "--open-mode=append", f"--signal=B:USR1@{NOTICE_S}", f"--output={output}", *common,
