@@ -366,7 +366,9 @@ def _kept_by(host: JoinedHost) -> list[str]:
 def _is_log_of(host: JoinedHost, message: KeptFile) -> bool:
     """Return whether a file is the log of a worker that the host has, or had; the host may send no other logs."""
     ends_at = message.at + len(message.part)
-    return ends_at <= MOST_LOG_BYTES and any(message.name == log_name(remote.worker) for remote in host.workers.values())
+    return ends_at <= MOST_LOG_BYTES and any(
+        message.name == log_name(remote.worker) for remote in host.workers.values()
+    )
 
 
 def _is_bound_by(host: JoinedHost, address: str) -> bool:
