@@ -140,7 +140,7 @@ def leaves(run: Path) -> dict[str, bytes]:
 
 
 def test_results_equal_one_host_bit_for_bit(cluster: Cluster) -> None:
-    short = ["--deterministic", "true", "--total-env-steps", "25600", "--num-inference-servers", "2"]
+    short = ["--deterministic", "true", "--total-env-steps", "51200", "--num-inference-servers", "2"]
     words = [*RUN, *QUIET, *short]
     for name, more in (
         ("here", ()),
