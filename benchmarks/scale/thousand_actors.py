@@ -203,7 +203,7 @@ def counted_messages(launcher: JoinedHosts) -> Callable[[], int]:
         counts[0] += 1
         return handle(*args)
 
-    members.handle = handle_counted  # type: ignore[method-assign]
+    members.handle = handle_counted  # type: ignore[method-assign, assignment]
     return lambda: counts[0]
 
 
