@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +70,13 @@ class Watch:
     """A hook and a thread: waits for all actors, measures without kills, kills, waits until all are back, and ends the run.
 
     Args:
-      given: the options. agents: the processes of the agents.
+      given: the options. agents: the processes of the agents. messages: returns how many the controller got from them.
     """
 
-    def __init__(self, given: argparse.Namespace, agents: list[psutil.Process], folder: Path) -> None:
-        self._given, self._agents, self._folder = given, agents, folder
+    def __init__(
+        self, given: argparse.Namespace, agents: list[psutil.Process], folder: Path, messages: Callable[[], int]
+    ) -> None:
+        self._given, self._agents, self._folder, self._messages = given, agents, folder, messages
         self._ready, self.restarts, self._over = 0, 0.0, False
         self._began_s = time.monotonic()
         self.found: dict[str, Any] = {}
@@ -119,8 +121,10 @@ class Watch:
         acted_s = sum(map(self._cpu_s, actors))
         before = [self._cpu_s(own), *(self._cpu_s(agent) for agent in self._agents)]
         machine, consumed, begin_s = psutil.cpu_times(), self._consumed(), time.monotonic()
+        messages = self._messages()
         time.sleep(seconds)
         passed_s = time.monotonic() - begin_s
+        messages = self._messages() - messages
         after = [self._cpu_s(own), *(self._cpu_s(agent) for agent in self._agents)]
         cores = [round((b - a) / passed_s, 4) for a, b in zip(before, after, strict=True)]
         acted_s = sum(map(self._cpu_s, actors)) - acted_s
@@ -132,6 +136,7 @@ class Watch:
             "agents_cores": round(sum(cores[1:]), 4),
             "actors_cores": round(acted_s / passed_s, 3),
             "machine_cores": round(busy / passed_s, 2),
+            "messages_per_s": round(messages / passed_s, 1),
             "trajectories_per_s": round((self._consumed() - consumed) / passed_s, 1),
             "controller_rss_mb": round(own.memory_info().rss / 1e6),
         }
@@ -177,9 +182,9 @@ def agents_of(launcher: JoinedHosts, count: int, folder: Path) -> Iterator[list[
     try:
         for number, token in zip(range(count), launcher.token_files, strict=True):
             words = [sys.executable, "-m", "jsrl.cli.main", "join", launcher.address, "--token-file", str(token)]
-            log = (folder / f"agent-{number}.txt").open("wb")
             words += ["--name", f"host-{number}", "--patience-s", "60", "--memory-mb", "16000"]
-            started.append(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=environment))
+            with (folder / f"agent-{number}.txt").open("wb") as log:
+                started.append(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=environment))
         yield [psutil.Process(agent.pid) for agent in started]
     finally:
         for agent in started:
@@ -187,6 +192,19 @@ def agents_of(launcher: JoinedHosts, count: int, folder: Path) -> Iterator[list[
                 agent.wait(20.0)
             agent.kill()
             agent.wait(10.0)
+
+
+def counted_messages(launcher: JoinedHosts) -> Callable[[], int]:
+    """Return a function that returns how many messages of agents the controller has got since now."""
+    members, counts = launcher.members, [0]
+    handle = members.handle
+
+    def handle_counted(*args: Any) -> Any:
+        counts[0] += 1
+        return handle(*args)
+
+    members.handle = handle_counted  # type: ignore[method-assign, assignment]
+    return lambda: counts[0]
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
@@ -199,7 +217,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         run_folder = folder / "scale" / "many"
         try:
             with agents_of(launcher, given.agents, folder) as agents:
-                watch = Watch(given, agents, run_folder)
+                watch = Watch(given, agents, run_folder, counted_messages(launcher))
                 result = run(
                     experiment(given.actors),
                     runs_dir=folder,

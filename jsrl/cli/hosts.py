@@ -1,4 +1,4 @@
-"""Options of `jsrl run` for workers on other hosts: `--listen` (hosts join by themselves), `--hosts` (by ssh), Ray."""
+"""Options of `jsrl run` for workers on other hosts: `--listen` (hosts join by themselves), `--hosts` (by ssh), Ray, Slurm."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
     Raises:
       ConfigError: this host cannot listen there, a host is invalid, or the experiment needs none.
     """
-    if options.launcher == "ray" and options.hosts is not None:
-        raise ConfigError("--hosts does not go with --launcher ray; leave one of them out.")
-    if options.listen is None and options.hosts is None and options.launcher != "ray":
+    if options.launcher != "local" and options.hosts is not None:
+        raise ConfigError(f"--hosts does not go with --launcher {options.launcher}; leave one of them out.")
+    if options.listen is None and options.hosts is None and options.launcher == "local":
         yield None
         return
     from jsrl.launch.run import check_starts_workers
@@ -77,7 +77,7 @@ def engine_of(options: RunOptions, notify: Callable[[str], None]) -> tuple[Engin
     """Return (the engine that starts the agents, IP address of this host); None: users start them.
 
     Raises:
-      ConfigError: a host is invalid, or Ray has none.
+      ConfigError: a host is invalid, cannot be resolved, or Ray has none.
     """
     if options.launcher == "ray":
         from jsrl.launch.hosts.ray import request_of
@@ -85,6 +85,12 @@ def engine_of(options: RunOptions, notify: Callable[[str], None]) -> tuple[Engin
 
         ray = Ray(request_of(options.ray, options.num_hosts, options.host_python, os.environ), notify)
         return ray, ray.acquire()
+    if options.launcher == "slurm":
+        from jsrl.launch.local.srun import Srun, other_nodes, own_address
+
+        nodes = other_nodes()
+        notify(f"running inside Slurm job {os.environ.get('SLURM_JOB_ID')}; its other nodes: {', '.join(nodes)}")
+        return Srun(nodes, sys.executable), own_address(nodes)
     if options.hosts is None:
         return None, ""
     from jsrl.launch.local.ssh import Ssh

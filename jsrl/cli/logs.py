@@ -55,6 +55,9 @@ def path_of(folder: RunFolder, worker: str) -> Path:
     names = log_names(folder.path)
     if worker in names:
         return log_path(folder.path, worker)
+    failed = [log_path(folder.path, name) for name in names if name.startswith(f"{worker}@")]  # on other hosts
+    if failed:
+        return max(failed, key=lambda path: path.stat().st_mtime)
     status = read_state(folder.path).status
     hosts = {known.name: known.host for known in (status.workers if status else ()) if known.host}
     if worker in hosts:

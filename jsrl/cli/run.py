@@ -128,9 +128,10 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
 
         return detach(name, args, asked)
     if options.launcher == "slurm":
-        from jsrl.cli.slurm import submit
+        from jsrl.cli.slurm import is_allocated, submit
 
-        return submit(name, args, asked)
+        if not is_allocated(asked):
+            return submit(name, args, asked)
     if options.seeds:
         from jsrl.cli.seeds import check, new_group, remove, run_group
 

@@ -16,23 +16,36 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.main import program
+from jsrl.cli.slurm import need_sbatch, submitted
+from jsrl.counted import counted
 from jsrl.errors import ConfigError, JsrlError, TrialsFailed
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import Option, find_option, option_lines, options_of
+from jsrl.experiment.options import Option, SlurmOptions, find_option, option_lines, options_of
+from jsrl.launch.hosts.slurm import SlurmSearch, search_script
 from jsrl.metrics.display_state import clock
 from jsrl.runs.files import write_json
 from jsrl.search.options import SearchOptions
 from jsrl.search.page import best_first, page, rows, text_table
-from jsrl.search.search import RUNS, Search, Setup, require_optuna
+from jsrl.search.search import RUNS, Search, Setup, held, require_optuna
 from jsrl.search.space import Range, parse_space
 
 FILE, PAGE = "search.json", "search.html"  # in the folder of a search
-ON_RESUME = {"resume", "trials", "parallel"}
+ON_RESUME = {"resume", "trials", "parallel", "part", "launcher"}
+WHERE = ("launcher", "slurm", "part")  # options of a command, which a search does not keep
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchCommand(SearchOptions):
+    """The options of `jsrl search`: those of a search, and where it runs."""
+
+    launcher: Literal["local", "slurm"] = "local"
+    """slurm: submit an array of --parallel jobs, which share the trials, and return."""
+    slurm: SlurmOptions = dataclasses.field(default_factory=SlurmOptions)
 
 
 def usage() -> str:
@@ -42,7 +55,7 @@ def usage() -> str:
         "",
         *(__doc__ or "").splitlines(),
     ]
-    lines += ["", *(line for option in options_of(SearchOptions()).values() for line in option_lines(option))]
+    lines += ["", *(line for option in options_of(SearchCommand()).values() for line in option_lines(option))]
     return "\n".join([*lines, "", "Every option of `jsrl run NAME` that belongs to the experiment may be given, too."])
 
 
@@ -71,11 +84,13 @@ class ParsedSearch:
     name: str
     experiment: Experiment
     ranges: list[Range]
-    options: SearchOptions
+    options: SearchCommand
     folder: Path
 
     def go(self) -> int:
-        """Run the trials and show the results; return the exit status."""
+        """Run the trials and show the results, or submit them; return the exit status."""
+        if self.options.launcher == "slurm":
+            return self.submit()
         e = self.experiment
         setup = Setup(self.folder, e.name, self.ranges, e.total_env_steps, e.seed, self.command)
         lines = Lines()
@@ -93,6 +108,20 @@ class ParsedSearch:
             print(f"interrupted; to continue: jsrl search --resume {shlex.quote(str(self.folder))}")
             return 130
         return 0 if self.best(search.study) else 1
+
+    def submit(self) -> int:
+        """Submit an array of jobs that run the trials; return the exit status.
+
+        Raises:
+          ConfigError: Slurm refused it, or the search is running.
+        """
+        with held(self.folder):  # else the jobs that run it would be taken for dead
+            search = SlurmSearch(self.folder, self.options.parallel, sys.executable, self.options.slurm)
+        path = Path(f"{search.file}.sh")
+        job = submitted(path, search_script(search), [search.submission(str(path))])[0].partition(";")[0]
+        print(f"Submitted array job {job} of {counted(search.jobs, 'job')}; output: {search.file}-{job}_N.out here")
+        print(f"the last job prints the whole table; to continue: jsrl search --resume {shlex.quote(str(self.folder))}")
+        return 0
 
     def command(self, values: dict[str, str], seed: int, run_name: str, runs: Path) -> list[str]:
         """Return the command that starts one run.
@@ -165,16 +194,20 @@ def begun(args: list[str]) -> ParsedSearch:
     name = take_name(args)
     if name is None:
         raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
-    asked = cli.parse(vary_args(args), load(name), SearchOptions())
-    options: SearchOptions = asked.run
-    if "resume" in asked.given:
-        raise ConfigError("--resume continues a search and its experiment; leave the experiment's name out.")
+    asked = cli.parse(vary_args(args), load(name), SearchCommand())
+    options: SearchCommand = asked.run
+    if wrong := sorted(asked.given & {"resume", "part"}):
+        raise ConfigError(
+            f"--{wrong[0]} is for a search that exists, with its experiment; leave the experiment's name out."
+        )
+    check_launcher(asked)
     require_optuna()
     ranges = checked_space(asked, load(name))
     cli.spelled(asked.experiment, load(name))
     folder = make_folder(Path(options.searches_dir), asked.experiment.name, options.search_name)
     varied = {r.option: range_text(r) for r in ranges}
-    stored = options.options_json() | {"vary": varied, "space": None}
+    kept = {option: value for option, value in options.options_json().items() if option not in WHERE}
+    stored = kept | {"vary": varied, "space": None}
     write_json(folder / FILE, {"name": name, "words": cli.spelled(asked.experiment, load(name)), "options": stored})
     return ParsedSearch(name, asked.experiment, ranges, options, folder)
 
@@ -196,14 +229,31 @@ def resumed(args: list[str]) -> ParsedSearch | None:
             f"there is no search {folder}; expected its folder, such as searches/EXPERIMENT/NAME."
         ) from None
     default = load(stored["name"])
-    asked = cli.parse(args, default, SearchOptions())
-    if more := sorted(asked.given - ON_RESUME):
+    asked = cli.parse(args, default, SearchCommand())
+    if more := sorted(name for name in asked.given - ON_RESUME if not name.startswith("slurm.")):
         raise ConfigError(f"--{more[0]} cannot change when a search is continued; only --trials and --parallel can.")
+    check_launcher(asked)
     require_optuna()
-    now = {name: getattr(asked.run, name) for name in asked.given & ON_RESUME}
-    options = SearchOptions(**stored["options"] | now)
+    now = {name: getattr(asked.run, name) for name in (*(asked.given & ON_RESUME), "slurm")}
+    options = SearchCommand(**stored["options"] | now)
     experiment = cli.parse(stored["words"], default).experiment
     return ParsedSearch(stored["name"], experiment, parse_space(options.vary, None), options, folder)
+
+
+def check_launcher(asked: cli.CommandLine) -> None:
+    """Refuse options of Slurm that have no effect, and a search that cannot be submitted here.
+
+    Raises:
+      ConfigError: the message says what to change.
+    """
+    of_slurm = sorted(name for name in asked.given if name.startswith("slurm."))
+    if asked.run.launcher == "slurm":
+        wrong = [name for name in of_slurm if name.startswith("slurm.actor-")]
+        if wrong or "part" in asked.given:
+            raise ConfigError(f"--{[*wrong, 'part'][0]} has no effect on a search with --launcher slurm; leave it out.")
+        need_sbatch()
+    elif of_slurm:
+        raise ConfigError(f"--{of_slurm[0]} is given, but it needs --launcher slurm; add that, or leave it out.")
 
 
 def vary_args(args: Sequence[str]) -> list[str]:

@@ -1,4 +1,7 @@
-"""`jsrl run NAME --launcher slurm`: print the script of a run for Slurm, or write it and submit both of its jobs."""
+"""`jsrl run NAME --launcher slurm`: print the script of a run for Slurm, or write it and submit both of its jobs.
+
+Inside a job of several nodes it submits nothing: the run begins there (see jsrl.launch.local.srun).
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import RunOptions
 from jsrl.launch.hosts.slurm import SlurmRun, SlurmSeeds, seeds_script, slurm_script
+from jsrl.launch.local.srun import other_nodes
 from jsrl.launch.result import missing
 from jsrl.runs.groups import read_group
 from jsrl.runs.runs import in_command, new_run_name
@@ -34,6 +38,24 @@ OWN = (
     "init-from",
 )  # set by the script itself
 SUBMIT_S = 60.0
+
+
+def is_allocated(asked: CommandLine) -> bool:
+    """Return whether this is a Slurm job with other nodes, in which the run begins.
+
+    Raises:
+      ConfigError: an option has no effect there; the message names it.
+    """
+    options = asked.run
+    if options.print or options.seeds or not (nodes := other_nodes()):
+        return False
+    wrong = sorted(name for name in asked.given if name.partition(".")[0] in ("slurm", "num-hosts"))
+    if wrong:
+        raise ConfigError(
+            f"--{wrong[0]} has no effect inside a Slurm job, whose {counted(len(nodes), 'other node')} the run uses; leave it "
+            "out. To submit new jobs from here, unset SLURM_JOB_NODELIST."
+        )
+    return True
 
 
 def submit(name: str | None, args: Sequence[str], asked: CommandLine) -> int:

@@ -104,6 +104,8 @@ class SlurmOptions:
     """Time limit of both jobs, as sbatch takes it."""
     constraint: str | None = None
     """Features of the nodes of both jobs."""
+    container: str | None = None
+    """OCI container bundle in which both jobs run; it has the Python of the login node under the same path."""
     setup: str | None = None
     """Shell commands before jsrl, such as `module load cuda`; JSRL_ADDRESS=IP there says how the others reach this host."""
     extra: tuple[str, ...] = ()
@@ -167,7 +169,8 @@ class RunOptions:
     tokens_dir: str | None = None
     """With --listen, --hosts or --launcher ray: folder for the files that hosts join with (default: RUNS_DIR/join-ADDRESS)."""
     launcher: typing.Literal["local", "slurm", "ray"] = "local"
-    """slurm: submit a job for the controller and an array of num-hosts jobs for the actors, and return.
+    """slurm: submit a job for the controller and an array of num-hosts jobs for the actors, and return; inside a job of
+    several nodes: run on these nodes.
     ray: Ray gives num-hosts nodes for the workers of a run that stays here."""
     print: bool = False
     """With --launcher slurm: print the script, and submit nothing."""

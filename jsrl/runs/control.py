@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from socket import socketpair
 from typing import Any
 
@@ -126,6 +126,8 @@ class ControlClient:
         the monotonic clock; 0: the worker is not working and has no limit.
       memory: watches this process's memory; None: not watched.
       slowness: factor on the intervals between heartbeats, and between reports.
+      outlives_s: how long this process may still close after the end of its parent; 0: it ends with it. holds_run: keeps other
+        processes from continuing the run meanwhile; returns False if one does.
     """
 
     def __init__(
@@ -141,6 +143,8 @@ class ControlClient:
         self.turned_s = 0.0
         self.memory: MemoryWatch | None = None
         self.slowness = 1.0
+        self.outlives_s, self._orphaned_s = 0.0, 0.0
+        self.holds_run: Callable[[], bool] = lambda: True
         self._activity: tuple[object, float, float | None] = ("", 0.0, None)
         self._beaten = ("", 0.0)  # the text of the last heartbeat's activity, and since when
         self._pauses = Pauses()
@@ -252,6 +256,7 @@ class ControlClient:
             self._send(socket, Event(self.worker, self.incarnation, "warning", text, {"once": "log"}))
         if self._parent_pid is not None and os.getppid() != self._parent_pid:
             self.stop.set()
+            self._check_orphan()
         if deadline_s is not None and activity and inside_s > deadline_s:
             text = (
                 f"{activity} did not return within {deadline_s:g} s. Expected a step of the environment to take less; if it "
@@ -267,6 +272,18 @@ class ControlClient:
                 "deadlines.rank_s if a learner has several ranks; else look at the stack below."
             )
             self._give_up(socket, "WorkerStuck", text, 71)
+
+    def _check_orphan(self) -> None:
+        """End this process if it has outlived its parent for too long, or another process continues the run."""
+        if not self.outlives_s:
+            return
+        if not self._orphaned_s:
+            self._orphaned_s = time.monotonic()
+            goes_on = self.holds_run()
+        else:
+            goes_on = time.monotonic() < self._orphaned_s + self.outlives_s
+        if not goes_on:
+            os._exit(1)
 
     def _check_memory(self, socket: zmq.Socket) -> None:
         exceeded = self.memory.look() if self.memory is not None else None

@@ -30,7 +30,10 @@ class SearchOptions:
     search_name: str | None = None
     """Name of this search (default: the time)."""
     resume: str | None = None
-    """Continue a search: its folder, SEARCHES_DIR/EXPERIMENT/SEARCH. Only --trials and --parallel may be given with it."""
+    """Continue a search: its folder, SEARCHES_DIR/EXPERIMENT/SEARCH. Only --trials, --parallel and --launcher may be given
+    with it."""
+    part: int | None = None
+    """With --resume: take part in a search of several processes, as the one of this number (the jobs of an array do)."""
 
     def __post_init__(self) -> None:
         for name in ("trials", "parallel", "seeds_per_trial"):

@@ -23,6 +23,7 @@ POLL_S = 0.1
 STEPS = 20  # parts of a run, after each of which its score is compared
 FREE_STEPS = 5  # parts of a run before it may be pruned
 FREE_TRIALS = 5  # trials before one may be pruned
+PART = "part"  # attribute of a trial: number of the process that runs it, if several share the search
 MOST_FAILURES = 3  # failed trials at the start, without any success, that end the search
 
 
@@ -73,7 +74,7 @@ class Search:
     ) -> None:
         """Open the study of the search's folder; `notify` gets a line at each event, `show` how far the trials are."""
         self._setup, self._options, self._notify, self._show = setup, options, notify, show
-        self.study = open_study(setup.folder, setup.seed)
+        self.study = open_study(setup.folder, setup.seed, options.part)
         self._running: list[_Trial] = []
         self.interrupted = False
 
@@ -84,8 +85,8 @@ class Search:
           ConfigError: the search is running already. TrialsFailed: the first trials all failed; the message says why.
         """
         (self._setup.folder / OUTPUT).mkdir(exist_ok=True)
-        with held(self._setup.folder), interrupts(self._interrupt):
-            begin_again(self.study)
+        with held(self._setup.folder, shared=self._options.part is not None), interrupts(self._interrupt):
+            begin_again(self.study, self._options.part)
             try:
                 while not self.interrupted and (self._running or self._missing > 0):
                     self._start_missing()
@@ -98,8 +99,12 @@ class Search:
 
     @property
     def _missing(self) -> int:
-        """Return how many trials must be started."""
-        return self._options.trials - len(finished(self.study)) - len(self._running)
+        """Return how many trials must be started; those of other processes count as started."""
+        part, others = self._options.part, 0
+        if part is not None:
+            running = [trial for trial in self.study.trials if trial.state.name == "RUNNING"]
+            others = sum(trial.user_attrs.get(PART) != part for trial in running)
+        return self._options.trials - len(finished(self.study)) - len(self._running) - others
 
     def _interrupt(self) -> None:
         self.interrupted = True
@@ -107,6 +112,8 @@ class Search:
     def _start_missing(self) -> None:
         while self._missing > 0 and len(self._running) < self._options.parallel:
             asked = self.study.ask({r.option: r.distribution for r in self._setup.ranges})
+            if self._options.part is not None:
+                asked.set_user_attr(PART, self._options.part)
             values = {r.option: r.text(asked.params[r.option]) for r in self._setup.ranges}
             trial = _Trial(asked, values, time.monotonic())
             self._running.append(trial)
@@ -189,8 +196,8 @@ class Search:
             self._finish(trial, state="FAIL")
 
 
-def open_study(folder: Path, seed: int) -> Any:
-    """Return the Optuna study of a search's folder.
+def open_study(folder: Path, seed: int, part: int | None = None) -> Any:
+    """Return the Optuna study of a search's folder, for one of several processes if `part` is its number.
 
     Raises:
       MissingExtra: Optuna is not installed.
@@ -203,7 +210,7 @@ def open_study(folder: Path, seed: int) -> Any:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
     study = optuna.create_study(storage=storage, study_name="search", direction="maximize", load_if_exists=True)
-    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
+    study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials) + 10_007 * (part or 0))
     study.pruner = optuna.pruners.MedianPruner(FREE_TRIALS, FREE_STEPS)
     return study
 
@@ -227,12 +234,14 @@ def finished(study: Any) -> list[Any]:
     ]
 
 
-def begin_again(study: Any) -> None:
-    """Queue the values of trials that the end of the search interrupted, once each."""
+def begin_again(study: Any, part: int | None = None) -> None:
+    """Queue the values of trials that the end of the search interrupted, once each; with `part` only its own ones."""
     from optuna.trial import TrialState
 
     again = {trial.user_attrs.get("again") for trial in study.trials}
     for trial in study.trials:
+        if part is not None and trial.user_attrs.get(PART) != part:
+            continue
         if trial.state is TrialState.RUNNING:  # the search was killed
             study.tell(trial.number, state=TrialState.FAIL)
         elif trial.state is not TrialState.FAIL or "why" in trial.user_attrs:
@@ -247,15 +256,15 @@ def values_text(values: dict[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold the folder of a search.
+def held(folder: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold the folder of a search, alone or together with others that share it.
 
     Raises:
       ConfigError: another process does.
     """
     with (folder / LOCK).open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(f"the search {folder} is running already; wait for it, or end it with Ctrl-C.") from None
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import json
 import logging
@@ -52,6 +53,8 @@ def work(
 
     def build_from_file(reporter: Reporter) -> Worker:
         from jsrl.references.reference import from_json
+        from jsrl.runs.state import RUNNING
+        from jsrl.transport.memory.segment import share_lock
         from jsrl.workers.kinds import build_worker, find_kind
         from jsrl.workers.memory import make_watch
 
@@ -60,6 +63,9 @@ def work(
         control.stuck_s = job.experiment.deadlines.stuck_s
         control.memory = make_watch(job, kind.declares(job))
         control.slowness = slowness(kind, job.workers, job.experiment.deadlines.silence_s)
+        if kind.saves and not job.away:  # else nobody would get the snapshot
+            control.outlives_s = job.experiment.deadlines.snapshot_s
+            control.holds_run = functools.partial(share_lock, Path(job.folder, RUNNING))
         with no_collections():
             worker = build_worker(job, reporter)
         if not kind.loads_jax(job):
@@ -80,6 +86,8 @@ def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
         recorder.begin()
         control.stage("ready")
         _loop(worker, control)
+        if control.outlives_s:
+            outlive_parent()
         facts = worker.close()
         control.send(Bye, facts=facts)
         return 0
@@ -239,3 +247,10 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
         pass  # not Linux: the control thread watches the parent's pid instead
     if os.getppid() != parent_pid:
         os._exit(0)
+
+
+def outlive_parent() -> None:
+    """Undo `die_with_parent` (Linux): a learner completes its last snapshot even if its controller is killed meanwhile."""
+    pr_set_pdeathsig = 1
+    with contextlib.suppress(OSError, AttributeError):  # not Linux: nothing to undo
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, 0)

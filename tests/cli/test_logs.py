@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -41,6 +42,16 @@ def test_unknown_log_names_are_refused(folder: RunFolder, capsys):
         ):
             assert main.main(["logs", "x", worker]) == 2
             assert capsys.readouterr().err == f"ConfigError: {sentence}\n"
+
+
+def test_newest_log_of_a_worker_that_failed_on_other_hosts_is_found(folder: RunFolder, capsys):
+    for host, at_s in (("near", 2.0), ("far", 1.0)):
+        path = folder.logs / f"actor-1@{host}.log"
+        path.write_text(f"failed on {host}")
+        os.utime(path, (at_s, at_s))
+    for worker, host in (("actor-1", "near"), ("actor-1@far", "far")):
+        assert main.main(["logs", "x", worker]) == 0
+        assert capsys.readouterr().out == f"failed on {host}\n"
 
 
 def test_a_run_is_followed_to_its_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from jsrl.report.charts import Axis
 from jsrl.search.child import Child
 from jsrl.search.options import SearchOptions
 from jsrl.search.page import page, rows, text_table
-from jsrl.search.search import Search, Setup, finished
+from jsrl.search.search import Search, Setup, finished, held
 from jsrl.search.space import parse_range, parse_space
 
 pytest.importorskip("optuna")
@@ -121,6 +122,22 @@ def test_interrupted_search_continues(tmp_path):
     assert len(finished(again.study)) == 6
 
 
+def test_processes_share_the_trials_of_a_search(tmp_path):
+    folder = tmp_path / "s"
+    first = Search(setup_of(folder), SearchOptions(trials=3, part=1), lambda line: None)
+    asked = first.study.ask({r.option: r.distribution for r in RANGES})
+    asked.set_user_attr("part", 2)  # it runs in another process
+    first.run()
+    assert len(finished(first.study)) == 2
+    with held(folder, shared=True):
+        with pytest.raises(ConfigError, match="is running already"):
+            Search(setup_of(folder), SearchOptions(trials=3), lambda line: None).run()
+        second = Search(setup_of(folder), SearchOptions(trials=3, part=2), lambda line: None)
+        second.run()  # after its process was killed
+    done = finished(second.study)
+    assert len(done) == 3 and [trial.params for trial in done].count(asked.params) == 1
+
+
 def test_search_ends_if_all_trials_fail(tmp_path):
     ranges = [RANGES[0], parse_range("mode", "broken,broken too")]
     setup = setup_of(tmp_path / "s", ranges)
@@ -193,7 +210,7 @@ def test_axes_have_round_numbers_or_names():
 
 
 def test_every_option_of_a_search_is_explained_and_in_its_help():
-    options = options_of(SearchOptions())
+    options = options_of(command.SearchCommand())
     assert not [option.name for option in options.values() if not option.text]
     assert not [name for name in options if f"--{name} " not in command.usage()]
 
@@ -221,6 +238,9 @@ VARY = "--vary agent.learning-rate=log:1e-5:1e-2"
         ("ppo_cartpole --space absent.json", "--space absent.json cannot be read"),
         ("--resume nowhere", "there is no search"),
         (f"ppo_cartpole {VARY} --display quiet", "there is no option --display"),
+        (f"ppo_cartpole {VARY} --part 1", "--part is for a search that exists"),
+        (f"ppo_cartpole {VARY} --slurm.qos high", "it needs --launcher slurm"),
+        (f"ppo_cartpole {VARY} --launcher slurm --slurm.actor-cpus 2", "has no effect on a search"),
     ],
 )
 def test_invalid_search_is_refused_in_one_sentence_and_leaves_no_files(words, sentence, tmp_path, monkeypatch, capsys):
@@ -229,6 +249,28 @@ def test_invalid_search_is_refused_in_one_sentence_and_leaves_no_files(words, se
     told = capsys.readouterr().err
     assert sentence in told and told.count("\n") == 1 and "Traceback" not in told
     assert not os.listdir(tmp_path)
+
+
+def test_search_is_submitted_as_an_array_of_jobs_that_share_it(tmp_path, monkeypatch, capsys):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sbatch").write_text('#!/bin/sh\necho "$*" > words\necho "7;main"\n')
+    (tmp_path / "bin" / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    words = ["ppo_cartpole", *VARY.split(), "--search-name", "x", "--launcher", "slurm", "--parallel", "3"]
+    assert main(["search", *words, "--slurm.qos", "high"]) == 0
+    assert "Submitted array job 7 of 3 jobs" in capsys.readouterr().out
+    script = Path("jsrl-search-ppo_cartpole-x.sh").read_text()
+    assert Path("words").read_text().endswith("--array=1-3 jsrl-search-ppo_cartpole-x.sh\n")
+    assert subprocess.run(["bash", "-n"], input=script.encode(), check=False).returncode == 0
+    folder = tmp_path / "searches" / "ppo_cartpole" / "x"
+    assert f'search --resume {folder} --parallel 1 --part "$SLURM_ARRAY_TASK_ID" & child' in script
+    assert "#SBATCH --qos=high" in script
+    part = command.resumed(["--resume", str(folder), "--parallel", "1", "--part", "2"])
+    assert (part.options.part, part.options.launcher, part.options.trials) == (2, "local", 20)
+    with held(folder, shared=True):
+        assert main(["search", "--resume", str(folder), "--launcher", "slurm"]) == 2
+    assert "is running already" in capsys.readouterr().err
 
 
 def test_a_keyword_of_the_environment_is_varied_beside_another_one():

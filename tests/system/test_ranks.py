@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import signal
 import sys
@@ -217,7 +218,7 @@ def test_a_learner_with_ranks_on_a_joined_host(hosts, tmp_path: Path) -> None:
 def test_two_ranks_of_two_devices_equal_one_of_four(launch, tmp_path) -> None:
     """50 updates of the same trajectories: SGD, on two processes with two devices each and on one with four."""
     common = ("--placement", "inline", "--num-actors", "2", "--deterministic", "--total-env-steps", str(50 * 32))
-    states = []
+    runs = []
     for ranks, devices in ((2, 2), (1, 4)):
         run = launch(
             *common,
@@ -228,8 +229,39 @@ def test_two_ranks_of_two_devices_equal_one_of_four(launch, tmp_path) -> None:
             runs_dir=tmp_path / f"{ranks}",
         )
         run.expect(0, 180.0)
-        states.append(SnapshotStore(run.folder / "snapshots" / "state").load("final").tree["state"])
+        runs.append(run)
+    assert_equal_after_fifty_updates(*runs)
+
+
+def assert_equal_after_fifty_updates(*runs: Launched) -> None:
+    states = [SnapshotStore(run.folder / "snapshots" / "state").load("final").tree["state"] for run in runs]
     one, other = (dict(named_leaves(state)) for state in states)
     assert one.keys() == other.keys() and one["updates"] == 50
     for name in one:
         np.testing.assert_allclose(one[name], other[name], rtol=0, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_two_ranks_on_two_hosts_equal_one_of_four_devices(hosts, launch, tmp_path: Path) -> None:
+    address, (main, far, _) = hosts
+    common = ("--placement", "inline", "--num-actors", "2", "--deterministic", "--total-env-steps", str(50 * 32))
+    words = ("--listen", f"{address}:7000", "--num-hosts", "1", "--tokens-dir", str(tmp_path / "join"))
+    two = Launched(
+        tmp_path / "two",
+        *(*common, *words, "--learner.num-ranks", "2", "--learner.num-devices", "2"),
+        within=["ip", "netns", "exec", main, "unshare", "--uts", "sh", "-c", MAIN.replace("$NAME", main), "sh"],
+    )
+    agent = None
+    try:
+        token = two.until(lambda: next((tmp_path / "join").glob("*.token"), None), "a token", 120.0)
+        agent = Agent(f"{address}:7000", token, far, tmp_path / "far.txt", far)
+        text = two.expect_status(0, 300.0)
+        assert re.search(rf"^  {far} .* rank-1", text, re.MULTILINE) and agent.ends()[0] == 0
+    finally:
+        if agent is not None:
+            agent.close()
+        two.kill()
+    one = launch(*common, "--learner.num-devices", "4", runs_dir=tmp_path / "one")
+    one.expect(0, 180.0)
+    assert_equal_after_fifty_updates(two, one)

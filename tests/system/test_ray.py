@@ -140,7 +140,7 @@ def leaves(run: Path) -> dict[str, bytes]:
 
 
 def test_results_equal_one_host_bit_for_bit(cluster: Cluster) -> None:
-    short = ["--deterministic", "true", "--total-env-steps", "25600", "--num-inference-servers", "2"]
+    short = ["--deterministic", "true", "--total-env-steps", "51200", "--num-inference-servers", "2"]
     words = [*RUN, *QUIET, *short]
     for name, more in (
         ("here", ()),
@@ -180,6 +180,14 @@ def test_lost_node_is_replaced_and_secrets_stay_hidden(cluster: Cluster) -> None
     popen.terminate()
     assert popen.wait(30) == 130 and "interrupted after" in log.read_text()
     assert not cluster.processes() and not memory_of(popen.pid)
+
+
+def test_a_local_ray_is_started_and_ends_with_its_run(cluster: Cluster) -> None:
+    words = ("--total-env-steps", "2048", "--launcher", "ray", "--num-hosts", "1", "--ray.address", "local")
+    popen, log = cluster.start("local", *RUN, *QUIET, *words)
+    assert popen.wait(120) == 0, log.read_text()
+    assert "started a local Ray of one node, which ends with the run" in log.read_text()
+    assert "host ray-1 (" in log.read_text() and not cluster.processes()
 
 
 def test_a_killed_run_leaves_no_agent(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""A real Slurm of three nodes on this machine: a run is submitted, requeued during training, and runs to its end.
+"""A real Slurm of three nodes on this machine: runs are submitted, requeued and preempted, and run to their end.
 
 `apt-get install slurmctld slurmd munge` installs its dependencies; the command is `python -m pytest -m nightly FILE`.
 """
@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
@@ -18,8 +19,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+
+from jsrl.snapshots.store import SnapshotStore
+from jsrl.types import named_leaves
 
 PROGRAMS = ("slurmctld", "slurmd", "munged")
 MISSING = [name for name in PROGRAMS if shutil.which(name) is None and not Path("/usr/sbin", name).exists()]
@@ -46,7 +51,10 @@ SchedulerParameters=sched_interval=2,bf_interval=2
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 NodeName=n[1-3] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=2 RealMemory=2000 State=UNKNOWN
-PartitionName=main Nodes=n[1-3] Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=n[1-3] Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=5
+PartitionName=urgent Nodes=n[1-3] MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 """
 
 
@@ -242,3 +250,104 @@ def test_lost_node_is_noticed_long_before_slurm_does(cluster: Cluster) -> None:
     print(f"the requeued host is back after {time.monotonic() - begun_s:.1f} s")  # noqa: T201
     cluster.ask(*command, "stop", "x")
     wait_for(lambda: not cluster.jobs().strip(), 90.0)
+
+
+def state_of(run: Path, tag: str = "final") -> dict[str, bytes]:
+    state = SnapshotStore(run / "snapshots" / "state").load(tag).tree["state"]
+    return {name: np.asarray(leaf).tobytes() for name, leaf in named_leaves(state)}
+
+
+def start_here(cluster: Cluster, *words: str) -> subprocess.Popen[bytes]:
+    """Start a run on this host, without Slurm; it ends with the cluster."""
+    command = [sys.executable, "-m", "jsrl.cli.main", "run", *words, "--display", "quiet"]
+    popen = subprocess.Popen(command, env=cluster.environment, cwd=cluster.folder, stdin=subprocess.DEVNULL)
+    cluster.started.append(popen)
+    return popen
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}")
+def test_results_on_three_nodes_equal_one_host_bit_for_bit(cluster: Cluster) -> None:
+    words = ["ppo_cartpole", "--placement", "served", "--num-envs", "16", "--num-actors", "4", "--profile", "none"]
+    words += ["--num-inference-servers", "2", "--deterministic", "true", "--total-env-steps", str(50 * 16 * 64)]
+    words += ["--stop-at-return", "none", "--evaluator.enabled", "false"]
+    assert start_here(cluster, *words, "--run-name", "here").wait(240) == 0
+    submit = [sys.executable, "-m", "jsrl.cli.main", "run", *words, "--run-name", "there", "--launcher", "slurm"]
+    cluster.ask(*submit, "--num-hosts", "2")
+    wait_for(lambda: not cluster.jobs().strip(), 300.0)
+    runs = cluster.folder / "runs" / "ppo_cartpole"
+    result = json.loads((runs / "there" / "result.json").read_text())
+    assert result["updates"] == 50
+    here, there = state_of(runs / "here"), state_of(runs / "there")
+    assert here.keys() == there.keys() and [name for name in here if here[name] != there[name]] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}")
+def test_run_that_is_preempted_ten_times_ends_like_one_that_was_not(cluster: Cluster) -> None:
+    """Slurm sends SIGTERM to a preempted job at the end of GraceTime, and SIGKILL 30 s later: time for a snapshot."""
+    words = ["ppo", "--placement", "inline", "--num-envs", "4", "--num-actors", "2", "--rollout-length", "8"]
+    words += ["--agent.num-minibatches", "1", "--agent.network.hidden", "256", "256", "--evaluator.enabled", "false"]
+    words += ["--deterministic", "true", "--profile", "none"]
+    submit = [sys.executable, "-m", "jsrl.cli.main", "run", *words, "--launcher", "slurm", "--run-name", "x"]
+    told = cluster.ask(*submit, "--seeds", "0", "--total-env-steps", "100000000")
+    (array,) = re.findall(r"Submitted array job (\d+) of 1 run", told)
+    run, output = cluster.folder / "runs" / "ppo" / "x-seed0", cluster.folder / f"jsrl-ppo-x-{array}_0.out"
+
+    def updates() -> int:
+        lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
+        return max((json.loads(line).get("updates", 0) for line in lines), default=0)
+
+    made = 0
+    for number in range(10):
+        wait_for(lambda made=made: updates() > made, 120.0)
+        urgent = cluster.ask(
+            *("sbatch", "--parsable", "-p", "urgent", "-N3", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1")
+        ).strip()
+        wait_for(lambda count=number + 1: output.read_text().count("interrupted after") == count, 45.0)
+        (last,) = re.findall(r" ([0-9,]+) updates, ", output.read_text().rpartition("interrupted after")[2])
+        made = int(last.replace(",", ""))
+        tag = json.loads((run / "snapshots" / "state" / "tags" / "latest.json").read_text())
+        assert tag["meta"]["updates"] == made
+        wait_for(lambda job=urgent: f"{array}_0 PENDING" in cluster.jobs() and job not in cluster.jobs(), 60.0)
+        if number < 9:
+            cluster.ask("scontrol", "update", f"JobId={array}_0", "StartTime=now")
+    cluster.ask("scancel", array)
+    limit = ["--total-env-steps", str(32 * made)]
+    assert start_here(cluster, *words, *limit, "--seed", "0", "--run-name", "alone").wait(400) == 0
+    there, here = state_of(run, "latest"), state_of(run.with_name("alone"))
+    assert here.keys() == there.keys() and [name for name in here if here[name] != there[name]] == []
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}")
+def test_run_inside_a_job_of_three_nodes_uses_them(cluster: Cluster) -> None:
+    words = ["ppo_cartpole", "--placement", "served", "--num-envs", "16", "--num-actors", "4", "--restart", "5"]
+    words += ["--total-env-steps", "30000", "--stop-at-return", "none", "--evaluator.enabled", "false"]
+    run = shlex.join([sys.executable, "-m", "jsrl.cli.main", "run", *words, "--launcher", "slurm", "--run-name", "x"])
+    job = cluster.ask("sbatch", "--parsable", "-N3", "--exclusive", "--output=inside.out", "--wrap", run).strip()
+    wait_for(lambda: job not in cluster.jobs(), 300.0)
+    told = (cluster.folder / "inside.out").read_text()
+    assert f"running inside Slurm job {job}; its other nodes: n2, n3" in told
+    assert len(re.findall(r"^host n[23] \(.* joined", told, re.MULTILINE)) == 2 and "reached total_env_steps" in told
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}")
+def test_jobs_of_an_array_share_a_search(cluster: Cluster) -> None:
+    words = ["ppo", "--placement", "serial", "--num-envs", "4", "--rollout-length", "8", "--total-env-steps", "640"]
+    words += ["--agent.num-minibatches", "1", "--evaluator.episodes", "2", "--evaluator.num-envs", "2"]
+    words += ["--evaluator.final-episodes", "2", "--vary", "agent.learning-rate=log:1e-4:1e-2", "--trials", "4"]
+    words += ["--parallel", "2", "--search-name", "x", "--launcher", "slurm"]
+    told = cluster.ask(sys.executable, "-m", "jsrl.cli.main", "search", *words)
+    (array,) = re.findall(r"Submitted array job (\d+) of 2 jobs", told)
+    wait_for(lambda: not cluster.jobs().strip(), 400.0)
+    texts = [(cluster.folder / f"jsrl-search-ppo-x-{array}_{part}.out").read_text() for part in (1, 2)]
+    begun = [set(re.findall(r"trial (\d+): agent", text)) for text in texts]
+    assert begun[0] | begun[1] >= {"0", "1", "2", "3"} and not begun[0] & begun[1], texts
+    last = max((text.rpartition("trial  score")[2] for text in texts), key=lambda text: text.count("\n"))
+    assert len(re.findall(r"^ *\d+ ", last, re.MULTILINE)) >= 4 and "the best trial again: jsrl run ppo" in last, texts

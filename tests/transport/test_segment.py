@@ -12,7 +12,16 @@ import pytest
 from jsrl.errors import CodecError, ConfigError, SpecMismatch, StreamClosed
 from jsrl.transport.memory import segment
 from jsrl.transport.memory.doorbell import Doorbell
-from jsrl.transport.memory.segment import ALIVE, Segment, is_held, living_folder, make_folder, remove_unless_living
+from jsrl.transport.memory.segment import (
+    ALIVE,
+    Segment,
+    is_held,
+    living_folder,
+    lock_file,
+    make_folder,
+    remove_unless_living,
+    share_lock,
+)
 from jsrl.transport.wire.schema import (
     Leaf,
     compare_schemas,
@@ -94,6 +103,15 @@ def test_lock_of_a_segment_is_released_with_its_process(tmp_path):
         child.kill()
     assert not segment.locked() and segment.lock() and not segment.locked()
     assert Segment.attach(segment.path).locked()
+
+
+def test_lock_is_shared_by_several_or_held_by_one(tmp_path):
+    path = tmp_path / "running"
+    assert not share_lock(path)  # there is no such file
+    alone = lock_file(path)
+    assert alone is not None and not share_lock(path)
+    os.close(alone)
+    assert share_lock(path) and share_lock(path) and is_held(path) and lock_file(path) is None
 
 
 def test_a_doorbell_wakes_across_processes_and_restarts(tmp_path):

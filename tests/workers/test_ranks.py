@@ -136,9 +136,18 @@ def test_rank_that_left_during_the_run_is_reported(group, monkeypatch) -> None:
 
 
 def test_silent_rank_is_reported(group) -> None:
-    leader, _ = group
+    leader, follower = group
+    assert not follower.agree(False, 0.0)
     with pytest.raises(StreamTimeout, match="rank-1 has sent nothing for"):
         await_error(leader)
+
+
+def test_rank_that_still_compiles_is_not_silent(group) -> None:
+    leader, follower = group
+    leader._received_s["rank-1"] -= 10.0
+    assert not leader.agree(True, 0.0)
+    with InThread(lambda: follower_agrees(follower)):
+        assert leader.agree(True, 10.0)
 
 
 def await_error(leader: Leader) -> None:

@@ -32,7 +32,9 @@ class HostHandle:
 
     @property
     def log(self) -> str:
-        """Return the place of its output, as text."""
+        """Return the place of its output, as text: in the run folder, once it has failed and its log has arrived there."""
+        if not self.alive and (fetched := self._port.fetched_log(self.remote)).exists():
+            return str(fetched)
         return f"{self.remote.host.name}:{self.remote.host.folder}/logs/{self.remote.worker}.log"
 
     @property

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.launch.hosts.facts import HostFacts
+from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, log_name
 from jsrl.launch.hosts.messages import (
     CLOSED_LOST_S,
     LEASE_S,
@@ -213,7 +214,7 @@ class Members:
             own = {name: page for name, page in message.pages.items() if name.partition("/")[0] in hops}
             self.pages.append((host.epoch, own))
         elif isinstance(message, KeptFile):
-            if any(message.name.startswith(f"{folder}/") for folder in _kept_by(host)):
+            if any(message.name.startswith(f"{folder}/") for folder in _kept_by(host)) or _is_log_of(host, message):
                 self.kept_files.append((host, message))
         elif isinstance(message, Stored):
             self.stored.append(message)
@@ -372,6 +373,14 @@ class Members:
 def _kept_by(host: JoinedHost) -> list[str]:
     """Return the folders in which living workers of a host keep files."""
     return [folder for remote in host.living_workers if remote.begin is not None for folder in remote.begin.keeps]
+
+
+def _is_log_of(host: JoinedHost, message: KeptFile) -> bool:
+    """Return whether a file is the log of a worker that the host has, or had; the host may send no other logs."""
+    ends_at = message.at + len(message.part)
+    return ends_at <= MOST_LOG_BYTES and any(
+        message.name == log_name(remote.worker) for remote in host.workers.values()
+    )
 
 
 def _is_bound_by(host: JoinedHost, address: str) -> bool:

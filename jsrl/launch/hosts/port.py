@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 
 from jsrl.errors import CodecError, StreamError
-from jsrl.launch.hosts.kept_files import KeptFiles, keep_part, remove_half_sent
+from jsrl.launch.hosts.kept_files import KeptFiles, fetched_log, keep_part, name_here, remove_half_sent
 from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
     CHUNK_BYTES,
@@ -136,6 +136,10 @@ class HostPort:
         with self.changed:
             return host.answers.pop(number, "")
 
+    def fetched_log(self, remote: RemoteWorker) -> Path:
+        """Return the place of a worker's log in the run folder, where it is if the worker failed on its host."""
+        return self._folder / fetched_log(remote.worker, remote.host.name)
+
     def wait(self, reached: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until a condition on the members holds; return whether it does."""
         with self.changed:
@@ -235,7 +239,7 @@ class HostPort:
         kept_files, self._members.kept_files = self._members.kept_files, []
         for host, part in kept_files:
             with contextlib.suppress(OSError):  # a full disk: it is sent again
-                size = keep_part(self._folder, part.piece)
+                size = keep_part(self._folder, part.piece._replace(name=name_here(part.name, host.name)))
                 if size is not None:
                     self._send(host.identity, Stored(host.epoch, part.name, size, part.digest))
         given_up, self._members.given_up = self._members.given_up, []

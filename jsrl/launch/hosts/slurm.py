@@ -1,4 +1,4 @@
-"""The Slurm scripts of a run, and of a group of runs with several seeds.
+"""The Slurm scripts of a run, of a group of runs with several seeds, and of a search.
 
 A run has one job for the controller and learners, and an array of jobs whose hosts run actors. Both use the same script. The
 hosts join through a folder of tokens, so that they may come, go and be requeued one by one. A group is one array of runs.
@@ -126,6 +126,37 @@ class SlurmSeeds:
         return [*command, *flag("gres", o.gres), *flag("cpus-per-task", o.cpus), script]
 
 
+@dataclass(frozen=True)
+class SlurmSearch:
+    """A search for Slurm: an array of jobs, each of which runs one trial after another.
+
+    Attributes:
+      folder: the search's, absolute. jobs: how many. python: as in SlurmRun.
+    """
+
+    folder: Path
+    jobs: int
+    python: str
+    options: SlurmOptions
+
+    @property
+    def file(self) -> str:
+        """Return the name of its files in the working directory, without suffix; also that of the array."""
+        return f"jsrl-search-{self.folder.parent.name}-{self.folder.name}"
+
+    def submission(self, script: str) -> list[str]:
+        """Return the command that submits a script."""
+        o = self.options
+        command = ["sbatch", "--parsable", f"--job-name={self.file}", f"--array=1-{self.jobs}"]
+        return [
+            *command,
+            *flag("partition", o.partition),
+            *flag("gres", o.gres),
+            *flag("cpus-per-task", o.cpus),
+            script,
+        ]
+
+
 def directives(options: SlurmOptions, output: str) -> str:
     """Return the lines with Slurm's options of a script's jobs. output: file of their output."""
     o = options
@@ -134,6 +165,7 @@ def directives(options: SlurmOptions, output: str) -> str:
         *flag("qos", o.qos),
         *flag("time", o.time),
         *flag("constraint", o.constraint),
+        *flag("container", o.container),
     ]
     args = [
         "--ntasks=1", "--requeue", "--open-mode=append", f"--signal=B:USR1@{NOTICE_S}", f"--output={output}", *common,
@@ -163,6 +195,19 @@ def seeds_script(seeds: SlurmSeeds) -> str:
         "report": f"{program} report {shlex.quote(str(group.path))}",
     }
     return filled(SEEDS_SCRIPT, values)
+
+
+def search_script(search: SlurmSearch) -> str:
+    """Return the script of the array of a search."""
+    own = shlex.join([search.python, "-P", "-m", "jsrl.cli.main", "search", "--resume", str(search.folder)])
+    values = {
+        "title": f"search {search.folder}",
+        "submit": f"#   {shlex.join(search.submission(f'{search.file}.sh'))}",
+        "directives": directives(search.options, f"{search.file}-%A_%a.out"),
+        "setup": search.options.setup or ":",
+        "search": f'{own} --parallel 1 --part "$SLURM_ARRAY_TASK_ID"',
+    }
+    return filled(SEARCH_SCRIPT, values)
 
 
 def slurm_script(run: SlurmRun) -> str:
@@ -262,5 +307,22 @@ if [ -e "$folder/snapshots/state/tags/latest.json" ]; then begin=(--resume "$fol
 wait "$child"; status=$?
 [ -z "$stopped" ] || { wait "$child"; status=$?; }  # the signal ended the first one
 @report@  # of all runs that have begun; the last one prints the whole table
+exit "$status"
+"""
+
+SEARCH_SCRIPT = """#!/bin/bash
+# @title@. Submit it with:
+@submit@
+# Submit it again to go on after a time limit: trials that were interrupted begin again.
+@directives@
+
+@setup@
+child= stopped=
+trap 'stopped=1' TERM  # which Slurm sends to all processes of a job; a second one would end the runs without a snapshot
+trap 'stopped=1; [ -n "$child" ] && kill -TERM "$child"' USR1  # before the time limit, to this shell alone
+
+@search@ & child=$!
+wait "$child"; status=$?
+[ -z "$stopped" ] || { wait "$child"; status=$?; }  # the signal ended the first one
 exit "$status"
 """

@@ -27,7 +27,7 @@ import zmq
 from jsrl.counted import counted
 from jsrl.errors import AccessDenied, CodecError, ConfigError
 from jsrl.launch.hosts.archive import unpack
-from jsrl.launch.hosts.kept_files import KeptFiles, keep_part
+from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, KeptFiles, keep_part, log_name
 from jsrl.launch.hosts.messages import (
     BEAT_S,
     CLOSED_LEASE_S,
@@ -69,7 +69,7 @@ from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.launch.links import KEYS
 from jsrl.launch.local.children import Children, ChildrenControl, within_size
 from jsrl.launch.local.facts import address_towards, boot_id, lacks, own_facts
-from jsrl.launch.local.processes import LocalHandle
+from jsrl.launch.local.processes import LocalHandle, size_of
 from jsrl.launch.local.relays import HostRelays
 from jsrl.launch.machine import usable_cores
 from jsrl.runs.names import FileNames
@@ -84,6 +84,7 @@ _TURN_MS, _USAGE_S = 50, 1.0
 _PAUSE_S = 0.0002  # between two turns, per worker: the messages of hundreds arrive one by one
 _EXECUTE_S = 0.1  # of a turn
 _STARTS, _STARTS_PER_CORE, _START_S = 8, 2, 5.0  # forked workers that start at once; after this time the next ones may
+_LOG_S = 2.0  # in which the log of a failed worker may reach the run folder before its end is reported
 _MAX_FRAMES_BYTES = MAX_MESSAGE_BYTES // 2
 
 
@@ -132,7 +133,7 @@ class Agent:
         self._pages = PageWatch(folder)
         self._kept = KeptFiles(folder, lambda part: self._send(KeptFile(self._epoch, *part)), held=folder / "held")
         self._kept_folders: dict[str, list[str]] = {}  # worker -> folders in which it keeps files
-        self._unsent_exits: list[Exited] = []  # of workers whose files are on their way
+        self._unsent_exits: list[tuple[Exited, float]] = []  # of workers whose files are on their way, and since when
         self._children = Children(folder, self._control.address)
         self._queue: dict[tuple[str, int], Begin] = {}  # workers to be started
         self._starting: dict[tuple[str, int], float] = {}  # forked ones that are not ready -> when they were started
@@ -241,14 +242,21 @@ class Agent:
         for exited in self._children.ended(self._epoch):
             self._send_pages()  # first, so that all its counts and files are included
             self._kept.look(self._kept_folders.get(exited.worker, ()))
-            self._unsent_exits.append(exited)
+            self._kept.add(self._failed_log(exited))
+            self._unsent_exits.append((exited, now_s()))
         self._kept.advance()
-        for exited in list(self._unsent_exits):
-            if self._kept.are_sent(self._kept_folders.get(exited.worker, ())):
-                self._unsent_exits.remove(exited)
+        for exited, since_s in list(self._unsent_exits):
+            log = self._failed_log(exited) if now_s() < since_s + _LOG_S else []
+            if self._kept.are_sent([*self._kept_folders.get(exited.worker, ()), *log]):
+                self._unsent_exits.remove((exited, since_s))
                 self._send(exited)
         while not self._replies.empty():
             self._send(self._replies.get())
+
+    def _failed_log(self, exited: Exited) -> list[str]:
+        """Return the log of a worker, for the run folder, if it failed; the agent deletes it when the run ends."""
+        name = log_name(exited.worker)
+        return [name] if exited.status != 0 and 0 < size_of(self._folder / name) <= MOST_LOG_BYTES else []
 
     def _beat(self) -> None:
         if not self._epoch:

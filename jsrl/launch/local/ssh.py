@@ -48,7 +48,7 @@ class Ssh:
         self.hosts = tuple(self._targets)
         if len(self.hosts) < len(targets) or not targets:
             raise ConfigError(f"--hosts is {','.join(targets)!r}, expected one or several hosts, each once.")
-        self._python, self._command = python, tuple(command)
+        self._python, self.command = python, tuple(command)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: tempfile.TemporaryDirectory[str] | None = None
 
@@ -61,12 +61,16 @@ class Ssh:
         log = Path(self._logs.name, f"{host}.log")
         with token.open("rb") as content, log.open("wb") as output:
             self._processes[host] = subprocess.Popen(
-                [*self._command, *OPTIONS, self._targets[host], script],
+                self.words(host, script),
                 stdin=content,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for the controller
             )
+
+    def words(self, host: str, script: str) -> list[str]:
+        """Return the command that runs a shell script on a host."""
+        return [*self.command, *OPTIONS, self._targets[host], script]
 
     def ended(self, host: str) -> str:
         """Return how the agent of a host ended; empty: it has not."""
@@ -75,7 +79,7 @@ class Ssh:
             return ""
         lines = Path(self._logs.name, f"{host}.log").read_text(errors="replace").strip().splitlines()
         last = f": {lines[-1][:300]}" if lines else ""
-        return f"{self._command[0]} {self._targets[host]} ended with status {process.returncode}{last}"
+        return f"{self.command[0]} {self._targets[host]} ended with status {process.returncode}{last}"
 
     def close(self) -> None:
         """Wait briefly for the agents, and end the remaining ssh processes."""

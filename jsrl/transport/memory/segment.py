@@ -179,6 +179,19 @@ def lock_file(path: Path) -> int | None:
             return None
 
 
+def share_lock(path: Path) -> bool:
+    """Take the lock of a file together with others that share it, until this process ends; return whether that worked.
+
+    It does not while a process holds the lock alone, nor if there is no such file.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_RDLCK))
+    except OSError:
+        return False
+    return True
+
+
 def is_locked(fd: int) -> bool:
     """Return whether another open file, of this or any process, holds the lock; does not take it."""
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))

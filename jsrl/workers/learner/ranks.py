@@ -175,13 +175,14 @@ class Leader:
         if self._stopped_s and time.monotonic() > self._stopped_s + LEAVE_S:
             gone = ", ".join(worker for worker in self._numbers if self._newest[worker].what == "leaves")
             raise StreamTimeout(f"{gone} left during the run (a SIGTERM from elsewhere?).")
-        worker, received_s = min(self._received_s.items(), key=lambda item: item[1])
-        silent_s = time.monotonic() - received_s
-        if silent_s > self._silence_s and not self._stopped_s:
-            raise StreamTimeout(
-                f"{worker} has sent nothing for {silent_s:.0f} s, so no update can start; expected a message every "
-                f"{SEND_S:g} s. It is stuck, or the network between the hosts is broken (deadlines.rank_s)."
-            )
+        for worker, received_s in self._received_s.items():
+            silent_s = time.monotonic() - received_s
+            compiles = self._newest[worker].what == "joins"  # it sends nothing until it is ready
+            if silent_s > (self._ready_s if compiles else self._silence_s) and not self._stopped_s:
+                raise StreamTimeout(
+                    f"{worker} has sent nothing for {silent_s:.0f} s, so no update can start; expected a message every "
+                    f"{SEND_S:g} s. It is stuck, or the network between the hosts is broken (deadlines.rank_s)."
+                )
 
     def _receive(self, timeout_s: float) -> None:
         """Receive messages of the other ranks; wait up to `timeout_s` for the first."""

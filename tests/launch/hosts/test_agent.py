@@ -20,6 +20,7 @@ from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
+from jsrl.launch.hosts import launcher as host_launcher
 from jsrl.launch.hosts.archive import archive
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
@@ -158,7 +159,10 @@ def test_workers_under_an_agent(tmp_path: Path) -> None:
         handle.pause()
         await_that(lambda: (used := handle.usage()) is not None and used.state == "stopped")
         handle.resume()
+        Path(handle.remote.host.folder, "logs", "actor-0.log").write_text("at work")
+        assert handle.log == f"a:{handle.remote.host.folder}/logs/actor-0.log"
         handle.kill()
+        assert Path(handle.log).read_text() == "at work" and Path(handle.log).parent == tmp_path / "logs"
         assert handle.exit.text == "killed by signal 9 (SIGKILL)" and handle.exit.status == -9 and not lives(worker)
         key = load_client_keys(Path(world.launcher.members.hosts[0].folder, "keys")).public
         world.launcher.close()
@@ -401,6 +405,34 @@ def test_remote_learner_starts_from_a_snapshot_in_its_host_folder(tmp_path: Path
     assert begins(f"{other}@7") == "/far/run/begins-with@7"  # a copy from another run, which the host does not see
     assert (tmp_path / "run" / "begins-with" / "7" / "manifest.json").exists()
     assert find_kind("learner").keeps_files(job) == ("snapshots/state", "failed-update", "begins-with")
+
+
+def test_modules_go_once_to_each_host_as_they_were_at_the_first_start(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "mine").mkdir()
+    module = tmp_path / "mine" / "edited_later.py"
+    module.write_text("VALUE = 1")
+    monkeypatch.syspath_prepend(tmp_path / "mine")
+    monkeypatch.setattr(host_launcher, "modules_named", lambda tree: {"edited_later"})
+    e = Experiment(agent=IMPALAConfig(), env=EnvConfig("probe:action_matters"), num_envs=4, placement="served")
+    job = make_plan(e, str(tmp_path / "run"), tmp_path / "memory").job("actor-0")
+    job = dataclasses.replace(job, keys=str(make_keys(tmp_path / "keys")))
+    digest, content = archive({"edited_later"})
+    sent, begun = list[object](), list[Begin]()
+    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None)
+    try:
+        monkeypatch.setattr(launcher._port, "send", lambda host, message: sent.append(message))
+        monkeypatch.setattr(launcher._port, "begin", lambda remote, message, with_files: begun.append(message))
+        start = Start(tmp_path, "", spawn_environment(), {})
+        for incarnation in range(2):
+            for epoch in (1, 2):
+                host = JoinedHost(HostFacts(f"h{epoch}", 4, 100, "127.0.0.1"), epoch, "", "", "", "/far", b"", 0.0)
+                remote = RemoteWorker(host, "actor-0", incarnation)
+                launcher._begin(remote, dataclasses.replace(job, incarnation=incarnation), start)
+            module.write_text("VALUE = 2")
+    finally:
+        launcher.close()
+    assert [message.code for message in begun] == [digest] * 4 and archive({"edited_later"})[0] != digest
+    assert [message.part for message in sent if isinstance(message, CodePart)] == [content] * 2
 
 
 def test_hosts_that_read_params_form_a_tree_under_the_learner(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from jsrl.errors import ConfigError
+from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, name_here
 from jsrl.launch.hosts.members import AGAIN_S, Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
     Beat,
@@ -402,3 +403,13 @@ def test_files_are_accepted_only_for_folders_of_living_workers(world: World):
     world.members.handle(world.names[0], b"id", Exited(host.epoch, "actor-0", 0, 0, "", ""))
     world.members.handle(world.names[0], b"id", KeptFile(host.epoch, "snapshots/params/tags/best.json", 0, b"2", True))
     assert len(world.members.kept_files) == 1
+
+
+def test_host_may_send_the_logs_of_its_own_workers_only(world: World):
+    host = world.join()
+    world.members.handle(host.token, b"id", Exited(host.epoch, "actor-0", 0, 1, "", ""))
+    for name, at in (("actor-0", 0), ("actor-0", MOST_LOG_BYTES), ("actor-1", 0), ("controller", 0)):
+        world.members.handle(host.token, b"id", KeptFile(host.epoch, f"logs/{name}.log", at, b"1", True))
+    assert [(part.name, part.at) for _, part in world.members.kept_files] == [("logs/actor-0.log", 0)]
+    assert name_here("logs/actor-0.log", "../a") == "logs/actor-0@.._a.log"
+    assert name_here("snapshots/logs/x", "a") == "snapshots/logs/x"

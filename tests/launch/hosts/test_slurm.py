@@ -21,6 +21,7 @@ from jsrl.experiment.options import SlurmOptions
 from jsrl.launch.hosts.messages import REPLACED
 from jsrl.launch.hosts.slurm import SlurmRun, slurm_script
 from jsrl.launch.hosts.tokens import ADDRESS, Tokens, claim
+from jsrl.launch.local.srun import Srun, other_nodes, own_address
 from tests.launch.hosts.agents import await_that
 
 PYTHON = """#!/bin/bash
@@ -45,6 +46,7 @@ def slurm(tmp_path: Path) -> Iterator[SlurmRun]:
         actor_cpus=8,
         actor_gres="gpu:1",
         time="1:00:00",
+        container="/images/jsrl",
         extra=("exclusive", "mem=0"),
     )
     words = ("--env.id", "it's a game", "--num-actors", "8")
@@ -88,6 +90,7 @@ def test_script_explains_how_to_submit_it(slurm: SlurmRun):
     actors = "--array=1-3 --partition=cheap --gres=gpu:1 --cpus-per-task=8"
     assert f"#   sbatch --job-name=jsrl:ppo:x:actors {actors} jsrl-ppo-x.sh" in lines
     assert {"#SBATCH --requeue", "#SBATCH --time=1:00:00", "#SBATCH --exclusive", "#SBATCH --mem=0"} <= set(lines)
+    assert "#SBATCH --container=/images/jsrl" in lines
     assert not [line for line in lines if "@" in line.replace("B:USR1@", "").replace("{begin[@]}", "")]
 
 
@@ -239,3 +242,51 @@ def test_concurrent_token_requests_get_different_tokens(tmp_path: Path):
     assert (tmp_path / "join" / ADDRESS).exists()
     tokens.close()
     assert not (tmp_path / "join").exists()
+
+
+NODES = "#!/bin/sh\n[ \"$3\" = 'n[1-3]' ] && printf 'n1\\nn2\\nn3\\n'"
+STEP = '#!/bin/sh\necho "$*" > "$HERE/words"\ncat > "$HERE/token"\n'
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Slurm job of three nodes, with fake commands; return the folder in which srun records its words and its input."""
+    (tmp_path / "bin").mkdir()
+    for name, does in (("scontrol", NODES), ("srun", STEP)):
+        (tmp_path / "bin" / name).write_text(does)
+        (tmp_path / "bin" / name).chmod(0o755)
+    variables = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURMD_NODENAME": "n2", "SLURM_JOB_ID": "7", "HERE": str(tmp_path)}
+    for name, value in ({"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"} | variables).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_agents_are_steps_of_the_job_on_its_other_nodes(job: Path, monkeypatch: pytest.MonkeyPatch):
+    assert other_nodes() == ("n1", "n3")
+    (job / "host-1.token").write_text("secret")
+    engine = Srun(other_nodes(), "/venv/bin/python")
+    engine.begin("n3", "10.0.0.5:7000", job / "host-1.token")
+    await_that(lambda: engine.ended("n3"))
+    engine.close()
+    words = (job / "words").read_text()
+    assert "--nodelist=n3 sh -c" in words and "join 10.0.0.5:7000 --name n3 --token-file" in words
+    assert (job / "token").read_text() == "secret" and "secret" not in words
+    monkeypatch.setenv("JSRL_ADDRESS", "10.0.0.9")
+    assert own_address(["n1"]) == "10.0.0.9"
+    monkeypatch.delenv("SLURM_JOB_NODELIST")
+    assert other_nodes() == ()
+
+
+def test_a_run_inside_a_job_uses_its_nodes_and_submits_nothing(job: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+    words = ["ppo_cartpole", "--launcher", "slurm"]
+    for more, sentence in (
+        (["--num-hosts", "2"], "--num-hosts has no effect inside a Slurm job, whose 2 other nodes the run uses"),
+        (["--slurm.qos", "high"], "--slurm.qos has no effect inside a Slurm job"),
+        (["--placement", "serial"], "a serial run starts no workers"),
+        (["--hosts", "a"], "--hosts does not go with --launcher slurm"),
+    ):
+        assert command.main([*words, *more]) == 2
+        assert sentence in capsys.readouterr().err
+    assert command.main([*words, "--print"]) == 0 and "#SBATCH" in capsys.readouterr().out
+    assert not (job / "words").exists() and not (job / "runs").exists()
