@@ -1,6 +1,6 @@
-"""CartPole without velocities: a policy needs memory. `--env.id benchmarks.stateless_cartpole:StatelessCartPole`
+"""CartPole without velocities: a policy needs memory. Use it with `--env.id benchmarks.stateless_cartpole:StatelessCartPole`.
 
-The task of RLlib's example of R2D2 (rllib/tuned_examples/r2d2/stateless-cartpole-r2d2.yaml), which aims at a mean return of 150.
+The task of RLlib's example of R2D2 (rllib/tuned_examples/r2d2/stateless-cartpole-r2d2.yaml), which aims at a return of 150.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ class StatelessCartPole(gymnasium.ObservationWrapper):
     def __init__(self, max_episode_steps: int = 500) -> None:
         super().__init__(gymnasium.make("CartPole-v1", max_episode_steps=max_episode_steps))
         space = self.env.observation_space
+        assert isinstance(space, gymnasium.spaces.Box)
         self.observation_space = gymnasium.spaces.Box(space.low[[0, 2]], space.high[[0, 2]], dtype=np.float32)
 
     def observation(self, observation: np.ndarray) -> np.ndarray:

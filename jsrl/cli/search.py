@@ -67,14 +67,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     use_working_directory()
     try:
-        asked = resumed(args) or begun(args)
-        return asked.go()
+        asked = resumed(args)
+        return asked.go() if asked is not None else begin(args)
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         print("interrupted before the search had begun.", file=sys.stderr)
         return 130
+
+
+def begin(args: list[str]) -> int:
+    """Begin a search; return the exit status. Its folder is deleted if Slurm refuses the jobs."""
+    asked = begun(args)
+    try:
+        return asked.go()
+    except ConfigError:
+        shutil.rmtree(asked.folder)
+        raise
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from jsrl.search.child import Child
 from jsrl.search.options import SearchOptions
 from jsrl.search.space import Range
 
-JOURNAL, RUNS, OUTPUT, LOCK = "optuna.journal", "runs", "output", "running"  # in the folder of a search
+JOURNAL, RUNS, OUTPUT, LOCK, ASKING = "optuna.journal", "runs", "output", "running", "asking"  # in a search's folder
 POLL_S = 0.1
 STEPS = 20  # parts of a run, after each of which its score is compared
 FREE_STEPS = 5  # parts of a run before it may be pruned
@@ -86,7 +86,8 @@ class Search:
         """
         (self._setup.folder / OUTPUT).mkdir(exist_ok=True)
         with held(self._setup.folder, shared=self._options.part is not None), interrupts(self._interrupt):
-            begin_again(self.study, self._options.part)
+            with self._asking():
+                begin_again(self.study, self._options.part)
             try:
                 while not self.interrupted and (self._running or self._missing > 0):
                     self._start_missing()
@@ -109,11 +110,22 @@ class Search:
     def _interrupt(self) -> None:
         self.interrupted = True
 
-    def _start_missing(self) -> None:
-        while self._missing > 0 and len(self._running) < self._options.parallel:
+    def _asking(self) -> contextlib.AbstractContextManager[None]:
+        """Hold what one process at a time may do: count the missing trials, and begin one."""
+        return locked(self._setup.folder / ASKING)
+
+    def _ask(self) -> Any:
+        """Return the next trial; None: none is missing."""
+        with self._asking():
+            if self._missing <= 0:
+                return None
             asked = self.study.ask({r.option: r.distribution for r in self._setup.ranges})
             if self._options.part is not None:
                 asked.set_user_attr(PART, self._options.part)
+            return asked
+
+    def _start_missing(self) -> None:
+        while len(self._running) < self._options.parallel and (asked := self._ask()) is not None:
             values = {r.option: r.text(asked.params[r.option]) for r in self._setup.ranges}
             trial = _Trial(asked, values, time.monotonic())
             self._running.append(trial)
@@ -140,7 +152,7 @@ class Search:
             self._report(trial, env_steps, score)
         if trial.pruned:
             trial.child.stop()
-        if ended:
+        if ended and not self.interrupted:  # a signal to all processes of a job is no failure of the trial
             self._ended(trial, trial.child)
 
     def _report(self, trial: _Trial, env_steps: int, score: float) -> None:
@@ -267,4 +279,12 @@ def held(folder: Path, *, shared: bool = False) -> Iterator[None]:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(f"the search {folder} is running already; wait for it, or end it with Ctrl-C.") from None
+        yield
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file against other processes; wait until they have released it."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield

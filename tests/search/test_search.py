@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from jsrl.report.charts import Axis
 from jsrl.search.child import Child
 from jsrl.search.options import SearchOptions
 from jsrl.search.page import page, rows, text_table
-from jsrl.search.search import Search, Setup, finished, held
+from jsrl.search.search import ASKING, Search, Setup, finished, held, locked
 from jsrl.search.space import parse_range, parse_space
 
 pytest.importorskip("optuna")
@@ -136,6 +137,23 @@ def test_processes_share_the_trials_of_a_search(tmp_path):
         second.run()  # after its process was killed
     done = finished(second.study)
     assert len(done) == 3 and [trial.params for trial in done].count(asked.params) == 1
+
+
+def test_only_one_process_at_a_time_begins_a_trial(tmp_path):
+    """Else two that ask at the same moment both begin the last missing one."""
+    folder = tmp_path / "s"
+    first, second = (
+        Search(setup_of(folder), SearchOptions(trials=1, part=part), lambda line: None) for part in (1, 2)
+    )
+    found: list[object] = []
+    with locked(folder / ASKING):
+        other = threading.Thread(target=lambda: found.append(second._ask()))
+        other.start()
+        other.join(0.1)
+        assert other.is_alive()
+        first.study.ask({r.option: r.distribution for r in RANGES})
+    other.join(30.0)
+    assert found == [None] and first._ask() is None
 
 
 def test_search_ends_if_all_trials_fail(tmp_path):
@@ -271,6 +289,9 @@ def test_search_is_submitted_as_an_array_of_jobs_that_share_it(tmp_path, monkeyp
     with held(folder, shared=True):
         assert main(["search", "--resume", str(folder), "--launcher", "slurm"]) == 2
     assert "is running already" in capsys.readouterr().err
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 'invalid qos' >&2; exit 1\n")
+    assert main(["search", *words, "--search-name", "y"]) == 2
+    assert "was refused: invalid qos" in capsys.readouterr().err and not folder.with_name("y").exists()
 
 
 def test_a_keyword_of_the_environment_is_varied_beside_another_one():

@@ -20,7 +20,10 @@ MAX_MESSAGE_BYTES = 32 << 20
 CHUNK_BYTES = 1 << 20  # of an archive, or of a player
 BEAT_S = 0.5
 LEASE_S, LOST_S = 15.0, 20.0  # silence after which an agent ends its workers; after which the controller replaces them
-CLOSED_LEASE_S, CLOSED_LOST_S = 5.0, 8.0  # the same, from when the other end closed the connection, as a killed process does
+CLOSED_LEASE_S, CLOSED_LOST_S = (
+    5.0,
+    8.0,
+)  # the same, from when the other end closed the connection, as a killed process does
 PROMPT_S = 5.0  # a connection that closes after a longer silence was closed by ZeroMQ, for want of heartbeats
 MAX_TAIL_CHARS = 64_000
 _WORKER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
