@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -229,6 +230,16 @@ def check_positive(name: str, value: float | None) -> None:
         raise ConfigError(f"{name} must be positive and finite, got {value}")
 
 
+def check_finite(name: str, value: float | None) -> None:
+    """Check that a value is not infinite or NaN (None: off).
+
+    Raises:
+      ConfigError: it is; the message gives the value.
+    """
+    if value is not None and not math.isfinite(value):
+        raise ConfigError(f"{name} is {value}; give a finite number")
+
+
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Check that value is one of the choices.
 
@@ -246,6 +257,8 @@ def check_optimization(config: Any) -> None:
       ConfigError: an invalid value; the message names it and the valid ones.
     """
     check_positive("learning_rate", config.learning_rate)
+    check_finite("value_coef", config.value_coef)
+    check_finite("entropy_coef", config.entropy_coef)
     check_range("gamma", config.gamma, 0, 1)
     check_range("max_grad_norm", config.max_grad_norm, 1e-12)
     check_choice("optimizer", config.optimizer, ("adam", "sgd", "rmsprop"))

@@ -85,6 +85,7 @@ class SACConfig:
         ac.check_range("num_critics", self.num_critics, 1)
         ac.check_range("temperature", self.temperature, 1e-8)
         ac.check_range("temperature_learning_rate", self.temperature_learning_rate, 1e-12)
+        ac.check_finite("target_entropy", self.target_entropy)
 
 
 class Components(NamedTuple):

@@ -337,6 +337,11 @@ def _check_replay(e: Experiment, r: ReplayConfig) -> None:
     for name, value in at_least_one.items():
         if value < 1:
             raise ConfigError(f"replay.{name} is {value}; it must be at least 1.")
+    if (burn_in := getattr(e.agent, "burn_in", 0)) >= r.window:
+        raise ConfigError(
+            f"replay.window is {r.window}, which leaves no row to learn from after agent.burn_in={burn_in}; make the window "
+            "longer, or burn_in smaller."
+        )
     if r.samples_per_insert is not None and not r.samples_per_insert > 0:
         raise ConfigError(
             f"replay.samples_per_insert is {r.samples_per_insert}; it must be above 0 (batch_size x updates per env step), "

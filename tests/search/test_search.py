@@ -142,9 +142,7 @@ def test_processes_share_the_trials_of_a_search(tmp_path):
 def test_only_one_process_at_a_time_begins_a_trial(tmp_path):
     """Else two that ask at the same moment both begin the last missing one."""
     folder = tmp_path / "s"
-    first, second = (
-        Search(setup_of(folder), SearchOptions(trials=1, part=part), lambda line: None) for part in (1, 2)
-    )
+    first, second = (Search(setup_of(folder), SearchOptions(trials=1, part=part), lambda line: None) for part in (1, 2))
     found: list[object] = []
     with locked(folder / ASKING):
         other = threading.Thread(target=lambda: found.append(second._ask()))
