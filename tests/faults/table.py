@@ -166,8 +166,8 @@ FAULTS = (
     ),
     Fault(
         "an episode's return goes on into the next episode",
-        "            ended &= ~first\n            self._return[first] = 0.0\n",
-        "            ended &= ~first\n",
+        "            self._return[first] = 0.0\n            self._opened_at[first] = self._time\n        self._return += reward\n",
+        "            self._opened_at[first] = self._time\n        self._return += reward\n",
         (ROWS,),
     ),
     Fault(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from jsrl.launch.hosts.messages import Pages
 from jsrl.launch.hosts.pages import PAGE_BYTES, PageWatch, keep_pages
+from jsrl.transport.base import ProducerId
+from jsrl.transport.ledger.hop_page import HopPage
+from jsrl.transport.ledger.hops import SAMPLES, hop_folder
 
 
 def test_only_changes_are_sent_and_new_hosts_get_everything(tmp_path: Path) -> None:
@@ -33,6 +37,20 @@ def test_only_changes_are_sent_and_new_hosts_get_everything(tmp_path: Path) -> N
     assert (tmp_path / "new" / "hops" / "samples.rank-1" / "ledger").exists()
     watch.forget()
     assert len(watch.changed()) == 2
+
+
+def test_a_page_that_is_just_being_made_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent's message refuses its name, and the agent ended."""
+    watch, sent, rename = PageWatch(tmp_path), list[list[str]](), os.rename
+
+    def look_before(source: Path, target: Path) -> None:
+        sent.append(list(Pages(1, watch.changed()).pages))
+        rename(source, target)
+
+    monkeypatch.setattr("jsrl.transport.ledger.hop_page.os.rename", look_before)
+    HopPage.create(hop_folder(tmp_path, SAMPLES), ProducerId("actor-0", 0), 7, blocks=2, transport=0)
+    sent.append(list(Pages(1, watch.changed()).pages))
+    assert sent == [[], ["samples/actor-0.0.000000000007.page"]]
 
 
 def test_learner_counts_are_stored_with_the_hops(tmp_path: Path) -> None:
