@@ -231,9 +231,9 @@ def test_lost_node_is_noticed_long_before_slurm_does(cluster: Cluster) -> None:
     for process in (slurmd, *agent.parents()[:2], agent):  # slurmstepd and the script too, as if the node were gone
         process.kill()
     begun_s = time.monotonic()
-    wait_for(lambda: f"host {host} has sent no message for 15 s" in output.read_text(), 19.0)
-    print(f"noticed after {time.monotonic() - begun_s:.1f} s")  # noqa: T201
-    wait_for(lambda: re.search(rf"^host {host} is gone", output.read_text(), re.MULTILINE), 10.0)
+    wait_for(
+        lambda: re.search(rf"^host {host} is gone: its connection was closed", output.read_text(), re.MULTILINE), 20.0
+    )
     print(f"lost after {time.monotonic() - begun_s:.1f} s")  # noqa: T201
     before = int(re.findall(r"updates (\d+)", output.read_text())[-1])
     wait_for(lambda: int(re.findall(r"updates (\d+)", output.read_text())[-1]) > before + 1, 60.0)
