@@ -166,8 +166,8 @@ FAULTS = (
     ),
     Fault(
         "an episode's return goes on into the next episode",
-        "            self._return[first] = 0.0\n            self._opened_at[first] = self._time\n        self._return += reward\n",
-        "            self._opened_at[first] = self._time\n        self._return += reward\n",
+        "            self._return[first] = 0.0\n            self._opened_at[first] = self._time\n        self._return +=",
+        "            self._opened_at[first] = self._time\n        self._return +=",
         (ROWS,),
     ),
     Fault(

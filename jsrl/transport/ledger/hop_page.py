@@ -238,7 +238,7 @@ def _commits_in(path: Path, session: int) -> int:
 
 def _new_file(path: Path, content: bytes) -> mmap.mmap:
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.draft")  # readers of `path` find a whole page; host agents send no hidden ones
+    draft = path.with_name(f".{path.name}.draft")  # readers of `path` find a whole page, and hosts send no hidden ones
     descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, content)  # allocates the blocks: a store into a hole on a full disk would be SIGBUS
