@@ -16,9 +16,9 @@ from jsrl.envs.check_game import GameWalk
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
 from jsrl.envs.random_play import random_actions
-from jsrl.envs.spaces import MASK_KEY, allowed_choices, choice_starts
+from jsrl.envs.spaces import MASK_KEY, allowed_choices, mask_starts
 from jsrl.errors import EnvironmentFault
-from jsrl.types import Array, Continuous, EnvSpec, GameSpec, Tree, map_tree, named_leaves
+from jsrl.types import Array, EnvSpec, GameSpec, Tree, map_tree, named_leaves
 
 Factory = Callable[[int, int], Any]  # (num_envs, seed) -> VectorEnv or VectorGame
 
@@ -242,9 +242,8 @@ class _Walk:
             self._expect(bool((cut == terminated).all()), "discount {}, but {} ended", discount, step.episodes)
         self.returns[over], self.lengths[over] = 0.0, 0
         self.ended = over | cut
-        action = self.env.spec.action
-        if isinstance(step.observation, dict) and MASK_KEY in step.observation and not isinstance(action, Continuous):
-            shut = ~allowed_choices(np.asarray(step.observation[MASK_KEY]), choice_starts(action)).all(axis=1)
+        if (starts := mask_starts(self.env.spec)) is not None:
+            shut = ~allowed_choices(np.asarray(step.observation[MASK_KEY]), starts).all(axis=1)
             shut &= ~self.ended
             self._expect(not shut.any(), "the action mask of slots {} allows nothing", np.flatnonzero(shut))
         self.episodes += step.episodes

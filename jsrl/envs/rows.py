@@ -10,9 +10,9 @@ import numpy as np
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.envs.config import EnvConfig, split_metric
 from jsrl.envs.faults import describe, fault, first_non_finite, float_leaves, place
-from jsrl.envs.spaces import MASK_KEY, allowed_choices, choice_starts
+from jsrl.envs.spaces import MASK_KEY, allowed_choices, mask_starts
 from jsrl.errors import EnvironmentFault
-from jsrl.types import Continuous, EnvSpec, Tree
+from jsrl.types import EnvSpec, Tree
 
 MOST_SHOWN = 80  # letters of a mask in a message
 
@@ -132,8 +132,7 @@ class Rows:
 
     def watch_masks(self, spec: EnvSpec) -> None:
         """Refuse action masks that allow nothing before the end of an episode, if observations of this spec have masks."""
-        masked = isinstance(spec.observation, dict) and MASK_KEY in spec.observation
-        self._choices = choice_starts(spec.action) if masked and not isinstance(spec.action, Continuous) else None
+        self._choices = mask_starts(spec)
 
     def opened(self, observation: Tree) -> EnvStep:
         """Return the result of `reset`; unfinished episodes are dropped."""

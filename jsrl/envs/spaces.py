@@ -25,7 +25,7 @@ from gymnasium import spaces
 
 from jsrl.envs.faults import describe
 from jsrl.errors import ConfigError
-from jsrl.types import ActionSpec, ArraySpec, Continuous, Discrete, MultiDiscrete, Tree, to_environment
+from jsrl.types import ActionSpec, ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete, Tree, to_environment
 
 MASK_KEY = "action_mask"
 MAX_ONE_HOT = 65_536
@@ -223,6 +223,12 @@ def choice_starts(action: ActionSpec) -> np.ndarray:
     """Return where each choice of a discrete action begins in an action mask: one for Discrete, else one for each part."""
     nums = action.nums if isinstance(action, MultiDiscrete) else (0,)
     return np.cumsum((0, *nums[:-1]))
+
+
+def mask_starts(spec: EnvSpec) -> np.ndarray | None:
+    """Return where each choice begins in the action masks of an environment's observations; None: they have none."""
+    masked = isinstance(spec.observation, dict) and MASK_KEY in spec.observation
+    return choice_starts(spec.action) if masked and not isinstance(spec.action, Continuous) else None
 
 
 def allowed_choices(mask: np.ndarray, starts: np.ndarray) -> np.ndarray:

@@ -239,12 +239,12 @@ def init_points(init_from: str, runs_dir: str | os.PathLike[str]) -> dict[str, S
       ConfigError: there is no such run or tag, or a policy is named twice.
     """
     points: dict[str, StartPoint] = {}
-    for policy, source in _named_sources(init_from, runs_dir):
+    for policy, _, params in _named_sources(init_from, runs_dir):
         if policy in points:
             raise ConfigError(
                 f"--init-from {init_from} names {policy or 'the first policy'} twice; name each policy once."
             )
-        points[policy] = StartPoint(restore=params_source(source, runs_dir), params_only=True)
+        points[policy] = StartPoint(restore=params, params_only=True)
     return points
 
 
@@ -255,7 +255,7 @@ def with_paths(init_from: str, runs_dir: str | os.PathLike[str]) -> str:
       ConfigError: as for `init_points`.
     """
     found = []
-    for policy, source in _named_sources(init_from, runs_dir):
+    for policy, source, _ in _named_sources(init_from, runs_dir):
         run, tag = split_tag(source)
         path = RunFolder.open(run, runs_dir).path
         whole = f"{path}@{tag or 'latest'}" if "," not in str(path) else source  # commas separate the policies
@@ -263,19 +263,17 @@ def with_paths(init_from: str, runs_dir: str | os.PathLike[str]) -> str:
     return ",".join(found)
 
 
-def _named_sources(init_from: str, runs_dir: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
-    """Yield (policy, RUN@TAG) of each part of --init-from; "" is the first policy."""
+def _named_sources(init_from: str, runs_dir: str | os.PathLike[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield (policy, RUN@TAG, where its params are) of each part of --init-from; "" is the first policy."""
     for part in init_from.split(","):
         name, equals, rest = part.partition("=")
         try:
-            params_source(part, runs_dir)  # a run's name may contain an = as well
+            found = "", part, params_source(part, runs_dir)  # a run's name may contain an = as well
         except ConfigError:
             if not equals:
                 raise
-            params_source(rest, runs_dir)
-            yield name, rest
-        else:
-            yield "", part
+            found = name, rest, params_source(rest, runs_dir)
+        yield found
 
 
 def params_source(init_from: str, runs_dir: str | os.PathLike[str]) -> str:

@@ -101,11 +101,8 @@ class Search:
     @property
     def _missing(self) -> int:
         """Return how many trials must be started; those of other processes count as started."""
-        part, others = self._options.part, 0
-        if part is not None:
-            running = [trial for trial in self.study.trials if trial.state.name == "RUNNING"]
-            others = sum(trial.user_attrs.get(PART) != part for trial in running)
-        return self._options.trials - len(finished(self.study)) - len(self._running) - others
+        running = sum(trial.state.name == "RUNNING" for trial in self.study.trials)
+        return self._options.trials - len(finished(self.study)) - running
 
     def _interrupt(self) -> None:
         self.interrupted = True

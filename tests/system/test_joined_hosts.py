@@ -46,7 +46,7 @@ from jsrl.transport.ledger.page import read_page
 from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import named_leaves
 from tests.duel import MarkedConfig, WatchedLeague
-from tests.launch.hosts.agents import Agent, await_that, lives, namespaces
+from tests.launch.hosts.agents import Agent, await_that, lives
 from tests.launch.test_director import DUEL, POLICIES, check_games
 from tests.system.joined import Events, agents_on, close_all, endless
 from tests.system.launched import WORLD, assert_balanced
@@ -61,17 +61,6 @@ def make():
 
 
 GRAPH = "my_workers:watched"  # with a worker of a user kind that only reads params
-HIDDEN = ("/tmp", "/dev/shm")  # of the hosts of this test, each of which has its own
-
-
-@pytest.fixture
-def hosts() -> Iterator[tuple[str, list[str]]]:
-    if any(Path(sys.prefix).is_relative_to(folder) for folder in HIDDEN):
-        pytest.skip(f"the interpreter lies in {sys.prefix}, which these hosts cannot see; use an environment elsewhere")
-    with namespaces(2) as (address, names):
-        if not names:
-            pytest.skip("network namespaces are not allowed here (they need root)")
-        yield address, names
 
 
 @pytest.fixture

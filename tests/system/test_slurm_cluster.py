@@ -257,6 +257,10 @@ def state_of(run: Path, tag: str = "final") -> dict[str, bytes]:
     return {name: np.asarray(leaf).tobytes() for name, leaf in named_leaves(state)}
 
 
+def check_equal(here: dict[str, bytes], there: dict[str, bytes]) -> None:
+    assert here.keys() == there.keys() and [name for name in here if here[name] != there[name]] == []
+
+
 def start_here(cluster: Cluster, *words: str) -> subprocess.Popen[bytes]:
     """Start a run on this host, without Slurm; it ends with the cluster."""
     command = [sys.executable, "-m", "jsrl.cli.main", "run", *words, "--display", "quiet"]
@@ -279,8 +283,7 @@ def test_results_on_three_nodes_equal_one_host_bit_for_bit(cluster: Cluster) -> 
     runs = cluster.folder / "runs" / "ppo_cartpole"
     result = json.loads((runs / "there" / "result.json").read_text())
     assert result["updates"] == 50
-    here, there = state_of(runs / "here"), state_of(runs / "there")
-    assert here.keys() == there.keys() and [name for name in here if here[name] != there[name]] == []
+    check_equal(state_of(runs / "here"), state_of(runs / "there"))
 
 
 @pytest.mark.nightly
@@ -317,8 +320,7 @@ def test_run_that_is_preempted_ten_times_ends_like_one_that_was_not(cluster: Clu
     cluster.ask("scancel", array)
     limit = ["--total-env-steps", str(32 * made)]
     assert start_here(cluster, *words, *limit, "--seed", "0", "--run-name", "alone").wait(400) == 0
-    there, here = state_of(run, "latest"), state_of(run.with_name("alone"))
-    assert here.keys() == there.keys() and [name for name in here if here[name] != there[name]] == []
+    check_equal(state_of(run.with_name("alone")), state_of(run, "latest"))
 
 
 @pytest.mark.nightly

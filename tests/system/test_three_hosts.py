@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,21 +22,10 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import named_leaves
-from tests.launch.hosts.agents import await_that, namespaces
-from tests.system.joined import agents_on, close_all
+from tests.launch.hosts.agents import await_that
+from tests.system.joined import HIDDEN, agents_on, close_all
 
-HIDDEN = ("/tmp", "/dev/shm")  # of the hosts, each of which has its own
 SEEDS = 3
-
-
-@pytest.fixture
-def hosts() -> Iterator[tuple[str, list[str]]]:
-    if any(Path(sys.prefix).is_relative_to(folder) for folder in HIDDEN):
-        pytest.skip(f"the interpreter lies in {sys.prefix}, which these hosts cannot see; use an environment elsewhere")
-    with namespaces(2) as (address, names):
-        if not names:
-            pytest.skip("network namespaces are not allowed here (they need root)")
-        yield address, names
 
 
 def run_on_three(experiment: Experiment, hosts: tuple[str, list[str]], folder: Path, name: str) -> Result:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -43,7 +42,7 @@ from jsrl.runs.names import FileNames, Registration
 from jsrl.runs.state import revoked_hosts
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.transport.ledger.hops import ledger_path
-from jsrl.transport.meeting.curve import Listener, incoming, outgoing
+from jsrl.transport.meeting.curve import Listener, events_of, incoming, outgoing
 
 _logger = logging.getLogger("jsrl.hosts")
 LOOK_S = 0.2  # between checks for silent hosts and for new names of the run
@@ -198,8 +197,7 @@ class HostPort:
 
     def _note_closed(self) -> None:
         """Note the hosts whose connections have closed."""
-        while self._closed.poll(0):
-            _, number = struct.unpack("=Hi", self._closed.recv_multipart()[0])
+        for _, number in events_of(self._closed):
             identity = self._connections.pop(number, None)
             if identity is not None:
                 with self.changed:

@@ -98,6 +98,13 @@ def flag(name: str, value: object) -> list[str]:
     return [] if value is None else [f"--{name}={value}"]
 
 
+def array_submission(name: str, indices: str, options: SlurmOptions, script: str) -> list[str]:
+    """Return the command that submits a script as an array of jobs of this name, with these indices."""
+    o = options
+    command = ["sbatch", "--parsable", f"--job-name={name}", f"--array={indices}", *flag("partition", o.partition)]
+    return [*command, *flag("gres", o.gres), *flag("cpus-per-task", o.cpus), script]
+
+
 @dataclass(frozen=True)
 class SlurmSeeds:
     """A group of runs for Slurm: an array of jobs, whose index is the seed of its run.
@@ -119,11 +126,8 @@ class SlurmSeeds:
 
     def submission(self, script: str) -> list[str]:
         """Return the command that submits a script."""
-        o = self.options
         most = f"%{self.at_once}" if self.at_once else ""
-        command = ["sbatch", "--parsable", f"--job-name={self.file}"]
-        command += [f"--array={','.join(map(str, self.seeds))}{most}", *flag("partition", o.partition)]
-        return [*command, *flag("gres", o.gres), *flag("cpus-per-task", o.cpus), script]
+        return array_submission(self.file, f"{','.join(map(str, self.seeds))}{most}", self.options, script)
 
 
 @dataclass(frozen=True)
@@ -146,15 +150,7 @@ class SlurmSearch:
 
     def submission(self, script: str) -> list[str]:
         """Return the command that submits a script."""
-        o = self.options
-        command = ["sbatch", "--parsable", f"--job-name={self.file}", f"--array=1-{self.jobs}"]
-        return [
-            *command,
-            *flag("partition", o.partition),
-            *flag("gres", o.gres),
-            *flag("cpus-per-task", o.cpus),
-            script,
-        ]
+        return array_submission(self.file, f"1-{self.jobs}", self.options, script)
 
 
 def directives(options: SlurmOptions, output: str) -> str:

@@ -13,7 +13,7 @@ import socket as socketlib
 import stat
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import zmq
@@ -230,6 +230,12 @@ class Authenticator:
         self._answering.close()
 
 
+def events_of(monitor: zmq.Socket) -> Iterator[tuple[int, int]]:
+    """Yield (event, value) of what a socket's monitor has seen; the value of EVENT_DISCONNECTED is a file descriptor."""
+    while monitor.poll(0):
+        yield struct.unpack("=Hi", monitor.recv_multipart()[0])
+
+
 class ConnectionWatch:
     """Watches the connection of a connecting socket; create it before `connect`.
 
@@ -253,8 +259,7 @@ class ConnectionWatch:
         Raises:
           AccessDenied: the other end rejects this end's key, or the reverse.
         """
-        while self.monitor.poll(0):
-            event, value = struct.unpack("=Hi", self.monitor.recv_multipart()[0])
+        for event, value in events_of(self.monitor):
             self.changed = True
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.made, self.there, self._failures = True, True, 0
