@@ -9,7 +9,7 @@ from jsrl.transport.inference.transports import connect_inference
 from jsrl.transport.meeting.handshake import Check
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, ELSEWHERE_S, BriefRetry, FailoverPeer, meet_present, silent
+from jsrl.workers.peers import BriefRetry, FailoverPeer, meet_present, silent, stays
 
 
 class InferenceRequests:
@@ -89,12 +89,12 @@ class InferenceRequests:
             self._patience.end()
             return
         try:
-            self._connect(found, CONNECT_S)
+            self._connect(found, self._patience.connect_s, stays(self._peer, found))
         except StreamTimeout as silence:
             self._peer.known = found
             if self._peer.is_elsewhere:
                 self._peer.mark_suspect()
-                self._patience.pause(silent(found, silence), ELSEWHERE_S)
+                self._patience.unanswered(silent(found, silence))
             return
         except StreamClosed as refusal:
             self._patience.pause(refusal)

@@ -16,7 +16,7 @@ from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, leaves
 from jsrl.workers.ends import connect_writer, find_readers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import CONNECT_S, ELSEWHERE_S, REFUSED_S, BriefRetry, Peer, meet_present, silent
+from jsrl.workers.peers import ELSEWHERE_S, REFUSED_S, BriefRetry, Peer, meet_present, silent, stays
 
 
 class Writer:
@@ -72,11 +72,11 @@ class Writer:
         for peer in self.peers:
             peer.check()
 
-    def follow(self, found: Sequence[Registration]) -> bool:
+    def follow(self, found: Sequence[Registration], connect_s: float) -> bool:
         """Connect to the new incarnations of replaced readers; return whether there are any.
 
         Args:
-          found: current registration of each of `peers`.
+          found: current registration of each of `peers`. connect_s: for each to answer.
 
         Raises:
           StreamTimeout, StreamClosed: one does not answer, or refuses this worker. The others are connected; try again.
@@ -85,7 +85,7 @@ class Writer:
         for number, (peer, present) in enumerate(zip(self.peers, found, strict=True)):
             if not peer.is_known(present):
                 self._leave(number, "its reader was replaced")
-                self._connect(number, present, CONNECT_S)
+                self._connect(number, present, connect_s, stays(peer, present))
                 renewed = True
         return renewed
 
@@ -198,12 +198,14 @@ class FollowingProducer:
             self._patience.end()
             return
         try:
-            if not self._writer.follow(present):  # a reader closes its stream before its process ends
+            if not self._writer.follow(
+                present, self._patience.connect_s
+            ):  # a reader closes its stream before its process ends
                 self._patience.pause(lost, self._writer.patience_s)
                 return
         except StreamTimeout as silence:
             if (error := self._writer.silent(present, silence)) is not None:
-                self._patience.pause(error, ELSEWHERE_S)
+                self._patience.unanswered(error)
             return
         except StreamClosed as refusal:
             self._patience.pause(refusal, self._writer.patience_s)

@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 from jsrl.errors import StreamClosed, StreamTimeout
 from jsrl.runs.names import NameService, Registration
 from jsrl.transport.base import ParamsSubscriber
+from jsrl.transport.meeting.handshake import Check
 
 LOOK_S = 0.5  # between checks of a name
-CONNECT_S = 2.0  # for a bound stream to answer a hello
+CONNECT_S = 2.0  # for a bound stream to answer a hello, in the first attempt
+MOST_CONNECT_S = 8.0  # in later ones: a meeting takes up to six round trips; a worker has `deadlines.leave_s` to stop
 REFUSED_S = 5.0  # a living peer that refuses this worker for longer has a reason
 ELSEWHERE_S = 60.0  # the same for a peer on another host: a lost host is noticed late
 SUSPECT_S = 30.0  # how long other servers are tried before a server on another host whose connection broke
@@ -69,10 +71,20 @@ class Peer:
 
 
 class BriefRetry:
-    """Retries briefly when a living peer rejects this worker: the peer may not have seen yet that its predecessor ended."""
+    """Retries briefly when a living peer rejects this worker: the peer may not have seen yet that its predecessor ended.
+
+    Attributes:
+      connect_s: for the next attempt to connect; twice as long after each one that a peer on another host did not answer.
+    """
 
     def __init__(self) -> None:
         self._since_s: float | None = None
+        self.connect_s = CONNECT_S
+
+    def unanswered(self, silence: StreamClosed) -> None:
+        """Pause before the next try. Raises `silence` once no attempt was answered for ELSEWHERE_S."""
+        self.connect_s = min(2 * self.connect_s, MOST_CONNECT_S)
+        self.pause(silence, ELSEWHERE_S)
 
     def pause(self, refusal: StreamClosed, limit_s: float = REFUSED_S) -> None:
         """Pause before the next try. Raises the refusal once it has lasted for `limit_s`."""
@@ -83,13 +95,23 @@ class BriefRetry:
         time.sleep(0.05)
 
     def end(self) -> None:
-        """Note that the peer accepted this worker."""
-        self._since_s = None
+        """Note that the peer accepted this worker, or that there is none."""
+        self._since_s, self.connect_s = None, CONNECT_S
 
 
 def silent(found: Registration, silence: StreamTimeout) -> StreamClosed:
     """Return the error about a peer on another host that does not answer; about one on this host the controller decides."""
     return StreamClosed(f"{found.name} is registered on another host, but does not answer this worker: {silence}")
+
+
+def stays(peer: Peer, found: Registration) -> Check:
+    """Return a check for the wait for an answer from `found`: it raises StreamTimeout once another one is found, or none."""
+
+    def check() -> None:
+        if peer.find(0.0) != found:
+            raise StreamTimeout(f"{found.name} at {found.address} has ended, or another one has taken its place.")
+
+    return check
 
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from jsrl.metrics.metrics import Recorder
 from jsrl.runs.names import FileNames, Registration
 from jsrl.transport.inference.transports import bind_inference
 from jsrl.transport.samples.transports import bind_samples
-from jsrl.workers import asking, following, peers
+from jsrl.workers import following, peers
 from jsrl.workers.actor import streams as actor_streams
 from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.asking import InferenceRequests
@@ -199,7 +199,7 @@ def test_actor_whose_connection_to_a_living_server_broke_connects_again(tmp_path
 
 def test_actor_does_not_wait_for_a_server_that_ends_while_it_connects_again(tmp_path, monkeypatch) -> None:
     """A server closes its stream before its process ends."""
-    monkeypatch.setattr(actor_streams, "CONNECT_S", 30.0)
+    monkeypatch.setattr(peers, "CONNECT_S", 30.0)
     e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
     job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
     job.names.register(SERVER, f"shm:{tmp_path}/closed")
@@ -215,9 +215,9 @@ def test_actor_does_not_wait_for_a_server_that_ends_while_it_connects_again(tmp_
 @pytest.mark.parametrize("host", ["", socket.gethostname()])
 def test_actor_asks_a_silent_server_on_another_host_again_for_a_limited_time(tmp_path, monkeypatch, host: str) -> None:
     """About a server on its own host the controller decides."""
-    monkeypatch.setattr(actor_streams, "CONNECT_S", 0.02)
-    monkeypatch.setattr(actor_streams, "ELSEWHERE_S", 0.2)
-    monkeypatch.setattr(following, "REFUSED_S", 0.2)
+    monkeypatch.setattr(peers, "CONNECT_S", 0.02)
+    monkeypatch.setattr(peers, "MOST_CONNECT_S", 0.02)
+    monkeypatch.setattr(peers, "ELSEWHERE_S", 0.2)
     e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
     job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
     found = Registration(SERVER, f"shm:{tmp_path}/closed", 0, os.getpid(), host)
@@ -365,9 +365,8 @@ def served_job(tmp_path):
 def test_silent_peer_on_another_host_ends_a_worker_with_its_name(tmp_path, monkeypatch, host: str) -> None:
     """About a peer on its own host the controller decides."""
     job = served_job(tmp_path)
-    for module in (asking, following):
-        monkeypatch.setattr(module, "CONNECT_S", 0.0)
-        monkeypatch.setattr(module, "ELSEWHERE_S", 0.0)
+    monkeypatch.setattr(peers, "CONNECT_S", 0.0)
+    monkeypatch.setattr(peers, "ELSEWHERE_S", 0.0)
     found = Registration("samples.learner", f"shm:{tmp_path}/closed", 1, os.getpid(), host)
     monkeypatch.setattr(FileNames, "lookup", lambda *_: found)
     before = dataclasses.replace(found, incarnation=0)
@@ -380,6 +379,37 @@ def test_silent_peer_on_another_host_ends_a_worker_with_its_name(tmp_path, monke
         with contextlib.nullcontext() if host else pytest.raises(StreamClosed, match=told):
             for _ in range(3):
                 assert ask() is None
+
+
+def test_attempts_to_connect_last_longer_until_a_distant_peer_can_answer(tmp_path, monkeypatch) -> None:
+    """Five and a half round trips: one of TCP, three and a half of ZeroMQ and its encryption, one of the hello."""
+    job, attempts = served_job(tmp_path), list[float]()
+    monkeypatch.setattr(peers.time, "sleep", lambda _: None)
+    found = Registration("samples.learner", "tcp://far", 1, 7, "")
+    monkeypatch.setattr(FileNames, "lookup", lambda *_: found)
+
+    def connect_over_round_trips_of_1_s(*args: object, **_: object) -> Broken:
+        attempts.append(args[4])
+        if args[4] < 5.5:
+            raise StreamTimeout("no answer yet")
+        return Broken()
+
+    for end in ("following.connect_writer", "asking.connect_inference", "actor.streams.connect_inference"):
+        monkeypatch.setattr(f"jsrl.workers.{end}", connect_over_round_trips_of_1_s)
+    monkeypatch.setattr(following.Writer, "read_epoch", lambda _: 0)
+    before = dataclasses.replace(found, incarnation=0)
+    requests, writer = InferenceRequests(job), FollowingProducer(job, "samples", job.schemas.trajectory)
+    requests._peer = FailoverPeer(job.names, [SERVER], before)
+    writer._writer.peers, writer._writer._ends = [Peer(job.names, "samples.learner", before)], [None]
+    writer._lost = StreamClosed("the reader is gone")
+    streams, server = ActorStreams(job, Recorder("actor")), FailoverPeer(job.names, [SERVER], before)
+    streams._server, streams._peers, streams._client, streams._group_sizes = server, [server], Broken(), {0: 1}
+    streams._present = [found]
+    for connect in (lambda: requests.ask(0, "a", 0.0), lambda: writer.reserve(0.0), streams.renew):
+        attempts.clear()
+        for _ in range(3):
+            connect()
+        assert attempts == [2.0, 4.0, 8.0]
 
 
 def test_time_without_a_peer_is_no_time_of_refusals(tmp_path, monkeypatch) -> None:

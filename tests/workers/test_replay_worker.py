@@ -191,7 +191,7 @@ def test_learner_that_ends_again_while_a_replay_worker_reconnects_costs_no_rows(
     refusals = [StreamClosed("the consumer closed just after its welcome."), StreamTimeout("no answer")]
     batches, known = worker._streams.batches, []
 
-    def connect(found, timeout_s):
+    def connect(found, timeout_s, check):
         if refusals:
             raise refusals.pop(0)
         known.append(found)

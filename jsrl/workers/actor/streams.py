@@ -16,7 +16,6 @@ from jsrl.workers.ends import names_of_peers
 from jsrl.workers.following import Writer
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
 from jsrl.workers.peers import (
-    CONNECT_S,
     ELSEWHERE_S,
     LOOK_S,
     REFUSED_S,
@@ -25,6 +24,7 @@ from jsrl.workers.peers import (
     Peer,
     first_present,
     meet_present,
+    stays,
 )
 
 
@@ -150,12 +150,11 @@ class ActorStreams:
         try:
             return self._resume(self._present)
         except StreamTimeout as silence:
-            server = self._server
-            if server is not None and server.is_elsewhere and server.is_known(self._present[-1]):
+            error = self._writer.silent(self._present[: len(self._writer.peers)], silence)
+            if error is None and self._server is not None and not self._present[-1].host:
                 error = StreamClosed(f"the connection to the server broke, and cannot be made again: {silence}")
-                self._patience.pause(error, self.patience_s)
-            elif (away := self._writer.silent(self._present[: len(self._writer.peers)], silence)) is not None:
-                self._patience.pause(away, ELSEWHERE_S)
+            if error is not None:
+                self._patience.unanswered(error)
             return None
         except StreamClosed as refusal:
             self._patience.pause(refusal)
@@ -163,19 +162,14 @@ class ActorStreams:
 
     def _resume(self, present: list[Registration]) -> tuple[InferenceClient, SampleProducer]:
         readers = len(self._writer.peers)
-        if self._writer.follow(present[:readers]):
+        if self._writer.follow(present[:readers], self._patience.connect_s):
             self._renewed = self.new_consumer = True
         if self._server is None:
             self._client.forget()
         else:
             self._client.close()
             server, found = self._server, present[readers]
-
-            def check() -> None:
-                if server.find(0.0) != found:
-                    raise StreamTimeout(f"{found.name} at {found.address} has ended, or another server is found.")
-
-            self._client = self._connect_inference(found, CONNECT_S, check)
+            self._client = self._connect_inference(found, self._patience.connect_s, stays(server, found))
             server.known = found
         self.epoch = self._writer.read_epoch()
         self._patience.end()

@@ -15,7 +15,7 @@ from jsrl.transport.stream import name_at
 from jsrl.types import Array, Trajectory
 from jsrl.workers.ends import connect_writer
 from jsrl.workers.jobs import Job
-from jsrl.workers.peers import CONNECT_S
+from jsrl.workers.peers import CONNECT_S, MOST_CONNECT_S
 
 FEEDBACK_TIMEOUT_S = 2.0
 
@@ -143,6 +143,7 @@ def replay_consumer(batches: SampleConsumer, job: Job) -> ReplayConsumer:
     def priorities(index: int) -> SampleProducer:
         reader = next(peer.worker for peer in end.peers if index in peer.groups)
         found = job.names.lookup(name_at(end.stream.name, reader), CONNECT_S)  # bound before its first batch was drawn
-        return connect_writer(job, "priorities", priorities_spec(number), found.address, CONNECT_S)
+        connect_s = CONNECT_S if found.host else MOST_CONNECT_S
+        return connect_writer(job, "priorities", priorities_spec(number), found.address, connect_s)
 
     return ReplayConsumer(batches, priorities, number, wait=not job.in_process)

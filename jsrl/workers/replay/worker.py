@@ -22,8 +22,9 @@ from jsrl.replay.host.replay import HostReplay
 from jsrl.runs.control import Command
 from jsrl.runs.names import Registration
 from jsrl.transport.base import SampleConsumer, SampleProducer
+from jsrl.transport.meeting.handshake import Check
 from jsrl.workers.base import Reporter
-from jsrl.workers.peers import CONNECT_S, ELSEWHERE_S, REFUSED_S, BriefRetry, Peer, silent
+from jsrl.workers.peers import ELSEWHERE_S, REFUSED_S, BriefRetry, Peer, silent, stays
 from jsrl.workers.refusals import Refusals
 
 FOLDER = "replay"  # of a run: counters, and rows if they are saved
@@ -59,15 +60,15 @@ class ReplaySettings:
 class ReplayStreams:
     """The ends of a replay worker's streams: rows from actors, batches to the learner, priorities back.
 
-    learner, connect_batches: the reader of the batches, and (where, timeout) -> stream to its new incarnation; None if the
-    learner lives as long as this worker.
+    learner, connect_batches: the reader of the batches, and (where, timeout, check) -> stream to its new incarnation; None if
+    the learner lives as long as this worker.
     """
 
     rows: SampleConsumer
     batches: SampleProducer
     priorities: SampleConsumer
     learner: Peer | None = None
-    connect_batches: Callable[[Registration, float], SampleProducer] | None = None
+    connect_batches: Callable[[Registration, float, Check], SampleProducer] | None = None
 
 
 class ReplayWorker:
@@ -197,10 +198,12 @@ class ReplayWorker:
             streams.batches.mark_lost("the learner was replaced")
             streams.batches.close()
             try:
-                streams.batches = streams.connect_batches(found, CONNECT_S)
+                streams.batches = streams.connect_batches(
+                    found, self._patience.connect_s, stays(streams.learner, found)
+                )
             except StreamTimeout as silence:
                 if not found.host:
-                    self._patience.pause(silent(found, silence), ELSEWHERE_S)
+                    self._patience.unanswered(silent(found, silence))
                 return
             except StreamClosed as refusal:  # it may be ending again
                 self._patience.pause(refusal)
