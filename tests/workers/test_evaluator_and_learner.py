@@ -433,6 +433,18 @@ def test_finished_learner_saves_once_while_others_continue(tmp_path, monkeypatch
     assert saved == [1]
 
 
+def test_finished_learner_waits_for_the_other_learners(tmp_path):
+    rig = LearnerRig(tmp_path, total=1)
+    rig.put(1.0)
+    rig.learner.step()
+    rig.learner.recorder.begin()
+    for _ in range(3):
+        rig.learner.step()
+    shares = rig.learner.report()[0]
+    assert shares["learner/wait_others_share"] > 0 and not shares.get("learner/wait_batch_share")
+    rig.learner.close()
+
+
 def test_a_batch_may_be_used_for_several_updates_and_counts_its_rows_once(tmp_path):
     rig = LearnerRig(tmp_path, total=4, reuse=2)
     rig.put(1.0)

@@ -14,10 +14,18 @@ from jsrl.workers.memory import learner_bytes, learner_keeps
 if TYPE_CHECKING:
     from jsrl.workers.jobs import Job
 
+WAIT_OTHERS = Activity(
+    "wait_others",
+    "wait",
+    "share of time after its last update, while other policies are trained",
+    "depends",
+    waits_for="other policies",
+)
 ACTIVITIES = (
     Activity(
         "wait_batch", "wait", "share of time waiting for a batch", "below 0.2 (else: more actors)", waits_for="batch"
     ),
+    WAIT_OTHERS,
     Activity("update", "train", "share of time in updates", "above 0.7"),
     Activity("publish", "publish", "share of time publishing params", "below 0.05"),
     Activity("snapshot", "publish", "share of time copying the state for a snapshot", "near 0"),

@@ -225,6 +225,7 @@ class Learner:
 
     def _wait_for_others(self) -> None:
         """Wait until the run ends; read and drop batches if the writers serve other readers as well."""
+        self._phases.enter("wait_others")
         batch = self._source.next(self._settings.poll_s) if self._settings.shares_rows else None
         if batch is not None:
             self._source.used(batch, UpdateOutput({}, None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.workers.kinds import Headline, Kind, Port
+from jsrl.workers.learner.kind import WAIT_OTHERS
 from jsrl.workers.memory import learner_bytes, learner_keeps
 
 ACTIVITIES = (
@@ -15,6 +16,7 @@ ACTIVITIES = (
         "below 0.2 (else: more actors)",
         waits_for="batch",
     ),
+    WAIT_OTHERS,
     Activity("update", "train", "share of time in updates", "above 0.7"),
     Activity("prefetch_wait_batch", "wait", "share of the joining thread's time waiting for rows", "above 0.2"),
     Activity("prefetch_transport", "transport", "share of the joining thread's time joining rows", "below 0.5"),
