@@ -256,12 +256,24 @@ def check_optimization(config: Any) -> None:
     Raises:
       ConfigError: an invalid value; the message names it and the valid ones.
     """
-    check_positive("learning_rate", config.learning_rate)
+    check_steps(config)
     check_finite("value_coef", config.value_coef)
-    check_finite("entropy_coef", config.entropy_coef)
+    check_range("value_coef", config.value_coef, 0)
+    for name in ("adam_eps", "optimizer_eps", "huber_delta"):
+        check_positive(name, getattr(config, name, None))
     check_range("gamma", config.gamma, 0, 1)
-    check_range("max_grad_norm", config.max_grad_norm, 1e-12)
     check_choice("optimizer", config.optimizer, ("adam", "sgd", "rmsprop"))
+
+
+def check_steps(config: Any) -> None:
+    """Check the fields of gradient steps and of the entropy bonus, which behaviour cloning has as well.
+
+    Raises:
+      ConfigError: an invalid value; the message names it and the valid ones.
+    """
+    check_positive("learning_rate", config.learning_rate)
+    check_range("max_grad_norm", config.max_grad_norm, 1e-12)
+    check_finite("entropy_coef", config.entropy_coef)  # below 0 is a penalty
     check_choice("schedule", config.schedule, ("constant", "linear"))
     if config.schedule == "linear" and config.total_updates is not None and config.total_updates < 1:
         raise ConfigError(

@@ -59,10 +59,8 @@ class BCConfig:
         Raises:
           ConfigError: an invalid value; the message names it and the valid ones.
         """
-        ac.check_positive("learning_rate", self.learning_rate)
-        ac.check_range("max_grad_norm", self.max_grad_norm, 1e-12)
+        ac.check_steps(self)
         ac.check_choice("loss", self.loss, ("log_prob", "mse"))
-        ac.check_choice("schedule", self.schedule, ("constant", "linear"))
 
 
 class Components(NamedTuple):

@@ -11,7 +11,6 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from jsrl.agents import actor_critic as ac
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import Agent
 from jsrl.agents.td3 import TD3Config, td3
@@ -55,7 +54,6 @@ class DDPGConfig:
           ConfigError: an invalid value; the message names it and the valid ones.
         """
         off.check_learning(self)
-        ac.check_range("exploration_noise", self.exploration_noise, 0)
 
 
 def ddpg(config: DDPGConfig, spec: EnvSpec) -> Agent:

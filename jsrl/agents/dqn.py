@@ -86,12 +86,12 @@ class DQNConfig:
         """
         off.check_learning(self)
         ac.check_range("epsilon", self.epsilon, 0, 1)
-        ac.check_range("ladder_alpha", self.ladder_alpha, 0)
         ac.check_range("exploration_updates", self.exploration_updates, 1)
         ac.check_range("num_atoms", self.num_atoms, 1)
-        ac.check_range("huber_delta", self.huber_delta, 1e-6)
         ac.check_choice("exploration", self.exploration, ("linear", "ladder"))
         ac.check_choice("loss", self.loss, ("mse", "huber"))
+        ac.check_finite("value_min", self.value_min)
+        ac.check_finite("value_max", self.value_max)
         if self.num_atoms > 1 and not self.value_min < self.value_max:
             raise ConfigError(f"value_min must be below value_max, got {self.value_min} and {self.value_max}")
         if self.network.core != "none":

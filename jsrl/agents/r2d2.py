@@ -87,7 +87,6 @@ class R2D2Config:
         ac.check_range("burn_in", self.burn_in, 0)
         ac.check_range("priority_max_share", self.priority_max_share, 0, 1)
         ac.check_range("epsilon", self.epsilon, 0, 1)
-        ac.check_range("ladder_alpha", self.ladder_alpha, 0)
         if self.network.core == "none":
             raise ConfigError("r2d2 is recurrent, got a network with core='none'; choose gru or lstm, or use dqn")
 

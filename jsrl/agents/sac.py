@@ -85,7 +85,8 @@ class SACConfig:
         ac.check_range("num_critics", self.num_critics, 1)
         ac.check_range("temperature", self.temperature, 1e-8)
         ac.check_range("temperature_learning_rate", self.temperature_learning_rate, 1e-12)
-        ac.check_finite("target_entropy", self.target_entropy)
+        for name in ("temperature", "temperature_learning_rate", "target_entropy"):
+            ac.check_finite(name, getattr(self, name))
 
 
 class Components(NamedTuple):

@@ -74,8 +74,6 @@ class TD3Config:
         """
         off.check_learning(self)
         ac.check_range("num_critics", self.num_critics, 1)
-        for name in ("exploration_noise", "target_noise", "target_noise_clip"):
-            ac.check_range(name, getattr(self, name), 0)
 
 
 class Components(NamedTuple):

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import functools
 import ipaddress
+import math
 import re
 import typing
 from typing import TYPE_CHECKING
@@ -42,6 +43,8 @@ def check(experiment: Experiment) -> None:
     check_supervision(e)
     if e.max_minutes is not None and not e.max_minutes > 0:
         raise ConfigError(f"max_minutes is {e.max_minutes}; it must be above 0, or None for no limit.")
+    if e.stop_at_return is not None and math.isnan(e.stop_at_return):
+        raise ConfigError("stop_at_return is nan; give a number, or None for no goal.")
     if e.stop_at_return is not None and not e.evaluator.enabled:
         raise ConfigError(
             f"stop_at_return={e.stop_at_return} is decided by the evaluator, which is off; set evaluator.enabled."
@@ -350,7 +353,7 @@ def _check_replay(e: Experiment, r: ReplayConfig) -> None:
     for name, share in {"alpha": r.alpha, "beta": r.beta, "beta_end": r.beta_end}.items():
         if not 0.0 <= share <= 1.0:
             raise ConfigError(f"replay.{name} is {share}; it must lie between 0 and 1.")
-    if r.epsilon < 0 or not r.tolerance > 0:
+    if not 0 <= r.epsilon < math.inf or not r.tolerance > 0:
         raise ConfigError(
             f"replay.epsilon is {r.epsilon} and replay.tolerance {r.tolerance}; use 0 or more, and above 0."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -72,6 +73,10 @@ def check_policies(policies: Mapping[str, PolicyConfig], agent: Any, seed: int) 
             raise ConfigError(f"the policy {name} is {policy!r}; give a PolicyConfig(agent, seats=...).")
         if policy.placement not in ("as-run", "inline", "served"):
             raise ConfigError(f"policies.{name}.placement is {policy.placement!r}; use as-run, inline or served.")
+        if policy.seed is not None and policy.seed < 0:
+            raise ConfigError(f"policies.{name}.seed is {policy.seed}; it must be 0 or more.")
+        if policy.stop_at_return is not None and math.isnan(policy.stop_at_return):
+            raise ConfigError(f"policies.{name}.stop_at_return is nan; give a number, or None for the run's.")
     owner: dict[int, str] = {}
     for number, (name, policy) in enumerate(policies.items()):
         own = seed_of(policy, number, seed)

@@ -8,6 +8,7 @@ core, {value_torso, value_core}, among policy_weights: acting carries the state 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -90,6 +91,8 @@ class NetworkConfig:
         for name, size in sizes.items():
             if size < 1:
                 raise ConfigError(f"network {name} must be positive, got {getattr(self, name)}")
+        if not math.isfinite(self.log_std_init):
+            raise ConfigError(f"network log_std_init is {self.log_std_init}; give a finite number")
 
 
 class ActorCritic(NamedTuple):

@@ -311,6 +311,10 @@ def test_continuous_actions(factory, transform):
         ({"returns": "td"}, "unknown returns 'td'; choose one of gae, vtrace"),
         ({"num_epochs": 0}, "num_epochs must be at least 1, got 0"),
         ({"dual_clip": 0.5}, "dual_clip must be at least 1, got 0.5"),
+        ({"value_coef": -1.0}, "value_coef must be at least 0, got -1.0"),
+        ({"entropy_coef": float("nan")}, "entropy_coef is nan; give a finite number"),
+        ({"adam_eps": 0.0}, "adam_eps must be positive and finite, got 0.0"),
+        ({"huber_delta": -1.0}, "huber_delta must be positive and finite, got -1.0"),
         ({"chunk_length": 0}, "chunk_length must be at least 1, got 0"),
         ({"chunk_length": 4}, "chunk_length=4 is for recurrent networks, and network.core is 'none'"),
     ],
@@ -318,6 +322,10 @@ def test_continuous_actions(factory, transform):
 def test_invalid_values_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         PPOConfig(**options)
+
+
+def test_a_penalty_on_entropy_and_values_that_are_not_trained_are_valid():
+    assert PPOConfig(entropy_coef=-0.01, value_coef=0.0).entropy_coef == -0.01
 
 
 def test_invalid_specs_are_refused(factory):

@@ -174,6 +174,12 @@ def test_recurrent_bc_remembers_the_first_row():
     assert metrics["loss_policy"] < 0.25  # chance level: 0.69
 
 
+@pytest.mark.parametrize("options", [{"entropy_coef": float("inf")}, {"schedule": "linear", "total_updates": 0}])
+def test_bc_refuses_invalid_values(options):
+    with pytest.raises(ConfigError, match=list(options)[-1]):
+        BCConfig(**options)
+
+
 def test_bc_refuses_distances_between_discrete_actions():
     with pytest.raises(ConfigError, match="log_prob"):
         bc(BCConfig(loss="mse"), EnvSpec(ArraySpec((2,), "float32"), Discrete(2)))

@@ -62,6 +62,8 @@ def experiment(**values) -> Experiment:
         ({"evaluator": EvaluatorConfig(period_env_steps=-5)}, r"evaluator\.period_env_steps is -5; it must be at least 1"),
         ({"evaluator": EvaluatorConfig(sampled_episodes=-1)}, r"evaluator\.sampled_episodes is -1; it must be 0 or more"),
         ({"snapshots": SnapshotConfig(period_s=-1)}, r"snapshots\.period_s is -1; it must be 0 or more"),
+        ({"stop_at_return": float("nan")}, r"stop_at_return is nan; give a number, or None"),
+        ({"replay": ReplayConfig(epsilon=float("nan"))}, r"replay\.epsilon is nan"),
         ({"actor": ActorConfig(step_deadline_s=0)}, r"actor\.step_deadline_s is 0; it must be above 0"),
         ({"learner": LearnerConfig(memory_share=1.5)}, r"learner\.memory_share is 1\.5; .* at most 1"),
         ({"placement": "seved"}, r"placement is 'seved'; did you mean served\?"),
@@ -186,6 +188,8 @@ def test_policies_with_equal_seeds_are_refused(seeds: tuple, same: tuple[str, in
         policies = {name: PolicyConfig(agent, seed=seed) for name, seed in zip("abc", seeds, strict=False)}
         return Experiment(policies=policies, seed=7)
 
+    with pytest.raises(ConfigError, match=r"policies\.a\.seed is -1; it must be 0 or more"):
+        of((-1, 3))
     with pytest.raises(ConfigError, match=rf"the policies {same[0]} have the same seed, {same[1]},.*policies\..\.seed"):
         of(seeds)
     assert of((3, 4, None)).policies["b"].seed == 4 and of((None, None)).seed == 7

@@ -217,6 +217,7 @@ class Unshaped(nn.Module):
         ({"core": "gruu"}, VECTOR, "did you mean 'gru'"),
         ({"activation": "tan"}, VECTOR, "did you mean 'tanh'"),
         ({"hidden": (64, 0)}, VECTOR, "hidden must be positive"),
+        ({"log_std_init": float("nan")}, VECTOR, "log_std_init is nan; give a finite number"),
         ({"torso": "nature_cnn"}, VECTOR, "needs an image"),
         ({"torso": "nature_cnn"}, MIXED, "at least 36 x 36"),
         ({"precision": "bfloat"}, VECTOR, "did you mean 'bfloat16'"),
