@@ -12,6 +12,7 @@ from jsrl.experiment.options import options_of
 JOINED = ("--listen", "--hosts", "--launcher ray")
 ANY_HOSTS = (*JOINED, "--launcher slurm without --seeds")
 NEEDS = {  # option, or the first part of its name -> what it needs: one of these
+    "inference.device": ("--placement served", "--placement apart"),
     "slurm": ("--launcher slurm",),
     "print": ("--launcher slurm",),
     "ray": ("--launcher ray",),
@@ -52,7 +53,7 @@ def check_needs(asked: CommandLine) -> None:
         )
     present = _present(asked)
     for option in sorted(asked.given):
-        needs = NEEDS.get(option.partition(".")[0], ())
+        needs = NEEDS.get(option) or NEEDS.get(option.partition(".")[0], ())
         if needs and not present & set(needs):
             *others, last = needs
             text = f"{', '.join(others)} or {last}" if others else last
@@ -74,10 +75,13 @@ def check_used(asked: CommandLine, used: Collection[str], command: str) -> None:
 
 
 def _present(asked: CommandLine) -> set[str]:
-    options = asked.run
+    options, e = asked.run, asked.experiment
     switches = ("listen", "hosts", "hosts-file", "tune", "plan", "seeds")
     found = {f"--{name}" for name in switches if getattr(options, name.replace("-", "_"))}
     found.add(f"--launcher {options.launcher}")
+    found |= {f"--placement {e.placement}"} | {f"--placement {policy.placement}" for policy in e.policies.values()}
+    if e.placement == "auto" or options.tune:  # decided later
+        found.add("--placement served")
     if options.launcher == "slurm" and not options.seeds:
         found.add("--launcher slurm without --seeds")
-    return found | ({"--encrypt", "--bind"} if leaves_host(asked.experiment) else set())
+    return found | ({"--encrypt", "--bind"} if leaves_host(e) else set())

@@ -10,6 +10,7 @@ from jsrl.cli.needs import NEEDS, check_needs
 from jsrl.errors import ConfigError
 
 VALUES = {"slurm": "--slurm.gres gpu:1", "ray": "--ray.cpus 2", "print": "--print", "compress": "--compress"}
+VALUES |= {"inference.device": "--inference.device gpu:7 --placement inline"}
 VALUES |= {"tune-batch": "--tune-batch", "keep-here": "--keep-here inference"}
 WITH = {
     "--listen": "--listen 127.0.0.1",
@@ -36,6 +37,11 @@ def test_an_option_without_those_that_it_needs_is_refused(name, tmp_path, monkey
 def test_an_option_with_one_that_it_needs_is_accepted(name, need):
     words = f"{VALUES.get(name, f'--{name} 7')} {WITH.get(need, need)}".split()
     check_needs(command_line.parse(words, load("ppo_cartpole")))
+
+
+@pytest.mark.parametrize("words", ["", "--placement inline --tune"])
+def test_a_placement_that_is_chosen_later_may_have_servers(words):
+    check_needs(command_line.parse(["--inference.device", "gpu:0", *words.split()], load("ppo_cartpole")))
 
 
 @pytest.mark.parametrize("words", ["--num-hosts 2", "--compress", "--keep-here inference"])
