@@ -8,6 +8,7 @@ from urllib.parse import quote
 from jsrl.launch.result import is_intended
 from jsrl.metrics.display_state import games_text
 from jsrl.metrics.phases import PHASES, of_main_thread
+from jsrl.report.bottleneck import Bottleneck
 from jsrl.report.curves import FIRST, algorithm, learning, machine, shares_of_time
 from jsrl.report.graph import dataflow
 from jsrl.report.run_report import RUNS, RunReport
@@ -100,9 +101,11 @@ def _error(error: str) -> str:
 
 def _verdicts(report: RunReport) -> str:
     """Return what limits each policy's training."""
-    several = len(report.bottlenecks) > 1
-    names = {policy: f"<b>{escape(policy or FIRST)}:</b> " if several else "" for policy in report.bottlenecks}
-    texts = "".join(f"<p>{names[policy]}{escape(found.text)}</p>" for policy, found in report.bottlenecks.items())
+    policies: dict[Bottleneck, str] = {}
+    for policy, found in report.bottlenecks.items():
+        policies.setdefault(found, policy or FIRST)
+    names = {found: f"<b>{escape(policy)}:</b> " if len(policies) > 1 else "" for found, policy in policies.items()}
+    texts = "".join(f"<p>{name}{escape(found.text)}</p>" for found, name in names.items())
     return f'<section class="verdict"><h2>What limits it</h2>{texts}</section>'
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +74,8 @@ class RunReport:
       policies: the run's; the first one is called "". steady: means of metrics over the lines between the first and the last
         (since the last resume), by name.
       rates: name -> per second. columns: the metrics of every line. ledger, hops: as in result.json.
-      bottlenecks: what limits each policy's training. standings: of the players, if a director assigns them.
+      bottlenecks: what limits each policy's training; in serial runs the same for all.
+      standings: of the players, if a director assigns them.
       environment: command, commit, versions, hardware. options: the experiment's, by name.
       videos: path of each, relative to the folder -> its facts. files: paths relative to the folder.
     """
@@ -171,6 +172,9 @@ def make_report(folder: RunFolder) -> RunReport:
         bottlenecks[policy] = find_bottleneck(with_shared_workers(own_means, means), facts, kinds)
         means |= {f"{policy}/{name}": value for name, value in own_means.items()} if policy else own_means
         found_rates |= {_of(name, policy): value for name, value in rates(own, lines, own_means).items()}
+    workers = worker_times(means, folder.path)
+    if facts.placement == "serial":
+        bottlenecks = dict.fromkeys(bottlenecks, find_bottleneck(of_process(workers), facts, kinds))
     hops = _hops(folder.path, result)
     files = ["result.json", "metrics.jsonl", "experiment.json", "environment.json", "trace.json", "report.txt"]
     return RunReport(
@@ -182,7 +186,7 @@ def make_report(folder: RunFolder) -> RunReport:
         columns=columns,
         steady=means,
         rates=found_rates,
-        workers=worker_times(means, folder.path),
+        workers=workers,
         bottlenecks=bottlenecks,
         ledger=hops.pop(SAMPLES, {}),
         hops=hops,
@@ -331,6 +335,15 @@ def worker_times(means: dict[str, float], folder: Path) -> list[WorkerTime]:
             count = max(1, counts[kind.name, policy])
             times.append(WorkerTime(kind, count, shares, phases, cpu, rss_mb, policy))
     return times
+
+
+def of_process(workers: Iterable[WorkerTime]) -> dict[str, float]:
+    """Return the shares of a serial run's one process, by metric: sums over all workers of a kind, which take turns."""
+    total: defaultdict[str, float] = defaultdict(float)
+    for of_kind in workers:
+        for activity, share in of_kind.activities.items():
+            total[f"{of_kind.kind.prefix}/{activity}_share"] += share * of_kind.count
+    return dict(total)
 
 
 def _hops(folder: Path, result: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -32,7 +32,8 @@ def summary(report: RunReport) -> str:
         of = f" of {policy}" if policy else ""
         if lag := lag_text(report, policy):
             lines.append(f"policy lag{of}: {lag}")
-        lines.append(f"bottleneck{of}: {bottleneck.text}")
+        if not policy or bottleneck != report.bottlenecks[""]:
+            lines.append(f"bottleneck{of}: {bottleneck.text}")
     if games := games_text(report.last):
         lines.append(games)
     if report.standings is not None:

@@ -321,7 +321,9 @@ WORK = {"env": "stepping environments", "act": "acting", "update": "updates", "t
 
 
 def _serial_text(e: Evidence) -> str:
-    turns = [f"{what} {percent(share)}" for what, share in _turns(e) if share >= 0.01]
+    shares = [(what, share) for what, share in _turns(e) if share >= 0.01]
+    rest = 1.0 - sum(share for _, share in shares)
+    turns = [f"{what} {percent(share)}" for what, share in [*shares, *([("other", rest)] if rest >= 0.01 else [])]]
     text = f"This run is serial, one process that does everything in turn: {', '.join(turns)}."
     cores = e.facts.cores
     if cores == 1:

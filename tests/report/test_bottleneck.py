@@ -257,6 +257,12 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
     ),
     (
         "serial",
+        measured(actor={"env": 0.6, "act": 0.2, "wait_turn": 0.1}, learner={"update": 0.1, "wait_turn": 0.9}),
+        dataclasses.replace(TWO, placement="serial"),
+        ("stepping environments 60%, acting 20%, updates 10%, other 10%.",),
+    ),
+    (
+        "serial",
         measured(actor={"env": 0.2, "act": 0.5, "wait_turn": 0.3}, learner={"update": 0.2, "wait_turn": 0.8}),
         RunSetup(placement="serial", cores=1),
         ("cheaper acting",),

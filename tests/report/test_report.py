@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jsrl.errors import ConfigError
-from jsrl.experiment import Experiment
+from jsrl.experiment import AgentReference, Experiment, PolicyConfig
 from jsrl.graph.placements import make_graph
 from jsrl.launch.graph_file import write_graph
 from jsrl.launch.result import Result, fitted
@@ -383,6 +383,24 @@ def test_policies_that_share_actors_have_a_bottleneck_of_their_own(run_folder: R
     write_lines(run_folder, [line | own for line in lines(10)])
     kinds = {policy: found.kind for policy, found in make_report(run_folder).bottlenecks.items()}
     assert kinds == {"": "environments", "b": "updates"}
+
+
+def test_shares_of_a_serial_run_are_those_of_its_one_process(tmp_path: Path):
+    """Its workers take turns: two actors, and the learners and evaluators of two policies."""
+    policies = {name: PolicyConfig(AgentReference("m:f"), seats=name) for name in "ab"}
+    e = Experiment(policies=policies, placement="serial", num_envs=4, total_env_steps=1000)
+    graph = make_graph(dataclasses.replace(e, placement="inline", num_actors=2))
+    folder = RunFolder.create(tmp_path, "serial", "one", config=to_json(e))
+    write_graph(folder, graph, changed=False, resumed=False)
+    own = {"actor/env_share": 0.2, "actor/wait_turn_share": 0.8, "wall_s": 1.0}
+    each = {"learner/update_share": 0.15, "learner/wait_turn_share": 0.85, "env_steps": 1.0, "updates": 1.0}
+    each |= {"evaluator/env_share": 0.1, "evaluator/wait_turn_share": 0.9}
+    line = own | each | {f"b/{name}": value for name, value in each.items()}
+    write_lines(folder, [line | {"wall_s": float(second)} for second in range(10)])
+    summary = document(make_report(folder))
+    text = " ".join(summary.split())
+    assert "in turn: stepping environments 40%, updates 30%, evaluating 20%, other 10%." in text
+    assert text.count("in turn: ") == 1
 
 
 def test_machine_load_is_shown_for_the_time_of_the_run(run_folder: RunFolder):
