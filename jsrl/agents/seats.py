@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jsrl.agents import actor_critic as ac
 from jsrl.agents.normalization import ACTION_MASK
-from jsrl.types import ACTING, Array, ArraySpec, EnvSpec, Trajectory, Tree, named_leaves
+from jsrl.types import ACTING, VALUE_ONLY, WAITING, Array, ArraySpec, EnvSpec, Trajectory, Tree, named_leaves
 
 AGENT = "agent"  # the added observation leaf: the seat's number, one-hot
 
@@ -58,16 +58,19 @@ def team_rows(trajectory: Trajectory, num_agents: int) -> Trajectory:
     """Return the rows [T+1, B, N] of a group of seats as the rows of one player, its team: [T+1, B].
 
     reward: the mean over all seats of the group (equal to the team's reward where all seats get that). discount: 0 where
-    it is 0 for all seats. acts: 1 where any seat acts, else the team waits. observation and action: of the seats,
+    it is 0 for all seats. acts: 1 where any seat acts, 2 where all seats are dead and others of their side play on, else the
+    team waits. observation and action: of the seats,
     [T+1, B, N, ...]; on rows that are not the seat's own they become 0, as in `fold_agents`.
     """
     clean = ac.fold_agents(trajectory, num_agents)
+    acting = jnp.any(trajectory.acts == ACTING, axis=-1)
+    dead = jnp.all(trajectory.acts == VALUE_ONLY, axis=-1)
     return trajectory._replace(
         observation=ac.unfold(clean.observation, 1, num_agents),
         action=ac.unfold(clean.action, 1, num_agents),
         reward=jnp.mean(trajectory.reward, axis=-1),
         discount=jnp.max(trajectory.discount, axis=-1),
-        acts=jnp.any(trajectory.acts == ACTING, axis=-1).astype(trajectory.acts.dtype),
+        acts=jnp.where(acting, ACTING, jnp.where(dead, VALUE_ONLY, WAITING)).astype(trajectory.acts.dtype),
         log_prob=(),
         extras=(),
         version=(),

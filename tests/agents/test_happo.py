@@ -19,10 +19,14 @@ from jsrl.agents.distributions import distribution
 from jsrl.agents.happo import HAPPOConfig, happo
 from jsrl.agents.mappo import CENTRAL
 from jsrl.agents.random_rows import random_trajectory
-from jsrl.agents.rows import RowMasks
+from jsrl.agents.returns import Rows, gae
+from jsrl.agents.rows import RowMasks, row_masks
+from jsrl.agents.seats import team_rows
+from jsrl.envs.config import EnvConfig
+from jsrl.envs.games.rows import GameRows
 from jsrl.errors import ConfigError
 from jsrl.networks.model import NetworkConfig, actor_critic
-from jsrl.types import ArraySpec, Discrete, EnvSpec
+from jsrl.types import ArraySpec, Discrete, EnvSpec, GameSpec, Seat, make_trajectory_spec, zeros
 
 N = 3
 SMALL = NetworkConfig(hidden=(8,))
@@ -126,6 +130,39 @@ def test_seats_share_the_team_advantage_and_train_only_on_rows_where_they_act() 
         for pairs in [list(zip(*map(jax.tree.leaves, (state.params.weights, idle.params.weights)), strict=True))]
     ]
     assert moved == [True, False, True]
+
+
+def test_a_group_whose_seats_are_dead_bootstraps_while_others_of_its_side_play_to_the_time_limit() -> None:
+    """Against a loop: its rows train the value function, and the last one gives the rest of the mates' rewards."""
+    names = ("red_0", "red_1", "mate")
+    seats = tuple(Seat(name, ArraySpec((1,), "float32"), Discrete(2), side="red") for name in names)
+    game, seen = GameSpec(seats, death="team"), {"all": np.zeros((1, 3, 1))}
+    rows, never = GameRows(game, EnvConfig(max_episode_steps=6), 1, None), np.zeros((1, 3), bool)
+    steps = [rows.opened(seen)]
+    for count in range(1, 8):
+        died = np.array([[count == 3, count == 2, False]])
+        steps.append(rows.step(seen, np.full((1, 3), count, np.float32), died, never))
+    is_first = np.stack([step.is_first for step in steps])
+    acts = np.stack([step.acts[:, :2] for step in steps])
+    reward, discount = (np.stack([getattr(step, name)[:, :2] for step in steps]) for name in ("reward", "discount"))
+    value = np.random.default_rng(0).normal(size=(8, 1)).astype(np.float32)
+
+    def learned(t):
+        team = team_rows(t, 2)
+        played = jax.tree.map(lambda x: x[:-1], (team.reward, team.discount))
+        return row_masks(team), gae(Rows(value, *played, team.acts, team.is_first), gamma=0.9, lambda_=1.0).target
+
+    spec = EnvSpec(ArraySpec((2, 1), "float32"), Discrete(2), num_agents=2)
+    t = zeros(make_trajectory_spec(spec, (), (), num_rows=7, num_envs=1))
+    masks, target = jax.jit(learned)(
+        t._replace(is_first=is_first, acts=acts, reward=np.roll(reward, -1, 0), discount=np.roll(discount, -1, 0))
+    )
+    wanted = [value[6, 0]]  # of the last observation, which the truncation leaves to bootstrap from
+    for earned in (6.0, 5.0, 4.0, 3.0, 2.0, 1.0):
+        wanted.insert(0, earned + 0.9 * wanted[0])
+    assert masks.policy[:, 0].tolist() == [1.0] * 3 + [0.0] * 4
+    assert masks.value[:, 0].tolist() == [1.0] * 6 + [0.0]
+    np.testing.assert_allclose(target[:6, 0], wanted[:6], rtol=1e-4)
 
 
 def test_losses_weigh_entropy_and_values_by_their_coefficients(monkeypatch) -> None:
