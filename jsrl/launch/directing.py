@@ -8,22 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.directors.base import wants_scores
-from jsrl.directors.messages import Assignment
 from jsrl.directors.pbt import PBT, Range
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import agent_name
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
-from jsrl.types import EnvSpec, GameSpec
+from jsrl.workers.director.sides import Sides
 
 TRIED = 8  # assignments checked before the start
 
 
-def check_director(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mapping[str, Mapping[str, int]]) -> None:
-    """Refuse a director whose assignments cannot be played.
+def check_director(experiment: Experiment, sides: Sides, seats: Mapping[str, Mapping[str, int]]) -> None:
+    """Refuse a director whose first assignments cannot be played; its worker checks the later ones.
 
     Args:
-      spec: of the environment. seats: policy -> its seats: name -> place.
+      sides: of the environment. seats: policy -> its seats: name -> place.
 
     Raises:
       ConfigError: the message gives the assignment, and what the run has.
@@ -49,10 +48,9 @@ def check_director(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mapp
         _check_scored(experiment, director)
     if isinstance(director, PBT):
         _check_population(experiment, director)
-    sides, tasked = _policies_of_sides(spec, seats), experiment.env.tasks
     for one in director.propose(director.init(experiment.seed), TRIED)[1]:
-        _check_assignment(one, sides, spec)
-        if one.task is not None and tasked:
+        sides.check(one)
+        if one.task is not None and experiment.env.tasks:
             raise ConfigError("the director assigns tasks, and env.tasks draws some as well; leave one of them out.")
 
 
@@ -105,36 +103,6 @@ def _check_scored(experiment: Experiment, director: Any) -> None:
             raise ConfigError(
                 f"{name} needs scores of games, which {agent_name(policy.agent)} does not give; ppo, mappo, ippo, happo and "
                 "impala do (a config of your own says so with `scores_rows = True`, see jsrl.agents.base.UpdateOutput)."
-            )
-
-
-def _policies_of_sides(spec: EnvSpec | GameSpec, seats: Mapping[str, Mapping[str, int]]) -> list[set[str]]:
-    """Return the policies that can play all seats of each side."""
-    if not isinstance(spec, GameSpec):
-        return [set(seats)]
-    numbers = spec.sides
-    found = []
-    for side in range(max(numbers) + 1):
-        places = {place for place, number in enumerate(numbers) if number == side}
-        found.append({policy for policy, own in seats.items() if places <= set(own.values())})
-    return found
-
-
-def _check_assignment(one: Assignment, sides: Sequence[set[str]], spec: EnvSpec | GameSpec) -> None:
-    if sorted(one.sides) != list(range(len(sides))):
-        raise ConfigError(
-            f"the director assigns players to {len(one.sides)} sides, but environment {spec.name!r} has {len(sides)}; set "
-            "the director's sides (num_sides, or one policy for each), or give the seats of a team one side."
-        )
-    if one.greedy:
-        raise ConfigError("the director requests greedy games, which actors do not play; evaluate the players instead.")
-    for player, side in zip(one.players, one.sides, strict=True):
-        if player.policy not in sides[side]:
-            seats = zip(spec.seats, spec.sides, strict=True) if isinstance(spec, GameSpec) else ()
-            names = [seat.name for seat, number in seats if number == side]
-            raise ConfigError(
-                f"the director lets {player.policy!r} play side {side} ({', '.join(names)}), whose seats it does not all "
-                f"have; policies that have: {', '.join(sorted(sides[side])) or 'none'}. See policies.{player.policy}.seats."
             )
 
 

@@ -29,7 +29,8 @@ from jsrl.launch.opponents import check_scores, plays_initial
 from jsrl.launch.replay_plan import replay_stream_bytes
 from jsrl.launch.schemas import find_spec, make_schemas
 from jsrl.recordings.video import require_video
-from jsrl.types import GameSpec, leaves, spec_for_one
+from jsrl.types import EnvSpec, GameSpec, leaves, spec_for_one
+from jsrl.workers.director.sides import Sides, sides_of
 from jsrl.workers.jobs import Job, Schemas, StartPoint
 from jsrl.workers.kinds import Kind, find_kind
 
@@ -142,15 +143,17 @@ def make_plan(
     if experiment.recorder.enabled:
         require_video()
         check_rendered(experiment.filmed_env)
-    seats, schemas = _seats_and_schemas(experiment, policies)
+    spec = find_spec(experiment)
+    seats, schemas = _seats_and_schemas(experiment, policies, spec)
+    sides = None if experiment.director is None else sides_of(spec, seats)
     _check_same_rows(resolved, schemas)
     alone = Plan(experiment, resolved, policies, schemas, (), memory_folder, changed=changed)
-    alone = _with_jobs(alone, seats, folder)
+    alone = _with_jobs(alone, seats, sides, folder)
     hosts = place(alone)
-    return alone if hosts == ALONE else _with_jobs(dataclasses.replace(alone, hosts=hosts), seats, folder)
+    return alone if hosts == ALONE else _with_jobs(dataclasses.replace(alone, hosts=hosts), seats, sides, folder)
 
 
-def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], folder: str) -> Plan:
+def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | None, folder: str) -> Plan:
     """Return a plan with the job of each worker, and the keys that its streams need on the workers' hosts."""
     graph, experiment, hosts = plan.graph, plan.experiment, plan.hosts
     addresses = bind_addresses(graph, experiment, plan.memory_folder, hosts)
@@ -184,6 +187,7 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], folder: str) -> 
             hyperparameters=explored.get(name, {}),
             plays_along=len(experiment.policies) > 1,
             keeps_initial=keeps_initial,
+            sides=sides,
         )
 
     jobs = []
@@ -203,17 +207,16 @@ def counts_within(kinds: Iterable[str]) -> list[int]:
 
 
 def _seats_and_schemas(
-    experiment: Experiment, policies: Mapping[str, PolicyPart]
+    experiment: Experiment, policies: Mapping[str, PolicyPart], spec: EnvSpec | GameSpec
 ) -> tuple[dict[str, dict[str, int]], dict[str, Schemas]]:
     """Return policy -> its seats (see find_seats), and policy -> the schemas of its streams.
 
     Policies of a changed graph have their own environments, and all of their seats.
     """
-    spec = find_spec(experiment)
     found = find_seats(experiment.policies, spec, shared=experiment.director is not None)
     seats = {name: found[name if experiment.policies else ""] for name in policies}
     if experiment.director is not None:
-        check_director(experiment, spec, seats)
+        check_director(experiment, sides_of(spec, seats), seats)
     for name, policy in policies.items():
         check_team(name, policy.experiment.agent, seats[name], spec)
     views = {name: spec.view(list(seats[name])) if isinstance(spec, GameSpec) else spec for name in policies}

@@ -17,6 +17,7 @@ from jsrl.transport.base import InferenceSpec, ProducerId
 from jsrl.transport.meeting.keys import named_by_key
 from jsrl.transport.stream import POLICY, End
 from jsrl.types import EnvSpec, Trajectory
+from jsrl.workers.director.sides import Sides
 
 CONNECT_TIMEOUT_S = 120.0
 FAILED_UPDATE = "failed-update"  # folder of a run: the state before an update that was not finite, and its batch
@@ -80,6 +81,7 @@ class Job:
       hyperparameters: that a director changes: name of a field of the agent's config -> its first value.
       keeps_initial: evaluations play against the first params of the run's policies.
       away: it runs on a host that does not see the run's folder; `folder` is then a folder of that host's agent.
+      sides: of the environment, in runs with a director.
       plays_along: further policies play in the environments of this policy's rows, and may be trained for longer.
     """
 
@@ -108,6 +110,7 @@ class Job:
     plays_along: bool = False
     keeps_initial: bool = False
     away: bool = False
+    sides: Sides | None = None
 
     @property
     def by_policy(self) -> tuple[Job, ...]:

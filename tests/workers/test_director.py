@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,8 @@ from jsrl.directors.messages import Assignment, Copy, Freeze, Player, Reset, Sto
 from jsrl.directors.pools import DeltaUniform
 from jsrl.envs.base import Episode
 from jsrl.errors import ConfigError, SnapshotError
+from jsrl.experiment import Experiment, PolicyConfig
+from jsrl.launch.directing import check_director
 from jsrl.metrics.metrics import Recorder
 from jsrl.runs.control import Command
 from jsrl.runs.control_bodies import Games, Lease, Played
@@ -27,8 +30,10 @@ from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
 from jsrl.workers.director import worker as module
 from jsrl.workers.director.leases import Leases, leases_of, result_of
+from jsrl.workers.director.sides import sides_of
 from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.director.worker import DirectorWorker
+from tests.tiny_agent import TinyConfig
 
 SPEC = GameSpec(tuple(Seat(name, ArraySpec((1,), "float32"), Discrete(2)) for name in ("left", "right")), "duel")
 SLOTS = 3
@@ -391,3 +396,29 @@ def test_games_that_an_earlier_director_assigned_do_not_count() -> None:
 )
 def test_the_side_with_the_highest_return_wins(returns, result) -> None:
     assert result_of(returns) == result
+
+
+class ChangesSides(Fixed):
+    """A director that lets the policies change their sides from the ninth game on."""
+
+    def propose(self, state, count):
+        state, found = super().propose(state, count)
+        return state, [dataclasses.replace(one, sides=one.sides[::-1]) if one.id >= 8 else one for one in found]
+
+
+def test_every_assignment_is_checked_when_it_is_proposed(tmp_path: Path) -> None:
+    director = ChangesSides((Match(("left", "right")),))
+    run = Experiment(policies={name: PolicyConfig(TinyConfig(), seats=name) for name in ("left", "right")})
+    sides = sides_of(SPEC, {"left": {"left": 0}, "right": {"right": 1}})
+    check_director(dataclasses.replace(run, director=director), sides, dict.fromkeys(("left", "right")))
+    stores = {name: PlayerStore(tmp_path / name) for name in ("left", "right")}
+    for store in stores.values():
+        store.freeze("initial", 0, [np.zeros(1)])
+    states = StateFile(tmp_path / "director", None, pytest.fail)
+    worker = DirectorWorker(
+        "director", director, 7, stores, states, MessageQueue(), Recorder("director"), session=0, check=sides.check
+    )
+    worker.setup()
+    assert len(worker._proposed([None] * 8)) == 8
+    with pytest.raises(ConfigError, match=r"lets 'left' play side 1 \(right\), whose seats it does not all have"):
+        worker._proposed([None])

@@ -26,6 +26,7 @@ def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
     resumes = start.restore is not None and not start.params_only and not job.incarnation
     warn = functools.partial(reporter.event, "warning", once="director")
     states = StateFile(Path(job.folder, FOLDER), start.updates if resumes else None, warn)
+    assert job.sides is not None
     make = DirectorWorker if not e.is_deterministic else functools.partial(DirectorInOrder, order=_order(job))
     return make(
         job.name,
@@ -38,6 +39,7 @@ def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
         session=job.incarnation + SESSIONS_PER_EPOCH * start.epoch,
         exact=resumes and start.journal_epoch is not None,
         poll_s=job.poll_s,
+        check=job.sides.check,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -51,6 +51,7 @@ class DirectorWorker:
       states: of the director, written with snapshots.
       exact: environments and assignments continue exactly from that state.
       session: incarnation of this worker; higher than any before. poll_s: how long a step may wait.
+      check: raises ConfigError if an assignment cannot be played.
     """
 
     def __init__(
@@ -66,11 +67,12 @@ class DirectorWorker:
         session: int,
         exact: bool = False,
         poll_s: float = 0.1,
+        check: Callable[[Assignment], None] = lambda one: None,
     ) -> None:
         self.name, self._director, self._seed, self._players = name, director, seed, dict(players)
         self._numbers = {policy: number for number, policy in enumerate(players)}
         self._states, self._reporter, self.recorder, self._recorder = states, reporter, recorder, recorder
-        self._phases, self._poll_s, self._exact = recorder.phases, poll_s, exact
+        self._phases, self._poll_s, self._exact, self._check = recorder.phases, poll_s, exact, check
         self._leases = Leases(session)
         self._inbox: deque[Command] = deque()
         self._asking: dict[str, Games] = {}  # each actor's newest unanswered message
@@ -245,6 +247,8 @@ class DirectorWorker:
         found: list[Assignment] = []
         if new := sum(lease is None for lease in saved):
             self._state, found = self._director.propose(self._state, new)
+        for one in found:
+            self._check(one)
         leases = leases_of(found, self._leases.session, self._numbers, self._version_of)
         return [next(leases) if lease is None else lease for lease in saved]
 
