@@ -15,6 +15,7 @@ from jsrl.types import Tree, named_leaves
 
 ROWS, STEPS = 1000, 20
 TOLERANCE = 1e-5
+STATE_TOLERANCE = 1e-4  # of a recurrent state: sums over all steps, which the outputs read through an activation
 
 Player = Callable[[list[np.ndarray]], list[np.ndarray]]
 
@@ -85,28 +86,30 @@ def compare(
 ) -> str:
     """Return a line about the difference of a player from the agent.
 
-    Numbers may differ by 1e-5, times their size if that is above 1. Discrete actions must be equal, except in two
-    rows, in which rounding may have decided between the two best ones.
+    Outputs may differ by 1e-5 and the recurrent state by 1e-4, times their size if that is above 1. Discrete actions must be
+    equal, except in two rows, in which rounding may have decided between the two best ones.
 
     Raises:
       ExportError: they differ by more; the file must not be used.
     """
     largest, beyond, unequal = 0.0, 0.0, 0
+    limits = [TOLERANCE] * len(function.outputs) + [STATE_TOLERANCE] * len(function.state)
     for ours, theirs in zip(played, reference, strict=True):
-        for mine, true in zip(ours, theirs, strict=True):
+        for mine, true, limit in zip(ours, theirs, limits, strict=True):
             if true.dtype.kind != "f":
                 unequal += int(np.sum(np.any((mine != true).reshape(len(true), -1), axis=1)))
                 continue
             difference = np.abs(mine.astype(np.float64) - true.astype(np.float64))
             largest = max(largest, float(difference.max(initial=0.0)))
-            beyond = max(beyond, float((difference / np.maximum(1.0, np.abs(true))).max(initial=0.0)))
+            beyond = max(beyond, float((difference / np.maximum(1.0, np.abs(true))).max(initial=0.0)) / limit)
             beyond = beyond if np.isfinite(difference).all() else float("inf")
     line = f"{name}: {ROWS} rows, largest difference {largest:.1e}, {ROWS - unequal} of {ROWS} actions equal"
     if function.outputs[0].dtype[0] == "f":
         line = f"{name}: {ROWS} rows, largest difference {largest:.1e}"
-    if not beyond <= TOLERANCE or unequal > ROWS // 500:
+    if not beyond <= 1.0 or unequal > ROWS // 500:
         raise ExportError(
-            f"the exported policy differs from the agent: {line}; expected at most {TOLERANCE:g} (times the numbers where "
-            "they are above 1) and equal actions. Nothing was written; please report this with the network's config"
+            f"the exported policy differs from the agent: {line}; expected at most {TOLERANCE:g}, {STATE_TOLERANCE:g} in a "
+            "recurrent state (times the numbers where they are above 1), and equal actions. Nothing was written; please "
+            "report this with the network's config"
         )
     return line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -26,7 +27,7 @@ from jsrl.envs.spaces import action_layout
 from jsrl.errors import ExportError, MissingExtra, SnapshotError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.export import file, parity, player
-from jsrl.export.function import policy_function
+from jsrl.export.function import PolicyFunction, Port, policy_function
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.policy import check_leaves, checked, load_policy
@@ -88,6 +89,18 @@ def exported(name: str, folder: str) -> tuple:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> str:
     return str(tmp_path_factory.mktemp("exported"))
+
+
+@pytest.mark.parametrize(
+    ("of_output", "of_state", "passes"), [(5e-6, 5e-5, True), (2e-5, 0.0, False), (0.0, 2e-4, False)]
+)
+def test_a_recurrent_state_may_differ_more_than_outputs(of_output: float, of_state: float, passes: bool) -> None:
+    action, logits, state = Port("action", (), "int32"), Port("logits", (2,), "float32"), Port("core", (2,), "float32")
+    function = PolicyFunction(lambda *_: (), (), (state,), (action, logits))
+    true = [np.zeros(3, np.int32), np.zeros((3, 2), np.float32), np.zeros((3, 2), np.float32)]
+    found = [true[0], true[1] + np.float32(of_output), true[2] + np.float32(of_state)]
+    with contextlib.nullcontext() if passes else pytest.raises(ExportError, match=r"0\.0001 in a recurrent state"):
+        parity.compare("numpy", function, [found], [true])
 
 
 def observations(spec: EnvSpec, rng: np.random.Generator, rows: int):
