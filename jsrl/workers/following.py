@@ -16,7 +16,7 @@ from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, leaves
 from jsrl.workers.ends import connect_writer, find_readers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.peers import ELSEWHERE_S, REFUSED_S, BriefRetry, Peer, meet_present, silent, stays
+from jsrl.workers.peers import CLOSED_S, ELSEWHERE_S, REFUSED_S, BriefRetry, Peer, meet_present, silent, stays
 
 
 class Writer:
@@ -97,7 +97,7 @@ class Writer:
 
     @property
     def patience_s(self) -> float:
-        """Return how long readers with unchanged registrations may refuse this worker."""
+        """Return how long new readers may refuse this worker."""
         return ELSEWHERE_S if any(peer.is_elsewhere for peer in self.peers) else REFUSED_S
 
     def _leave(self, number: int, reason: str) -> None:
@@ -198,17 +198,16 @@ class FollowingProducer:
             self._patience.end()
             return
         try:
-            if not self._writer.follow(
-                present, self._patience.connect_s
-            ):  # a reader closes its stream before its process ends
-                self._patience.pause(lost, self._writer.patience_s)
-                return
+            renewed = self._writer.follow(present, self._patience.connect_s)
         except StreamTimeout as silence:
             if (error := self._writer.silent(present, silence)) is not None:
                 self._patience.unanswered(error)
             return
         except StreamClosed as refusal:
             self._patience.pause(refusal, self._writer.patience_s)
+            return
+        if not renewed:  # a reader closes its stream before its process ends
+            self._patience.pause(lost, CLOSED_S)
             return
         self._patience.end()
         self._lost = None

@@ -19,6 +19,7 @@ from jsrl.transport.meeting.handshake import Check
 LOOK_S = 0.5  # between checks of a name
 CONNECT_S = 2.0  # for a bound stream to answer a hello, in the first attempt
 MOST_CONNECT_S = 8.0  # in later ones: a meeting takes up to six round trips; a worker has `deadlines.leave_s` to stop
+CLOSED_S = 60.0  # a peer closes its streams before its process ends, which the controller limits (deadlines.snapshot_s)
 REFUSED_S = 5.0  # a living peer that refuses this worker for longer has a reason
 ELSEWHERE_S = 60.0  # the same for a peer on another host: a lost host is noticed late
 SUSPECT_S = 30.0  # how long other servers are tried before a server on another host whose connection broke

@@ -29,7 +29,7 @@ from jsrl.workers.base import NullReporter
 from jsrl.workers.learner.batching import Batcher, BatchPlan, of_any_age
 from jsrl.workers.learner.replay_link import ReplayConsumer
 from jsrl.workers.learner.sources import FromReplay
-from jsrl.workers.peers import ELSEWHERE_S
+from jsrl.workers.peers import CLOSED_S
 from jsrl.workers.replay.build import build_replay
 from jsrl.workers.replay.worker import ReplaySettings, ReplayStreams, ReplayWorker
 
@@ -254,16 +254,17 @@ def test_drawing_thread_that_finds_the_old_stream_closed_late_ends_nothing(world
     monkeypatch.undo()
 
 
-def test_closed_stream_to_a_learner_on_another_host_is_borne_as_long_as_a_lost_host(world, monkeypatch):
-    """The end of a process there is noticed late."""
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_closed_stream_to_a_living_learner_is_borne_until_its_process_ends(world, monkeypatch, elsewhere):
+    """It may end long after it has closed its streams, and on another host that is noticed late."""
     w = world()
     worker = w.workers[0]
-    learner = worker._streams.learner = RestartedLearner(is_elsewhere=True)
+    learner = worker._streams.learner = RestartedLearner(is_elsewhere=elsewhere)
     learner.known = NEXT
     worker._streams.connect_batches = lambda *_: None
     monkeypatch.setattr(worker, "_settings", dataclasses.replace(worker._settings, threads=1))
     worker._lose(StreamClosed("the learner closed this stream"), worker._streams.batches)
-    worker._lost_s -= ELSEWHERE_S - 1
+    worker._lost_s -= CLOSED_S - 1
     worker.step()
     worker._lost_s -= 2
     with pytest.raises(StreamClosed, match="closed this stream"):

@@ -16,9 +16,8 @@ from jsrl.workers.ends import names_of_peers
 from jsrl.workers.following import Writer
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
 from jsrl.workers.peers import (
-    ELSEWHERE_S,
+    CLOSED_S,
     LOOK_S,
-    REFUSED_S,
     BriefRetry,
     FailoverPeer,
     Peer,
@@ -50,14 +49,9 @@ class ActorStreams:
             self._producer = CopyingProducer(self._writer, job.schemas.trajectory)
         self._server: FailoverPeer | None = None  # None: the actor acts itself
         self._renewed = False  # the producer has been reconnected, the client not yet
-        self._patience, self._server_is_lost = BriefRetry(), False
+        self._patience = BriefRetry()
         self._look_at_s = 0.0
         self._present: list[Registration] = []
-
-    @property
-    def patience_s(self) -> float:
-        """Return how long unchanged peers may refuse this worker."""
-        return max(self._writer.patience_s, ELSEWHERE_S if self._server_is_lost else REFUSED_S)
 
     @property
     def server_text(self) -> str:
@@ -113,7 +107,6 @@ class ActorStreams:
         broke = self._server is not None and self._client_broke()
         if self._server is not None and self._server.is_elsewhere and broke:
             self._server.mark_suspect()
-            self._server_is_lost = True
         found = [peer.find(timeout_s) for peer in self._peers]
         self._present = [entry for entry in found if entry is not None]
         if len(self._present) < len(found):
@@ -131,13 +124,13 @@ class ActorStreams:
             return False
         return False
 
-    def wait(self, error: StreamClosed, limit_s: float) -> None:
-        """Wait briefly for unchanged peers, for at most `limit_s` in total.
+    def wait(self, error: StreamClosed) -> None:
+        """Wait briefly for unchanged peers, for at most CLOSED_S in total.
 
         Raises:
-          StreamClosed: they still refuse this worker; `error` is why the streams were lost.
+          StreamClosed: they are still there; `error` is why the streams were lost.
         """
-        self._patience.pause(error, limit_s)
+        self._patience.pause(error, CLOSED_S)
 
     def renew(self) -> tuple[InferenceClient, SampleProducer] | None:
         """Return both ends, reconnected to the peers that `look` found; None: not ready, call `look` again.
@@ -173,5 +166,5 @@ class ActorStreams:
             server.known = found
         self.epoch = self._writer.read_epoch()
         self._patience.end()
-        self._renewed = self._server_is_lost = False
+        self._renewed = False
         return self._client, self._producer

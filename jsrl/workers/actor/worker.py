@@ -205,7 +205,7 @@ class Actor:
         if None in looks:
             return False
         if not any(looks) and len(streams) == len(self._policies):
-            streams[0][1].wait(lost, max(found.patience_s for _, found in streams))
+            streams[0][1].wait(lost)
             return False
         for policy, found in streams:
             ends = found.renew()

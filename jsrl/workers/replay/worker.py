@@ -24,7 +24,7 @@ from jsrl.runs.names import Registration
 from jsrl.transport.base import SampleConsumer, SampleProducer
 from jsrl.transport.meeting.handshake import Check
 from jsrl.workers.base import Reporter
-from jsrl.workers.peers import ELSEWHERE_S, REFUSED_S, BriefRetry, Peer, silent, stays
+from jsrl.workers.peers import CLOSED_S, BriefRetry, Peer, silent, stays
 from jsrl.workers.refusals import Refusals
 
 FOLDER = "replay"  # of a run: counters, and rows if they are saved
@@ -191,8 +191,8 @@ class ReplayWorker:
             self._patience.end()
             return
         if streams.learner.is_known(found):
-            if time.monotonic() - self._lost_s > (ELSEWHERE_S if streams.learner.is_elsewhere else REFUSED_S):
-                raise self._lost  # the learner is alive, but refuses this worker's batches
+            if time.monotonic() - self._lost_s > CLOSED_S:
+                raise self._lost  # the learner is alive, but takes no batches
             return
         with self._lock:  # a last batch may just be committed
             streams.batches.mark_lost("the learner was replaced")
