@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import math
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jsrl.file_lock import file_lock
 from jsrl.plain_files import read_plain
 
 LOCK_TIMEOUT_S = 10.0
@@ -102,32 +100,11 @@ def process_alive(pid: int) -> bool:
         return True
 
 
-@contextlib.contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold the folder's advisory lock (`.lock`), which the kernel frees when its holder dies.
+def folder_lock(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Hold the folder's advisory lock (`.lock`), as `file_lock`; without locks atomic replacement still works.
 
     Raises:
       TimeoutError: another process held it for LOCK_TIMEOUT_S.
       OSError: the lock file cannot be written.
     """
-    path = folder / ".lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
-        pause_s = 0.001
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                    break  # a file system without locks: atomic replacement still works, only clean-up may race
-                if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"another process held {path} for more than {LOCK_TIMEOUT_S:g} s")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.05)
-        yield
-    finally:
-        os.close(descriptor)
+    return file_lock(folder / ".lock", LOCK_TIMEOUT_S)

@@ -13,6 +13,7 @@ from typing import Any
 
 from jsrl.errors import ConfigError, MissingExtra, TrialsFailed
 from jsrl.extras import install_command
+from jsrl.file_lock import file_lock
 from jsrl.launch.interrupts import interrupts
 from jsrl.search.child import Child
 from jsrl.search.options import SearchOptions
@@ -109,7 +110,7 @@ class Search:
 
     def _asking(self) -> contextlib.AbstractContextManager[None]:
         """Hold what one process at a time may do: count the missing trials, and begin one."""
-        return locked(self._setup.folder / ASKING)
+        return file_lock(self._setup.folder / ASKING)
 
     def _ask(self) -> Any:
         """Return the next trial; None: none is missing."""
@@ -276,12 +277,4 @@ def held(folder: Path, *, shared: bool = False) -> Iterator[None]:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(f"the search {folder} is running already; wait for it, or end it with Ctrl-C.") from None
-        yield
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a file against other processes; wait until they have released it."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -20,11 +20,12 @@ from jsrl.cli.main import main
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, TrialsFailed
 from jsrl.experiment.options import options_of
+from jsrl.file_lock import file_lock
 from jsrl.report.charts import Axis
 from jsrl.search.child import Child
 from jsrl.search.options import SearchOptions
 from jsrl.search.page import page, rows, text_table
-from jsrl.search.search import ASKING, Search, Setup, finished, held, locked
+from jsrl.search.search import ASKING, Search, Setup, finished, held
 from jsrl.search.space import parse_range, parse_space
 
 pytest.importorskip("optuna")
@@ -144,7 +145,7 @@ def test_only_one_process_at_a_time_begins_a_trial(tmp_path):
     folder = tmp_path / "s"
     first, second = (Search(setup_of(folder), SearchOptions(trials=1, part=part), lambda line: None) for part in (1, 2))
     found: list[object] = []
-    with locked(folder / ASKING):
+    with file_lock(folder / ASKING):
         other = threading.Thread(target=lambda: found.append(second._ask()))
         other.start()
         other.join(0.1)
