@@ -5,8 +5,8 @@ the trained env steps per second and per CPU-second, share of the limit, policy 
 copies per row, memory of all processes, and the time to the first update. Every end-to-end figure is a whole run in fresh
 processes, measured after its warm-up; repetitions alternate between all arms.
 
-`--against sb3,sbx` runs other libraries on the same work in between and prints ratios; install them first with
-`python benchmarks/peers/install.py sb3 sbx`. The options of the comparison then come from benchmarks/peers/works.py.
+`--against sb3,sbx` runs other libraries on the same work in between and prints ratios. For a library that is missing the
+table has the command that installs it. The options of the comparison then come from benchmarks/peers/works.py.
 
 `sac_halfcheetah` and `td3` are measured as off-policy learning: updates alone by batch size (update frame rate, CPU time,
 share of the matrix-product rate), and sampling with updating, compared with sb3, sbx and torch-loop (a plain loop in torch).
@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import gpu
 from benchmarks.peers.replay_works import PEERS as REPLAY_PEERS

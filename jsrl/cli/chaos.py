@@ -15,7 +15,7 @@ from jsrl.cli.main import program
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.workers.kinds import own_kinds
 
-STRANGER = Path(__file__).resolve().parents[2] / "benchmarks" / "strangers.py"  # of a checkout
+STRANGER = (Path(__file__).parents[1] / "scripts" / "benchmarks" / "strangers.py").resolve()
 
 NOT_HERE = {
     "detach",
@@ -114,11 +114,6 @@ def settings_of(options: argparse.Namespace) -> ChaosSettings:
 def sender(messages_per_s: float) -> list[str] | None:
     """Return the command that sends unauthorised messages; None: none are sent."""
     if messages_per_s == 0:
-        return None
-    if not STRANGER.exists():
-        print(
-            "no unauthorised messages: the program that sends them is only in a source checkout (benchmarks/strangers.py)."
-        )
         return None
     return [sys.executable, str(STRANGER), "--per-s", str(messages_per_s)]
 
