@@ -27,6 +27,7 @@ from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import NullReporter
 from jsrl.workers.director import worker as module
 from jsrl.workers.director.leases import Leases, leases_of, result_of
+from jsrl.workers.director.standings import Standings
 from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.director.worker import DirectorWorker
 
@@ -391,3 +392,19 @@ def test_games_that_an_earlier_director_assigned_do_not_count() -> None:
 )
 def test_the_side_with_the_highest_return_wins(returns, result) -> None:
     assert result_of(returns) == result
+
+
+def test_ratings_and_payoffs_of_the_best_players_are_metrics(tmp_path: Path) -> None:
+    """Each pair once, whoever is ahead; pairs that did not play are left out, and so are players beyond the best."""
+    players = [Player("main", "latest"), *(Player("main", f"frozen-{i}") for i in range(1, 11))]
+    games = np.zeros((11, 11))
+    games[0, 1:], games[1:, 0] = 10.0, 10.0
+    points = games * np.linspace(1.0, 0.0, 11)[:, None]  # frozen-1 wins 9 of 10 games
+    points[0, 1:] = 10.0 - points[1:, 0]
+    standings = Standings(tmp_path)
+    metrics = standings.look(SimpleNamespace(results=lambda state: (players, points, games)), {})
+    assert metrics["payoff/main@latest/main@frozen-1"] == pytest.approx(0.1)
+    assert metrics["payoff/main@latest/main@frozen-3"] == pytest.approx(0.3)
+    assert sum(name.startswith("elo/") for name in metrics) == 7 and "elo/main@frozen-7" not in metrics
+    assert sum(name.startswith("payoff/") for name in metrics) == 6
+    assert metrics["elo/main@frozen-1"] == metrics["elo_best"] > metrics["elo/main@latest"] == metrics["elo_latest"]
