@@ -240,7 +240,8 @@ def ready_plan(
     if resumed:
         check_players(folder.path, [policy.folder for policy in plan.policies.values()])
         check_initial(plan.experiment, folder.path, [policy.folder for policy in plan.policies.values()])
-    check_recording(plan.experiment, plan.schemas)
+    for part in plan.policies.values():
+        check_recording(part.experiment, plan.job(part.learner).schemas)
     if resumed:
         begin_run_folder(experiment, folder)  # not before: a refused resume leaves the run unchanged
     for line in write_graph(folder, plan.graph, changed=plan.changed, resumed=resumed):
