@@ -2,7 +2,7 @@
 
 Each plot has one curve per seed: the mean return of greedy evaluation episodes over env steps, with a band of 95%
 confidence over those episodes. The files were written by benchmarks/keep.py. Dashed curves are those of another library, one
-per seed (benchmarks/peers/run_curve.py, run_replay_curve.py, run_benchmarl.py and run_rllib_seats.py). A dotted line is a published final score, or the return of
+per seed (written by drivers in benchmarks/peers). A dotted line is a published final score, or the return of
 optimal planning. Plots of hide-and-seek show the share of rewarded steps in which a hider is seen, without bands.
 """
 
