@@ -127,6 +127,7 @@ def main() -> int:
     from jsrl.launch.compilation import keep_compiled_here
 
     use_working_directory()
+    sys.path.insert(0, str(ROOT))  # a folder `benchmarks` of the user's must not hide ours
     try:
         experiment = parse(options, experiments()[given.name]()).experiment
         keep_compiled_here()

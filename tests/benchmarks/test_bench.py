@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.throughput import session, tables
+from benchmarks.throughput import alone, session, tables
 from benchmarks.throughput.alone import parts
 from benchmarks.throughput.end_to_end import KINDS, Tail, summary
 from jsrl.cli import bench as jsrl_bench
@@ -62,6 +62,20 @@ def test_a_wheel_has_every_script_that_bench_and_chaos_start():
         seen <= installed and Path("benchmarks/throughput/alone.py") in seen and Path("experiments/run.py") in installed
     )
     assert jsrl_bench.SCRIPT.is_file() and jsrl_chaos.STRANGER.is_file()
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_parts_are_measured_in_a_folder_with_modules_and_benchmarks_of_its_own(tmp_path):
+    """As far as the experiment is loaded: its environment does not exist."""
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('another benchmarks')")
+    (tmp_path / "own_module.py").write_text("from jsrl.configs.ppo_cartpole import config")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "own.py").write_text("from own_module import config")
+    words = [sys.executable, alone.__file__, "own", "--", "--env.id", "NoSuch-v0"]
+    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 2 and "NoSuch-v0" in ran.stderr, ran.stderr
 
 
 def run(*words, timeout_s=880, **variables):
