@@ -28,8 +28,8 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
 from jsrl.transport.base import Lease, ProducerId
 from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.samples.packing import Packing
 from jsrl.transport.samples.transports import bind_samples, connect_samples
+from jsrl.transport.wire.packing import Packing
 from jsrl.types import ArraySpec, Trajectory, leaves, make_trajectory_spec, zeros
 
 ROWS, GAMES, VARIANTS = 20, 16, 8

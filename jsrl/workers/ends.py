@@ -19,9 +19,9 @@ from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.meeting.admission import JoinRules
 from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.params.transports import bind_params, connect_params
-from jsrl.transport.samples.packing import Packing
 from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.transport.stream import End, name_at
+from jsrl.transport.wire.packing import Packing
 from jsrl.types import Tree
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job

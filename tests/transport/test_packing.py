@@ -13,9 +13,10 @@ import pytest
 from jsrl.errors import CodecError
 from jsrl.transport.base import ProducerId
 from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.samples.packing import LZ4, PLAIN, THIN, Packer, Packing, read_packing
+from jsrl.transport.samples.packing import Packer
 from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.transport.wire.codec import Message
+from jsrl.transport.wire.packing import LZ4, PLAIN, THIN, Packing, read_packing
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec
 
