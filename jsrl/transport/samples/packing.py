@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import CodecError
-from jsrl.transport.wire.packing import LZ4, THIN, Packing, lz4, stack
+from jsrl.transport.wire.packing import LZ4, THIN, Packing, compress, decompress, is_stack, stack
 from jsrl.transport.wire.schema import Leaf, flatten_schema, make_layout
-from jsrl.types import Trajectory, Tree, leaves
+from jsrl.types import Trajectory, Tree
 
 
 class Packer:
@@ -27,15 +27,15 @@ class Packer:
 
     def __init__(self, schema: Tree, packing: Packing) -> None:
         self._schema, self._layout = schema, make_layout(flatten_schema(schema))
-        self._frames = packing.frames if _stacks(schema, packing.frames) else None
+        self._has_stacks = isinstance(schema, Trajectory) and is_stack(schema.observation, packing.frames)
         self._compress = packing.compress
-        self._thin = make_layout(_thinned(self._layout.leaves) if self._frames else ())
+        self._thin = make_layout(_thinned(self._layout.leaves) if self._has_stacks else ())
         self._at = next((i for i, leaf in enumerate(self._layout.leaves) if leaf.name == "observation"), -1)
 
     def pack(self, raw: np.ndarray) -> tuple[dict[str, bool], Any]:
         """Return (fields for the message, bytes to send) of a block [size_bytes]; the bytes are `raw` or new memory."""
         fields, packed = {}, raw
-        if self._frames:
+        if self._has_stacks:
             fields[THIN], packed = True, np.empty(self._thin.size_bytes, np.uint8)
             first, newest, black, *others = self._thin.views(packed)
             whole = self._layout.views(raw)
@@ -45,8 +45,8 @@ class Packer:
             for target, leaf in zip(others, whole, strict=True):
                 target[...] = leaf
         if self._compress:
-            smaller = np.frombuffer(lz4().compress(packed, store_size=False), np.uint8)
-            if smaller.nbytes < packed.nbytes:
+            smaller = compress(packed)
+            if smaller is not None:
                 fields[LZ4], packed = True, smaller
         return fields, packed
 
@@ -56,15 +56,12 @@ class Packer:
         Raises:
           CodecError: they hold none.
         """
-        thin = fields.get(THIN) is True and self._frames is not None
+        thin = fields.get(THIN) is True and self._has_stacks
         size = self._thin.size_bytes if thin else self._layout.size_bytes
         if not isinstance(packed, np.ndarray) or packed.dtype != np.uint8 or packed.ndim != 1:
             raise CodecError(f"a sample of {type(packed).__name__}, expected raw bytes.")
         if fields.get(LZ4) is True and self._compress:
-            try:
-                packed = np.frombuffer(lz4().decompress(packed, uncompressed_size=size), np.uint8)
-            except (ValueError, lz4().LZ4BlockError) as error:
-                raise CodecError(f"a sample that LZ4 cannot read: {error}.") from error
+            packed = decompress(packed, size)
         if packed.nbytes != size:
             raise CodecError(f"a sample of {packed.nbytes} bytes, expected {size}.")
         return self._stacked(packed) if thin else packed
@@ -88,14 +85,6 @@ def _black(observation: np.ndarray, is_first: np.ndarray) -> np.ndarray:
     older = observation[1:][black][..., :-1]
     black[black] = ~older.any(axis=tuple(range(1, older.ndim)))
     return black
-
-
-def _stacks(schema: Tree, frames: int | None) -> bool:
-    """Return whether the observations of a stream are stacks of `frames` frames, and worth packing."""
-    if frames is None or frames < 2 or not isinstance(schema, Trajectory):
-        return False
-    found = leaves(schema.observation)
-    return len(found) == 1 and not isinstance(schema.observation, dict) and found[0].shape[-1] == frames
 
 
 def _thinned(every: tuple[Leaf, ...]) -> list[Leaf]:
