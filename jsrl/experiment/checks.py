@@ -31,8 +31,8 @@ def check(experiment: Experiment) -> None:
     if isinstance(e.agent, dict | list | tuple):
         raise ConfigError(
             "an experiment has one agent (a config such as PPOConfig). Several policies in one environment are its policies: "
-            "policies={NAME: PolicyConfig(agent, seats=...)}. To train policies on environments of their own, see Two policies "
-            "in docs/dataflow.md."
+            "policies={NAME: PolicyConfig(agent, seats=...)}. To train policies on environments of their own, see "
+            "Two policies in docs/dataflow.md."
         )
     check_policies(e.policies, e.agent, e.seed)
     _check_choices(e)
