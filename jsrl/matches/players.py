@@ -83,7 +83,7 @@ DRAWN_ORDERS = 24
 
 
 def seatings(spec: GameSpec, players: Sequence[Contestant], seed: int = 0) -> list[tuple[int, ...]]:
-    """Return in which orders players sit down: the player of each side, by number, in one game after the other.
+    """Return the seatings of successive games: the player of each side, by number.
 
     Each order comes with its rotations, so that each player has each side equally often. Fewer players than sides sit at
     several sides, in turn.
