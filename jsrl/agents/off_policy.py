@@ -202,7 +202,7 @@ def every(
 
     Args:
       updates: number before this one; the same on all devices. step: (state) -> (state, metrics). reported: metrics of
-      its last call.
+        its last call.
     """
     if period == 1:
         return step(state)
