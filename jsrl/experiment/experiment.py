@@ -99,7 +99,7 @@ class Experiment:
     encrypt: bool = False
     """With transport zeromq: encrypted streams over TCP, even on loopback, instead of Unix sockets."""
     compress: bool = False
-    """Compress trajectories that go over TCP (to other hosts) with LZ4, for links that are slower than the cores."""
+    """Compress trajectories and requests that go over TCP (to other hosts) with LZ4, for links slower than the cores."""
     deterministic: bool = False
     """Give the same bits with any placement and number of actors; num_groups must be the same. Groups are never merged, and
     are processed in order. Serial placement always does this, on a GPU up to rounding."""
