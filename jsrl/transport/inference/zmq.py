@@ -226,7 +226,7 @@ class ZmqInferenceServer(ServerEnd):
         layout = AreaLayout(self.spec, group_sizes)
         if layout.size_bytes > MAX_MESSAGE_BYTES:
             raise ConfigError(
-                f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can travel; "
+                f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be sent; "
                 "use smaller groups."
             )
         peer = _ZmqClient(client, route, layout, self._packing, self._socket, self._keys)
