@@ -48,12 +48,15 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument("--seconds", type=float, default=8.0, help="seconds of each window (default: %(default)s)")
     line.add_argument(
-        "--warm-up-s", type=float, default=2.0, help="left out after the first update (default: %(default)s)"
+        "--warm-up-s",
+        type=float,
+        default=2.0,
+        help="seconds after the first update that do not count (default: %(default)s)",
     )
     line.add_argument(
         "--repetitions", type=int, default=3, help="of all arms, alternating; 0: only a search (default: 3)"
     )
-    line.add_argument("--starts", type=int, default=1, help="times that starts are measured, 0 for never (default: 1)")
+    line.add_argument("--starts", type=int, default=1, help="how often to measure starts; 0: never (default: 1)")
     line.add_argument(
         "--batch", default="256,8192", help="off-policy: batch sizes of updates alone (default: %(default)s)"
     )
@@ -61,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument(
         "--num-envs",
         type=int,
-        help="with --against: environments of every system; rollouts keep the rows of an update (default: 16)",
+        help="with --against: environments of every system; an update keeps its number of rows (default: 16)",
     )
     line.add_argument("--parts", default="updates,learning", help="off-policy: parts to run (default: %(default)s)")
     peers = f"other libraries: {','.join(PEERS)}; NAME:1 takes part in the first repetition only. Off-policy: "

@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--hangs", type=float, default=0.0, help="share of faults that stop only the main thread (default: 0)"
     )
-    parser.add_argument("--storm-seed", type=int, default=0, help="of the faults (default: 0)")
+    parser.add_argument("--storm-seed", type=int, default=0, help="seed of the faults (default: 0)")
     parser.add_argument(
         "--patience-s", type=float, default=60.0, help="seconds within which the run must recover (default: 60)"
     )
@@ -142,7 +142,7 @@ def check_args(args: list[str]) -> None:
     asked = cli.parse(args, load(name))
     if wrong := sorted(asked.given & NOT_HERE):
         raise ConfigError(
-            f"--{wrong[0]} does not go with jsrl chaos, which starts one new run and stops it; leave it out."
+            f"--{wrong[0]} cannot be combined with jsrl chaos, which starts one new run and stops it; leave it out."
         )
     experiment = asked.experiment
     if not experiment.where.has_processes:

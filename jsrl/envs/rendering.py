@@ -260,8 +260,8 @@ class _TwoConsoles:
         frames, *rest = self._shown.step(action)
         if any((mine != its).any() for mine, its in zip(stepped[1:4], rest[:3], strict=True)):
             raise EnvironmentFault(
-                f"environment {self._name!r}: two emulators with the same seed and actions diverged, so that the one "
-                "shows what the other does not play. Leave recorder.enabled off, or record with --recorder.env.backend sync."
+                f"environment {self._name!r}: two emulators with the same seed and actions diverged, so the film would "
+                "not show the game that is played. Leave recorder.enabled off, or record with --recorder.env.backend sync."
             )
         self.screen = frames[0, -1].copy()
         return stepped

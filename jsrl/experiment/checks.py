@@ -31,8 +31,8 @@ def check(experiment: Experiment) -> None:
     if isinstance(e.agent, dict | list | tuple):
         raise ConfigError(
             "an experiment has one agent (a config such as PPOConfig). Several policies in one environment are its policies: "
-            "policies={NAME: PolicyConfig(agent, seats=...)}; policies with environments of their own are trained by further "
-            "learners of its graph: see Two policies in docs/dataflow.md."
+            "policies={NAME: PolicyConfig(agent, seats=...)}. To train policies on environments of their own, see "
+            "Two policies in docs/dataflow.md."
         )
     check_policies(e.policies, e.agent, e.seed)
     _check_choices(e)
@@ -171,8 +171,8 @@ def split_bind(bind: str) -> tuple[str, int | None]:
             raise ValueError(port)
     except ValueError:
         raise ConfigError(
-            f"bind is {bind!r}; expected an IP address of this host, such as 10.0.0.5, or 0.0.0.0 for all it has; with the "
-            "first of its ports 10.0.0.5:7000, for IPv6 [fd00::5]:7000."
+            f"bind is {bind!r}; expected an IP address of this host, such as 10.0.0.5, or 0.0.0.0 for all of them. With a "
+            "first port: 10.0.0.5:7000, for IPv6 [fd00::5]:7000."
         ) from None
     return address, None if port is None else int(port)
 
@@ -308,8 +308,8 @@ def _check_ranks(e: Experiment) -> None:
     }
     if given := [name for name, is_given in others.items() if is_given]:
         raise ConfigError(
-            f"learner.num_ranks={ranks} divides batches of fresh trajectories over processes; it does not go with {given[0]}. "
-            "Leave one of them out."
+            f"learner.num_ranks={ranks} divides batches of fresh trajectories over processes; it cannot be combined with "
+            f"{given[0]}. Leave one of them out."
         )
     if e.num_actors != "auto" and e.actors % ranks:
         raise ConfigError(

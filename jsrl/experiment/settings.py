@@ -113,7 +113,7 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class EvaluatorConfig:
-    """How snapshots are evaluated: its own environment options and seeds, a fixed number of episodes per slot."""
+    """How snapshots are evaluated: with separate environment options and seeds, and a fixed number of episodes per slot."""
 
     enabled: bool = True
     """Evaluate snapshots while the run trains, and after its end."""
@@ -195,8 +195,8 @@ class SupervisionConfig:
     max_backoff_s: float = 30.0
     """Maximum seconds before a restart."""
     memory_margin_mb: int = 1024
-    """With transport zeromq: MiB that a worker which others connect to may use beyond its memory after start-up and the
-    declared size of its streams and state. A worker above that is replaced, since a connection may be filling its memory."""
+    """With transport zeromq: MiB that a listening worker may use beyond its memory after start-up and the declared size of
+    its streams and state. A worker above this bound is replaced: a connection may be filling its memory."""
     actor: int | None = None
     """Restarts of each actor; None: `restart`."""
     inference: int | None = None

@@ -232,7 +232,7 @@ def ready_plan(
             raise
         raise ConfigError(
             f"{str(error).removesuffix('.')}. The run continues with the changed graph that it was started with ({FILE}); "
-            "leave out the options that do not go with it, or give --graph to change the experiment's graph again."
+            "leave out the options that contradict it, or give --graph to change the experiment's graph again."
         ) from error
     plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, show=show))
     check_devices(plan, accelerators())

@@ -46,7 +46,7 @@ class Limits:
 
     Attributes:
       seconds: least duration of the measurement. updates: least number of updates. warm_s: after the first update, not
-      counted.
+        counted.
       start_s: until the first update. longest_s: for the measurement, even with slow updates.
       give_up_share: share of the best speed below which a trial is ended early.
     """
@@ -65,9 +65,9 @@ class Speed:
 
     Attributes:
       env_steps_per_s: trained; 0: it failed. seconds, updates: of the measurement. start_s: from the command to the first
-      update. cut: ended early, far behind the best. error: why it failed. load: load average of the machine at the end.
+        update. cut: ended early, far behind the best. error: why it failed. load: load average of the machine at the end.
       metrics: the run's last line. means: of its lines since it was warm. launcher_cores: cores that the launching
-      process kept busy.
+        process kept busy.
     """
 
     env_steps_per_s: float = 0.0

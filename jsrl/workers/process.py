@@ -159,8 +159,8 @@ class ControlReporter:
 def slowness(kind: Kind, workers: int, silence_s: float) -> float:
     """Return the factor by which a worker reports less often than usual in a run with `workers` workers.
 
-    It exceeds 1 only for kinds of which there may be thousands, so that together they report as much as QUICK_WORKERS do,
-    but no worker seems to hang: that is assumed after `silence_s` without a heartbeat.
+    It exceeds 1 only for kinds of which there may be thousands: together they report as much as QUICK_WORKERS do. Heartbeats
+    still come often enough that no worker seems to hang, which is assumed after `silence_s` without one.
     """
     most = min(MOST_SLOWNESS, silence_s / (LEAST_BEATS * HEARTBEAT_S))
     return max(1.0, min(workers / QUICK_WORKERS, most)) if kind.forks else 1.0

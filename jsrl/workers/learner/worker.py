@@ -183,7 +183,7 @@ class Learner:
         return self._learn(batch) if self._directed.trains(batch) else self._skip()
 
     def _learn(self, batch: Batch) -> UpdateOutput:
-        """One call of the update: apart from publishing, the purpose of the whole system."""
+        """Make one call of the update."""
         self._phases.enter("update")
         key = jax.random.fold_in(self._key, self.updates)
         before = self._state
