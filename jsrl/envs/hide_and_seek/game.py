@@ -38,6 +38,7 @@ TASKS: dict[str, type[Task]] = {
     "shelter": Shelter,
     "counting": Counting,
 }
+LEAST_MUJOCO = (3, 5)  # its mj_multiRay has one argument more than before
 ACTIONS = MultiDiscrete((LEVELS, LEVELS, LEVELS, 2, 2))  # force along x and y, torque, pull, lock
 
 
@@ -230,10 +231,15 @@ def import_mujoco(config: EnvConfig) -> None:
     """Import MuJoCo.
 
     Raises:
-      MissingExtra: it is not installed.
+      MissingExtra: it is not installed, or too old.
     """
+    command = install_command("hide-and-seek")
     try:
-        import mujoco  # noqa: F401
+        import mujoco
     except ImportError as error:
-        command = install_command("hide-and-seek")
         raise MissingExtra(f"environment {config.id!r} needs MuJoCo ({error}): {command}") from error
+    if tuple(int(part) for part in mujoco.__version__.split(".")[:2]) < LEAST_MUJOCO:
+        least = ".".join(map(str, LEAST_MUJOCO))
+        raise MissingExtra(
+            f"environment {config.id!r} needs MuJoCo {least} or newer; {mujoco.__version__} is installed: {command}"
+        )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.hide_and_seek.ahead import WorldsAhead
+from jsrl.envs.hide_and_seek.game import LEAST_MUJOCO
 from jsrl.envs.hide_and_seek.layouts import draw_layout
 from jsrl.envs.hide_and_seek.settings import settings_of
 from jsrl.envs.hide_and_seek.walls import OUTER_HEIGHT, box_of
@@ -282,11 +285,21 @@ def test_invalid_options_are_refused(name: str, options: dict, told: str) -> Non
         make_game(EnvConfig(f"hide_and_seek:{name}", kwargs=options), 1, 0)
 
 
-def test_missing_mujoco_names_the_install_command(monkeypatch) -> None:
+def test_missing_or_old_mujoco_names_the_install_command(monkeypatch) -> None:
     import sys
 
-    monkeypatch.setitem(sys.modules, "mujoco", None)
     config = EnvConfig("hide_and_seek:empty")
-    for call in (lambda: make_game(config, 1, 0), lambda: import_modules(config)):
-        with pytest.raises(MissingExtra, match=r"needs MuJoCo .*pip install .*\[hide-and-seek\]"):
+    calls = (lambda: make_game(config, 1, 0), lambda: import_modules(config))
+    monkeypatch.setattr(mujoco, "__version__", "3.4.0")
+    for call in calls:
+        with pytest.raises(MissingExtra, match=r"needs MuJoCo 3.5 or newer; 3.4.0 is .*pip install .*\[hide-and-seek\]"):
             call()
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    for call in calls:
+        with pytest.raises(MissingExtra, match=r"needs MuJoCo \(.*pip install .*\[hide-and-seek\]"):
+            call()
+
+
+def test_package_asks_for_the_version_of_mujoco_that_the_game_needs() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["hide-and-seek"] == [f"mujoco>={'.'.join(map(str, LEAST_MUJOCO))}"]
