@@ -75,7 +75,7 @@ def test_near_option_limits_the_distance_at_which_hiders_count_as_seen() -> None
         game = scene(agents, walls=[], reward_range=2.0)
         assert act(game).reward[0].tolist() == reward
         assert game.sight.seen[0, 1, 0]
-    with pytest.raises(ConfigError, match="reward_range is 0; give a positive number"):
+    with pytest.raises(ConfigError, match="reward_range is 0; give a positive, finite number"):
         settings_of("empty", {"reward_range": 0})
 
 

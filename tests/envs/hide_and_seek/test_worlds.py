@@ -268,7 +268,10 @@ def test_slots_are_independent() -> None:
         ("empty", {"n_hiders": 4}, "n_hiders is 4"),
         ("empty", {"max_others": 2}, "max_others is 2"),
         ("empty", {"n_boxes": [4, 3]}, "n_boxes is"),
-        ("empty", {"map_scale": 0}, "map_scale is 0"),
+        ("empty", {"map_scale": 0}, "map_scale is 0; give a finite number of at least 0.67"),
+        ("empty", {"map_scale": math.inf}, "map_scale is inf; give a finite"),
+        ("empty", {"floor_size": math.inf}, "floor_size is inf; give a positive, finite number"),
+        ("quadrant", {"floor_size": 12.0}, "floor_size is 12, .*beyond 5.9 m .*give map_scale"),
         ("empty", {"map_scale": "2"}, "map_scale is '2'; its type is float"),
         ("empty", {"horizon": "80"}, "horizon is '80'; its type is int"),
         ("empty", {"n_boxes": [1, 2, 3]}, r"n_boxes is \[1, 2, 3\]; its type is int | tuple\[int, int\]"),
@@ -276,7 +279,14 @@ def test_slots_are_independent() -> None:
         ("empty", {"restrict_rect": [0, 0, 1]}, r"restrict_rect is \[0, 0, 1\]; its type is tuple"),
         ("empty", {"restrict_rect": [0, 0, 1, -1]}, "restrict_rect is .*each minimum below its maximum"),
         ("empty", {"n_sites": 1}, "n_sites is 1; empty has none"),
-        ("empty", {"hiders_together_radius": 0}, "hiders_together_radius is 0; give a positive number"),
+        ("empty", {"hiders_together_radius": 0}, "hiders_together_radius is 0; give a positive"),
+        (
+            "randomwalls",
+            {"seekers_together_radius": 0.2},
+            "seekers_together_radius is 0.2; 2 agents need more than a cell",
+        ),
+        ("counting", {"n_ramps": 1}, "n_ramps is 1; counting has only cubes"),
+        ("counting", {"n_boxes": [2, 5]}, r"n_boxes is \(2, 5\); counting needs a number from 1 to 6"),
         ("quadrant", {"door_size": -1}, "door_size is -1; give at least 0"),
     ],
 )
@@ -292,7 +302,9 @@ def test_missing_or_old_mujoco_names_the_install_command(monkeypatch) -> None:
     calls = (lambda: make_game(config, 1, 0), lambda: import_modules(config))
     monkeypatch.setattr(mujoco, "__version__", "3.4.0")
     for call in calls:
-        with pytest.raises(MissingExtra, match=r"needs MuJoCo 3.5 or newer; 3.4.0 is .*pip install .*\[hide-and-seek\]"):
+        with pytest.raises(
+            MissingExtra, match=r"needs MuJoCo 3.5 or newer; 3.4.0 is .*pip install .*\[hide-and-seek\]"
+        ):
             call()
     monkeypatch.setitem(sys.modules, "mujoco", None)
     for call in calls:
