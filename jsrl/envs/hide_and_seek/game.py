@@ -26,8 +26,9 @@ from jsrl.envs.hide_and_seek.statistics import Statistics
 from jsrl.envs.hide_and_seek.task import Task
 from jsrl.envs.hide_and_seek.worlds import World, Worlds
 from jsrl.envs.rows import slot_seeds
-from jsrl.errors import MissingExtra
+from jsrl.errors import ConfigError, MissingExtra
 from jsrl.extras import install_command
+from jsrl.references.importing import nearest
 from jsrl.types import Array, ArraySpec, GameSpec, MultiDiscrete, Seat
 
 log = logging.getLogger("jsrl.envs")
@@ -81,12 +82,22 @@ class HideAndSeek:
         self.hands = Hands(settings, self.worlds)
         self.task = TASKS[settings.scenario](settings, self.worlds, self.hands) if settings.is_task else None
         self._statistics = Statistics(settings, self.worlds, self.hands)
+        self._check_metrics()
         self._observations = Observations(settings, self.worlds, self.sight, self.hands)
         self.clock, self._begun = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
         self._limit = min(settings.horizon, config.max_episode_steps or settings.horizon)
         self.discarded = 0
         self._pictures: Pictures | None = None
         self._seekers = np.arange(len(names)) >= settings.n_hiders
+
+    def _check_metrics(self) -> None:
+        """Check that the statistics of `episode_metrics` exist. Raises ConfigError."""
+        known = (*self._statistics.of(0, discarded=False), "task_score")
+        for _, key, _ in self._rows.metrics.entries:
+            if key not in known:
+                raise ConfigError(
+                    f"env.episode_metrics has {key!r}{nearest(key, known)}; statistics of hide_and_seek: {', '.join(known)}"
+                )
 
     def reset(self) -> GameStep:
         """Reset every slot."""

@@ -192,6 +192,12 @@ def test_shorter_limit_ends_episodes_with_statistics() -> None:
     assert ended == [(t, 3, ["max_box_move", "seen_share"]) for t in (3, 3, 7, 7)]
 
 
+def test_unknown_statistics_are_refused() -> None:
+    config = EnvConfig("hide_and_seek:empty", episode_metrics=("seen_share:mean", "num_boxes_lock"))
+    with pytest.raises(ConfigError, match=r"episode_metrics has 'num_boxes_lock'.*num_box_lock.*task_score"):
+        make_game(config, 1, 0)
+
+
 def test_a_closed_game_frees_its_worlds() -> None:
     game = make_game(EnvConfig("hide_and_seek:empty"), 1, 0)
     game.reset()
