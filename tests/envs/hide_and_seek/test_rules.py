@@ -161,13 +161,15 @@ SCRIPTED = {
 }
 
 
-def test_an_invalid_state_ends_its_episode_and_is_counted(capfd) -> None:
+@pytest.mark.parametrize("speed", [np.nan, 2e10])  # damping makes the second one valid again within the env step
+def test_an_invalid_state_ends_its_episode_and_is_counted(speed: float, tmp_path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes its log there
     config = EnvConfig("hide_and_seek:empty", kwargs={"prep_fraction": 0.0}, episode_metrics=("discard_episode",))
     game = make_game(config, 2, 0, groups=EVERYBODY)
     rng, step = np.random.default_rng(0), game.reset()
     step = game.step(random_joint_actions(game, step.observation, rng))
     before = game.worlds.position[1].copy()
-    game.worlds.worlds[1].simulation.qvel[0] = np.nan
+    game.worlds.worlds[1].simulation.qvel[0] = speed
     step = game.step(random_joint_actions(game, step.observation, rng))
     np.testing.assert_array_equal(game.worlds.position[1], before)
     assert game.discarded == 1 and not step.reward[1].any() and step.reward[0].all() and (step.discount == 1).all()
