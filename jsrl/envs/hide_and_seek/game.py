@@ -138,8 +138,12 @@ class HideAndSeek:
             return None
         return (self.clock >= self.settings.prep_steps)[:, None] | ~self._seekers
 
-    def render(self, slot: int = 0, *, lidar: bool = False) -> np.ndarray:
-        """Return a picture of a slot, uint8 [480, 480, 3]. It needs OpenGL: MUJOCO_GL=egl or osmesa without a display."""
+    def render(self, slot: int = 0, *, lidar: bool | None = None) -> np.ndarray:
+        """Return a picture of a slot, uint8 [480, 480, 3]. It needs OpenGL: MUJOCO_GL=egl or osmesa without a display.
+
+        `lidar`: draw the rays; None: as `show_lidar` says.
+        """
+        lidar = self.settings.show_lidar if lidar is None else lidar
         if self._pictures is None:
             self._pictures = Pictures(self.settings, self.worlds, self.sight, self.hands)
         return self._pictures.draw(slot, lidar=lidar)

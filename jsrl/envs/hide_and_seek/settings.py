@@ -60,6 +60,7 @@ class Settings:
       relative: positions of other entities are relative to the agent's, along the world's axes; the angle of another agent
         is its bearing relative to the agent's direction of view; the agent's own angle is wrapped. For small networks.
       hide_unseen: rows of unseen entities are zeros, for networks that do not read the masks.
+      show_lidar: pictures and films show the lidar's rays.
     """
 
     scenario: str
@@ -95,6 +96,7 @@ class Settings:
     seekers_wait: bool = False
     relative: bool = False
     hide_unseen: bool = False
+    show_lidar: bool = False
 
     def __post_init__(self) -> None:
         """Check that the values are consistent. Raises ConfigError."""
