@@ -130,6 +130,8 @@ def robust(decisions: int) -> None:
             for _ in range(decisions // 36):
                 step = game.step(random_joint_actions(game, step.observation, rng))
                 assert game.worlds.position[:, : hiders + seekers, 2].max() <= 3.0
+                assert np.isfinite(step.state).all() and np.isfinite(step.reward).all()
+                assert all(np.isfinite(seen["lidar"]).all() for seen in step.observation.values())
             assert game.discarded == 0
             for world in game.worlds.worlds:
                 warnings = world.simulation.warning

@@ -16,7 +16,7 @@ from jsrl.envs.hide_and_seek.ahead import WorldsAhead
 from jsrl.envs.hide_and_seek.game import LEAST_MUJOCO
 from jsrl.envs.hide_and_seek.layouts import draw_layout
 from jsrl.envs.hide_and_seek.settings import settings_of
-from jsrl.envs.hide_and_seek.walls import OUTER_HEIGHT, box_of
+from jsrl.envs.hide_and_seek.walls import OUTER_HEIGHT, box_of, walls_of
 from jsrl.envs.hide_and_seek.worlds import build_world
 from jsrl.envs.make import import_modules, make_game
 from jsrl.envs.random_play import random_joint_actions
@@ -109,19 +109,24 @@ def test_ten_thousand_resets_never_fail() -> None:
     assert np.mean(attempts) < 1.2
 
 
-def test_doors_are_wide_enough() -> None:
-    """Pieces of one wall stand on one line: the gap between two of them is a door, one per wall."""
-    settings, drawn = layouts("randomwalls", 300)
-    widths = set()
-    for layout in drawn:
-        inner = [wall for wall in layout.walls if wall.height < OUTER_HEIGHT]
-        for i, one in enumerate(inner[:-1]):
-            other = inner[i + 1]
-            if (one.axis, one.at) == (other.axis, other.at) and other.start == one.end + 3:
-                low, high = (box_of(wall, settings.cell) for wall in (one, other))
-                end = low[0][one.axis] + low[1][one.axis]
-                widths.add(round(high[0][one.axis] - high[1][one.axis] - end, 6))
-    assert widths == {0.7}
+def test_each_inner_wall_has_at_most_one_door_of_two_cells() -> None:
+    """Equal seeds draw the same rooms with and without doors, so the pieces of each wall are known."""
+    closed, opened = (settings_of("randomwalls", {"door_size": size, "prob_outside_walls": 1.0}) for size in (0, 2))
+    numbers, widths = set(), set()
+    for seed in range(300):
+        whole, pieces = (walls_of(settings, np.random.default_rng(seed))[4:] for settings in (closed, opened))
+        numbers.add(len(whole))
+        for wall in whole:
+            mine = [p for p in pieces if p[:2] == wall[:2] and wall.start <= p.start and p.end <= wall.end]
+            free = sorted(set(range(wall.start, wall.end + 1)) - {c for p in mine for c in range(p.start, p.end + 1)})
+            at_an_end = bool(free) and (
+                free[0] == wall.start or free[-1] == wall.end
+            )  # one of its cells is another wall's
+            assert len(free) in (0, 2 + at_an_end) and (not free or free[-1] - free[0] == len(free) - 1)
+            if len(mine) == 2:
+                low, high = (box_of(piece, opened.cell) for piece in sorted(mine, key=lambda piece: piece.start))
+                widths.add(round(high[0][wall.axis] - high[1][wall.axis] - low[0][wall.axis] - low[1][wall.axis], 6))
+    assert numbers == {0, 1, 2, 3} and widths == {0.7}
 
 
 def test_quadrant_scenario() -> None:
@@ -197,6 +202,7 @@ def test_shapes_masks_and_order_of_rows(scenario: str, team: int) -> None:
             assert real.sum(axis=1).tolist() == [world.layout.boxes for world in game.worlds.worlds]
             assert not own["box_obs"][~real].any() and not own["mask_ab_obs"][~real].any()
             assert own["box_obs"][real].any(axis=1).all(), "rows of unseen boxes keep their features"
+            assert own["mask_ar_obs_spoof"].all() and own["ramp_obs"].any(axis=2).all()
 
 
 def test_rows_of_unseen_entities_may_be_hidden() -> None:
