@@ -104,6 +104,9 @@ def test_agents_outside_are_penalised_alone_in_the_main_game() -> None:
     agents = [(13, 3, EAST), (3, 3, EAST), (4, 4, NORTH)]
     game = scene(agents, walls=[], scenario="randomwalls", hiders=2)
     assert act(game).reward.tolist() == [[-10.0, 1.0, -1.0]]
+    for x, lost in ((12.02, True), (11.98, False), (-5.98, False), (-6.02, True)):  # of the centre
+        game = scene([(x, 3, EAST), *agents[1:]], walls=[], scenario="randomwalls", hiders=2)
+        assert (act(game).reward[0, 0] == -10.0) == lost
     early = scene(agents, walls=[], scenario="randomwalls", hiders=2, prep_fraction=0.4)
     assert not act(early).reward.any()
 

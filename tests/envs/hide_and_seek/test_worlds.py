@@ -141,6 +141,14 @@ def test_quadrant_scenario() -> None:
         assert (boxes[:, 0] >= 3.0).all() and (boxes[:, 1] + 0.5 <= 3.0).all()
         assert not ((seekers[:, 0] >= 15) & (seekers[:, 1] < 14)).any()
     assert np.mean(np.array(doors) == 1) == pytest.approx(0.5, abs=0.04) and set(doors) == {1, 2}
+    cells = np.array([layout.cells for layout in drawn])
+    room = (cells[..., 0] >= 15) & (cells[..., 1] < 15)
+    assert (room[:, [0, 1, 4]].mean(axis=0) > 0.1).all() and (room[:, [0, 1, 4]].mean(axis=0) < 0.3).all()
+    quarters = [(cells[:, 2:4, 0] >= 15).mean(), (cells[:, 2:4, 1] >= 15).mean()]  # three quarters, equally often
+    assert quarters == pytest.approx([1 / 3, 2 / 3], abs=0.05)
+    _, drawn = layouts("quadrant", 50, hider_uniform_placement=False)
+    corners = np.array([layout.corners[:2] for layout in drawn])
+    assert (corners[..., 0] >= 3.0).all() and (corners[..., 1] + 0.3 <= 3.0).all()
 
 
 def test_a_world_at_rest() -> None:
