@@ -125,6 +125,13 @@ def test_any_agent_that_locks_at_once_may_become_the_owner() -> None:
     assert owners == {0, 1}
 
 
+@pytest.mark.parametrize(("gap", "near"), [(0.24, True), (0.27, False)])
+def test_locking_needs_reach(gap: float, near: bool) -> None:
+    game = scene([beside(gap), FAR], boxes=[(3, 3)], **OPEN)
+    act(game, LOCK)
+    assert locked(game) == near
+
+
 def test_locking_needs_sight() -> None:
     game = scene([beside(0.2, WEST), FAR], boxes=[(3, 3)], **OPEN)
     act(game, LOCK)

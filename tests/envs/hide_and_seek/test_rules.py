@@ -111,10 +111,11 @@ def test_agents_outside_are_penalised_alone_in_the_main_game() -> None:
     assert not act(early).reward.any()
 
 
-def test_box_outside_penalises_everybody_in_the_quadrant() -> None:
-    game = scene([(3, 3), (4, 4)], boxes=[(2, 2)], walls=[], scenario="quadrant")
+@pytest.mark.parametrize("body", [2, 3, 4])
+def test_object_outside_penalises_everybody_in_the_quadrant(body: int) -> None:
+    game = scene([(3, 3), (4, 4)], ramps=[(1, 4)], boxes=[(2, 2), (1, 1)], walls=[], scenario="quadrant")
     assert np.abs(act(game).reward).max() == 1.0
-    game.worlds.worlds[0].simulation.qpos[8] = 7.0
+    game.worlds.worlds[0].simulation.qpos[4 * body] = 7.0
     assert act(game).reward.tolist() == [[-10.0, -10.0]]
 
 
@@ -130,7 +131,7 @@ METRICS = (
 
 
 def test_the_statistics_of_a_scripted_episode() -> None:
-    """A hider drags a box for ten steps, then locks it; seeker and hider face each other at the end."""
+    """A hider drags a box for ten steps, and locks it in the step after the preparation, when its statistics are taken."""
     config = EnvConfig("hide_and_seek:empty", kwargs=SCRIPTED, episode_metrics=METRICS)
     pattern = scene([(2.55, 3, EAST), (1, 5.5)], boxes=[(3, 3)], **SCRIPTED, walls=[])
     game = make_game(config, 1, 0)
@@ -139,7 +140,7 @@ def test_the_statistics_of_a_scripted_episode() -> None:
     game.refresh()
     begin, moved, step = centre(game, 2).copy(), None, None
     for k in range(1, 51):
-        step = act(game, (1, 5, 5, 1, 0) if k <= 10 else (5, 5, 5, 0, 1))
+        step = act(game, (1, 5, 5, 1, 0) if k <= 10 else (5, 5, 5, 1, 0) if k <= 20 else (5, 5, 5, 0, 1))
         if k == 21:
             moved = float(np.linalg.norm(centre(game, 2) - begin))
         assert bool(step.episodes) == (k == 50)
@@ -149,7 +150,7 @@ def test_the_statistics_of_a_scripted_episode() -> None:
     assert moved > 1.0 and told["max_box_move_prep"] == pytest.approx(moved)
     assert told["max_box_move"] == pytest.approx(moved, abs=0.01)
     assert told["num_box_lock_prep"] == told["num_box_lock"] == 1.0 and told["max_ramp_move"] == 0.0
-    assert told["grab_share"] == pytest.approx(10 / 50 / 2) and told["out_of_bounds_share"] == 0.0
+    assert told["grab_share"] == pytest.approx(20 / 50 / 2) and told["out_of_bounds_share"] == 0.0
     assert (told["hider_return"], told["seeker_return"]) == pytest.approx(episode.returns)
     assert told["seeker_return"] == pytest.approx(30 * (2 * told["seen_share"] - 1))
 

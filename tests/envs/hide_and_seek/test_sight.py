@@ -64,6 +64,14 @@ def test_objects_are_seen_and_hide_each_other() -> None:
     assert sees(game, 0, ramp), "the ramp is outside the cone and does not block anything"
 
 
+def test_rays_aim_at_the_centres_of_geoms() -> None:
+    """The centre of a ramp's geom is the centroid of its mesh, also when it is turned."""
+    game = scene([(2, 3, EAST), (9, 9)], boxes=[(3, 3, 1.0)], ramps=[(2, 1, 2.0)], **OPEN)
+    world = game.worlds.worlds[0]
+    for body, name in enumerate(("agent0", "agent1", "ramp0", "box0")):
+        np.testing.assert_allclose(game.sight.aims[0, body], world.simulation.geom(name).xpos, atol=1e-6)
+
+
 def test_the_cone_is_tested_between_corners() -> None:
     """As in the original: the corner of a long box is 0.675 m further to one side than that of an agent."""
     box = (3, 3 + 1.0)

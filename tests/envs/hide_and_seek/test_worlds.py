@@ -129,6 +129,24 @@ def test_each_inner_wall_has_at_most_one_door_of_two_cells() -> None:
     assert numbers == {0, 1, 2, 3} and widths == {0.7}
 
 
+def test_inner_walls_start_more_than_six_cells_from_walls_on_the_same_side() -> None:
+    """The other end of a wall may be anywhere, so at least one of both ends has this distance."""
+    settings, inner = settings_of("randomwalls", {"door_size": 0, "prob_outside_walls": 1.0}), 0
+    for seed in range(300):
+        walls = walls_of(settings, np.random.default_rng(seed))
+        for k in range(4, len(walls)):
+            new, fits, inner = walls[k], [], inner + 1
+            for end in (2, 3):  # fields of a segment: its start and end
+                lines = [
+                    w for w in walls[:k] if (w.axis, w.at) == (1 - new.axis, new[end]) and w.start <= new.at <= w.end
+                ]
+                same_side = [w.at for w in walls[4:k] if (w.axis, w[end]) == (new.axis, new[end])]
+                taken = [line.start for line in lines] + [line.end for line in lines] + same_side
+                fits.append(bool(lines) and all(abs(new.at - place) > 6 for place in taken))
+            assert any(fits), (seed, new)
+    assert inner > 300
+
+
 def test_quadrant_scenario() -> None:
     _, drawn = layouts("quadrant", 1000)
     doors = []
