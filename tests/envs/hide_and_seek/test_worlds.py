@@ -129,7 +129,7 @@ def test_each_inner_wall_has_at_most_one_door_of_two_cells() -> None:
     assert numbers == {0, 1, 2, 3} and widths == {0.7}
 
 
-def test_inner_walls_start_more_than_six_cells_from_walls_on_the_same_side() -> None:
+def test_inner_walls_do_not_cross_and_start_more_than_six_cells_apart() -> None:
     """The other end of a wall may be anywhere, so at least one of both ends has this distance."""
     settings, inner = settings_of("randomwalls", {"door_size": 0, "prob_outside_walls": 1.0}), 0
     for seed in range(300):
@@ -144,6 +144,10 @@ def test_inner_walls_start_more_than_six_cells_from_walls_on_the_same_side() -> 
                 taken = [line.start for line in lines] + [line.end for line in lines] + same_side
                 fits.append(bool(lines) and all(abs(new.at - place) > 6 for place in taken))
             assert any(fits), (seed, new)
+            across = [w for w in walls[:k] if w.axis != new.axis and w.start < new.at < w.end]
+            along = [w for w in walls[:k] if (w.axis, w.at) == (new.axis, new.at)]
+            assert not any(new.start < w.at < new.end for w in across), "walls touch, and do not cross"
+            assert not any(new.start < w.end and w.start < new.end for w in along)
     assert inner > 300
 
 
@@ -177,6 +181,54 @@ def test_a_world_at_rest() -> None:
         assert not position[:, 2:].any() and not world.simulation.qvel.any()
         mujoco.mj_forward(world.model, world.simulation)
         assert world.simulation.contact.dist.min(initial=0.0) >= -0.061
+
+
+def test_scenarios_have_the_settings_of_the_original() -> None:
+    table = {
+        "randomwalls": (
+            240,
+            0.4,
+            6.0,
+            30,
+            (3, 9),
+            (3, 9),
+            2,
+            True,
+            False,
+            (-6, -6, 12, 12),
+            4,
+            True,
+            0.5,
+            2,
+            0.5,
+            0.5,
+            30,
+        ),
+        "quadrant": (80, 0.4, 6.0, 30, 2, 0, 1, False, True, (0.1, 0.1, 5.9, 5.9), 4, True, 0.5, 2, None, None, 30),
+        "lock_and_return": (120, 0.0, 6.0, 30, 1, 0, 0, True, False, None, 6, False, 1.0, 2, None, None, 30),
+        "sequential_lock": (120, 0.0, 6.0, 30, 4, 0, 3, True, False, None, 3, False, 1.0, 0, None, None, 30),
+        "construction": (150, 0.0, 6.0, 30, 8, 0, 0, True, False, None, 4, False, 1.0, 2, None, None, 30),
+        "shelter": (240, 0.0, 6.0, 30, 8, 3, 0, True, False, None, 4, False, 1.0, 2, None, None, 30),
+    }
+    names = (
+        *(
+            "horizon",
+            "prep_fraction",
+            "floor_size",
+            "grid_size",
+            "n_boxes",
+            "n_elongated_boxes",
+            "n_ramps",
+            "lock_ramp",
+        ),
+        *("penalize_objects_out", "restrict_rect", "n_rooms", "random_room_number", "prob_outside_walls", "door_size"),
+        *("hiders_together_radius", "seekers_together_radius", "n_lidar"),
+    )
+    for scenario, wanted in table.items():
+        settings = settings_of(scenario, {})
+        assert tuple(getattr(settings, name) for name in names) == wanted, scenario
+    phases = {horizon: settings_of("empty", {"horizon": horizon}).prep_steps for horizon in (79, 80, 239, 240)}
+    assert phases == {79: 32, 80: 32, 239: 96, 240: 96}
 
 
 def test_a_larger_map_has_cells_and_objects_of_the_same_size() -> None:
