@@ -3,7 +3,7 @@
 from jsrl.agents.ppo import PPOConfig
 from jsrl.configs.hide_and_seek import STATISTICS
 from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, RecorderConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, VideoConfig
 from jsrl.networks.entities import EntityConfig
 from jsrl.networks.model import NetworkConfig
 
@@ -54,5 +54,5 @@ def config() -> Experiment:
         rollout_length=80,
         total_env_steps=260_000,
         evaluator=EvaluatorConfig(against=("initial",), period_env_steps=130_000),  # returns of the two sides cancel
-        recorder=RecorderConfig(enabled=True, period_env_steps=130_000, episodes=3),
+        video=VideoConfig(enabled=True, period_env_steps=130_000, episodes=3),
     )

@@ -72,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--every-s", type=float, default=5.0, help="mean seconds between a recovery and the next fault (default: 5)"
     )
-    parser.add_argument("--kinds", help="kinds of workers to hit, such as actor,learner (default: all but recorders)")
+    parser.add_argument(
+        "--kinds", help="kinds of workers to hit, such as actor,learner (default: all but video recorders)"
+    )
     parser.add_argument(
         "--pauses",
         type=float,

@@ -60,7 +60,7 @@ def check(experiment: Experiment) -> None:
             f"recording={e.recording!r} trains on recorded trajectories, without actors; {other} is for a run that has some. "
             "Leave one of them out (`jsrl run bc --recording DIR` has no replay)."
         )
-    _check_recorder(e)
+    _check_video(e)
     _check_bind(e)
     _ = e.evaluation_env, e.filmed_env  # made here so that an unknown option is refused before anything starts
 
@@ -126,11 +126,11 @@ def _check_positive(e: Experiment) -> None:
         "record_limit_mb": e.record_limit_mb,
         "evaluator.num_envs": e.evaluator.num_envs,
         "evaluator.episodes": e.evaluator.episodes,
-        "recorder.episodes": e.recorder.episodes,
+        "video.episodes": e.video.episodes,
         "snapshots.keep": e.snapshots.keep,
-        "recorder.keep_newest": e.recorder.keep_newest,
+        "video.keep_newest": e.video.keep_newest,
         "evaluator.period_env_steps": e.evaluator.period_env_steps,
-        "recorder.period_env_steps": e.recorder.period_env_steps,
+        "video.period_env_steps": e.video.period_env_steps,
         "inference.max_rows": e.inference.max_rows,
         "inference.threads": e.inference.threads,
         "learner.threads": e.learner.threads,
@@ -192,12 +192,12 @@ def _check_bind(e: Experiment) -> None:
         )
 
 
-def _check_recorder(e: Experiment) -> None:
-    fps, seconds = e.recorder.fps, e.recorder.max_seconds
+def _check_video(e: Experiment) -> None:
+    fps, seconds = e.video.fps, e.video.max_seconds
     if not seconds > 0 or (fps is not None and not fps > 0):
-        raise ConfigError(f"recorder.max_seconds is {seconds} and recorder.fps {fps}; they must be above 0.")
-    if not 0 <= e.recorder.niceness <= 19:
-        raise ConfigError(f"recorder.niceness is {e.recorder.niceness}; it must be from 0 to 19.")
+        raise ConfigError(f"video.max_seconds is {seconds} and video.fps {fps}; they must be above 0.")
+    if not 0 <= e.video.niceness <= 19:
+        raise ConfigError(f"video.niceness is {e.video.niceness}; it must be from 0 to 19.")
 
 
 def _check_against(e: Experiment) -> None:

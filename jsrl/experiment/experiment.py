@@ -23,10 +23,10 @@ from jsrl.experiment.settings import (
     EvaluatorConfig,
     InferenceConfig,
     LearnerConfig,
-    RecorderConfig,
     ReplayConfig,
     SnapshotConfig,
     SupervisionConfig,
+    VideoConfig,
 )
 
 PlacementKind: TypeAlias = Literal["auto", "serial", "inline", "served", "apart"]
@@ -53,7 +53,7 @@ PLACEMENTS: dict[str, Placement] = {
 class Experiment:
     """The whole configuration of one run; `run.py` prints it, stores it, and gives each worker its part."""
 
-    RENAMED_FIELDS: ClassVar = {"road": "transport"}  # in the configs of older run folders
+    RENAMED_FIELDS: ClassVar = {"road": "transport", "recorder": "video"}  # in the configs of older run folders
 
     agent: Any = None
     """A config such as PPOConfig (its class names its factory), or an AgentReference."""
@@ -122,7 +122,7 @@ class Experiment:
     replay: ReplayConfig | None = None
     """Storage and sampling of an off-policy agent's rows; None: no replay."""
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
-    recorder: RecorderConfig = field(default_factory=RecorderConfig)
+    video: VideoConfig = field(default_factory=VideoConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
@@ -294,7 +294,7 @@ class Experiment:
     @property
     def filming_period(self) -> int:
         """Return the updates between videos."""
-        env_steps = self.recorder.period_env_steps or self.total_env_steps // 10
+        env_steps = self.video.period_env_steps or self.total_env_steps // 10
         return max(1, int(env_steps * self.updates_per_batch // self.env_steps_per_batch))
 
     @property
@@ -306,8 +306,8 @@ class Experiment:
 
     @property
     def filmed_env(self) -> EnvConfig:
-        """Return the recorder's environment: the evaluator's, with its own options added."""
-        return _with_options(self.evaluation_env, "recorder.env", self.recorder.env)
+        """Return the video recorder's environment: the evaluator's, with its own options added."""
+        return _with_options(self.evaluation_env, "video.env", self.video.env)
 
 
 def _with_options(env: EnvConfig, name: str, options: dict[str, Any]) -> EnvConfig:

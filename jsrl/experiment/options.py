@@ -51,9 +51,23 @@ ELSEWHERE = {
     "track": "wandb.enabled",
     "wandb-project-name": "wandb.project",
     "wandb-entity": "wandb.entity",
-    "record-video": "recorder.enabled",
-    "capture-video": "recorder.enabled",
-    "video": "recorder.enabled",
+    "record-video": "video.enabled",
+    "capture-video": "video.enabled",
+    "video": "video.enabled",
+    "recorder": "video.enabled",
+} | {
+    f"recorder.{name}": f"video.{name}"
+    for name in [
+        "enabled",
+        "period-env-steps",
+        "episodes",
+        "final",
+        "keep-newest",
+        "fps",
+        "max-seconds",
+        "niceness",
+        "env",
+    ]
 }
 
 

@@ -1,7 +1,7 @@
 """One trial: a separate run, in fresh processes and through the usual launch path, measured once it is warm.
 
 `measure` starts `python -m jsrl.tuning.trial`, follows the run's metrics and ends it when they cover enough time. The
-evaluator, the recorder and recordings are off; nothing else differs from a user's run.
+evaluator, the video recorder and recordings are off; nothing else differs from a user's run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from jsrl.errors import JsrlError
-from jsrl.experiment import EvaluatorConfig, Experiment, RecorderConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, VideoConfig
 from jsrl.references.capture import Capture
 from jsrl.references.importing import spawn_environment
 from jsrl.references.reference import from_json, to_json
@@ -125,7 +125,7 @@ def _started(experiment: Experiment, runs: Path) -> Iterator[subprocess.Popen[by
             for name, policy in experiment.policies.items()
         },
         evaluator=EvaluatorConfig(enabled=False),
-        recorder=RecorderConfig(enabled=False),
+        video=VideoConfig(enabled=False),
         record=None,
         trace=False,
     )

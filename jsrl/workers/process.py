@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsrl.errors import StreamClosed
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import HEARTBEAT_S, Bye, ControlClient, Crash, Event, Report
 from jsrl.workers.base import Reporter, Worker
 
@@ -77,13 +77,13 @@ def work(
 
 def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
     """Run a worker until the controller stops it; return the exit status (0: stopped, 1: crashed)."""
-    recorder: Recorder | None = None
+    meter: Meter | None = None
     try:
         control.stage("building")
         worker = build(ControlReporter(control))
-        recorder = worker.recorder
+        meter = worker.meter
         worker.setup()
-        recorder.begin()
+        meter.begin()
         control.stage("ready")
         _loop(worker, control)
         if control.outlives_s:
@@ -98,8 +98,8 @@ def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
         control.send(Crash, error=type(error).__name__, text=str(error), trace=traceback.format_exc())
         return 1
     finally:
-        if recorder is not None:
-            recorder.close()
+        if meter is not None:
+            meter.close()
         control.close()
 
 
@@ -206,7 +206,7 @@ class _ReportsJax:
         self._worker, self._reporter = worker, reporter
         self.step, self.report = worker.step, worker.report
         self.command, self.close, self.name = worker.command, worker.close, worker.name
-        self.recorder = worker.recorder
+        self.meter = worker.meter
 
     def setup(self) -> None:
         """Set the worker up, then check."""

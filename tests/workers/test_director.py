@@ -16,7 +16,7 @@ from jsrl.directors.messages import Assignment, Copy, Freeze, Player, Reset, Sto
 from jsrl.directors.pools import DeltaUniform
 from jsrl.envs.base import Episode
 from jsrl.errors import ConfigError, SnapshotError
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import Command
 from jsrl.runs.control_bodies import Games, Lease, Played
 from jsrl.snapshots.players import PlayerStore
@@ -60,7 +60,7 @@ class Fleet:
         self.wire = MessageQueue()
         states = StateFile(self.folder / "director", None, pytest.fail)
         self.worker = DirectorWorker(
-            "director", self.plan, 7, {"main": self.store}, states, self.wire, Recorder("director"), session=self.lives,
+            "director", self.plan, 7, {"main": self.store}, states, self.wire, Meter("director"), session=self.lives,
             poll_s=0.0,
         )  # fmt: skip
         self.lives += 1

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Ledger, SampleConsumer
 from jsrl.transport.ledger.hops import hop_folder, ledger_path
@@ -44,10 +44,10 @@ class LearnerStart(NamedTuple):
     open_games: Sequence[Sequence[float]] = ()
 
 
-def make_source(job: Job, devices: int, start: LearnerStart, recorder: Recorder, reporter: Reporter) -> Source:
+def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, reporter: Reporter) -> Source:
     """Return the source of a job, bound; `devices`: number of devices that share a batch."""
     prefetch = job.experiment.learner.prefetch and not job.in_process
-    phases = recorder.thread("prefetch") if prefetch else recorder.phases
+    phases = meter.thread("prefetch") if prefetch else meter.phases
     refusals = Refusals(job.name, reporter)
 
     def join(consumer: SampleConsumer, spec: Trajectory, plan: BatchPlan) -> Batcher:
