@@ -2,7 +2,7 @@
 
 Each plot has one curve per seed: the mean return of greedy evaluation episodes over env steps, with a band of 95%
 confidence over those episodes. The files were written by benchmarks/keep.py. Dashed curves are those of another library, one
-per seed (benchmarks/peers/run_curve.py and run_replay_curve.py). A dotted line is a published final score, or the return of
+per seed (written by drivers in benchmarks/peers). A dotted line is a published final score, or the return of
 optimal planning. Plots of hide-and-seek show the share of rewarded steps in which a hider is seen, without bands.
 """
 
@@ -103,6 +103,24 @@ PICTURES = {
     ),
     "bc-expert": Plot("BC from 112 recorded episodes, CartPole-v1", "bc-expert-seed", "rows trained on"),
     "mappo-spread": Plot("MAPPO, simple_spread_v3", "mappo-spread-seed", reference=PLANNED),
+    "mappo-spread-constant": Plot(
+        "MAPPO, simple_spread_v3, constant rate",
+        "mappo-spread-constant-seed",
+        peer=("BenchMARL 1.5, same network, batches and rate", "spread-benchmarl-mpe2-seed"),
+        reference=PLANNED,
+    ),
+    "ippo-constant": Plot(
+        "IPPO, simple_spread_v3, constant rate",
+        "ippo-constant-seed",
+        peer=("RLlib 2.60, same network, batches and rate", "spread-rllib-seed"),
+        reference=PLANNED,
+    ),
+    "ippo-foraging-5x5": Plot(
+        "IPPO, foraging 5x5-2p-1f-coop",
+        "ippo-foraging-5x5-seed",
+        peer=("RLlib 2.60, same network, batches and rate", "foraging-rllib-5x5-2p-1f-coop-seed"),
+        reference=(0.5, "all food: 0.5"),
+    ),
     "mappo_speaker_listener": Plot(
         "MAPPO, simple_speaker_listener_v4", "mappo_speaker_listener-seed", reference=(-7.7, "planned play: -7.7")
     ),
@@ -211,7 +229,7 @@ def _peer(path: Path) -> Series:
     """Return the curve of another library; its points are (env steps, mean, half interval) or (env steps, seconds, mean)."""
     kept = json.loads(path.read_text())
     points = np.array(kept["points"], float)
-    if "task" not in kept:
+    if not {"task", "note"} & set(kept):
         return Series(path.stem, points[:, 0], points[:, 2], index=PEER, faint=True)
     x, y, half = points.T
     return Series(path.stem, x, y, y - half, y + half, index=PEER, faint=True)

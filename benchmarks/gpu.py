@@ -24,10 +24,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
+HERE = Path(__file__).resolve().parent
+BENCH = HERE.parent / "experiments" / "bench.py"
+sys.path[:0] = [str(HERE.parent)]
 
-from benchmarks.throughput.alone import split_options
+from benchmarks.throughput.alone import near, split_options
 from jsrl.experiment.automatic import ENVS_PER_ACTOR
 from jsrl.launch.machine import accelerators, usable_cores
 from jsrl.runs.provenance import environment_facts
@@ -47,9 +48,9 @@ class Part:
 
 def parts(experiment: str, seconds: float, batches: str, folder: Path, options: Sequence[str] = ()) -> list[Part]:
     """Return the measured parts, the most important first; whole runs get the options."""
-    bench = ("experiments/bench.py", experiment, "--repetitions", "1", "--starts", "0", "--seconds", f"{seconds:g}")
+    bench = (str(BENCH), experiment, "--repetitions", "1", "--starts", "0", "--seconds", f"{seconds:g}")
     updates = (
-        "experiments/bench.py",
+        str(BENCH),
         "sac_halfcheetah",
         "--parts",
         "updates",
@@ -60,7 +61,16 @@ def parts(experiment: str, seconds: float, batches: str, folder: Path, options: 
     )
 
     def lever(name: str) -> Part:
-        words = ("benchmarks/levers.py", name, "--experiment", experiment, "--rounds", "1", "--seconds", f"{seconds:g}")
+        words = (
+            str(HERE / "levers.py"),
+            name,
+            "--experiment",
+            experiment,
+            "--rounds",
+            "1",
+            "--seconds",
+            f"{seconds:g}",
+        )
         return Part(name, (*words, "--output", str(folder / f"{name}.json"), "--", *options))
 
     def run(placement: str, precision: str) -> tuple[str, ...]:
@@ -73,17 +83,18 @@ def parts(experiment: str, seconds: float, batches: str, folder: Path, options: 
         Part("float32", run("served", "float32")),
         Part("bfloat16", run("served", "bfloat16")),
         lever("prefetch"),
-        Part("split", ("benchmarks/split.py", "--here", "--repeats", "3"), accelerators=2),
+        Part("split", (str(HERE / "split.py"), "--here", "--repeats", "3"), accelerators=2),
     ]
 
 
 def measure(part: Part, left_s: float, folder: Path) -> str:
     """Run a part for at most the given seconds, and show its output; return how it ended."""
     words = [sys.executable, *part.words]
-    print(f"\n== {part.name}: python {shlex.join(part.words)}", flush=True)
+    script, *arguments = part.words
+    print(f"\n== {part.name}: python {shlex.join([near(script), *arguments])}", flush=True)
     text = folder / f"{part.name}.txt"
     with text.open("w") as output:
-        process = subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             status = process.wait(left_s)
         except subprocess.TimeoutExpired:

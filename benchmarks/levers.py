@@ -222,8 +222,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Measure, print, and write the file."""
+    from jsrl.cli.experiments import use_working_directory
     from jsrl.errors import JsrlError
 
+    use_working_directory()
     words, further = split_options(sys.argv[1:])
     given = parser().parse_args(words, argparse.Namespace(options=further))
     options = {name: value for name, value in vars(given).items() if name not in ("lever", "output")}

@@ -67,14 +67,14 @@ def whole_run(given: argparse.Namespace, name: str, options: list[str], without:
 def counted_parts() -> list[tuple[str, type, tuple[str, ...]]]:
     """Return (part, class, methods) that are called while rows are made."""
     from jsrl.launch.serial import SerialReporter
-    from jsrl.metrics.metrics import Recorder
+    from jsrl.metrics.metrics import Meter
     from jsrl.metrics.phases import Phases
     from jsrl.transport.ledger.hop_page import HopPage
     from jsrl.transport.ledger.page import PersistedLedger
 
     return [
         ("phases", Phases, ("enter",)),
-        ("metrics", Recorder, ("rate", "count", "mean", "spread")),
+        ("metrics", Meter, ("rate", "count", "mean", "spread")),
         ("deadlines", SerialReporter, ("entering", "left")),
         ("ledger", PersistedLedger, ("arrive", "settle", "mark", "hold")),
         ("pages", HopPage, ("begin", "commit", "receive")),
@@ -126,25 +126,25 @@ def calls_per_row(given: argparse.Namespace) -> dict[str, float]:
 
 def ns_per_call(folder: Path) -> dict[str, float]:
     """Return the CPU nanoseconds of one call of each method, by a loop around it."""
-    from jsrl.metrics.metrics import Recorder
+    from jsrl.metrics.metrics import Meter
     from jsrl.runs.control import ControlClient, ControlServer
     from jsrl.transport.base import Ledger, ProducerId
     from jsrl.transport.ledger.hop_page import LOCAL, HopPage
     from jsrl.transport.ledger.page import open_ledger
 
     page = HopPage.create(folder, ProducerId("actor-0", 0), 0, blocks=2, transport=LOCAL)
-    recorder, plain = Recorder("actor"), Ledger(dropped={})
-    phases = recorder.phases
+    meter, plain = Meter("actor"), Ledger(dropped={})
+    phases = meter.phases
     _, kept = open_ledger(folder / "ledger", 0, None)
     server = ControlServer(f"ipc://{folder}/control")
     control = ControlClient(server.address, "actor-0", 0)
     text = "actor-0: step of environment 'CartPole-v1', group 0,"
     found = {
         "phases.enter": timed(lambda: phases.enter("env")),
-        "metrics.rate": timed(lambda: recorder.rate("env_steps", 16)),
-        "metrics.count": timed(lambda: recorder.count("episodes")),
-        "metrics.mean": timed(lambda: recorder.mean("batch_rows_mean", 16)),
-        "metrics.spread": timed(lambda: recorder.spread("policy_lag", [1, 1])),
+        "metrics.rate": timed(lambda: meter.rate("env_steps", 16)),
+        "metrics.count": timed(lambda: meter.count("episodes")),
+        "metrics.mean": timed(lambda: meter.mean("batch_rows_mean", 16)),
+        "metrics.spread": timed(lambda: meter.spread("policy_lag", [1, 1])),
         "deadlines.entering": timed(lambda: control.entering(text, 60.0)),
         "deadlines.left": timed(control.left),
         "ledger.arrive": timed(kept.arrive) - timed(plain.arrive),  # the page alone

@@ -1,4 +1,4 @@
-"""Measure the cost of evaluator and recorder for training: `python benchmarks/roles.py ppo_cartpole`.
+"""Measure the cost of evaluator and video recorder for training: `python benchmarks/roles.py ppo_cartpole`.
 
 Whole runs in fresh processes, with neither, one, or both; arms alternate (A B C D, D C B A, ...). From each run's metrics
 between start and end:
@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio, ratio_text
 
-ROLES = {"neither": (False, False), "evaluator": (True, False), "recorder": (False, True), "both": (True, True)}
+ROLES = {"neither": (False, False), "evaluator": (True, False), "video-recorder": (False, True), "both": (True, True)}
 RATES = ("sampling_hz", "update_hz", "update_frame_rate_hz")
 FOREVER_STEPS = 10**9
 LEAVE_S = 120.0
@@ -42,11 +42,11 @@ def command(given: argparse.Namespace, arm: str, runs_dir: Path) -> list[str]:
     words += ["--evaluator.enabled", evaluating, "--evaluator.final-episodes", "0"]
     words += ["--evaluator.period-env-steps", str(given.every)]
     words += [
-        "--recorder.enabled",
+        "--video.enabled",
         filming,
-        "--recorder.final",
+        "--video.final",
         "false",
-        "--recorder.period-env-steps",
+        "--video.period-env-steps",
         str(given.every),
     ]
     return words + given.options
@@ -70,11 +70,11 @@ def figures(folder: Path) -> Figures:
     }
     if not all(math.isfinite(value) for value in found.values()):
         raise RuntimeError(f"{folder}: too short to be measured ({found}); give more --seconds.")
-    for kind in ("evaluator", "recorder"):
+    for kind in ("evaluator", "video-recorder"):
         found[f"{kind}_cores"] = means.get(f"system/{kind}_cpu_share", 0.0)
     evaluated = report.columns.get("evaluator/episodes")
     found["evaluations"] = 0.0 if evaluated is None else float((evaluated > 0).sum())
-    found["videos"] = report.last("recorder/videos") or 0.0
+    found["videos"] = report.last("video_recorder/videos") or 0.0
     return found
 
 
@@ -103,10 +103,12 @@ def compared(record: Record) -> list[str]:
             record.summary[f"{name}: {rate}"] = spread | {"to_neither": ratio}
             text = f"    {name:<10} {spread['median']:>12,.1f} ({spread['lowest']:,.1f} - {spread['highest']:,.1f})"
             lines.append(text + f"   {ratio_text(ratio)} of neither")
-    for name in ("evaluator", "recorder"):
+    for name in ("evaluator", "video-recorder"):
         cores, videos = record.median("both", f"{name}_cores"), record.median("both", "videos")
         did = (
-            f"{videos:.0f} videos" if name == "recorder" else f"{record.median('both', 'evaluations'):.0f} evaluations"
+            f"{videos:.0f} videos"
+            if name == "video-recorder"
+            else f"{record.median('both', 'evaluations'):.0f} evaluations"
         )
         lines.append(f"  beside the other, the {name} took {cores:.2f} cores for {did} a block")
     return lines

@@ -5,8 +5,8 @@ the trained env steps per second and per CPU-second, share of the limit, policy 
 copies per row, memory of all processes, and the time to the first update. Every end-to-end figure is a whole run in fresh
 processes, measured after its warm-up; repetitions alternate between all arms.
 
-`--against sb3,sbx` runs other libraries on the same work in between and prints ratios; install them first with
-`python benchmarks/peers/install.py sb3 sbx`. The options of the comparison then come from benchmarks/peers/works.py.
+`--against sb3,sbx` runs other libraries on the same work in between and prints ratios. For a library that is missing the
+table has the command that installs it. The options of the comparison then come from benchmarks/peers/works.py.
 
 `sac_halfcheetah` and `td3` are measured as off-policy learning: updates alone by batch size (update frame rate, CPU time,
 share of the matrix-product rate), and sampling with updating, compared with sb3, sbx and torch-loop (a plain loop in torch).
@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import gpu
 from benchmarks.peers.replay_works import PEERS as REPLAY_PEERS
@@ -48,12 +48,15 @@ def parser() -> argparse.ArgumentParser:
     )
     line.add_argument("--seconds", type=float, default=8.0, help="seconds of each window (default: %(default)s)")
     line.add_argument(
-        "--warm-up-s", type=float, default=2.0, help="left out after the first update (default: %(default)s)"
+        "--warm-up-s",
+        type=float,
+        default=2.0,
+        help="seconds after the first update that do not count (default: %(default)s)",
     )
     line.add_argument(
         "--repetitions", type=int, default=3, help="of all arms, alternating; 0: only a search (default: 3)"
     )
-    line.add_argument("--starts", type=int, default=1, help="times that starts are measured, 0 for never (default: 1)")
+    line.add_argument("--starts", type=int, default=1, help="how often to measure starts; 0: never (default: 1)")
     line.add_argument(
         "--batch", default="256,8192", help="off-policy: batch sizes of updates alone (default: %(default)s)"
     )
@@ -61,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument(
         "--num-envs",
         type=int,
-        help="with --against: environments of every system; rollouts keep the rows of an update (default: 16)",
+        help="with --against: environments of every system; an update keeps its number of rows (default: 16)",
     )
     line.add_argument("--parts", default="updates,learning", help="off-policy: parts to run (default: %(default)s)")
     peers = f"other libraries: {','.join(PEERS)}; NAME:1 takes part in the first repetition only. Off-policy: "

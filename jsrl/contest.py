@@ -167,11 +167,12 @@ class Arena:
     ) -> Standings:
         """Play a match of each pair of players (None: all pairs); return table and ratings.
 
-        In a game of more than two sides as many players as sides meet in a game, and `games` is of each such table; each pair
-        of players meets. They change sides from game to game.
+        In an environment with more than two sides each game has as many players as sides, and `games` is the number of games
+        of each such combination. Each pair of players meets. They change sides from game to game.
 
         Raises:
-          ConfigError: no pair, or no table, has the seats for a match; pairs of a game of more than two sides.
+          ConfigError: no pair, or no combination, has the seats for a match; or pairs are given, but there are more than two
+            sides.
         """
         sides = len(places_of_sides(self.spec))
         if sides > 2:
@@ -229,8 +230,8 @@ class Arena:
         sides = len(places_of_sides(self.spec))
         if sides > 2 and pairs is not None:
             raise ConfigError(
-                f"{self.spec.name!r} has {sides} sides, so that matches of pairs make no table; `standings` without pairs has "
-                f"{sides} players in a game."
+                f"{self.spec.name!r} has {sides} sides, so matches of pairs give no table; call `standings` without pairs: it "
+                f"plays games of {sides} players."
             )
 
 

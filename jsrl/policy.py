@@ -66,8 +66,8 @@ class Policy:
         Args:
           observation: tree of [B, ...], as in `spec.observation`: parts that the environment declares as Discrete are one-hot.
             Batches of one size share a recurrent state.
-          is_first: bool [B], True where an episode begins (its recurrent state is reset); the first call, and the first
-            after `reset`, begins all. None: no others.
+          is_first: bool [B], True where an episode begins (its recurrent state is reset); None: nowhere. The first
+            call, and the first one after `reset`, begin an episode in every row.
           greedy: the most likely action instead of a sample. raw: actions as the agent stores them.
 
         Raises:

@@ -67,7 +67,7 @@ class ArraySpec:
 class Discrete:
     """One of `num_actions` actions; actions are int32 [...] from 0.
 
-    start: number of the first one in the environment; one for each seat of a view whose seats differ in it.
+    start: number of the first action in the environment; a tuple, one for each seat, if the seats differ in it.
     """
 
     num_actions: int

@@ -227,7 +227,7 @@ WITHOUT_JAX = (
     "workers/replay/worker.py",
     "replay/host/replay.py",
 )
-WORKERS = ("actor", "inference", "learner", "evaluator", "recorder", "relay", "replay")
+WORKERS = ("actor", "inference", "learner", "evaluator", "video_recorder", "relay", "replay")
 
 LONGER_FUNCTIONS: dict[str, str] = {}
 

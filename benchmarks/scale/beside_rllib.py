@@ -7,13 +7,16 @@ Hosts are network namespaces (root is needed) that share the cores of this machi
 are on the others, one environment each. Both systems have the same network, rows per update, epochs and minibatches. The
 efficiency is the share of the rows that the environments could give if only their sleep took time. With the largest number
 of hosts, one of them is killed with all its processes; each host has room for all actors. The run counts as recovered when
-the rate over 10 s reaches 85% of the rate before; reported are the seconds until those 10 s started.
+the rate over 10 s reaches 85% of the rate before; reported are the seconds until those 10 s started. `others` is the rate
+of the seconds 1 to 7 after the loss, divided by what the remaining actors gave before. In a synchronous run (`jsrl`) they
+wait for the replacements; `jsrl-async` is the same run without a limit of the policy lag.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -54,11 +57,12 @@ WORK: dict[str, Any] = {
     "hidden": 64,
 }
 WINDOW_S, RECOVERED, PATIENCE_S = 10.0, 0.85, 180.0
+AT_ONCE_S = (1.0, 7.0)  # after a loss, before the lost workers are replaced
 RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_AUTH_MODE": "token", "OMP_NUM_THREADS": "1"}
 
 
-def experiment(actors: int) -> Experiment:
-    """Return jsrl's run: each actor acts on its own CPU, with params at most one update old."""
+def experiment(actors: int, lag: int | None) -> Experiment:
+    """Return jsrl's run: each actor acts on its own CPU, with params at most `lag` updates old (None: no limit)."""
     return Experiment(
         name="sleeping",
         agent=PPOConfig(
@@ -71,6 +75,7 @@ def experiment(actors: int) -> Experiment:
         num_envs=actors,
         num_actors=actors,
         rollout_length=WORK["rows"],
+        max_policy_lag=lag,
         total_env_steps=10**12,
         placement="inline",
         restart=5,
@@ -86,12 +91,18 @@ class Progress:
         print(json.dumps({"env_steps": live.env_steps}), flush=True)
 
 
-def drive(address: str, hosts: int, actors: int, folder: Path) -> None:
+def drive(system: str, address: str, hosts: int, actors: int, folder: Path) -> None:
     """Run the process of a jsrl run: print the address and the token files, then the progress."""
     launcher = JoinedHosts(Local(), HostFacts("here", 1, 8_000, address), 0, hosts, folder / "join", lambda line: None)
     print(json.dumps({"address": launcher.address, "tokens": list(map(str, launcher.token_files))}), flush=True)
     try:
-        run(experiment(actors), runs_dir=folder, launcher=launcher, display="log-only", hooks=[Progress()])
+        run(
+            experiment(actors, 0 if system == "jsrl" else None),
+            runs_dir=folder,
+            launcher=launcher,
+            display="log-only",
+            hooks=[Progress()],
+        )
     finally:
         launcher.close()
 
@@ -145,7 +156,7 @@ def started(
 ) -> Iterator[tuple[Driver, list[int]]]:
     """Yield the driver of a started system, and the first process of each host."""
     with contextlib.ExitStack() as stack:
-        begin = _jsrl if system == "jsrl" else _rllib
+        begin = _rllib if system == "rllib" else functools.partial(_jsrl, system)
         driver, roots = begin(stack, address, names, actors, folder)
         driver.follow()
         try:
@@ -157,13 +168,14 @@ def started(
 
 
 def _jsrl(
-    stack: contextlib.ExitStack, address: str, names: list[str], actors: int, folder: Path
+    system: str, stack: contextlib.ExitStack, address: str, names: list[str], actors: int, folder: Path
 ) -> tuple[Driver, list[int]]:
     words = [
         sys.executable,
         "-m",
         "benchmarks.scale.beside_rllib",
         "--drive",
+        system,
         address,
         str(len(names)),
         str(actors),
@@ -255,7 +267,11 @@ def measure(system: str, address: str, names: list[str], given: argparse.Namespa
             "started_s": round(first_s, 1),
         }
         if hosts == max(given.hosts) and hosts > 1:
+            killed_s = time.monotonic()
             found["recovered_s"] = recovery(driver, roots[0], rate)
+            begin, end = (killed_s + after_s for after_s in AT_ONCE_S)
+            trained = driver.steps_at(end) - driver.steps_at(begin)
+            found["others"] = round(trained / (end - begin) / (rate * (hosts - 1) / hosts), 3)
         return found
 
 
@@ -285,16 +301,16 @@ def _await(driver: Driver, reached: Any) -> None:
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the medians as a Markdown table."""
     lines = [
-        "| system | hosts | rows/s | efficiency | cores | CPU us/row | PSS MB | recovered after s |",
-        "|---|---|---|---|---|---|---|---|",
+        "| system | hosts | rows/s | efficiency | cores | CPU us/row | PSS MB | recovered after s | others |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     worked = [row for row in rows if "failed" not in row]
     for system, hosts in sorted({(row["system"], row["hosts"]) for row in worked}):
         mine = [row for row in worked if (row["system"], row["hosts"]) == (system, hosts)]
         names = ("rows_per_s", "efficiency", "cores", "cpu_us_per_row", "pss_mb")
         middle = [f"{statistics.median(row[name] for row in mine):,.4g}" for name in names]
-        back = ", ".join(str(row["recovered_s"]) for row in mine if "recovered_s" in row)
-        lines.append(f"| {system} | {hosts} | {' | '.join(middle)} | {back} |")
+        after = [", ".join(str(row[name]) for row in mine if name in row) for name in ("recovered_s", "others")]
+        lines.append(f"| {system} | {hosts} | {' | '.join([*middle, *after])} |")
     lines += [f"failed: {row['system']} with {row['hosts']} hosts" for row in rows if "failed" in row]
     return "\n".join(lines)
 
@@ -302,13 +318,13 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> int:
     """Measure all arms in alternation, print a table and write the file."""
     if sys.argv[1:2] == ["--drive"]:
-        address, hosts, actors, folder = sys.argv[2:]
-        drive(address, int(hosts), int(actors), Path(folder))
+        system, address, hosts, actors, folder = sys.argv[2:]
+        drive(system, address, int(hosts), int(actors), Path(folder))
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--actors", type=int, default=6, help="of each host")
-    parser.add_argument("--systems", nargs="+", default=["jsrl", "rllib"], choices=("jsrl", "rllib"))
+    parser.add_argument("--systems", nargs="+", default=["jsrl", "rllib"], choices=("jsrl", "jsrl-async", "rllib"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--warm-s", type=float, default=5.0)

@@ -35,7 +35,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 from benchmarks.scale.srl_shape import CALL_S, INFER_S, TRAIN_S
 from jsrl.configs.hide_and_seek_srl import config
 from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig, RecorderConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, LearnerConfig, VideoConfig
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.runs.provenance import environment_facts
 from jsrl.simulation.acting import time_acting
@@ -75,7 +75,7 @@ def unit(*, ring: int, passes: int) -> Experiment:
         max_policy_lag=None,
         learner=LearnerConfig(reuse=passes),
         evaluator=EvaluatorConfig(enabled=False),
-        recorder=RecorderConfig(enabled=False),
+        video=VideoConfig(enabled=False),
     )
 
 

@@ -39,6 +39,12 @@ def split_options(words: list[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
+def near(path: str) -> str:
+    """Return a path as it is written in the working directory: short for files below it."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
+
+
 def on_one_core() -> None:
     """Restrict this process to one core and one math thread; call it before jax or numpy are imported."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -116,10 +122,12 @@ def main() -> int:
     given = parser.parse_args(words)
     on_one_core()
     from jsrl.cli.command_line import parse
-    from jsrl.cli.experiments import experiments
+    from jsrl.cli.experiments import experiments, use_working_directory
     from jsrl.errors import JsrlError
     from jsrl.launch.compilation import keep_compiled_here
 
+    use_working_directory()
+    sys.path.insert(0, str(ROOT))  # a folder `benchmarks` of the user's must not hide ours
     try:
         experiment = parse(options, experiments()[given.name]()).experiment
         keep_compiled_here()

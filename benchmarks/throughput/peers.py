@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks import process_tree
 from benchmarks.peers.replay_works import ReplayWork
 from benchmarks.peers.works import Work
+from benchmarks.throughput.alone import near
 from benchmarks.throughput.arithmetic import best, ratio
 from benchmarks.throughput.end_to_end import BenchmarkError, last_lines
 
@@ -56,7 +57,7 @@ def find(name: str, folder: Path, driver: Path | None = None) -> Peer | str:
         failed = home.parent / f"{name}.failed"
         if failed.is_file():
             return f"could not be installed: {failed.read_text().strip().splitlines()[0]}"
-        return f"not installed in {folder}: python benchmarks/peers/install.py {name}"
+        return f"not installed in {folder}: python {near(str(FOLDER / 'install.py'))} {name}"
     return Peer(name, home / "bin" / "python", driver or FOLDER / DRIVERS[name])
 
 

@@ -39,11 +39,11 @@ def without_phases() -> None:
 
 def without_metrics() -> None:
     """Disable counting inside workers; updates and env steps, which limits need, are still counted."""
-    from jsrl.metrics.metrics import Recorder
+    from jsrl.metrics.metrics import Meter
 
     for name in ("count", "rate", "spent", "mean", "means", "last", "maximum", "spread"):
-        setattr(Recorder, name, nothing)
-    Recorder.flush = lambda self: {}  # type: ignore[method-assign]
+        setattr(Meter, name, nothing)
+    Meter.flush = lambda self: {}  # type: ignore[method-assign]
 
 
 def without_ledger() -> None:

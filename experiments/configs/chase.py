@@ -22,7 +22,7 @@ class Chase:
         return spaces.Box(-1.0, 1.0, (3,), np.float32)
 
     def action_space(self, agent):
-        """Return what an agent does: a place back, none, or a place forth."""
+        """Return what an agent does: one place back, none, or one place forward."""
         return spaces.Discrete(3)
 
     def reset(self, seed=None, options=None):
@@ -30,7 +30,7 @@ class Chase:
         if seed is not None:
             self.rng = np.random.default_rng(seed)
         self.agents, self.steps = list(self.possible_agents), 0
-        self.distance = int(self.rng.integers(2, PLACES - 1))  # places from the chaser forth to the runner
+        self.distance = int(self.rng.integers(2, PLACES - 1))  # places from the chaser forward to the runner
         return self._see(), {agent: {} for agent in self.agents}
 
     def step(self, actions):

@@ -6,7 +6,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
 
 
 def config() -> Experiment:
-    """Return DDPG on Pendulum, to be pointed at any environment; one update per env step."""
+    """Return DDPG on Pendulum; --env.id chooses another environment; one update per env step."""
     return Experiment(
         name="ddpg",
         env=EnvConfig("Pendulum-v1"),

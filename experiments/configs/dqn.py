@@ -5,7 +5,7 @@ from jsrl.experiment import Experiment, ReplayConfig
 
 
 def config() -> Experiment:
-    """Return DQN on CartPole, to be pointed at any environment; one update per four env steps."""
+    """Return DQN on CartPole; --env.id chooses another environment; one update per four env steps."""
     return Experiment(
         name="dqn",
         agent=DQNConfig(),

@@ -1,4 +1,4 @@
-"""HAPPO (a policy for each seat, updated in turn) on cooperative navigation; or --env.id"""
+"""HAPPO (a policy for each seat, updated in turn) on cooperative navigation; others: --env.id"""
 
 from jsrl.agents.happo import HAPPOConfig
 from jsrl.envs.config import EnvConfig

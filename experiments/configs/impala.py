@@ -5,7 +5,7 @@ from jsrl.experiment import Experiment
 
 
 def config() -> Experiment:
-    """Return IMPALA on CartPole, to be pointed at any environment; it runs asynchronously."""
+    """Return IMPALA on CartPole; --env.id chooses another environment; it runs asynchronously."""
     return Experiment(
         name="impala",
         agent=IMPALAConfig(),

@@ -1,4 +1,4 @@
-"""Prioritised level replay on mazes: PPO plays again the levels on which its values err most"""
+"""Prioritised level replay on mazes: PPO repeats the levels with the largest value errors"""
 
 import gymnasium
 import numpy as np
@@ -17,7 +17,7 @@ MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
 class Maze(gymnasium.Env):
     """A square maze with one way between any two places; the number of the level determines walls, start and goal.
 
-    The agent sees the walls up to two cells away, where the goal lies, and whence it came.
+    The agent sees the walls up to two cells away, where the goal lies, and where it came from.
     """
 
     observation_space = spaces.Box(-1.0, 1.0, ((2 * VIEW + 1) ** 2 + 2 + len(MOVES),), np.float32)

@@ -5,7 +5,7 @@ from jsrl.experiment import Experiment
 
 
 def config() -> Experiment:
-    """Return PPO on CartPole, to be pointed at any environment."""
+    """Return PPO on CartPole; --env.id chooses another environment."""
     return Experiment(
         name="ppo", agent=PPOConfig(), num_envs=16, rollout_length=128, total_env_steps=1_000_000, max_policy_lag=0
     )

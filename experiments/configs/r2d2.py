@@ -5,7 +5,7 @@ from jsrl.experiment import Experiment, ReplayConfig
 
 
 def config() -> Experiment:
-    """Return R2D2 on CartPole, to be pointed at any environment; windows of 20 rows of burn-in and 20 to train on."""
+    """Return R2D2 on CartPole; --env.id chooses another environment; windows of 20 rows of burn-in and 20 to train on."""
     return Experiment(
         name="r2d2",
         agent=R2D2Config(burn_in=20),

@@ -6,7 +6,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
 
 
 def config() -> Experiment:
-    """Return TD3 on Pendulum, to be pointed at any environment; one update per env step."""
+    """Return TD3 on Pendulum; --env.id chooses another environment; one update per env step."""
     return Experiment(
         name="td3",
         env=EnvConfig("Pendulum-v1"),

@@ -61,14 +61,14 @@ class Relabel(TrajectoryTransform):
         if newer is not None:
             done = version_updates(newer[0]) / self.job.settings["updates"]
             self._weight = self.job.settings["weight"] * max(0.0, 1.0 - done)
-            self.recorder.last("weight", self._weight)
+            self.meter.last("weight", self._weight)
 
     def change(self, trajectory: Trajectory, entry: Entry) -> None:
         """Add the bonus to the rewards [T, B] of rows on which the agent acted."""
         if self._weight:
             bonus = self._weight * np.stack(self._entropy) * ~trajectory.is_first[1:]
             trajectory.reward[:-1] += bonus.reshape(bonus.shape + (1,) * (trajectory.reward.ndim - 2))
-            self.recorder.mean("bonus_mean", float(bonus.mean()))
+            self.meter.mean("bonus_mean", float(bonus.mean()))
 
     def close(self) -> dict[str, Any]:
         """Disconnect from all streams."""

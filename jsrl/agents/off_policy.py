@@ -58,8 +58,9 @@ class Transition(NamedTuple):
 def transition(trajectory: Trajectory, gamma: float, axis_name: str | None = None) -> Transition:
     """Return the n-step transition of every window [T+1, B, ...] over the agent's own rows (acting and value-only).
 
-    A window stops after a termination (discount 0), at a last observation (its row bootstraps a truncation), at row T, and in
-    games of turns at the agent's first row t > T - margin (jsrl.agents.rows), whose outcome lies behind the window.
+    A window stops after a termination (discount 0), at a last observation (its row bootstraps a truncation), and at row T.
+    In games of turns it also stops at the agent's first row t > T - margin (jsrl.agents.rows): its outcome comes after the
+    window.
     If it stops at a waiting row, whose value is not learned, it bootstraps at the agent's last row before; if that is row
     0, the window is masked. Let end be the row that bootstraps, and g_t the product of all discounts before row t, with one
     gamma for each of the agent's rows from row 1 to t. Then reward = sum over t < end of g_t r_t, and discount = g_end. So a
@@ -202,7 +203,7 @@ def every(
 
     Args:
       updates: number before this one; the same on all devices. step: (state) -> (state, metrics). reported: metrics of
-      its last call.
+        its last call.
     """
     if period == 1:
         return step(state)

@@ -12,8 +12,8 @@ All functions take time-major arrays with any trailing axes and obey the tables 
   that row's discount is 0).
 
 So an agent's returns are those over its own rows, each with all rewards until its next row. On rows that do not wait,
-`u_t = 0, w_t = v_t`. If the bootstrap of such a row is not known (jsrl.agents.rows: it is the value of a waiting row, which
-is not learned), the row has no target: it corrects nothing, traces stop there, and both masks are 0. The same holds for
+`u_t = 0, w_t = v_t`. If the bootstrap of such a row is the value of a waiting row, it is not known, as these values are not
+learned (jsrl.agents.rows). Then the row has no target: it corrects nothing, traces stop there, both masks are 0. So it is for
 the last rows of a batch in games of turns (`margin`, from jsrl.agents.rows.row_margin). Advantages are 0 where the policy mask
 is 0, and targets are v_t where the value mask is 0 (0 on waiting rows).
 """

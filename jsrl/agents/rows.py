@@ -154,9 +154,9 @@ def train_only(masks: RowMasks, trajectory: Trajectory) -> RowMasks:
 def row_scores(
     trajectory: Trajectory, target: Array, value: Array, mask: Array, num_agents: int | None
 ) -> Array | None:
-    """Return what scores of games are made of, per row: [B, T, 5]; None: no scores wanted.
+    """Return the terms of a game's score for each row: [B, T, 5]; None: no scores wanted.
 
-    With error = target - value (with GAE the advantage) they are the sums over a row's trained agents of |error|,
+    With error = target - value (with GAE the advantage) the terms are the sums over a row's trained agents of |error|,
     max(error, 0), the value and 1, and the mean reward of all agents.
 
     Args:

@@ -1,4 +1,4 @@
-"""Inputs of agents for several seats: observations with the seat's number, and the knowledge of the whole group."""
+"""Inputs of agents for several seats: observations with the seat's number, and what the whole group observes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def team_rows(trajectory: Trajectory, num_agents: int) -> Trajectory:
 
 
 def team_vector(trajectory: Trajectory) -> Array:
-    """Return a team's knowledge, float32 [T+1, B, F]: the state, or the observations of the seats that act; and which act."""
+    """Return what a team observes, float32 [T+1, B, F]: the state or the acting seats' observations, and which seats act."""
     acts = (trajectory.acts == ACTING).astype(jnp.float32)
     state = state_vector(trajectory)
     if state is None:

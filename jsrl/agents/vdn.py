@@ -30,7 +30,7 @@ class VDNConfig(DQNConfig):
     """
 
     factory: ClassVar[str] = "jsrl.agents.vdn:vdn"
-    rewards: ClassVar[str] = "team"  # the mean over the seats, as MAPPO may
+    rewards: ClassVar[str] = "team"  # it learns from the mean reward of its seats
 
     learning_rate: float = 5e-4
     target_period: int = 200
@@ -56,7 +56,7 @@ class RecurrentVDNConfig(R2D2Config):
     """
 
     factory: ClassVar[str] = "jsrl.agents.vdn:recurrent_vdn"
-    rewards: ClassVar[str] = "team"  # the mean over the seats, as MAPPO may
+    rewards: ClassVar[str] = "team"  # it learns from the mean reward of its seats
 
     learning_rate: float = 5e-4
     max_grad_norm: float | None = 10.0

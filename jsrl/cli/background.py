@@ -55,7 +55,7 @@ def detach(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
         command line.
 
     Raises:
-      ConfigError: an option does not go with it.
+      ConfigError: an option cannot be combined with it.
     """
     options = asked.run
     if options.plan or options.launcher == "slurm":

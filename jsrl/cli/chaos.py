@@ -15,7 +15,7 @@ from jsrl.cli.main import program
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.workers.kinds import own_kinds
 
-STRANGER = Path(__file__).resolve().parents[2] / "benchmarks" / "strangers.py"  # of a checkout
+STRANGER = (Path(__file__).parents[1] / "scripts" / "benchmarks" / "strangers.py").resolve()
 
 NOT_HERE = {
     "detach",
@@ -72,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--every-s", type=float, default=5.0, help="mean seconds between a recovery and the next fault (default: 5)"
     )
-    parser.add_argument("--kinds", help="kinds of workers to hit, such as actor,learner (default: all but recorders)")
+    parser.add_argument(
+        "--kinds", help="kinds of workers to hit, such as actor,learner (default: all but video recorders)"
+    )
     parser.add_argument(
         "--pauses",
         type=float,
@@ -82,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--hangs", type=float, default=0.0, help="share of faults that stop only the main thread (default: 0)"
     )
-    parser.add_argument("--storm-seed", type=int, default=0, help="of the faults (default: 0)")
+    parser.add_argument("--storm-seed", type=int, default=0, help="seed of the faults (default: 0)")
     parser.add_argument(
         "--patience-s", type=float, default=60.0, help="seconds within which the run must recover (default: 60)"
     )
@@ -115,11 +117,6 @@ def sender(messages_per_s: float) -> list[str] | None:
     """Return the command that sends unauthorised messages; None: none are sent."""
     if messages_per_s == 0:
         return None
-    if not STRANGER.exists():
-        print(
-            "no unauthorised messages: the program that sends them is only in a source checkout (benchmarks/strangers.py)."
-        )
-        return None
     return [sys.executable, str(STRANGER), "--per-s", str(messages_per_s)]
 
 
@@ -147,7 +144,7 @@ def check_args(args: list[str]) -> None:
     asked = cli.parse(args, load(name))
     if wrong := sorted(asked.given & NOT_HERE):
         raise ConfigError(
-            f"--{wrong[0]} does not go with jsrl chaos, which starts one new run and stops it; leave it out."
+            f"--{wrong[0]} cannot be combined with jsrl chaos, which starts one new run and stops it; leave it out."
         )
     experiment = asked.experiment
     if not experiment.where.has_processes:

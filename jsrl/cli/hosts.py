@@ -30,7 +30,7 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
       ConfigError: this host cannot listen there, a host is invalid, or the experiment needs none.
     """
     if options.launcher != "local" and options.hosts is not None:
-        raise ConfigError(f"--hosts does not go with --launcher {options.launcher}; leave one of them out.")
+        raise ConfigError(f"--hosts cannot be combined with --launcher {options.launcher}; leave one of them out.")
     if options.listen is None and options.hosts is None and options.launcher == "local":
         yield None
         return

@@ -50,7 +50,7 @@ class Window:
                 raise pygame.error(f"the display {os.environ.get('DISPLAY', '')!r} does not answer")
         except pygame.error as error:
             raise ConfigError(
-                f"no window can be opened: {error}; film the policy with --recorder.enabled while it trains."
+                f"no window can be opened: {error}; film the policy with --video.enabled while it trains."
             ) from error
         self._fps, self.speed = fps, speed
         self._clock = pygame.time.Clock()
@@ -109,7 +109,7 @@ def check_display() -> None:
     if not named and sys.platform not in ("darwin", "win32"):
         raise ConfigError(
             "there is no display (DISPLAY is not set); run this on a machine that has one, or film the policy with "
-            "--recorder.enabled while it trains."
+            "--video.enabled while it trains."
         )
 
 

@@ -21,7 +21,7 @@ from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.experiment.policies import SEED_STRIDE
 from jsrl.launch.recording_plan import begin_record
 from jsrl.launch.schemas import make_schemas
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.policy import Policy, load_players
 from jsrl.transport.base import Entry, InferenceClient, Origin, ProducerId, SampleProducer
 from jsrl.types import Trajectory, leaves, zeros
@@ -75,12 +75,12 @@ def record_policy(
     e = _recorded(played[0].experiment, folder, num_envs, rollout_length)
     schemas = make_schemas(e, played[0].spec, learns=False)
     begin_record(e, schemas, source=f"{run}@{tag}")
-    recorder, warnings = Recorder(ACTOR.prefix), list[str]()
+    meter, warnings = Meter(ACTOR.prefix), list[str]()
     writer = RecordingWriter(
         Path(folder),
         NAME,
         schemas.trajectory,
-        recorder=recorder,
+        meter=meter,
         warn=warnings.append,
         limit_bytes=limit_mb * 2**20,
         wait=True,
@@ -93,7 +93,7 @@ def record_policy(
     settings = ActorSettings(rollout_length, poll_s=0.0, environment=str(e.env.id))
     facts = {"num_slots": num_envs, "sizes": [num_envs], "greedy": not sampled}
     policies = [_acting(policy, number, e, seed, facts) for number, policy in enumerate(played)]
-    actor = Actor(NAME, settings, {0: make_group}, policies, NullReporter(), recorder, writer)
+    actor = Actor(NAME, settings, {0: make_group}, policies, NullReporter(), meter, writer)
     actor.setup()
     try:
         return_mean = _play(actor, episodes, rollout_length * num_envs, writer)

@@ -32,5 +32,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (JsrlError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    print(f"{folder.name}: host {options.host} is removed within seconds, and none of this name can join")
+    print(f"{folder.name}: host {options.host} is removed within seconds, and no host of this name can join")
     return 0

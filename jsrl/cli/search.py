@@ -162,9 +162,9 @@ class ParsedSearch:
         (self.folder / PAGE).write_text(page(f"{self.name}: {self.folder.name}", study, self.ranges, command))
         table = rows(study, self.ranges)
         print("\n" + text_table(table) if len(table) > 1 else "\nno trial has ended yet")
-        print(f"\npicture: {self.folder / PAGE}")
+        print(f"\npage: {self.folder / PAGE}")
         if command:
-            print(f"the best trial again: {command}")
+            print(f"to repeat the best trial: {command}")
 
 
 class Lines:

@@ -9,7 +9,7 @@ Then simulate it on the hosts of a file (that of `jsrl run NAME --plan --hosts-f
 
   jsrl simulate hosts.json NAME --num-actors 128 --placement served
 
-On a host with other cores, `jsrl simulate --core-speed NAME` prints the `core_speed` that belongs into its entry of that file.
+On a host with other cores, `jsrl simulate --core-speed NAME` prints the `core_speed` for its entry of that file.
 """
 
 from __future__ import annotations

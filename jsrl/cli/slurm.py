@@ -103,8 +103,8 @@ def refuse(name: str | None, options: RunOptions, names: Sequence[str]) -> None:
     wrong = [arg for arg in names if getattr(options, arg)]
     if wrong or name is None:
         raise ConfigError(
-            f"--{wrong[0] if wrong else 'resume'} does not go with --launcher slurm; submitting the same run name again "
-            "continues it."
+            f"--{wrong[0] if wrong else 'resume'} cannot be combined with --launcher slurm; submitting the same run name "
+            "again continues it."
         )
 
 

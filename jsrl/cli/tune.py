@@ -83,5 +83,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     if tuned.profile is not None:
         print(f"  kept as the profile {tuned.profile.path}")
-        print(f"  `{command(name, args)}` uses it from now on (--profile none: not)")
+        print(f"  `{command(name, args)}` uses it from now on (with --profile none it does not)")
     return 0

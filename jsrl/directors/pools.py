@@ -83,7 +83,7 @@ class PoolDirector(Bookkeeping):
 
     One policy: a symmetric game; it plays its own past, from a random side. Two: policy i plays side i against the
     other's past, in turns. While nothing is frozen, the opponent is the latest version.
-    A latest opponent learns as well.
+    An opponent that is a latest version learns as well.
     """
 
     policies: tuple[str, ...] = ("main",)

@@ -64,10 +64,10 @@ class EnvConfig:
     Attributes:
       id: a Gymnasium id (`CartPole-v1`), `ALE/Pong-v5`, `envpool:HalfCheetah-v4`, `probe:memory`, one with
         several agents (`particle:`, `matrix:`, `foraging:`, `hide_and_seek:`, `pettingzoo:`, `lbf:`, `openspiel:`; see
-        docs/environments.md), `module:ID` where the module registers the id, or your own `module:factory`, or the class or
-        function itself (a notebook's too: `run` writes its source down). A factory is called with `kwargs` and returns a
-        gymnasium.Env; one with a parameter `num_envs` returns a gymnasium or jsrl vector environment (it gets `seed`,
-        `group` and `groups`, of seats, too where it has such parameters).
+        docs/environments.md), `module:ID` if the module registers the id, your own `module:factory`, or in Python the class
+        or function itself. A factory is called with `kwargs` and returns a gymnasium.Env; one with a parameter `num_envs`
+        returns a gymnasium or jsrl vector environment. It also gets `seed`, `group` and `groups` (of seats) if it has such
+        parameters.
       kwargs: keyword arguments of the environment.
       wrappers: Gymnasium wrappers, innermost first: `module:Class`, or {"wrapper": "module:Class", "kwargs": {...}}.
       reward_scale, reward_clip: agents learn from clip(raw * scale, -clip, clip); returns of episodes are reported in

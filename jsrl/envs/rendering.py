@@ -79,7 +79,7 @@ class RenderedEnv:
             seen = f"{picture.dtype} {picture.shape}" if isinstance(picture, np.ndarray) else type(picture).__name__
             raise ConfigError(
                 f"environment {name!r} shows {seen}; expected a picture, uint8 [height, width, 3], from render() under "
-                "render_mode 'rgb_array'. Leave recorder.enabled off, or name one that draws: --recorder.env.id."
+                "render_mode 'rgb_array'. Leave video.enabled off, or name one that draws: --video.env.id."
             )
         return picture
 
@@ -194,8 +194,8 @@ def _creator(entry_point: str) -> Any:
 
 def _draws_nothing(config: EnvConfig, why: str) -> ConfigError:
     return ConfigError(
-        f"environment {config.id!r} cannot be recorded: {why}. Leave recorder.enabled off, or name one with the same spaces "
-        "that draws, such as --recorder.env.id with Gymnasium's (and --recorder.env.backend sync)."
+        f"environment {config.id!r} cannot be filmed: {why}. Leave video.enabled off, or name one with the same spaces "
+        "that draws, such as --video.env.id with Gymnasium's (and --video.env.backend sync)."
     )
 
 
@@ -212,12 +212,10 @@ def _remedy(name: str) -> str:
     if _uses_opengl(name):
         return (
             f"MuJoCo draws with OpenGL, here MUJOCO_GL={os.environ.get('MUJOCO_GL', '')!r}: install libegl1 (egl) or "
-            "libosmesa6 (osmesa) and set MUJOCO_GL to the one there is, or leave recorder.enabled off"
+            "libosmesa6 (osmesa) and set MUJOCO_GL to the one there is, or leave video.enabled off"
         )
     extra = next((extra for part, (_, extra) in DRAWN_WITH.items() if f".{part}" in _entry(name)), None)
-    return (
-        install_command(extra) if extra else "its own render() says why, above; leave recorder.enabled off without it"
-    )
+    return install_command(extra) if extra else "its own render() says why, above; leave video.enabled off without it"
 
 
 class AtariWithScreen(AtariVector):
@@ -260,8 +258,8 @@ class _TwoConsoles:
         frames, *rest = self._shown.step(action)
         if any((mine != its).any() for mine, its in zip(stepped[1:4], rest[:3], strict=True)):
             raise EnvironmentFault(
-                f"environment {self._name!r}: two emulators with the same seed and actions diverged, so that the one "
-                "shows what the other does not play. Leave recorder.enabled off, or record with --recorder.env.backend sync."
+                f"environment {self._name!r}: two emulators with the same seed and actions diverged, so the film would "
+                "not show the game that is played. Leave video.enabled off, or film with --video.env.backend sync."
             )
         self.screen = frames[0, -1].copy()
         return stepped

@@ -151,7 +151,7 @@ class Rows:
 
         Args:
           observation: tree of [B, ...], passed on unchanged. reward: [B], raw. terminated, truncated: bool [B]. All three
-          are ignored in slots that start an episode in this step.
+            are ignored in slots that start an episode in this step.
         """
         reward = reward.astype(np.float32)  # always our own copy: the environment may keep its array
         first = self.first

@@ -1,8 +1,8 @@
 """Gymnasium vector environments behind the vector protocol, for every declared auto-reset mode.
 
-NEXT_STEP is already the row table. Under SAME_STEP and DISABLED every slot must be stepped at every call, so in the
-call whose action is ignored the slot is stepped too, its result is discarded, and
-`reset(options={"reset_mask": ...})` then starts the episode that the agent sees.
+NEXT_STEP is already the row table. Under SAME_STEP and DISABLED every slot must be stepped at every call. So in the
+call whose action is ignored the slot is stepped too, and its result is discarded. Then
+`reset(options={"reset_mask": ...})` starts the episode that the agent sees.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from jsrl.experiment.settings import (
     EvaluatorConfig,
     InferenceConfig,
     LearnerConfig,
-    RecorderConfig,
     ReplayConfig,
     SnapshotConfig,
     SupervisionConfig,
+    VideoConfig,
 )
 
 __all__ = [
@@ -24,8 +24,8 @@ __all__ = [
     "InferenceConfig",
     "LearnerConfig",
     "PolicyConfig",
-    "RecorderConfig",
     "ReplayConfig",
     "SnapshotConfig",
     "SupervisionConfig",
+    "VideoConfig",
 ]

@@ -32,8 +32,8 @@ def check(experiment: Experiment) -> None:
     if isinstance(e.agent, dict | list | tuple):
         raise ConfigError(
             "an experiment has one agent (a config such as PPOConfig). Several policies in one environment are its policies: "
-            "policies={NAME: PolicyConfig(agent, seats=...)}; policies with environments of their own are trained by further "
-            "learners of its graph: see Two policies in docs/dataflow.md."
+            "policies={NAME: PolicyConfig(agent, seats=...)}. To train policies on environments of their own, see "
+            "Two policies in docs/dataflow.md."
         )
     check_policies(e.policies, e.agent, e.seed)
     _check_choices(e)
@@ -63,7 +63,7 @@ def check(experiment: Experiment) -> None:
             f"recording={e.recording!r} trains on recorded trajectories, without actors; {other} is for a run that has some. "
             "Leave one of them out (`jsrl run bc --recording DIR` has no replay)."
         )
-    _check_recorder(e)
+    _check_video(e)
     _check_bind(e)
     _ = e.evaluation_env, e.filmed_env  # made here so that an unknown option is refused before anything starts
 
@@ -129,11 +129,11 @@ def _check_positive(e: Experiment) -> None:
         "record_limit_mb": e.record_limit_mb,
         "evaluator.num_envs": e.evaluator.num_envs,
         "evaluator.episodes": e.evaluator.episodes,
-        "recorder.episodes": e.recorder.episodes,
+        "video.episodes": e.video.episodes,
         "snapshots.keep": e.snapshots.keep,
-        "recorder.keep_newest": e.recorder.keep_newest,
+        "video.keep_newest": e.video.keep_newest,
         "evaluator.period_env_steps": e.evaluator.period_env_steps,
-        "recorder.period_env_steps": e.recorder.period_env_steps,
+        "video.period_env_steps": e.video.period_env_steps,
         "inference.max_rows": e.inference.max_rows,
         "inference.threads": e.inference.threads,
         "learner.threads": e.learner.threads,
@@ -174,8 +174,8 @@ def split_bind(bind: str) -> tuple[str, int | None]:
             raise ValueError(port)
     except ValueError:
         raise ConfigError(
-            f"bind is {bind!r}; expected an IP address of this host, such as 10.0.0.5, or 0.0.0.0 for all it has; with the "
-            "first of its ports 10.0.0.5:7000, for IPv6 [fd00::5]:7000."
+            f"bind is {bind!r}; expected an IP address of this host, such as 10.0.0.5, or 0.0.0.0 for all of them. With a "
+            "first port: 10.0.0.5:7000, for IPv6 [fd00::5]:7000."
         ) from None
     return address, None if port is None else int(port)
 
@@ -195,12 +195,12 @@ def _check_bind(e: Experiment) -> None:
         )
 
 
-def _check_recorder(e: Experiment) -> None:
-    fps, seconds = e.recorder.fps, e.recorder.max_seconds
+def _check_video(e: Experiment) -> None:
+    fps, seconds = e.video.fps, e.video.max_seconds
     if not seconds > 0 or (fps is not None and not fps > 0):
-        raise ConfigError(f"recorder.max_seconds is {seconds} and recorder.fps {fps}; they must be above 0.")
-    if not 0 <= e.recorder.niceness <= 19:
-        raise ConfigError(f"recorder.niceness is {e.recorder.niceness}; it must be from 0 to 19.")
+        raise ConfigError(f"video.max_seconds is {seconds} and video.fps {fps}; they must be above 0.")
+    if not 0 <= e.video.niceness <= 19:
+        raise ConfigError(f"video.niceness is {e.video.niceness}; it must be from 0 to 19.")
 
 
 def _check_against(e: Experiment) -> None:
@@ -311,8 +311,8 @@ def _check_ranks(e: Experiment) -> None:
     }
     if given := [name for name, is_given in others.items() if is_given]:
         raise ConfigError(
-            f"learner.num_ranks={ranks} divides batches of fresh trajectories over processes; it does not go with {given[0]}. "
-            "Leave one of them out."
+            f"learner.num_ranks={ranks} divides batches of fresh trajectories over processes; it cannot be combined with "
+            f"{given[0]}. Leave one of them out."
         )
     if e.num_actors != "auto" and e.actors % ranks:
         raise ConfigError(

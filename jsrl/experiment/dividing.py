@@ -21,7 +21,7 @@ def divided(experiment: Experiment, spec: EnvSpec | GameSpec) -> tuple[Experimen
     """Return an experiment with a policy for each group of equal seats, and a message; unchanged if all seats are equal.
 
     Raises:
-      ConfigError: an option of the experiment does not go with several policies.
+      ConfigError: an option of the experiment cannot be combined with several policies.
     """
     groups = alike_seats(spec.seats) if isinstance(spec, GameSpec) else {}
     if len(groups) < 2:

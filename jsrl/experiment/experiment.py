@@ -23,10 +23,10 @@ from jsrl.experiment.settings import (
     EvaluatorConfig,
     InferenceConfig,
     LearnerConfig,
-    RecorderConfig,
     ReplayConfig,
     SnapshotConfig,
     SupervisionConfig,
+    VideoConfig,
 )
 
 PlacementKind: TypeAlias = Literal["auto", "serial", "inline", "served", "apart"]
@@ -53,7 +53,7 @@ PLACEMENTS: dict[str, Placement] = {
 class Experiment:
     """The whole configuration of one run; `run.py` prints it, stores it, and gives each worker its part."""
 
-    RENAMED_FIELDS: ClassVar = {"road": "transport"}  # in the configs of older run folders
+    RENAMED_FIELDS: ClassVar = {"road": "transport", "recorder": "video"}  # in the configs of older run folders
 
     agent: Any = None
     """A config such as PPOConfig (its class names its factory), or an AgentReference."""
@@ -80,9 +80,9 @@ class Experiment:
     """How many updates old the params of a trained row may be. 0 is synchronous (on-policy), None has no limit (IMPALA)."""
 
     placement: PlacementKind = "auto"
-    """Who computes actions: serial, inline, served, apart or auto. serial: the one process; inline: actors; served: an
-    inference server on the learner's device; apart: on its own; auto: served where there is an accelerator and a large
-    network, else inline."""
+    """What computes actions: serial, inline, served, apart or auto. serial: the one process; inline: actors; served: an
+    inference server on the learner's device; apart: inference servers on their own devices; auto: served if there is an
+    accelerator and a large network, else inline."""
     num_actors: int | Literal["auto"] = "auto"
     """Number of actor processes; groups of environments are divided among them. auto: one per core, with at least
     8 environments each. It determines the number of groups, and so the bits: see num_groups."""
@@ -99,10 +99,10 @@ class Experiment:
     encrypt: bool = False
     """With transport zeromq: encrypted streams over TCP, even on loopback, instead of Unix sockets."""
     compress: bool = False
-    """Compress trajectories that go over TCP (to other hosts) with LZ4, for links that are slower than the cores."""
+    """Compress trajectories and requests that go over TCP (to other hosts) with LZ4, for links slower than the cores."""
     deterministic: bool = False
     """Give the same bits with any placement and number of actors; num_groups must be the same. Groups are never merged, and
-    are processed in order. Serial placement always does this."""
+    are processed in order. Serial placement always does this, on a GPU up to rounding."""
     restart: int = 0
     """Maximum restarts of each dead or hung worker within supervision.window-s."""
     record: str | None = None
@@ -122,7 +122,7 @@ class Experiment:
     replay: ReplayConfig | None = None
     """Storage and sampling of an off-policy agent's rows; None: no replay."""
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
-    recorder: RecorderConfig = field(default_factory=RecorderConfig)
+    video: VideoConfig = field(default_factory=VideoConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
     deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
@@ -225,7 +225,7 @@ class Experiment:
 
     @property
     def windows_per_env_step(self) -> float:
-        """Return the windows per env step of a replay on the device: whole updates per batch may miss what was asked for."""
+        """Return the windows per env step of a replay on the device; may differ from the option, as K is a whole number."""
         return self.updates_per_call * self.replay.batch_size / self.rows_per_update if self.replay is not None else 0.0
 
     @property
@@ -294,7 +294,7 @@ class Experiment:
     @property
     def filming_period(self) -> int:
         """Return the updates between videos."""
-        env_steps = self.recorder.period_env_steps or self.total_env_steps // 10
+        env_steps = self.video.period_env_steps or self.total_env_steps // 10
         return max(1, int(env_steps * self.updates_per_batch // self.env_steps_per_batch))
 
     @property
@@ -306,8 +306,8 @@ class Experiment:
 
     @property
     def filmed_env(self) -> EnvConfig:
-        """Return the recorder's environment: the evaluator's, with its own options added."""
-        return _with_options(self.evaluation_env, "recorder.env", self.recorder.env)
+        """Return the video recorder's environment: the evaluator's, with its own options added."""
+        return _with_options(self.evaluation_env, "video.env", self.video.env)
 
 
 def _with_options(env: EnvConfig, name: str, options: dict[str, Any]) -> EnvConfig:

@@ -51,9 +51,23 @@ ELSEWHERE = {
     "track": "wandb.enabled",
     "wandb-project-name": "wandb.project",
     "wandb-entity": "wandb.entity",
-    "record-video": "recorder.enabled",
-    "capture-video": "recorder.enabled",
-    "video": "recorder.enabled",
+    "record-video": "video.enabled",
+    "capture-video": "video.enabled",
+    "video": "video.enabled",
+    "recorder": "video.enabled",
+} | {
+    f"recorder.{name}": f"video.{name}"
+    for name in [
+        "enabled",
+        "period-env-steps",
+        "episodes",
+        "final",
+        "keep-newest",
+        "fps",
+        "max-seconds",
+        "niceness",
+        "env",
+    ]
 }
 
 
@@ -107,7 +121,7 @@ class SlurmOptions:
     container: str | None = None
     """OCI container bundle in which both jobs run; it has the Python of the login node under the same path."""
     setup: str | None = None
-    """Shell commands before jsrl, such as `module load cuda`; JSRL_ADDRESS=IP there says how the others reach this host."""
+    """Shell commands before jsrl, such as `module load cuda`; JSRL_ADDRESS=IP there sets the address that other hosts use."""
     extra: tuple[str, ...] = ()
     """Further options of sbatch for both jobs, without their dashes: exclusive mem=0."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class EvaluatorConfig:
-    """How snapshots are evaluated: its own environment options and seeds, a fixed number of episodes per slot."""
+    """How snapshots are evaluated: with separate environment options and seeds, and a fixed number of episodes per slot."""
 
     enabled: bool = True
     """Evaluate snapshots while the run trains, and after its end."""
@@ -135,7 +135,7 @@ class EvaluatorConfig:
 
 
 @dataclass(frozen=True)
-class RecorderConfig:
+class VideoConfig:
     """How episodes of the newest params are filmed (extra `video`), by a process of low priority."""
 
     enabled: bool = False
@@ -153,9 +153,12 @@ class RecorderConfig:
     max_seconds: float = 60.0
     """Maximum seconds of a video; a longer episode is played to its end without being filmed."""
     niceness: int = 10
-    """Niceness of the recorder's process: 0 (normal priority) to 19 (lowest)."""
+    """Niceness of the video recorder's process: 0 (normal priority) to 19 (lowest)."""
     env: dict[str, Any] = field(default_factory=dict)
     """Options that differ from the evaluator's environment."""
+
+
+RecorderConfig = VideoConfig  # its name in the configs of older run folders
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,7 @@ class DeadlineConfig:
 class SupervisionConfig:
     """How dead, stopped and stuck workers are replaced, if `restart` allows it."""
 
+    RENAMED_FIELDS: ClassVar = {"recorder": "video_recorder"}  # in the configs of older run folders
     window_s: float = 600.0
     """Restarts of a worker count against `restart` for this many seconds."""
     backoff_s: float = 0.25
@@ -195,8 +199,8 @@ class SupervisionConfig:
     max_backoff_s: float = 30.0
     """Maximum seconds before a restart."""
     memory_margin_mb: int = 1024
-    """With transport zeromq: MiB that a worker which others connect to may use beyond its memory after start-up and the
-    declared size of its streams and state. A worker above that is replaced, since a connection may be filling its memory."""
+    """With transport zeromq: MiB that a listening worker may use beyond its memory after start-up and the declared size of
+    its streams and state. A worker above this bound is replaced: a connection may be filling its memory."""
     actor: int | None = None
     """Restarts of each actor; None: `restart`."""
     inference: int | None = None
@@ -207,8 +211,8 @@ class SupervisionConfig:
     """Restarts of each replay worker, whose rows are lost unless they are saved; None: `restart`."""
     evaluator: int | None = None
     """Restarts of the evaluator; None: `restart`."""
-    recorder: int | None = None
-    """Restarts of the recorder; when they are exhausted, the run continues without it. None: `restart`."""
+    video_recorder: int | None = None
+    """Restarts of the video recorder; when they are exhausted, the run continues without it. None: `restart`."""
     parameter_server: int | None = None
     """Restarts of the parameter server; None: `restart`."""
 

@@ -40,8 +40,8 @@ def make_graph(experiment: Experiment) -> Graph:
         workers += _actors(e, params, ends, served)
     if e.director is not None:
         workers.append(WorkerNode("director", "director"))
-    for name, config in (("evaluator", e.evaluator), ("recorder", e.recorder)):
-        shown = ends[:1] if name == "recorder" else ends  # one video shows the seats of all policies
+    for name, config in (("evaluator", e.evaluator), ("video-recorder", e.video)):
+        shown = ends[:1] if name == "video-recorder" else ends  # one video shows the seats of all policies
         for end in shown if config.enabled else ():
             own_first = dict.fromkeys((end, *ends))
             workers.append(WorkerNode(name + end, name, tuple(Link("params", params + other) for other in own_first)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jsrl.counted import counted
@@ -129,9 +130,13 @@ def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
                 f"{learner.name} has {counted(len(ranks), 'rank')} in this graph, but learner.num_ranks is "
                 f"{own.learner.num_ranks}; set it, or change the graph by jsrl.graph.placements.with_ranks."
             )
-    if len(parts) > 1 and (experiment.recording is not None or experiment.record is not None):
-        option = "recording" if experiment.recording is not None else "record"
-        raise ConfigError(f"{option} is for runs with one policy; this graph has {len(parts)}: {', '.join(parts)}.")
+    if len(parts) > 1 and experiment.record is not None:
+        raise ConfigError(
+            f"record is for runs with one policy; this graph has {len(parts)}: {', '.join(parts)}. `jsrl record "
+            "RUN@POLICY/TAG` records one of them after the run."
+        )
+    if len(parts) > 1 and experiment.recording is not None and not experiment.policies:
+        raise ConfigError(f"recording is for runs with one policy; this graph has {len(parts)}: {', '.join(parts)}.")
     return parts
 
 
@@ -156,7 +161,10 @@ def _of_config(experiment: Experiment, name: str, number: int) -> dict[str, Any]
     seed = seed_of(config, number, experiment.seed)
     goal = experiment.stop_at_return if config.stop_at_return is None else config.stop_at_return
     evaluator = dataclasses.replace(experiment.evaluator, against=opponents_of(experiment, name))
-    return {"agent": config.agent, "policies": {}, "seed": seed, "stop_at_return": goal, "evaluator": evaluator}
+    own = {"agent": config.agent, "policies": {}, "seed": seed, "stop_at_return": goal, "evaluator": evaluator}
+    if experiment.recording is not None and len(experiment.policies) > 1:
+        own["recording"] = str(Path(experiment.recording) / name)
+    return own
 
 
 def policies_at(graph: Graph, worker: WorkerNode) -> tuple[str, ...]:

@@ -11,8 +11,9 @@ from pathlib import Path
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.graph.graph import Graph, WorkerNode
+from jsrl.graph.policies import learners_of, policy_of
 from jsrl.launch.launcher import ALONE, Hosts
-from jsrl.transport.ledger.hops import SAMPLES
+from jsrl.transport.ledger.hops import SAMPLES, recorded_hop
 from jsrl.transport.meeting.address import check_ipc_path
 from jsrl.transport.meeting.keys import CLIENT_FILE, check_encryption, make_keys
 from jsrl.transport.stream import End, Peer, Stream, name_at
@@ -109,7 +110,9 @@ def learner_hop(graph: Graph, learner: str) -> str:
     """Return the name under which a learner's input trajectories are counted."""
     worker = graph.worker(learner)
     reads = [graph.stream(link.stream) for link in worker.links if graph.kind(learner).port(link.port).does == "reads"]
-    return next((hop_of(graph, stream, worker) for stream in reads), SAMPLES)
+    first = learners_of(graph)[0].name == learner
+    recorded = recorded_hop("" if first else policy_of(graph, worker))
+    return next((hop_of(graph, stream, worker) for stream in reads), recorded)
 
 
 def _common(mine: tuple[int, ...], theirs: tuple[int, ...]) -> tuple[int, ...]:

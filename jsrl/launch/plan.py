@@ -140,7 +140,7 @@ def make_plan(
     check_groups(resolved, experiment)
     policies = {name: _resolved(policy) for name, policy in policies_of(resolved, experiment).items()}
     experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
-    if experiment.recorder.enabled:
+    if experiment.video.enabled:
         require_video()
         check_rendered(experiment.filmed_env)
     spec = find_spec(experiment)

@@ -79,7 +79,7 @@ def _streams(plan: Plan) -> list[str]:
     e = plan.experiment
     lines = [_stream(plan, stream) for stream in plan.graph.streams]
     lines += replay_lines(e, plan.schemas)
-    lines += recording_lines(e, plan.schemas)
+    lines += recording_lines(plan)
     if e.learner.split != "none":
         lines.append(
             f"policy <-> critics: params between two devices of the learner, at most {counted(e.split_lead, 'call')} apart"

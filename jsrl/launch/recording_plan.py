@@ -8,6 +8,7 @@ from typing import Any
 from jsrl.counted import counted
 from jsrl.errors import ConfigError, SpecMismatch
 from jsrl.experiment import Experiment
+from jsrl.launch.plan import Plan
 from jsrl.recordings.recordings import Recording, begin_recording, make_manifest, open_recording
 from jsrl.references.reference import to_json
 from jsrl.runs.provenance import package_versions
@@ -81,16 +82,21 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def recording_lines(e: Experiment, schemas: Schemas) -> list[str]:
+def recording_lines(plan: Plan) -> list[str]:
     """Return the plan's lines about recordings."""
+    e = plan.experiment
     if e.record is not None:
         return [f"actor -> {e.record}   recording  a copy of each trajectory, at most {e.record_limit_mb:,} MiB"]
-    recording = check_recording(e, schemas)
-    if recording is None:
-        return []
-    manifest = recording.manifest
-    epochs = e.total_env_steps / recording.env_steps
-    return [
-        f"{recording.folder} -> learner   windows    {recording.env_steps:,} recorded env steps in "
-        f"{counted(len(recording.chunks), 'file')}, of {manifest.source or 'an unnamed run'}; trained on {epochs:.1f} times"
-    ]
+    found = {
+        part.learner: check_recording(part.experiment, plan.job(part.learner).schemas)
+        for part in plan.policies.values()
+    }
+    return [_line(recording, learner, e) for learner, recording in found.items() if recording is not None]
+
+
+def _line(recording: Recording, learner: str, e: Experiment) -> str:
+    epochs, source = e.total_env_steps / recording.env_steps, recording.manifest.source or "an unnamed run"
+    return (
+        f"{recording.folder} -> {learner}   windows    {recording.env_steps:,} recorded env steps in "
+        f"{counted(len(recording.chunks), 'file')}, of {source}; trained on {epochs:.1f} times"
+    )

@@ -31,7 +31,7 @@ MAY_CHANGE = (
     "learner.check-finite", "env.on-fault", "env.fault-limit", "env.fault-window-s",
 )  # fmt: skip
 MAY_CHANGE_OF_POLICY = ("placement", "stop-at-return", "against")
-MAY_CHANGE_GROUPS = ("actor.", "inference.", "evaluator.", "recorder.", "snapshots.", "deadlines.", "supervision.")
+MAY_CHANGE_GROUPS = ("actor.", "inference.", "evaluator.", "video.", "snapshots.", "deadlines.", "supervision.")
 
 LONG_REPLAY = 100_000  # env steps: a minute or more, unless the environment is fast
 

@@ -232,7 +232,7 @@ def ready_plan(
             raise
         raise ConfigError(
             f"{str(error).removesuffix('.')}. The run continues with the changed graph that it was started with ({FILE}); "
-            "leave out the options that do not go with it, or give --graph to change the experiment's graph again."
+            "leave out the options that contradict it, or give --graph to change the experiment's graph again."
         ) from error
     plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, show=show))
     check_devices(plan, accelerators())
@@ -240,7 +240,8 @@ def ready_plan(
     if resumed:
         check_players(folder.path, [policy.folder for policy in plan.policies.values()])
         check_initial(plan.experiment, folder.path, [policy.folder for policy in plan.policies.values()])
-    check_recording(plan.experiment, plan.schemas)
+    for part in plan.policies.values():
+        check_recording(part.experiment, plan.job(part.learner).schemas)
     if resumed:
         begin_run_folder(experiment, folder)  # not before: a refused resume leaves the run unchanged
     for line in write_graph(folder, plan.graph, changed=plan.changed, resumed=resumed):

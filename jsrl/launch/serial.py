@@ -86,7 +86,7 @@ class SerialRun:
                 raise
             finally:
                 for worker in self._workers.values():
-                    worker.recorder.close()
+                    worker.meter.close()
                 shutil.rmtree(self._plan.memory_folder, ignore_errors=True)
         return self._session.result()
 
@@ -113,7 +113,7 @@ class SerialRun:
         for node in self._plan.graph.start_order:
             self._guarded(node.name, self._set_up_one)
         for worker in self._workers.values():
-            worker.recorder.begin()  # the setup of others is not counted in any worker's time
+            worker.meter.begin()  # the setup of others is not counted in any worker's time
 
     def _set_up_one(self, worker: Any) -> None:
         worker.setup()

@@ -342,7 +342,7 @@ class Session:
         self.show()
         if self._status.stop_asked and not self._stopped:
             self._stopped = True
-            self.display.message("`jsrl stop` asked for the end")
+            self.display.message("`jsrl stop` asked this run to end")
             self.interrupt()
         if line_due and writes:
             self._line_s = self.now() + self._rarity * LINE_S

@@ -13,7 +13,7 @@ from jsrl.experiment import Experiment
 from jsrl.launch.resume import newest_good
 from jsrl.rate_limit import RateLimit
 from jsrl.snapshots.store import SnapshotStore
-from jsrl.transport.ledger.hops import SAMPLES, ledger_path
+from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import read_page
 from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.kinds import Kind, find_kind
@@ -128,7 +128,7 @@ def replacement_job(job: Job, folder: Path) -> tuple[Job, list[str]]:
 
 def page_of(job: Job, folder: Path) -> Path:
     """Return the path of a learner's ledger page."""
-    return ledger_path(folder, job.end("samples").hop if job.has("samples") else SAMPLES)
+    return ledger_path(folder, job.input_hop)
 
 
 def last_committed(start_point: StartPoint, snapshots: Path, ledger: Path) -> tuple[StartPoint, list[str]]:

@@ -83,7 +83,7 @@ DRAWN_ORDERS = 24
 
 
 def seatings(spec: GameSpec, players: Sequence[Contestant], seed: int = 0) -> list[tuple[int, ...]]:
-    """Return in which orders players sit down: the player of each side, by number, in one game after the other.
+    """Return the seatings of successive games: the player of each side, by number.
 
     Each order comes with its rotations, so that each player has each side equally often. Fewer players than sides sit at
     several sides, in turn.
@@ -117,8 +117,8 @@ def seatings(spec: GameSpec, players: Sequence[Contestant], seed: int = 0) -> li
 def tables(num_players: int, num_sides: int) -> list[tuple[int, ...]]:
     """Return which players meet at one table, by number, so that each pair meets.
 
-    With two sides they are the pairs. With more sides they are all groups of as many players as sides, or, where these are
-    more than the pairs, some of them that are chosen so that each pair meets and all play about equally often.
+    With two sides these are the pairs. With more sides they are all groups of as many players as sides. If there are more
+    groups than pairs, only some are taken, so that each pair meets and all play about equally often.
     """
     size = min(num_players, num_sides)
     if math.comb(num_players, size) <= math.comb(num_players, 2):

@@ -1,8 +1,8 @@
 """Standings of several players: a table of win rates, and Elo ratings from it.
 
 In a game of n sides each pair of its players has a result: the side with the higher return wins. The n (n - 1) / 2 results
-of one game depend on each other, so each counts as 3 / (n + 1) games: then the intervals of equal players, whose order in a
-game is any of n! alike, are exact. With two sides this is 1.
+of one game depend on each other, so each counts as 3 / (n + 1) games: then the intervals are exact for equal
+players, for whom all n! orders of a game are equally likely. With two sides this is 1.
 """
 
 from __future__ import annotations

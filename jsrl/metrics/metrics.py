@@ -1,4 +1,4 @@
-"""Metrics: `Recorder` counts inside a worker, `MetricsHub` in the controller turns reports into one line at a time.
+"""Metrics: `Meter` counts inside a worker, `MetricsHub` in the controller turns reports into one line at a time.
 
 Names are `worker/what_unit`; the catalogue lists them and defines how reports of several workers of a kind are
 combined. Nothing here imports jax.
@@ -34,7 +34,7 @@ WHOLE_TIME = (
 )  # suffixes of metrics of which a line has the mean over the reports since the last
 
 
-class Recorder:
+class Meter:
     """Counts in a worker between two reports; every call is a dictionary access and an addition.
 
     Attributes:

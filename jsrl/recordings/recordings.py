@@ -146,6 +146,10 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         found = read_json(path)
     except FileNotFoundError as error:
+        if inside := sorted(place.parent.name for place in folder.glob(f"*/{MANIFEST}")):
+            raise RecordingError(
+                f"{folder} holds several recordings: {', '.join(inside)}; name one, such as {folder / inside[0]}."
+            ) from error
         raise RecordingError(
             f"{folder} holds no recording (no {MANIFEST}); write one with `jsrl run NAME --record {folder}` or "
             f"`jsrl record RUN@best --to {folder}`."

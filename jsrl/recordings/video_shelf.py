@@ -52,7 +52,7 @@ class VideoShelf:
     def __init__(self, folder: Path, keep_newest: int) -> None:
         self.folder, self._keep_newest = folder, keep_newest
         folder.mkdir(parents=True, exist_ok=True)
-        for part in folder.glob("*.mp4.part"):  # of a killed recorder
+        for part in folder.glob("*.mp4.part"):  # of a killed video recorder
             part.unlink(missing_ok=True)
         self.videos = read_index(folder)
 

@@ -58,7 +58,7 @@ def is_equal(one: Any, other: Any) -> bool:
     """Return whether two values have the same JSON form; for arrays `==` has no answer, for NaN and partials a wrong one."""
     try:
         return one is other or to_json(one) == to_json(other)
-    except ConfigError:  # a value that never travelled
+    except ConfigError:  # a value that cannot be sent
         return one == other
 
 
@@ -136,7 +136,7 @@ class _Encoder:
 
     def _array(self, value: np.ndarray, path: str) -> dict[str, Any]:
         if value.size > MAX_ARRAY_VALUES:
-            reason = f"is an array of {value.size} values, shape {value.shape}; at most {MAX_ARRAY_VALUES} can travel"
+            reason = f"is an array of {value.size} values, shape {value.shape}; at most {MAX_ARRAY_VALUES} can be sent"
             raise refuse(
                 path, value, reason, "save it to a file and pass the file's path, to be loaded by your function"
             )

@@ -16,6 +16,7 @@ import numpy as np
 WIDE, SMALL = (560, 230), (360, 170)  # width and height of a chart
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 34
 MOST_POINTS, MOST_BANDS = 400, 60
+LEAST_SPAN = 0.01
 COLOURS, DASHES = 8, 3
 
 
@@ -107,7 +108,7 @@ def chart(
         return ""
     x_low, x_high = x_range or _range([one.x for one in drawn])
     bands = [bound for one in drawn for bound in (one.low, one.high) if bound is not None]
-    y_low, y_high = _range([*(one.y for one in drawn), *bands])
+    y_low, y_high = _with_least_span(*_range([*(one.y for one in drawn), *bands]))
     if from_zero:
         y_low, y_high = min(0.0, *(float(one.y.min()) for one in drawn)), y_high or 1.0
     frame = _Frame(x_low, x_high, y_low, y_high, size)
@@ -183,6 +184,12 @@ def _range(arrays: Sequence[np.ndarray]) -> tuple[float, float]:
         pad = abs(low) * 0.1 or 1.0
         return low - pad, high + pad
     return low, high
+
+
+def _with_least_span(low: float, high: float) -> tuple[float, float]:
+    """Return a range of at least LEAST_SPAN of its values: a narrower one has ticks of too many digits."""
+    missing = LEAST_SPAN * max(abs(low), abs(high)) - (high - low)
+    return (low - missing / 2, high + missing / 2) if missing > 0 else (low, high)
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:

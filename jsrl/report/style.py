@@ -59,7 +59,8 @@ th a{white-space:nowrap}
 td.bar{width:38%;min-width:180px}
 td.bar div{display:flex;height:18px;border-radius:4px;overflow:hidden;background:var(--line)}
 td.bar i{display:block;height:100%}
-.scroll{overflow-x:auto}
+.scroll{overflow-x:auto}.scroll svg{max-width:none!important}
+@media(max-width:560px){.grid2 .tick{font-size:15px}}
 details{margin-top:12px}summary{cursor:pointer}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:6px 18px;margin:0}dt{color:var(--soft)}
 dd{margin:0;overflow-wrap:anywhere}

@@ -16,9 +16,9 @@ from jsrl.workers.evaluator.kind import KIND as EVALUATOR
 from jsrl.workers.inference.kind import KIND as INFERENCE
 from jsrl.workers.kinds import Kind, own_kinds
 from jsrl.workers.learner.kind import KIND as LEARNER
-from jsrl.workers.recorder.kind import KIND as RECORDER
 from jsrl.workers.relay.kind import KIND as RELAY
 from jsrl.workers.replay.kind import KIND as REPLAY
+from jsrl.workers.video_recorder.kind import KIND as VIDEO_RECORDER
 
 WAITS = 0.25  # a worker that waits for less than this share of its time is busy
 
@@ -27,7 +27,7 @@ WAITS = 0.25  # a worker that waits for less than this share of its time is busy
 
 def who(kind: Kind) -> str:
     """Return the workers of a kind for a sentence: by their title if a run has only one."""
-    return f"the {kind.title}" if kind in (LEARNER, EVALUATOR, RECORDER, RELAY) else kind.plural
+    return f"the {kind.title}" if kind in (LEARNER, EVALUATOR, VIDEO_RECORDER, RELAY) else kind.plural
 
 
 def cores_text(e: Evidence) -> str:
@@ -105,8 +105,8 @@ def _machine_text(e: Evidence) -> str:
     first = takers[0][0]
     if first is EVALUATOR or e.cpu.get(EVALUATOR, 0.0) > 0.2 * e.facts.cores:
         return text + "Evaluate less often: a larger --evaluator.period-env-steps, or fewer --evaluator.episodes."
-    if first is RECORDER:
-        return text + "Film less often: a larger --recorder.period-env-steps, or a larger --recorder.niceness."
+    if first is VIDEO_RECORDER:
+        return text + "Film less often: a larger --video.period-env-steps, or a larger --video.niceness."
     return text + {
         ACTOR: "Cheaper environments or acting would help.",
         INFERENCE: "A smaller network would help, or larger inference batches (more slots per group).",
@@ -311,7 +311,7 @@ def _turns(e: Evidence) -> Sequence[tuple[str, float]]:
     """Return the activities with their shares of the single process's time, largest first."""
     turns = {"evaluating": e.share(EVALUATOR, "env", "act", "publish", "other")}
     for kind, own in e.shares.items():
-        for activity, share in own.items() if kind not in (EVALUATOR, RECORDER) else ():
+        for activity, share in own.items() if kind not in (EVALUATOR, VIDEO_RECORDER) else ():
             if activity in WORK:
                 turns[WORK[activity]] = turns.get(WORK[activity], 0.0) + share
     return sorted(turns.items(), key=lambda entry: -entry[1])

@@ -89,7 +89,7 @@ class Lease(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
       id: of the assignment. session: incarnation of the director that gave it. players: of each side, (number of the policy,
-      version).
+        version).
       learns: whether each side's rows are trained on. task: for the environment's reset. seed: as in Assignment; not used.
       before: the assignment that its slot had before this one; -1: none, or not known.
     """
@@ -133,7 +133,7 @@ class Games(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
       want: number that it needs. held: number that it has and does not play yet. received: so far, from this `session` of
-      the director.
+        the director.
       moments: instead of all this, in deterministic runs.
     """
 

@@ -31,6 +31,10 @@ class StandingsTable:
         learning = [i for i, player in enumerate(self.players) if player.endswith(LEARNS)]
         return self._of(sorted({*learning, *range(len(self.players))[: max(0, most - len(learning))]}))
 
+    def ranked(self) -> StandingsTable:
+        """Return the table with the best players first."""
+        return self._of(np.argsort(-self.elo, kind="stable").tolist())
+
     def share(self, home: int, away: int) -> float | None:
         """Return the share of points that a player won against another, by their numbers; None: they did not play."""
         games = self.games[home, away]
@@ -49,6 +53,6 @@ def read_standings(folder: Path) -> StandingsTable | None:
         players, elo = tuple(map(str, values["players"])), np.array(values["elo"], float)
         half = np.array(values.get("elo_ci95", [np.nan] * len(players)), float)
         points, games = np.array(values["points"], float), np.array(values["games"], float)
-        return StandingsTable(players, elo, half, points, games)._of(np.argsort(-elo, kind="stable").tolist())
+        return StandingsTable(players, elo, half, points, games).ranked()
     except (OSError, ValueError, TypeError, KeyError, IndexError):
         return None

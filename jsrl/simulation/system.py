@@ -15,6 +15,7 @@ from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.launcher import Need
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.transport.params.relay import FAN_OUT
+from jsrl.transport.wire.packing import is_stack
 from jsrl.types import ArraySpec, leaves
 from jsrl.workers.inference.build import batch_sizes
 from jsrl.workers.jobs import Job
@@ -201,14 +202,17 @@ def _server(job: Job, servers: list[str]) -> int | None:
 
 def _sizes(plan: Plan) -> Sizes:
     schemas, rows = plan.schemas, plan.experiment.group_size
-    asked, answered = (
-        leaves(schemas.act.observation),
-        [schemas.act.action, schemas.act.log_prob, *leaves(schemas.act.extras)],
-    )
+    asked = [leaf.size_bytes * rows for leaf in leaves(schemas.act.observation)]
+    answered = [schemas.act.action, schemas.act.log_prob, *leaves(schemas.act.extras)]
+    written = [leaf.size_bytes for leaf in _arrays(schemas.trajectory)]
+    frames, steps = schemas.env.frames, plan.experiment.rollout_length
+    if frames is not None and is_stack(schemas.act.observation, frames):  # of later rows only the newest frame is sent
+        asked[0] //= frames
+        written[0] -= written[0] // (steps + 1) * steps * (frames - 1) // frames
     return Sizes(
-        request=_message([leaf.size_bytes * rows for leaf in asked] + [rows, 4 * rows]),
+        request=_message([*asked, rows, 4 * rows]),
         reply=_message([leaf.size_bytes * rows for leaf in answered]),
-        trajectory=_message([leaf.size_bytes for leaf in _arrays(schemas.trajectory)]),
+        trajectory=_message(written),
         params=_message([schemas.params_bytes]),
     )
 

@@ -231,7 +231,7 @@ class Request(NamedTuple):
       step: number of this request in its group (from 0); the group's key depends on it.
       wants_core: row 0 of a trajectory: the reply has the core from before this row.
       policy: int32 [B], the number of the policy that acts in each row (0 if there is one policy); a client may pass one
-      int for all rows.
+        int for all rows.
       version: int64 [B], [B, N] where a group has N agents: the frozen version that acts in each row, LATEST_VERSION or
         NOT_PLAYED; a client may pass one int for all rows.
     """

@@ -31,7 +31,6 @@ from jsrl.transport.inference.shared_client import SharedInferenceClient
 from jsrl.transport.inference.zmq import ZmqInferenceServer
 from jsrl.transport.inference.zmq_client import ZmqInferenceClient
 from jsrl.transport.meeting.address import parse_address
-from jsrl.transport.meeting.admission import JoinRules
 from jsrl.transport.meeting.keys import KeyPath, keys_for
 from jsrl.transport.params.local import LocalParamsPublisher, LocalParamsSubscriber
 from jsrl.transport.params.shared import SharedParamsPublisher, SharedParamsSubscriber
@@ -72,9 +71,7 @@ class Transport:
         """Return the writing end of a sample stream."""
         raise self._carries_no("samples", address)
 
-    def bind_inference(
-        self, address: str, spec: InferenceSpec, *, keys: KeyPath, join_rules: JoinRules
-    ) -> InferenceServer:
+    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, **options: Any) -> InferenceServer:
         """Return the server end of an inference stream."""
         raise self._carries_no("inference", address)
 
@@ -148,11 +145,9 @@ class OneHost(Transport):
         place = parse_address(address).place
         return self._producer(place, schema, producer, num_groups, timeout_s, options["hop"], options["check"])
 
-    def bind_inference(
-        self, address: str, spec: InferenceSpec, *, keys: KeyPath, join_rules: JoinRules
-    ) -> InferenceServer:
+    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, **options: Any) -> InferenceServer:
         """See Transport."""
-        return self._server(spec, place_in(address), join_rules)
+        return self._server(spec, place_in(address), options["join_rules"])
 
     def connect_inference(
         self,
@@ -192,11 +187,9 @@ class ZeroMQ(Transport):
         options["keys"] = keys_for(parsed.server, options["keys"])
         return ZmqSampleProducer(parsed.endpoint, schema, producer, num_groups, timeout_s=timeout_s, **options)
 
-    def bind_inference(
-        self, address: str, spec: InferenceSpec, *, keys: KeyPath, join_rules: JoinRules
-    ) -> InferenceServer:
+    def bind_inference(self, address: str, spec: InferenceSpec, *, keys: KeyPath, **options: Any) -> InferenceServer:
         """See Transport."""
-        return ZmqInferenceServer(spec, address, keys=keys, join_rules=join_rules)
+        return ZmqInferenceServer(spec, address, keys=keys, **options)
 
     def connect_inference(
         self,

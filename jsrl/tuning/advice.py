@@ -71,7 +71,9 @@ def read_kind(path: Path, kind: str) -> dict[str, Any]:
     try:
         found = read_json(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as {kind} ({error}); expected a file that tune.py wrote.") from None
+        raise ConfigError(
+            f"{path} cannot be read as {kind} ({error}); expected a file that `jsrl tune` wrote."
+        ) from None
     if not isinstance(found, dict) or found.get("kind") != kind or found.get("format") != FORMAT:
         what = found.get("kind") if isinstance(found, dict) else type(found).__name__
         raise ConfigError(f"{path} is no file of {kind} of format {FORMAT} (it says {what!r}); tune again.")
@@ -90,7 +92,7 @@ class Advice:
     Attributes:
       setting, words, options: the best one, as value and as text. env_steps_per_s: its median speed.
       default_env_steps_per_s: of the default (0: it failed). ranking: (words, median speed, lowest, highest,
-      measurements) of every setting, best first. text: all of this as text.
+        measurements) of every setting, best first. text: all of this as text.
     """
 
     setting: Setting

@@ -206,7 +206,7 @@ def use_profile(
     except ConfigError as error:
         if asked and not own:
             raise ConfigError(f"{which} does not fit this experiment: {error}") from None
-        return experiment, f"{name} is not used: it does not go with {', '.join(f'--{o}' for o in own)}"
+        return experiment, f"{name} is not used: it cannot be combined with {', '.join(f'--{o}' for o in own)}"
     except (TypeError, AttributeError) as error:
         raise ConfigError(f"{profile.path} names options that do not exist ({error}); tune again.") from None
     if tuned == experiment:

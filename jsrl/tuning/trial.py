@@ -1,7 +1,7 @@
 """One trial: a separate run, in fresh processes and through the usual launch path, measured once it is warm.
 
 `measure` starts `python -m jsrl.tuning.trial`, follows the run's metrics and ends it when they cover enough time. The
-evaluator, the recorder and recordings are off; nothing else differs from a user's run.
+evaluator, the video recorder and recordings are off; nothing else differs from a user's run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from jsrl.errors import JsrlError
-from jsrl.experiment import EvaluatorConfig, Experiment, RecorderConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, VideoConfig
 from jsrl.references.capture import Capture
 from jsrl.references.importing import spawn_environment
 from jsrl.references.reference import from_json, to_json
@@ -46,7 +46,7 @@ class Limits:
 
     Attributes:
       seconds: least duration of the measurement. updates: least number of updates. warm_s: after the first update, not
-      counted.
+        counted.
       start_s: until the first update. longest_s: for the measurement, even with slow updates.
       give_up_share: share of the best speed below which a trial is ended early.
     """
@@ -65,9 +65,9 @@ class Speed:
 
     Attributes:
       env_steps_per_s: trained; 0: it failed. seconds, updates: of the measurement. start_s: from the command to the first
-      update. cut: ended early, far behind the best. error: why it failed. load: load average of the machine at the end.
+        update. cut: ended early, far behind the best. error: why it failed. load: load average of the machine at the end.
       metrics: the run's last line. means: of its lines since it was warm. launcher_cores: cores that the launching
-      process kept busy.
+        process kept busy.
     """
 
     env_steps_per_s: float = 0.0
@@ -125,7 +125,7 @@ def _started(experiment: Experiment, runs: Path) -> Iterator[subprocess.Popen[by
             for name, policy in experiment.policies.items()
         },
         evaluator=EvaluatorConfig(enabled=False),
-        recorder=RecorderConfig(enabled=False),
+        video=VideoConfig(enabled=False),
         record=None,
         trace=False,
     )

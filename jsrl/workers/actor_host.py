@@ -2,8 +2,8 @@
 
 An actor in its own interpreter has about 25 MB of private memory, a forked one about a quarter of that; a fork takes
 milliseconds. A fork copies memory but no threads, so this process never has threads: no ZeroMQ context, no environment
-(only its modules), one math thread. The controller sends orders over a socket (standard input); the host answers with the
-fate of its actors. It ends with the controller, and its actors end with it.
+(only its modules), one math thread. The controller sends orders over a socket (standard input); the host reports how
+its actors ended. It ends with the controller, and its actors end with it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import Command
 
 
@@ -48,7 +48,7 @@ class Worker(Protocol):
     """A worker: `step` is bounded in time, so that one process can call all workers in turn."""
 
     name: str
-    recorder: Recorder
+    meter: Meter
 
     def setup(self) -> None:
         """Connect, build, compile."""

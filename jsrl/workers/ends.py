@@ -19,9 +19,9 @@ from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.meeting.admission import JoinRules
 from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.params.transports import bind_params, connect_params
-from jsrl.transport.samples.packing import Packing
 from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.transport.stream import End, name_at
+from jsrl.transport.wire.packing import Packing
 from jsrl.types import Tree
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
@@ -41,7 +41,7 @@ def bind_reader(job: Job, port: str, schema: Tree, ledger: Ledger | None = None)
         keys=job.keys,
         join_rules=join_rules,
         hop=hop,
-        packing=Packing(job.schemas.env.frames, job.experiment.compress),
+        packing=packing_of(job),
     )
     job.announce(name_at(end.stream.name, job.name), consumer.address)
     return consumer
@@ -64,10 +64,16 @@ def join_rules_of(job: Job, end: End) -> JoinRules:
     return JoinRules(frozenset(peer.worker for peer in end.peers), num_groups=groups, rows=job.experiment.group_size)
 
 
+def packing_of(job: Job) -> Packing:
+    """Return what the messages of a job's observations leave out between hosts."""
+    return Packing(job.schemas.env.frames, job.experiment.compress)
+
+
 def bind_server(job: Job, port: str) -> InferenceServer:
     """Return the server end of the inference stream at a port, registered."""
     end = job.end(port)
-    server = bind_inference(end.address, job.schemas.act, keys=job.keys, join_rules=join_rules_of(job, end))
+    join_rules, packing = join_rules_of(job, end), packing_of(job)
+    server = bind_inference(end.address, job.schemas.act, keys=job.keys, join_rules=join_rules, packing=packing)
     job.announce(name_at(end.stream.name, job.name), server.address)
     return server
 

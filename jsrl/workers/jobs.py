@@ -14,6 +14,7 @@ from jsrl.experiment import Experiment
 from jsrl.runs.names import FileNames, Registration
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore, SentPlayers
 from jsrl.transport.base import InferenceSpec, ProducerId
+from jsrl.transport.ledger.hops import recorded_hop
 from jsrl.transport.meeting.keys import named_by_key
 from jsrl.transport.stream import POLICY, End
 from jsrl.types import EnvSpec, Trajectory
@@ -137,6 +138,11 @@ class Job:
             if name == port:
                 return end
         raise ConfigError(f"{self.name}.{port} has no stream.")
+
+    @property
+    def input_hop(self) -> str:
+        """Return the name under which a learner's input trajectories are counted; one that reads a recording has no stream."""
+        return self.end("samples").hop if self.has("samples") else recorded_hop(self.policy_folder)
 
     def has(self, port: str) -> bool:
         """Return whether a port has a stream."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.metrics.catalogue import Catalogue, Metric, worker_metrics
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import REST, REST_ACTIVITY, TURN, Activity
 from jsrl.metrics.tracing import Tracer
 from jsrl.transport.stream import Sort
@@ -113,6 +113,7 @@ class Kind(NamedTuple):
         Empty: it may run on other hosts. From (experiment) where its options decide. A worker that reads samples counts them
         in the run folder, and needs it unless it has `keeps_files`.
       keeps_files: folders below the run's, from (job), in which it keeps files of its own: they travel with it to other hosts.
+      older_names: its names in the graphs of older run folders.
       check: refuses a worker of a graph with invalid ports or settings.
     """
 
@@ -145,6 +146,7 @@ class Kind(NamedTuple):
     is_hit: bool = True
     receives: tuple[str, ...] = ()
     relays: bool = False
+    older_names: tuple[str, ...] = ()
     needs_folder: str | Callable[[Experiment], str] = "its kind does not say that it may leave the run folder"
     keeps_files: Callable[[Job], tuple[str, ...]] = lambda job: ()
     check: Callable[[Any], None] | None = None
@@ -198,7 +200,7 @@ def find_kind(reference: str) -> Kind:
     module, _, name = reference.partition(":")
     if not name:
         for kind in own_kinds():
-            if kind.name == reference:
+            if reference in (kind.name, *kind.older_names):
                 return kind
         names = ", ".join(kind.name for kind in own_kinds())
         raise ConfigError(
@@ -225,12 +227,12 @@ def build_worker(job: Job, reporter: Any) -> Any:
     return getattr(import_module(module), function)(job, reporter)
 
 
-def make_recorder(job: Job) -> Recorder:
-    """Return the metrics recorder of a worker; it also keeps spans if the experiment asks for a trace."""
+def make_meter(job: Job) -> Meter:
+    """Return the meter of a worker; it also keeps spans if the experiment asks for a trace."""
     e = job.experiment
     spans = max(MIN_SPANS, e.trace_spans // (job.workers + 1))
     tracer = Tracer(job.folder, job.name, job.incarnation, spans) if e.trace else None
-    return Recorder(find_kind(job.kind).prefix, rest=TURN.name if job.in_process else REST, tracer=tracer)
+    return Meter(find_kind(job.kind).prefix, rest=TURN.name if job.in_process else REST, tracer=tracer)
 
 
 def kind_metrics(kind: Kind) -> tuple[Metric, ...]:

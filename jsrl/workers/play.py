@@ -1,4 +1,4 @@
-"""Playing without learning, for evaluators and recorders: newest params when due, own environments, whole episodes.
+"""Playing without learning, for evaluators and video recorders: newest params when due, own environments, whole episodes.
 
 Every slot plays the same number of episodes, so that short episodes count no more than long ones.
 """
@@ -20,7 +20,7 @@ from jsrl.envs.base import EnvStep, Episode, GameStep, VectorEnv, VectorGame
 from jsrl.envs.faults import foreign
 from jsrl.envs.seats import SeatView, actions_of, part_of
 from jsrl.errors import JsrlError
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
 from jsrl.transport.base import ParamsSubscriber, Request
 from jsrl.types import Array, EnvSpec, version_updates
@@ -253,14 +253,14 @@ class Player(Generic[PlayedEnv]):
         settings: PlayerSettings,
         make_env: Callable[[int, int], PlayedEnv],
         reporter: Reporter,
-        recorder: Recorder | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self.name = name
         self._players = [PolicyPlayer(policy) for policy in policies]
         self._agent = policies[0].agent
         self._shared, self._make_env, self._reporter = settings, make_env, reporter
-        self.recorder = recorder or Recorder(name)
-        self._phases = self.recorder.phases
+        self.meter = meter or Meter(name.replace("-", "_"))
+        self._phases = self.meter.phases
         self._envs: dict[tuple[int, int], PlayedEnv] = {}
         self._play: Playing | None = None
         self._warned = False
@@ -379,7 +379,7 @@ class Player(Generic[PlayedEnv]):
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return the shares of time; results are reported when they are complete."""
-        return self.recorder.flush(), {}
+        return self.meter.flush(), {}
 
     def _close_player(self) -> None:
         for env in self._envs.values():

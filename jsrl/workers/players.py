@@ -75,7 +75,7 @@ def played_policies(job: Job) -> list[PlayedPolicy]:
 
 
 def common_player_settings(job: Job) -> dict[str, Any]:
-    """Return the common fields of PlayerSettings for evaluator and recorder."""
+    """Return the common fields of PlayerSettings for evaluator and video recorder."""
     e = job.experiment
     return {
         "name": job.name,

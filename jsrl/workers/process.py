@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsrl.errors import StreamClosed
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import HEARTBEAT_S, Bye, ControlClient, Crash, Event, Report
 from jsrl.workers.base import Reporter, Worker
 
@@ -77,13 +77,13 @@ def work(
 
 def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
     """Run a worker until the controller stops it; return the exit status (0: stopped, 1: crashed)."""
-    recorder: Recorder | None = None
+    meter: Meter | None = None
     try:
         control.stage("building")
         worker = build(ControlReporter(control))
-        recorder = worker.recorder
+        meter = worker.meter
         worker.setup()
-        recorder.begin()
+        meter.begin()
         control.stage("ready")
         _loop(worker, control)
         if control.outlives_s:
@@ -98,8 +98,8 @@ def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
         control.send(Crash, error=type(error).__name__, text=str(error), trace=traceback.format_exc())
         return 1
     finally:
-        if recorder is not None:
-            recorder.close()
+        if meter is not None:
+            meter.close()
         control.close()
 
 
@@ -159,8 +159,8 @@ class ControlReporter:
 def slowness(kind: Kind, workers: int, silence_s: float) -> float:
     """Return the factor by which a worker reports less often than usual in a run with `workers` workers.
 
-    It exceeds 1 only for kinds of which there may be thousands, so that together they report as much as QUICK_WORKERS do,
-    but no worker seems to hang: that is assumed after `silence_s` without a heartbeat.
+    It exceeds 1 only for kinds of which there may be thousands: together they report as much as QUICK_WORKERS do. Heartbeats
+    still come often enough that no worker seems to hang, which is assumed after `silence_s` without one.
     """
     most = min(MOST_SLOWNESS, silence_s / (LEAST_BEATS * HEARTBEAT_S))
     return max(1.0, min(workers / QUICK_WORKERS, most)) if kind.forks else 1.0
@@ -206,7 +206,7 @@ class _ReportsJax:
         self._worker, self._reporter = worker, reporter
         self.step, self.report = worker.step, worker.report
         self.command, self.close, self.name = worker.command, worker.close, worker.name
-        self.recorder = worker.recorder
+        self.meter = worker.meter
 
     def setup(self) -> None:
         """Set the worker up, then check."""

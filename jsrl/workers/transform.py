@@ -21,7 +21,7 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.ends import begin_counting, bind_reader
 from jsrl.workers.following import FollowingProducer
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import Port, make_recorder
+from jsrl.workers.kinds import Port, make_meter
 from jsrl.workers.refusals import Refusals
 
 PORTS = (Port("rows", "samples", "reads", schemas=("trajectory",)), Port("onwards", "samples", "writes"))
@@ -44,8 +44,8 @@ class TrajectoryTransform:
 
     def __init__(self, job: Job, reporter: Reporter) -> None:
         self.job, self.name, self.reporter = job, job.name, reporter
-        self.recorder = make_recorder(job)
-        self._phases = self.recorder.phases
+        self.meter = make_meter(job)
+        self._phases = self.meter.phases
         self._refusals = Refusals(self.name, reporter)
         self._consumer: SampleConsumer | None = None
         self._producer: FollowingProducer | None = None
@@ -129,7 +129,7 @@ class TrajectoryTransform:
             self._consumer.release(lease)
             self._lease = None
             self.passed += 1
-            self.recorder.rate("trajectories")
+            self.meter.rate("trajectories")
 
     def _announce_epoch(self) -> None:
         """Publish the reader's learner epoch to the writers of this worker; they check it when nothing moves."""
@@ -141,7 +141,7 @@ class TrajectoryTransform:
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return rates and shares, and how many trajectories were passed on."""
-        return self.recorder.flush(), {"trajectories": self.passed}
+        return self.meter.flush(), {"trajectories": self.passed}
 
     def command(self, command: Command) -> None:
         """Ignore all commands."""

@@ -5,17 +5,21 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from benchmarks.throughput import session, tables
+from benchmarks.throughput import alone, session, tables
 from benchmarks.throughput.alone import parts
 from benchmarks.throughput.end_to_end import KINDS, Tail, summary
+from jsrl.cli import bench as jsrl_bench
+from jsrl.cli import chaos as jsrl_chaos
 from jsrl.cli.experiments import experiments
 from jsrl.errors import ConfigError
 from jsrl.workers.kinds import catalogue, find_kind
@@ -25,6 +29,53 @@ RESULTS = ROOT / "benchmarks" / "results"
 BENCH = ROOT / "experiments" / "bench.py"
 FAKE = Path(__file__).parent / "world" / "fake_peer.py"
 TINY = ("--num-envs", "4", "--rollout-length", "8", "--agent.num-epochs", "1", "--agent.num-minibatches", "2")
+
+
+IMPORTED = re.compile(r"from (benchmarks[\w.]*) import ([\w, ]+)")
+SCRIPTS = ROOT / "jsrl" / "scripts"  # links to experiments/ and benchmarks/
+STARTED = ("experiments/bench.py", "benchmarks/levers.py", "benchmarks/split.py", "benchmarks/strangers.py")
+
+
+def installed_scripts() -> set[Path]:
+    """Return the files below jsrl/scripts that pyproject.toml puts into a wheel."""
+    package_data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    return {path.relative_to(SCRIPTS) for pattern in package_data["jsrl"] for path in SCRIPTS.parent.glob(pattern)}
+
+
+def modules_of(script: Path) -> set[Path]:
+    """Return the files of benchmarks that a script imports, those of the drivers' own folder included."""
+    text = (SCRIPTS / script).read_text()
+    named = [f"{package}.{name}" for package, names in IMPORTED.findall(text) for name in (*names.split(", "), "")]
+    named += [f"benchmarks.peers.{name}" for name in re.findall(r"^ *from (\w+) import", text, re.MULTILINE)]
+    files = {Path(f"{name.rstrip('.').replace('.', '/')}.py") for name in named}
+    return {file for file in files if (SCRIPTS / file).is_file()}
+
+
+def test_a_wheel_has_every_script_that_bench_and_chaos_start():
+    installed = installed_scripts()
+    todo, seen = [*map(Path, STARTED), *(path for path in installed if path.name.startswith("run_"))], set()
+    while todo:
+        script = todo.pop()
+        seen.add(script)
+        todo += modules_of(script) - seen
+    assert (
+        seen <= installed and Path("benchmarks/throughput/alone.py") in seen and Path("experiments/run.py") in installed
+    )
+    assert jsrl_bench.SCRIPT.is_file() and jsrl_chaos.STRANGER.is_file()
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_parts_are_measured_in_a_folder_with_modules_and_benchmarks_of_its_own(tmp_path):
+    """As far as the experiment is loaded: its environment does not exist."""
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('another benchmarks')")
+    (tmp_path / "own_module.py").write_text("from jsrl.configs.ppo_cartpole import config")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "own.py").write_text("from own_module import config")
+    words = [sys.executable, alone.__file__, "own", "--", "--env.id", "NoSuch-v0"]
+    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 2 and "NoSuch-v0" in ran.stderr, ran.stderr
 
 
 def run(*words, timeout_s=880, **variables):

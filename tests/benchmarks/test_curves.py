@@ -42,6 +42,12 @@ def test_plot_has_seeds_other_library_and_reference(results):
     assert ">seed 0<" in drawn and ">seed 2<" in drawn and ">seed 1<" not in drawn
 
 
+def test_points_of_a_driver_with_several_seats_have_bands(results):
+    write(results, "seats-seed0", {"note": "", "points": [[0, 10.0, 1.0], [2000, 100.0, 3.0]]})
+    drawn = curves.draw(curves.Plot("Title", "mine-seed", peer=("seats", "seats-seed")), results)
+    assert 'polygon class="band line6 faint"' in drawn and ">seats, seed 0<" in drawn
+
+
 def test_without_another_library_there_is_no_legend_for_it(results):
     drawn = curves.draw(curves.Plot("Title", "mine-seed", peer=("theirs", "absent-seed")), results)
     assert "theirs" not in drawn and drawn.count("<polyline ") == 2

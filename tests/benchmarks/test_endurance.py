@@ -128,16 +128,16 @@ def test_faults_of_the_run_as_a_whole() -> None:
 
 CALLS = """
 from jsrl.runs import control
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
 from jsrl.transport.base import Ledger
 from jsrl.transport.ledger.page import PersistedLedger
-recorder = Recorder("actor")
-recorder.rate("env_steps", 16)
-recorder.phases.begin()
-recorder.phases.enter("env")
-print(control.HEARTBEAT_S > 1e6, not recorder.flush(), PersistedLedger.arrive is Ledger.arrive,
-      recorder.phases.shares() == {}, control.ControlClient.entering.__name__ == "nothing")
+meter = Meter("actor")
+meter.rate("env_steps", 16)
+meter.phases.begin()
+meter.phases.enter("env")
+print(control.HEARTBEAT_S > 1e6, not meter.flush(), PersistedLedger.arrive is Ledger.arrive,
+      meter.phases.shares() == {}, control.ControlClient.entering.__name__ == "nothing")
 """
 
 

@@ -116,7 +116,7 @@ def test_environment_that_renders_nothing_is_refused():
 def test_environments_that_cannot_render_are_refused_at_once(name, why):
     with pytest.raises(ConfigError, match=why) as caught:
         check_rendered(EnvConfig(name))
-    assert "recorder.enabled" in str(caught.value)
+    assert "video.enabled" in str(caught.value)
 
 
 def test_a_missing_renderer_names_the_extra(monkeypatch):

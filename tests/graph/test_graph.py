@@ -11,7 +11,7 @@ import pytest
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import Experiment, RecorderConfig, ReplayConfig
+from jsrl.experiment import Experiment, ReplayConfig, VideoConfig
 from jsrl.graph.check import check
 from jsrl.graph.drawing import Note, draw
 from jsrl.graph.graph import Graph, Link, WorkerNode, node
@@ -58,7 +58,7 @@ ALL = [
         {},
         {"num_inference_servers": 2},
         {"replay": REPLAY if placement != "serial" else ReplayConfig(kind="host"), "max_policy_lag": None},
-        {"recorder": RecorderConfig(enabled=True)},
+        {"video": VideoConfig(enabled=True)},
         {"recording": "somewhere"},
     )
 ]
@@ -91,7 +91,7 @@ def test_readers_stop_after_their_writers(values) -> None:
             for sink, _ in graph.sinks(stream.name):
                 if stream.sort != "params" and not stream.feedback:
                     assert place[source.name] < place[sink.name], (stream.name, source.name, sink.name)
-    for player in {"evaluator", "recorder"} & place.keys():
+    for player in {"evaluator", "video-recorder"} & place.keys():
         assert place[player] > place["learner"]
     if "parameter-server" in place:
         assert place["learner"] < place["parameter-server"] < place.get("evaluator", 99)

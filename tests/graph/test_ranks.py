@@ -90,14 +90,16 @@ def test_options_incompatible_with_ranks_are_refused():
         with_ranks(make_graph(experiment(ranks=1)), "learner", 3)
     with pytest.raises(ConfigError, match=r"learner has ranks already"):
         with_ranks(make_graph(experiment()), "learner", 2)
-    with pytest.raises(ConfigError, match=r"learner.num_ranks=2 .* does not go with replay. Leave one of them out"):
+    with pytest.raises(
+        ConfigError, match=r"learner.num_ranks=2 .* cannot be combined with replay. Leave one of them out"
+    ):
         dataclasses.replace(experiment(), agent=DQNConfig(), replay=ReplayConfig())
     for name, values in {
         "placement serial": {"placement": "serial"},
         "recording='here'": {"recording": "here"},
         "learner.split=actor-critic": {"learner": LearnerConfig(num_ranks=2, split="actor-critic")},
     }.items():
-        with pytest.raises(ConfigError, match=rf"does not go with {name}"):
+        with pytest.raises(ConfigError, match=rf"cannot be combined with {name}"):
             experiment(**values)
     with pytest.raises(
         ConfigError, match=r"3 actors cannot be divided evenly among learner.num_ranks=2; use num_actors 2"

@@ -86,17 +86,17 @@ def test_the_last_task_is_told_the_last_updates() -> None:
 
 
 def test_a_lost_final_video_comes_with_advice() -> None:
-    """On a busy machine a recorder, which has a low priority, may need longer than the run waits for it."""
-    worker, told = dead("recorder"), list[str]()
+    """On a busy machine a video recorder, which has a low priority, may need longer than the run waits for it."""
+    worker, told = dead("video-recorder"), list[str]()
     made = ending(worker, [])
     made._session.finals, made._session.stage = set(), lambda *_: None
     made._session.display = SimpleNamespace(message=lambda text, level: told.append(text))
     made._interrupted = False
     made._wait_with = lambda *_: None  # in vain
-    made._await_final("recorder")
+    made._await_final("video-recorder")
     assert told == [
-        "recorder: its final video was not finished within 60 s (deadlines.snapshot_s); --recorder.niceness 0 gives it more "
-        "time on a busy machine, and a smaller --recorder.max-seconds makes the video shorter"
+        "video-recorder: its final video was not finished within 60 s (deadlines.snapshot_s); --video.niceness 0 gives it "
+        "more time on a busy machine, and a smaller --video.max-seconds makes the video shorter"
     ]
 
 

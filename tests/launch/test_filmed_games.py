@@ -16,14 +16,14 @@ from jsrl.envs.rendering import make_rendered
 from jsrl.envs.seats import SeatView
 from jsrl.envs.side_by_side import Returns
 from jsrl.errors import ConfigError
-from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig, RecorderConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig, VideoConfig
 from jsrl.launch.plan import make_plan
 from jsrl.launch.run import run
 from jsrl.policy import load_players
 from jsrl.recordings.recordings import open_recording, read_chunk
 from jsrl.recordings.video_shelf import captions
 from jsrl.types import ArraySpec, Discrete, EnvSpec, GameSpec, Seat
-from jsrl.workers.recorder import worker
+from jsrl.workers.video_recorder import worker
 from tests.decoded import decode
 from tests.duel import Duel, MarkedConfig
 
@@ -52,7 +52,7 @@ PAINTED = Experiment(
     total_env_steps=4 * 32,
     placement="serial",
     evaluator=EvaluatorConfig(enabled=False),
-    recorder=RecorderConfig(enabled=True, period_env_steps=64, keep_newest=2),
+    video=VideoConfig(enabled=True, period_env_steps=64, keep_newest=2),
 )
 
 
@@ -137,8 +137,8 @@ def check_a_window(folder, monkeypatch):
 
 def test_one_recorder_has_the_params_of_all_policies(tmp_path):
     plan = make_plan(dataclasses.replace(PAINTED, placement="inline", num_actors=1), str(tmp_path), tmp_path)
-    (recorder,) = [job for job in plan.jobs if job.kind == "recorder"]
-    assert [part.policy for part in recorder.by_policy] == ["left_one", "right_one"]
+    (filming,) = [job for job in plan.jobs if job.kind == "video-recorder"]
+    assert [part.policy for part in filming.by_policy] == ["left_one", "right_one"]
 
 
 @pytest.mark.parametrize("scheme", ["particle:simple_spread_v3", "matrix:rps"])

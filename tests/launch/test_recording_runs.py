@@ -12,19 +12,23 @@ import pytest
 from jsrl.agents.bc import BCConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli.record_policy import record_policy
+from jsrl.configs.chase import config as chase
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_spec
 from jsrl.envs.seats import view_of
 from jsrl.errors import ConfigError, RecordingError, SpecMismatch
-from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig, ReplayConfig
 from jsrl.experiment.building import build_agent
 from jsrl.experiment.dividing import alike_seats
+from jsrl.graph.placements import make_graph
+from jsrl.graph.policies import policies_of
+from jsrl.launch.links import learner_hop
 from jsrl.launch.plan import make_plan
 from jsrl.launch.plan_text import describe
 from jsrl.launch.recording_plan import facts_of
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.policy import Policy
+from jsrl.policy import Policy, load_policy
 from jsrl.recordings.recordings import SEQUENCE, open_recording, read_chunk
 from jsrl.types import ArraySpec, Discrete, EnvSpec, MultiDiscrete
 
@@ -217,6 +221,41 @@ def test_recordings_with_another_action_transform_are_refused(tmp_path):
     quietly(recorded_run(tmp_path / "rows", env=squashed, total_env_steps=64), tmp_path)
     with pytest.raises(SpecMismatch, match=r"action: the recording .*squash.*clip"):
         quietly(cloning(tmp_path / "rows", env=EnvConfig("Pendulum-v1")), tmp_path)
+
+
+def test_of_several_policies_each_learns_from_its_own_recording(tmp_path):
+    policies = {name: PolicyConfig(BCConfig(), seats=name) for name in ("chaser", "runner")}
+    e = cloning(tmp_path, agent=None, env=chase().env, policies=policies)
+    graph = make_graph(e)
+    parts = policies_of(graph, e)
+    assert [part.experiment.recording for part in parts.values()] == [str(tmp_path / name) for name in policies]
+    assert [learner_hop(graph, part.learner) for part in parts.values()] == ["samples", "samples-runner"]
+    for name in policies:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recording.json").write_text("{}")
+    with pytest.raises(
+        RecordingError, match=r"holds several recordings: chaser, runner; name one, such as .*/chaser\."
+    ):
+        open_recording(tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_two_policies_are_cloned_from_their_recordings_and_resumed(tmp_path):
+    quietly(dataclasses.replace(chase(), placement="serial", total_env_steps=4096), tmp_path, name="expert")
+    runs_dir = str(tmp_path / "runs")
+    for name in ("chaser", "runner"):
+        record_policy("chase/expert", tmp_path / "rows" / name, tag=f"{name}/latest", episodes=2, runs_dir=runs_dir)
+    policies = {name: PolicyConfig(BCConfig(network=SMALL), seats=name) for name in ("chaser", "runner")}
+    e = cloning(tmp_path / "rows", agent=None, env=chase().env, policies=policies)
+    whole = quietly(e, tmp_path, name="whole")
+    half = quietly(dataclasses.replace(e, total_env_steps=20 * 32), tmp_path, name="half")
+    assert half.updates == 20
+    both = quietly(e, tmp_path, resume="experiment/half")
+    for result in (whole, both):
+        assert [counts["consumed"] for counts in (result.ledger, result.hops["samples-runner"])] == [40, 40]
+    for policy in ("chaser/latest", "runner/latest"):
+        same(*(load_policy(str(result.folder), policy).params for result in (whole, both)))
 
 
 @pytest.mark.parametrize("other", [{"replay": ReplayConfig()}, {"record": "elsewhere"}])

@@ -80,7 +80,7 @@ def test_replay_workers_may_ask_for_several_updates_per_env_step(tmp_path):
     """Their number is that of the whole run: schedules, evaluations and resumes count on it."""
     e = experiment("host", replay={"samples_per_insert": 64.0})  # 4 updates per env step
     assert (e.total_updates, e.evaluation_period) == (4 * 1_600, 4 * 40)
-    job = SimpleNamespace(name="recorder", experiment=e, start_point=StartPoint())
+    job = SimpleNamespace(name="video-recorder", experiment=e, start_point=StartPoint())
     shared = PlayerSettings(period_updates=1, **common_player_settings(job))
     assert Player._env_steps(SimpleNamespace(_shared=shared), 6_400) == 1_600
     free = experiment("host", replay={"samples_per_insert": None})
@@ -183,7 +183,7 @@ def test_estimated_env_steps_of_free_replay_are_not_implausible():
     progress.take({"updates": 9_000, "env_steps": 900})
     session = SimpleNamespace(progress_of=lambda worker: progress)
     facts = {"updates": 8_000, "env_steps": 8_000 * e.rows_per_update, "metrics": {}}
-    for worker, name in (("evaluator", "evaluated"), ("recorder", "filmed")):
+    for worker, name in (("evaluator", "evaluated"), ("video-recorder", "filmed")):
         assert Session.implausible(session, Event(worker, 0, name, facts=facts)) == ""
     assert "env_steps is" in Session.implausible(session, Event("learner", 0, "finished", facts=facts))
 

@@ -56,7 +56,7 @@ def serial_run(*workers: Scripted, turns: int = 3) -> tuple[Any, list[str]]:
 
     session.tick = tick
     learner, *others = workers
-    kinds = {learner.name: find_kind("learner")} | {one.name: find_kind("recorder") for one in others}
+    kinds = {learner.name: find_kind("learner")} | {one.name: find_kind("video-recorder") for one in others}
     kinds = {name: kind._replace(final=lambda *_: None) for name, kind in kinds.items()}
     made: Any = SerialRun(SimpleNamespace(kinds=kinds), session)  # type: ignore[arg-type]
     made._workers = {one.name: one for one in workers}

@@ -18,7 +18,7 @@ import pytest
 
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import AgentReference, Experiment, PolicyConfig, RecorderConfig, SupervisionConfig
+from jsrl.experiment import AgentReference, Experiment, PolicyConfig, SupervisionConfig, VideoConfig
 from jsrl.launch import watchdog as watchdog_module
 from jsrl.launch.launcher import STOPPED, Exit
 from jsrl.launch.local.processes import LocalHandle, catches, crash_lines
@@ -295,8 +295,8 @@ def test_arrays_partials_and_nan_in_options_are_unchanged_on_resume() -> None:
 
 def test_recorder_may_change_on_resume_and_the_recording_that_is_learned_from_may_not() -> None:
     old = Experiment(AgentReference("m:f"), recording="a")
-    new = dataclasses.replace(old, record_limit_mb=5, recorder=RecorderConfig(fps=7))
-    assert [line.split()[1] for line in allowed_changes(old, new)] == ["--record-limit-mb", "--recorder.fps"]
+    new = dataclasses.replace(old, record_limit_mb=5, video=VideoConfig(fps=7))
+    assert [line.split()[1] for line in allowed_changes(old, new)] == ["--record-limit-mb", "--video.fps"]
     with pytest.raises(ConfigError, match=r"--recording cannot change on resume \(a -> b\)"):
         allowed_changes(old, dataclasses.replace(old, recording="b"))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jsrl.metrics import catalogue as metric_names
-from jsrl.metrics.metrics import MetricsHub, Recorder
+from jsrl.metrics.metrics import Meter, MetricsHub
 from jsrl.metrics.sinks import JsonLinesSink
 from jsrl.workers.kinds import catalogue
 
@@ -62,12 +62,12 @@ def read(path):
 
 
 def test_unchanged_counter_has_rate_zero(clock):
-    recorder = Recorder("learner", clock=clock)
-    recorder.rate("rows", 300)
+    meter = Meter("learner", clock=clock)
+    meter.rate("rows", 300)
     clock.now_s += 1
-    assert recorder.flush() == {"learner/rows_per_s": 300}
+    assert meter.flush() == {"learner/rows_per_s": 300}
     clock.now_s += 1
-    assert recorder.flush() == {"learner/rows_per_s": 0}
+    assert meter.flush() == {"learner/rows_per_s": 0}
 
 
 def test_rates_and_shares_in_a_line_are_means_of_all_reports_since_the_last(tmp_path, open_hub):
@@ -124,20 +124,20 @@ def test_shares_in_a_line_add_up_to_1_where_an_activity_begins_in_its_second_rep
 
 
 def test_metrics_report_has_rates_shares_means_and_spreads(clock):
-    recorder = Recorder("learner", clock=clock)
-    recorder.rate("rows", 300)
-    recorder.rate("rows", 100)
-    with recorder.timed("update"):
+    meter = Meter("learner", clock=clock)
+    meter.rate("rows", 300)
+    meter.rate("rows", 100)
+    with meter.timed("update"):
         clock.now_s += 3
     clock.now_s += 1
-    recorder.mean("loss", 1.0)
-    recorder.mean("loss", 4.0, weight=2)
-    recorder.last("queue_depth", 5)
-    recorder.maximum("wait_max", 2)
-    recorder.maximum("wait_max", 1)
-    recorder.count("compilations", 2)
-    recorder.spread("policy_lag", np.arange(101))
-    report = recorder.flush()
+    meter.mean("loss", 1.0)
+    meter.mean("loss", 4.0, weight=2)
+    meter.last("queue_depth", 5)
+    meter.maximum("wait_max", 2)
+    meter.maximum("wait_max", 1)
+    meter.count("compilations", 2)
+    meter.spread("policy_lag", np.arange(101))
+    report = meter.flush()
     assert report == pytest.approx(
         {
             "learner/rows_per_s": 100,
@@ -154,17 +154,17 @@ def test_metrics_report_has_rates_shares_means_and_spreads(clock):
     )
     assert all(type(value) is float for value in report.values())
     clock.now_s += 1
-    recorder.count("compilations")
-    assert recorder.flush() == {"learner/compilations": 3, "learner/rows_per_s": 0}
+    meter.count("compilations")
+    assert meter.flush() == {"learner/compilations": 3, "learner/rows_per_s": 0}
 
 
 def test_spread_of_very_many_values_stays_bounded_and_close(clock):
-    recorder = Recorder("learner", clock=clock)
+    meter = Meter("learner", clock=clock)
     rng = np.random.default_rng(1)
     for _ in range(200):
-        recorder.spread("policy_lag", rng.exponential(10, size=500))
-    recorder.spread("policy_lag", 1234.5)
-    report = recorder.flush()
+        meter.spread("policy_lag", rng.exponential(10, size=500))
+    meter.spread("policy_lag", 1234.5)
+    report = meter.flush()
     assert report["learner/policy_lag_max"] == 1234.5
     assert report["learner/policy_lag_mean"] == pytest.approx(10, rel=0.03)
     assert report["learner/policy_lag_p50"] == pytest.approx(10 * math.log(2), rel=0.15)
@@ -172,12 +172,12 @@ def test_spread_of_very_many_values_stays_bounded_and_close(clock):
 
 
 def test_the_sample_does_not_favour_early_or_late_values(clock):
-    recorder = Recorder("x", clock=clock)
+    meter = Meter("x", clock=clock)
     for value in range(10):
-        recorder.spread("v", np.full(2000, value))
-    assert recorder.flush()["x/v_p50"] == pytest.approx(4.5, abs=1.01)
-    recorder.spread("v", np.arange(100_000))  # in one call
-    assert recorder.flush()["x/v_p50"] == pytest.approx(50_000, rel=0.2)
+        meter.spread("v", np.full(2000, value))
+    assert meter.flush()["x/v_p50"] == pytest.approx(4.5, abs=1.01)
+    meter.spread("v", np.arange(100_000))  # in one call
+    assert meter.flush()["x/v_p50"] == pytest.approx(50_000, rel=0.2)
 
 
 def test_hub_combines_workers_by_the_rule_of_the_metric(tmp_path, clock, open_hub):

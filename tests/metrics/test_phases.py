@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import PHASES, Phases, by_phase
 from jsrl.metrics.tracing import FILE, FOLDER, TracedPhases, Tracer, merge_traces
 from jsrl.workers.kinds import catalogue, find_kind, own_kinds, phase_of
@@ -54,22 +54,22 @@ def test_every_moment_belongs_to_one_activity():
 
 
 def test_timer_that_was_not_started_reports_nothing():
-    recorder = Recorder("actor")
-    recorder.phases.enter("env")
-    assert recorder.flush() == {}
-    recorder.begin()
-    assert sum(recorder.flush().values()) == pytest.approx(1.0)
+    meter = Meter("actor")
+    meter.phases.enter("env")
+    assert meter.flush() == {}
+    meter.begin()
+    assert sum(meter.flush().values()) == pytest.approx(1.0)
 
 
 def test_extra_threads_have_their_own_names():
-    recorder = Recorder("learner", rest="wait_turn")
-    recorder.begin()
-    thread = recorder.thread("prefetch")
+    meter = Meter("learner", rest="wait_turn")
+    meter.begin()
+    thread = meter.thread("prefetch")
     thread.begin()
     thread.enter("transport")
-    recorder.phases.enter("update")
-    recorder.phases.rest()
-    report = recorder.flush()
+    meter.phases.enter("update")
+    meter.phases.rest()
+    report = meter.flush()
     assert report.keys() >= {"learner/update_share", "learner/wait_turn_share", "learner/prefetch_transport_share"}
     first = [share for name, share in report.items() if "prefetch" not in name]
     assert sum(first) == pytest.approx(1.0)

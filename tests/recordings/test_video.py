@@ -166,4 +166,4 @@ def test_broken_index_still_lists_videos(tmp_path, text):
     (tmp_path / "videos" / "b.mp4.part").write_bytes(b"x")
     assert captions(tmp_path) == {"videos/a.mp4": "a.mp4"}
     VideoShelf(tmp_path / "videos", 1)
-    assert not list((tmp_path / "videos").glob("*.part")), "leftovers of a killed recorder are removed"
+    assert not list((tmp_path / "videos").glob("*.part")), "leftovers of a killed video recorder are removed"

@@ -345,6 +345,13 @@ def test_ticks_are_few_round_and_inside(low: float, high: float):
     assert np.allclose(steps, steps[0]) and f"{steps[0]:.0e}"[0] in "125"
 
 
+def test_ticks_of_nearly_constant_values_fit_beside_the_chart():
+    steps = np.linspace(0.0, 2e5, 20)
+    drawn = chart("learning rate", "env steps", [Series("", steps, 0.003 - 3e-12 * steps)])
+    texts = re.findall(r'text-anchor="end">([^<]*)<', drawn)
+    assert len(texts) >= 2 and max(map(len, texts)) <= 7, texts
+
+
 def test_charts_draw_only_finite_values():
     x, y = np.arange(2000.0), np.sin(np.arange(2000.0))
     y[5] = np.nan

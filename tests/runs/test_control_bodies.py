@@ -38,8 +38,10 @@ GOOD: list[AnyMessage] = [
         "evaluator", 0, "evaluated", "", SCORE | AT | {"metrics": {"evaluator/return_mean": 1.0}, "version_updates": 3}
     ),
     Event("evaluator", 0, "evaluated finally", "", SCORE | {"version_updates": 3}),
-    Event("recorder", 0, "filmed", "", AT | {"metrics": {"recorder/return_mean": math.nan}, "file": "1.mp4"}),
-    Event("recorder", 0, "filmed finally"),
+    Event(
+        "video-recorder", 0, "filmed", "", AT | {"metrics": {"video_recorder/return_mean": math.nan}, "file": "1.mp4"}
+    ),
+    Event("video-recorder", 0, "filmed finally"),
     Bye("learner", 0, AT),
 ]
 BAD: list[tuple[AnyMessage, str]] = [
@@ -66,12 +68,12 @@ BAD: list[tuple[AnyMessage, str]] = [
         Event("evaluator", 0, "evaluated finally", "", SCORE | {"extra": b"x"}),
         "extra is b'x', expected a finite number",
     ),
-    (Event("recorder", 0, "filmed", "", {"updates": 1, "env_steps": 1}), "missing required field `metrics`"),
+    (Event("video-recorder", 0, "filmed", "", {"updates": 1, "env_steps": 1}), "missing required field `metrics`"),
     (Event("learner", 0, "saved", "", {"store": "..", "version": 1, "tags": []}), "Invalid enum value '..'"),
     (Heartbeat("learner", 0, -1), r">= 0.* at `\$.progress`"),
     (Stage("learner", 0, "building", -5), r">= 0.* at `\$.pid`"),
 ]
-WORKERS = {"learner": "learner", "actor-0": "actor", "evaluator": "evaluator", "recorder": "recorder"}
+WORKERS = {"learner": "learner", "actor-0": "actor", "evaluator": "evaluator", "video-recorder": "video-recorder"}
 
 
 class Rig:

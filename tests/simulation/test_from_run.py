@@ -66,3 +66,15 @@ def test_serial_and_short_runs_are_refused(tmp_path: Path, placement: str, lines
     folder.metrics_path.write_text("".join(f'{{"wall_s": {n}.0, "env_steps": {n}}}\n' for n in range(lines)))
     with pytest.raises(ConfigError, match=sentence):
         from_run("seen", str(tmp_path))
+
+
+def test_of_stacks_only_the_newest_frames_are_sent() -> None:
+    pytest.importorskip("ale_py")
+    env, hosts = EnvConfig("ALE/Breakout-v5"), [HostFacts("one", 64, 64_000)]
+    e = dataclasses.replace(
+        EXPERIMENT, env=env, num_envs=4, batch_envs=4, num_actors=2, placement="served", evaluator=ALONE
+    )
+    sent = lay_out_on(e, hosts)[1].bytes
+    frame, rows, steps = 84 * 84, 1, e.rollout_length  # four groups of one game
+    assert sent.request == pytest.approx(rows * frame, rel=0.2)  # and headers
+    assert sent.trajectory == pytest.approx(rows * frame * (4 + steps), rel=0.2)

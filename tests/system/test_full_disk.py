@@ -14,8 +14,8 @@ import pytest
 from tests.system.launched import FOREVER
 
 pytestmark = pytest.mark.slow
-WRITERS = ("--trace", "--recorder.niceness", "0", "--recorder.period-env-steps", "200")
-FILMS = ("--recorder.enabled",)
+WRITERS = ("--trace", "--video.niceness", "0", "--video.period-env-steps", "200")
+FILMS = ("--video.enabled",)
 OFTEN = ("--snapshots.period-s", "0.5", "--evaluator.period-env-steps", "2000", "--evaluator.final-episodes", "5")
 
 

@@ -352,4 +352,4 @@ def test_jobs_of_an_array_share_a_search(cluster: Cluster) -> None:
     begun = [set(re.findall(r"trial (\d+): agent", text)) for text in texts]
     assert begun[0] | begun[1] >= {"0", "1", "2", "3"} and not begun[0] & begun[1], texts
     last = max((text.rpartition("trial  score")[2] for text in texts), key=lambda text: text.count("\n"))
-    assert len(re.findall(r"^ *\d+ ", last, re.MULTILINE)) >= 4 and "the best trial again: jsrl run ppo" in last, texts
+    assert len(re.findall(r"^ *\d+ ", last, re.MULTILINE)) >= 4 and "to repeat the best trial: jsrl run" in last, texts

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from jsrl.snapshots.store import SnapshotStore
-from tests.system.launched import Launched, assert_balanced
+from tests.system.launched import FOREVER, Launched, assert_balanced
 from tests.system.test_supervision import counting
 
 pytestmark = pytest.mark.slow
+RUN = Path(__file__).parents[2] / "experiments" / "run.py"
 
 
 def saved(run: Launched, policy: str = "") -> dict:
@@ -48,3 +50,27 @@ def test_killed_learner_recovers_and_both_policies_resume(launch) -> None:
     assert saved(run)["updates"] > before[0]["updates"] and saved(run, "b")["updates"] > before[1]["updates"]
     assert "it continues with its changed graph" in again.text and "policy b:" in again.text
     assert_balanced(result)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_killed_rank_restarts_the_ranks_of_its_policy_alone(launch) -> None:
+    words = ("--placement", "inline", "--num-actors", "2", "--num-envs", "8", "--no-evaluator.enabled", *FOREVER)
+    again = ("--restart", "5", "--supervision.backoff-s", "0.1", "--snapshots.period-s", "0.5")
+    run = launch(*words, *again, "--learner.num-ranks", "2", experiment="chase", script=RUN)
+    run.await_updates(3, 200.0)
+    latest = run.folder / "snapshots" / "runner" / "state" / "tags" / "latest.json"
+    run.until(latest.exists, "a snapshot of runner", 100.0)
+    before = {name: process.pid for name, process in run.workers().items()}
+    run.workers()["rank-runner-1"].kill()
+    for name in ("learner-runner", "rank-runner-1"):
+        run.await_another(name, before[name], 100.0)
+    run.until(lambda: saved(run, "runner")["epoch"] == 1, "a snapshot of the next epoch of runner", 200.0)
+    then = saved(run)["updates"]
+    run.until(lambda: saved(run)["updates"] > then + 2, "training of the other policy", 100.0)
+    now = run.workers()
+    assert all(now[name].pid == before[name] for name in ("learner", "rank-1", "actor-0", "actor-1"))
+    run.popen.terminate()
+    run.expect(130, 60.0)
+    assert saved(run)["epoch"] == 0
+    assert_balanced(run.result(), unknown_allowed=True)

@@ -76,7 +76,7 @@ def test_contiguous_arrays_are_not_copied():
 
 @pytest.mark.parametrize("array", [np.array([object()]), np.zeros(2, [("a", "f4")]), np.array(["x", None])])
 def test_arrays_that_are_not_plain_bytes_are_refused(array):
-    with pytest.raises(CodecError, match="cannot travel"):
+    with pytest.raises(CodecError, match="cannot be sent"):
         encode("test", {}, array)
 
 

@@ -7,21 +7,35 @@ import os
 import resource
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import zmq
 
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.transport.base import ProducerId
 from jsrl.transport.inference import zmq as zmq_server
+from jsrl.transport.inference.area import AreaLayout
 from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.meeting.handshake import WELCOME, Hello, read_answer
 from jsrl.transport.meeting.keys import make_keys
 from jsrl.transport.meeting.unix_socket import connect_socket
+from jsrl.transport.wire.codec import decode, encode
 from jsrl.transport.wire.schema import flatten_schema
 from tests.contracts import inference_contract
 from tests.contracts.inference_contract import *  # noqa: F403
-from tests.contracts.inference_contract import SPEC, Transport, connect_while
+from tests.contracts.inference_contract import (
+    SPEC,
+    Transport,
+    collect_some,
+    connect,
+    connect_while,
+    make_request,
+    wait_until,
+)
 from tests.loopback import own_loopback
 
 _numbers = itertools.count()
@@ -118,4 +132,33 @@ def test_silent_connections_are_evicted(tmp_path) -> None:
     connect_while(server, "actor-0", 0, {0: 5}).close()
     for one in strangers:
         one.close()
+    server.close()
+
+
+def test_a_thousand_late_requests_of_a_replaced_client_are_refused(tmp_path: Path) -> None:
+    """As a host sends them that was stopped, or cut off, while its workers were replaced."""
+    server = bind_inference(f"ipc://{tmp_path}/i", SPEC)
+    raw = np.zeros(AreaLayout(SPEC, {0: 5}).question_bytes(0), np.uint8)
+    fields = {"incarnation": 0, "group": 0, "min_updates": -1, "wants_core": False}
+    with zmq.Context() as context, context.socket(zmq.DEALER) as old:
+        old.setsockopt(zmq.LINGER, 0)
+        old.connect(server.address)
+        old.send_multipart(Hello(ProducerId("actor-0", 0), {0: 5}, flatten_schema(SPEC)).frames())
+        wait_until(lambda: server.collect(5, 0.05) == [] and bool(server._peers), "the hello")
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(connect, server.address, incarnation=1)
+            wait_until(lambda: server.collect(5, 0.05) == [] and joining.done(), "the next incarnation")
+        for step in range(1_000):
+            old.send_multipart(encode("request", fields | {"step": step}, (raw,)))
+        kinds = list[str]()
+        while kinds.count("refused") < 1_001:  # one when it was replaced; pings come too
+            assert server.collect(5, 0.0) == []
+            while old.poll(0):
+                kinds.append(decode(old.recv_multipart()).kind)
+        assert set(kinds) - {"ping"} == {"welcome", "refused"}
+    client = joining.result()
+    client.send(0, make_request(5, 0))
+    (asked,) = collect_some(server, 1)
+    assert asked.client.incarnation == 1
+    client.close()
     server.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,12 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jsrl.errors import CodecError
-from jsrl.transport.base import ProducerId
+from jsrl.errors import CodecError, UnknownPolicy
+from jsrl.transport.base import InferenceSpec, ProducerId, Request
+from jsrl.transport.inference.area import question_schema
+from jsrl.transport.inference.packing import RequestPacker
+from jsrl.transport.inference.transports import bind_inference, connect_inference
 from jsrl.transport.meeting.keys import make_keys
-from jsrl.transport.samples.packing import LZ4, PLAIN, THIN, Packer, Packing, read_packing
+from jsrl.transport.samples.packing import Packer
 from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.transport.wire.codec import Message
+from jsrl.transport.wire.packing import LZ4, PLAIN, THIN, Packing, read_packing
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import ArraySpec, Discrete, EnvSpec, Trajectory, leaves, make_trajectory_spec
 
@@ -141,3 +146,105 @@ def test_a_stream_between_hosts_is_packed(transport: str, tmp_path: Path) -> Non
         consumer.release(lease)
     producer.close()
     consumer.close()
+
+
+def requests(frames: int, dtype: str, count: int = 40) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    """Return (step, observation, is_first) of requests whose steps have a gap and whose stacks once do not continue."""
+    rng, found = np.random.default_rng(frames), []
+    seen = np.zeros((ENVS, 6, 5, frames), dtype)
+    for step in range(count):
+        is_first = rng.random(ENVS) < 0.3
+        seen = np.roll(seen, -1, axis=-1)
+        seen[is_first & (rng.random(ENVS) < 0.5)] = 0
+        seen[..., -1] = rng.integers(0, 4, seen[..., -1].shape)
+        if step == 25:
+            seen = rng.integers(0, 4, seen.shape).astype(dtype)
+        found.append((step + (step > 10), seen.copy(), is_first))
+    return found
+
+
+def spec_of(frames: int, dtype: str) -> InferenceSpec:
+    number = ArraySpec((), "float32")
+    return InferenceSpec(ArraySpec((6, 5, frames), dtype), ArraySpec((), "int32"), number, {}, ())
+
+
+def whole_bytes(spec: InferenceSpec, found: tuple[int, np.ndarray, np.ndarray], into: np.ndarray) -> None:
+    layout = make_layout(flatten_schema(question_schema(spec, ENVS)))
+    observation, is_first, *_ = layout.views(into)
+    observation[...], is_first[...] = found[1:]
+
+
+@pytest.mark.parametrize(("frames", "dtype"), [(2, "uint8"), (4, "uint8"), (8, "uint8"), (3, "uint8"), (4, "float32")])
+@pytest.mark.parametrize("compress", [False, True])
+def test_requests_arrive_unchanged(frames: int, dtype: str, compress: bool) -> None:
+    if compress:
+        pytest.importorskip("lz4.block")
+    spec, packing = spec_of(frames, dtype), Packing(frames, compress)
+    size = make_layout(flatten_schema(question_schema(spec, ENVS))).size_bytes
+    sender, receiver = RequestPacker(spec, ENVS, packing), RequestPacker(spec, ENVS, packing)
+    raw, area, whole = np.zeros(size, np.uint8), np.zeros(size, np.uint8), []
+    for one in requests(frames, dtype):
+        whole_bytes(spec, one, raw)
+        fields, packed = sender.pack(raw, one[0])
+        receiver.unpack(fields, packed, one[0], area)
+        assert area.tobytes() == raw.tobytes()
+        if THIN not in fields:
+            whole.append(one[0])
+        assert packed.nbytes < size or THIN not in fields or frames == 2  # alignment takes what it saves
+    assert whole == [0, 12, 26]  # the first one, the one after the gap, and the one that does not continue
+
+
+def test_request_that_follows_nothing_is_refused() -> None:
+    spec = spec_of(4, "uint8")
+    size = make_layout(flatten_schema(question_schema(spec, ENVS))).size_bytes
+    sender, raw, area = RequestPacker(spec, ENVS, Packing(4)), np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+    sender.pack(raw, 0)
+    fields, packed = sender.pack(raw, 1)
+    assert fields == {THIN: True}
+    fresh = RequestPacker(spec, ENVS, Packing(4))
+    with pytest.raises(CodecError, match="request 1 needs the stacks of request 0"):
+        fresh.unpack(fields, packed, 1, area)
+    fresh.unpack({}, raw, 5, area)
+    for wrong, found, step in [
+        (fields, packed, 7),
+        (fields, raw, 6),
+        ({}, packed, 6),
+        ({}, (), 6),
+        ({}, raw.view(np.int8), 6),
+    ]:
+        with pytest.raises(CodecError):
+            fresh.unpack(wrong, found, step, area)
+    with pytest.raises(CodecError):
+        RequestPacker(spec, ENVS, PLAIN).unpack(fields, packed, 1, area)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+def test_requests_between_hosts_are_packed(transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = "tcp://127.0.0.1:0" if transport == "tcp" else f"ipc://{tmp_path}/inference"
+    keys = make_keys(tmp_path / "keys") if transport == "tcp" else None
+    spec, sent, pack = spec_of(4, "uint8"), list[dict[str, bool]](), RequestPacker.pack
+
+    def counted(packer: RequestPacker, raw: np.ndarray, step: int) -> tuple[dict[str, bool], np.ndarray]:
+        fields, packed = pack(packer, raw, step)
+        sent.append(fields)
+        return fields, packed
+
+    monkeypatch.setattr(RequestPacker, "pack", counted)
+    server = bind_inference(address, spec, keys=keys, packing=Packing(4))
+    with ThreadPoolExecutor(1) as pool:
+        who = ProducerId("actor-0", 0)
+        joining = pool.submit(connect_inference, server.address, spec, who, {3: ENVS}, 20.0, keys=keys)
+        while not joining.done():
+            server.collect(8, 0.05)
+        client = joining.result()
+    for step, observation, is_first in requests(4, "uint8"):
+        client.send(3, Request(observation, is_first, step=step))
+        (asked,) = server.collect(8, 20.0)
+        assert asked.request.observation.tobytes() == observation.tobytes()
+        assert np.array_equal(asked.request.is_first, is_first)
+        server.refuse(asked, {})
+        with pytest.raises(UnknownPolicy):
+            client.receive(20.0)
+    assert sum(THIN in fields for fields in sent) == (37 if transport == "tcp" else 0)
+    client.close()
+    server.close()

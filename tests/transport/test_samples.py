@@ -516,3 +516,24 @@ def test_unadmitted_client_cannot_fill_consumer_memory(tmp_path: Path) -> None:
     assert 10 < sent < 20_000
     context.destroy(linger=0)
     consumer.close()
+
+
+def test_a_thousand_late_messages_of_a_replaced_producer_are_refused(tmp_path: Path) -> None:
+    """As a host sends them that was stopped, or cut off, while its workers were replaced."""
+    consumer = bind_samples(f"ipc://{tmp_path}/s", SCHEMA)
+    raw = np.zeros(make_layout(flatten_schema(SCHEMA)).size_bytes, np.uint8)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as old:
+        old.setsockopt(zmq.LINGER, 0)
+        old.connect(consumer.address)
+        old.send_multipart(hello_of_producer(ACTOR, 1, flatten_schema(SCHEMA)).frames())
+        assert decode(old.recv_multipart()).kind == "welcome"
+        new = connect(consumer, ProducerId(ACTOR.name, 1))
+        for index in range(1_000):
+            old.send_multipart(encode("sample", {"index": index, "group": 0, "sequence": index}, raw))
+        kinds = [decode(old.recv_multipart()).kind for _ in range(1_001)]  # one when it was replaced
+        assert kinds == ["refused"] * 1_001
+    new.put(zeros(SCHEMA), 0, TIMEOUT_S)
+    (entry,) = drain(consumer, 1, check=False)
+    assert entry.producer.incarnation == 1 and consumer.ledger.received == 1 and consumer.ledger.balanced
+    new.close()
+    consumer.close()

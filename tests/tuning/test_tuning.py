@@ -506,7 +506,7 @@ def test_explicit_options_win_over_the_profile(kept):
     wrong = dataclasses.replace(PPO, num_actors=16)
     kept_as_given, said = profiles.use_profile(wrong, "auto", given={"num-actors"})
     assert kept_as_given == wrong
-    assert "does not go with --num-actors" in said
+    assert "cannot be combined with --num-actors" in said
 
 
 def test_profile_tuned_with_options_is_used_only_with_the_same_options(kept, tmp_path):

@@ -19,7 +19,7 @@ from jsrl.envs.base import Episode
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.launch.directing import check_director
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import Command
 from jsrl.runs.control_bodies import Games, Lease, Played
 from jsrl.snapshots.players import PlayerStore
@@ -31,6 +31,7 @@ from jsrl.workers.base import NullReporter
 from jsrl.workers.director import worker as module
 from jsrl.workers.director.leases import Leases, leases_of, result_of
 from jsrl.workers.director.sides import sides_of
+from jsrl.workers.director.standings import Standings
 from jsrl.workers.director.state_file import StateFile
 from jsrl.workers.director.worker import DirectorWorker
 from tests.tiny_agent import TinyConfig
@@ -64,7 +65,7 @@ class Fleet:
         self.wire = MessageQueue()
         states = StateFile(self.folder / "director", None, pytest.fail)
         self.worker = DirectorWorker(
-            "director", self.plan, 7, {"main": self.store}, states, self.wire, Recorder("director"), session=self.lives,
+            "director", self.plan, 7, {"main": self.store}, states, self.wire, Meter("director"), session=self.lives,
             poll_s=0.0,
         )  # fmt: skip
         self.lives += 1
@@ -416,9 +417,25 @@ def test_every_assignment_is_checked_when_it_is_proposed(tmp_path: Path) -> None
         store.freeze("initial", 0, [np.zeros(1)])
     states = StateFile(tmp_path / "director", None, pytest.fail)
     worker = DirectorWorker(
-        "director", director, 7, stores, states, MessageQueue(), Recorder("director"), session=0, check=sides.check
+        "director", director, 7, stores, states, MessageQueue(), Meter("director"), session=0, check=sides.check
     )
     worker.setup()
     assert len(worker._proposed([None] * 8)) == 8
     with pytest.raises(ConfigError, match=r"lets 'left' play side 1 \(right\), whose seats it does not all have"):
         worker._proposed([None])
+
+
+def test_ratings_and_payoffs_of_the_best_players_are_metrics(tmp_path: Path) -> None:
+    """Each pair once, whoever is ahead; pairs that did not play are left out, and so are players beyond the best."""
+    players = [Player("main", "latest"), *(Player("main", f"frozen-{i}") for i in range(1, 11))]
+    games = np.zeros((11, 11))
+    games[0, 1:], games[1:, 0] = 10.0, 10.0
+    points = games * np.linspace(1.0, 0.0, 11)[:, None]  # frozen-1 wins 9 of 10 games
+    points[0, 1:] = 10.0 - points[1:, 0]
+    standings = Standings(tmp_path)
+    metrics = standings.look(SimpleNamespace(results=lambda state: (players, points, games)), {})
+    assert metrics["payoff/main@latest/main@frozen-1"] == pytest.approx(0.1)
+    assert metrics["payoff/main@latest/main@frozen-3"] == pytest.approx(0.3)
+    assert sum(name.startswith("elo/") for name in metrics) == 7 and "elo/main@frozen-7" not in metrics
+    assert sum(name.startswith("payoff/") for name in metrics) == 6
+    assert metrics["elo/main@frozen-1"] == metrics["elo_best"] > metrics["elo/main@latest"] == metrics["elo_latest"]

@@ -14,7 +14,7 @@ import pytest
 from jsrl.directors.plr import PLR
 from jsrl.directors.pools import DeltaUniform
 from jsrl.envs.base import Episode
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import Command
 from jsrl.runs.control_bodies import Lease
 from jsrl.snapshots.players import PlayerStore
@@ -57,7 +57,7 @@ class RandomOrderRun:
         order = OrderSettings(groups=GROUPS, learners=int(self.scored), rows=ROWS, begun=0, updates=1)
         states = StateFile(folder / "director", None, pytest.fail)
         self.worker = DirectorInOrder(
-            "director", director, 7, {"main": self.store}, states, self.wire, Recorder("director"), session=0, poll_s=0.0,
+            "director", director, 7, {"main": self.store}, states, self.wire, Meter("director"), session=0, poll_s=0.0,
             order=order,
         )  # fmt: skip
         self.worker.setup()

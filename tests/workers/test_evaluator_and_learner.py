@@ -437,7 +437,7 @@ def test_finished_learner_waits_for_the_other_learners(tmp_path):
     rig = LearnerRig(tmp_path, total=1)
     rig.put(1.0)
     rig.learner.step()
-    rig.learner.recorder.begin()
+    rig.learner.meter.begin()
     for _ in range(3):
         rig.learner.step()
     shares = rig.learner.report()[0]

@@ -85,7 +85,7 @@ def test_a_server_with_requests_to_answer_does_not_count_as_waiting(tmp_path: Pa
     serving = Serving(f"shm:{tmp_path}/run/i", SIZE, poll_s=0.01)
     client = serving.connect(0)
     entered = list[str]()
-    monkeypatch.setattr(serving.worker.recorder.phases, "enter", entered.append)
+    monkeypatch.setattr(serving.worker.meter.phases, "enter", entered.append)
     client.send(0, asked(0))
     serving.worker.step()
     assert "act" in entered and "wait" not in entered

@@ -15,7 +15,7 @@ from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
 from jsrl.experiment import Experiment
 from jsrl.launch.hosts.messages import LOST_S
 from jsrl.launch.plan import make_plan
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.runs.names import FileNames, Registration
 from jsrl.transport.inference.transports import bind_inference
 from jsrl.transport.samples.transports import bind_samples
@@ -157,7 +157,7 @@ def test_actor_of_a_lost_remote_server_fails_over_or_asks_again(tmp_path) -> Non
     e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
     e = dataclasses.replace(e, num_inference_servers=2)
     job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
-    streams = ActorStreams(job, Recorder("actor"))
+    streams = ActorStreams(job, Meter("actor"))
     job.names.show([Registration("inference.inference-0", "tcp://far", 0, 7, "elsewhere")])
     candidates = names_of_peers(job.end("inference"))
     server = FailoverPeer(job.names, candidates, job.find(candidates[0]))
@@ -176,7 +176,7 @@ def test_actor_whose_connection_to_a_living_server_broke_connects_again(tmp_path
     server = bind_inference(f"ipc://{tmp_path}/{SERVER}", job.schemas.act)
     for name, address in (("samples.learner", consumer.address), (SERVER, server.address)):
         job.names.register(name, address)
-    streams, ended = ActorStreams(job, Recorder("actor")), threading.Event()
+    streams, ended = ActorStreams(job, Meter("actor")), threading.Event()
 
     def answer() -> None:
         while not ended.is_set():
@@ -203,7 +203,7 @@ def test_actor_does_not_wait_for_a_server_that_ends_while_it_connects_again(tmp_
     e = Experiment(TinyConfig(), EnvConfig("probe:continuous"), placement="served", num_actors=2, num_envs=2)
     job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
     job.names.register(SERVER, f"shm:{tmp_path}/closed")
-    streams = ActorStreams(job, Recorder("actor"))
+    streams = ActorStreams(job, Meter("actor"))
     server = FailoverPeer(job.names, [SERVER], job.find(SERVER))
     streams._server, streams._peers, streams._client, streams._group_sizes = server, [server], Broken(), {0: 1}
     assert streams.look(0.0) is True
@@ -222,7 +222,7 @@ def test_actor_asks_a_silent_server_on_another_host_again_for_a_limited_time(tmp
     job = make_plan(e, str(tmp_path), tmp_path).job("actor-0")
     found = Registration(SERVER, f"shm:{tmp_path}/closed", 0, os.getpid(), host)
     monkeypatch.setattr(FileNames, "lookup", lambda *_: found)
-    streams, server = ActorStreams(job, Recorder("actor")), FailoverPeer(job.names, [SERVER], found)
+    streams, server = ActorStreams(job, Meter("actor")), FailoverPeer(job.names, [SERVER], found)
     streams._server, streams._peers, streams._client, streams._group_sizes = server, [server], Broken(), {0: 1}
     with contextlib.nullcontext() if host else pytest.raises(StreamClosed, match="cannot be made again: no process"):
         for _ in range(20 if host else 1000):
@@ -257,7 +257,7 @@ def test_actor_starting_during_replacements_finds_new_servers(tmp_path, monkeypa
     answering.start()
     try:
         if served:
-            streams = ActorStreams(job, Recorder("actor"))
+            streams = ActorStreams(job, Meter("actor"))
             client, writer = streams.open({0: 1})
             assert streams.look(0.0) is False
             client.close()
@@ -319,7 +319,7 @@ def test_actor_of_a_peer_that_dies_before_it_answers_finds_the_next_one(tmp_path
     monkeypatch.setattr(FileNames, "lookup", lookup)
     with ends:
         if served:
-            streams = ActorStreams(job, Recorder("actor"))
+            streams = ActorStreams(job, Meter("actor"))
             client, writer = streams.open({0: 1})
             assert streams._server.known.incarnation == 1
             client.close()
@@ -401,7 +401,7 @@ def test_attempts_to_connect_last_longer_until_a_distant_peer_can_answer(tmp_pat
     requests._peer = FailoverPeer(job.names, [SERVER], before)
     writer._writer.peers, writer._writer._ends = [Peer(job.names, "samples.learner", before)], [None]
     writer._lost = StreamClosed("the reader is gone")
-    streams, server = ActorStreams(job, Recorder("actor")), FailoverPeer(job.names, [SERVER], before)
+    streams, server = ActorStreams(job, Meter("actor")), FailoverPeer(job.names, [SERVER], before)
     streams._server, streams._peers, streams._client, streams._group_sizes = server, [server], Broken(), {0: 1}
     streams._present = [found]
     for connect in (lambda: requests.ask(0, "a", 0.0), lambda: writer.reserve(0.0), streams.renew):
@@ -418,7 +418,7 @@ def test_time_without_a_peer_is_no_time_of_refusals(tmp_path, monkeypatch) -> No
         monkeypatch.setattr(module, "CLOSED_S", 0.0)
     job.names.register("samples.learner", "shm:a")
     learner = Peer(job.names, "samples.learner", job.names.lookup("samples.learner", 0.0))
-    writer, streams = FollowingProducer(job, "samples", job.schemas.trajectory), ActorStreams(job, Recorder("actor"))
+    writer, streams = FollowingProducer(job, "samples", job.schemas.trajectory), ActorStreams(job, Meter("actor"))
     writer._writer.peers, writer._writer._ends, streams._peers, writer._lost = [learner], [None], [learner], lost
     present = [True]
     monkeypatch.setattr(Peer, "find", lambda *_: learner.known if present[0] else None)

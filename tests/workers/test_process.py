@@ -30,8 +30,8 @@ def close():
 
 def build(reporter):
     control.outlives_s, control.holds_run = 20.0, lambda: sys.argv[2] == "alone"
-    recorder = SimpleNamespace(begin=lambda: None, close=lambda: None)
-    return SimpleNamespace(recorder=recorder, setup=lambda: None, close=close, report=lambda: ({}, {}))
+    meter = SimpleNamespace(begin=lambda: None, close=lambda: None)
+    return SimpleNamespace(meter=meter, setup=lambda: None, close=close, report=lambda: ({}, {}))
 
 sys.exit(run(build, control))
 """

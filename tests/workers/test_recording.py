@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jsrl.errors import RecordingError, SpecMismatch
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.recordings import recordings
 from jsrl.recordings.recordings import begin_recording, make_manifest, open_recording
 from jsrl.transport.base import Entry, ProducerId
@@ -53,7 +53,7 @@ def numbered(number: int, spec: Trajectory = SPEC) -> Trajectory:
 def writer_to(folder, **options) -> RecordingWriter:
     warned = options.pop("warned", [])
     begin_recording(folder, make_manifest(ENV, SPEC, source="a test", versions={"jsrl": "0"}))
-    values = {"recorder": Recorder("actor"), "warn": warned.append, "limit_bytes": 2**30, "wait": True}
+    values = {"meter": Meter("actor"), "warn": warned.append, "limit_bytes": 2**30, "wait": True}
     return RecordingWriter(folder, "actor-0", SPEC, **(values | options))
 
 

@@ -14,12 +14,12 @@ from jsrl.runs.control import ControlServer, Crash, Heartbeat, Stage
 WORKER = """
 import os, sys, threading, time
 from jsrl.runs.control import ControlClient
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.workers.process import run
 
 class Sleeper:
     name, turns = "inference-0", 0
-    recorder = Recorder("inference")
+    meter = Meter("inference")
     def setup(self):
         time.sleep(float(sys.argv[2]))
     def step(self):

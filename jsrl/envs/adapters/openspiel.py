@@ -52,8 +52,8 @@ def make_openspiel(
     tensor: str = asked or next((which for which in TENSORS if has[which]), "")
     if not has.get(tensor, False) or kind.dynamics == spiel.GameType.Dynamics.MEAN_FIELD:
         raise ConfigError(
-            f"OpenSpiel's {name!r} was asked for the tensor {tensor!r}; expected a game of players that has one, and "
-            f"{' or '.join(TENSORS)} as `tensor`: it has {[which for which in TENSORS if has[which]]}"
+            f"OpenSpiel's {name!r} was asked for the tensor {tensor!r}; of {' and '.join(TENSORS)} it has "
+            f"{[which for which in TENSORS if has[which]]}: set env.kwargs `tensor`. Mean-field games are not supported"
         )
     own_seed = "rng_seed" in kwargs or "rng_seed=" in name
     return SyncVectorGame(partial(SpielGame, spiel, game, tensor, own_seed), config, num_envs, seed, group, groups)

@@ -6,7 +6,7 @@ jsrl.types.GameSpec; without `sides`, all agents are one side). `symmetric: true
 `zero_sum: true`: one side gains what the others lose. All other kwargs are the environment's.
 
 In the AEC form a step is one agent's move: the others wait, and see what the environment observes for them. Rewards are each
-agent's entry of `rewards` after a move, so a waiting agent is paid in the step in which it happens. Dead agents are stepped
+agent's entry of `rewards` after a move, so a waiting agent gets a reward in the step that caused it. Dead agents are stepped
 with None, as the environment requires. An agent that is missing at the start of an episode is absent until its end.
 """
 

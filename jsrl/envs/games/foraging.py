@@ -237,7 +237,7 @@ def make_foraging(
     group: int = 0,
     groups: Mapping[str, tuple[str, ...]] | None = None,
 ) -> ForagingGame:
-    """Build the game that an id `foraging:SxS-Pp-Ff` names; before it may stand `2s-` (sight), behind it `-coop`.
+    """Build the game that an id `foraging:SxS-Pp-Ff` names; `2s-` before it limits the sight, `-coop` after it adds coop.
 
     Raises:
       ConfigError: the name has another form, or there is no such option.

@@ -266,7 +266,7 @@ class SyncVectorGame(SlotRepairs):
             raise self._rows.fault(
                 slot,
                 f"has seat {name!r} in the game after it had ended, or joined late",
-                "Seats take part from the beginning of an episode, and who has ended stays out until the next one",
+                "Seats take part from the beginning of an episode, and a seat that has ended stays out until the next one",
             )
         for name, reward in moment.reward.items():
             self._reward[slot, self._order[name]] = reward

@@ -9,9 +9,9 @@
 | the episode terminates (every seat that lived died in this step or before) | its own | 0 for all seats | as below |
 | the episode is truncated | its own | 1 for the seats that live | as below |
 
-The row of an episode's last observation: if the episode is truncated, the seats that live after the last step have `acts` as
-if it went on, because the truncation bootstraps from it, and those that died in that step have 0 or 2 as above. If the episode
-terminates, it keeps the `acts` of the seats that lived before the last step. Its actions are ignored.
+The row of an episode's last observation: its actions are ignored. If the episode is truncated, the seats that live after the
+last step have `acts` as if it went on, because the truncation bootstraps from this row. Those that died in that step have 0 or
+2 as above. If the episode terminates, the row keeps the `acts` of the seats that lived before the last step.
 """
 
 from __future__ import annotations

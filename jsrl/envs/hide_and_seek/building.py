@@ -18,7 +18,7 @@ SIDES = np.array([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
 
 
 class Construction(Task):
-    """Rewards of B slots: boxes shall stand exactly on 1 to 4 square sites.
+    """Rewards of B slots: the agent must place boxes exactly on 1 to 4 square sites.
 
     Each step costs 0.05 for each metre between the corners of sites and boxes: for each corner of a site the smooth minimum
     over all corners of boxes, sum(d exp(-1.5 d)) / sum(exp(-1.5 d)), then the mean over the corners of the sites. When each
@@ -57,7 +57,7 @@ class Construction(Task):
 
 
 class Shelter(Task):
-    """Rewards of B slots: boxes shall shield a cylinder.
+    """Rewards of B slots: the agent must shield a cylinder with boxes.
 
     From each side of the room 25 rays run along the floor straight to the opposite side. Each one that reaches the cylinder
     before a box costs 0.001 in each step.

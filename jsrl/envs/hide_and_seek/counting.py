@@ -16,8 +16,8 @@ SPEED, DISTANCE = 2.0, 2.3  # metres per second, and metres from the middle of t
 class Counting(Task):
     """Boxes slide behind a wall one after the other, each to a random side; the agent only watches.
 
-    Its actions have no effect, and nothing is rewarded: a classifier shall tell the score from the policy's memory. The boxes
-    stand in a column behind an opening of the wall; the nearest one leaves first.
+    Its actions have no effect, and nothing is rewarded: a classifier is to predict the score from the policy's memory. The
+    boxes stand in a column behind an opening of the wall; the nearest one leaves first.
 
     Attributes:
       score: [B]: how many boxes go to the side of larger x.

@@ -26,8 +26,9 @@ from jsrl.envs.hide_and_seek.statistics import Statistics
 from jsrl.envs.hide_and_seek.task import Task
 from jsrl.envs.hide_and_seek.worlds import World, Worlds
 from jsrl.envs.rows import slot_seeds
-from jsrl.errors import MissingExtra
+from jsrl.errors import ConfigError, MissingExtra
 from jsrl.extras import install_command
+from jsrl.references.importing import nearest
 from jsrl.types import Array, ArraySpec, GameSpec, MultiDiscrete, Seat
 
 log = logging.getLogger("jsrl.envs")
@@ -38,6 +39,7 @@ TASKS: dict[str, type[Task]] = {
     "shelter": Shelter,
     "counting": Counting,
 }
+LEAST_MUJOCO = (3, 5)  # its mj_multiRay has one argument more than before
 ACTIONS = MultiDiscrete((LEVELS, LEVELS, LEVELS, 2, 2))  # force along x and y, torque, pull, lock
 
 
@@ -80,12 +82,22 @@ class HideAndSeek:
         self.hands = Hands(settings, self.worlds)
         self.task = TASKS[settings.scenario](settings, self.worlds, self.hands) if settings.is_task else None
         self._statistics = Statistics(settings, self.worlds, self.hands)
+        self._check_metrics()
         self._observations = Observations(settings, self.worlds, self.sight, self.hands)
         self.clock, self._begun = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
         self._limit = min(settings.horizon, config.max_episode_steps or settings.horizon)
         self.discarded = 0
         self._pictures: Pictures | None = None
         self._seekers = np.arange(len(names)) >= settings.n_hiders
+
+    def _check_metrics(self) -> None:
+        """Check that the statistics of `episode_metrics` exist. Raises ConfigError."""
+        known = (*self._statistics.of(0, discarded=False), "task_score")
+        for _, key, _ in self._rows.metrics.entries:
+            if key not in known:
+                raise ConfigError(
+                    f"env.episode_metrics has {key!r}{nearest(key, known)}; statistics of hide_and_seek: {', '.join(known)}"
+                )
 
     def reset(self) -> GameStep:
         """Reset every slot."""
@@ -126,8 +138,12 @@ class HideAndSeek:
             return None
         return (self.clock >= self.settings.prep_steps)[:, None] | ~self._seekers
 
-    def render(self, slot: int = 0, *, lidar: bool = False) -> np.ndarray:
-        """Return a picture of a slot, uint8 [480, 480, 3]. It needs OpenGL: MUJOCO_GL=egl or osmesa without a display."""
+    def render(self, slot: int = 0, *, lidar: bool | None = None) -> np.ndarray:
+        """Return a picture of a slot, uint8 [480, 480, 3]. It needs OpenGL: MUJOCO_GL=egl or osmesa without a display.
+
+        `lidar`: draw the rays; None: as `show_lidar` says.
+        """
+        lidar = self.settings.show_lidar if lidar is None else lidar
         if self._pictures is None:
             self._pictures = Pictures(self.settings, self.worlds, self.sight, self.hands)
         return self._pictures.draw(slot, lidar=lidar)
@@ -230,10 +246,15 @@ def import_mujoco(config: EnvConfig) -> None:
     """Import MuJoCo.
 
     Raises:
-      MissingExtra: it is not installed.
+      MissingExtra: it is not installed, or too old.
     """
+    command = install_command("hide-and-seek")
     try:
-        import mujoco  # noqa: F401
+        import mujoco
     except ImportError as error:
-        command = install_command("hide-and-seek")
         raise MissingExtra(f"environment {config.id!r} needs MuJoCo ({error}): {command}") from error
+    if tuple(int(part) for part in mujoco.__version__.split(".")[:2]) < LEAST_MUJOCO:
+        least = ".".join(map(str, LEAST_MUJOCO))
+        raise MissingExtra(
+            f"environment {config.id!r} needs MuJoCo {least} or newer; {mujoco.__version__} is installed: {command}"
+        )

@@ -22,6 +22,7 @@ SITES = {"construction": (1, 4), "shelter": (1, 1)}  # least and greatest number
 NEUTRAL = (5, 5, 5, 0, 0)  # no force, no torque, no pull, no lock
 VIEW_HALF_ANGLE = 3 * math.pi / 8
 OUT_OF_BOUNDS_REWARD = -10.0
+LEAST_GRID = 20  # cells along the floor: fewer have no place for a quadrant
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Settings:
       relative: positions of other entities are relative to the agent's, along the world's axes; the angle of another agent
         is its bearing relative to the agent's direction of view; the agent's own angle is wrapped. For small networks.
       hide_unseen: rows of unseen entities are zeros, for networks that do not read the masks.
+      show_lidar: pictures and films show the lidar's rays.
     """
 
     scenario: str
@@ -94,6 +96,7 @@ class Settings:
     seekers_wait: bool = False
     relative: bool = False
     hide_unseen: bool = False
+    show_lidar: bool = False
 
     def __post_init__(self) -> None:
         """Check that the values are consistent. Raises ConfigError."""
@@ -113,15 +116,13 @@ class Settings:
             raise ConfigError(
                 f"rows is {self.rows}; give [boxes, ramps, sites]; {self.scenario} needs at least {list(needed)}"
             )
-        if self.scenario == "counting" and ((self.floor_size, self.grid_size) != (6.0, 30) or self.max_boxes > 6):
-            raise ConfigError(
-                "counting is played on a floor of 6 m, 30 cells, with at most 6 boxes; leave out map_scale"
-            )
+        if self.scenario == "counting":
+            self._check_counting()
         if self.horizon < 1 or not 0 <= self.prep_fraction < 1:
             raise ConfigError(
                 f"horizon is {self.horizon} and prep_fraction {self.prep_fraction}; give at least 1, and 0 to below 1"
             )
-        for name, least in (("grid_size", 20), ("n_lidar", 0), ("n_rooms", 1), ("door_size", 0)):
+        for name, least in (("grid_size", LEAST_GRID), ("n_lidar", 0), ("n_rooms", 1), ("door_size", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give at least {least}")
         for name in ("n_boxes", "n_elongated_boxes"):
@@ -133,8 +134,14 @@ class Settings:
         self._check_sites()
         for name in ("floor_size", "lidar_range", "reward_range", "hiders_together_radius", "seekers_together_radius"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} is {value:g}; give a positive number")
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{name} is {value:g}; give a positive, finite number")
+        for team, number in (("hiders", self.n_hiders), ("seekers", self.n_seekers)):
+            radius = getattr(self, f"{team}_together_radius")
+            if number > 1 and radius is not None and radius <= self.cell:
+                raise ConfigError(
+                    f"{team}_together_radius is {radius:g}; {number} agents need more than a cell, {self.cell:g}"
+                )
         if self.reward_falls and self.reward_range is None:
             raise ConfigError(
                 "reward_falls needs a reward_range, the distance at which a seen hider counts 0; give both"
@@ -142,6 +149,16 @@ class Settings:
         for name in ("prob_outside_walls", "p_door_dropout"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; give a number from 0 to 1")
+
+    def _check_counting(self) -> None:
+        """Check the options of counting, whose world is fixed. Raises ConfigError."""
+        if (self.floor_size, self.grid_size) != (6.0, 30):
+            raise ConfigError("counting is played on a floor of 6 m, 30 cells; leave out floor_size and map_scale")
+        if not isinstance(self.n_boxes, int) or not 1 <= self.n_boxes <= 6:
+            raise ConfigError(f"n_boxes is {self.n_boxes}; counting needs a number from 1 to 6")
+        for name in ("n_elongated_boxes", "n_ramps"):
+            if getattr(self, name) != 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; counting has only cubes: give 0, or leave it out")
 
     def _check_sites(self) -> None:
         """Check the sites, what must be there besides them, and the rectangle. Raises ConfigError."""
@@ -282,13 +299,21 @@ def settings_of(name: str, options: Mapping[str, Any]) -> Settings:
             raise ConfigError(
                 f"hide_and_seek: {option} is {value!r}; its type is {kind} (a tuple is a list in JSON)"
             ) from error
-    return replace(_scaled(SCENARIOS[name], changes.pop("map_scale", 1.0)), **changes)
+    settings = replace(_scaled(SCENARIOS[name], changes.pop("map_scale", 1.0)), **changes)
+    rect, size = settings.restrict_rect, settings.floor_size
+    if "restrict_rect" not in changes and rect is not None and min(rect[2:]) < size - settings.cell:
+        raise ConfigError(
+            f"floor_size is {size:g}, and agents beyond {min(rect[2:]):g} m are out of bounds in {name}; give map_scale "
+            "instead, or restrict_rect too"
+        )
+    return settings
 
 
 def _scaled(settings: Settings, factor: float) -> Settings:
     """Return a larger map of the same cells, rooms and objects."""
-    if not factor > 0:
-        raise ConfigError(f"map_scale is {factor}; give a positive number")
+    least = LEAST_GRID / settings.grid_size
+    if not least <= factor < math.inf:
+        raise ConfigError(f"map_scale is {factor:g}; give a finite number of at least {least:.2g}")
     hiders, seekers, rect = (
         settings.hiders_together_radius,
         settings.seekers_together_radius,

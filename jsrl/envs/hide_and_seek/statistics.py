@@ -19,9 +19,11 @@ class Statistics:
         self._caught, self._out, self._grabs = np.zeros(slots), np.zeros(slots), np.zeros(slots)
         self._apart, self._rewarded, self._steps = np.zeros(slots), np.zeros(slots), np.zeros(slots)
         self._sums = (self._returns, self._caught, self._out, self._grabs, self._apart, self._rewarded, self._steps)
-        self._prepared: list[dict[str, float]] = [{} for _ in range(slots)]
         ramps = settings.n_ramps
         self._kinds = {"ramp": slice(0, ramps), "box": slice(ramps, None)}
+        self._prepared: list[dict[str, float]] = [{} for _ in range(slots)]
+        for slot in range(slots):
+            self.place(slot)
 
     def place(self, slot: int) -> None:
         """Start an episode in a slot."""

@@ -69,6 +69,9 @@ class Worlds:
         self.broken = np.zeros(num_envs, bool)
         self._control = np.zeros((num_envs, agents * 3))
         self._read = np.zeros((2, num_envs, bodies * JOINTS))
+        first, last = mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQACC
+        self._bad = slice(int(first), int(last) + 1)  # warnings of invalid positions, velocities and accelerations
+        self._warned = np.zeros((num_envs, last - first + 1), int)
         self.worlds: list[World | None] = [None] * num_envs
         self._steps: list[tuple[Any, ...]] = [()] * num_envs
 
@@ -82,7 +85,7 @@ class Worlds:
         self.present[slot] = np.arange(self.present.shape[1]) < count
         self.position[slot, :count, :2] = self.start[slot, :count, :2] = layout.corners
         self.half[slot, :count] = layout.sizes / 2
-        self._read[:, slot], self.broken[slot] = 0.0, False
+        self._read[:, slot], self._warned[slot], self.broken[slot] = 0.0, 0, False
         data, width = world.simulation, count * JOINTS
         self._steps[slot] = (
             world.model,
@@ -90,6 +93,7 @@ class Worlds:
             (data.ctrl, self._control[slot]),
             (self._read[0, slot, :width], data.qpos),
             (self._read[1, slot, :width], data.qvel),
+            (self._warned[slot], data.warning.number[self._bad]),
         )
 
     def centres(self) -> np.ndarray:
@@ -100,25 +104,25 @@ class Worlds:
         """Step some slots by one env step with the forces on agents [B, n, 3]: along x and y, and a torque."""
         self._control[:] = force.reshape(self._control.shape) / GEAR
         for slot in slots:
-            model, data, (control, given), (position, qpos), (velocity, qvel) = self._steps[slot]
+            model, data, (control, given), (position, qpos), (velocity, qvel), (warned, number) = self._steps[slot]
             control[:] = given
             self._advance(model, data, SUBSTEPS)
             self._kinematics(model, data)
-            position[:], velocity[:] = qpos, qvel
+            position[:], velocity[:], warned[:] = qpos, qvel, number
         self._take()
 
     def measure(self, slots: list[int]) -> None:
         """Read the state of some slots again, after code outside changed it."""
         for slot in slots:
-            model, data, _, (position, qpos), (velocity, qvel) = self._steps[slot]
+            model, data, _, (position, qpos), (velocity, qvel), _ = self._steps[slot]
             self._kinematics(model, data)
             position[:], velocity[:] = qpos, qvel
         self._take()
 
     def _take(self) -> None:
-        """Store the states that were read, except invalid ones."""
+        """Store the states that were read, except invalid ones, also if they were so only within the step."""
         with np.errstate(invalid="ignore"):
-            fine = np.asarray((np.abs(self._read) < HUGE).all(axis=(0, 2)))
+            fine = np.asarray((np.abs(self._read) < HUGE).all(axis=(0, 2))) & ~self._warned.any(axis=1)
         self.broken[:] = ~fine
         shape = self.position.shape
         if fine.all():

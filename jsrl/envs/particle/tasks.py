@@ -147,7 +147,7 @@ class Reference(Task):
             seen[:, 11:] = message[:, 1 - i]
 
     def reward(self, world: World, goal: np.ndarray) -> np.ndarray:
-        """Return minus the distances; agent i earns by the other agent's way to the goal that i knows."""
+        """Return minus the distances; agent i is rewarded for the other agent's distance to the goal that i knows."""
         slots = np.arange(len(goal))
         away = np.stack([world.to_landmark[slots, 1 - i, goal[:, i]] for i in range(2)], axis=1)
         own = -np.sqrt((away * away).sum(axis=2))

@@ -87,7 +87,7 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
     shared = [need for need in needs if need.spreads or (need.answers and (on_cpu or not need.alone))]
     others = [need for need in needs if need.device != "learns" and need not in shared]
     last = [need for need in others if not (need.stays or need.beside or need.device == "serves")]
-    for able, stays in ((seeing, True), (rooms, False)):  # who may go elsewhere takes no room of who may not
+    for able, stays in ((seeing, True), (rooms, False)):  # workers that may go elsewhere come second
         for need in (need for need in others if need not in last and bool(need.stays) == stays):
             of[need.worker] = _for_one(need, able, of.get(need.beside))
         _spread_servers([n for n in shared if n.answers and bool(n.stays) == stays], able, of)
@@ -118,7 +118,7 @@ def _for_learners(need: Need, seeing: list[_Room], rooms: list[_Room], leader: _
     if need.stays and not any(room in seeing for room in able):
         raise ConfigError(
             f"{need.worker} {where}, but {need.stays}, and that host does not see the run folder; start the run there and "
-            "list it first, or say shares_folder where it sees it, or give it gpus 0 to train on CPU."
+            "list it first, or set shares_folder for it if it sees the folder, or give it gpus 0 to train on CPU."
         )
     return able
 
@@ -201,7 +201,7 @@ def _by_rank(
 ) -> list[tuple[list[Need], list[_Room], list[int]]]:
     """Return (workers, hosts, counts on each) for each rank that they feed, so that no host feeds two; all in one otherwise.
 
-    The host of a rank feeds that rank. No host gets more than half as many workers again as `counts` gives it.
+    The host of a rank feeds that rank. No host gets more than 1.5 times the workers that `counts` gives it (or one more).
     """
     fed: dict[str, list[Need]] = {}
     for need in needs:

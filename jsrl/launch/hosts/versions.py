@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -20,13 +21,22 @@ def versions() -> dict[str, str]:
 
 
 @functools.cache
-def code_digest() -> str:
-    """Return the SHA-256 of jsrl's sources."""
+def code_digest(package: Path = PACKAGE) -> str:
+    """Return the SHA-256 of jsrl's sources, equal for a checkout and a wheel of the same commit.
+
+    A checkout has links to folders where a wheel has their files; of `scripts` the wheel has only some.
+    """
     digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted(_sources(package)):
         content = path.read_bytes()
-        digest.update(f"{path.relative_to(PACKAGE)} {len(content)}\n".encode() + content)
+        digest.update(f"{path.relative_to(package)} {len(content)}\n".encode() + content)
     return digest.hexdigest()
+
+
+def _sources(package: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(package, followlinks=True):
+        folders[:] = [name for name in folders if name != "__pycache__" and Path(folder, name) != package / "scripts"]
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
 def difference(host: str, theirs: Mapping[str, str], code: str) -> str:

@@ -2,7 +2,7 @@
 
 A separate process, the driver, uses Ray, so that neither Ray's signal handlers nor its end reach the controller. The
 driver reserves a STRICT_SPREAD placement group with a bundle for each host, and keeps an actor in each that starts `jsrl join`
-there as a plain process. Ray restarts nothing: when an agent or its node ends, the engine's keeper starts it again, in the
+there as a plain process. Ray restarts nothing: when an agent or its node ends, the engine's thread starts it again, in the
 same bundle, which Ray moves to another node. When the driver ends, Ray ends the actors and returns the bundles.
 
 Engine and driver exchange lines of JSON over the driver's standard input and output; the driver ends when its input ends.

@@ -3,8 +3,8 @@
 The ring is in AgentState.extra. One update adds a trajectory and makes K updates of the agent with windows drawn from
 the ring, in one compiled call; every placement, snapshots and resume work with it as with any other agent.
 
-On D devices every device holds the whole ring: the devices' shares of the trajectory are gathered, all devices draw the same
-windows, and each learns from its part of them, so that D devices do the same as one.
+On D devices every device holds the whole ring. The devices' shares of the trajectory are gathered, all devices draw the same
+windows, and each learns from its part of them. So D devices do the same as one.
 """
 
 from __future__ import annotations

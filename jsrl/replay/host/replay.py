@@ -73,7 +73,7 @@ class HostReplay:
 
         Args:
           lane_number: of the group. origin: (incarnation, sequence); a trajectory that does not follow the last one leaves
-          a gap, at which the last bootstrap row is kept.
+            a gap, at which the last bootstrap row is kept.
         """
         shape, lane = self.shape, self.lanes[lane_number]
         joined = lane.last is not None and origin == (lane.last[0], lane.last[1] + 1)

@@ -102,7 +102,7 @@ class ServerEnd:
 
         Raises:
           SpecMismatch: a client with another schema tried to connect (it was rejected with the reason; the server stays
-          usable).
+            usable).
           StreamClosed: this end is closed.
         """
         if self._closed:

@@ -11,10 +11,16 @@ from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.transports import transport_of
+from jsrl.transport.wire.packing import PLAIN, Packing
 
 
 def bind_inference(
-    address: str, spec: InferenceSpec, *, keys: KeyPath = None, join_rules: JoinRules = ANYBODY
+    address: str,
+    spec: InferenceSpec,
+    *,
+    keys: KeyPath = None,
+    join_rules: JoinRules = ANYBODY,
+    packing: Packing = PLAIN,
 ) -> InferenceServer:
     """Return the server end at `address`; its `.address` is for clients (tcp port 0: a free port).
 
@@ -23,11 +29,12 @@ def bind_inference(
       keys: folder or file of the keys (jsrl.transport.meeting.keys) for encryption and access; tcp needs
         them, even on loopback. The other transports do not leave the host and need none.
       join_rules: which workers may connect, and with how many groups and rows.
+      packing: what to leave out of requests; only tcp uses it.
 
     Raises:
       ConfigError: the address is invalid or taken.
     """
-    return transport_of(address).bind_inference(address, spec, keys=keys, join_rules=join_rules)
+    return transport_of(address).bind_inference(address, spec, keys=keys, join_rules=join_rules, packing=packing)
 
 
 def connect_inference(

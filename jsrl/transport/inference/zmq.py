@@ -9,7 +9,7 @@
                                                 <-     refused: closed or fenced
 
 A request or reply is a header and one frame: the bytes of the group's area, with the layout that both ends derive from
-the schema.
+the schema. Between hosts requests may be smaller, see jsrl.transport.inference.packing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from jsrl.errors import CodecError, ConfigError, JsrlError, SpecMismatch, Stream
 from jsrl.transport.base import ClientRequest, InferenceSpec, ProducerId, Reply
 from jsrl.transport.inference.area import AreaLayout, ServerArea
 from jsrl.transport.inference.ends import UNSERVED, PolicyNotServed, ServerEnd, read_fields
+from jsrl.transport.inference.packing import RequestPacker
 from jsrl.transport.meeting.admission import JoinRules
 from jsrl.transport.meeting.curve import Listener, incoming, keys_to_bind, outgoing
 from jsrl.transport.meeting.handshake import HELLO, PING, WELCOME, HelloChecker, refusal_frames
 from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
+from jsrl.transport.wire.packing import PLAIN, Packing
 from jsrl.transport.wire.schema import flatten_schema
 
 MAX_MESSAGE_BYTES = 1 << 28
@@ -68,26 +70,41 @@ class ClientBuffer:
         }
 
 
-def fill_area(target: np.ndarray, message: Message) -> None:
-    """Copy the one array of a message into an area."""
+def array_of(message: Message) -> np.ndarray:
+    """Return the one array of a message."""
     arrays = message.arrays
     if not (isinstance(arrays, tuple) and len(arrays) == 1 and isinstance(arrays[0], np.ndarray)):
         raise CodecError(f"a {message.kind[:40]!r} message must have one array.")
-    if arrays[0].shape != target.shape or arrays[0].dtype != np.uint8:
-        raise CodecError(f"a {message.kind[:40]!r} of {arrays[0].nbytes} bytes, expected {target.nbytes}.")
-    target[...] = arrays[0]
+    return arrays[0]
 
 
 class _ZmqClient:
     """A connected client."""
 
-    def __init__(self, client: ProducerId, route: bytes, layout: AreaLayout, socket: zmq.Socket, keys: object | None):
+    def __init__(
+        self,
+        client: ProducerId,
+        route: bytes,
+        layout: AreaLayout,
+        packing: Packing,
+        socket: zmq.Socket,
+        keys: object | None,
+    ):
         self.client = client
         self.route = route
         self.heard_s = time.monotonic()
         self.buffer = ClientBuffer(layout)
         self.areas = {g: ServerArea(layout, client, g, self.buffer.memory) for g in layout.group_sizes}
+        self._layout, self._packing, self._packers = layout, packing, dict[int, RequestPacker]()
         self._socket, self._keys = socket, keys
+
+    def take(self, message: Message, group: int, step: int) -> None:
+        """Write a request into its group's area."""
+        packer = self._packers.get(group)
+        if packer is None:
+            rows = self._layout.group_sizes[group]
+            packer = self._packers[group] = RequestPacker(self._layout.spec, rows, self._packing)
+        packer.unpack(message.fields, array_of(message), step, self.buffer.questions[group])
 
     def answer(self, request: ClientRequest, reply: Reply) -> bool:
         group, has_core = request.group, request.request.wants_core
@@ -121,11 +138,14 @@ _PING = encode(PING)[0]
 class ZmqInferenceServer(ServerEnd):
     """The server end of `tcp://HOST:PORT` and `ipc://PATH`."""
 
-    def __init__(self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath, join_rules: JoinRules):
+    def __init__(
+        self, spec: InferenceSpec, endpoint: str, *, keys: KeyPath, join_rules: JoinRules, packing: Packing = PLAIN
+    ):
         self._hello_checker = HelloChecker("the inference server", flatten_schema(spec), join_rules)
         super().__init__(self._hello_checker.admission)
         self._keys = own_keys = keys_to_bind(endpoint, keys)
         self.spec = spec
+        self._packing = packing if own_keys is not None else PLAIN  # messages within this host are not packed
         header_bytes = self._hello_checker.limits.header_bytes
         request_bytes = AreaLayout(spec, {0: join_rules.rows}).question_bytes(0)
         most_bytes = min(MAX_MESSAGE_BYTES, header_bytes + request_bytes)
@@ -194,7 +214,7 @@ class ZmqInferenceServer(ServerEnd):
                 f"expected incarnation {peer.client.incarnation}, groups {sorted(peer.areas)}, one in flight each."
             )
         peer.heard_s = time.monotonic()
-        fill_area(peer.buffer.questions[asked.group], message)
+        peer.take(message, asked.group, asked.step)
         self._ready.append(area.read(asked.min_updates, asked.step, asked.wants_core))
 
     def _greet(self, route: bytes, message: Message) -> None:
@@ -206,11 +226,12 @@ class ZmqInferenceServer(ServerEnd):
         layout = AreaLayout(self.spec, group_sizes)
         if layout.size_bytes > MAX_MESSAGE_BYTES:
             raise ConfigError(
-                f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can travel; "
+                f"the groups of {client.name} take {layout.size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be sent; "
                 "use smaller groups."
             )
-        peer = _ZmqClient(client, route, layout, self._socket, self._keys)
-        if peer.send(encode(WELCOME)):
+        peer = _ZmqClient(client, route, layout, self._packing, self._socket, self._keys)
+        packing = {"packing": self._packing.fields} if self._packing else {}
+        if peer.send(encode(WELCOME, packing)):
             self._admit(peer)
             self._routes[route] = peer
 

@@ -6,6 +6,7 @@ import math
 import time
 import uuid
 
+import numpy as np
 import zmq
 
 from jsrl.errors import AccessDenied, CodecError
@@ -18,18 +19,20 @@ from jsrl.transport.inference.ends import (
     read_fields,
     unknown_policy,
 )
+from jsrl.transport.inference.packing import RequestPacker
 from jsrl.transport.inference.zmq import (
     LINGER_MS,
     MAX_MESSAGE_BYTES,
     ClientBuffer,
     ReplyFields,
-    fill_area,
+    array_of,
 )
 from jsrl.transport.meeting.curve import connect, incoming, keys_to_connect, outgoing
 from jsrl.transport.meeting.handshake import HELLO_LIMITS, PING, REFUSED, Check, Hello, meet, raise_refusal
 from jsrl.transport.meeting.keys import ClientKeys, KeyPath
 from jsrl.transport.meeting.sockets import configure, send_if_possible
 from jsrl.transport.wire.codec import Limits, decode, encode
+from jsrl.transport.wire.packing import read_packing
 from jsrl.transport.wire.schema import flatten_schema
 
 _SLICE_S = 0.1
@@ -64,7 +67,9 @@ class ZmqInferenceClient(ClientEnd):
             self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
             self._connection = connect(self._socket, endpoint, own_keys)
             hello = Hello(client, group_sizes, flatten_schema(spec))
-            meet(self._socket, hello, self._connection, timeout_s, check=check)
+            welcome = meet(self._socket, hello, self._connection, timeout_s, check=check)
+            packing = read_packing(welcome.fields.get("packing"))
+            self._packers = {group: RequestPacker(spec, rows, packing) for group, rows in group_sizes.items()}
         except BaseException:
             self._shut()
             raise
@@ -84,7 +89,8 @@ class ZmqInferenceClient(ClientEnd):
             "step": int(request.step),
             "wants_core": bool(request.wants_core),
         }
-        frames = encode("request", fields, (self._buffer.questions[group],))
+        packed, question = self._packers[group].pack(self._buffer.questions[group], request.step)
+        frames = encode("request", fields | packed, (question,))
         try:
             self._socket.send_multipart(outgoing(frames, self._keys), zmq.NOBLOCK, copy=False)
         except zmq.Again:  # requests are too few to fill the queue: a server there refused to connect again
@@ -139,7 +145,10 @@ class ZmqInferenceClient(ClientEnd):
         if isinstance(answered, PolicyNotServed):
             area.in_flight = False
             raise unknown_policy(self.address, answered)
-        fill_area(self._buffer.answers[answered.group, answered.has_core], message)
+        target, answer = self._buffer.answers[answered.group, answered.has_core], array_of(message)
+        if answer.shape != target.shape or answer.dtype != np.uint8:
+            raise CodecError(f"a reply of {answer.nbytes} bytes, expected {target.nbytes}.")
+        target[...] = answer
         area.in_flight = False
         return answered.group, area.read(answered.has_core)
 

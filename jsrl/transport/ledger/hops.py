@@ -26,6 +26,11 @@ def hop_folder(run: Path, hop: str) -> Path:
     return run / HOPS / hop
 
 
+def recorded_hop(policy_folder: str) -> str:
+    """Return the name under which a learner's recorded trajectories are counted; policy_folder: empty for the first policy."""
+    return f"{SAMPLES}-{policy_folder}" if policy_folder else SAMPLES
+
+
 def ledger_path(run: Path, hop: str) -> Path:
     """Return the path of the consumer's counts of a hop."""
     return run / LEDGER if hop == SAMPLES else hop_folder(run, hop) / LEDGER

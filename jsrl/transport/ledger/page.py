@@ -38,7 +38,7 @@ class PageContent(NamedTuple):
 
     Attributes:
       epoch: of the learner that counted last. ledger: counts over all incarnations. carried: counts at the ledger's start
-      that are in no connection's page. joined: connections. uncertain: incarnations that may be wrong by one
+        that are in no connection's page. joined: connections. uncertain: incarnations that may be wrong by one
         trajectory.
     """
 

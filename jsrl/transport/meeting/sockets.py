@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 
 from jsrl.errors import ConfigError
+from jsrl.transport.meeting.ports import allowed_ports, none_free
 from jsrl.transport.meeting.unix_socket import is_alive
 
 SILENCE_MS = 10000
@@ -52,7 +53,7 @@ def send_if_possible(socket: zmq.Socket, frames: Sequence[Any]) -> None:
 
 
 def bind(socket: zmq.Socket, endpoint: str) -> str:
-    """Bind a socket and return the endpoint it got (a tcp port `*` or 0 becomes a number).
+    """Bind a socket and return the endpoint it got (tcp port 0 becomes one of `ports.allowed_ports`).
 
     Unlike ZeroMQ, it never takes an ipc path from a living process.
 
@@ -60,7 +61,8 @@ def bind(socket: zmq.Socket, endpoint: str) -> str:
       ConfigError: the endpoint is taken or impossible.
     """
     if endpoint.startswith("tcp://") and endpoint.endswith(":0"):
-        endpoint = endpoint[:-1] + "*"
+        _bind_any_port(socket, endpoint.removesuffix(":0"))
+        return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
     path = _path_of(endpoint)
     if path and is_alive(path, sockets.SOCK_STREAM):
         raise ConfigError(f"{endpoint} is bound already by a living process; stop it first or choose another path.")
@@ -69,11 +71,27 @@ def bind(socket: zmq.Socket, endpoint: str) -> str:
         if path:
             os.chmod(path, 0o600)
     except zmq.ZMQError as error:
-        do = "Take a free port (tcp://127.0.0.1:0 chooses one) or another path."
-        if error.errno == errno.EADDRNOTAVAIL:
-            do = "No interface of this host has this address; `hostname -I` lists those it has."
-        raise ConfigError(f"cannot bind {endpoint}: {error.strerror or error}. {do}") from error
+        raise _cannot_bind(endpoint, error) from error
     return socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+
+def _bind_any_port(socket: zmq.Socket, host: str) -> None:
+    """Bind `tcp://HOST` at a port that is allowed and free."""
+    for port in allowed_ports():
+        try:
+            socket.bind(f"{host}:{port or '*'}")
+            return
+        except zmq.ZMQError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise _cannot_bind(f"{host}:{port}", error) from error
+    raise none_free(host)
+
+
+def _cannot_bind(endpoint: str, error: zmq.ZMQError) -> ConfigError:
+    do = "Take a free port (tcp://127.0.0.1:0 chooses one) or another path."
+    if error.errno == errno.EADDRNOTAVAIL:
+        do = "No interface of this host has this address; `hostname -I` lists those it has."
+    return ConfigError(f"cannot bind {endpoint}: {error.strerror or error}. {do}")
 
 
 def remove_path(socket: zmq.Socket) -> None:

@@ -1,7 +1,7 @@
 """A wake-up between processes of one host: many may ring, one waits.
 
 A named pipe in the run folder. Both ends open it for reading and writing without blocking, so neither ever waits
-for the other to exist, a full pipe means "already rung", and either side may die, restart and open the same file again.
+for the other to exist. A full pipe means "already rung". Either side may die, restart and open the same file again.
 A round trip takes about 7 us, against 11 us over Unix datagrams and 70 us over ZeroMQ ipc.
 """
 

@@ -8,56 +8,14 @@ clears the stack (Atari after a lost life does not). The binding end decides, in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from jsrl.errors import CodecError
+from jsrl.transport.wire.packing import LZ4, THIN, Packing, compress, decompress, is_stack, stack
 from jsrl.transport.wire.schema import Leaf, flatten_schema, make_layout
-from jsrl.types import Trajectory, Tree, leaves
-
-THIN, LZ4 = "newest", "lz4"  # fields of a message
-
-
-@dataclass(frozen=True)
-class Packing:
-    """What to leave out of messages.
-
-    Attributes:
-      frames: number of frames stacked on an observation's last axis, see EnvSpec.frames; None: send all.
-      compress: with LZ4, if that makes it smaller.
-    """
-
-    frames: int | None = None
-    compress: bool = False
-
-    def __bool__(self) -> bool:
-        """Return whether anything is packed."""
-        return self.frames is not None or self.compress
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Return the packing as fields of a welcome."""
-        return {"frames": self.frames, "compress": self.compress}
-
-
-PLAIN = Packing()
-
-
-def read_packing(fields: object) -> Packing:
-    """Return the packing in a welcome; no `fields`: none.
-
-    Raises:
-      CodecError: it is invalid.
-    """
-    if fields is None:
-        return PLAIN
-    try:
-        return msgspec.convert(fields, Packing)
-    except msgspec.ValidationError as error:
-        raise CodecError(f"a welcome that asks for the packing {str(fields)[:80]}: {error}.") from error
+from jsrl.types import Trajectory, Tree
 
 
 class Packer:
@@ -69,15 +27,15 @@ class Packer:
 
     def __init__(self, schema: Tree, packing: Packing) -> None:
         self._schema, self._layout = schema, make_layout(flatten_schema(schema))
-        self._frames = packing.frames if _stacks(schema, packing.frames) else None
+        self._has_stacks = isinstance(schema, Trajectory) and is_stack(schema.observation, packing.frames)
         self._compress = packing.compress
-        self._thin = make_layout(_thinned(self._layout.leaves) if self._frames else ())
+        self._thin = make_layout(_thinned(self._layout.leaves) if self._has_stacks else ())
         self._at = next((i for i, leaf in enumerate(self._layout.leaves) if leaf.name == "observation"), -1)
 
     def pack(self, raw: np.ndarray) -> tuple[dict[str, bool], Any]:
         """Return (fields for the message, bytes to send) of a block [size_bytes]; the bytes are `raw` or new memory."""
         fields, packed = {}, raw
-        if self._frames:
+        if self._has_stacks:
             fields[THIN], packed = True, np.empty(self._thin.size_bytes, np.uint8)
             first, newest, black, *others = self._thin.views(packed)
             whole = self._layout.views(raw)
@@ -87,8 +45,8 @@ class Packer:
             for target, leaf in zip(others, whole, strict=True):
                 target[...] = leaf
         if self._compress:
-            smaller = np.frombuffer(_lz4().compress(packed, store_size=False), np.uint8)
-            if smaller.nbytes < packed.nbytes:
+            smaller = compress(packed)
+            if smaller is not None:
                 fields[LZ4], packed = True, smaller
         return fields, packed
 
@@ -98,15 +56,12 @@ class Packer:
         Raises:
           CodecError: they hold none.
         """
-        thin = fields.get(THIN) is True and self._frames is not None
+        thin = fields.get(THIN) is True and self._has_stacks
         size = self._thin.size_bytes if thin else self._layout.size_bytes
         if not isinstance(packed, np.ndarray) or packed.dtype != np.uint8 or packed.ndim != 1:
             raise CodecError(f"a sample of {type(packed).__name__}, expected raw bytes.")
         if fields.get(LZ4) is True and self._compress:
-            try:
-                packed = np.frombuffer(_lz4().decompress(packed, uncompressed_size=size), np.uint8)
-            except (ValueError, _lz4().LZ4BlockError) as error:
-                raise CodecError(f"a sample that LZ4 cannot read: {error}.") from error
+            packed = decompress(packed, size)
         if packed.nbytes != size:
             raise CodecError(f"a sample of {packed.nbytes} bytes, expected {size}.")
         return self._stacked(packed) if thin else packed
@@ -124,39 +79,12 @@ class Packer:
         return raw
 
 
-def stack(observation: np.ndarray, newest: np.ndarray, black: np.ndarray) -> None:
-    """Fill rows 1 to T of `observation` [T+1, B, ..., frames] from row 0 and the newest frames [T, B, ...].
-
-    Older frames are black where `black` (bool [T, B], of rows 1 to T) is set.
-    """
-    frames, last = observation.shape[-1], observation[..., -1]
-    if observation.dtype == np.uint8 and frames in (2, 4, 8):  # a stack is one number: much faster than its bytes
-        words = observation.view(f"<u{frames}")[..., 0]
-        for t in range(1, len(words)):
-            np.right_shift(words[t - 1], 8, out=words[t])
-            words[t, black[t - 1]] = 0
-            last[t] = newest[t - 1]
-        return
-    for t in range(1, len(observation)):
-        observation[t, ..., :-1] = observation[t - 1, ..., 1:]
-        observation[t, black[t - 1], ..., :-1] = 0
-        last[t] = newest[t - 1]
-
-
 def _black(observation: np.ndarray, is_first: np.ndarray) -> np.ndarray:
     """Return bool [T, B]: where rows 1 to T begin an episode and their older frames are black."""
     black = is_first[1:].astype(bool)
     older = observation[1:][black][..., :-1]
     black[black] = ~older.any(axis=tuple(range(1, older.ndim)))
     return black
-
-
-def _stacks(schema: Tree, frames: int | None) -> bool:
-    """Return whether the observations of a stream are stacks of `frames` frames, and worth packing."""
-    if frames is None or frames < 2 or not isinstance(schema, Trajectory):
-        return False
-    found = leaves(schema.observation)
-    return len(found) == 1 and not isinstance(schema.observation, dict) and found[0].shape[-1] == frames
 
 
 def _thinned(every: tuple[Leaf, ...]) -> list[Leaf]:
@@ -170,9 +98,3 @@ def _thinned(every: tuple[Leaf, ...]) -> list[Leaf]:
     newest = Leaf("newest", (rows - 1, *shape[:-1]), observation.dtype)
     black = Leaf("black", (rows - 1, shape[0]), "bool")
     return [first, newest, black, *(leaf for leaf in every if leaf is not observation)]
-
-
-def _lz4() -> Any:
-    import lz4.block
-
-    return lz4.block

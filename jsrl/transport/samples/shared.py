@@ -102,8 +102,8 @@ class SharedSampleConsumer:
         """Return the next committed trajectory, in order per (producer, group).
 
         The arrays are read-only views of shared memory, valid until `release`. JAX on CPU reads numpy arrays without
-        copying them: release only once nothing computes with them any more (copy to a staging buffer first), or the
-        producer writes the next trajectory under a running update.
+        copying them, and the producer writes the next trajectory after `release`. So release only once nothing computes
+        with them any more (copy to a staging buffer first).
 
         Raises:
           StreamTimeout: none was committed in time. StreamClosed: this end is closed.

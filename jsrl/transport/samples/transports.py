@@ -9,8 +9,8 @@ from jsrl.transport.base import Ledger, ProducerId, SampleConsumer, SampleProduc
 from jsrl.transport.meeting.admission import ANYBODY, JoinRules
 from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.meeting.keys import KeyPath
-from jsrl.transport.samples.packing import PLAIN, Packing
 from jsrl.transport.transports import transport_of
+from jsrl.transport.wire.packing import PLAIN, Packing
 from jsrl.types import Tree
 
 

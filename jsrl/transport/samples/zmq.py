@@ -37,8 +37,9 @@ from jsrl.transport.meeting.keys import ClientKeys, KeyPath
 from jsrl.transport.meeting.sockets import configure, send_if_possible
 from jsrl.transport.samples.ends import OpenBlock, ProducerEnd
 from jsrl.transport.samples.local import aligned_zeros
-from jsrl.transport.samples.packing import Packer, Packing, read_packing
+from jsrl.transport.samples.packing import Packer
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
+from jsrl.transport.wire.packing import Packing, read_packing
 from jsrl.transport.wire.schema import make_layout
 from jsrl.types import Trajectory, Tree
 

@@ -22,9 +22,10 @@ from jsrl.transport.meeting.keys import KeyPath
 from jsrl.transport.meeting.sockets import configure
 from jsrl.transport.memory.allocator import reuse_freed_memory
 from jsrl.transport.samples.ends import SampleQueue, check_blocks, choose_blocks
-from jsrl.transport.samples.packing import PLAIN, Packer, Packing
+from jsrl.transport.samples.packing import Packer
 from jsrl.transport.samples.zmq import BUFFER_BYTES, read_number
 from jsrl.transport.wire.codec import Limits, Message, decode, encode
+from jsrl.transport.wire.packing import PLAIN, Packing
 from jsrl.transport.wire.schema import flatten_schema, make_layout
 from jsrl.types import Tree
 

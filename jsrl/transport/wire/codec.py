@@ -76,7 +76,9 @@ def encode(kind: str, fields: dict[str, Any] | None = None, arrays: Tree = ()) -
     found: list[np.ndarray] = []
     structure = _structure(arrays, found, DEFAULT_LIMITS.depth)
     if len(found) >= DEFAULT_LIMITS.frames:
-        raise CodecError(f"{kind}: {len(found)} arrays in one message, at most {DEFAULT_LIMITS.frames - 1} can travel.")
+        raise CodecError(
+            f"{kind}: {len(found)} arrays in one message, at most {DEFAULT_LIMITS.frames - 1} can be sent."
+        )
     specs = [(dtype_name(array.dtype), list(array.shape)) for array in found]
     try:
         body = _encoder.encode(_Header(kind, fields or {}, specs, structure))
@@ -84,7 +86,7 @@ def encode(kind: str, fields: dict[str, Any] | None = None, arrays: Tree = ()) -
         raise CodecError(f"{kind}: the fields cannot be written as msgpack: {error}.") from error
     if len(body) + _PREFIX.size > DEFAULT_LIMITS.header_bytes:
         raise CodecError(
-            f"{kind}: a header of {len(body)} bytes, at most {DEFAULT_LIMITS.header_bytes} can travel; "
+            f"{kind}: a header of {len(body)} bytes, at most {DEFAULT_LIMITS.header_bytes} can be sent; "
             "send large values as arrays."
         )
     prefix = _PREFIX.pack(_MAGIC, PROTOCOL_VERSION, len(found) + 1, zlib.crc32(body))
@@ -99,7 +101,7 @@ def as_bytes(array: np.ndarray) -> memoryview:
 
 def _structure(tree: Tree, found: list[np.ndarray], depth: int) -> Any:
     if depth < 0:
-        raise CodecError(f"a tree of arrays nested deeper than {DEFAULT_LIMITS.depth} cannot travel.")
+        raise CodecError(f"a tree of arrays nested deeper than {DEFAULT_LIMITS.depth} cannot be sent.")
     if tree is None:
         return None
     if isinstance(tree, dict):

@@ -45,7 +45,7 @@ def to_dtype(name: str) -> np.dtype:
         dtype = _extended_dtype(name, error)
     if dtype.kind in _PLAIN_KINDS or _is_extended(dtype):
         return dtype
-    raise CodecError(f"dtype {name!r} cannot travel: only numbers, booleans, fixed-size strings and times can.")
+    raise CodecError(f"dtype {name!r} cannot be sent: only numbers, booleans, fixed-size strings and times can be.")
 
 
 def dtype_name(dtype: np.dtype) -> str:
@@ -59,7 +59,7 @@ def dtype_name(dtype: np.dtype) -> str:
     if _is_extended(dtype):
         return dtype.name
     raise CodecError(
-        f"an array of dtype {dtype} cannot travel: only numbers, booleans, fixed-size strings and times can. "
+        f"an array of dtype {dtype} cannot be sent: only numbers, booleans, fixed-size strings and times can be. "
         "Convert it to a numeric array first."
     )
 

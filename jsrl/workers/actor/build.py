@@ -7,7 +7,7 @@ from functools import partial
 from jsrl.directors.base import wants_scores
 from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.types import leaves
 from jsrl.workers.actor.assignments import Assignments
 from jsrl.workers.actor.journaled import journaled
@@ -17,7 +17,7 @@ from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.actor.worker import Actor, ActorSettings
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import make_recorder
+from jsrl.workers.kinds import make_meter
 
 
 def build_actor(job: Job, reporter: Reporter) -> Actor:
@@ -32,12 +32,12 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
         makes=e.group_size,
         most_ahead=e.actor.blocks_per_group - 1 if e.order == "by_group" else None,
     )
-    recorder = make_recorder(job)
+    meter = make_meter(job)
     groups = job.end("samples").groups
-    environments = {group: partial(make_group, job, group, reporter, recorder) for group in groups}
-    writer = recording_writer(job, recorder, reporter)
-    policies = [_policy(part, recorder) for part in job.by_policy]
-    return Actor(job.name, settings, environments, policies, reporter, recorder, writer, _assignments(job, reporter))
+    environments = {group: partial(make_group, job, group, reporter, meter) for group in groups}
+    writer = recording_writer(job, meter, reporter)
+    policies = [_policy(part, meter) for part in job.by_policy]
+    return Actor(job.name, settings, environments, policies, reporter, meter, writer, _assignments(job, reporter))
 
 
 def _assignments(job: Job, reporter: Reporter) -> Assignments | None:
@@ -55,7 +55,7 @@ def _assignments(job: Job, reporter: Reporter) -> Assignments | None:
     )
 
 
-def _policy(job: Job, recorder: Recorder) -> ActingPolicy:
+def _policy(job: Job, meter: Meter) -> ActingPolicy:
     """Return the policy of a job, and how the actor connects to the workers that act for it and train it."""
     e = job.experiment
     settings = PolicySettings(
@@ -66,18 +66,18 @@ def _policy(job: Job, recorder: Recorder) -> ActingPolicy:
         updates_per_batch=e.updates_per_batch,
         total_updates=e.total_updates,
     )
-    streams = ActorStreams(job, recorder)
+    streams = ActorStreams(job, meter)
     return ActingPolicy(
         settings, streams.open, None if job.in_process else streams
     )  # in one process no worker is replaced
 
 
-def make_group(job: Job, group: int, reporter: Reporter, recorder: Recorder) -> VectorEnv | VectorGame:
+def make_group(job: Job, group: int, reporter: Reporter, meter: Meter) -> VectorEnv | VectorGame:
     """Return a group's environments; each rebuilt one is reported and counted."""
     e = job.experiment
 
     def warn(text: str) -> None:
-        recorder.count("env_faults")
+        meter.count("env_faults")
         reporter.event("warning", f"group {group}: {text}")
 
     env = make(e.env, e.group_size, job.incarnation_seed, group=group, groups=job.seat_groups or None, warn=warn)

@@ -24,7 +24,7 @@ class PolicySettings:
     Attributes:
       number: of the policy in requests. view: of its seats; None: the environments have one agent.
       max_lag: most updates by which the params of trajectory n may be old (None: any). start_updates: updates at this
-      start of the run. updates_per_batch: updates made with one batch. total_updates: the policy's end; it then acts
+        start of the run. updates_per_batch: updates made with one batch. total_updates: the policy's end; it then acts
         with its last params while other policies in its environments are still trained.
     """
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from jsrl.counted import counted
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.recordings.recordings import write_chunk
 from jsrl.transport.base import Entry
 from jsrl.types import Trajectory, leaves, named_leaves, zeros
@@ -33,7 +33,7 @@ class RecordingWriter:
 
     Args:
       folder: of the recording and its manifest. name: of the worker. spec: schema of a trajectory.
-      recorder: counts `recorded` and `recording_dropped`. warn: called once per reason for dropping.
+      meter: counts `recorded` and `recording_dropped`. warn: called once per reason for dropping.
       limit_bytes: most bytes to write. wait: wait for a buffer instead of dropping.
     """
 
@@ -43,7 +43,7 @@ class RecordingWriter:
         name: str,
         spec: Trajectory,
         *,
-        recorder: Recorder,
+        meter: Meter,
         warn: Callable[[str], None],
         limit_bytes: int,
         wait: bool = False,
@@ -52,7 +52,7 @@ class RecordingWriter:
     ) -> None:
         self._folder, self._stem = folder, f"{name}-{secrets.token_hex(4)}"
         self._names = [name for name, _ in named_leaves(spec)]
-        self._recorder, self._warn, self._wait = recorder, warn, wait
+        self._meter, self._warn, self._wait = meter, warn, wait
         self._limit_bytes, self._chunk_s = limit_bytes, chunk_s
         trajectory_bytes = max(1, sum(leaf.size_bytes for leaf in leaves(spec)))
         self.chunk_length = min(max(1, chunk_bytes // trajectory_bytes), MAX_BUFFERS // 2)
@@ -85,14 +85,14 @@ class RecordingWriter:
         """Pass a copy to the writing thread."""
         if copied is not None:
             self.recorded += 1
-            self._recorder.count("recorded")
+            self._meter.count("recorded")
             self._filled.put((entry.group, entry.origin.sequence, copied))
 
     def _count_dropped(self, number: int) -> None:
         if number:
             self._lost_counted = self._lost
             self.dropped += number
-            self._recorder.count("recording_dropped", number)
+            self._meter.count("recording_dropped", number)
 
     def _take(self) -> Trajectory | None:
         if self._made < self._buffers and self._free.empty():
@@ -165,7 +165,7 @@ class RecordingWriter:
         )
 
 
-def recording_writer(job: Job, recorder: Recorder, reporter: Reporter) -> RecordingWriter | None:
+def recording_writer(job: Job, meter: Meter, reporter: Reporter) -> RecordingWriter | None:
     """Return the writer of an actor's recording, None if none is wanted; only serial runs wait for it."""
     e = job.experiment
     if e.record is None:
@@ -174,7 +174,7 @@ def recording_writer(job: Job, recorder: Recorder, reporter: Reporter) -> Record
         Path(e.record),
         job.name,
         job.schemas.trajectory,
-        recorder=recorder,
+        meter=meter,
         warn=partial(reporter.event, "warning"),
         limit_bytes=e.record_limit_mb * 2**20 // e.actors,
         wait=job.in_process,

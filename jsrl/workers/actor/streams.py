@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from jsrl.errors import StreamClosed, StreamTimeout, UnknownPolicy
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.runs.names import Registration
 from jsrl.transport.base import InferenceClient, SampleProducer
 from jsrl.transport.inference.transports import connect_inference
@@ -31,15 +31,15 @@ class ActorStreams:
     """The ends of an actor's streams, and the workers at the other ends.
 
     Args:
-      job: the actor's. recorder: records the phases of an actor that acts itself.
+      job: the actor's. meter: records the phases of an actor that acts itself.
 
     Attributes:
       epoch: of the learner that gets the trajectories; params of an earlier epoch start no trajectory.
       new_consumer: whether a new incarnation of a reader of `samples` was found; the code that handles it resets it.
     """
 
-    def __init__(self, job: Job, recorder: Recorder) -> None:
-        self._job, self._recorder = job, recorder
+    def __init__(self, job: Job, meter: Meter) -> None:
+        self._job, self._meter = job, meter
         self.epoch = 0
         self.new_consumer = False
         self._client: Any = None
@@ -67,7 +67,7 @@ class ActorStreams:
         if not job.has("inference"):
             from jsrl.workers.players import inline_client
 
-            self._client = inline_client(job, group_sizes, self._recorder.phases)
+            self._client = inline_client(job, group_sizes, self._meter.phases)
         else:
             servers = names_of_peers(job.end("inference"))
             # At the start of a run each actor waits for its own server, which is still starting.

@@ -19,7 +19,7 @@ from jsrl.envs.base import Episode, VectorEnv, VectorGame
 from jsrl.envs.faults import foreign
 from jsrl.envs.seats import seat_group
 from jsrl.errors import ConfigError, JsrlError, StreamClosed, StreamTimeout
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import Command
 from jsrl.runs.control_bodies import Lease
 from jsrl.transport.base import Origin, ProducerId
@@ -70,7 +70,7 @@ class Actor:
         environments: Mapping[int, Callable[[], VectorEnv | VectorGame]],
         policies: Sequence[ActingPolicy],
         reporter: Reporter,
-        recorder: Recorder | None = None,
+        meter: Meter | None = None,
         writer: RecordingWriter | None = None,
         assignments: Assignments | None = None,
     ) -> None:
@@ -83,8 +83,8 @@ class Actor:
         self._returns: deque[float] = deque(maxlen=100)
         self._lengths: deque[int] = deque(maxlen=100)
         self._custom: dict[str, deque[float]] = {}
-        self.recorder = self._recorder = recorder or Recorder("actor")
-        self._phases = self.recorder.phases
+        self.meter = self._meter = meter or Meter("actor")
+        self._phases = self.meter.phases
         self._counts = {"env_steps": 0, "episodes": 0, "trajectories": 0}
 
     def setup(self) -> None:
@@ -336,7 +336,7 @@ class Actor:
             rows.write_outcome(t, group.latest)
         group.row = t + 1
         self._counts["env_steps"] += group.env.num_envs
-        self._recorder.rate("env_steps", group.env.num_envs)
+        self._meter.rate("env_steps", group.env.num_envs)
         is_full = group.row == self._settings.num_rows
         if is_full and self._assignments is not None and self._assignments.holds(group.number):
             group.hold()
@@ -380,7 +380,7 @@ class Actor:
         for rows in group.rows:
             assert rows.block is not None
             if rows.seat_players is not None:
-                self._recorder.mean("trained_rows_share", float(np.mean(rows.block.trajectory.acts[:-1] == ACTING)))
+                self._meter.mean("trained_rows_share", float(np.mean(rows.block.trajectory.acts[:-1] == ACTING)))
             writer = self._writer if rows.policy is self._policies[0] else None
             copied = None if writer is None else writer.copy(rows.block.trajectory)
             entry = rows.block.commit(group.number, Origin(maker, rows.sequence))
@@ -394,7 +394,7 @@ class Actor:
         view = self._policies[0].settings.view
         for episode in episodes:
             self._counts["episodes"] += 1
-            self._recorder.count("episodes")
+            self._meter.count("episodes")
             self._returns.append(episode.return_ if view is None else view.return_of(episode))
             self._lengths.append(episode.length)
             for name, value in episode.metrics.items():
@@ -403,11 +403,11 @@ class Actor:
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return rates and shares of time since the last report, and the last 100 episodes' means."""
         if self._returns:
-            self._recorder.last("return_mean", float(np.mean(self._returns)))
-            self._recorder.last("length_mean", float(np.mean(self._lengths)))
+            self._meter.last("return_mean", float(np.mean(self._returns)))
+            self._meter.last("length_mean", float(np.mean(self._lengths)))
         for name, values in self._custom.items():
-            self._recorder.last(f"episode_{name}_mean", float(np.mean(values)))
-        return self._recorder.flush(), dict(self._counts)
+            self._meter.last(f"episode_{name}_mean", float(np.mean(values)))
+        return self._meter.flush(), dict(self._counts)
 
     def command(self, command: Command) -> None:
         """Take `games`: a director's assignments, unless they are for an earlier incarnation of this actor."""

@@ -12,7 +12,7 @@ from jsrl.workers.director.in_order import DirectorInOrder, OrderSettings
 from jsrl.workers.director.state_file import FOLDER, StateFile
 from jsrl.workers.director.worker import DirectorWorker
 from jsrl.workers.jobs import SESSIONS_PER_EPOCH, Job
-from jsrl.workers.kinds import make_recorder
+from jsrl.workers.kinds import make_meter
 
 
 def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
@@ -35,7 +35,7 @@ def build_director(job: Job, reporter: Reporter) -> DirectorWorker:
         players,
         states,
         reporter,
-        make_recorder(job),
+        make_meter(job),
         session=job.incarnation + SESSIONS_PER_EPOCH * start.epoch,
         exact=resumes and start.journal_epoch is not None,
         poll_s=job.poll_s,

@@ -147,7 +147,7 @@ class DirectorInOrder(DirectorWorker):
         else:
             worker, incarnation, moment = message
             outcomes: list[Outcome] = self._leases.outcomes(worker, incarnation, moment.played)
-            self._recorder.rate("games", sum(not outcome.discarded for outcome in outcomes))
+            self._meter.rate("games", sum(not outcome.discarded for outcome in outcomes))
             self._report(outcomes)
             self._moment = message if moment.slots and self._leases.is_of(worker, incarnation) else None
         self._carry_out()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import numpy as np
 from jsrl.directors.messages import LATEST
 from jsrl.directors.ratings import rate
 from jsrl.runs.files import write_json
+from jsrl.runs.standings import LEARNS, StandingsTable
 
 FILE = "standings.json"
 MOST = 100  # rated players besides the latest ones: the newest
+CHARTED = 8  # players with metrics of their own: those that learn, and the best
 PERIOD_S = 5.0  # between two ratings, which take a while for many players
 
 
@@ -25,19 +28,20 @@ class Standings:
         self._folder, self._due_s, self._metrics = folder, 0.0, dict[str, float]()
 
     def look(self, director: Any, state: dict[str, Any]) -> dict[str, float]:
-        """Return the metrics of the players, at most a few seconds old."""
-        if time.monotonic() >= self._due_s:
-            self.write(director, state)
-            self._due_s = time.monotonic() + PERIOD_S
-        return self._metrics
+        """Return the metrics of the players, at most a few seconds old; new ones also by player and by pair."""
+        if time.monotonic() < self._due_s:
+            return self._metrics
+        table = self.write(director, state)
+        self._due_s = time.monotonic() + PERIOD_S
+        return self._metrics | (by_player(table) if table is not None else {})
 
-    def write(self, director: Any, state: dict[str, Any]) -> None:
-        """Rate the players and write the table."""
+    def write(self, director: Any, state: dict[str, Any]) -> StandingsTable | None:
+        """Rate the players, write the table and return it; None: there are no players."""
         if not hasattr(director, "results"):
-            return
+            return None
         players, points, games = director.results(state)
         if not players:
-            return
+            return None
         shown = [i for i, player in enumerate(players) if player.version == LATEST or i >= len(players) - MOST]
         players, points, games = [players[i] for i in shown], points[np.ix_(shown, shown)], games[np.ix_(shown, shown)]
         elo, low, _ = rate(points, games)
@@ -58,3 +62,17 @@ class Standings:
         with contextlib.suppress(OSError):  # a full disk: the run continues without a table
             self._folder.mkdir(parents=True, exist_ok=True)
             write_json(self._folder / FILE, table)
+        return StandingsTable(tuple(table["players"]), elo, elo - low, points, games).ranked()
+
+
+def by_player(table: StandingsTable) -> dict[str, float]:
+    """Return `elo/PLAYER`, and `payoff/A/B`: the share of points that A won against B, once for each pair that played."""
+    shown = table.best(CHARTED)
+    found = {f"elo/{player}": float(elo) for player, elo in zip(shown.players, shown.elo, strict=True)}
+    in_order = sorted(
+        range(len(shown.players)), key=lambda i: (not shown.players[i].endswith(LEARNS), shown.players[i])
+    )
+    for home, away in itertools.combinations(in_order, 2):
+        if (share := shown.share(home, away)) is not None:
+            found[f"payoff/{shown.players[home]}/{shown.players[away]}"] = share
+    return found

@@ -27,7 +27,7 @@ from jsrl.directors.messages import (
 )
 from jsrl.directors.messages import Command as Order
 from jsrl.errors import SnapshotError
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import Command
 from jsrl.runs.control_bodies import CommandDone, Games, Lease, Scores
 from jsrl.snapshots.players import PlayerStore
@@ -62,7 +62,7 @@ class DirectorWorker:
         players: Mapping[str, PlayerStore],
         states: StateFile,
         reporter: Reporter,
-        recorder: Recorder,
+        meter: Meter,
         *,
         session: int,
         exact: bool = False,
@@ -71,8 +71,8 @@ class DirectorWorker:
     ) -> None:
         self.name, self._director, self._seed, self._players = name, director, seed, dict(players)
         self._numbers = {policy: number for number, policy in enumerate(players)}
-        self._states, self._reporter, self.recorder, self._recorder = states, reporter, recorder, recorder
-        self._phases, self._poll_s, self._exact, self._check = recorder.phases, poll_s, exact, check
+        self._states, self._reporter, self.meter, self._meter = states, reporter, meter, meter
+        self._phases, self._poll_s, self._exact, self._check = meter.phases, poll_s, exact, check
         self._leases = Leases(session)
         self._inbox: deque[Command] = deque()
         self._asking: dict[str, Games] = {}  # each actor's newest unanswered message
@@ -139,7 +139,7 @@ class DirectorWorker:
             elif command.name == "saving":
                 saving = int(facts["version"])
         self._report(reports)
-        self._recorder.rate("games", sum(isinstance(report, Outcome) and not report.discarded for report in reports))
+        self._meter.rate("games", sum(isinstance(report, Outcome) and not report.discarded for report in reports))
         if saving is not None:
             self._states.write(saving, self._kept())
         return count
@@ -269,14 +269,14 @@ class DirectorWorker:
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return the numbers of assigned and ended games, and the ratings of the players."""
         for name in ("assigned", "finished", "discarded", "late"):
-            self._recorder.last(name, self._state[name])
-        self._recorder.last("open", len(self._state["open"]))
+            self._meter.last(name, self._state[name])
+        self._meter.last("open", len(self._state["open"]))
         figures = getattr(self._director, "figures", None)
         for name, value in (figures(self._state) if figures is not None else {}).items():
-            self._recorder.last(name, value)
+            self._meter.last(name, value)
         for name, value in self._standings.look(self._director, self._state).items():
-            self._recorder.last(name, value)
-        return self._recorder.flush(), {"games": self._state["finished"]}
+            self._meter.last(name, value)
+        return self._meter.flush(), {"games": self._state["finished"]}
 
     def close(self) -> dict[str, Any]:
         """Write the state a last time; open assignments stay open, and are discarded in a resumed run."""

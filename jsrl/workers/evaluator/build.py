@@ -12,7 +12,7 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.evaluator.opponents import FrozenOpponent, FrozenPolicy, LoadedOpponent, Opponent
 from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import make_recorder
+from jsrl.workers.kinds import make_meter
 from jsrl.workers.players import common_player_settings, make_agent, params_store, played_policies
 
 
@@ -36,7 +36,7 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
         return make(e.evaluation_env, num_envs, seed, group=0, groups=groups, warn=warn)
 
     store, opponents = params_store(job, reporter), functools.partial(make_opponents, job)
-    return Evaluator(played_policies(job), settings, make_env, store, reporter, make_recorder(job), opponents)
+    return Evaluator(played_policies(job), settings, make_env, store, reporter, make_meter(job), opponents)
 
 
 def make_opponents(job: Job) -> list[Opponent]:

@@ -55,7 +55,7 @@ METRICS = (
     Metric("final_opponents", "opponents of the final evaluation", "count", "all named ones"),
     Metric("final_return_mean", "mean raw return after the end, fresh seeds", "reward", "near return_mean"),
     Metric("final_return_std", "standard deviation over those episodes", "reward", "depends"),
-    Metric("final_return_ci95", "half width of the 95% confidence interval", "reward", "small to the mean"),
+    Metric("final_return_ci95", "half width of the 95% confidence interval", "reward", "far below the mean"),
     Metric("final_length_mean", "mean length of those episodes", "steps", "depends"),
     Metric("final_episodes", "episodes of the final evaluation", "count", "as configured", "sum"),
     Metric(

@@ -15,7 +15,7 @@ import numpy as np
 from jsrl.agents.base import ActParams
 from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.errors import SnapshotError
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.metrics.scores import score_of
 from jsrl.runs.control import Command
 from jsrl.runs.control_bodies import FINAL
@@ -65,10 +65,10 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         make_env: Callable[[int, int], VectorEnv | VectorGame],
         store: SnapshotStore,
         reporter: Reporter,
-        recorder: Recorder | None = None,
+        meter: Meter | None = None,
         opponents: Callable[[], Sequence[Opponent]] = tuple,
     ) -> None:
-        super().__init__(settings.name or "evaluator", policies, settings, make_env, reporter, recorder)
+        super().__init__(settings.name or "evaluator", policies, settings, make_env, reporter, meter)
         self._settings, self._store = settings, store
         self._plan: list[tuple[str, bool, int]] = []
         self._make_opponents, self._opponents = opponents, list[Opponent]()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.transport.base import InferenceServer, ParamsSubscriber
 from jsrl.workers.acting import Engine
 from jsrl.workers.base import Reporter
@@ -12,7 +12,7 @@ from jsrl.workers.ends import bind_server, subscribe
 from jsrl.workers.inference.served import InferenceSettings, ServedPolicy
 from jsrl.workers.inference.worker import InferenceWorker
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import make_recorder
+from jsrl.workers.kinds import make_meter
 from jsrl.workers.players import frozen_players, make_agent
 from jsrl.workers.refusals import Refusals
 
@@ -21,12 +21,12 @@ def build_inference(job: Job, reporter: Reporter) -> InferenceWorker:
     """Return the inference server of a job."""
     e = job.experiment
     settings = InferenceSettings(e.inference.max_rows, e.inference.max_wait_s, _merges(job), job.poll_s)
-    recorder, refusals = make_recorder(job), Refusals(job.name, reporter)
-    policies = [_serve(own, settings, refusals, recorder) for own in job.by_policy]
-    return InferenceWorker(job.name, policies, settings, reporter, recorder, refusals)
+    meter, refusals = make_meter(job), Refusals(job.name, reporter)
+    policies = [_serve(own, settings, refusals, meter) for own in job.by_policy]
+    return InferenceWorker(job.name, policies, settings, reporter, meter, refusals)
 
 
-def _serve(job: Job, settings: InferenceSettings, refusals: Refusals, recorder: Recorder) -> ServedPolicy:
+def _serve(job: Job, settings: InferenceSettings, refusals: Refusals, meter: Meter) -> ServedPolicy:
     """Return the server of a job's policy."""
     e, everybody = job.experiment, _all_rows(job)
     most = min(everybody, max(e.inference.max_rows, e.group_size))
@@ -41,7 +41,7 @@ def _serve(job: Job, settings: InferenceSettings, refusals: Refusals, recorder: 
         policy_name=job.policy,
         frozen=frozen_players(job, background=True),
     )
-    return ServedPolicy(job.name, engine, settings, functools.partial(_connect, job), refusals, recorder)
+    return ServedPolicy(job.name, engine, settings, functools.partial(_connect, job), refusals, meter)
 
 
 def _connect(job: Job) -> tuple[InferenceServer, ParamsSubscriber]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jsrl.errors import SnapshotError, SpecMismatch, StreamTimeout
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.transport.base import ClientRequest, InferenceServer, ParamsSubscriber, ProducerId
 from jsrl.transport.inference.ends import unknown_policy, unserved
 from jsrl.types import version_updates
@@ -50,11 +50,11 @@ class ServedPolicy:
         settings: InferenceSettings,
         connect: Callable[[], tuple[InferenceServer, ParamsSubscriber]],
         refusals: Refusals,
-        recorder: Recorder,
+        meter: Meter,
     ) -> None:
         self.engine, self._settings, self._connect = engine, settings, connect
-        self._name, self._refusals, self._recorder = name, refusals, recorder
-        self._phases = recorder.phases
+        self._name, self._refusals, self._meter = name, refusals, meter
+        self._phases = meter.phases
         self._served: dict[tuple[ProducerId, int], GroupSlots] = {}
         self._vacant: dict[tuple[int, int], list[GroupSlots]] = {}  # (group, size) -> slots without a client
         self._held: list[ClientRequest] = []
@@ -178,8 +178,8 @@ class ServedPolicy:
             for request, reply in zip(batch, replies, strict=True):
                 self.server.reply(request, reply)
             batch_rows = sum(len(served.index) for served, _ in pairs)
-            self._recorder.mean("batch_rows_mean", batch_rows)
-            self._recorder.rate("rows", batch_rows)
+            self._meter.mean("batch_rows_mean", batch_rows)
+            self._meter.rate("rows", batch_rows)
             rows += batch_rows
         return rows
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import Command
 from jsrl.transport.inference.arrivals import Arrivals
 from jsrl.types import version_updates
@@ -32,14 +32,14 @@ class InferenceWorker:
         policies: Sequence[ServedPolicy],
         settings: InferenceSettings,
         reporter: Reporter,
-        recorder: Recorder,
+        meter: Meter,
         refusals: Refusals,
     ) -> None:
         self.name, self._policies, self._settings, self._reporter = name, tuple(policies), settings, reporter
         self._refusals = refusals
         self._rows = 0
-        self.recorder = self._recorder = recorder
-        self._phases = recorder.phases
+        self.meter = self._meter = meter
+        self._phases = meter.phases
 
     def setup(self) -> None:
         """Compile every batch size, bind the streams, wait for the first params."""
@@ -74,15 +74,15 @@ class InferenceWorker:
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return rates, batch sizes, and the number of compilations after the warm-up (healthy: 0)."""
         engines = [policy.engine for policy in self._policies]
-        self._recorder.last("compilations", sum(engine.compilations for engine in engines))
-        self._recorder.last("compilations_after_warmup", self._late_compilations)
-        self._recorder.last("refused", self._refusals.count)
+        self._meter.last("compilations", sum(engine.compilations for engine in engines))
+        self._meter.last("compilations_after_warmup", self._late_compilations)
+        self._meter.last("refused", self._refusals.count)
         frozen = [engine.frozen.figures() for engine in engines if engine.frozen is not None]
         for name in frozen[0] if frozen else ():
-            self._recorder.last(name, sum(figures[name] for figures in frozen))
+            self._meter.last(name, sum(figures[name] for figures in frozen))
         if (oldest := min(engine.version for engine in engines)) >= 0:
-            self._recorder.last("params_updates", version_updates(oldest))
-        return self._recorder.flush(), {"rows": self._rows}
+            self._meter.last("params_updates", version_updates(oldest))
+        return self._meter.flush(), {"rows": self._rows}
 
     @property
     def _late_compilations(self) -> int:

@@ -18,7 +18,7 @@ from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_publisher
 from jsrl.workers.jobs import Job, StartPoint
-from jsrl.workers.kinds import make_recorder
+from jsrl.workers.kinds import make_meter
 from jsrl.workers.learner.build_source import LearnerStart, begin_counting, make_source
 from jsrl.workers.learner.build_updater import make_updater, missed_ratio
 from jsrl.workers.learner.copies import Copies
@@ -42,7 +42,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     updater, check, devices = make_updater(agent, job)
     if missed := missed_ratio(e):
         reporter.event("warning", missed)
-    recorder = make_recorder(job)
+    meter = make_meter(job)
     key = stream_key(e.seed, INIT_STREAM)
 
     def begin() -> Any:
@@ -52,7 +52,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         return updater.make(key) if ranks.count == 1 else updater.place(jax.device_get(jax.jit(fresh)()))
 
     def connect() -> tuple[Source, ParamsPublisher]:
-        source = make_source(job, devices, start, recorder, reporter)
+        source = make_source(job, devices, start, meter, reporter)
         return source if ranks.count == 1 else SynchronizedSource(source, ranks), bind_publisher(job, "params")
 
     warn = functools.partial(reporter.event, "warning", once="snapshots")
@@ -74,7 +74,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         drains=job.plays_along and e.is_deterministic and ranks.count == 1,
     )
     directed = director_commands(job, start, agent, updater, reporter)
-    return Learner(updater, begin, connect, check, store, settings, reporter, recorder, directed, ranks)
+    return Learner(updater, begin, connect, check, store, settings, reporter, meter, directed, ranks)
 
 
 def director_commands(

@@ -12,7 +12,7 @@ import numpy as np
 from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job, StartPoint
-from jsrl.workers.kinds import make_recorder
+from jsrl.workers.kinds import make_meter
 from jsrl.workers.learner.build_source import LearnerStart, count_on, make_source
 from jsrl.workers.learner.build_updater import make_updater
 from jsrl.workers.learner.finite_check import no_check
@@ -31,7 +31,7 @@ def build_rank(job: Job, reporter: Reporter) -> Rank:
     job = dataclasses.replace(job, start_point=StartPoint(begins.epoch, begins.updates))
     agent = trained_agent(e.agent, job.schemas.env, job.hyperparameters)
     updater, _, devices = make_updater(agent, job)
-    start, recorder = begin_counting(job, begins, reporter), make_recorder(job)
+    start, meter = begin_counting(job, begins, reporter), make_meter(job)
     fresh = functools.partial(updater.fresh, stream_key(e.seed, INIT_STREAM))
 
     def begin() -> Any:
@@ -39,7 +39,7 @@ def build_rank(job: Job, reporter: Reporter) -> Rank:
         return updater.place(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes))
 
     def connect() -> tuple[Source, Any]:
-        return SynchronizedSource(make_source(job, devices, start, recorder, reporter), ranks), nothing
+        return SynchronizedSource(make_source(job, devices, start, meter, reporter), ranks), nothing
 
     settings = LearnerSettings(
         seed=e.seed,
@@ -53,7 +53,7 @@ def build_rank(job: Job, reporter: Reporter) -> Rank:
         shares_rows=job.plays_along or job.end("samples").stream.routing == "broadcast",
         name=job.name,
     )
-    return Rank(updater, begin, connect, no_check, nothing, settings, reporter, recorder, ranks=ranks)
+    return Rank(updater, begin, connect, no_check, nothing, settings, reporter, meter, ranks=ranks)
 
 
 def begin_counting(job: Job, begins: RankStart, reporter: Reporter) -> LearnerStart:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Ledger, SampleConsumer
-from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
+from jsrl.transport.ledger.hops import hop_folder, ledger_path
 from jsrl.transport.ledger.page import continued, open_ledger
 from jsrl.transport.samples.replay_batch import replay_batch_spec
 from jsrl.transport.stream import epoch_at
@@ -44,10 +44,10 @@ class LearnerStart(NamedTuple):
     open_games: Sequence[Sequence[float]] = ()
 
 
-def make_source(job: Job, devices: int, start: LearnerStart, recorder: Recorder, reporter: Reporter) -> Source:
+def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, reporter: Reporter) -> Source:
     """Return the source of a job, bound; `devices`: number of devices that share a batch."""
     prefetch = job.experiment.learner.prefetch and not job.in_process
-    phases = recorder.thread("prefetch") if prefetch else recorder.phases
+    phases = meter.thread("prefetch") if prefetch else meter.phases
     refusals = Refusals(job.name, reporter)
 
     def join(consumer: SampleConsumer, spec: Trajectory, plan: BatchPlan) -> Batcher:
@@ -119,7 +119,7 @@ def from_recording(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -
     e = job.experiment
     spec = with_columns(job.schemas.trajectory, plan.columns)
     plan = dataclasses.replace(plan, judge=of_another_policy, order="fifo", groups=(0,), group_size=plan.columns)
-    hop = hop_folder(Path(job.folder), SAMPLES)
+    hop = hop_folder(Path(job.folder), job.input_hop)
     consumer = recorded_consumer(str(e.recording), spec, seed=e.seed, start=start.trained, ledger=start.ledger, hop=hop)
     return FromStream(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse)
 
@@ -156,8 +156,8 @@ def count_on(job: Job, saved: dict[str, Any] | None, reporter: Reporter) -> tupl
     """
     try:
         run = Path(job.folder)
-        hop = job.end("samples").hop if job.has("samples") else SAMPLES
-        return open_ledger(ledger_path(run, hop), job.start_point.epoch, saved, hop=hop_folder(run, hop))
+        path, hop = ledger_path(run, job.input_hop), hop_folder(run, job.input_hop)
+        return open_ledger(path, job.start_point.epoch, saved, hop=hop)
     except OSError as error:
         text = f"the ledger cannot be kept in {job.folder} ({error}); this process counts in memory only"
         reporter.event("warning", text)

@@ -66,8 +66,7 @@ class DirectorCommands(DirectorLink):
       players: its frozen players. again: (leaves of params, updates) -> a state that begins with these params.
       copies: states from and for the learners of other policies. scores: of the games in its batches; None: not wanted.
       freezes: its first params are frozen as `initial`. on_policy: rows of params from before a reset or copy are not
-      trained on
-        (replay keeps them). pending: a director's reset or copy that was pending at the restart.
+        trained on (replay keeps them). pending: a director's reset or copy that was pending at the restart.
     """
 
     def __init__(

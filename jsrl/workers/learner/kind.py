@@ -81,7 +81,12 @@ SAID = (  # by the updates of our own algorithms; those of other algorithms are 
         "at most split_lead calls",
     ),
     Metric("epsilon", "chance of a random action in DQN", "0-1", "as scheduled"),
-    Metric("hyperparameter_learning_rate", "explored by a population; others by their names", "-", "varies"),
+    Metric(
+        "hyperparameter_learning_rate",
+        "learning rate that a population explores; others: `hyperparameter_NAME`",
+        "-",
+        "varies",
+    ),
 )
 
 SETTINGS = ("agent", "seed", "learner", "replay", "batch_envs", "max_policy_lag", "total_env_steps")

@@ -31,9 +31,9 @@ class Rank(Learner):
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return rates and lag of this rank's share."""
-        self._recorder.last("queue_depth", self._source.pending())
-        self._recorder.last("refused", self._source.refused)
-        return self._recorder.flush(), {}
+        self._meter.last("queue_depth", self._source.pending())
+        self._meter.last("refused", self._source.refused)
+        return self._meter.flush(), {}
 
     def command(self, command: Command) -> None:
         """Do nothing: commands are for the learner."""

@@ -18,6 +18,7 @@ from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import Experiment
 from jsrl.parallel import join_processes, leave_processes
 from jsrl.runs.names import Registration
+from jsrl.transport.meeting.ports import allowed_ports, none_free
 from jsrl.transport.ranks.transports import bind_ranks, connect_ranks
 from jsrl.transport.stream import name_at
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
@@ -393,8 +394,23 @@ def held_port(address: str) -> tuple[sockets.socket, str]:
     host = (
         address.removeprefix("tcp://").rpartition(":")[0].strip("[]") if address.startswith("tcp://") else "127.0.0.1"
     )
-    held = sockets.socket(sockets.AF_INET6 if ":" in host else sockets.AF_INET, sockets.SOCK_STREAM)
-    held.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEPORT, 1)
-    held.bind((host, 0))
-    port = held.getsockname()[1]
-    return held, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    family = sockets.AF_INET6 if ":" in host else sockets.AF_INET
+    for port in allowed_ports():
+        if port and not _is_free(family, host, port):
+            continue
+        held = sockets.socket(family, sockets.SOCK_STREAM)
+        held.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEPORT, 1)
+        held.bind((host, port))
+        port = held.getsockname()[1]
+        return held, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    raise none_free(host)
+
+
+def _is_free(family: int, host: str, port: int) -> bool:
+    """Return whether nothing holds a port; a socket with SO_REUSEPORT could share one that another socket holds so."""
+    with sockets.socket(family, sockets.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

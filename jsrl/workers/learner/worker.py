@@ -15,7 +15,7 @@ import numpy as np
 
 from jsrl.agents.base import UpdateOutput
 from jsrl.errors import ConfigError, SnapshotError
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import Command
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
@@ -78,7 +78,7 @@ class Learner:
         store: SnapshotStore,
         settings: LearnerSettings,
         reporter: Reporter,
-        recorder: Recorder | None = None,
+        meter: Meter | None = None,
         directed: DirectorLink = NO_DIRECTOR,
         ranks: Group = ONE_RANK,
     ) -> None:
@@ -88,8 +88,8 @@ class Learner:
         self._store, self._settings, self._reporter = store, settings, reporter
         self.updates, self._trained = settings.start_updates, settings.start_trained
         self._key = stream_key(settings.seed, UPDATE_STREAM)
-        self.recorder = self._recorder = recorder or Recorder("learner")
-        self._phases = self.recorder.phases
+        self.meter = self._meter = meter or Meter("learner")
+        self._phases = self.meter.phases
         self._replay_metrics: dict[str, float] = {}
         self._finished = False
         self._unsaved = ""  # why the final snapshot was not written
@@ -167,9 +167,9 @@ class Learner:
         self._trained += len(batch.lags)
         self._phases.enter("other")
         rows = self._source.used(batch, output)
-        self._recorder.spread("policy_lag", batch.lags)
+        self._meter.spread("policy_lag", batch.lags)
         if rows and self._counts_rows:
-            self._recorder.rate("rows", rows)
+            self._meter.rate("rows", rows)
         self._save_when_due()
         self._report_finished()
         return self.updates - before
@@ -183,7 +183,7 @@ class Learner:
         return self._learn(batch) if self._directed.trains(batch) else self._skip()
 
     def _learn(self, batch: Batch) -> UpdateOutput:
-        """One call of the update: apart from publishing, the purpose of the whole system."""
+        """Make one call of the update."""
         self._phases.enter("update")
         key = jax.random.fold_in(self._key, self.updates)
         before = self._state
@@ -201,7 +201,7 @@ class Learner:
         metrics, self._replay_metrics = reported(metrics)
         self.updates += self._settings.updates_per_call
         self._trained_s = time.monotonic()
-        self._recorder.rate("updates", self._settings.updates_per_call)
+        self._meter.rate("updates", self._settings.updates_per_call)
         self._note(metrics)
         self._phases.mark("updates", self.updates)
         self._publish(params)
@@ -209,12 +209,12 @@ class Learner:
 
     def _note(self, metrics: dict[str, float]) -> None:
         """Report the metrics of an update."""
-        self._recorder.means(metrics)
+        self._meter.means(metrics)
 
     def _skip(self) -> UpdateOutput:
         """Count an update without learning, so that actors continue. The agent's own count, which its schedules use, stays."""
         self.updates += self._settings.updates_per_call
-        self._recorder.count("skipped", self._settings.updates_per_call)
+        self._meter.count("skipped", self._settings.updates_per_call)
         self._publish(self._updater.fetch(self._state.params))
         return UpdateOutput({}, None)
 
@@ -265,10 +265,10 @@ class Learner:
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return the mean of the updates' metrics, rates, lag, and the ledger."""
-        self._recorder.last("queue_depth", self._source.pending())
-        self._recorder.last("refused", self._source.refused)
+        self._meter.last("queue_depth", self._source.pending())
+        self._meter.last("refused", self._source.refused)
         if self._trained_s:
-            self._recorder.last("trained_s", self._trained_s)
+            self._meter.last("trained_s", self._trained_s)
         ledger = self._source.ledger
         dropped = sum((ledger.dropped or {}).values())
         counts = {"received": ledger.received, "consumed": ledger.consumed, "dropped": dropped}
@@ -279,7 +279,7 @@ class Learner:
         metrics = {f"snapshots/{name}": float(value) for name, value in snapshots.items()}
         metrics |= (
             self._replay_metrics
-            | self._recorder.flush()
+            | self._meter.flush()
             | {f"ledger/{name}": float(value) for name, value in counts.items()}
         )
         return metrics, self._facts()

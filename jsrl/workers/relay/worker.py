@@ -15,7 +15,7 @@ from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_publisher, subscribe
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import make_recorder
+from jsrl.workers.kinds import make_meter
 from jsrl.workers.players import PARAMS_STORE
 
 
@@ -25,8 +25,8 @@ class ParameterServer:
     def __init__(self, job: Job, store: SnapshotStore, reporter: Reporter) -> None:
         self.name = job.name
         self._job, self._store, self._reporter = job, store, reporter
-        self.recorder = make_recorder(job)
-        self._phases = self.recorder.phases
+        self.meter = make_meter(job)
+        self._phases = self.meter.phases
         self._latest: tuple[int, list[Any]] | None = None
         self._relayed = 0
         self._saved_at = time.monotonic()
@@ -67,8 +67,8 @@ class ParameterServer:
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return how many versions were relayed, and the shares of time."""
-        self.recorder.last("relayed", self._relayed)
-        return self.recorder.flush(), {"relayed": self._relayed}
+        self.meter.last("relayed", self._relayed)
+        return self.meter.flush(), {"relayed": self._relayed}
 
     def command(self, command: Command) -> None:
         """Execute `snapshot`."""

@@ -18,7 +18,7 @@ from jsrl.transport.samples.replay_batch import priorities_spec, replay_batch_sp
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import begin_counting, bind_reader, connect_writer, find_readers
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
-from jsrl.workers.kinds import make_recorder
+from jsrl.workers.kinds import make_meter
 from jsrl.workers.peers import meet_present
 from jsrl.workers.replay.worker import FOLDER, ReplaySettings, ReplayStreams, ReplayWorker
 
@@ -72,7 +72,7 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
         load_replay(Path(settings.folder), replay, limiter)
     if job.incarnation and (page := read_page(ledger_path(Path(job.folder), samples.hop))) is not None:
         limiter.count_lost(page.ledger.consumed * shape.num_rows * shape.group_size)
-    return ReplayWorker(job.name, settings, replay, limiter, _connect(job, reporter), reporter, make_recorder(job))
+    return ReplayWorker(job.name, settings, replay, limiter, _connect(job, reporter), reporter, make_meter(job))
 
 
 def _connect(job: Job, reporter: Reporter) -> Callable[[], ReplayStreams]:

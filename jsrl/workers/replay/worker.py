@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.errors import SnapshotError, StreamClosed, StreamTimeout
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
 from jsrl.replay.host.files import save_replay
 from jsrl.replay.host.limiter import Limiter
@@ -82,12 +82,12 @@ class ReplayWorker:
         limiter: Limiter,
         connect: Callable[[], ReplayStreams],
         reporter: Reporter,
-        recorder: Recorder | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self.name, self._settings, self._replay, self._limiter = name, settings, replay, limiter
         self._connect, self._reporter = connect, reporter
-        self.recorder = self._recorder = recorder or Recorder("replay")
-        self._phases = self.recorder.phases
+        self.meter = self._meter = meter or Meter("replay")
+        self._phases = self.meter.phases
         self._threads: list[threading.Thread] = []
         self._streams: Any = None
         self._stop = threading.Event()
@@ -106,7 +106,7 @@ class ReplayWorker:
         self._reporter.stage("connecting to streams")
         self._streams = self._connect()
         for number in range(self._settings.threads):
-            phases = self.recorder.thread("draw") if number == 0 else Phases()
+            phases = self.meter.thread("draw") if number == 0 else Phases()
             thread = threading.Thread(target=self._draw_on, args=(phases,), name=f"draw-{number}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -150,7 +150,7 @@ class ReplayWorker:
             self._streams.rows.release(lease)
             with self._lock:
                 self._limiter.inserted += env_steps
-            self._recorder.rate("inserts", env_steps)
+            self._meter.rate("inserts", env_steps)
             inserted += 1
         return inserted
 
@@ -261,7 +261,7 @@ class ReplayWorker:
         with self._lock:
             self._drawing -= 1
             block.commit(0)
-            self._recorder.rate("samples", number)
+            self._meter.rate("samples", number)
         return 1
 
     @property
@@ -298,9 +298,9 @@ class ReplayWorker:
             "refused": self._refusals.count,
         }
         for name, value in last.items():
-            self._recorder.last(name, float(value))
+            self._meter.last(name, float(value))
         with self._lock:
-            return self._recorder.flush(), {}
+            return self._meter.flush(), {}
 
     def command(self, command: Command) -> None:
         """Execute `snapshot`."""

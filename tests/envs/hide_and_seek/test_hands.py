@@ -115,6 +115,23 @@ def test_team_of_the_last_lock_may_block_a_new_lock() -> None:
     assert locked(swapped) and swapped.hands.owner[0, 0] == 1
 
 
+def test_any_agent_that_locks_at_once_may_become_the_owner() -> None:
+    owners = set()
+    for seed in range(12):
+        game = scene([beside(0.2), (3.45, 3, WEST)], boxes=[(3, 3)], **OPEN)
+        game.worlds.worlds[0] = game.worlds.worlds[0]._replace(rng=np.random.default_rng(seed))
+        act(game, LOCK, LOCK)
+        owners.add(int(game.hands.owner[0, 0]))
+    assert owners == {0, 1}
+
+
+@pytest.mark.parametrize(("gap", "near"), [(0.24, True), (0.27, False)])
+def test_locking_needs_reach(gap: float, near: bool) -> None:
+    game = scene([beside(gap), FAR], boxes=[(3, 3)], **OPEN)
+    act(game, LOCK)
+    assert locked(game) == near
+
+
 def test_locking_needs_sight() -> None:
     game = scene([beside(0.2, WEST), FAR], boxes=[(3, 3)], **OPEN)
     act(game, LOCK)

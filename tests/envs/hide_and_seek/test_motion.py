@@ -91,6 +91,18 @@ def test_masses_and_shapes() -> None:
     np.testing.assert_allclose(model.geom("ramp0").pos, [0, -1 / 12, -1 / 12], atol=1e-6)
 
 
+@pytest.mark.parametrize(("scenario", "wall"), [("quadrant", 0.01), ("randomwalls", 1.0)])
+def test_friction_and_damping(scenario: str, wall: float) -> None:
+    game = scene([(1, 3), (5, 5)], boxes=[(3, 3)], ramps=[(1, 1)], scenario=scenario)
+    model = game.worlds.worlds[0].model
+    sliding = model.geom_friction[
+        :, 0
+    ].tolist()  # of the floor, two agents with two arms each, a ramp, a box, four walls
+    assert sliding == [0.2] + [0.01] * 6 + [0.01, 0.2] + [wall] * 4
+    damping = [[10, 10, 1, 10], [10, 10, 1, 10], [0.1] * 4, [0.01] * 4]
+    np.testing.assert_array_equal(model.dof_damping.reshape(4, 4), damping)
+
+
 def _rotation(quaternion: np.ndarray) -> np.ndarray:
     import mujoco
 

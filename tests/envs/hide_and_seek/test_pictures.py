@@ -32,6 +32,9 @@ def scenes():
     act(game, (5, 5, 5, 0, 1))
     locked, rays = game.render(), game.render(lidar=True)
     game.close()
+    shown = scene([(2.55, 3, EAST), (5, 5)], boxes=[(3, 3)], horizon=100, show_lidar=True)
+    assert (shown.render() != free).any() and (shown.render(lidar=False) == free).all()
+    shown.close()
     assert free.shape == (480, 480, 3) and free.dtype == np.uint8
     changed = float((np.abs(rays.astype(int) - locked).max(axis=2) > 20).mean())
     return {"red": share(free, 0), "blue": share(free, 2), "blue, locked": share(locked, 2), "lidar": changed}

@@ -14,7 +14,10 @@ from jsrl.envs.random_play import random_joint_actions
 
 mujoco = pytest.importorskip("mujoco")
 
-METRICS = ("seen_share", "max_box_move", "max_ramp_move", "num_box_lock", "out_of_bounds_share", "discard_episode")
+METRICS = (
+    *("seen_share", "max_box_move", "max_ramp_move", "out_of_bounds_share", "discard_episode"),
+    *("num_box_lock_prep", "num_box_lock", "num_ramp_lock_prep", "num_ramp_lock"),
+)
 DUEL = {"n_hiders": 1, "n_seekers": 1}
 BARE = {**DUEL, "n_boxes": 0, "n_ramps": 0}
 NUMS = (11, 11, 11, 2, 2)
@@ -81,6 +84,27 @@ def test_random_policies_in_the_main_game() -> None:
     assert found["num_box_lock"] == pytest.approx(1.6, abs=0.3) and 0.0 < found["out_of_bounds_share"] < 0.08
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_random_policies_of_all_team_sizes_in_the_main_game() -> None:
+    """Two to three standard errors around the values of the other implementation, which agree with SRL's curves."""
+    teams = [{"n_hiders": hiders, "n_seekers": seekers} for hiders in (1, 2, 3) for seekers in (1, 2, 3)]
+    played = [play("randomwalls", team, 16) for team in teams]
+    found = {name: float(np.mean([each[name] for each in played])) for name in METRICS}
+    assert found["seen_share"] == pytest.approx(0.39, abs=0.08)
+    assert found["num_box_lock_prep"] == pytest.approx(0.82, abs=0.25)
+    assert found["num_box_lock"] == pytest.approx(1.76, abs=0.5)
+    assert found["num_ramp_lock_prep"] == pytest.approx(0.17, abs=0.1)
+    assert found["num_ramp_lock"] == pytest.approx(0.42, abs=0.15)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_seekers_that_run_straight_to_the_hiders_among_objects() -> None:
+    assert play("quadrant", {}, 100, oracle=True)["seen_share"] >= 0.85
+    assert play("randomwalls", {}, 48, oracle=True)["seen_share"] == pytest.approx(0.72, abs=0.08)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("scenario", "share"), [("empty", 0.82), ("quadrant", 0.70)])
 def test_a_seeker_that_runs_straight_to_the_hider(scenario: str, share: float) -> None:
@@ -130,6 +154,8 @@ def robust(decisions: int) -> None:
             for _ in range(decisions // 36):
                 step = game.step(random_joint_actions(game, step.observation, rng))
                 assert game.worlds.position[:, : hiders + seekers, 2].max() <= 3.0
+                assert np.isfinite(step.state).all() and np.isfinite(step.reward).all()
+                assert all(np.isfinite(seen["lidar"]).all() for seen in step.observation.values())
             assert game.discarded == 0
             for world in game.worlds.worlds:
                 warnings = world.simulation.warning

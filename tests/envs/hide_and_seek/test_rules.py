@@ -75,7 +75,7 @@ def test_near_option_limits_the_distance_at_which_hiders_count_as_seen() -> None
         game = scene(agents, walls=[], reward_range=2.0)
         assert act(game).reward[0].tolist() == reward
         assert game.sight.seen[0, 1, 0]
-    with pytest.raises(ConfigError, match="reward_range is 0; give a positive number"):
+    with pytest.raises(ConfigError, match="reward_range is 0; give a positive, finite number"):
         settings_of("empty", {"reward_range": 0})
 
 
@@ -104,14 +104,18 @@ def test_agents_outside_are_penalised_alone_in_the_main_game() -> None:
     agents = [(13, 3, EAST), (3, 3, EAST), (4, 4, NORTH)]
     game = scene(agents, walls=[], scenario="randomwalls", hiders=2)
     assert act(game).reward.tolist() == [[-10.0, 1.0, -1.0]]
+    for x, lost in ((12.02, True), (11.98, False), (-5.98, False), (-6.02, True)):  # of the centre
+        game = scene([(x, 3, EAST), *agents[1:]], walls=[], scenario="randomwalls", hiders=2)
+        assert (act(game).reward[0, 0] == -10.0) == lost
     early = scene(agents, walls=[], scenario="randomwalls", hiders=2, prep_fraction=0.4)
     assert not act(early).reward.any()
 
 
-def test_box_outside_penalises_everybody_in_the_quadrant() -> None:
-    game = scene([(3, 3), (4, 4)], boxes=[(2, 2)], walls=[], scenario="quadrant")
+@pytest.mark.parametrize("body", [2, 3, 4])
+def test_object_outside_penalises_everybody_in_the_quadrant(body: int) -> None:
+    game = scene([(3, 3), (4, 4)], ramps=[(1, 4)], boxes=[(2, 2), (1, 1)], walls=[], scenario="quadrant")
     assert np.abs(act(game).reward).max() == 1.0
-    game.worlds.worlds[0].simulation.qpos[8] = 7.0
+    game.worlds.worlds[0].simulation.qpos[4 * body] = 7.0
     assert act(game).reward.tolist() == [[-10.0, -10.0]]
 
 
@@ -127,7 +131,7 @@ METRICS = (
 
 
 def test_the_statistics_of_a_scripted_episode() -> None:
-    """A hider drags a box for ten steps, then locks it; seeker and hider face each other at the end."""
+    """A hider drags a box for ten steps, and locks it in the step after the preparation, when its statistics are taken."""
     config = EnvConfig("hide_and_seek:empty", kwargs=SCRIPTED, episode_metrics=METRICS)
     pattern = scene([(2.55, 3, EAST), (1, 5.5)], boxes=[(3, 3)], **SCRIPTED, walls=[])
     game = make_game(config, 1, 0)
@@ -136,7 +140,7 @@ def test_the_statistics_of_a_scripted_episode() -> None:
     game.refresh()
     begin, moved, step = centre(game, 2).copy(), None, None
     for k in range(1, 51):
-        step = act(game, (1, 5, 5, 1, 0) if k <= 10 else (5, 5, 5, 0, 1))
+        step = act(game, (1, 5, 5, 1, 0) if k <= 10 else (5, 5, 5, 1, 0) if k <= 20 else (5, 5, 5, 0, 1))
         if k == 21:
             moved = float(np.linalg.norm(centre(game, 2) - begin))
         assert bool(step.episodes) == (k == 50)
@@ -146,7 +150,7 @@ def test_the_statistics_of_a_scripted_episode() -> None:
     assert moved > 1.0 and told["max_box_move_prep"] == pytest.approx(moved)
     assert told["max_box_move"] == pytest.approx(moved, abs=0.01)
     assert told["num_box_lock_prep"] == told["num_box_lock"] == 1.0 and told["max_ramp_move"] == 0.0
-    assert told["grab_share"] == pytest.approx(10 / 50 / 2) and told["out_of_bounds_share"] == 0.0
+    assert told["grab_share"] == pytest.approx(20 / 50 / 2) and told["out_of_bounds_share"] == 0.0
     assert (told["hider_return"], told["seeker_return"]) == pytest.approx(episode.returns)
     assert told["seeker_return"] == pytest.approx(30 * (2 * told["seen_share"] - 1))
 
@@ -161,13 +165,15 @@ SCRIPTED = {
 }
 
 
-def test_an_invalid_state_ends_its_episode_and_is_counted(capfd) -> None:
+@pytest.mark.parametrize("speed", [np.nan, 2e10])  # damping makes the second one valid again within the env step
+def test_an_invalid_state_ends_its_episode_and_is_counted(speed: float, tmp_path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes its log there
     config = EnvConfig("hide_and_seek:empty", kwargs={"prep_fraction": 0.0}, episode_metrics=("discard_episode",))
     game = make_game(config, 2, 0, groups=EVERYBODY)
     rng, step = np.random.default_rng(0), game.reset()
     step = game.step(random_joint_actions(game, step.observation, rng))
     before = game.worlds.position[1].copy()
-    game.worlds.worlds[1].simulation.qvel[0] = np.nan
+    game.worlds.worlds[1].simulation.qvel[0] = speed
     step = game.step(random_joint_actions(game, step.observation, rng))
     np.testing.assert_array_equal(game.worlds.position[1], before)
     assert game.discarded == 1 and not step.reward[1].any() and step.reward[0].all() and (step.discount == 1).all()
@@ -190,6 +196,12 @@ def test_shorter_limit_ends_episodes_with_statistics() -> None:
         ended += [(t, episode.length, sorted(episode.metrics)) for episode in step.episodes]
         assert not step.reward.any(), "the preparation is as long as without the limit"
     assert ended == [(t, 3, ["max_box_move", "seen_share"]) for t in (3, 3, 7, 7)]
+
+
+def test_unknown_statistics_are_refused() -> None:
+    config = EnvConfig("hide_and_seek:empty", episode_metrics=("seen_share:mean", "num_boxes_lock"))
+    with pytest.raises(ConfigError, match=r"episode_metrics has 'num_boxes_lock'.*num_box_lock.*task_score"):
+        make_game(config, 1, 0)
 
 
 def test_a_closed_game_frees_its_worlds() -> None:

@@ -33,7 +33,7 @@ FACING = [(2, 3, EAST), (5, 3, WEST)]
 BETWEEN = {
     "wall": {"walls": [Segment(1, 17, 10, 20)]},
     "cube": {"boxes": [(3.5, 3)]},
-    "ramp": {"ramps": [(3.5, 3)]},
+    "ramp": {"ramps": [(3.5, 3, WEST)]},  # its tall side faces west
     "agent": {"more": [(3.5, 3, SOUTH)]},
 }
 
@@ -64,6 +64,14 @@ def test_objects_are_seen_and_hide_each_other() -> None:
     assert sees(game, 0, ramp), "the ramp is outside the cone and does not block anything"
 
 
+def test_rays_aim_at_the_centres_of_geoms() -> None:
+    """The centre of a ramp's geom is the centroid of its mesh, also when it is turned."""
+    game = scene([(2, 3, EAST), (9, 9)], boxes=[(3, 3, 1.0)], ramps=[(2, 1, 2.0)], **OPEN)
+    world = game.worlds.worlds[0]
+    for body, name in enumerate(("agent0", "agent1", "ramp0", "box0")):
+        np.testing.assert_allclose(game.sight.aims[0, body], world.simulation.geom(name).xpos, atol=1e-6)
+
+
 def test_the_cone_is_tested_between_corners() -> None:
     """As in the original: the corner of a long box is 0.675 m further to one side than that of an agent."""
     box = (3, 3 + 1.0)
@@ -82,10 +90,10 @@ def test_the_cone_is_tested_between_corners() -> None:
 
 
 def test_lidar_in_an_empty_room() -> None:
-    for angle in (SOUTH, EAST, NORTH):
-        game = scene([(3, 3, angle), (1, 1)])
-        rays = game.sight.lidar[0, 0]
+    turned = [scene([(3, 3, angle), (1, 1)]).sight.lidar[0, 0] for angle in (SOUTH, EAST, NORTH)]
+    for rays in turned:
         assert rays.shape == (30,) and rays[[0, 15]] == pytest.approx(2.85, abs=0.01)
+        np.testing.assert_allclose(rays, turned[0], atol=1e-9)
     outside = scene([(3, 3), (30, 30)], **OPEN)
     np.testing.assert_array_equal(outside.sight.lidar, 6.0)
     assert scene([(3, 3), (5, 3)], **OPEN).sight.lidar[0, 0, 0] == pytest.approx(1.85, abs=0.02)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +13,10 @@ import pytest
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.hide_and_seek.ahead import WorldsAhead
+from jsrl.envs.hide_and_seek.game import LEAST_MUJOCO
 from jsrl.envs.hide_and_seek.layouts import draw_layout
 from jsrl.envs.hide_and_seek.settings import settings_of
-from jsrl.envs.hide_and_seek.walls import OUTER_HEIGHT, box_of
+from jsrl.envs.hide_and_seek.walls import OUTER_HEIGHT, box_of, walls_of
 from jsrl.envs.hide_and_seek.worlds import build_world
 from jsrl.envs.make import import_modules, make_game
 from jsrl.envs.random_play import random_joint_actions
@@ -106,19 +109,46 @@ def test_ten_thousand_resets_never_fail() -> None:
     assert np.mean(attempts) < 1.2
 
 
-def test_doors_are_wide_enough() -> None:
-    """Pieces of one wall stand on one line: the gap between two of them is a door, one per wall."""
-    settings, drawn = layouts("randomwalls", 300)
-    widths = set()
-    for layout in drawn:
-        inner = [wall for wall in layout.walls if wall.height < OUTER_HEIGHT]
-        for i, one in enumerate(inner[:-1]):
-            other = inner[i + 1]
-            if (one.axis, one.at) == (other.axis, other.at) and other.start == one.end + 3:
-                low, high = (box_of(wall, settings.cell) for wall in (one, other))
-                end = low[0][one.axis] + low[1][one.axis]
-                widths.add(round(high[0][one.axis] - high[1][one.axis] - end, 6))
-    assert widths == {0.7}
+def test_each_inner_wall_has_at_most_one_door_of_two_cells() -> None:
+    """Equal seeds draw the same rooms with and without doors, so the pieces of each wall are known."""
+    closed, opened = (settings_of("randomwalls", {"door_size": size, "prob_outside_walls": 1.0}) for size in (0, 2))
+    numbers, widths = set(), set()
+    for seed in range(300):
+        whole, pieces = (walls_of(settings, np.random.default_rng(seed))[4:] for settings in (closed, opened))
+        numbers.add(len(whole))
+        for wall in whole:
+            mine = [p for p in pieces if p[:2] == wall[:2] and wall.start <= p.start and p.end <= wall.end]
+            free = sorted(set(range(wall.start, wall.end + 1)) - {c for p in mine for c in range(p.start, p.end + 1)})
+            at_an_end = bool(free) and (
+                free[0] == wall.start or free[-1] == wall.end
+            )  # one of its cells is another wall's
+            assert len(free) in (0, 2 + at_an_end) and (not free or free[-1] - free[0] == len(free) - 1)
+            if len(mine) == 2:
+                low, high = (box_of(piece, opened.cell) for piece in sorted(mine, key=lambda piece: piece.start))
+                widths.add(round(high[0][wall.axis] - high[1][wall.axis] - low[0][wall.axis] - low[1][wall.axis], 6))
+    assert numbers == {0, 1, 2, 3} and widths == {0.7}
+
+
+def test_inner_walls_do_not_cross_and_start_more_than_six_cells_apart() -> None:
+    """The other end of a wall may be anywhere, so at least one of both ends has this distance."""
+    settings, inner = settings_of("randomwalls", {"door_size": 0, "prob_outside_walls": 1.0}), 0
+    for seed in range(300):
+        walls = walls_of(settings, np.random.default_rng(seed))
+        for k in range(4, len(walls)):
+            new, fits, inner = walls[k], [], inner + 1
+            for end in (2, 3):  # fields of a segment: its start and end
+                lines = [
+                    w for w in walls[:k] if (w.axis, w.at) == (1 - new.axis, new[end]) and w.start <= new.at <= w.end
+                ]
+                same_side = [w.at for w in walls[4:k] if (w.axis, w[end]) == (new.axis, new[end])]
+                taken = [line.start for line in lines] + [line.end for line in lines] + same_side
+                fits.append(bool(lines) and all(abs(new.at - place) > 6 for place in taken))
+            assert any(fits), (seed, new)
+            across = [w for w in walls[:k] if w.axis != new.axis and w.start < new.at < w.end]
+            along = [w for w in walls[:k] if (w.axis, w.at) == (new.axis, new.at)]
+            assert not any(new.start < w.at < new.end for w in across), "walls touch, and do not cross"
+            assert not any(new.start < w.end and w.start < new.end for w in along)
+    assert inner > 300
 
 
 def test_quadrant_scenario() -> None:
@@ -133,6 +163,14 @@ def test_quadrant_scenario() -> None:
         assert (boxes[:, 0] >= 3.0).all() and (boxes[:, 1] + 0.5 <= 3.0).all()
         assert not ((seekers[:, 0] >= 15) & (seekers[:, 1] < 14)).any()
     assert np.mean(np.array(doors) == 1) == pytest.approx(0.5, abs=0.04) and set(doors) == {1, 2}
+    cells = np.array([layout.cells for layout in drawn])
+    room = (cells[..., 0] >= 15) & (cells[..., 1] < 15)
+    assert (room[:, [0, 1, 4]].mean(axis=0) > 0.1).all() and (room[:, [0, 1, 4]].mean(axis=0) < 0.3).all()
+    quarters = [(cells[:, 2:4, 0] >= 15).mean(), (cells[:, 2:4, 1] >= 15).mean()]  # three quarters, equally often
+    assert quarters == pytest.approx([1 / 3, 2 / 3], abs=0.05)
+    _, drawn = layouts("quadrant", 50, hider_uniform_placement=False)
+    corners = np.array([layout.corners[:2] for layout in drawn])
+    assert (corners[..., 0] >= 3.0).all() and (corners[..., 1] + 0.3 <= 3.0).all()
 
 
 def test_a_world_at_rest() -> None:
@@ -143,6 +181,54 @@ def test_a_world_at_rest() -> None:
         assert not position[:, 2:].any() and not world.simulation.qvel.any()
         mujoco.mj_forward(world.model, world.simulation)
         assert world.simulation.contact.dist.min(initial=0.0) >= -0.061
+
+
+def test_scenarios_have_the_settings_of_the_original() -> None:
+    table = {
+        "randomwalls": (
+            240,
+            0.4,
+            6.0,
+            30,
+            (3, 9),
+            (3, 9),
+            2,
+            True,
+            False,
+            (-6, -6, 12, 12),
+            4,
+            True,
+            0.5,
+            2,
+            0.5,
+            0.5,
+            30,
+        ),
+        "quadrant": (80, 0.4, 6.0, 30, 2, 0, 1, False, True, (0.1, 0.1, 5.9, 5.9), 4, True, 0.5, 2, None, None, 30),
+        "lock_and_return": (120, 0.0, 6.0, 30, 1, 0, 0, True, False, None, 6, False, 1.0, 2, None, None, 30),
+        "sequential_lock": (120, 0.0, 6.0, 30, 4, 0, 3, True, False, None, 3, False, 1.0, 0, None, None, 30),
+        "construction": (150, 0.0, 6.0, 30, 8, 0, 0, True, False, None, 4, False, 1.0, 2, None, None, 30),
+        "shelter": (240, 0.0, 6.0, 30, 8, 3, 0, True, False, None, 4, False, 1.0, 2, None, None, 30),
+    }
+    names = (
+        *(
+            "horizon",
+            "prep_fraction",
+            "floor_size",
+            "grid_size",
+            "n_boxes",
+            "n_elongated_boxes",
+            "n_ramps",
+            "lock_ramp",
+        ),
+        *("penalize_objects_out", "restrict_rect", "n_rooms", "random_room_number", "prob_outside_walls", "door_size"),
+        *("hiders_together_radius", "seekers_together_radius", "n_lidar"),
+    )
+    for scenario, wanted in table.items():
+        settings = settings_of(scenario, {})
+        assert tuple(getattr(settings, name) for name in names) == wanted, scenario
+    phases = {horizon: settings_of("empty", {"horizon": horizon}).prep_steps for horizon in (79, 80, 239, 240)}
+    assert phases == {79: 32, 80: 32, 239: 96, 240: 96}
 
 
 def test_a_larger_map_has_cells_and_objects_of_the_same_size() -> None:
@@ -194,6 +280,7 @@ def test_shapes_masks_and_order_of_rows(scenario: str, team: int) -> None:
             assert real.sum(axis=1).tolist() == [world.layout.boxes for world in game.worlds.worlds]
             assert not own["box_obs"][~real].any() and not own["mask_ab_obs"][~real].any()
             assert own["box_obs"][real].any(axis=1).all(), "rows of unseen boxes keep their features"
+            assert own["mask_ar_obs_spoof"].all() and own["ramp_obs"].any(axis=2).all()
 
 
 def test_rows_of_unseen_entities_may_be_hidden() -> None:
@@ -265,7 +352,10 @@ def test_slots_are_independent() -> None:
         ("empty", {"n_hiders": 4}, "n_hiders is 4"),
         ("empty", {"max_others": 2}, "max_others is 2"),
         ("empty", {"n_boxes": [4, 3]}, "n_boxes is"),
-        ("empty", {"map_scale": 0}, "map_scale is 0"),
+        ("empty", {"map_scale": 0}, "map_scale is 0; give a finite number of at least 0.67"),
+        ("empty", {"map_scale": math.inf}, "map_scale is inf; give a finite"),
+        ("empty", {"floor_size": math.inf}, "floor_size is inf; give a positive, finite number"),
+        ("quadrant", {"floor_size": 12.0}, "floor_size is 12, .*beyond 5.9 m .*give map_scale"),
         ("empty", {"map_scale": "2"}, "map_scale is '2'; its type is float"),
         ("empty", {"horizon": "80"}, "horizon is '80'; its type is int"),
         ("empty", {"n_boxes": [1, 2, 3]}, r"n_boxes is \[1, 2, 3\]; its type is int | tuple\[int, int\]"),
@@ -273,7 +363,14 @@ def test_slots_are_independent() -> None:
         ("empty", {"restrict_rect": [0, 0, 1]}, r"restrict_rect is \[0, 0, 1\]; its type is tuple"),
         ("empty", {"restrict_rect": [0, 0, 1, -1]}, "restrict_rect is .*each minimum below its maximum"),
         ("empty", {"n_sites": 1}, "n_sites is 1; empty has none"),
-        ("empty", {"hiders_together_radius": 0}, "hiders_together_radius is 0; give a positive number"),
+        ("empty", {"hiders_together_radius": 0}, "hiders_together_radius is 0; give a positive"),
+        (
+            "randomwalls",
+            {"seekers_together_radius": 0.2},
+            "seekers_together_radius is 0.2; 2 agents need more than a cell",
+        ),
+        ("counting", {"n_ramps": 1}, "n_ramps is 1; counting has only cubes"),
+        ("counting", {"n_boxes": [2, 5]}, r"n_boxes is \(2, 5\); counting needs a number from 1 to 6"),
         ("quadrant", {"door_size": -1}, "door_size is -1; give at least 0"),
     ],
 )
@@ -282,11 +379,23 @@ def test_invalid_options_are_refused(name: str, options: dict, told: str) -> Non
         make_game(EnvConfig(f"hide_and_seek:{name}", kwargs=options), 1, 0)
 
 
-def test_missing_mujoco_names_the_install_command(monkeypatch) -> None:
+def test_missing_or_old_mujoco_names_the_install_command(monkeypatch) -> None:
     import sys
 
-    monkeypatch.setitem(sys.modules, "mujoco", None)
     config = EnvConfig("hide_and_seek:empty")
-    for call in (lambda: make_game(config, 1, 0), lambda: import_modules(config)):
-        with pytest.raises(MissingExtra, match=r"needs MuJoCo .*pip install .*\[hide-and-seek\]"):
+    calls = (lambda: make_game(config, 1, 0), lambda: import_modules(config))
+    monkeypatch.setattr(mujoco, "__version__", "3.4.0")
+    for call in calls:
+        with pytest.raises(
+            MissingExtra, match=r"needs MuJoCo 3.5 or newer; 3.4.0 is .*pip install .*\[hide-and-seek\]"
+        ):
             call()
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    for call in calls:
+        with pytest.raises(MissingExtra, match=r"needs MuJoCo \(.*pip install .*\[hide-and-seek\]"):
+            call()
+
+
+def test_package_asks_for_the_version_of_mujoco_that_the_game_needs() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["hide-and-seek"] == [f"mujoco>={'.'.join(map(str, LEAST_MUJOCO))}"]

@@ -107,7 +107,7 @@ def test_invalid_commands_are_refused(capsys: pytest.CaptureFixture[str], monkey
     assert "--ray.cpus is given, but it needs --launcher ray" in capsys.readouterr().err
     words = ["ppo_cartpole", "--launcher", "ray"]
     assert command.main([*words, "--hosts", "a"]) == 2
-    assert "--hosts does not go with --launcher ray" in capsys.readouterr().err
+    assert "--hosts cannot be combined with --launcher ray" in capsys.readouterr().err
     assert command.main([*words, "--placement", "serial"]) == 2  # before Ray starts
     assert "a serial run starts no workers" in capsys.readouterr().err
     assert command.main(["ppo_cartpole", "--min-hosts", "1"]) == 2

@@ -13,7 +13,7 @@ from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.types import version_updates
 from jsrl.workers.ends import begin_counting, bind_reader, subscribe
-from jsrl.workers.kinds import Kind, Port, make_recorder
+from jsrl.workers.kinds import Kind, Port, make_meter
 from jsrl.workers.transform import ACTIVITIES, PORTS, TrajectoryTransform
 
 
@@ -42,29 +42,29 @@ class Watcher:
     """Measures how far each version of the params is from the first one."""
 
     def __init__(self, job, reporter):
-        self.job, self.name, self.reporter, self.recorder = job, job.name, reporter, make_recorder(job)
+        self.job, self.name, self.reporter, self.meter = job, job.name, reporter, make_meter(job)
         self._first = None
 
     def setup(self):
         self._params = subscribe(self.job, "params")
 
     def step(self):
-        self.recorder.phases.enter("wait")
+        self.meter.phases.enter("wait")
         newer = self._params.poll()
         if newer is None:
             time.sleep(self.job.poll_s)
             return 0
-        self.recorder.phases.enter("measure")
+        self.meter.phases.enter("measure")
         version, values = newer
         self._first = self._first or values
         distance = sum(float(np.abs(new - old).sum()) for new, old in zip(values, self._first, strict=True))
-        self.recorder.last("distance", distance)
-        self.recorder.last("params_updates", version_updates(version))
-        self.recorder.phases.rest()
+        self.meter.last("distance", distance)
+        self.meter.last("params_updates", version_updates(version))
+        self.meter.phases.rest()
         return 1
 
     def report(self):
-        return self.recorder.flush(), {}
+        return self.meter.flush(), {}
 
     def command(self, command):
         pass
@@ -97,7 +97,7 @@ class Counter:
     """Only reads: counts the trajectories of each group."""
 
     def __init__(self, job, reporter):
-        self.job, self.name, self.reporter, self.recorder = job, job.name, reporter, make_recorder(job)
+        self.job, self.name, self.reporter, self.meter = job, job.name, reporter, make_meter(job)
         self.counts = {}
 
     def setup(self):
@@ -114,8 +114,8 @@ class Counter:
         return 1
 
     def report(self):
-        self.recorder.last("counted", sum(self.counts.values()))
-        return self.recorder.flush(), {}
+        self.meter.last("counted", sum(self.counts.values()))
+        return self.meter.flush(), {}
 
     def command(self, command):
         pass

@@ -1,4 +1,4 @@
-"""Runs with a recorder: refused before the start, planned, recorded in one process, and never ended by it."""
+"""Runs with a video recorder: refused before the start, planned, recorded in one process, and never ended by it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from jsrl.agents.ppo import PPOConfig
 from jsrl.envs import rendering
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, MissingExtra
-from jsrl.experiment import EvaluatorConfig, Experiment, RecorderConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, VideoConfig
 from jsrl.extras import install_command
 from jsrl.launch.devices import process_environment
 from jsrl.launch.plan import make_plan
 from jsrl.launch.plan_text import describe
 from jsrl.launch.run import run
 from jsrl.recordings import video
+from jsrl.references.reference import from_json, to_json
 from jsrl.runs.runs import Run, RunFolder
-from jsrl.workers.recorder.worker import VideoRecorder
+from jsrl.workers.kinds import find_kind
+from jsrl.workers.video_recorder.worker import VideoRecorder
 from tests.decoded import decode
 
 
@@ -33,7 +35,7 @@ def experiment(**changes) -> Experiment:
         "total_env_steps": 512,
         "placement": "serial",
         "evaluator": EvaluatorConfig(enabled=False),
-        "recorder": RecorderConfig(enabled=True, period_env_steps=128, keep_newest=2),
+        "video": VideoConfig(enabled=True, period_env_steps=128, keep_newest=2),
     }
     return Experiment(**(values | changes))
 
@@ -41,17 +43,17 @@ def experiment(**changes) -> Experiment:
 def test_the_plan_has_a_recorder_with_one_thread_and_no_gpu(tmp_path):
     e = experiment(placement="served", evaluator=EvaluatorConfig())
     plan = make_plan(e, str(tmp_path), tmp_path)
-    assert [job.kind for job in plan.jobs] == ["learner", "inference", "actor", "evaluator", "recorder"]
+    assert [job.kind for job in plan.jobs] == ["learner", "inference", "actor", "evaluator", "video-recorder"]
     text = describe(plan, [])
-    assert "recorder" in text
-    assert "learner -> inference, evaluator, recorder params" in text
+    assert "video-recorder" in text
+    assert "learner -> inference, evaluator, video-recorder params" in text
     variables = process_environment(plan, plan.jobs[-1], ["0"])
     assert (variables["CUDA_VISIBLE_DEVICES"], variables["OMP_NUM_THREADS"]) == ("", "1")
-    assert "recorder" not in describe(make_plan(experiment(recorder=RecorderConfig()), str(tmp_path), tmp_path), [])
+    assert "video-recorder" not in describe(make_plan(experiment(video=VideoConfig()), str(tmp_path), tmp_path), [])
 
 
 def test_periods_and_environment():
-    e = experiment(recorder=RecorderConfig(enabled=True, env={"max_episode_steps": 7}), total_env_steps=12_800)
+    e = experiment(video=VideoConfig(enabled=True, env={"max_episode_steps": 7}), total_env_steps=12_800)
     assert e.filming_period == 10  # a tenth of the total, in updates of 128
     assert (e.filmed_env.max_episode_steps, e.evaluation_env.max_episode_steps) == (7, 20)
 
@@ -59,20 +61,20 @@ def test_periods_and_environment():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"episodes": 0}, "recorder.episodes is 0"),
-        ({"keep_newest": 0}, "recorder.keep_newest is 0"),
-        ({"max_seconds": 0.0}, "recorder.max_seconds"),
-        ({"fps": -1.0}, "recorder.fps"),
-        ({"niceness": 20}, "recorder.niceness is 20"),
+        ({"episodes": 0}, "video.episodes is 0"),
+        ({"keep_newest": 0}, "video.keep_newest is 0"),
+        ({"max_seconds": 0.0}, "video.max_seconds"),
+        ({"fps": -1.0}, "video.fps"),
+        ({"niceness": 20}, "video.niceness is 20"),
         (
             {"env": {"max_episode_step": 3}},
-            "recorder.env has no option 'max_episode_step'; did you mean max_episode_steps",
+            "video.env has no option 'max_episode_step'; did you mean max_episode_steps",
         ),
     ],
 )
 def test_invalid_options_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
-        experiment(recorder=RecorderConfig(enabled=True, **changes))
+        experiment(video=VideoConfig(enabled=True, **changes))
 
 
 def test_missing_extras_and_non_rendering_environments_are_refused_before_the_start(tmp_path, monkeypatch):
@@ -118,7 +120,7 @@ def test_serial_run_records_videos_and_the_report_shows_them(tmp_path):
     page = (result.folder / "report.html").read_text()
     assert all(f'<video controls preload="metadata" src="videos/{one["file"]}"' in page for one in videos)
     columns = Run(RunFolder.open(result.folder)).metrics
-    filmed = columns["recorder/version_updates"]
+    filmed = columns["video_recorder/version_updates"]
     assert filmed[np.isfinite(filmed)].tolist() == [1, 2, 3, 4] or filmed[np.isfinite(filmed)].tolist() == [
         0,
         1,
@@ -143,15 +145,15 @@ def test_failing_recorder_does_not_end_a_serial_run(tmp_path, monkeypatch, where
     assert (result.ended, result.updates) == ("total_env_steps", 4)
     log = (result.folder / "logs" / "controller.log").read_text()
     assert "the screen fell down" in log
-    assert "the run continues without the recorder" in log
-    assert np.nansum(Run(RunFolder.open(result.folder)).metrics["recorder/lost"]) >= 1
+    assert "the run continues without the video recorder" in log
+    assert np.nansum(Run(RunFolder.open(result.folder)).metrics["video_recorder/lost"]) >= 1
 
 
 @pytest.mark.slow
 def test_recording_does_not_change_training(tmp_path):
-    """A serial run is deterministic; with a recorder it makes the same updates, bit for bit."""
+    """A serial run is deterministic; with a video recorder it makes the same updates, bit for bit."""
     with_recorder = run(experiment(), runs_dir=tmp_path / "a", display="quiet")
-    without = run(experiment(recorder=RecorderConfig()), runs_dir=tmp_path / "b", display="quiet")
+    without = run(experiment(video=VideoConfig()), runs_dir=tmp_path / "b", display="quiet")
     for one, other in zip(_leaves(with_recorder.params), _leaves(without.params), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -160,3 +162,12 @@ def _leaves(tree):
     import jax
 
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def test_configs_and_graphs_of_older_run_folders_have_other_names():
+    tree = to_json(experiment())
+    fields = tree["fields"]
+    fields["recorder"] = fields.pop("video") | {"$type": "jsrl.experiment.settings:RecorderConfig"}
+    fields["supervision"]["fields"]["recorder"] = fields["supervision"]["fields"].pop("video_recorder")
+    assert from_json(tree) == experiment()
+    assert find_kind("recorder") is find_kind("video-recorder")

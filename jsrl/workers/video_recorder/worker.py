@@ -1,4 +1,4 @@
-"""The recorder: films episodes of the newest params, and keeps the best video and the newest ones."""
+"""The video recorder: films episodes of the newest params, and keeps the best video and the newest ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.rendering import RenderedEnv
 from jsrl.envs.side_by_side import Returns
 from jsrl.errors import VideoError
-from jsrl.metrics.metrics import Recorder
+from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
 from jsrl.recordings.video import VideoWriter, require_video
 from jsrl.recordings.video_shelf import Video, VideoShelf
@@ -27,8 +27,8 @@ HELD_S = 0.5  # how long the last picture of an episode is shown
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecorderSettings(PlayerSettings):
-    """Settings of a recorder; see RecorderConfig.
+class VideoRecorderSettings(PlayerSettings):
+    """Settings of a video recorder; see VideoConfig.
 
     niceness: None: leave the priority of the process (it is shared). last_params_s: how long the last video waits for the last
     params.
@@ -96,13 +96,13 @@ class VideoRecorder(Player[RenderedEnv]):
     def __init__(
         self,
         policies: Sequence[PlayedPolicy],
-        settings: RecorderSettings,
+        settings: VideoRecorderSettings,
         make_env: Callable[[int, int], RenderedEnv],
         open_shelf: Callable[[], VideoShelf],
         reporter: Reporter,
-        recorder: Recorder | None = None,
+        meter: Meter | None = None,
     ) -> None:
-        super().__init__(settings.name or "recorder", policies, settings, make_env, reporter, recorder)
+        super().__init__(settings.name or "video-recorder", policies, settings, make_env, reporter, meter)
         self._settings, self._open_shelf = settings, open_shelf
         self._film: OpenVideo | None = None
         self._path = Path()
@@ -173,14 +173,14 @@ class VideoRecorder(Player[RenderedEnv]):
         self._play = self._film = None
         self._filmed_version = score.version
         self._phases.enter("other")
-        self.recorder.count("videos")
+        self.meter.count("videos")
         best = max(known.return_mean for known in self._shelf.videos)
         metrics = {
-            "recorder/return_mean": facts["return_mean"],
-            "recorder/best_return": best,
-            "recorder/length_mean": facts["length_mean"],
-            "recorder/version_updates": float(updates),
-            "recorder/video_frames": float(writer.frames),
+            "video_recorder/return_mean": facts["return_mean"],
+            "video_recorder/best_return": best,
+            "video_recorder/length_mean": facts["length_mean"],
+            "video_recorder/version_updates": float(updates),
+            "video_recorder/video_frames": float(writer.frames),
         }
         self._reporter.event("filmed", updates=updates, env_steps=env_steps, metrics=metrics, file=video.file)
         if self._final:
@@ -193,8 +193,10 @@ class VideoRecorder(Player[RenderedEnv]):
             return super()._advance()
         except (VideoError, OSError) as error:  # the disk's, or the encoder's: the next video may succeed
             self._abandon()
-            self.recorder.count("failed")
-            self._reporter.event("warning", f"a video was lost (recorder/failed counts them): {error}", once="videos")
+            self.meter.count("failed")
+            self._reporter.event(
+                "warning", f"a video was lost (video_recorder/failed counts them): {error}", once="videos"
+            )
             if self._final:
                 self._players[0].params = None
                 self._reporter.event("filmed finally")

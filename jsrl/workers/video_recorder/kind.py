@@ -1,4 +1,4 @@
-"""Recorders: facts that the launcher needs without loading the worker."""
+"""Video recorders: facts that the launcher needs without loading the worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ACTIVITIES = (
 METRICS = (
     Metric("videos", "videos written so far", "count", "rises", "total"),
     Metric("failed", "videos that could not be written", "count", "0", "total"),
-    Metric("lost", "recorders lost for good; the run went on without them", "count", "0", "sum"),
+    Metric("lost", "video recorders lost for good; the run went on without them", "count", "0", "sum"),
     Metric("return_mean", "mean raw return of the filmed episodes", "reward", "rises"),
     Metric("best_return", "that of the best video", "reward", "rises", "max"),
     Metric("length_mean", "mean length of the filmed episodes", "steps", "depends"),
@@ -33,15 +33,16 @@ METRICS = (
 )
 
 KIND = Kind(
-    name="recorder",
-    plural="recorders",
-    build="jsrl.workers.recorder.build:build_recorder",
+    name="video-recorder",
+    plural="video recorders",
+    older_names=("recorder",),
+    build="jsrl.workers.video_recorder.build:build_video_recorder",
     ports=(Port("params", "params", "reads", by_policy=True),),
     activities=ACTIVITIES,
-    final=lambda experiment, reason: {} if experiment.recorder.final else None,
+    final=lambda experiment, reason: {} if experiment.video.final else None,
     final_name="final video",
     final_is_limited=True,
-    final_hint="; --recorder.niceness 0 gives it more time on a busy machine, and a smaller --recorder.max-seconds makes the "
+    final_hint="; --video.niceness 0 gives it more time on a busy machine, and a smaller --video.max-seconds makes the "
     "video shorter",
     when_due=True,
     metrics=METRICS,

@@ -1,4 +1,4 @@
-"""Building the recorder."""
+"""Building the video recorder."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from jsrl.envs.rendering import RenderedEnv, make_rendered
 from jsrl.recordings.video_shelf import FOLDER, VideoShelf
 from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import make_recorder
+from jsrl.workers.kinds import make_meter
 from jsrl.workers.players import common_player_settings, played_policies
-from jsrl.workers.recorder.worker import RecorderSettings, VideoRecorder
+from jsrl.workers.video_recorder.worker import VideoRecorder, VideoRecorderSettings
 
 FILMED = 1  # added to the seed: films show other episodes than evaluations
 
 
-def build_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
-    """Return the recorder of a job."""
+def build_video_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
+    """Return the video recorder of a job."""
     e = job.experiment
-    settings = RecorderSettings(
-        episodes=e.recorder.episodes,
-        fps=e.recorder.fps,
-        max_seconds=e.recorder.max_seconds,
-        niceness=None if job.in_process else e.recorder.niceness,
+    settings = VideoRecorderSettings(
+        episodes=e.video.episodes,
+        fps=e.video.fps,
+        max_seconds=e.video.max_seconds,
+        niceness=None if job.in_process else e.video.niceness,
         period_updates=e.filming_period,
         last_params_s=e.deadlines.snapshot_s / 2,  # half of the time that the run waits for the last video
         **common_player_settings(job),
@@ -32,6 +32,6 @@ def build_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
         return make_rendered(e.filmed_env, (seed, FILMED), job.seat_groups or None)
 
     def open_shelf() -> VideoShelf:
-        return VideoShelf(Path(job.folder, FOLDER, job.policy_folder), e.recorder.keep_newest)
+        return VideoShelf(Path(job.folder, FOLDER, job.policy_folder), e.video.keep_newest)
 
-    return VideoRecorder(played_policies(job), settings, make_env, open_shelf, reporter, make_recorder(job))
+    return VideoRecorder(played_policies(job), settings, make_env, open_shelf, reporter, make_meter(job))

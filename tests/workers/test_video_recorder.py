@@ -1,4 +1,4 @@
-"""The recorder records due videos with captions of return and version, survives a lost video, and ends with the last one."""
+"""The video recorder writes due videos with captions of return and version, survives a lost one, and ends with the last."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jsrl.recordings.video_shelf import Video, VideoShelf
 from jsrl.runs.control import Command
 from jsrl.types import ArraySpec, Discrete, EnvSpec, make_version
 from jsrl.workers.play import PlayedPolicy
-from jsrl.workers.recorder.worker import RecorderSettings, VideoRecorder
+from jsrl.workers.video_recorder.worker import VideoRecorder, VideoRecorderSettings
 from tests.decoded import decode
 from tests.workers.event_recorder import EventRecorder
 
@@ -102,26 +102,26 @@ class Rig:
         }
         self.env, self.params, self.heard = Painted(), Params(), EventRecorder()
         self.folder = folder
-        settings = RecorderSettings(**(values | changes))
-        self.recorder = VideoRecorder(
+        settings = VideoRecorderSettings(**(values | changes))
+        self.worker = VideoRecorder(
             [PlayedPolicy(AGENT, ENV, lambda: self.params, 1)],
             settings,
             lambda n, seed: self.env,
             lambda: VideoShelf(folder, 2),
             self.heard,
         )
-        self.recorder.setup()
+        self.worker.setup()
 
     def film(self) -> None:
         for _ in range(50):
-            if not self.recorder.due:
+            if not self.worker.due:
                 return
-            self.recorder.step()
+            self.worker.step()
         raise AssertionError("it never ends")
 
     @property
     def videos(self) -> list[Video]:
-        return self.recorder._shelf.videos
+        return self.worker._shelf.videos
 
     def frames(self, number: int = -1) -> tuple[np.ndarray, float]:
         return decode(self.folder / self.videos[number].file)
@@ -135,16 +135,16 @@ def test_videos_are_recorded_once_per_period_and_hold_the_whole_episode(tmp_path
     assert [told["updates"] for told in rig.heard.named("filmed")] == [0, 12, 25]
     told = rig.heard.named("filmed")[1]
     assert told["env_steps"] == 1200
-    assert told["metrics"]["recorder/return_mean"] == 12.0
-    assert told["metrics"]["recorder/video_frames"] == LENGTH + 2  # the last frame is held for half a second
+    assert told["metrics"]["video_recorder/return_mean"] == 12.0
+    assert told["metrics"]["video_recorder/video_frames"] == LENGTH + 2  # the last frame is held for half a second
     assert [(v.version_updates, v.return_mean, v.best) for v in rig.videos] == [(12, 12.0, True), (25, 12.0, False)]
     frames, fps = rig.frames()
     assert (len(frames), fps) == (LENGTH + 2, 4.0)
     top = Captions(320, 2).height
     shades = frames[:, top + 20 : top + 200, 20:300].reshape(len(frames), -1).mean(1)
     assert np.abs(shades - 30 * np.array([0, 1, 2, 3, 4, 5, 6, 6])).max() < 6
-    assert rig.recorder.report()[0]["recorder/videos"] == 3
-    rig.recorder.close()
+    assert rig.worker.report()[0]["video_recorder/videos"] == 3
+    rig.worker.close()
     assert rig.env.closed
 
 
@@ -170,7 +170,7 @@ def test_return_and_version_are_in_the_caption(tmp_path):
     assert apart[-1, :half].max() > 80, "return 0.0 and 12.0 look the same"
     assert apart[0, half : strip.stop].max() > 80, "versions 0 and 77 look the same"
     assert apart[0, :half].max() < 40, "both start with return 0.0"
-    rig.recorder.close()
+    rig.worker.close()
 
 
 def test_video_length_is_bounded_and_returns_cover_full_episodes(tmp_path):
@@ -182,8 +182,8 @@ def test_video_length_is_bounded_and_returns_cover_full_episodes(tmp_path):
     assert (len(frames), fps) == (10, 5.0)
     assert rig.env.drawn - drawn <= 10, "hidden values must not be drawn"
     assert rig.videos[0].return_mean == 12.0
-    assert rig.heard.named("filmed")[0]["metrics"]["recorder/length_mean"] == LENGTH
-    rig.recorder.close()
+    assert rig.heard.named("filmed")[0]["metrics"]["video_recorder/length_mean"] == LENGTH
+    rig.worker.close()
 
 
 def test_unwritable_video_warns_and_the_next_one_is_recorded(tmp_path):
@@ -194,13 +194,13 @@ def test_unwritable_video_warns_and_the_next_one_is_recorded(tmp_path):
     (warning,) = rig.heard.named("warning")
     assert "a video was lost" in warning["text"]
     assert "(32, 64, 3)" in warning["text"]
-    assert rig.recorder.report()[0]["recorder/failed"] == 1
+    assert rig.worker.report()[0]["video_recorder/failed"] == 1
     assert not list(tmp_path.glob("*.mp4*"))
     rig.env.broken = False
     rig.params.publish(10)
     rig.film()
     assert [v.version_updates for v in rig.videos] == [10]
-    rig.recorder.close()
+    rig.worker.close()
 
 
 def test_last_params_are_recorded_at_the_end(tmp_path):
@@ -208,12 +208,12 @@ def test_last_params_are_recorded_at_the_end(tmp_path):
     rig.params.publish(0)
     rig.film()
     rig.params.publish(3)
-    rig.recorder.command(Command("final"))
+    rig.worker.command(Command("final"))
     assert not rig.heard.named("filmed finally")
     rig.film()
     assert len(rig.heard.named("filmed finally")) == 1
     assert [v.version_updates for v in rig.videos] == [0, 3]
-    rig.recorder.close()
+    rig.worker.close()
 
 
 @pytest.mark.parametrize(("last_params_s", "filmed"), [(60.0, [0, 9]), (0.0, [0, 3])])
@@ -222,45 +222,45 @@ def test_the_last_video_waits_for_the_last_params(last_params_s, filmed, tmp_pat
     rig.params.publish(0)
     rig.film()
     rig.params.publish(3)
-    rig.recorder.command(Command("final", {"updates": {"": 9}}))
+    rig.worker.command(Command("final", {"updates": {"": 9}}))
     for _ in range(20):
-        rig.recorder.step()
+        rig.worker.step()
     rig.params.publish(9)
-    rig.recorder.step()
+    rig.worker.step()
     rig.film()
     assert len(rig.heard.named("filmed finally")) == 1
     assert [v.version_updates for v in rig.videos] == filmed
-    rig.recorder.close()
+    rig.worker.close()
 
 
 def test_final_video_is_not_recorded_twice(tmp_path):
     rig = Rig(tmp_path)
     rig.params.publish(4)
     rig.film()
-    rig.recorder.begin_final()
+    rig.worker.begin_final()
     assert len(rig.heard.named("filmed finally")) == 1
-    assert not rig.recorder.due
+    assert not rig.worker.due
     assert len(rig.videos) == 1
-    rig.recorder.close()
+    rig.worker.close()
 
 
 def test_run_without_published_params_has_no_video(tmp_path):
     rig = Rig(tmp_path)
-    rig.recorder.begin_final()
+    rig.worker.begin_final()
     assert len(rig.heard.named("filmed finally")) == 1
-    assert not rig.recorder.due
-    rig.recorder.close()
+    assert not rig.worker.due
+    rig.worker.close()
 
 
 def test_stopping_during_a_video_leaves_no_file(tmp_path):
     rig = Rig(tmp_path, episodes=100_000)
     rig.params.publish(1)
-    assert rig.recorder.due
+    assert rig.worker.due
     until_s = time.monotonic() + 30.0
     while (
         not list(tmp_path.glob("*.part")) and time.monotonic() < until_s
     ):  # the encoder, a separate process, creates the file
-        rig.recorder.step()
+        rig.worker.step()
     assert list(tmp_path.glob("*.part"))
-    rig.recorder.close()
+    rig.worker.close()
     assert not list(tmp_path.glob("*.mp4*"))

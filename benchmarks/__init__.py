@@ -1,0 +1,1 @@
+"""Benchmarks of jsrl; `jsrl bench` runs some of them."""

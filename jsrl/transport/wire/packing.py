@@ -1,0 +1,128 @@
+"""What is left out of messages between hosts: old frames of stacks, and what LZ4 saves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from jsrl.errors import CodecError
+from jsrl.types import ArraySpec, Tree
+
+THIN, LZ4 = "newest", "lz4"  # fields of a message
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What to leave out of messages.
+
+    Attributes:
+      frames: number of frames stacked on an observation's last axis, see EnvSpec.frames; None: send all.
+      compress: with LZ4, if that makes it smaller.
+    """
+
+    frames: int | None = None
+    compress: bool = False
+
+    def __bool__(self) -> bool:
+        """Return whether anything is packed."""
+        return self.frames is not None or self.compress
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return the packing as fields of a welcome."""
+        return {"frames": self.frames, "compress": self.compress}
+
+
+PLAIN = Packing()
+
+
+def read_packing(fields: object) -> Packing:
+    """Return the packing in a welcome; no `fields`: none.
+
+    Raises:
+      CodecError: it is invalid.
+    """
+    if fields is None:
+        return PLAIN
+    try:
+        return msgspec.convert(fields, Packing)
+    except msgspec.ValidationError as error:
+        raise CodecError(f"a welcome that asks for the packing {str(fields)[:80]}: {error}.") from error
+
+
+def is_stack(observation: Tree, frames: int | None) -> bool:
+    """Return whether an observation (ArraySpec leaves) is one array of stacks of this many frames."""
+    return isinstance(observation, ArraySpec) and frames is not None and frames > 1 and observation.shape[-1] == frames
+
+
+def stack(observation: np.ndarray, newest: np.ndarray, black: np.ndarray) -> None:
+    """Fill rows 1 to T of `observation` [T+1, B, ..., frames] from row 0 and the newest frames [T, B, ...].
+
+    Older frames are black where `black` (bool [T, B], of rows 1 to T) is set.
+    """
+    for t in range(1, len(observation)):
+        push(observation[t - 1], newest[t - 1], black[t - 1], observation[t])
+
+
+def push(before: np.ndarray, newest: np.ndarray, black: np.ndarray, out: np.ndarray) -> None:
+    """Write the stacks [B, ..., frames] that follow `before` into `out`, which may be `before`.
+
+    Args:
+      newest: frames [B, ...]. black: bool [B], whose older frames are black.
+    """
+    words, last = _words(out), _words(before)
+    if words is not None and last is not None:
+        np.right_shift(last, 8, out=words)
+        words[black] = 0
+    else:
+        out[..., :-1] = before[..., 1:]
+        out[black, ..., :-1] = 0
+    out[..., -1] = newest
+
+
+def find_black(before: np.ndarray, stacks: np.ndarray) -> np.ndarray | None:
+    """Return bool [B]: whose older frames in `stacks` [B, ..., frames] are black, while all others follow `before`.
+
+    None: some do neither.
+    """
+    words, last = _words(stacks), _words(before)
+    if words is not None and last is not None:
+        older, expected = words << 8, last & ~words.dtype.type(0xFF)
+    else:
+        older, expected = stacks[..., :-1], before[..., 1:]
+    axes = tuple(range(1, older.ndim))
+    black: np.ndarray = (older != expected).any(axis=axes)
+    return None if black.any() and older[black].any() else black
+
+
+def _words(stacks: np.ndarray) -> np.ndarray | None:
+    """Return each stack of a pixel as one number, which is much faster than its bytes; None: its size is no number's."""
+    frames = stacks.shape[-1]
+    return stacks.view(f"<u{frames}")[..., 0] if stacks.dtype == np.uint8 and frames in (2, 4, 8) else None
+
+
+def compress(raw: np.ndarray) -> np.ndarray | None:
+    """Return bytes compressed with LZ4; None: that does not make them fewer."""
+    smaller = np.frombuffer(_lz4().compress(raw, store_size=False), np.uint8)
+    return smaller if smaller.nbytes < raw.nbytes else None
+
+
+def decompress(packed: np.ndarray, size_bytes: int) -> np.ndarray:
+    """Return `size_bytes` bytes that `compress` packed.
+
+    Raises:
+      CodecError: they are not that.
+    """
+    try:
+        return np.frombuffer(_lz4().decompress(packed, uncompressed_size=size_bytes), np.uint8)
+    except (ValueError, _lz4().LZ4BlockError) as error:
+        raise CodecError(f"a message that LZ4 cannot read: {error}.") from error
+
+
+def _lz4() -> Any:
+    import lz4.block
+
+    return lz4.block

@@ -1,1 +1,0 @@
-"""Recorders: film episodes of the newest params."""

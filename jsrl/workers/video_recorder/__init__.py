@@ -1,0 +1,1 @@
+"""Video recorders: film episodes of the newest params."""
