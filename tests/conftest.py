@@ -13,9 +13,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 NIGHTLY, SLOW = (tomllib.loads((Path(__file__).parent / f"{mark}.toml").read_text()) for mark in ("nightly", "slow"))
 
+# on a busy machine, making and checking examples takes long
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any speed")
 os.environ.setdefault("JSRL_PROFILES", "")  # profiles that a developer has tuned must not affect tests
 # The suite starts hundreds of processes: without __pycache__ each compiles jsrl's sources, a third of its start-up time.
 sys.dont_write_bytecode = False

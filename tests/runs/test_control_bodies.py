@@ -163,7 +163,7 @@ MESSAGES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(message=MESSAGES)
 def test_no_message_ends_a_run(rig, message) -> None:
     rig.receive(message)

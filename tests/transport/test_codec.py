@@ -155,7 +155,7 @@ plain = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(T
 
 
 @given(tree=trees, fields=st.dictionaries(st.text(TEXT, max_size=6), plain, max_size=4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_round_trip_of_any_tree(tree, fields):
     message = decode(as_wire(encode("any", fields, tree)))
     assert message.fields == fields
@@ -179,7 +179,7 @@ def altered(wire: list, rng: random.Random) -> list:
 
 
 @given(tree=trees, seed=st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_altered_headers_and_truncated_frames_are_codec_errors(tree, seed):
     wire = as_wire(encode("any", {"sequence": 7, "name": "actor-0"}, tree))
     rng = random.Random(seed)
@@ -190,14 +190,14 @@ def test_altered_headers_and_truncated_frames_are_codec_errors(tree, seed):
 
 
 @given(st.lists(st.binary(max_size=200), max_size=4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_bytes_are_codec_errors(frames):
     with pytest.raises(CodecError):
         decode(frames)
 
 
 @given(body=st.binary(max_size=60), frames=st.lists(st.binary(max_size=16), max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_body_with_a_valid_checksum_decodes_or_is_a_codec_error(body, frames):
     packed = struct.pack("<4sHHI", b"JSRL", codec.PROTOCOL_VERSION, len(frames) + 1, zlib.crc32(body)) + body
     try:

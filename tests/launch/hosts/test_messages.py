@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jsrl.errors import CodecError
@@ -91,7 +91,6 @@ values = st.one_of(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # generating examples is slow on a busy machine
 @given(
     st.one_of(
         st.binary(max_size=200), st.dictionaries(st.sampled_from([*FINE, "x"]), values).map(msgspec.msgpack.encode)
