@@ -312,6 +312,16 @@ def test_report_failures_are_warnings(run_folder: RunFolder):
     )
 
 
+def test_an_interrupted_report_does_not_hide_the_result(run_folder: RunFolder, monkeypatch):
+    def interrupted(folder):
+        raise KeyboardInterrupt
+
+    warnings: list[str] = []
+    monkeypatch.setattr("jsrl.report.report.write_report", interrupted)
+    assert leave_report(run_folder, warnings.append) == ""
+    assert "interrupted" in warnings[0] and warnings[0].endswith(f"jsrl report {run_folder.path}")
+
+
 def test_experiment_of_another_version_drops_only_the_advice(run_folder: RunFolder):
     write_lines(run_folder, lines(10))
     config = run_folder.config
