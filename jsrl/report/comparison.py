@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from jsrl.launch.graph_file import stored_graph
 from jsrl.metrics.display_state import clock, short
 from jsrl.metrics.scores import RETURN, WIN_RATE
 from jsrl.metrics.sparkline import sparkline
-from jsrl.report.run_report import flat_options
+from jsrl.report.run_report import flat_options, rates_of
 from jsrl.runs.runs import Run
 from jsrl.runs.state import read_result
 
@@ -285,7 +286,9 @@ def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> st
         text_table(("differs in", "A", "B"), rows) if rows else "same configuration, commit, packages, hardware"
     )
     shared = [key for key in keys if key in left.metrics or key in right.metrics]
-    ends = [_row(key, _end(left, key), _end(right, key)) for key in shared]
+    ends = [_row(key, _end(left, key), _end(right, key)) for key in shared if not key.endswith("_per_s")]
+    speeds = [rates_of(run.metrics) for run in (left, right)]  # the last line of a rate also counts the end of the run
+    ends += [_row(f"{name}/s", *(own.get(name) for own in speeds)) for name in dict.fromkeys(itertools.chain(*speeds))]
     finals = [read_result(run.folder.path).get("final") or {} for run in (left, right)]
     if any(finals):
         matches = all(WIN_RATE in final for final in finals if final)

@@ -18,16 +18,18 @@ from jsrl.experiment import Experiment
 from jsrl.graph.placements import make_graph
 from jsrl.launch.graph_file import write_graph
 from jsrl.launch.result import Result, fitted
+from jsrl.metrics.display_state import short
 from jsrl.references.reference import to_json
 from jsrl.report import run_report
 from jsrl.report.charts import Series, chart, ticks
+from jsrl.report.comparison import compare_runs
 from jsrl.report.curves import algorithm, machine, shares_of_time
 from jsrl.report.graph import dataflow
 from jsrl.report.html import body
 from jsrl.report.report import leave_report, write_report
 from jsrl.report.run_report import make_report, steady
 from jsrl.report.text import document
-from jsrl.runs.runs import RunFolder
+from jsrl.runs.runs import Run, RunFolder
 from jsrl.runs.state import RunState
 
 ROOT = Path(__file__).parents[2]
@@ -310,6 +312,16 @@ def test_report_failures_are_warnings(run_folder: RunFolder):
         and "environment.json" in warnings[0]
         and f"try: jsrl report {run_folder.path}" in warnings[0]
     )
+
+
+def test_compared_rates_are_those_of_the_reports(run_folder: RunFolder):
+    last = {**lines(10)[-1], "learner/updates_per_s": 0.5, "actor/env_steps_per_s": 3.0}  # the end of the run
+    write_lines(run_folder, [*lines(10)[:-1], last])
+    rates = make_report(run_folder).rates
+    assert "updates" in rates
+    text = compare_runs(Run(run_folder), Run(run_folder))
+    for name, value in rates.items():
+        assert re.search(rf"^{name}/s +{re.escape(short(value))} ", text, re.MULTILINE), text
 
 
 def test_an_interrupted_report_does_not_hide_the_result(run_folder: RunFolder, monkeypatch):
