@@ -111,6 +111,9 @@ def test_open_by_path_name_and_experiment(tmp_path):
     assert RunFolder.open("ppo_pong/first", tmp_path) == first
     assert RunFolder.open("first", tmp_path) == first
     assert RunFolder.open("ppo_pong", tmp_path) == second
+    (run,) = load_runs("first", tmp_path)
+    assert RunFolder.open(run) == RunFolder.open(run.folder) == first  # so `load_policy` takes both
+    assert [same.name for same in load_runs([run])] == [run.name]
 
 
 def test_an_at_sign_in_the_path_of_a_run_is_not_a_tag(tmp_path):
