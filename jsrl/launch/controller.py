@@ -29,6 +29,7 @@ from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Hear
 from jsrl.runs.control_bodies import complaint
 from jsrl.runs.pauses import Pauses
 from jsrl.runs.runs import to_resume
+from jsrl.runs.state import NO_SNAPSHOT, has_snapshot
 from jsrl.snapshots.format import MANIFEST
 from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import make_folder
@@ -115,9 +116,9 @@ class Controller:
         except WorkerDied as error:
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: without the snapshots
                 self._save_learners()
-            if (self._session.folder.snapshots / "state" / "tags" / "latest.json").exists():
-                raise WorkerDied(f"{error}\n(to continue: {to_resume(self._session.folder.path)})") from None
-            raise
+            if has_snapshot(folder := self._session.folder.path):
+                raise WorkerDied(f"{error}\n(to continue: {to_resume(folder)})") from None
+            raise WorkerDied(f"{error}\n({NO_SNAPSHOT})") from None
 
     def _interrupt(self) -> None:
         self._interrupted = True

@@ -99,7 +99,7 @@ def death_notice(worker: SupervisedWorker, what: str, crash: Crash | None) -> st
     if crash is not None:
         return f"{worker.name}: {crash.error}: {crash.text}\n\n{crash.trace.rstrip()}\n\n(log: {log})"
     tail = worker.handle.tail(LOG_LINES)
-    return f"{title} It sent no traceback; its log ends with:\n{tail or '(nothing)'}\n\n(log: {log})"
+    return f"{title}\nIt sent no traceback; its log ends with:\n{tail or '(nothing)'}\n\n(log: {log})"
 
 
 def loss_notice(worker: str, notice: str, crash: Crash | None) -> str:

@@ -144,9 +144,9 @@ def test_learners_save_after_a_death_at_the_end_of_a_run(interrupt: type[BaseExc
             raise interrupt
 
     made._plan = SimpleNamespace(jobs=())  # type: ignore[assignment]
-    made._session = SimpleNamespace(reason="total_env_steps", folder=SimpleNamespace(snapshots=Path("nowhere")))  # type: ignore[assignment]
+    made._session = SimpleNamespace(reason="total_env_steps", folder=SimpleNamespace(path=Path("nowhere")))  # type: ignore[assignment]
     made._end_in_order, made._save_learners = end, save  # type: ignore[method-assign]
-    with pytest.raises(WorkerDied, match="the evaluator died"):
+    with pytest.raises(WorkerDied, match=r"the evaluator died\n\(it cannot be continued: .*--snapshots\.period-s"):
         made._work()
     assert saved == ["learner"]
 
@@ -179,6 +179,7 @@ def test_death_without_a_message_names_the_environment_and_the_last_call(status:
         made._check(worker)
     text = str(died.value)
     assert text.startswith("actor ended unexpectedly: gone")
+    assert "log ends with" not in text.splitlines()[0]  # `jsrl status` shows this line alone
     assert ("The environment 'a:b' may have ended the process, by os._exit" in text and "check_env" in text) == is_own
     assert "(environment 'a:b')" in text or is_own
     assert f"At its last heartbeat it was in this call: {CALL} for 0.2 s." in text
