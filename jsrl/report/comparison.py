@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -269,8 +270,23 @@ def summarise(runs: Sequence[Run], key: str = "evaluator/return_mean") -> str:
         rows.append((summary.experiment, str(summary.seeds), steps, mean, iqm, *ends))
     note = "\none seed is not enough: its interval is a point." if any(row[1] == "1" for row in rows) else ""
     note += f"\n{UNEQUAL}" if any(len(summary.ends) > 1 for summary in found) else ""
+    note += "".join(f"\n{line}" for line in repeated_seeds(runs))
     test = difference_text(runs, key)
     return f"{key}, end value\n{text_table(header, rows)}{note}" + (f"\n{test}" if test else "")
+
+
+def repeated_seeds(runs: Sequence[Run]) -> list[str]:
+    """Return a line for each experiment of which several runs have the same seed: they count as seeds, but are too alike."""
+    lines = []
+    for experiment, own in grouped(runs).items():
+        counts = Counter(str(flat_options(run.config).get("seed")) for run in own)
+        again = [f"{count} runs with seed {seed}" for seed, count in counts.items() if count > 1 and seed != "None"]
+        if again:
+            text = (
+                f"{experiment}: {' and '.join(again[:3])}; each counts as a seed, so the intervals may be too narrow."
+            )
+            lines.append(f"{text} --seeds 0-4 runs different ones.")
+    return lines
 
 
 def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> str:
