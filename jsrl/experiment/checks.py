@@ -71,13 +71,14 @@ def _check_types(e: Experiment) -> None:
     """Refuse parts of another type, and text in place of a number: the command line converts its values by itself."""
     if isinstance(e.agent, type):
         raise ConfigError(f"agent is the class {e.agent.__name__}; make an instance: agent={e.agent.__name__}(...).")
-    for name, kinds in _kinds(type(e)).items():
+    cls: type = type(e)
+    for name, kinds in _kinds(cls).items():
         value = getattr(e, name)
         part = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
         if isinstance(part, type) and not (isinstance(value, part) or (value is None and type(None) in kinds)):
             given = f"({value!r})" if part.__name__ == "EnvConfig" and isinstance(value, str) else "(...)"
             raise ConfigError(f"{name} is {value!r}; expected {name}={part.__name__}{given}.")
-        if isinstance(value, str) and {int, float} & set(kinds) and not _choices(type(e)).get(name):
+        if isinstance(value, str) and {int, float} & set(kinds) and not _choices(cls).get(name):
             raise ConfigError(f"{name} is {value!r}, a text; expected a number.")
 
 
