@@ -12,7 +12,7 @@ from jsrl.counted import counted
 from jsrl.metrics.scores import score_text
 from jsrl.runs.groups import Group
 from jsrl.runs.runs import to_resume
-from jsrl.runs.state import read_result
+from jsrl.runs.state import NO_SNAPSHOT, has_snapshot, read_result
 from jsrl.transport.ledger.reconcile import hop_ledger
 
 INTENDED = ("total_env_steps", "max_minutes", "stop_at_return")
@@ -110,8 +110,11 @@ class Result:
         whole = [f"run folder: {self.folder}"]  # paths and commands are copied: they are not wrapped
         if (report := self.folder / "report.html").exists():
             whole.append(f"report: {report}")
-        if (self.unsaved or not self.as_intended) and (self.folder / "snapshots" / "state").exists():
-            whole.append(f"to continue: {to_resume(self.folder)}")
+        if self.unsaved or not self.as_intended:
+            if has_snapshot(self.folder):
+                whole.append(f"to continue: {to_resume(self.folder)}")
+            elif self.updates:
+                whole.append(NO_SNAPSHOT)
         return "\n".join([summary, *whole])
 
 

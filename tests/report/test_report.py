@@ -324,6 +324,14 @@ def test_compared_rates_are_those_of_the_reports(run_folder: RunFolder):
         assert re.search(rf"^{name}/s +{re.escape(short(value))} ", text, re.MULTILINE), text
 
 
+def test_only_a_run_with_a_snapshot_is_said_to_continue(run_folder: RunFolder):
+    result, tags = Result(run_folder.path, "interrupted", 1_000, 10, 1.0), run_folder.snapshots / "state" / "tags"
+    tags.mkdir(parents=True)  # the folder is there, but a second Ctrl-C came before the snapshot
+    assert str(result).splitlines()[-1].startswith("it cannot be continued: ")
+    (tags / "latest.json").touch()
+    assert str(result).splitlines()[-1] == f"to continue: jsrl run --resume {run_folder.path}"
+
+
 def test_an_interrupted_report_does_not_hide_the_result(run_folder: RunFolder, monkeypatch):
     def interrupted(folder):
         raise KeyboardInterrupt
