@@ -556,10 +556,10 @@ class Controller:
         kind = self._plan.kinds[name]
         self._session.stage(name, kind.final_name)
         self._wait_with(name, lambda _: name in self._session.finals)
-        worker = self._workers[name]
-        if not (name in self._session.finals or self._interrupted or worker.replaced):
+        if not (name in self._session.finals or self._workers[name].replaced):
             waited = f"within {self._deadlines.snapshot_s:g} s (deadlines.snapshot_s){kind.final_hint}"
-            self._session.display.message(f"{name}: its {kind.final_name} was not finished {waited}", "warning")
+            why = "because it was interrupted" if self._interrupted else waited
+            self._session.display.message(f"{name}: its {kind.final_name} was not finished {why}", "warning")
 
     def _wait_with(self, name: str, reached: Callable[[SupervisedWorker], bool]) -> None:
         """Wait until a worker has reached a state; see `_died` if it dies meanwhile."""

@@ -98,6 +98,9 @@ def test_a_lost_final_video_comes_with_advice() -> None:
         "recorder: its final video was not finished within 60 s (deadlines.snapshot_s); --recorder.niceness 0 gives it more "
         "time on a busy machine, and a smaller --recorder.max-seconds makes the video shorter"
     ]
+    made._interrupted = True
+    made._await_final("recorder")
+    assert told[1:] == ["recorder: its final video was not finished because it was interrupted"]
 
 
 @pytest.mark.parametrize(
