@@ -20,7 +20,7 @@ from jsrl.launch.machine import accelerators
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
-from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker, death_notice, last_seen, loss_notice
+from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker, crash_text, death_notice, last_seen, loss_notice
 from jsrl.launch.supervision import Restart, Supervision, replacement_job
 from jsrl.launch.usage import Usage
 from jsrl.launch.watchdog import Watchdog
@@ -269,7 +269,7 @@ class Controller:
         worker.handle.kill()
         worker.replaced = True
         crash = self._crashes.pop(worker.name, None)
-        what = f"{crash.error}: {crash.text}" if crash else "it did not leave in order" if late else ""
+        what = crash_text(worker.name, crash) if crash else "it did not leave in order" if late else ""
         text = f"{worker.name} moves, because {worker.moves}" + (f" ({what})" if what else "")
         self._session.display.message(text, "warning" if what else "info")
         self._restarts.append(Restart(time.monotonic(), worker.job, worker.restarts))
@@ -287,7 +287,7 @@ class Controller:
         seen = self._watchdog.look(worker)  # before it is killed
         worker.handle.kill()
         worker, what, crash = self._cause(worker, what)
-        reason = f"{crash.error}: {crash.text}" if crash else what
+        reason = crash_text(worker.name, crash) if crash else what
         noticed = f"{worker.name} {reason}" + (f"\n\n{crash.trace}" if crash else "")
         report = self._watchdog.write(worker.name, noticed, seen)
         kind, ended = self._kind(worker), worker.handle.exit
@@ -537,7 +537,7 @@ class Controller:
         if late and not self._interrupted:
             what += f" ({self._watchdog.write(worker.name, what, self._watchdog.look(worker))})"
         crash = self._crashes.get(worker.name)
-        what = f"{crash.error}: {crash.text}" if crash else what
+        what = crash_text(worker.name, crash) if crash else what
         self._session.display.message(f"{worker.name} while stopping: {what}", "warning")
 
     def _begin_finals(self, left: dict[str, dict[str, Any]]) -> None:

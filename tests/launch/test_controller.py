@@ -16,9 +16,9 @@ from jsrl.errors import WorkerDied
 from jsrl.experiment import AgentReference, Experiment, PolicyConfig
 from jsrl.launch.controller import Controller
 from jsrl.launch.launcher import Exit
-from jsrl.launch.supervised import SupervisedWorker
+from jsrl.launch.supervised import SupervisedWorker, death_notice
 from jsrl.launch.supervision import Supervision
-from jsrl.runs.control import REPLAYING, Heartbeat, Stage
+from jsrl.runs.control import REPLAYING, Crash, Heartbeat, Stage
 from jsrl.runs.pauses import Pauses
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind
@@ -186,6 +186,11 @@ def test_death_without_a_message_names_the_environment_and_the_last_call(status:
     assert ("The environment 'a:b' may have ended the process, by os._exit" in text and "check_env" in text) == is_own
     assert "(environment 'a:b')" in text or is_own
     assert f"At its last heartbeat it was in this call: {CALL} for 0.2 s." in text
+
+
+def test_a_fault_names_its_worker_once() -> None:
+    crash = Crash("actor", 0, "EnvironmentFault", f"{CALL} did not return", "")
+    assert death_notice(dead("actor"), "ended", crash).startswith("actor: EnvironmentFault: step of environment 'a:b'")
 
 
 def test_a_death_at_the_moment_of_the_end_is_left_to_the_end() -> None:
