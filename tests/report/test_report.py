@@ -324,6 +324,16 @@ def test_compared_rates_are_those_of_the_reports(run_folder: RunFolder):
         assert re.search(rf"^{name}/s +{re.escape(short(value))} ", text, re.MULTILINE), text
 
 
+def test_scores_of_several_policies_name_their_policies(run_folder: RunFolder):
+    score = {"return_mean": 2.5, "return_ci95": 0.1, "episodes": 20, "env_steps": 100}
+    other = {"env_steps": 100, "updates": 1, "evaluation": score, "final": score}
+    result = Result(run_folder.path, "total_env_steps", 100, 1, 1.0, evaluation=score, final=score)
+    assert "\nevaluation: return 2.50" in str(result)
+    text = str(dataclasses.replace(result, policy="hider", others={"seeker": other}))
+    assert "\nevaluation of hider: return 2.50" in text and "\nfinal evaluation of hider, fresh seeds: return" in text
+    assert "\npolicy seeker: 100 env steps" in text
+
+
 def test_only_a_run_with_a_snapshot_is_said_to_continue(run_folder: RunFolder):
     result, tags = Result(run_folder.path, "interrupted", 1_000, 10, 1.0), run_folder.snapshots / "state" / "tags"
     tags.mkdir(parents=True)  # the folder is there, but a second Ctrl-C came before the snapshot
