@@ -19,7 +19,7 @@ from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.policies import find_seats
 from jsrl.export.file import save
 from jsrl.references.reference import from_json
-from jsrl.runs.runs import RunFolder
+from jsrl.runs.runs import RunFolder, split_tag
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Request
@@ -156,9 +156,9 @@ def load_policy(
     """Return the policy of a run's snapshot.
 
     Args:
-      run: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run. tag: best, latest, final, or the name of a frozen
-        player such as frozen-3; `NAME/best` means the policy NAME of several. policy: its name, in place of `NAME/`; neither:
-        the first one. stream: of its sampled actions (see `Policy`).
+      run: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run; RUN@TAG, as in commands, names the tag too.
+      tag: best, latest, final, or the name of a frozen player such as frozen-3; `NAME/best` means the policy NAME of several.
+      policy: its name, in place of `NAME/`; without both it is the first one. stream: of its sampled actions (see `Policy`).
 
     Raises:
       ConfigError: there is no such run, policy or tag. SnapshotError: a frozen player has changed, or the params do not fit
@@ -166,6 +166,8 @@ def load_policy(
     """
     from jsrl.launch.graph_file import experiment_of
 
+    run, named = split_tag(run)
+    tag = named or tag
     folder = RunFolder.open(run, runs_dir)
     folder.use_source()
     several = policies_in(folder)

@@ -24,7 +24,7 @@ from jsrl.report.run_report import RUNS
 from jsrl.runs.files import json_ready
 from jsrl.runs.groups import Group, find_group, read_group
 from jsrl.runs.runs import RunFolder, in_command, to_resume
-from jsrl.runs.state import RunState, WorkerSummary, has_snapshot, is_whole, read_state
+from jsrl.runs.state import NO_SNAPSHOT, RunState, WorkerSummary, has_snapshot, is_whole, read_state
 
 MOST_RUNS = 20  # in the table of a folder
 MOST_PIDS = 16  # of workers of a kind; --json shows all
@@ -159,6 +159,8 @@ def text(folder: RunFolder) -> str:
         lines.append(f"  Slurm job {state.process.job}: {state_of(state.process.job) or 'not known here'}")
     if command := resume_command(folder.path, state):
         lines.append(f"  to continue: {command}")
+    elif state.name == "killed" or state.result.get("ended") == "failed":
+        lines.append(f"  {NO_SNAPSHOT}")
     if state.is_running:
         run = in_command(folder.path)
         lines.append(f"  jsrl attach {run} | jsrl logs {run} | jsrl stop {run}")

@@ -17,7 +17,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
 from jsrl.envs.random_play import random_actions
 from jsrl.envs.spaces import MASK_KEY, allowed_choices, mask_starts
-from jsrl.errors import EnvironmentFault
+from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import Array, EnvSpec, GameSpec, Tree, map_tree, named_leaves
 
 Factory = Callable[[int, int], Any]  # (num_envs, seed) -> VectorEnv or VectorGame
@@ -59,7 +59,11 @@ def check_env(
 
     Raises:
       EnvironmentFault: it breaks the contract; the message names the rule, the slot and the values.
+      ConfigError: `env` is neither a config nor a function.
     """
+    if not callable(env) and not isinstance(env, EnvConfig):
+        wanted = f"EnvConfig({env!r})" if isinstance(env, str) else "EnvConfig(...)"
+        raise ConfigError(f"check_env was given {env!r}; expected {wanted}, or a function (num_envs, seed) -> vector.")
     # ignore `on_fault`: report every fault
     build: Factory = partial(make, replace(env, on_fault="auto")) if isinstance(env, EnvConfig) else env
     raw = not isinstance(env, EnvConfig) or (env.reward_clip is None and env.reward_scale == 1.0)

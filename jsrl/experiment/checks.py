@@ -8,6 +8,7 @@ import functools
 import ipaddress
 import math
 import re
+import types
 import typing
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ def check(experiment: Experiment) -> None:
       ConfigError: the message gives the option, its value, and the nearest valid values.
     """
     e = experiment
+    _check_types(e)
     if isinstance(e.agent, dict | list | tuple):
         raise ConfigError(
             "an experiment has one agent (a config such as PPOConfig). Several policies in one environment are its policies: "
@@ -68,6 +70,31 @@ def check(experiment: Experiment) -> None:
     _ = e.evaluation_env, e.filmed_env  # made here so that an unknown option is refused before anything starts
 
 
+def _check_types(e: Experiment) -> None:
+    """Refuse parts of another type, and text in place of a number: the command line converts its values by itself."""
+    if isinstance(e.agent, type):
+        raise ConfigError(f"agent is the class {e.agent.__name__}; make an instance: agent={e.agent.__name__}(...).")
+    cls: type = type(e)
+    for name, kinds in _kinds(cls).items():
+        value = getattr(e, name)
+        part = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
+        if isinstance(part, type) and not (isinstance(value, part) or (value is None and type(None) in kinds)):
+            given = f"({value!r})" if part.__name__ == "EnvConfig" and isinstance(value, str) else "(...)"
+            raise ConfigError(f"{name} is {value!r}; expected {name}={part.__name__}{given}.")
+        if isinstance(value, str) and {int, float} & set(kinds) and not _choices(cls).get(name):
+            raise ConfigError(f"{name} is {value!r}, a text; expected a number.")
+
+
+@functools.lru_cache(64)
+def _kinds(cls: type) -> dict[str, tuple[object, ...]]:
+    """Return the types that each field of a config may have."""
+    unions = (typing.Union, types.UnionType)
+    return {
+        name: typing.get_args(kind) if typing.get_origin(kind) in unions else (kind,)
+        for name, kind in typing.get_type_hints(cls).items()
+    }
+
+
 def _check_choices(e: Experiment) -> None:
     """Refuse names that an option does not have, in the experiment and its parts: the command line checks them by itself."""
     parts = {f"{name}.": part for name, part in vars(e).items() if type(part).__module__ == PARTS}
@@ -85,8 +112,7 @@ def _check_choices(e: Experiment) -> None:
 def _choices(cls: type) -> dict[str, tuple[str, ...]]:
     """Return the names that each field of a config may have, if these are fixed."""
     found = {}
-    for name, kind in typing.get_type_hints(cls).items():
-        kinds = (kind, *typing.get_args(kind))
+    for name, kinds in _kinds(cls).items():
         if literal := next((each for each in kinds if typing.get_origin(each) is typing.Literal), None):
             found[name] = typing.get_args(literal)
     return found

@@ -20,7 +20,7 @@ from jsrl.launch.machine import accelerators
 from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
-from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker, death_notice, last_seen, loss_notice
+from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker, crash_text, death_notice, last_seen, loss_notice
 from jsrl.launch.supervision import Restart, Supervision, replacement_job
 from jsrl.launch.usage import Usage
 from jsrl.launch.watchdog import Watchdog
@@ -29,6 +29,7 @@ from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Hear
 from jsrl.runs.control_bodies import complaint
 from jsrl.runs.pauses import Pauses
 from jsrl.runs.runs import to_resume
+from jsrl.runs.state import NO_SNAPSHOT, has_snapshot
 from jsrl.snapshots.format import MANIFEST
 from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import make_folder
@@ -115,9 +116,9 @@ class Controller:
         except WorkerDied as error:
             with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: without the snapshots
                 self._save_learners()
-            if (self._session.folder.snapshots / "state" / "tags" / "latest.json").exists():
-                raise WorkerDied(f"{error}\n(to continue: {to_resume(self._session.folder.path)})") from None
-            raise
+            if has_snapshot(folder := self._session.folder.path):
+                raise WorkerDied(f"{error}\n(to continue: {to_resume(folder)})") from None
+            raise WorkerDied(f"{error}\n({NO_SNAPSHOT})") from None
 
     def _interrupt(self) -> None:
         self._interrupted = True
@@ -268,7 +269,7 @@ class Controller:
         worker.handle.kill()
         worker.replaced = True
         crash = self._crashes.pop(worker.name, None)
-        what = f"{crash.error}: {crash.text}" if crash else "it did not leave in order" if late else ""
+        what = crash_text(worker.name, crash) if crash else "it did not leave in order" if late else ""
         text = f"{worker.name} moves, because {worker.moves}" + (f" ({what})" if what else "")
         self._session.display.message(text, "warning" if what else "info")
         self._restarts.append(Restart(time.monotonic(), worker.job, worker.restarts))
@@ -286,7 +287,7 @@ class Controller:
         seen = self._watchdog.look(worker)  # before it is killed
         worker.handle.kill()
         worker, what, crash = self._cause(worker, what)
-        reason = f"{crash.error}: {crash.text}" if crash else what
+        reason = crash_text(worker.name, crash) if crash else what
         noticed = f"{worker.name} {reason}" + (f"\n\n{crash.trace}" if crash else "")
         report = self._watchdog.write(worker.name, noticed, seen)
         kind, ended = self._kind(worker), worker.handle.exit
@@ -536,7 +537,7 @@ class Controller:
         if late and not self._interrupted:
             what += f" ({self._watchdog.write(worker.name, what, self._watchdog.look(worker))})"
         crash = self._crashes.get(worker.name)
-        what = f"{crash.error}: {crash.text}" if crash else what
+        what = crash_text(worker.name, crash) if crash else what
         self._session.display.message(f"{worker.name} while stopping: {what}", "warning")
 
     def _begin_finals(self, left: dict[str, dict[str, Any]]) -> None:
@@ -555,10 +556,10 @@ class Controller:
         kind = self._plan.kinds[name]
         self._session.stage(name, kind.final_name)
         self._wait_with(name, lambda _: name in self._session.finals)
-        worker = self._workers[name]
-        if not (name in self._session.finals or self._interrupted or worker.replaced):
+        if not (name in self._session.finals or self._workers[name].replaced):
             waited = f"within {self._deadlines.snapshot_s:g} s (deadlines.snapshot_s){kind.final_hint}"
-            self._session.display.message(f"{name}: its {kind.final_name} was not finished {waited}", "warning")
+            why = "because it was interrupted" if self._interrupted else waited
+            self._session.display.message(f"{name}: its {kind.final_name} was not finished {why}", "warning")
 
     def _wait_with(self, name: str, reached: Callable[[SupervisedWorker], bool]) -> None:
         """Wait until a worker has reached a state; see `_died` if it dies meanwhile."""

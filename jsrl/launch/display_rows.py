@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from jsrl.envs.config import EnvConfig
 from jsrl.launch.progress import Progress
 from jsrl.metrics.display_state import OtherPolicy, PlayerRow
+from jsrl.metrics.scores import score_title
 from jsrl.runs.standings import FILE as STANDINGS
 from jsrl.runs.standings import StandingsTable, read_standings
 
@@ -20,8 +22,10 @@ def frames_per_step(env: EnvConfig) -> int:
 
 def other_policy(progress: Progress) -> OtherPolicy:
     """Return the display's facts about a policy other than the first."""
-    newest = progress.curve[-1][1] if progress.curve else None
-    return OtherPolicy(progress.policy.name, progress.env_steps, progress.updates, newest)
+    other = OtherPolicy(progress.policy.name, progress.env_steps, progress.updates)
+    if not progress.curve:
+        return other
+    return dataclasses.replace(other, score=progress.curve[-1][1], title=score_title(progress.evaluation))
 
 
 class RatedPlayers:

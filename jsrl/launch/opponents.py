@@ -51,7 +51,8 @@ def check_scores(experiment: Experiment, spec: EnvSpec | GameSpec, seats: Mappin
         for name in against:
             _check_opponent(name, own, experiment, spec, seats)
         if not against and isinstance(spec, GameSpec) and spec.zero_sum and experiment.evaluator.enabled:
-            option = f"policies.{policy}.against" if len(experiment.policies) > 1 else "evaluator.against"
+            some = any(opponents_of(experiment, other) for other in seats)  # one option names those of all policies
+            option = f"policies.{policy}.against" if some else "evaluator.against"
             raise ConfigError(
                 f"{spec.name!r} is zero-sum: the mean return of policies that play each other's newest versions does not "
                 f"measure how good they are, and cannot choose the snapshot `best`. Score by win rate: --{option} initial; "

@@ -12,7 +12,7 @@ from jsrl.counted import counted
 from jsrl.metrics.scores import score_text
 from jsrl.runs.groups import Group
 from jsrl.runs.runs import to_resume
-from jsrl.runs.state import read_result
+from jsrl.runs.state import NO_SNAPSHOT, has_snapshot, read_result
 from jsrl.transport.ledger.reconcile import hop_ledger
 
 INTENDED = ("total_env_steps", "max_minutes", "stop_at_return")
@@ -48,6 +48,7 @@ class Result:
       ledger: of the learner's sample stream, reconciled (jsrl.transport.ledger.reconcile). hops: the other streams', by name.
       others: the other policies, by name: why each ended, its env steps, updates, evaluation and final.
       evaluation: the last score (or the one that reached stop_at_return). final: of 100 fresh episodes.
+      policy: the name of the first of several policies, which the other fields are about.
       unsaved: which learner's final snapshot was not written, and why; empty: all were.
       summary: rates, shares of time and the bottleneck, as text; report.html has more.
     """
@@ -63,6 +64,7 @@ class Result:
     evaluation: dict[str, float] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
     others: dict[str, dict[str, Any]] = field(default_factory=dict)
+    policy: str = ""
     unsaved: str = ""
     summary: str = ""
 
@@ -97,11 +99,12 @@ class Result:
             f"{how} after {self.env_steps:,} env steps, {counted(self.updates, 'update')}, {self.wall_s:.1f} s "
             f"({self.process_s:.1f} s from the start of the process)",
         ]
+        whose = f" of {self.policy}" if self.policy else ""
         if self.evaluation:
             e = self.evaluation
-            lines.append(f"evaluation: {score(e)} at {int(e.get('env_steps', 0)):,} env steps")
+            lines.append(f"evaluation{whose}: {score(e)} at {int(e.get('env_steps', 0)):,} env steps")
         if self.final:
-            lines.append(f"final evaluation, fresh seeds: {score(self.final)}")
+            lines.append(f"final evaluation{whose}, fresh seeds: {score(self.final)}")
         lines += [f"{name}: {text}" for name, text in other_lines(self.others)]
         lines += ledger_lines(self.ledger, self.hops)
         if self.summary:
@@ -110,8 +113,11 @@ class Result:
         whole = [f"run folder: {self.folder}"]  # paths and commands are copied: they are not wrapped
         if (report := self.folder / "report.html").exists():
             whole.append(f"report: {report}")
-        if (self.unsaved or not self.as_intended) and (self.folder / "snapshots" / "state").exists():
-            whole.append(f"to continue: {to_resume(self.folder)}")
+        if self.unsaved or not self.as_intended:
+            if has_snapshot(self.folder):
+                whole.append(f"to continue: {to_resume(self.folder)}")
+            elif self.updates:
+                whole.append(NO_SNAPSHOT)
         return "\n".join([summary, *whole])
 
 

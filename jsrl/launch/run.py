@@ -138,7 +138,8 @@ def train(plan: Plan, session: Session, launcher: Launcher) -> Result:
             return Controller(plan, session, launcher, (str(session.folder.source),)).run()
         return SerialRun(plan, session).run()
     finally:
-        session.finish()
+        with contextlib.suppress(KeyboardInterrupt):  # it ends the wait for hooks and sinks; the run has ended already
+            session.finish()
 
 
 @contextlib.contextmanager

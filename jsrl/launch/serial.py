@@ -208,6 +208,9 @@ class SerialRun:
         while worker.name not in self._session.finals and not self._interrupted and worker.due:
             worker.step()
             self._session.tick(writes=False)
+        if self._interrupted and worker.name not in self._session.finals:
+            what = f"its {self._plan.kinds[worker.name].final_name} was not finished because it was interrupted"
+            self._session.display.message(f"{worker.name}: {what}", "warning")
 
     def _abandon(self) -> None:
         """Close environments, files and displays after an error; a second error must not hide the first."""

@@ -430,6 +430,7 @@ class Session:
             final=self._first.final,
             unsaved="; ".join(f"{worker}: {why}" for worker, why in self._unsaved.items() if why),
             others={progress.policy.name: progress.outcome for progress in self._others},
+            policy=self._first.policy.name if len(self.experiment.policies) > 1 else "",
         )
         self.outcome = result
         facts = dataclasses.asdict(result) | {"folder": str(result.folder)} | ({"error": error} if error else {})

@@ -54,7 +54,7 @@ class Stages:
     def call(self, worker: str, name: str, for_s: float, now_s: float) -> None:
         """Record the call that a worker is in, and for how long; an empty name: it is in none."""
         if name and for_s >= LONG_S:
-            self._calls[worker] = (name, now_s - for_s)
+            self._calls[worker] = (name.removeprefix(f"{worker}: "), now_s - for_s)
         else:
             self._calls.pop(worker, None)
 

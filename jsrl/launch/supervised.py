@@ -93,15 +93,20 @@ def last_seen(worker: SupervisedWorker) -> str:
     return f". At its last heartbeat it was in this call: {worker.activity}" if worker.activity else ""
 
 
+def crash_text(worker: str, crash: Crash) -> str:
+    """Return a worker's error as text without the worker's name, which texts about environments begin with."""
+    return f"{crash.error}: {crash.text.removeprefix(f'{worker}: ')}"
+
+
 def death_notice(worker: SupervisedWorker, what: str, crash: Crash | None) -> str:
     """Return which worker died, why, and its last message."""
     title, log = f"{worker.name} {what}.", worker.handle.log
     if crash is not None:
-        return f"{worker.name}: {crash.error}: {crash.text}\n\n{crash.trace.rstrip()}\n\n(log: {log})"
+        return f"{worker.name}: {crash_text(worker.name, crash)}\n\n{crash.trace.rstrip()}\n\n(log: {log})"
     tail = worker.handle.tail(LOG_LINES)
-    return f"{title} It sent no traceback; its log ends with:\n{tail or '(nothing)'}\n\n(log: {log})"
+    return f"{title}\nIt sent no traceback; its log ends with:\n{tail or '(nothing)'}\n\n(log: {log})"
 
 
 def loss_notice(worker: str, notice: str, crash: Crash | None) -> str:
     """Return why a dispensable worker ended: only its own message if that is complete."""
-    return f"{worker}: {crash.error}: {crash.text}" if crash is not None and crash.error in EXPECTED else notice
+    return f"{worker}: {crash_text(worker, crash)}" if crash is not None and crash.error in EXPECTED else notice

@@ -23,16 +23,17 @@ class WorkerRow:
 
 @dataclass(frozen=True)
 class OtherPolicy:
-    """Progress of a policy other than the first. return_: of its newest evaluation; None: there was none."""
+    """Progress of a policy other than the first. score, title: of its newest evaluation; None: there was none."""
 
     name: str
     env_steps: int
     updates: int
-    return_: float | None = None
+    score: float | None = None
+    title: str = "return"
 
     def __str__(self) -> str:
         """Return it as short text."""
-        score = "" if self.return_ is None else f" return {short(self.return_)}"
+        score = "" if self.score is None else f" {self.title} {short(self.score)}"
         return f"{self.name}: steps {short(self.env_steps)} updates {short(self.updates)}{score}"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +16,7 @@ from jsrl.launch.graph_file import stored_graph
 from jsrl.metrics.display_state import clock, short
 from jsrl.metrics.scores import RETURN, WIN_RATE
 from jsrl.metrics.sparkline import sparkline
-from jsrl.report.run_report import flat_options
+from jsrl.report.run_report import flat_options, rates_of
 from jsrl.runs.runs import Run
 from jsrl.runs.state import read_result
 
@@ -268,8 +270,23 @@ def summarise(runs: Sequence[Run], key: str = "evaluator/return_mean") -> str:
         rows.append((summary.experiment, str(summary.seeds), steps, mean, iqm, *ends))
     note = "\none seed is not enough: its interval is a point." if any(row[1] == "1" for row in rows) else ""
     note += f"\n{UNEQUAL}" if any(len(summary.ends) > 1 for summary in found) else ""
+    note += "".join(f"\n{line}" for line in repeated_seeds(runs))
     test = difference_text(runs, key)
     return f"{key}, end value\n{text_table(header, rows)}{note}" + (f"\n{test}" if test else "")
+
+
+def repeated_seeds(runs: Sequence[Run]) -> list[str]:
+    """Return a line for each experiment of which several runs have the same seed: they count as seeds, but are too alike."""
+    lines = []
+    for experiment, own in grouped(runs).items():
+        counts = Counter(str(flat_options(run.config).get("seed")) for run in own)
+        again = [f"{count} runs with seed {seed}" for seed, count in counts.items() if count > 1 and seed != "None"]
+        if again:
+            text = (
+                f"{experiment}: {' and '.join(again[:3])}; each counts as a seed, so the intervals may be too narrow."
+            )
+            lines.append(f"{text} --seeds 0-4 runs different ones.")
+    return lines
 
 
 def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> str:
@@ -285,7 +302,9 @@ def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> st
         text_table(("differs in", "A", "B"), rows) if rows else "same configuration, commit, packages, hardware"
     )
     shared = [key for key in keys if key in left.metrics or key in right.metrics]
-    ends = [_row(key, _end(left, key), _end(right, key)) for key in shared]
+    ends = [_row(key, _end(left, key), _end(right, key)) for key in shared if not key.endswith("_per_s")]
+    speeds = [rates_of(run.metrics) for run in (left, right)]  # the last line of a rate also counts the end of the run
+    ends += [_row(f"{name}/s", *(own.get(name) for own in speeds)) for name in dict.fromkeys(itertools.chain(*speeds))]
     finals = [read_result(run.folder.path).get("final") or {} for run in (left, right)]
     if any(finals):
         matches = all(WIN_RATE in final for final in finals if final)

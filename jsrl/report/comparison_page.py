@@ -8,7 +8,7 @@ from html import escape
 import numpy as np
 
 from jsrl.report.charts import SMALL, WIDE, Series, chart, keys_of
-from jsrl.report.comparison import UNEQUAL, band, difference_text, differing_options, grouped, summaries
+from jsrl.report.comparison import UNEQUAL, band, difference_text, differing_options, grouped, repeated_seeds, summaries
 from jsrl.report.curves import STEPS, algorithm_metrics, title_of
 from jsrl.report.html import section, shell
 from jsrl.report.run_report import flat_options, how_it_ended
@@ -115,6 +115,7 @@ def _scores(runs: Sequence[Run]) -> str:
         " One seed is not enough: its interval is a point." if few else ""
     )
     note += f" {UNEQUAL[0].upper()}{UNEQUAL[1:]}" if any(len(s.ends) > 1 for s in found) else ""
+    note += "".join(f" {line}" for line in repeated_seeds(scored))
     if test := difference_text(scored, metric):
         note += f" {test[0].upper()}{test[1:]}."
     without = [run.name for run in runs if run not in scored]

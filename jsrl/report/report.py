@@ -24,14 +24,17 @@ from jsrl.workers.kinds import phase_of
 def leave_report(folder: RunFolder, warn: Callable[[str], None]) -> str:
     """Merge the run's traces, write its reports, and return the summary; failures are warnings, never errors.
 
-    If the report fails, the outcome of the run stays the same.
+    If the report fails or is interrupted, the outcome of the run stays the same.
     """
     try:
-        merge_traces(folder.path, phase_of(kinds_of(folder.path)))
-    except OSError as error:
-        warn(f"trace.json could not be written ({error}).")
-    try:
+        try:
+            merge_traces(folder.path, phase_of(kinds_of(folder.path)))
+        except OSError as error:
+            warn(f"trace.json could not be written ({error}).")
         return write_report(folder)
+    except KeyboardInterrupt:  # a second Ctrl-C after the training: its result must still be shown
+        warn(f"interrupted before the report was written; to write it: jsrl report {in_command(folder.path)}")
+        return ""
     except Exception as error:  # a bug in a report must not fail a trained run
         warn(
             f"the report could not be made ({type(error).__name__}: {error}); try: jsrl report {in_command(folder.path)}"

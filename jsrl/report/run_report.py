@@ -317,6 +317,13 @@ def rates(columns: dict[str, np.ndarray], lines: np.ndarray, means: dict[str, fl
     return {name: value for name, value in found.items() if value >= 0}
 
 
+def rates_of(columns: dict[str, np.ndarray]) -> dict[str, float]:
+    """Return the rates of a run's first policy, as the summary at the end of the run shows them."""
+    lines = steady(columns)
+    means = {name: _mean(values, lines, columns.get("wall_s")) for name, values in columns.items()}
+    return rates(columns, lines, {name: value for name, value in means.items() if math.isfinite(value)})
+
+
 def worker_times(means: dict[str, float], folder: Path) -> list[WorkerTime]:
     """Return the shares of time of each kind of worker of a run."""
     graph = graph_of(folder)

@@ -66,6 +66,10 @@ class RunFolder:
 
     path: Path
 
+    def __fspath__(self) -> str:
+        """Return the path, so that a run stands where its path does: `load_policy(run.folder)`."""
+        return os.fspath(self.path)
+
     @classmethod
     def create(
         cls,
@@ -304,6 +308,10 @@ class Run:
     def __init__(self, folder: RunFolder):
         self.folder = folder
         self.name = folder.name
+
+    def __fspath__(self) -> str:
+        """Return the path of its folder: `load_policy(load_runs("ppo_cartpole")[0])`."""
+        return os.fspath(self.folder)
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {self.num_lines} lines, {len(self.metrics)} metrics)"

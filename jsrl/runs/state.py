@@ -181,6 +181,9 @@ def is_whole(folder: Path) -> bool:
     return (folder / "experiment.json").is_file()
 
 
+NO_SNAPSHOT = "it cannot be continued: the learner had written no snapshot; --snapshots.period-s sets how often it does"
+
+
 def has_snapshot(folder: Path) -> bool:
     """Return whether the run in a folder can be resumed."""
     return (folder / "snapshots" / "state" / "tags" / "latest.json").exists()

@@ -109,7 +109,11 @@ def tune(
 def run_search(
     experiment: Experiment, space: Space, total_s: float, seconds: float, screen: Screen
 ) -> tuple[list[Trial], float]:
-    """Search with real trials; return (trials, seconds spent). The first Ctrl-C ends it cleanly."""
+    """Search with real trials; return (trials, seconds spent). The first Ctrl-C ends it cleanly.
+
+    Raises:
+      KeyboardInterrupt: it came before the end of the first trial.
+    """
     interrupted: list[bool] = []
     starts: list[float] = []
     budget = Budget(total_s, time.monotonic, stopped=lambda: bool(interrupted))
@@ -133,7 +137,10 @@ def run_search(
 
     with interrupts(lambda: interrupted.append(True)):
         trials = search(space, one, budget)
-    return [t for t in trials if t.error != "interrupted"], round(budget.elapsed_s, 1)
+    trials = [trial for trial in trials if trial.error != "interrupted"]
+    if interrupted and not trials:
+        raise KeyboardInterrupt
+    return trials, round(budget.elapsed_s, 1)
 
 
 def start_limit_s(starts: list[float], left_s: float) -> float:

@@ -137,11 +137,13 @@ def test_tournament_of_frozen_players(runs, capsys):
 
 def test_one_of_several_policies_is_loaded_by_its_name(runs):
     for name, seat in (("left_one", "left"), ("right_one", "right")):
-        by_name, by_tag = (
+        by_name, by_tag, as_in_commands = (
             load_policy("roles", "latest", policy=name, runs_dir=str(runs)),
             load_policy("roles", f"{name}/latest", runs_dir=str(runs)),
+            load_policy(f"roles@{name}/latest", runs_dir=str(runs)),
         )
-        assert by_name.seats == by_tag.seats == (seat,) and by_name.version == by_tag.version
+        for other in (by_tag, as_in_commands):
+            assert by_name.seats == other.seats == (seat,) and by_name.version == other.version
     with pytest.raises(ConfigError, match="the tag 'left_one/latest' names another policy than 'right_one'"):
         load_policy("roles", "left_one/latest", policy="right_one", runs_dir=str(runs))
     with pytest.raises(ConfigError, match="has no policy 'middle_one'"):

@@ -79,6 +79,8 @@ def test_status_of_an_ended_run_names_the_reason_and_how_to_resume(folder: RunFo
     text = output_of("ppo/x", capsys=capsys)
     assert text.startswith("ppo/x: interrupted\n  6,000 env steps, 48 updates, 1:01\n  evaluation: return 20.0 ± 1.0")
     assert "jsrl stop" not in text and "to continue" not in text  # there is no snapshot
+    (folder.path / "result.json").write_text(json.dumps({"ended": "failed", "error": "WorkerDied: learner ended"}))
+    assert "cannot be continued: the learner had written no snapshot" in output_of("ppo/x", capsys=capsys)
     add_snapshot(folder)
     assert f"to continue: jsrl run --resume {folder.path}" in output_of("ppo/x", capsys=capsys)
     (folder.path / "result.json").write_text(json.dumps({"ended": "failed", "error": "WorkerDied: actor-0\ntrace"}))

@@ -10,7 +10,7 @@ import pytest
 from jsrl.envs.check import check_env
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_game
-from jsrl.errors import EnvironmentFault
+from jsrl.errors import ConfigError, EnvironmentFault
 
 FATE = "pettingzoo:tests.envs.seat_games:"
 SIDES = {"a_[01]": "red", "a_[23]": "blue"}
@@ -164,3 +164,11 @@ def test_other_seeds_are_tried_until_one_starts_differently() -> None:
 
     check_env(build, steps=5)
     assert made == [0, 0, 1]  # two equal runs, and one other seed
+
+
+@pytest.mark.parametrize("given", ["CartPole-v1", None])
+def test_what_is_no_environment_is_refused(given: str | None) -> None:
+    with pytest.raises(
+        ConfigError, match=r"expected EnvConfig\('CartPole-v1'\), or" if given else r"EnvConfig\(\.\.\.\)"
+    ):
+        check_env(given)

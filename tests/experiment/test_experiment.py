@@ -30,6 +30,11 @@ def experiment(**values) -> Experiment:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"env": "Acrobot-v1"}, r"env is 'Acrobot-v1'; expected env=EnvConfig\('Acrobot-v1'\)\."),
+        ({"evaluator": False}, r"evaluator is False; expected evaluator=EvaluatorConfig\(\.\.\.\)\."),
+        ({"replay": True}, r"replay is True; expected replay=ReplayConfig"),
+        ({"agent": AgentReference}, r"agent is the class AgentReference; make an instance: agent=AgentReference"),
+        ({"total_env_steps": "1e5"}, r"total_env_steps is '1e5', a text; expected a number\."),
         ({"num_envs": 0}, r"num_envs is 0; it must be at least 1"),
         ({"rollout_length": 0}, r"rollout_length is 0"),
         ({"total_env_steps": -5}, r"total_env_steps is -5"),

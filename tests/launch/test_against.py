@@ -130,6 +130,13 @@ def test_a_zero_sum_run_whose_score_is_a_mean_return_is_refused():
     for refused in (e, dataclasses.replace(e, director=DeltaUniform())):
         with pytest.raises(ConfigError, match=r"is zero-sum: .* --evaluator\.against initial"):
             check_scores(refused, spec, seats)
+    two, places = (
+        dataclasses.replace(e, agent=None, policies=ROLES),
+        {"left_one": {"left": 0}, "right_one": {"right": 1}},
+    )
+    with pytest.raises(ConfigError, match=r"--evaluator\.against initial"):  # this option is for both of them
+        check_scores(two, spec, places)
+    check_scores(dataclasses.replace(two, evaluator=EVALUATOR), spec, places)
     for scored in (EVALUATOR, EvaluatorConfig(enabled=False)):
         check_scores(dataclasses.replace(e, evaluator=scored), spec, seats)
     check_scores(e, make_spec(EnvConfig("tests.duel:Duel")), seats)

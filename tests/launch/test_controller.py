@@ -16,9 +16,9 @@ from jsrl.errors import WorkerDied
 from jsrl.experiment import AgentReference, Experiment, PolicyConfig
 from jsrl.launch.controller import Controller
 from jsrl.launch.launcher import Exit
-from jsrl.launch.supervised import SupervisedWorker
+from jsrl.launch.supervised import SupervisedWorker, death_notice
 from jsrl.launch.supervision import Supervision
-from jsrl.runs.control import REPLAYING, Heartbeat, Stage
+from jsrl.runs.control import REPLAYING, Crash, Heartbeat, Stage
 from jsrl.runs.pauses import Pauses
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind
@@ -98,6 +98,9 @@ def test_a_lost_final_video_comes_with_advice() -> None:
         "video-recorder: its final video was not finished within 60 s (deadlines.snapshot_s); --video.niceness 0 gives it "
         "more time on a busy machine, and a smaller --video.max-seconds makes the video shorter"
     ]
+    made._interrupted = True
+    made._await_final("recorder")
+    assert told[1:] == ["recorder: its final video was not finished because it was interrupted"]
 
 
 @pytest.mark.parametrize(
@@ -144,9 +147,9 @@ def test_learners_save_after_a_death_at_the_end_of_a_run(interrupt: type[BaseExc
             raise interrupt
 
     made._plan = SimpleNamespace(jobs=())  # type: ignore[assignment]
-    made._session = SimpleNamespace(reason="total_env_steps", folder=SimpleNamespace(snapshots=Path("nowhere")))  # type: ignore[assignment]
+    made._session = SimpleNamespace(reason="total_env_steps", folder=SimpleNamespace(path=Path("nowhere")))  # type: ignore[assignment]
     made._end_in_order, made._save_learners = end, save  # type: ignore[method-assign]
-    with pytest.raises(WorkerDied, match="the evaluator died"):
+    with pytest.raises(WorkerDied, match=r"the evaluator died\n\(it cannot be continued: .*--snapshots\.period-s"):
         made._work()
     assert saved == ["learner"]
 
@@ -179,9 +182,15 @@ def test_death_without_a_message_names_the_environment_and_the_last_call(status:
         made._check(worker)
     text = str(died.value)
     assert text.startswith("actor ended unexpectedly: gone")
+    assert "log ends with" not in text.splitlines()[0]  # `jsrl status` shows this line alone
     assert ("The environment 'a:b' may have ended the process, by os._exit" in text and "check_env" in text) == is_own
     assert "(environment 'a:b')" in text or is_own
     assert f"At its last heartbeat it was in this call: {CALL} for 0.2 s." in text
+
+
+def test_a_fault_names_its_worker_once() -> None:
+    crash = Crash("actor", 0, "EnvironmentFault", f"{CALL} did not return", "")
+    assert death_notice(dead("actor"), "ended", crash).startswith("actor: EnvironmentFault: step of environment 'a:b'")
 
 
 def test_a_death_at_the_moment_of_the_end_is_left_to_the_end() -> None:

@@ -162,3 +162,17 @@ def test_an_environment_that_hangs_in_its_first_reset_is_told_by_the_time_limit_
         EnvironmentFault, match=r"^environment '.*:Raises' was not made .*raise actor\.step_deadline_s\.$"
     ):
         find_spec(experiment)
+
+
+def test_ctrl_c_while_hooks_are_awaited_keeps_the_result(monkeypatch):
+    from types import SimpleNamespace
+
+    from jsrl.launch import run
+
+    def finish():
+        raise KeyboardInterrupt
+
+    plan = SimpleNamespace(experiment=SimpleNamespace(where=SimpleNamespace(has_processes=False)))
+    session = SimpleNamespace(begin=lambda: None, finish=finish)
+    monkeypatch.setattr(run, "SerialRun", lambda *_: SimpleNamespace(run=lambda: "result"))
+    assert run.train(plan, session, None) == "result"

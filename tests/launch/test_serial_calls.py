@@ -90,7 +90,9 @@ def test_requests_are_noticed_during_the_final_evaluation_of_a_serial_run() -> N
     """`jsrl stop` on another host writes one to the run folder; the display and the status also stay up to date."""
     run, _ = serial_run(Scripted("learner"))
     evaluator = Scripted("evaluator")
-    written = list[bool]()
+    run._plan.kinds["evaluator"] = find_kind("evaluator")
+    written, told = list[bool](), list[str]()
+    run._session.display.message = lambda text, level: told.append(text)
 
     def tick(*, writes: bool = True) -> None:
         written.append(writes)
@@ -99,6 +101,7 @@ def test_requests_are_noticed_during_the_final_evaluation_of_a_serial_run() -> N
     run._session.tick = tick
     run._finish(evaluator)
     assert evaluator.steps == 2 and written == [False, False]  # the last line has the last reports of all workers
+    assert told == ["evaluator: its final evaluation was not finished because it was interrupted"]
 
 
 def test_running_update_of_a_serial_run_is_shown() -> None:

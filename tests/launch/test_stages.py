@@ -34,7 +34,7 @@ def test_a_long_call_is_shown_until_it_ends():
     stages.call("learner", "an update", 0.2, 10.0)
     assert stages.long_calls(10.0) == ()
     stages.call("learner", "an update", 6.0, 16.0)
-    stages.call("actor-0", "a step", 8.0, 16.0)
+    stages.call("actor-0", "actor-0: a step", 8.0, 16.0)  # texts about environments begin with the worker's name
     assert [str(call) for call in stages.long_calls(18.0)] == ["actor-0: a step for 10s", "learner: an update for 8s"]
     stages.call("learner", "", 0.0, 19.0)
     stages.remove("actor-0")

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+
+from jsrl.agents.ppo import PPOConfig
+from jsrl.experiment import Experiment
+from jsrl.launch.display_rows import other_policy
+from jsrl.launch.progress import Progress
 from jsrl.metrics.scores import score_text
 
 
@@ -12,3 +20,13 @@ def test_small_returns_keep_their_digits() -> None:
     assert text(0.9654, 0.0012) == "return 0.965 ± 0.001 (95% CI)"
     assert text(-4.126, 0.5) == "return -4.13 ± 0.50 (95% CI)"
     assert text(476.34, 12.01) == "return 476.3 ± 12.0 (95% CI)"
+
+
+@pytest.mark.parametrize(
+    ("scores", "shown"), [({"return_mean": 2.5}, "return 2.5"), ({"win_rate": 0.25}, "win rate 0.25")]
+)
+def test_the_display_names_the_score_of_another_policy(scores: dict[str, float], shown: str) -> None:
+    progress = Progress(SimpleNamespace(name="seeker", experiment=Experiment(agent=PPOConfig(), total_env_steps=100)))
+    assert str(other_policy(progress)) == "seeker: steps 0 updates 0"
+    progress.evaluated({"env_steps": 100, **scores})
+    assert str(other_policy(progress)) == f"seeker: steps 0 updates 0 {shown}"

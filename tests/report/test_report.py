@@ -18,16 +18,18 @@ from jsrl.experiment import AgentReference, Experiment, PolicyConfig
 from jsrl.graph.placements import make_graph
 from jsrl.launch.graph_file import write_graph
 from jsrl.launch.result import Result, fitted
+from jsrl.metrics.display_state import short
 from jsrl.references.reference import to_json
 from jsrl.report import run_report
 from jsrl.report.charts import Series, chart, ticks
+from jsrl.report.comparison import compare_runs
 from jsrl.report.curves import algorithm, machine, shares_of_time
 from jsrl.report.graph import dataflow
 from jsrl.report.html import body
 from jsrl.report.report import leave_report, write_report
 from jsrl.report.run_report import make_report, steady
 from jsrl.report.text import document
-from jsrl.runs.runs import RunFolder
+from jsrl.runs.runs import Run, RunFolder
 from jsrl.runs.state import RunState
 
 ROOT = Path(__file__).parents[2]
@@ -310,6 +312,44 @@ def test_report_failures_are_warnings(run_folder: RunFolder):
         and "environment.json" in warnings[0]
         and f"try: jsrl report {run_folder.path}" in warnings[0]
     )
+
+
+def test_compared_rates_are_those_of_the_reports(run_folder: RunFolder):
+    last = {**lines(10)[-1], "learner/updates_per_s": 0.5, "actor/env_steps_per_s": 3.0}  # the end of the run
+    write_lines(run_folder, [*lines(10)[:-1], last])
+    rates = make_report(run_folder).rates
+    assert "updates" in rates
+    text = compare_runs(Run(run_folder), Run(run_folder))
+    for name, value in rates.items():
+        assert re.search(rf"^{name}/s +{re.escape(short(value))} ", text, re.MULTILINE), text
+
+
+def test_scores_of_several_policies_name_their_policies(run_folder: RunFolder):
+    score = {"return_mean": 2.5, "return_ci95": 0.1, "episodes": 20, "env_steps": 100}
+    other = {"env_steps": 100, "updates": 1, "evaluation": score, "final": score}
+    result = Result(run_folder.path, "total_env_steps", 100, 1, 1.0, evaluation=score, final=score)
+    assert "\nevaluation: return 2.50" in str(result)
+    text = str(dataclasses.replace(result, policy="hider", others={"seeker": other}))
+    assert "\nevaluation of hider: return 2.50" in text and "\nfinal evaluation of hider, fresh seeds: return" in text
+    assert "\npolicy seeker: 100 env steps" in text
+
+
+def test_only_a_run_with_a_snapshot_is_said_to_continue(run_folder: RunFolder):
+    result, tags = Result(run_folder.path, "interrupted", 1_000, 10, 1.0), run_folder.snapshots / "state" / "tags"
+    tags.mkdir(parents=True)  # the folder is there, but a second Ctrl-C came before the snapshot
+    assert str(result).splitlines()[-1].startswith("it cannot be continued: ")
+    (tags / "latest.json").touch()
+    assert str(result).splitlines()[-1] == f"to continue: jsrl run --resume {run_folder.path}"
+
+
+def test_an_interrupted_report_does_not_hide_the_result(run_folder: RunFolder, monkeypatch):
+    def interrupted(folder):
+        raise KeyboardInterrupt
+
+    warnings: list[str] = []
+    monkeypatch.setattr("jsrl.report.report.write_report", interrupted)
+    assert leave_report(run_folder, warnings.append) == ""
+    assert "interrupted" in warnings[0] and warnings[0].endswith(f"jsrl report {run_folder.path}")
 
 
 def test_experiment_of_another_version_drops_only_the_advice(run_folder: RunFolder):

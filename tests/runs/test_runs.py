@@ -23,6 +23,7 @@ from jsrl.report.comparison import (
     summaries,
     summarise,
 )
+from jsrl.report.comparison_page import comparison_page
 from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder, load_runs, split_tag
 from jsrl.runs.state import RUNNING, STATUS
@@ -111,6 +112,9 @@ def test_open_by_path_name_and_experiment(tmp_path):
     assert RunFolder.open("ppo_pong/first", tmp_path) == first
     assert RunFolder.open("first", tmp_path) == first
     assert RunFolder.open("ppo_pong", tmp_path) == second
+    (run,) = load_runs("first", tmp_path)
+    assert RunFolder.open(run) == RunFolder.open(run.folder) == first  # so `load_policy` takes both
+    assert [same.name for same in load_runs([run])] == [run.name]
 
 
 def test_an_at_sign_in_the_path_of_a_run_is_not_a_tag(tmp_path):
@@ -252,6 +256,15 @@ def test_summary_over_seeds(tmp_path):
     make_run(tmp_path, "bad", "s0", [np.nan])
     with pytest.raises(ConfigError, match="bad/s0 has no"):
         summarise(load_runs("bad/*", str(tmp_path)))
+
+
+def test_summary_says_if_runs_have_the_same_seed(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        make_run(tmp_path, "ppo", name, [10.0, 20.0], {"$type": "Experiment", "fields": {"seed": seed}})
+    text, page = summarise(load_runs("ppo/*", str(tmp_path))), comparison_page(load_runs("ppo/*", str(tmp_path)))
+    for shown in (text, page):
+        assert "ppo: 2 runs with seed 0; each counts as a seed, so the intervals may be too narrow" in shown
+    assert "with seed" not in summarise(load_runs("ppo/[bc]", str(tmp_path)))
 
 
 def test_summary_says_if_its_runs_end_after_different_env_steps(tmp_path):

@@ -587,6 +587,16 @@ def test_invalid_tuning_is_refused_in_one_sentence(words, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
+def test_ctrl_c_in_the_first_trial_is_an_interrupt(monkeypatch, capsys):
+    def interrupted(*_, **__):
+        signal.raise_signal(signal.SIGINT)
+        return trials.Speed(error="interrupted")
+
+    monkeypatch.setattr(sys.modules["jsrl.tuning.tune"], "measure", interrupted)
+    assert tune_command.main(["ppo_cartpole", "--profiles-dir", "", "--tune-minutes", "1"]) == 130
+    assert capsys.readouterr().err.endswith("interrupted before anything was measured.\n")
+
+
 def test_a_tuning_names_the_command_that_uses_its_profile(tmp_path, monkeypatch, capsys):
     """Seats that differ: the tuned run has two policies, and the experiment one agent."""
 
