@@ -405,6 +405,7 @@ class Session:
             rows=dict(self._stages.rows),
             metrics=dict(self.hub.latest),
             evaluations=self._first.curve,
+            policy=self._first.policy.name if self._others else "",
             others=tuple(map(other_policy, self._others)),
             players=self._players.rows() if self.experiment.director is not None else (),
             waiting=self._stages.waiting(self.now()),

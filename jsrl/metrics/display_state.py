@@ -92,7 +92,7 @@ class DisplayState:
       workers: living processes by kind, such as {"actor": 4, "learner": 1}. rows: the table's row of each kind.
       metrics: the newest value of every metric (`MetricsHub.latest`).
       evaluations: (env_steps, return) of every evaluation so far.
-      others: the policies other than the first, which all other fields are about.
+      policy: name of the first policy, which the other fields are about; empty: it is the only one. others: the others.
       players: the best players and those that learn, best first, if a director rates them.
       waiting: workers that are starting, restarting or at their last task; () while all work.
       long_calls: ready workers that have been in one call for seconds, such as the learner in an update.
@@ -111,10 +111,16 @@ class DisplayState:
     rows: dict[str, WorkerRow] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     evaluations: list[tuple[int, float]] = field(default_factory=list)
+    policy: str = ""
     others: tuple[OtherPolicy, ...] = ()
     players: tuple[PlayerRow, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     long_calls: tuple[Waiting, ...] = ()
+
+    @property
+    def prefix(self) -> str:
+        """Return what stands before the figures of the first policy: its name if there are several."""
+        return f"{self.policy}: " if self.policy else ""
 
     @property
     def trained_s(self) -> float:

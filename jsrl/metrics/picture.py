@@ -46,7 +46,7 @@ def plain_line(state: DisplayState, env_steps_per_s: float | None) -> str:
     if env_steps_per_s is not None:
         parts.append(f"{short(env_steps_per_s)} steps/s")
     if state.updates:
-        parts.append(f"updates {short(state.updates)}")
+        parts.append(f"{state.prefix}updates {short(state.updates)}")
     if state.return_ is not None:
         kind, value = state.return_
         parts.append(f"{state.score_title if kind == 'eval' else 'return'} {short(value)} ({kind})")
@@ -155,7 +155,7 @@ def _header(state: DisplayState, env_steps_per_s: float | None) -> RenderableTyp
         _steps("env steps", state),
         "" if state.time_share is None else _time(state),
         "" if env_steps_per_s is None else f"{short(env_steps_per_s)} steps/s",
-        f"{short(state.updates)} updates",
+        f"{state.prefix}{short(state.updates)} updates",
         "" if to_go_s is None else f"{clock(to_go_s)} to go",
     ]
     parts: list[RenderableType] = [_Facts([fact for fact in facts if fact], "bold")]

@@ -381,9 +381,8 @@ def load_runs(
     for selector in selectors:
         pattern = os.path.expanduser(os.fspath(selector))
         if glob.has_magic(pattern):
-            found = [
-                Path(p).absolute() for root in ("", runs_dir) for p in sorted(glob.glob(os.path.join(root, pattern)))
-            ]
+            roots = ("", runs_dir, os.path.join(runs_dir, "*"))  # a name alone is that of a run, of any experiment
+            found = [Path(p).absolute() for root in roots for p in sorted(glob.glob(os.path.join(root, pattern)))]
             matching = [RunFolder(path) for path in found if (path / "experiment.json").is_file()]
             if not matching:
                 raise ConfigError(

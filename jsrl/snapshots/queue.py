@@ -84,6 +84,8 @@ class WriteQueue:
                 self._write(job)
                 self._on_written(job)
             except Exception as error:  # no error may end a training run: it is reported and counted
+                if not threading.main_thread().is_alive():
+                    return  # the process ends, and jax's threads have ended
                 self._fail(job, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
             else:
                 self.written += 1

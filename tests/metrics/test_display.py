@@ -200,6 +200,8 @@ def test_live_display_lists_pending_start_up_steps():
 
 def test_live_display_without_data_and_in_a_narrow_terminal():
     assert "0 updates" in render(DisplayState(run="x"))
+    several = DisplayState(run="x", updates=3, policy="chaser")
+    assert "chaser: 3 updates" in render(several) and "chaser: updates 3" in plain_line(several, None)
     narrow = render(make_state(action_repeat=4), [("info", "m" * 300)], width=50)
     assert max(map(len, narrow.splitlines())) <= 50
     assert len(narrow.splitlines()) <= 20

@@ -158,6 +158,9 @@ def test_load_runs_and_columns(tmp_path):
     np.testing.assert_array_equal(runs[0].curve("learner/loss")[0], [50, 150, 250])
     assert [run.name for run in load_runs(["s1", tmp_path / "other" / "s0"], str(tmp_path))] == ["ppo/s1", "other/s0"]
     assert len(load_runs(str(tmp_path / "*" / "s0"))) == 2
+    assert [run.name for run in load_runs("s1*", str(tmp_path))] == ["ppo/s1"] and len(
+        load_runs("*", str(tmp_path))
+    ) == 3
     with pytest.raises(ConfigError, match="no run matches"):
         load_runs("nothing*", str(tmp_path))
     with pytest.raises(ConfigError, match=r"no metric return; nearest: .*evaluator/return_mean"):

@@ -472,3 +472,23 @@ assert not warnings, warnings
     assert store.warnings == []
     assert (store.load("odd")[0]["a"] == 1019).all()
     assert (store.load("even")[0]["a"] == version).all()
+
+
+def test_a_write_that_the_end_of_the_process_stops_is_no_warning():
+    """Of a run that a second Ctrl-C ended; then jax's threads are gone, and a write fails."""
+    program = """
+import sys, threading
+from jsrl.snapshots.queue import Job, WriteQueue
+
+def write(job):
+    if job.version:
+        threading.main_thread().join()
+    raise RuntimeError("cannot schedule new futures after shutdown")
+
+queue = WriteQueue(write, print, "x", print)
+queue.put(Job(0, [], {}, ()))
+queue.wait(10.0)
+queue.put(Job(1, [], {}, ()))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.count("was not written") == 1 and "snapshot 0" in ran.stdout and not ran.stderr
