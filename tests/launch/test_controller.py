@@ -99,8 +99,8 @@ def test_a_lost_final_video_comes_with_advice() -> None:
         "more time on a busy machine, and a smaller --video.max-seconds makes the video shorter"
     ]
     made._interrupted = True
-    made._await_final("recorder")
-    assert told[1:] == ["recorder: its final video was not finished because it was interrupted"]
+    made._await_final("video-recorder")
+    assert told[1:] == ["video-recorder: its final video was not finished because it was interrupted"]
 
 
 @pytest.mark.parametrize(
