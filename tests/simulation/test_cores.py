@@ -27,9 +27,9 @@ def test_short_jobs_take_turns_and_wait_as_pollaczek_and_khinchine_say():
             clock.start(job())
 
     clock.start(arrivals())
-    clock.run(60.0)
-    assert sum(waits) / len(waits) == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.03)
-    assert core.used_at(60.0) == pytest.approx(60.0 * load, rel=0.02)
+    clock.run(20.0)
+    assert sum(waits) / len(waits) == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.05)
+    assert core.used_at(20.0) == pytest.approx(20.0 * load, rel=0.02)
 
 
 def test_the_first_of_some_short_jobs_is_not_slowed_down_by_the_others():
@@ -60,10 +60,10 @@ def test_long_and_short_jobs_have_shares_by_their_number(others: float):
     for _ in range(6):
         clock.start(endless(cores, 0.001, 1.0, short))
     clock.start(endless(cores, 0.2, 2.0, long))
-    clock.run(100.0)
-    assert short[0] == pytest.approx(200.0 * 6 / (8 + others), rel=0.01)
-    assert long[0] == pytest.approx(200.0 * 2 / (8 + others), rel=0.01)
-    assert cores.used_by_others_at(100.0) == pytest.approx(200.0 * others / (8 + others), rel=0.01)
+    clock.run(20.0)
+    assert short[0] == pytest.approx(40.0 * 6 / (8 + others), rel=0.01)
+    assert long[0] == pytest.approx(40.0 * 2 / (8 + others), rel=0.01)
+    assert cores.used_by_others_at(20.0) == pytest.approx(40.0 * others / (8 + others), rel=0.01)
 
 
 def test_what_short_jobs_leave_goes_to_long_ones():
