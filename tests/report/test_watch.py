@@ -21,6 +21,7 @@ from jsrl.report import live as live_module
 from jsrl.report.live import Live
 from jsrl.report.server import Server
 from jsrl.runs.runs import RunFolder
+from tests.report.served_pages import serving
 
 LINE = {"updates": 1, "wall_s": 1.0, "actor/env_steps_per_s": 50.0, "evaluator/return_mean": 12.5, "learner/loss": 1.0}
 
@@ -54,12 +55,8 @@ def runs_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(runs_dir: Path) -> Iterator[Server]:
-    with Server(runs_dir) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(runs_dir) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def http_get(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, str]:

@@ -28,6 +28,11 @@ from jsrl.types import named_leaves
 
 PROGRAMS = ("slurmctld", "slurmd", "munged")
 MISSING = [name for name in PROGRAMS if shutil.which(name) is None and not Path("/usr/sbin", name).exists()]
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}"),
+]
 CONF = """ClusterName=jsrl-test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
@@ -143,9 +148,6 @@ def wait_for(reached: Callable[[], object], timeout_s: float) -> None:
         time.sleep(0.5)
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}")
 def test_requeued_run_continues_from_its_last_update(cluster: Cluster) -> None:
     words = ["ppo_cartpole", "--placement", "served", "--num-envs", "16", "--num-actors", "4", "--restart", "5"]
     words += ["--total-env-steps", "150000", "--stop-at-return", "none", "--evaluator.enabled", "false"]
@@ -174,9 +176,6 @@ def test_requeued_run_continues_from_its_last_update(cluster: Cluster) -> None:
 FAR = "import jsrl.runs.identity as i; i._here = lambda: ('far', ''); from jsrl.cli.main import main; main({words!r})"
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}")
 def test_seed_array_is_requeued_and_stopped_from_another_host(cluster: Cluster) -> None:
     command = [sys.executable, "-m", "jsrl.cli.main"]
     words = ["ppo", "--placement", "serial", "--num-envs", "4", "--rollout-length", "8", "--agent.num-minibatches", "1"]
@@ -211,9 +210,6 @@ def test_seed_array_is_requeued_and_stopped_from_another_host(cluster: Cluster) 
     assert any(re.search(r"^ppo +4 ", text, re.MULTILINE) for text in outputs), outputs
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}")
 def test_lost_node_is_noticed_long_before_slurm_does(cluster: Cluster) -> None:
     """slurmd and the agent of a host are killed; Slurm itself waits SlurmdTimeout, 300 s."""
     words = ["ppo_cartpole", "--placement", "served", "--num-envs", "16", "--num-actors", "4", "--restart", "5"]
@@ -269,9 +265,6 @@ def start_here(cluster: Cluster, *words: str) -> subprocess.Popen[bytes]:
     return popen
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}")
 def test_results_on_three_nodes_equal_one_host_bit_for_bit(cluster: Cluster) -> None:
     words = ["ppo_cartpole", "--placement", "served", "--num-envs", "16", "--num-actors", "4", "--profile", "none"]
     words += ["--num-inference-servers", "2", "--deterministic", "true", "--total-env-steps", str(50 * 16 * 64)]
@@ -286,9 +279,7 @@ def test_results_on_three_nodes_equal_one_host_bit_for_bit(cluster: Cluster) -> 
     check_equal(state_of(runs / "here"), state_of(runs / "there"))
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(1200)
-@pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}")
 def test_run_that_is_preempted_ten_times_ends_like_one_that_was_not(cluster: Cluster) -> None:
     """Slurm sends SIGTERM to a preempted job at the end of GraceTime, and SIGKILL 30 s later: time for a snapshot."""
     words = ["ppo", "--placement", "inline", "--num-envs", "4", "--num-actors", "2", "--rollout-length", "8"]
@@ -323,9 +314,6 @@ def test_run_that_is_preempted_ten_times_ends_like_one_that_was_not(cluster: Clu
     check_equal(state_of(run.with_name("alone")), state_of(run, "latest"))
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}")
 def test_run_inside_a_job_of_three_nodes_uses_them(cluster: Cluster) -> None:
     words = ["ppo_cartpole", "--placement", "served", "--num-envs", "16", "--num-actors", "4", "--restart", "5"]
     words += ["--total-env-steps", "30000", "--stop-at-return", "none", "--evaluator.enabled", "false"]
@@ -337,9 +325,6 @@ def test_run_inside_a_job_of_three_nodes_uses_them(cluster: Cluster) -> None:
     assert len(re.findall(r"^host n[23] \(.* joined", told, re.MULTILINE)) == 2 and "reached total_env_steps" in told
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(bool(MISSING) or os.geteuid() != 0, reason=f"needs root and {', '.join(MISSING) or 'Slurm'}")
 def test_jobs_of_an_array_share_a_search(cluster: Cluster) -> None:
     words = ["ppo", "--placement", "serial", "--num-envs", "4", "--rollout-length", "8", "--total-env-steps", "640"]
     words += ["--agent.num-minibatches", "1", "--evaluator.episodes", "2", "--evaluator.num-envs", "2"]

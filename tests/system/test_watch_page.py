@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from jsrl.report.server import Server
 from tests.browser import CHROMIUM, Browser
+from tests.report.served_pages import serving
 
 pytestmark = [
     pytest.mark.nightly,
@@ -48,12 +48,8 @@ def runs_dir(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def server(runs_dir: Path) -> Iterator[Server]:
-    with Server(runs_dir) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(runs_dir) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.timeout(600)

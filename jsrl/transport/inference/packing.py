@@ -15,7 +15,7 @@ import numpy as np
 from jsrl.errors import CodecError
 from jsrl.transport.base import InferenceSpec
 from jsrl.transport.inference.area import question_schema
-from jsrl.transport.wire.packing import LZ4, THIN, Packing, compress, decompress, find_black, is_stack, push
+from jsrl.transport.wire.packing import LZ4, THIN, Packing, compress, find_black, is_stack, push, received_bytes
 from jsrl.transport.wire.schema import Leaf, flatten_schema, make_layout
 
 
@@ -49,8 +49,11 @@ class RequestPacker:
         stacks, *others = self._whole.views(raw)
         last, follows = self._last, self._step is not None and step == self._step + 1
         black = find_black(last, stacks) if last is not None and follows else None
-        self._last, self._step = stacks.copy() if last is None else last, step
-        self._last[...] = stacks
+        self._step = step
+        if last is None:
+            self._last = stacks.copy()
+        else:
+            last[...] = stacks
         if black is None:
             return None
         packed = np.empty(self._thin.size_bytes, np.uint8)
@@ -68,12 +71,7 @@ class RequestPacker:
         """
         thin = fields.get(THIN) is True and self._has_stacks
         size = self._thin.size_bytes if thin else self._whole.size_bytes
-        if not isinstance(packed, np.ndarray) or packed.dtype != np.uint8 or packed.ndim != 1:
-            raise CodecError(f"a request of {type(packed).__name__}, expected raw bytes.")
-        if fields.get(LZ4) is True and self._compress:
-            packed = decompress(packed, size)
-        if packed.nbytes != size:
-            raise CodecError(f"a request of {packed.nbytes} bytes, expected {size}.")
+        packed = received_bytes("a request", packed, size, compressed=fields.get(LZ4) is True and self._compress)
         if not thin:
             area[...] = packed
         elif self._step is None or step != self._step + 1:

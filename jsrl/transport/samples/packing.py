@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.errors import CodecError
-from jsrl.transport.wire.packing import LZ4, THIN, Packing, compress, decompress, is_stack, stack
+from jsrl.transport.wire.packing import LZ4, THIN, Packing, compress, is_stack, received_bytes, stack
 from jsrl.transport.wire.schema import Leaf, flatten_schema, make_layout
 from jsrl.types import Trajectory, Tree
 
@@ -44,10 +43,8 @@ class Packer:
             black[...] = _black(observation, self._layout.tree(self._schema, raw).is_first)
             for target, leaf in zip(others, whole, strict=True):
                 target[...] = leaf
-        if self._compress:
-            smaller = compress(packed)
-            if smaller is not None:
-                fields[LZ4], packed = True, smaller
+        if self._compress and (smaller := compress(packed)) is not None:
+            fields[LZ4], packed = True, smaller
         return fields, packed
 
     def unpack(self, fields: Mapping[str, Any], packed: Any) -> np.ndarray:
@@ -58,13 +55,8 @@ class Packer:
         """
         thin = fields.get(THIN) is True and self._has_stacks
         size = self._thin.size_bytes if thin else self._layout.size_bytes
-        if not isinstance(packed, np.ndarray) or packed.dtype != np.uint8 or packed.ndim != 1:
-            raise CodecError(f"a sample of {type(packed).__name__}, expected raw bytes.")
-        if fields.get(LZ4) is True and self._compress:
-            packed = decompress(packed, size)
-        if packed.nbytes != size:
-            raise CodecError(f"a sample of {packed.nbytes} bytes, expected {size}.")
-        return self._stacked(packed) if thin else packed
+        raw = received_bytes("a sample", packed, size, compressed=fields.get(LZ4) is True and self._compress)
+        return self._stacked(raw) if thin else raw
 
     def _stacked(self, packed: np.ndarray) -> np.ndarray:
         """Return a block with rebuilt stacks of observations."""

@@ -110,16 +110,28 @@ def compress(raw: np.ndarray) -> np.ndarray | None:
     return smaller if smaller.nbytes < raw.nbytes else None
 
 
-def decompress(packed: np.ndarray, size_bytes: int) -> np.ndarray:
-    """Return `size_bytes` bytes that `compress` packed.
+def received_bytes(what: str, packed: Any, size_bytes: int, *, compressed: bool) -> np.ndarray:
+    """Return the `size_bytes` bytes of a received message, decompressed if it is compressed.
+
+    Args:
+      what: the message is, for errors.
 
     Raises:
-      CodecError: they are not that.
+      CodecError: it has others.
     """
+    if not isinstance(packed, np.ndarray) or packed.dtype != np.uint8 or packed.ndim != 1:
+        raise CodecError(f"{what} of {type(packed).__name__}, expected raw bytes.")
+    raw = _decompress(what, packed, size_bytes) if compressed else packed
+    if raw.nbytes != size_bytes:
+        raise CodecError(f"{what} of {raw.nbytes} bytes, expected {size_bytes}.")
+    return raw
+
+
+def _decompress(what: str, packed: np.ndarray, size_bytes: int) -> np.ndarray:
     try:
         return np.frombuffer(_lz4().decompress(packed, uncompressed_size=size_bytes), np.uint8)
     except (ValueError, _lz4().LZ4BlockError) as error:
-        raise CodecError(f"a message that LZ4 cannot read: {error}.") from error
+        raise CodecError(f"{what} that LZ4 cannot read: {error}.") from error
 
 
 def _lz4() -> Any:
