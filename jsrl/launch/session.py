@@ -389,6 +389,11 @@ class Session:
         if any(progress.updates for progress in self.policies.values()):
             self.hub.tick(self.env_steps, self.updates)
 
+    @property
+    def _first_name(self) -> str:
+        """Return the name of the first of several policies of the experiment; empty: there is one."""
+        return self._first.policy.name if len(self.experiment.policies) > 1 else ""
+
     def state(self) -> DisplayState:
         """Return the state for the display."""
         return DisplayState(
@@ -405,7 +410,7 @@ class Session:
             rows=dict(self._stages.rows),
             metrics=dict(self.hub.latest),
             evaluations=self._first.curve,
-            policy=self._first.policy.name if self._others else "",
+            policy=self._first_name,
             others=tuple(map(other_policy, self._others)),
             players=self._players.rows() if self.experiment.director is not None else (),
             waiting=self._stages.waiting(self.now()),
@@ -431,7 +436,7 @@ class Session:
             final=self._first.final,
             unsaved="; ".join(f"{worker}: {why}" for worker, why in self._unsaved.items() if why),
             others={progress.policy.name: progress.outcome for progress in self._others},
-            policy=self._first.policy.name if len(self.experiment.policies) > 1 else "",
+            policy=self._first_name,
         )
         self.outcome = result
         facts = dataclasses.asdict(result) | {"folder": str(result.folder)} | ({"error": error} if error else {})
