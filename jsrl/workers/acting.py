@@ -200,6 +200,11 @@ class Engine:
             return []
         return [int(v) for v in np.unique(request.version) if v not in (LATEST_VERSION, NOT_PLAYED)]
 
+    def pin_frozen(self, owner: Hashable, request: Request) -> None:
+        """Keep the frozen players of a request as long as its episodes play them; see FrozenParams.pin."""
+        if self.frozen is not None:
+            self.frozen.pin(owner, _versions_of(request), request.is_first)
+
     def take_frozen(self, owner: Hashable, versions: Collection[int]) -> bool:
         """Return whether frozen versions are loaded; see jsrl.workers.frozen.FrozenParams.take.
 

@@ -56,6 +56,7 @@ class InlineInference:
                 f"params with {self._pending[0][1].min_updates} updates did not arrive in {timeout_s} s."
             )
         group, request = self._pending.pop(ready)
+        self._engine.pin_frozen(group, request)
         versions = self._engine.frozen_versions(request)
         if versions:
             self._take(group, request, versions)
