@@ -91,6 +91,8 @@ class ServedPolicy:
         self._phases.enter("transport")
         arrived = [r for r in arrived if self._serves(r)]
         self._forget_departed()
+        for r in arrived:
+            self.engine.pin_frozen((r.client, r.group), r.request)
         requests, self._held = self._held + arrived, []
         if self.engine.frozen is not None:
             self.engine.frozen.receive()
@@ -214,12 +216,14 @@ class ServedPolicy:
         """
         gone = self.server.departed(look=False)
         for client in gone:
+            groups = {r.group for r in self._held if r.client == client}
             for key in [k for k in self._served if k[0] == client]:
                 served = self._served.pop(key)
                 self._vacant.setdefault((served.group, len(served.index)), []).append(served)
-            for r in self._held:
-                if r.client == client and self.engine.frozen is not None:
-                    self.engine.frozen.forget((client, r.group))
+                groups.add(key[1])
+            if self.engine.frozen is not None:
+                for group in groups:
+                    self.engine.frozen.forget((client, group))
             self._held = [r for r in self._held if r.client != client]
 
     def close(self) -> None:
