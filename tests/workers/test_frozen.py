@@ -306,6 +306,28 @@ def test_server_pins_the_players_of_connected_actors() -> None:
     assert engine.frozen.evicted_in_play == 0
 
 
+def test_a_client_that_leaves_while_the_server_waits_for_more_requests_keeps_no_slots() -> None:
+    kind, stream = ("gru", 2), ScriptedServer()
+    agent, env = AGENTS[kind]
+    engine = Engine(agent, env, num_slots=SIZE, sizes=[SIZE], seed=3)
+    engine.set_params(NEWEST, params_of(agent, NEWEST))
+    settings, refusals = InferenceSettings(2 * SIZE, 0.1, False, 0.0), Refusals("inference-0", NullReporter())
+    ends = (stream, NoParams())
+    server = ServedPolicy("inference-0", engine, settings, lambda: ends, refusals, Meter("inference"))  # type: ignore[arg-type,return-value]
+    server.connect()
+    collect = stream.collect
+    for life in range(3):
+        request = make_request(kind, 0, 0, np.full(SIZE, LATEST_VERSION))
+        stream.arrived.append(ClientRequest(ProducerId("actor", life), 0, request))
+
+        def collect_twice(max_rows: int, max_wait_s: float, life: int = life) -> list[ClientRequest]:
+            stream.gone += [ProducerId("actor", life)] if max_wait_s else []
+            return collect(max_rows, max_wait_s)
+
+        stream.collect = collect_twice  # type: ignore[method-assign]
+        assert server.serve(0.0) == 0
+
+
 def test_others_are_served_while_one_waits_longest_wait_first() -> None:
     """Three owners that each need all the memory for every request: each gets its players."""
     loads = ManualLoads()
