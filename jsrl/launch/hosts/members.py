@@ -271,7 +271,8 @@ class Members:
             return [(identity, Refused(0, why))]
         for host in [host for host in self.hosts if self._is_same(host, hello)]:
             if host.session == hello.session and not (host.has_answered or host.workers):
-                host.identity, host.heard_s = identity, self._clock()  # it repeats its hello: the welcome was late or lost
+                # It repeats its hello: the welcome was late or lost.
+                host.identity, host.heard_s = identity, self._clock()
                 return [(identity, Welcome(host.epoch, self._lease_s))]
             if host.session != hello.session:
                 answers.append((host.identity, Refused(host.epoch, "a new agent has taken the place of this one.")))
