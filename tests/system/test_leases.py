@@ -7,6 +7,9 @@ hand.
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -146,3 +149,54 @@ def test_workers_of_a_silent_host_end_and_are_replaced(hosts, fault: str, tmp_pa
     assert any(f"host {networks[0]} is gone: it sent no message for {LOST_S:g} s" in line for line in told)
     assert "ended; joining again" in agents[networks[0]].log.read_text()
     assert_balanced(json.loads((folder / "result.json").read_text()), unknown_allowed=True)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_snapshot_of_a_learner_that_lost_its_controller_stays_on_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "far state"))
+    words = [sys.executable, "-m", "jsrl.cli.main", "run"]
+    size = shlex.split("--placement served --num-actors 2 --num-envs 8 --evaluator.enabled false --stop-at-return none")
+    listens = shlex.split("--listen 127.0.0.1 --learner-on far --keep-here inference --snapshots.period-s 1000")
+    folder, output = tmp_path / "ppo_cartpole" / "lost", tmp_path / "run.txt"
+    begins = ["ppo_cartpole", "--run-name", "lost", "--runs-dir", str(tmp_path), "--total-env-steps", "1000000000"]
+    with output.open("wb") as log:
+        controller = subprocess.Popen(
+            [*words, *begins, *size, *listens, "--display", "log-only"], stdout=log, stderr=log, start_new_session=True
+        )
+    agent: Agent | None = None
+    try:
+        await_that(lambda: "--token-file" in output.read_text(), 60.0)
+        (join,) = re.findall(r"jsrl join (\S+) --token-file (\S+)", output.read_text())
+        agent = Agent(join[0], Path(join[1]), "far", tmp_path / "far.txt")
+        await_that(lambda: updates_of(folder) > 5, 120.0)
+        controller.kill()
+        killed_s = time.monotonic()
+        workers = agent.workers()
+        await_that(lambda: not any(map(lives, workers)))
+        sys.stdout.write(f"workers ended {time.monotonic() - killed_s:.2f} s after the controller was killed\n")
+        status, text = agent.ends(60.0)
+    finally:
+        controller.kill()
+        controller.wait()
+        if agent is not None:
+            agent.close()
+    assert status == 1 and not (folder / "snapshots" / "state" / "tags").exists()
+    (updates,) = re.findall(r"snapshots/state: update ([\d,]+)", text)
+    copy, resume = (shlex.split(line.removeprefix("jsrl join:")) for line in text.splitlines()[-3:-1])
+    assert copy[:2] == ["scp", "-r"] and resume == ["jsrl", "run", "--resume", str(folder)] and copy[3] == str(folder)
+    shutil.copytree(copy[2].removeprefix("far:"), folder / "snapshots", dirs_exist_ok=True)  # as scp would do
+    more = ["--total-env-steps", "20000", "--placement", "inline", "--num-actors", "1"]
+    again = subprocess.run([*words, *resume[2:], *more], capture_output=True, text=True, timeout=300, check=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"updates {updates.replace(',', '')} " in again.stderr and updates_of(folder) > int(updates.replace(",", ""))
+
+
+def updates_of(folder: Path) -> int:
+    """Return the number of updates in the last line of a run's metrics."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return int(json.loads(lines[-1]).get("updates", 0)) if lines else 0

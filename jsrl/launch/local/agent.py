@@ -3,6 +3,9 @@
 It ends its workers when the controller has not answered for the length of its lease, and joins again without any; they also
 end with the agent (by the kernel). Its lease uses a clock that continues while the machine sleeps. When the agent must end, it
 waits for the controller to move its workers to other hosts.
+
+Shortly before the lease ends, a learner here writes a snapshot. If the agent ends without having sent it, the snapshot stays
+on this host.
 """
 
 from __future__ import annotations
@@ -71,6 +74,7 @@ from jsrl.launch.local.children import Children, ChildrenControl, within_size
 from jsrl.launch.local.facts import address_towards, boot_id, lacks, own_facts
 from jsrl.launch.local.processes import LocalHandle, size_of
 from jsrl.launch.local.relays import HostRelays
+from jsrl.launch.local.unsent import STATES, keep_snapshots
 from jsrl.launch.machine import usable_cores
 from jsrl.runs.names import FileNames
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
@@ -79,6 +83,7 @@ from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, ad
 from jsrl.transport.memory.segment import living_folder, make_folder, remove_unless_living
 
 PATIENCE_S, DRAIN_S = 120.0, 30.0
+SAVE_S = 4.0  # before the lease ends; half of it if it is shorter than twice that
 LEAVES = "its agent was told to end"
 _TURN_MS, _USAGE_S = 50, 1.0
 _PAUSE_S = 0.0002  # between two turns, per worker: the messages of hundreds arrive one by one
@@ -133,6 +138,10 @@ class Agent:
         self._pages = PageWatch(folder)
         self._kept = KeptFiles(folder, lambda part: self._send(KeptFile(self._epoch, *part)), held=folder / "held")
         self._kept_folders: dict[str, list[str]] = {}  # worker -> folders in which it keeps files
+        self._run = ""  # the run folder on the controller's host
+        self._ends_soon = False  # its lease does, unless the controller answers
+        self._must_save = False  # a learner here must write a snapshot now
+        self._was_lost = False  # the controller was, and has not welcomed this host since
         self._unsent_exits: list[tuple[Exited, float]] = []  # of workers whose files are on their way, and since when
         self._children = Children(folder, self._control.address)
         self._queue: dict[tuple[str, int], Begin] = {}  # workers to be started
@@ -164,13 +173,23 @@ class Agent:
             self._connection.close()
             self._context.destroy(linger=1_000)
         status, why = self._end
-        self._notify(why)
+        for line in (*self._keep_unsent(), why):  # engines show the last line
+            self._notify(line)
         return status
 
+    def _keep_unsent(self) -> list[str]:
+        """Keep the learners' snapshots on this host if a lost controller does not have them; return lines about it."""
+        folders = [folder for folders in self._kept_folders.values() for folder in folders] if self._was_lost else []
+        unsent = [f for f in folders if Path(f).name == STATES and not self._kept.has_arrived(f)]
+        return keep_snapshots(self._folder, unsent, self._run, self._name) if unsent else []
+
     def _on_signal(self, number: int, _: object) -> None:
-        """Let the workers leave; a second signal, or SIGHUP (the parent is gone), ends them at once."""
-        at_once = self._leave_by_s is not None or number == signal.SIGHUP
-        self._leave_by_s = 0.0 if at_once else now_s() + self._drain_s
+        """Let the workers leave. A second signal ends them at once, also SIGHUP (the parent is gone) if none is a learner."""
+        wait_s = self._drain_s
+        if number == signal.SIGHUP:
+            wait_s = SAVE_S if any(self._kept_folders.values()) else 0.0
+            self._was_lost = self._must_save = True
+        self._leave_by_s = 0.0 if self._leave_by_s is not None else now_s() + wait_s
         self._beat_at_s = 0.0
 
     # -- the loop
@@ -200,6 +219,10 @@ class Agent:
             self._leave(1, f"this host cannot keep the run's files ({error})")
             return
         self._control.listen()
+        if self._must_save:
+            self._must_save = False
+            for worker in [worker for worker, folders in self._kept_folders.items() if folders]:
+                self._children.send_command(self._control, worker, "snapshot")
         if self._epoch:
             self._start_queued()
             self._report()
@@ -223,8 +246,10 @@ class Agent:
             self._closed_s = now_s() if prompt else math.inf
 
     def _check_lease(self) -> None:
-        silent_s = now_s() - self._lease_from_s
-        if self._epoch and (silent_s > self._lease_s or now_s() - self._closed_s > CLOSED_LEASE_S):
+        silent_s, closed_s = now_s() - self._lease_from_s, now_s() - self._closed_s
+        left_s = min(self._lease_s - silent_s, CLOSED_LEASE_S - closed_s)
+        ended_soon, self._ends_soon = self._ends_soon, left_s < min(SAVE_S, self._lease_s / 2)
+        if self._epoch and left_s < 0.0:
             count = self._children.kill_all()
             self._queue.clear()
             self._relays.close()
@@ -232,6 +257,9 @@ class Agent:
                 f"no message from the controller for {silent_s:.0f} s: {counted(count, 'worker')} ended; joining again"
             )
             self._epoch, self._lease_from_s = 0, now_s()  # its patience begins now: it may have been stopped
+            self._was_lost = True
+        elif self._epoch and self._ends_soon and not ended_soon:
+            self._must_save = True
         elif not self._epoch and silent_s > self._patience_s:
             self._end = (1, f"no answer from {self._address} within {self._patience_s:g} s; is the run there?")
 
@@ -368,7 +396,7 @@ class Agent:
             self._children.kill_all()  # of an earlier membership; there should be none
             self._queue.clear()
             self._epoch, self._lease_s, self._lease_from_s = message.epoch, message.lease_s, now_s()
-            self._executed = 0
+            self._executed, self._was_lost = 0, False
             self._pages.forget()
             self._kept.forget()
             self._unsent_exits.clear()
@@ -413,7 +441,7 @@ class Agent:
         return not (code.exists() and (self._folder / KEYS / SERVER_FILE).exists())
 
     def _begin(self, message: Begin) -> None:
-        self._kept_folders[message.worker] = message.keeps
+        self._kept_folders[message.worker], self._run = message.keeps, message.run
         try:
             self._children.begin(message)
         except OSError as error:
