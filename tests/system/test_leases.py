@@ -6,6 +6,7 @@ hand.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -22,7 +24,7 @@ import pytest
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.launch.hosts.members import JoinedHost
-from jsrl.launch.hosts.messages import LEASE_S, LOST_S
+from jsrl.launch.hosts.messages import CLOSED_LEASE_S, LEASE_S, LOST_S
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.result import STOPPED
 from jsrl.launch.run import run
@@ -55,7 +57,7 @@ class Silence(Events):
         self.late, self.epochs, self.kept = -1, list[int](), list[psutil.Process]()
 
     def make(self) -> None:
-        self._train_on()
+        train_on(self._folder)
         host, workers, others = self._host(), self._agent.workers(), self._other.workers()
         lost = list(host.living_workers)
         assert workers and lost and all(life.pid for life in lost)
@@ -75,7 +77,7 @@ class Silence(Events):
         await_that(lambda: any(one.name == self._name for one in list(self._launcher.members.hosts)))
         self.joined_s = time.monotonic() - over_s
         self.epochs = [host.epoch, self._host().epoch]
-        self._train_on()
+        train_on(self._folder)
         self.late = self._received(names) - before
         self.kept = [worker for worker in others if lives(worker)]
 
@@ -105,15 +107,16 @@ class Silence(Events):
         connections = read_connections(hop_folder(self._folder, SAMPLES))
         return sum(connection.received for connection in connections if connection.name in names)
 
-    def _train_on(self) -> None:
-        """Wait until the learner has trained on some more trajectories."""
 
-        def consumed() -> int:
-            ledger = read_hop(self._folder)
-            return 0 if ledger is None else ledger.consumed
+def train_on(folder: Path) -> None:
+    """Wait until the learner of a run has trained on some more trajectories."""
 
-        before = consumed()
-        await_that(lambda: consumed() >= before + 20, 120.0)
+    def consumed() -> int:
+        ledger = read_hop(folder)
+        return 0 if ledger is None else ledger.consumed
+
+    before = consumed()
+    await_that(lambda: consumed() >= before + 20, 120.0)
 
 
 @pytest.mark.slow
@@ -151,48 +154,97 @@ def test_workers_of_a_silent_host_end_and_are_replaced(hosts, fault: str, tmp_pa
     assert_balanced(json.loads((folder / "result.json").read_text()), unknown_allowed=True)
 
 
-@pytest.mark.slow
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-def test_snapshot_of_a_learner_that_lost_its_controller_stays_on_its_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "far state"))
-    words = [sys.executable, "-m", "jsrl.cli.main", "run"]
-    size = shlex.split("--placement served --num-actors 2 --num-envs 8 --evaluator.enabled false --stop-at-return none")
-    listens = shlex.split("--listen 127.0.0.1 --learner-on far --keep-here inference --snapshots.period-s 1000")
-    folder, output = tmp_path / "ppo_cartpole" / "lost", tmp_path / "run.txt"
-    begins = ["ppo_cartpole", "--run-name", "lost", "--runs-dir", str(tmp_path), "--total-env-steps", "1000000000"]
+JSRL = [sys.executable, "-m", "jsrl.cli.main"]
+SIZE = shlex.split("--placement served --num-actors 2 --num-envs 8 --evaluator.enabled false --stop-at-return none")
+LISTENS = shlex.split("--listen 127.0.0.1 --learner-on far --keep-here inference --restart 1 --display log-only")
+
+
+@contextlib.contextmanager
+def training(folder: Path, *more: str, patience_s: float = 20.0) -> Iterator[tuple[subprocess.Popen[bytes], Agent]]:
+    """Yield `jsrl run` and the agent of its learner, once that has made updates; `folder` is to be the run's."""
+    output, runs_dir = folder.parents[1] / "run.txt", folder.parents[1]
+    words = [
+        *JSRL,
+        "run",
+        folder.parent.name,
+        "--run-name",
+        folder.name,
+        "--runs-dir",
+        str(runs_dir),
+        *SIZE,
+        *LISTENS,
+        *more,
+    ]
     with output.open("wb") as log:
-        controller = subprocess.Popen(
-            [*words, *begins, *size, *listens, "--display", "log-only"], stdout=log, stderr=log, start_new_session=True
-        )
+        controller = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
     agent: Agent | None = None
     try:
         await_that(lambda: "--token-file" in output.read_text(), 60.0)
-        (join,) = re.findall(r"jsrl join (\S+) --token-file (\S+)", output.read_text())
-        agent = Agent(join[0], Path(join[1]), "far", tmp_path / "far.txt")
+        ((address, token),) = re.findall(r"jsrl join (\S+) --token-file (\S+)", output.read_text())
+        agent = Agent(address, Path(token), "far", runs_dir / "far.txt", patience_s=patience_s)
         await_that(lambda: updates_of(folder) > 5, 120.0)
-        controller.kill()
-        killed_s = time.monotonic()
-        workers = agent.workers()
-        await_that(lambda: not any(map(lives, workers)))
-        sys.stdout.write(f"workers ended {time.monotonic() - killed_s:.2f} s after the controller was killed\n")
-        status, text = agent.ends(60.0)
+        yield controller, agent
     finally:
         controller.kill()
         controller.wait()
         if agent is not None:
             agent.close()
-    assert status == 1 and not (folder / "snapshots" / "state" / "tags").exists()
+
+
+def ended_s(agent: Agent) -> float:
+    """Return after how many seconds all workers of an agent have ended."""
+    begun_s, workers = time.monotonic(), agent.workers()
+    assert workers
+    await_that(lambda: not any(map(lives, workers)))
+    return time.monotonic() - begun_s
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_snapshot_of_a_learner_that_lost_its_controller_stays_on_its_host(tmp_path: Path) -> None:
+    folder = tmp_path / "ppo_cartpole" / "lost"
+    with training(folder, "--total-env-steps", "1000000000", "--snapshots.period-s", "1000") as (controller, agent):
+        controller.kill()
+        took_s = ended_s(agent)
+        sys.stdout.write(f"workers ended {took_s:.2f} s after the controller was killed\n")
+        status, text = agent.ends(60.0)
+    assert status == 1 and CLOSED_LEASE_S - 1.0 <= took_s <= CLOSED_LEASE_S + 1.0
+    assert not (folder / "snapshots" / "state" / "tags").exists()
     (updates,) = re.findall(r"snapshots/state: update ([\d,]+)", text)
     copy, resume = (shlex.split(line.removeprefix("jsrl join:")) for line in text.splitlines()[-3:-1])
     assert copy[:2] == ["scp", "-r"] and resume == ["jsrl", "run", "--resume", str(folder)] and copy[3] == str(folder)
     shutil.copytree(copy[2].removeprefix("far:"), folder / "snapshots", dirs_exist_ok=True)  # as scp would do
     more = ["--total-env-steps", "20000", "--placement", "inline", "--num-actors", "1"]
-    again = subprocess.run([*words, *resume[2:], *more], capture_output=True, text=True, timeout=300, check=False)
+    again = subprocess.run([*JSRL, *resume[1:], *more], capture_output=True, text=True, timeout=300, check=False)
     assert again.returncode == 0, again.stdout + again.stderr
     assert f"updates {updates.replace(',', '')} " in again.stderr and updates_of(folder) > int(updates.replace(",", ""))
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_workers_end_while_the_controller_is_stopped_and_return_after_it(tmp_path: Path) -> None:
+    folder, log = tmp_path / "ppo_cartpole" / "stopped", tmp_path / "far.txt"
+    with training(folder, "--total-env-steps", "1000000000", patience_s=120.0) as (controller, agent):
+        controller.send_signal(signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        took_s = ended_s(agent)
+        time.sleep(STOPPED_S - (time.monotonic() - stopped_s))
+        controller.send_signal(signal.SIGCONT)
+        woken_s = time.monotonic()
+        await_that(lambda: log.read_text().count("joined the run at") == 2, 60.0)
+        joined_s = time.monotonic() - woken_s
+        train_on(folder)
+        controller.send_signal(signal.SIGINT)
+        assert controller.wait(120.0) in (0, 130)
+        assert agent.ends(20.0)[0] == 0 and not agent.workers()
+    sys.stdout.write(
+        f"controller stopped: ended {took_s:.2f} s after it stopped; joined again {joined_s:.2f} s after it woke\n"
+    )
+    assert LEASE_S - 1.0 <= took_s <= LEASE_S + 1.0
+    assert (folder / "snapshots" / "state" / "tags" / "final.json").exists()
+    assert_balanced(json.loads((folder / "result.json").read_text()), unknown_allowed=True)
 
 
 def updates_of(folder: Path) -> int:

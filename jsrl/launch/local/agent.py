@@ -91,6 +91,7 @@ _EXECUTE_S = 0.1  # of a turn
 _STARTS, _STARTS_PER_CORE, _START_S = 8, 2, 5.0  # forked workers that start at once; after this time the next ones may
 _LOG_S = 2.0  # in which the log of a failed worker may reach the run folder before its end is reported
 _MAX_FRAMES_BYTES = MAX_MESSAGE_BYTES // 2
+_MOST_EXITS = 100  # that are sent again over a new connection
 
 
 def now_s() -> float:
@@ -143,6 +144,7 @@ class Agent:
         self._must_save = False  # a learner here must write a snapshot now
         self._was_lost = False  # the controller was, and has not welcomed this host since
         self._unsent_exits: list[tuple[Exited, float]] = []  # of workers whose files are on their way, and since when
+        self._sent_exits: deque[Exited] = deque(maxlen=_MOST_EXITS)  # in this membership
         self._children = Children(folder, self._control.address)
         self._queue: dict[tuple[str, int], Begin] = {}  # workers to be started
         self._starting: dict[tuple[str, int], float] = {}  # forked ones that are not ready -> when they were started
@@ -242,6 +244,10 @@ class Agent:
     def _note_connection(self) -> None:
         if self._connection.there != self._is_connected:
             self._is_connected = self._connection.there
+            if self._is_connected:  # what was sent last may be lost with the previous connection
+                self._pages.forget()
+                for exited in self._sent_exits:
+                    self._send(exited)
             prompt = not self._is_connected and now_s() - self._lease_from_s < PROMPT_S
             self._closed_s = now_s() if prompt else math.inf
 
@@ -277,9 +283,13 @@ class Agent:
             log = self._failed_log(exited) if now_s() < since_s + _LOG_S else []
             if self._kept.are_sent([*self._kept_folders.get(exited.worker, ()), *log]):
                 self._unsent_exits.remove((exited, since_s))
-                self._send(exited)
+                self._send_exit(exited)
         while not self._replies.empty():
             self._send(self._replies.get())
+
+    def _send_exit(self, exited: Exited) -> None:
+        self._sent_exits.append(exited)
+        self._send(exited)
 
     def _failed_log(self, exited: Exited) -> list[str]:
         """Return the log of a worker, for the run folder, if it failed; the agent deletes it when the run ends."""
@@ -400,6 +410,7 @@ class Agent:
             self._pages.forget()
             self._kept.forget()
             self._unsent_exits.clear()
+            self._sent_exits.clear()
             for folder in [folder for folders in self._kept_folders.values() for folder in folders]:
                 shutil.rmtree(self._folder / folder, ignore_errors=True)  # the run folder has what counts
             self._kept_folders.clear()
@@ -446,7 +457,7 @@ class Agent:
             self._children.begin(message)
         except OSError as error:
             text = f"could not be started on {self._name}: {error}"
-            self._send(Exited(self._epoch, message.worker, message.incarnation, None, text, ""))
+            self._send_exit(Exited(self._epoch, message.worker, message.incarnation, None, text, ""))
 
     def _obey(self, message: Order) -> None:
         """Execute an order; not if it was executed before, or if one before it was lost: all are sent again then."""
@@ -458,7 +469,8 @@ class Agent:
         elif isinstance(message, Signal):
             handle = self._children.find(message.worker, message.incarnation)
             if self._queue.pop((message.worker, message.incarnation), None) is not None:
-                self._send(Exited(self._epoch, message.worker, message.incarnation, None, "ended before its start", ""))
+                text = "ended before its start"
+                self._send_exit(Exited(self._epoch, message.worker, message.incarnation, None, text, ""))
             if handle is not None:
                 getattr(handle, message.what)()
 

@@ -34,6 +34,7 @@ class Agent:
         self.log = log
         words = [sys.executable, "-m", "jsrl.cli.main", "join", address, "--patience-s", str(patience_s)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NAME": name}
+        environment["XDG_STATE_HOME"] = str(log.parent / "state of agents")
         if namespace is None:
             words += ["--token-file", str(token), "--name", name]
         else:

@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -171,6 +173,33 @@ def test_workers_under_an_agent(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_end_of_a_worker_that_was_lost_with_a_connection_is_reported_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world_of(tmp_path, 1) as world:
+        handle, port, lost = world.start("actor-0"), world.launcher._port, list[object]()
+        world.await_workers(handle)
+        handled = world.launcher.members.handle
+
+        def handle_most(token: str, identity: bytes, message: Any) -> Any:
+            if isinstance(message, Exited) and not lost:
+                lost.append(message)
+                return []
+            return handled(token, identity, message)
+
+        monkeypatch.setattr(world.launcher.members, "handle", handle_most)
+        (worker,) = world.agents[0].workers()
+        worker.kill()
+        await_that(lambda: lost)
+        assert handle.alive
+        for number in list(port._connections):
+            with socket.socket(fileno=os.dup(number)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+        await_that(lambda: not handle.alive)
+        assert handle.exit.status == -9 and handle.remote.host in world.launcher.members.hosts
+
+
+@pytest.mark.slow
 def test_worker_waits_for_lost_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with world_of(tmp_path, 1) as world:
         port, lost = world.launcher._port, list[object]()
@@ -197,7 +226,8 @@ def test_modules_sent_in_part_before_a_host_joined_again_are_forgotten(
     begin, half = Begin(2, "actor", "actor-0", 0, b"", {}, digest), len(content) // 2
     told = list[str]()
     agent = SimpleNamespace(
-        _folder=tmp_path, _code_parts={}, _kept_folders={}, _epoch=1, _queue={}, _unsent_exits=[], _notify=told.append,
+        _folder=tmp_path, _code_parts={}, _kept_folders={}, _epoch=1, _queue={}, _unsent_exits=[], _sent_exits=deque(),
+        _notify=told.append,
         _address="", _name="a", _children=SimpleNamespace(kill_all=lambda: 0), _pages=SimpleNamespace(forget=lambda: None),
         _kept=SimpleNamespace(forget=lambda: None),
     )  # fmt: skip
@@ -519,7 +549,7 @@ def test_agent_starts_as_many_forked_workers_at_once_as_its_cores_can_take(monke
     control = SimpleNamespace(ready=[])
     agent = SimpleNamespace(
         _control=control, _queue={}, _starting={}, _most_starts=3, _epoch=1, _executed=0,
-        _begin=lambda one: begun.append(one.worker), _children=SimpleNamespace(find=lambda *key: None), _send=said.append,
+        _begin=lambda one: begun.append(one.worker), _children=SimpleNamespace(find=lambda *key: None), _send_exit=said.append,
         _lacks=lambda begin: False,
     )  # fmt: skip
     for number in range(9):
@@ -597,7 +627,7 @@ def test_closed_connection_ends_the_lease_sooner_unless_it_is_made_again(
         _epoch=1, _end=None, _lease_s=15.0, _lease_from_s=last_reply_s, _queue={}, _notify=lambda line: None,
         _children=SimpleNamespace(kill_all=lambda: 1), _relays=SimpleNamespace(close=lambda: None),
         _connection=connection, _is_connected=True, _closed_s=math.inf, _ends_soon=False, _must_save=False,
-        _was_lost=False,
+        _was_lost=False, _pages=SimpleNamespace(forget=lambda: None), _sent_exits=(),
     )  # fmt: skip
     saved_s = list[float]()
     for clock[0] in (half / 2 for half in range(20, 80)):
