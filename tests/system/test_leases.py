@@ -235,6 +235,7 @@ def test_workers_end_while_the_controller_is_stopped_and_return_after_it(tmp_pat
         woken_s = time.monotonic()
         await_that(lambda: log.read_text().count("joined the run at") == 2, 60.0)
         joined_s = time.monotonic() - woken_s
+        await_that(agent.workers, 60.0)
         train_on(folder)
         controller.send_signal(signal.SIGINT)
         assert controller.wait(120.0) in (0, 130)
