@@ -85,6 +85,7 @@ class JoinedHost:
         membership ended; empty: it has not.
       workers: of workers, by (worker, incarnation). answers: to questions, by their numbers.
       wanted: frozen players for which its workers wait; see Beat. leaves: why it gets no new workers; empty: it does.
+      has_answered: whether a message came since its welcome.
       silent: whether the user was told that its lease has ended. closed_s: when its connection closed; None: it is open.
       server_key: public key of the streams that its workers bind, 64 hexadecimal digits. names: of these streams.
       relays: params stream -> address at which the host relays it.
@@ -113,6 +114,7 @@ class JoinedHost:
     num_orders: int = 0
     wanted: list[str] = field(default_factory=list)
     leaves: str = ""
+    has_answered: bool = False
     silent: bool = False
     closed_s: float | None = None
     joined_s: float = 0.0
@@ -188,7 +190,7 @@ class Members:
         host = self._member(token, message.epoch)
         if host is None:
             return []  # of an earlier membership: its workers are already replaced
-        host.heard_s, host.closed_s = self._clock(), None
+        host.heard_s, host.closed_s, host.has_answered = self._clock(), None, True
         if isinstance(message, Beat):
             self.frames += message.frames
             host.names = [entry for entry in message.names if _is_of(host, entry)]
@@ -268,6 +270,10 @@ class Members:
                 self.notices.append(f"a host could not join{times}: {why}")
             return [(identity, Refused(0, why))]
         for host in [host for host in self.hosts if self._is_same(host, hello)]:
+            if host.session == hello.session and not (host.has_answered or host.workers):
+                # It repeats its hello: the welcome was late or lost.
+                host.identity, host.heard_s = identity, self._clock()
+                return [(identity, Welcome(host.epoch, self._lease_s))]
             if host.session != hello.session:
                 answers.append((host.identity, Refused(host.epoch, "a new agent has taken the place of this one.")))
                 self._tokens.revoke(host.token)

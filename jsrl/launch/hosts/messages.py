@@ -261,7 +261,8 @@ class EarlierFile(FilePart, tag="kept_before"):
 class Begin(ControllerMessage, tag="begin"):
     """Start an incarnation of a worker, once: its job as JSON, and the archive of the user's modules.
 
-    keeps: subfolders of the run folder in which it keeps files; the agent sends their changes.
+    keeps: subfolders of the run folder in which it keeps files; the agent sends their changes. run: the run folder, on the
+    controller's host.
     """
 
     worker_kind: str
@@ -272,6 +273,7 @@ class Begin(ControllerMessage, tag="begin"):
     code: str = ""
     forks: bool = False
     keeps: list[str] = []
+    run: str = ""
 
     def __post_init__(self) -> None:
         """Refuse everything except a worker of jsrl."""
