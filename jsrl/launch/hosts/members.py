@@ -192,25 +192,7 @@ class Members:
             return []  # of an earlier membership: its workers are already replaced
         host.heard_s, host.closed_s, host.has_answered = self._clock(), None, True
         if isinstance(message, Beat):
-            self.frames += message.frames
-            host.names = [entry for entry in message.names if _is_of(host, entry)]
-            host.relays = {name: address for name, address in message.relays.items() if _is_bound_by(host, address)}
-            host.wanted = message.wanted
-            for usage in message.usage:
-                self._note_usage(host, usage)
-            if message.leaves and not host.leaves:
-                host.leaves = message.leaves[:200]
-                self.notices.append(
-                    f"host {host.name} leaves ({host.leaves}): {counted(host.num_living, 'worker')} must move"
-                )
-            if host.leaves and not host.num_living:
-                self.lose(host, host.leaves)
-                return [(host.identity, Farewell(host.epoch, f"this host has left the run: {host.leaves}"))]
-            again = message.lacks and self._clock() - host.sent_s > LACKS_S
-            host.sent_s = self._clock() if again else host.sent_s
-            orders = self._unconfirmed(host, message.executed)
-            answers = [BeatReceived(host.epoch, message.sent_s), *(host.sent if again else ()), *orders]
-            return [(host.identity, answer) for answer in answers]
+            return self._note_beat(host, message)
         if isinstance(message, Pages):
             hops = {hop for remote in host.workers.values() for hop in remote.hops}
             own = {name: page for name, page in message.pages.items() if name.partition("/")[0] in hops}
@@ -229,6 +211,28 @@ class Members:
         elif isinstance(message, Leaving):
             self.lose(host, message.text[:200])
         return []
+
+    def _note_beat(self, host: JoinedHost, message: Beat) -> list[tuple[bytes, AnyControllerMessage]]:
+        """Record a host's beat; return the answers to send, with what the host lacks and orders that it has not confirmed."""
+        self.frames += message.frames
+        host.names = [entry for entry in message.names if _is_of(host, entry)]
+        host.relays = {name: address for name, address in message.relays.items() if _is_bound_by(host, address)}
+        host.wanted = message.wanted
+        for usage in message.usage:
+            self._note_usage(host, usage)
+        if message.leaves and not host.leaves:
+            host.leaves = message.leaves[:200]
+            self.notices.append(
+                f"host {host.name} leaves ({host.leaves}): {counted(host.num_living, 'worker')} must move"
+            )
+        if host.leaves and not host.num_living:
+            self.lose(host, host.leaves)
+            return [(host.identity, Farewell(host.epoch, f"this host has left the run: {host.leaves}"))]
+        again = message.lacks and self._clock() - host.sent_s > LACKS_S
+        host.sent_s = self._clock() if again else host.sent_s
+        orders = self._unconfirmed(host, message.executed)
+        answers = [BeatReceived(host.epoch, message.sent_s), *(host.sent if again else ()), *orders]
+        return [(host.identity, answer) for answer in answers]
 
     def note_closed(self, identity: bytes) -> None:
         """Note that the connection with this identity has closed. A link that is down closes it too, but much later."""
