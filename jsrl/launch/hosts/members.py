@@ -85,7 +85,7 @@ class JoinedHost:
         membership ended; empty: it has not.
       workers: of workers, by (worker, incarnation). answers: to questions, by their numbers.
       wanted: frozen players for which its workers wait; see Beat. leaves: why it gets no new workers; empty: it does.
-      has_answered: whether a message came since its welcome.
+      has_answered: whether a message came since its welcome. num_pages: number of its newest Pages.
       silent: whether the user was told that its lease has ended. closed_s: when its connection closed; None: it is open.
       server_key: public key of the streams that its workers bind, 64 hexadecimal digits. names: of these streams.
       relays: params stream -> address at which the host relays it.
@@ -115,6 +115,7 @@ class JoinedHost:
     wanted: list[str] = field(default_factory=list)
     leaves: str = ""
     has_answered: bool = False
+    num_pages: int = 0
     silent: bool = False
     closed_s: float | None = None
     joined_s: float = 0.0
@@ -194,6 +195,9 @@ class Members:
         if isinstance(message, Beat):
             return self._note_beat(host, message)
         if isinstance(message, Pages):
+            if message.number < host.num_pages:
+                return []  # newer ones have come over another connection
+            host.num_pages = message.number
             hops = {hop for remote in host.workers.values() for hop in remote.hops}
             own = {name: page for name, page in message.pages.items() if name.partition("/")[0] in hops}
             self.pages.append((host.epoch, own))

@@ -144,9 +144,13 @@ class Stored(Numbered, tag="stored"):
 
 
 class Pages(AgentMessage, tag="pages"):
-    """Changed counts of the host's workers for the streams that they read: HOP/FILE -> page."""
+    """Changed counts of the host's workers for the streams that they read: HOP/FILE -> page.
+
+    number: rises. After a broken connection its last messages may arrive later than the first ones of the next.
+    """
 
     pages: dict[str, bytes]
+    number: int = 0
 
     def __post_init__(self) -> None:
         """Refuse names that could be other paths."""

@@ -136,7 +136,7 @@ class Agent:
         self._pending: deque[AnyControllerMessage] = deque()
         self._context = zmq.Context()
         self._control = ChildrenControl(self._context, folder)
-        self._pages = PageWatch(folder)
+        self._pages, self._num_pages = PageWatch(folder), 0
         self._kept = KeptFiles(folder, lambda part: self._send(KeptFile(self._epoch, *part)), held=folder / "held")
         self._kept_folders: dict[str, list[str]] = {}  # worker -> folders in which it keeps files
         self._run = ""  # the run folder on the controller's host
@@ -316,7 +316,9 @@ class Agent:
 
     def _send_pages(self) -> None:
         if changed := self._pages.changed():
-            self._send(Pages(self._epoch, changed))
+            self._num_pages += 1
+            if not self._send(Pages(self._epoch, changed, self._num_pages)):
+                self._pages.forget()
 
     def _hello(self) -> Hello:
         host, _, port = self._address.rpartition(":")
@@ -339,9 +341,13 @@ class Agent:
             lacks=lacks(self._folder, memory_mb),
         )
 
-    def _send(self, message: Numbered) -> None:
-        with contextlib.suppress(zmq.Again):  # the connection is blocked; the lease limits how long that may last
+    def _send(self, message: Numbered) -> bool:
+        """Send a message; return False if the connection is blocked. The lease limits how long that may last."""
+        try:
             self._socket.send_multipart(outgoing([encode(message)], self._keys), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     # -- messages of the controller
 

@@ -423,6 +423,15 @@ def test_files_are_accepted_only_for_folders_of_living_workers(world: World):
     assert len(world.members.kept_files) == 1
 
 
+def test_older_pages_of_a_broken_connection_do_not_replace_newer_ones(world: World):
+    host = world.join()
+    host.workers["actor-0", 0].hops = ("samples",)
+    for number, page in ((1, b"a"), (3, b"c"), (2, b"b")):
+        pages = Pages(host.epoch, {"samples/ledger": page * PAGE_BYTES}, number)
+        world.members.handle(world.names[0], b"id", pages)
+    assert [pages["samples/ledger"][:1] for _, pages in world.members.pages] == [b"a", b"c"]
+
+
 def test_host_may_send_the_logs_of_its_own_workers_only(world: World):
     host = world.join()
     world.members.handle(host.token, b"id", Exited(host.epoch, "actor-0", 0, 1, "", ""))
