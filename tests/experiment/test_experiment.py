@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import (
@@ -21,6 +22,7 @@ from jsrl.experiment import (
 )
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.checks import nearest_divisors
+from jsrl.experiment.options import with_changes
 
 
 def experiment(**values) -> Experiment:
@@ -82,6 +84,20 @@ def experiment(**values) -> Experiment:
 def test_invalid_options_are_refused_with_valid_ones(values, message):
     with pytest.raises(ConfigError, match=message):
         experiment(**values)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("num_actor", r"; did you mean num_actors or "),
+        ("learning_rate", r"; did you mean agent\.learning_rate\?"),
+        ("lr", r"; did you mean agent\.learning_rate\?"),
+        ("zzzz", r"\."),
+    ],
+)
+def test_a_wrong_field_name_suggests_the_right_one(name, hint):
+    with pytest.raises(ConfigError, match=rf"an experiment has no field '{name}'{hint}"):
+        with_changes(experiment(agent=PPOConfig()), {"seed": 1, name: 3})
 
 
 def test_numbers_suggested_by_a_refusal_are_valid():
