@@ -31,6 +31,7 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
         environment=str(e.env.id),
         makes=e.group_size,
         most_ahead=e.actor.blocks_per_group - 1 if e.order == "by_group" else None,
+        connects="compiling act" if job.in_process else "connecting to streams",
     )
     meter = make_meter(job)
     groups = job.end("samples").groups
