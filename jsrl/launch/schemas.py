@@ -14,6 +14,7 @@ from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import agent_faults, agent_name, build_agent, check_split, resolved_agent
 from jsrl.launch.interrupts import deadline
+from jsrl.references.importing import shown_target
 from jsrl.transport.base import InferenceSpec
 from jsrl.types import (
     ArraySpec,
@@ -71,7 +72,7 @@ def find_spec(experiment: Experiment) -> EnvSpec | GameSpec:
     Raises:
       EnvironmentFault: it did not return in time, or ended the interpreter.
     """
-    limit_s, name = experiment.actor.step_deadline_s, experiment.env.id
+    limit_s, name = experiment.actor.step_deadline_s, shown_target(experiment.env.id)
     too_late = EnvironmentFault(
         f"environment {name!r} was not made and closed within {limit_s:g} s; the traceback above shows where it was. "
         "If it is only slow, raise actor.step_deadline_s."

@@ -22,6 +22,7 @@ from jsrl.envs.seats import SeatView, actions_of, part_of
 from jsrl.errors import JsrlError
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
+from jsrl.references.importing import shown_target
 from jsrl.transport.base import ParamsSubscriber, Request
 from jsrl.types import Array, EnvSpec, version_updates
 from jsrl.workers.acting import Engine, GroupSlots
@@ -303,7 +304,7 @@ class Player(Generic[PlayedEnv]):
 
     @property
     def _environment(self) -> str:
-        return f"{self.name}: environment {self._players[0].policy.spec.name!r}"
+        return f"{self.name}: environment {shown_target(self._players[0].policy.spec.name)!r}"
 
     @property
     def _params(self) -> tuple[int, list[np.ndarray]] | None:
@@ -365,7 +366,7 @@ class Player(Generic[PlayedEnv]):
         self._warned = True
         self._reporter.event(
             "warning",
-            f"no episode has ended within {LONG_STEPS:,} steps of {self._players[0].policy.spec.name!r}. If "
+            f"no episode has ended within {LONG_STEPS:,} steps of {shown_target(self._players[0].policy.spec.name)!r}. If "
             "they have no end, give them one with --env.max-episode-steps, or this is played forever.",
         )
 

@@ -98,7 +98,11 @@ def test_restarted_learner_resumes_from_the_last_snapshot_in_a_new_epoch(tmp_pat
 @pytest.mark.parametrize(
     ("start", "updates", "text"),
     [
-        (StartPoint(), 43, "learner continues from update 0, as there is no snapshot yet; at least 43 updates are lost"),
+        (
+            StartPoint(),
+            43,
+            "learner continues from update 0, as there is no snapshot yet; at least 43 updates are lost",
+        ),
         (StartPoint(2, 40, "folder@40"), 43, "learner continues from update 40; at least 3 updates are lost"),
         (StartPoint(2, 40, "folder@40"), 40, ""),
     ],
