@@ -58,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         counting.close()
+        what = "games" if options.against or options.tournament else "episodes"
+        print(f"interrupted ({counting.counted or 'no'} {what} were finished)", file=sys.stderr)
         return 130
     return 0
 
