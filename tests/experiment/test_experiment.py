@@ -15,10 +15,12 @@ from jsrl.experiment import (
     AgentReference,
     EvaluatorConfig,
     Experiment,
+    InferenceConfig,
     LearnerConfig,
     PolicyConfig,
     ReplayConfig,
     SnapshotConfig,
+    VideoConfig,
 )
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.checks import nearest_divisors
@@ -73,6 +75,8 @@ def experiment(**values) -> Experiment:
         ({"replay": ReplayConfig(epsilon=float("nan"))}, r"replay\.epsilon is nan"),
         ({"actor": ActorConfig(step_deadline_s=0)}, r"actor\.step_deadline_s is 0; it must be above 0"),
         ({"learner": LearnerConfig(memory_share=1.5)}, r"learner\.memory_share is 1\.5; .* at most 1"),
+        ({"inference": InferenceConfig(max_wait_s=float("inf"))}, r"max_wait_s is infinite, so servers would never answer"),
+        ({"video": VideoConfig(fps=float("inf"))}, r"video\.fps inf; they must be above 0, and fps finite"),
         ({"placement": "seved"}, r"placement is 'seved'; did you mean served\?"),
         ({"transport": "tcp"}, r"transport is 'tcp'; use shared-memory or zeromq\."),
         ({"num_actors": "many"}, r"num_actors is 'many'; use auto\."),

@@ -150,6 +150,8 @@ def test_deadline_raises_inside_the_hanging_call(no_alarm):
     with pytest.raises(TimeoutError, match="too late"), deadline(0.1, TimeoutError("too late")):
         time.sleep(10.0)
     assert time.monotonic() - start < 5.0
+    with deadline(float("inf"), TimeoutError("too late")):
+        pass
     with deadline(60.0, TimeoutError("too late")):
         pass
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0 and signal.getsignal(signal.SIGALRM) is before
