@@ -80,6 +80,7 @@ def _check_types(e: Experiment) -> None:
         part = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
         if isinstance(part, type) and not (isinstance(value, part) or (value is None and type(None) in kinds)):
             given = f"({value!r})" if part.__name__ == "EnvConfig" and isinstance(value, str) else "(...)"
+            given = "(enabled=False)" if not value and hasattr(part, "enabled") else given
             raise ConfigError(f"{name} is {value!r}; expected {name}={part.__name__}{given}.")
         if isinstance(value, str) and {int, float} & set(kinds) and not _choices(cls).get(name):
             raise ConfigError(f"{name} is {value!r}, a text; expected a number.")

@@ -35,7 +35,8 @@ def experiment(**values) -> Experiment:
     ("values", "message"),
     [
         ({"env": "Acrobot-v1"}, r"env is 'Acrobot-v1'; expected env=EnvConfig\('Acrobot-v1'\)\."),
-        ({"evaluator": False}, r"evaluator is False; expected evaluator=EvaluatorConfig\(\.\.\.\)\."),
+        ({"evaluator": None}, r"evaluator is None; expected evaluator=EvaluatorConfig\(enabled=False\)\."),
+        ({"evaluator": 3}, r"evaluator is 3; expected evaluator=EvaluatorConfig\(\.\.\.\)\."),
         ({"replay": True}, r"replay is True; expected replay=ReplayConfig"),
         ({"agent": AgentReference}, r"agent is the class AgentReference; make an instance: agent=AgentReference"),
         ({"total_env_steps": "1e5"}, r"total_env_steps is '1e5', a text; expected a number\."),
