@@ -18,6 +18,7 @@ from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.policies import find_seats
 from jsrl.export.file import save
+from jsrl.references.importing import shown_target
 from jsrl.references.reference import from_json
 from jsrl.runs.runs import RunFolder, split_tag
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
@@ -104,7 +105,12 @@ class Policy:
           ExportError: the params are not finite, the policy cannot be traced, or a player differs from it.
         """
         return save(
-            path, self.agent, self.spec, self.params, onnx=onnx, origin=f"{self.spec.name}, version {self.version}"
+            path,
+            self.agent,
+            self.spec,
+            self.params,
+            onnx=onnx,
+            origin=f"{shown_target(self.spec.name)}, version {self.version}",
         )
 
     def reset(self) -> None:
@@ -123,7 +129,7 @@ def checked(observation: Any, spec: EnvSpec) -> Tree:
     for name, leaf in named_leaves(spec.observation):
         array, rows = np.asarray(found.get(name, ())), len(arrays[0]) if arrays else "B"
         wanted = f"{leaf.dtype} [{', '.join(map(str, (rows, *leaf.shape)))}]"
-        where = f"{spec.name}: {'/'.join(filter(None, ('observation', name)))}"
+        where = f"{shown_target(spec.name)}: {'/'.join(filter(None, ('observation', name)))}"
         if name not in found:
             raise SpecMismatch(f"{where} is missing; the policy reads {wanted}.")
         fits = array.shape[1:] == leaf.shape and array.ndim and rows in ("B", len(array))

@@ -15,14 +15,15 @@ class Counting:
         self._stream, self._live = stream, stream.isatty()
         self._next_s = time.monotonic() + (LIVE_S if self._live else LINES_S)
         self._shown = False
+        self.counted = ""  # the newest count
 
     def show(self, what: str, number: int, of: int) -> None:
         """Show that `number` of `of` are finished."""
+        self.counted = f"{what}: {number:,} of {of:,}"
         if time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + (LIVE_S if self._live else LINES_S)
-        line = f"{what}: {number:,} of {of:,}"
-        self._stream.write(f"\r\x1b[K{line[:118]}" if self._live else f"{line}\n")
+        self._stream.write(f"\r\x1b[K{self.counted[:118]}" if self._live else f"{self.counted}\n")
         self._stream.flush()
         self._shown = True
 

@@ -28,7 +28,7 @@ from jsrl.experiment import Experiment
 from jsrl.launch.result import score
 from jsrl.policy import act_together, load_players, stream_of
 from jsrl.runs.runs import split_tag
-from jsrl.workers.play import EpisodeCounts
+from jsrl.workers.play import EpisodeCounts, rest_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         counting.close()
+        what = "games" if options.against or options.tournament else "episodes"
+        print(f"interrupted ({counting.counted or 'no'} {what} were finished)", file=sys.stderr)
         return 130
     return 0
 
@@ -135,9 +137,10 @@ def _one(options: argparse.Namespace, env_words: Sequence[str], counting: Counti
             env.close()
             raise ConfigError(f"{options.run} cannot play in {config.id}: {reason}.")
     tally, step = EpisodeCounts(first.version, options.episodes, slots, first.view), env.reset()
+    rest = rest_of(env)
     while not tally.complete:
         step = env.step(act_together(policies, step, greedy=not options.sampled))
-        tally.count(step.episodes)
+        rest(tally.count(step.episodes))
         counting.show(options.run, len(tally.score.returns), options.episodes)
     env.close()
     counting.close()

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import difflib
 import importlib
+import io
 import os
 import select
 import signal
@@ -49,6 +50,8 @@ LOADING = "loading jsrl ..."
 def main(arguments: Sequence[str] | None = None) -> int:
     """Execute a command line; return the exit status."""
     _open_closed()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a result with ± is shown in any encoding
     args = list(sys.argv[1:] if arguments is None else arguments)
     if not args or args[0] in ("-h", "--help", "help"):
         print(overview())

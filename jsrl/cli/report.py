@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (JsrlError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    print(f"report: {path}")
+    print(f"report: {path.absolute()}")
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jsrl.errors import EnvironmentFault
+from jsrl.references.importing import shown_target
 from jsrl.types import Tree, named_leaves
 
 
@@ -16,7 +17,7 @@ def fault(
 ) -> EnvironmentFault:
     """Return the error for environment `name`, slot `slot`, in its `episode`-th episode (from 0) after `step` steps."""
     where = place(slot, seed, episode, step)
-    error = EnvironmentFault(f"environment {name!r} ({where}) {what}. {advice}")
+    error = EnvironmentFault(f"environment {shown_target(name)!r} ({where}) {what}. {advice}")
     error.slot = slot
     return error
 
@@ -52,8 +53,8 @@ def first_non_finite(leaf: np.ndarray) -> tuple[int, tuple[int, ...], float] | N
 def in_making(name: Any, kwargs: Mapping[str, Any], error: BaseException) -> EnvironmentFault:
     """Return the error for an exception that a user's environment raised as it was made."""
     return EnvironmentFault(
-        f"environment {name!r} raised {type(error).__name__} as it was made with {dict(kwargs)}: {error}. Its own traceback "
-        "shows where"
+        f"environment {shown_target(name)!r} raised {type(error).__name__} as it was made with {dict(kwargs)}: {error}. "
+        "Its own traceback shows where"
     )
 
 

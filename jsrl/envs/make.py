@@ -25,7 +25,7 @@ from jsrl.envs.sync import SyncVectorEnv
 from jsrl.envs.vector import GymVectorEnv
 from jsrl.errors import ConfigError, JsrlError, MissingExtra
 from jsrl.extras import install_command
-from jsrl.references.importing import import_named, import_target, nearest
+from jsrl.references.importing import import_named, import_target, nearest, shown_target
 from jsrl.types import Array, EnvSpec, GameSpec
 
 log = logging.getLogger("jsrl.envs")
@@ -115,7 +115,7 @@ def _repaired(
         return env
 
     env = build(seed)
-    return env if isinstance(env, SyncVectorEnv) else RebuiltVector(env, build, seed, repairs, str(config.id))
+    return env if isinstance(env, SyncVectorEnv) else RebuiltVector(env, build, seed, repairs, shown_target(config.id))
 
 
 def _make(config: EnvConfig, num_envs: int, seed: Seed, group: int, groups: Groups = None) -> VectorEnv:

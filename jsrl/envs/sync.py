@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,26 @@ def raised_by_caller(error: BaseException) -> bool:
     )
 
 
+class Resting:
+    """An environment that is not stepped any more: each step returns its last opening."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    def reset(self, **given: Any) -> Any:
+        """Reset the environment."""
+        self._opening = self.env.reset(**given)
+        return self._opening
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Return the last opening, without a reward."""
+        observation, info = self._opening
+        return observation, 0.0, False, False, info
+
+
 class SyncVectorEnv(SlotRepairs):
     """B single environments behind the vector protocol; each has its own seed.
 
@@ -53,7 +73,7 @@ class SyncVectorEnv(SlotRepairs):
         self._seeds = slot_seeds(seed, group, num_envs)
         self._reseeds = config.reseed_episodes
         self._rows = Rows(config, num_envs, self._seeds)
-        self._envs: list[gymnasium.Env] = []
+        self._envs: list[Any] = []
         self._started = False
         self._at = 0  # the slot that is stepping
         self._opening: tuple[Any, dict[str, Any]] | None = None  # slot 0's first reset, made early
@@ -92,6 +112,7 @@ class SyncVectorEnv(SlotRepairs):
 
     def reset(self) -> EnvStep:
         """Reset every slot; the first time with its seed, later with its current random state."""
+        self._envs = [env.env if isinstance(env, Resting) else env for env in self._envs]
         step = self._visited(self._open_slots, lambda: self._rows.opened(self._tree))
         self._started = True
         return step
@@ -111,6 +132,11 @@ class SyncVectorEnv(SlotRepairs):
     def set_tasks(self, tasks: Mapping[int, Any]) -> None:
         """Begin the next episode of each slot with its task; see jsrl.envs.base.TakesTasks."""
         self._tasks |= {slot: options_of_task(task) for slot, task in tasks.items() if task is not None}
+
+    def rest(self, slots: Iterable[int]) -> None:
+        """Step slots whose episodes have just ended no more, until the next `reset`; others play as if they did."""
+        for slot in slots:
+            self._envs[slot] = Resting(self._envs[slot])
 
     def where(self) -> str:
         """Return which slot is stepping or resetting, and its position in the episode; other threads may call it."""

@@ -80,6 +80,7 @@ def _check_types(e: Experiment) -> None:
         part = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
         if isinstance(part, type) and not (isinstance(value, part) or (value is None and type(None) in kinds)):
             given = f"({value!r})" if part.__name__ == "EnvConfig" and isinstance(value, str) else "(...)"
+            given = "(enabled=False)" if not value and hasattr(part, "enabled") else given
             raise ConfigError(f"{name} is {value!r}; expected {name}={part.__name__}{given}.")
         if isinstance(value, str) and {int, float} & set(kinds) and not _choices(cls).get(name):
             raise ConfigError(f"{name} is {value!r}, a text; expected a number.")
@@ -178,6 +179,8 @@ def _check_positive(e: Experiment) -> None:
     for name, number in not_negative.items():
         if not number >= 0:
             raise ConfigError(f"{name} is {number}; it must be 0 or more.")
+    if math.isinf(e.inference.max_wait_s):
+        raise ConfigError("inference.max_wait_s is infinite, so servers would never answer; give a number of seconds.")
     if not e.actor.step_deadline_s > 0:
         raise ConfigError(f"actor.step_deadline_s is {e.actor.step_deadline_s}; it must be above 0.")
     if not 0 < e.learner.memory_share <= 1:
@@ -223,8 +226,8 @@ def _check_bind(e: Experiment) -> None:
 
 def _check_video(e: Experiment) -> None:
     fps, seconds = e.video.fps, e.video.max_seconds
-    if not seconds > 0 or (fps is not None and not fps > 0):
-        raise ConfigError(f"video.max_seconds is {seconds} and video.fps {fps}; they must be above 0.")
+    if not seconds > 0 or (fps is not None and not 0 < fps < math.inf):
+        raise ConfigError(f"video.max_seconds is {seconds} and video.fps {fps}; they must be above 0, and fps finite.")
     if not 0 <= e.video.niceness <= 19:
         raise ConfigError(f"video.niceness is {e.video.niceness}; it must be from 0 to 19.")
 

@@ -326,11 +326,30 @@ def find_option(name: str, options: dict[str, Option]) -> Option:
         raise ConfigError(f"there is no option --{name}: each policy has its own: --{' or --'.join(of_policies)}.")
     if off is not None and off.default is None and "." in name and "agent" in {n.partition(".")[0] for n in options}:
         raise ConfigError(f"there is no option --{name}: this experiment has no {off.name}.")
+    hint = " or ".join(f"--{n}" for n in nearest(name, options))
+    raise ConfigError(f"there is no option --{name}; {f'did you mean {hint}?' if hint else '--help-all lists all.'}")
+
+
+def nearest(name: str, options: dict[str, Option]) -> list[str]:
+    """Return the names of at most two options that look like `name`, with or without the part before their last dot."""
     tails = {known.rpartition(".")[2]: known for known in reversed(list(options))}
     near = difflib.get_close_matches(name, options, n=2, cutoff=0.6)
     near += [tails[t] for t in difflib.get_close_matches(name.rpartition(".")[2], tails, n=2, cutoff=0.6)]
-    hint = " or ".join(f"--{n}" for n in list(dict.fromkeys(near))[:2])
-    raise ConfigError(f"there is no option --{name}; {f'did you mean {hint}?' if hint else '--help-all lists all.'}")
+    return list(dict.fromkeys(near))[:2]
+
+
+def with_changes(experiment: Any, changes: dict[str, Any]) -> Any:
+    """Return an experiment with other values of the fields in `changes`.
+
+    Raises:
+      ConfigError: it has no such field; the message gives its name here, or the nearest names.
+    """
+    for name in changes.keys() - {f.name for f in dataclasses.fields(experiment)}:
+        option, options = name.replace("_", "-"), options_of(experiment)
+        usual = [ELSEWHERE[option]] if ELSEWHERE.get(option) in options else nearest(option, options)
+        hint = f"; did you mean {' or '.join(usual).replace('-', '_')}?" if usual else "."
+        raise ConfigError(f"an experiment has no field {name!r}{hint}")
+    return dataclasses.replace(experiment, **changes)
 
 
 def is_sequence(kind: Any) -> bool:

@@ -21,7 +21,7 @@ from jsrl.launch.plan import Plan
 from jsrl.launch.result import Result
 from jsrl.launch.session import Session
 from jsrl.launch.supervised import NOT_BEGUN, SupervisedWorker, crash_text, death_notice, last_seen, loss_notice
-from jsrl.launch.supervision import Restart, Supervision, replacement_job
+from jsrl.launch.supervision import Restart, Supervision, lost_text, replacement_job
 from jsrl.launch.usage import Usage
 from jsrl.launch.watchdog import Watchdog
 from jsrl.references.importing import spawn_environment
@@ -372,7 +372,8 @@ class Controller:
             self._restarts.remove(restart)
             try:
                 job, warnings = replacement_job(restart.job, self._folder)
-                for line in warnings:
+                known = self._workers[job.name].known
+                for line in filter(None, (*warnings, lost_text(job, int(known.get("updates", 0))))):
                     self._session.display.message(line, "warning")
                 self._start(job, restart.count)
             except OSError as error:  # a full disk, no memory: it may be temporary

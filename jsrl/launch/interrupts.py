@@ -13,6 +13,7 @@ from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 from typing import Any
 
+LONGEST_S = 1e6  # of a deadline: the system's timers take no infinite one
 AGAIN_S = 0.05  # from a Ctrl-C that cannot take effect to the next one
 NATIVE = (ExtensionFileLoader.create_module.__code__, ExtensionFileLoader.exec_module.__code__)
 
@@ -176,7 +177,7 @@ def deadline(limit_s: float, error: Exception) -> Iterator[None]:
         raise error
 
     before = signal.signal(signal.SIGALRM, too_late)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    signal.setitimer(signal.ITIMER_REAL, min(limit_s, LONGEST_S))
     try:
         yield
     finally:

@@ -10,6 +10,7 @@ from jsrl.launch.devices import process_environment
 from jsrl.launch.plan import ACTOR_MB, Plan, memory_mb
 from jsrl.launch.recording_plan import recording_lines
 from jsrl.launch.replay_plan import batch_bytes, replay_lines
+from jsrl.references.importing import shown_target
 from jsrl.transport.stream import Stream
 from jsrl.types import leaves
 from jsrl.workers.jobs import Job
@@ -20,7 +21,7 @@ def describe(plan: Plan, gpus: list[str]) -> str:
     e, schemas = plan.experiment, plan.schemas
     agents = dict.fromkeys(type(policy.experiment.agent).__name__ for policy in plan.policies.values())
     lines = [
-        f"{e.name}: {', '.join(agents)} on {e.env.id}, placement {e.placement}, transport {_transport(e)}",
+        f"{e.name}: {', '.join(agents)} on {shown_target(e.env.id)}, placement {e.placement}, transport {_transport(e)}",
         f"  {counted(e.num_envs, 'environment')} = {counted(e.actors, 'actor')} x {counted(e.ring, 'group')} of "
         f"{e.group_size}; "
         f"batch {e.batch_columns} x {e.rollout_length} rows; {counted(e.total_updates, 'update')}; order {e.order}; "

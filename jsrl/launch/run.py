@@ -15,6 +15,7 @@ from typing import Any
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.experiment import AUTO
+from jsrl.experiment.options import with_changes
 from jsrl.launch.controller import Controller
 from jsrl.launch.devices import check_devices, set_flags_here
 from jsrl.launch.directing import check_players
@@ -86,7 +87,7 @@ def run(
       EnvironmentFault, AgentFault: the user's own code raised, before the start or in serial mode.
       WorkerDied: a worker failed; the message says which and why.
     """
-    experiment, resumed = found_opponents(dataclasses.replace(experiment, **changes), runs_dir), resume is not None
+    experiment, resumed = found_opponents(with_changes(experiment, changes), runs_dir), resume is not None
     launcher, hooks, sinks = fitting(launcher, experiment), load_hooks(hooks), load_values("sink", sinks, ("write",))
     made = [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()]
     if resume is None:

@@ -17,7 +17,7 @@ class RunLog:
     def __call__(self, line: str) -> None:
         """Append a line; the run continues without its log if the disk fails."""
         try:
-            with self._path.open("a") as file:
+            with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
         except OSError:
             return

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from jsrl.directors.base import wants_scores
@@ -10,6 +14,7 @@ from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import agent_faults, agent_name, build_agent, check_split, resolved_agent
 from jsrl.launch.interrupts import deadline
+from jsrl.references.importing import shown_target
 from jsrl.transport.base import InferenceSpec
 from jsrl.types import (
     ArraySpec,
@@ -22,6 +27,8 @@ from jsrl.types import (
     type_names,
 )
 from jsrl.workers.jobs import Schemas
+
+SILENT_S = 10.0  # a longer wait for an environment is named
 
 
 def make_schemas(experiment: Experiment, spec: EnvSpec | None = None, *, learns: bool = True) -> Schemas:
@@ -65,13 +72,13 @@ def find_spec(experiment: Experiment) -> EnvSpec | GameSpec:
     Raises:
       EnvironmentFault: it did not return in time, or ended the interpreter.
     """
-    limit_s, name = experiment.actor.step_deadline_s, experiment.env.id
+    limit_s, name = experiment.actor.step_deadline_s, shown_target(experiment.env.id)
     too_late = EnvironmentFault(
         f"environment {name!r} was not made and closed within {limit_s:g} s; the traceback above shows where it was. "
         "If it is only slow, raise actor.step_deadline_s."
     )
     try:
-        with deadline(limit_s, too_late):
+        with deadline(limit_s, too_late), wait_named(f"environment {name!r}", limit_s):
             return make_spec(experiment.env)
     except EnvironmentFault as error:
         if error.__cause__ is not too_late:
@@ -81,6 +88,24 @@ def find_spec(experiment: Experiment) -> EnvSpec | GameSpec:
         raise EnvironmentFault(
             f"environment {name!r} called sys.exit({error.code!r}) while it was made; raise an error instead."
         ) from error
+
+
+@contextlib.contextmanager
+def wait_named(what: str, limit_s: float) -> Iterator[None]:
+    """Say on standard error that jsrl waits for `what`, if the `with` block takes longer than SILENT_S."""
+
+    def show() -> None:
+        with contextlib.suppress(OSError, ValueError):  # standard error is closed
+            sys.stderr.write(f"waiting for {what} to be made, since {SILENT_S:g} s; the limit is {limit_s:g} s\n")
+            sys.stderr.flush()
+
+    timer = threading.Timer(SILENT_S, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def trace_agent(agent: Any, spec: EnvSpec) -> tuple[Any, InferenceSpec]:

@@ -20,6 +20,7 @@ from jsrl.launch.watchdog import Watchdog
 from jsrl.runs.control import Command, Crash, Event, Report
 from jsrl.workers.kinds import build_worker
 
+LONG_STAGES = ("making", "compiling")  # states, environments; updates, act
 STEP, CLOSE = methodcaller("step"), methodcaller("close")
 
 
@@ -30,9 +31,9 @@ class SerialReporter:
         self._worker, self._session, self._display = worker, session, display
 
     def stage(self, stage: str) -> None:
-        """Show the stage at once: nothing else is displayed before all workers are ready."""
+        """Show the stage, before a long one at once: nothing else is displayed before it ends."""
         self._session.stage(self._worker, stage)
-        self._session.show()
+        self._session.show(now=stage.startswith(LONG_STAGES))
 
     def event(self, name: str, text: str = "", **facts: Any) -> None:
         """Pass an event to the session."""

@@ -349,9 +349,9 @@ class Session:
             self._tick()
 
     def show(self, *, now: bool = False) -> None:
-        """Update the display, and the status for other processes; `now`: even if the last status is new."""
+        """Update the display, and the status for other processes; `now`: even if the last ones are new."""
         state = self.state()
-        self.display.update(state)
+        self.display.update(state, now=now)
         self._status.update(state, self._worker_summaries, self.reason or "", now=now)
 
     def _worker_summaries(self) -> list[WorkerSummary]:

@@ -126,6 +126,19 @@ def replacement_job(job: Job, folder: Path) -> tuple[Job, list[str]]:
     return dataclasses.replace(job, start_point=start_point), broken + used
 
 
+def lost_text(job: Job, updates: int) -> str:
+    """Return how many updates a learner's replacement makes again, as text; empty: none.
+
+    Args:
+      job: of the replacement. updates: of the dead learner, when it last reported them.
+    """
+    start, lost = job.start_point.updates, updates - job.start_point.updates
+    if not find_kind(job.kind).must_finish or lost <= 0:
+        return ""
+    why = "" if job.start_point.restore and not job.start_point.params_only else ", as there is no snapshot yet"
+    return f"{job.name} continues from update {start:,}{why}; at least {counted(lost, 'update')} are lost"
+
+
 def page_of(job: Job, folder: Path) -> Path:
     """Return the path of a learner's ledger page."""
     return ledger_path(folder, job.input_hop)

@@ -32,8 +32,8 @@ LEVELS = ("info", "warning", "error")
 class Display(Protocol):
     """Something that shows a run; calls never block for long and never raise because of the terminal."""
 
-    def update(self, state: DisplayState) -> None:
-        """Show the current state (may be called at any rate: drawing is throttled)."""
+    def update(self, state: DisplayState, *, now: bool = False) -> None:
+        """Show the current state (may be called at any rate: drawing is throttled, unless `now`)."""
         ...
 
     def message(self, text: str, level: str = "info") -> None:
@@ -117,11 +117,11 @@ class LineDisplay:
         self._rate = Rate()
         self._unseen: DisplayState | None = None
 
-    def update(self, state: DisplayState) -> None:
-        """Write a line when the last one is old enough."""
+    def update(self, state: DisplayState, *, now: bool = False) -> None:
+        """Write a line when the last one is old enough, or `now`."""
         self._unseen = state
         now_s = time.monotonic()
-        if now_s >= self._next_s:
+        if now or now_s >= self._next_s:
             self._next_s = now_s + self._interval_s
             self._line()
 
@@ -170,12 +170,12 @@ class LiveDisplay:
         self._closed = False
         self._live.start()
 
-    def update(self, state: DisplayState) -> None:
-        """Redraw when the last picture is old enough, or at once when a worker's stage changes."""
-        if state.stages.keys() != self._state.stages.keys():
+    def update(self, state: DisplayState, *, now: bool = False) -> None:
+        """Redraw when the last picture is old enough, `now`, or at once when a worker's stage changes."""
+        if now or state.stages.keys() != self._state.stages.keys():
             self._next_s = 0.0
         self._state = state
-        self._behind.update(state)
+        self._behind.update(state, now=now)
         self._draw()
 
     def message(self, text: str, level: str = "info") -> None:

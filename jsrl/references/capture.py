@@ -20,6 +20,7 @@ from typing import Any
 
 from jsrl.errors import ConfigError
 from jsrl.references.importing import (
+    CAPTURED,
     MAIN_MODULES,
     importable_target,
     is_importable,
@@ -64,7 +65,7 @@ class Capture:
         """
         text = module_text(self._entries)
         definitions = "\n".join(sorted(entry.text for entry in self._entries.values()))
-        self._module = f"jsrl_captured_{hashlib.sha256(definitions.encode()).hexdigest()[:12]}"
+        self._module = f"{CAPTURED}{hashlib.sha256(definitions.encode()).hexdigest()[:12]}"
         path = self.folder / f"{self._module}.py"
         check_module(text, str(path))
         try:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from jsrl.errors import ConfigError
 
 MAIN_MODULES = ("__main__", "__mp_main__")
+CAPTURED = "jsrl_captured_"  # begins the names of modules with the definitions of a script or notebook
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -66,6 +67,19 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """Return a part of a sentence with the names nearest to `name`: "; nearest: a, b", or "" without any."""
     close = difflib.get_close_matches(name, sorted(set(names)), n=3, cutoff=0.5)
     return f"; nearest: {', '.join(close)}" if close else ""
+
+
+def shown_target(target: Any) -> str:
+    """Return a "module:qualname" for messages: definitions of a script or notebook are named by its file."""
+    module, colon, name = str(target).partition(":")
+    if not module.startswith(CAPTURED):
+        return str(target)
+    try:
+        origins = str(importlib.import_module(module).__doc__).partition("\nFrom ")[2].partition(".\n")[0].split(", ")
+    except Exception:  # its own fault is shown elsewhere
+        return str(target)
+    file = "notebook" if origins[0].startswith("cell ") else os.path.basename(origins[0])
+    return f"{file}{colon}{name}"
 
 
 def import_named(module_name: str, target: str) -> ModuleType:

@@ -101,13 +101,14 @@ def difference(a: np.ndarray, b: np.ndarray) -> Difference:
 
 LEARNED = (
     "agent.", "env.", "replay.", "num-envs", "rollout-length", "batch-envs", "max-policy-lag", "learner.reuse",
-    "learner.order", "recording", "director.", "seats",
+    "learner.order", "recording", "director.", "seats", "evaluator.env", "evaluator.against",
 )  # fmt: skip
-"""Prefixes of options that change what is learned, and not only where or for how long; the same hold for each policy."""
+"""Prefixes of options that change what is learned or what a score means, and not only where or for how long; the same hold
+for each policy."""
 
 
 def changes_learning(option: str) -> bool:
-    """Return whether an option of an experiment, such as `policies.runner.agent.gamma`, changes what is learned."""
+    """Return whether an option, such as `policies.runner.agent.gamma`, changes what is learned or what a score means."""
     own = option.split(".", 2)[2] if option.startswith("policies.") else option
     return own.startswith(LEARNED)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jsrl.envs.base import VectorEnv, VectorGame
+from jsrl.references.importing import shown_target
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import ended_by_own_code
 
@@ -20,7 +21,7 @@ def end_hint(job: Job, status: int | None) -> str:
     Args:
       job: of the worker. status: its exit status, negative for a signal; None: not known.
     """
-    name = job.experiment.env.id
+    name = shown_target(job.experiment.env.id)
     if not ended_by_own_code(status):
         return f" (environment {name!r})"
     return (

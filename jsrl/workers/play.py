@@ -22,6 +22,7 @@ from jsrl.envs.seats import SeatView, actions_of, part_of
 from jsrl.errors import JsrlError
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
+from jsrl.references.importing import shown_target
 from jsrl.transport.base import ParamsSubscriber, Request
 from jsrl.types import Array, EnvSpec, version_updates
 from jsrl.workers.acting import Engine, GroupSlots
@@ -72,6 +73,15 @@ class Score:
         }
 
 
+def rest_of(env: Any) -> Callable[[list[int]], None]:
+    """Return the environment's `rest`, which steps slots no more; most kinds of environments have none."""
+    return getattr(env, "rest", ignore)
+
+
+def ignore(slots: list[int]) -> None:
+    """Step all slots on."""
+
+
 class EpisodeCounts:
     """Counts the episodes of one snapshot: the same number per slot, so that short episodes count no more than long ones.
 
@@ -87,14 +97,17 @@ class EpisodeCounts:
         """Return whether every slot played its episodes."""
         return not self._quota.any()
 
-    def count(self, episodes: list[Episode]) -> None:
-        """Count finished episodes; those beyond a slot's share are ignored."""
+    def count(self, episodes: list[Episode]) -> list[int]:
+        """Count finished episodes; those beyond a slot's share are ignored. Return the slots that now have their share."""
+        over = []
         for episode in episodes:
             if self._quota[episode.slot]:
                 self._quota[episode.slot] -= 1
                 self.score.returns.append(episode.return_ if self._view is None else self._view.return_of(episode))
                 self.score.lengths.append(episode.length)
                 self.score.terminated.append(episode.terminated)
+                over += [episode.slot] if not self._quota[episode.slot] else []
+        return over
 
 
 @dataclass(frozen=True)
@@ -120,6 +133,7 @@ class Play:
 
     Args:
       policies: of all seats; the first one's return is counted.
+      rests: do not step slots that have played their share. The episodes after the next reset are then others.
     """
 
     def __init__(
@@ -130,9 +144,10 @@ class Play:
         watch: Callable[[], AbstractContextManager[None]],
         phases: Phases,
         camera: Callable[[Any], None] | None = None,
+        rests: bool = False,
     ):
         self._policies, self._env, self._watch, self._phases = policies, env, watch, phases
-        self._camera = camera
+        self._camera, self._rest = camera, rest_of(env) if rests else ignore
         # Each engine serves only these slots; their cores start over with the reset below.
         self._served = GroupSlots(0, np.arange(env.num_envs, dtype=np.int32))
         phases.enter("env")
@@ -158,7 +173,7 @@ class Play:
             if self._camera is not None:
                 self._camera(self._latest)
             self._phases.enter("other")
-            self._counts.count(self._latest.episodes)
+            self._rest(self._counts.count(self._latest.episodes))
             if self._latest.episodes:
                 self._ended = self._step
             if time.perf_counter() >= until:
@@ -303,7 +318,7 @@ class Player(Generic[PlayedEnv]):
 
     @property
     def _environment(self) -> str:
-        return f"{self.name}: environment {self._players[0].policy.spec.name!r}"
+        return f"{self.name}: environment {shown_target(self._players[0].policy.spec.name)!r}"
 
     @property
     def _params(self) -> tuple[int, list[np.ndarray]] | None:
@@ -365,7 +380,7 @@ class Player(Generic[PlayedEnv]):
         self._warned = True
         self._reporter.event(
             "warning",
-            f"no episode has ended within {LONG_STEPS:,} steps of {self._players[0].policy.spec.name!r}. If "
+            f"no episode has ended within {LONG_STEPS:,} steps of {shown_target(self._players[0].policy.spec.name)!r}. If "
             "they have no end, give them one with --env.max-episode-steps, or this is played forever.",
         )
 

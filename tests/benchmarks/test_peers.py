@@ -86,6 +86,20 @@ def test_stored_settings_are_loaded(tmp_path, monkeypatch):
     assert peers.kept_settings("sbx", "ppo_cartpole") == [{}]
 
 
+def test_an_installed_jsrl_keeps_settings_in_the_cache(tmp_path, monkeypatch):
+    package = tmp_path / "scripts" / "benchmarks" / "peers"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(peers, "FOLDER", package)
+    monkeypatch.setattr(peers, "SETTINGS", package / "settings.json")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (package / "settings.json").write_text('{"ppo_cartpole": {"sb3": {"best": [{"threads": 1}]}}}')
+    assert peers.kept_settings("sb3", "ppo_cartpole") == [{"threads": 1}]
+    peers.keep_settings("sbx", "ppo_cartpole", [{"threads": 2}], "raw.json")
+    assert "sbx" not in (package / "settings.json").read_text()
+    assert peers.kept_settings("sbx", "ppo_cartpole") == [{"threads": 2}]
+    assert peers.kept_settings("sb3", "ppo_cartpole") == [{"threads": 1}]
+
+
 def test_participants_and_repetitions():
     assert with_repetitions("sb3, rllib:1", 3) == {"sb3": 3, "rllib": 1}
     for wrong, said in (("sb4", "no peer 'sb4'"), ("sb3:0", "at least 1"), ("sb3:x", "at least 1")):

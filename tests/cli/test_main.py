@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import re
@@ -80,6 +81,17 @@ def test_a_command_works_with_a_closed_stream(closed, monkeypatch):
     monkeypatch.setattr(sys, closed, None)
     assert main.main(["list"]) == 0
     getattr(sys, closed).close()
+
+
+def test_results_are_shown_in_any_encoding(monkeypatch):
+    """As with PYTHONIOENCODING=ascii."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(main.sys, "stdout", stream)
+    monkeypatch.setattr(
+        main, "_load", lambda command: types.SimpleNamespace(main=lambda _: stream.write("return 9.4 ± 0.1"))
+    )
+    main.main(["evaluate"])
+    assert stream.buffer.getvalue() == b"return 9.4 ? 0.1"
 
 
 def test_a_deleted_working_directory_is_named(tmp_path, monkeypatch, capsys):

@@ -111,6 +111,29 @@ def test_the_plan_of_a_resume_has_the_changed_graph_of_the_run(tmp_path, capsys)
     assert "  inference  " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("call", "note"),
+    [
+        ("Experiment(num_actor=3)", "did you mean num_actors?"),
+        ("PPOConfig(lr=3)", "did you mean learning_rate?"),
+        ("EnvConfig(xyz=3)", "EnvConfig has: id, "),
+    ],
+)
+def test_a_wrong_field_in_a_config_file_suggests_the_right_one(call, note, tmp_path, monkeypatch):
+    (tmp_path / "configs").mkdir()
+    imports = (
+        "from jsrl.agents.ppo import PPOConfig",
+        "from jsrl.envs.config import EnvConfig",
+        "from jsrl.experiment import Experiment",
+    )
+    text = "\n".join([*imports, "def config():", f"    return {call}"])
+    (tmp_path / "configs" / "mine.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TypeError) as caught:
+        load("mine")
+    assert caught.value.__notes__[0].startswith(note)
+
+
 @pytest.mark.parametrize("error", [ConfigError, RecordingError, SpecMismatch])
 def test_a_refused_run_exits_with_2(error, monkeypatch, capsys):
     def refuse(args, hooks):

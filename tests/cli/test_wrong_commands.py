@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from jsrl.cli import main
+from jsrl.cli import evaluate, main
 
 RUN = [  # the arguments of `jsrl run`, and what the message names
     ("ppo_cartpol", "did you mean ppo_cartpole?"),
@@ -175,3 +175,21 @@ def test_wrong_command_is_refused_in_one_sentence_and_leaves_no_files(command, s
     assert sentence in told.splitlines()[-1]
     assert "Traceback" not in told
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--against", "b"], "interrupted (a@best: 3 of 10 games were finished)\n"),
+        ([], "interrupted (no episodes were finished)\n"),
+    ],
+)
+def test_an_interrupted_evaluation_says_so(words, text, monkeypatch, capsys):
+    def play(options, env_words, counting):
+        if options.against:
+            counting.show("a@best", 3, 10)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluate, "_one", play)
+    assert evaluate.main(["a", *words]) == 130
+    assert capsys.readouterr().err == text

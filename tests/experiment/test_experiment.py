@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import (
@@ -14,13 +15,16 @@ from jsrl.experiment import (
     AgentReference,
     EvaluatorConfig,
     Experiment,
+    InferenceConfig,
     LearnerConfig,
     PolicyConfig,
     ReplayConfig,
     SnapshotConfig,
+    VideoConfig,
 )
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.checks import nearest_divisors
+from jsrl.experiment.options import with_changes
 
 
 def experiment(**values) -> Experiment:
@@ -31,7 +35,8 @@ def experiment(**values) -> Experiment:
     ("values", "message"),
     [
         ({"env": "Acrobot-v1"}, r"env is 'Acrobot-v1'; expected env=EnvConfig\('Acrobot-v1'\)\."),
-        ({"evaluator": False}, r"evaluator is False; expected evaluator=EvaluatorConfig\(\.\.\.\)\."),
+        ({"evaluator": None}, r"evaluator is None; expected evaluator=EvaluatorConfig\(enabled=False\)\."),
+        ({"evaluator": 3}, r"evaluator is 3; expected evaluator=EvaluatorConfig\(\.\.\.\)\."),
         ({"replay": True}, r"replay is True; expected replay=ReplayConfig"),
         ({"agent": AgentReference}, r"agent is the class AgentReference; make an instance: agent=AgentReference"),
         ({"total_env_steps": "1e5"}, r"total_env_steps is '1e5', a text; expected a number\."),
@@ -71,6 +76,8 @@ def experiment(**values) -> Experiment:
         ({"replay": ReplayConfig(epsilon=float("nan"))}, r"replay\.epsilon is nan"),
         ({"actor": ActorConfig(step_deadline_s=0)}, r"actor\.step_deadline_s is 0; it must be above 0"),
         ({"learner": LearnerConfig(memory_share=1.5)}, r"learner\.memory_share is 1\.5; .* at most 1"),
+        ({"inference": InferenceConfig(max_wait_s=float("inf"))}, r"max_wait_s is infinite, so servers would never answer"),
+        ({"video": VideoConfig(fps=float("inf"))}, r"video\.fps inf; they must be above 0, and fps finite"),
         ({"placement": "seved"}, r"placement is 'seved'; did you mean served\?"),
         ({"transport": "tcp"}, r"transport is 'tcp'; use shared-memory or zeromq\."),
         ({"num_actors": "many"}, r"num_actors is 'many'; use auto\."),
@@ -82,6 +89,20 @@ def experiment(**values) -> Experiment:
 def test_invalid_options_are_refused_with_valid_ones(values, message):
     with pytest.raises(ConfigError, match=message):
         experiment(**values)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("num_actor", r"; did you mean num_actors or "),
+        ("learning_rate", r"; did you mean agent\.learning_rate\?"),
+        ("lr", r"; did you mean agent\.learning_rate\?"),
+        ("zzzz", r"\."),
+    ],
+)
+def test_a_wrong_field_name_suggests_the_right_one(name, hint):
+    with pytest.raises(ConfigError, match=rf"an experiment has no field '{name}'{hint}"):
+        with_changes(experiment(agent=PPOConfig()), {"seed": 1, name: 3})
 
 
 def test_numbers_suggested_by_a_refusal_are_valid():

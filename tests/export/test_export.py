@@ -374,6 +374,14 @@ def test_actions_of_a_policy_are_numbers_of_the_environments_space():
     assert policy_function(agent, spec, ()).call(np.arange(3))[0].tolist() == [-1, 0, 1]
 
 
+def test_a_refusal_names_the_script_of_its_environment(tmp_path, monkeypatch):
+    (tmp_path / "jsrl_captured_of_export.py").write_text('"""Definitions.\n\nFrom /home/me/train.py.\n"""\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = EnvSpec(ArraySpec((3,), "float32"), Discrete(2), "jsrl_captured_of_export:Maze")
+    with pytest.raises(SpecMismatch, match=r"^train\.py:Maze: observation is int64 \[3\]"):
+        checked(np.zeros(3, np.int64), spec)
+
+
 def test_a_policy_refuses_observations_that_it_does_not_read():
     spec = EnvSpec({"place": ArraySpec((3,), "float32"), "screen": ArraySpec((2, 2), "uint8")}, Discrete(2))
     place, screen = np.zeros((4, 3)), np.zeros((4, 2, 2), np.int64)

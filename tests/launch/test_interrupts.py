@@ -17,6 +17,7 @@ import pytest
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import import_modules
 from jsrl.errors import EnvironmentFault
+from jsrl.launch import schemas
 from jsrl.launch.interrupts import deadline, interrupts, remembered
 from jsrl.launch.schemas import find_spec
 
@@ -149,6 +150,8 @@ def test_deadline_raises_inside_the_hanging_call(no_alarm):
     with pytest.raises(TimeoutError, match="too late"), deadline(0.1, TimeoutError("too late")):
         time.sleep(10.0)
     assert time.monotonic() - start < 5.0
+    with deadline(float("inf"), TimeoutError("too late")):
+        pass
     with deadline(60.0, TimeoutError("too late")):
         pass
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0 and signal.getsignal(signal.SIGALRM) is before
@@ -162,6 +165,17 @@ def test_an_environment_that_hangs_in_its_first_reset_is_told_by_the_time_limit_
         EnvironmentFault, match=r"^environment '.*:Raises' was not made .*raise actor\.step_deadline_s\.$"
     ):
         find_spec(experiment)
+
+
+def test_a_slow_environment_is_named_while_jsrl_waits_for_it(monkeypatch):
+    shown, written = threading.Event(), []
+    stream = SimpleNamespace(write=written.append, flush=shown.set)
+    monkeypatch.setattr(schemas, "SILENT_S", 0.0)
+    monkeypatch.setattr(schemas, "make_spec", lambda env: shown.wait(60.0))
+    monkeypatch.setattr(schemas.sys, "stderr", stream)
+    experiment: Any = SimpleNamespace(env=EnvConfig("slow"), actor=SimpleNamespace(step_deadline_s=90.0))
+    assert find_spec(experiment)
+    assert written == ["waiting for environment 'slow' to be made, since 0 s; the limit is 90 s\n"]
 
 
 def test_ctrl_c_while_hooks_are_awaited_keeps_the_result(monkeypatch):

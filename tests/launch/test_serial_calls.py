@@ -104,6 +104,15 @@ def test_requests_are_noticed_during_the_final_evaluation_of_a_serial_run() -> N
     assert told == ["evaluator: its final evaluation was not finished because it was interrupted"]
 
 
+def test_long_stages_of_a_serial_start_are_shown_at_once() -> None:
+    shown: list[bool] = []
+    session = SimpleNamespace(stage=lambda *stage: None, show=lambda *, now: shown.append(now))
+    reporter = SerialReporter("learner", session)  # type: ignore[arg-type]
+    for stage in ("making the agent's state", "binding streams", "compiling the update"):
+        reporter.stage(stage)
+    assert shown == [True, False, True]
+
+
 def test_running_update_of_a_serial_run_is_shown() -> None:
     """The main thread, which is inside the update, cannot."""
     shown, calls = threading.Event(), list[tuple[str, str, float]]()

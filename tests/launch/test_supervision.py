@@ -9,7 +9,7 @@ import pytest
 
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import AgentReference, Experiment, SupervisionConfig
-from jsrl.launch.supervision import Budget, Supervision, last_committed, replacement_job
+from jsrl.launch.supervision import Budget, Supervision, last_committed, lost_text, replacement_job
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.page import LEDGER, open_ledger
 from jsrl.workers.jobs import Job, StartPoint
@@ -93,6 +93,24 @@ def test_restarted_learner_resumes_from_the_last_snapshot_in_a_new_epoch(tmp_pat
     damage(folder / "12")
     with pytest.raises(SnapshotError, match="12"):  # it must not begin again from update 0
         last_committed(begun, folder, tmp_path / LEDGER)
+
+
+@pytest.mark.parametrize(
+    ("start", "updates", "text"),
+    [
+        (
+            StartPoint(),
+            43,
+            "learner continues from update 0, as there is no snapshot yet; at least 43 updates are lost",
+        ),
+        (StartPoint(2, 40, "folder@40"), 43, "learner continues from update 40; at least 3 updates are lost"),
+        (StartPoint(2, 40, "folder@40"), 40, ""),
+    ],
+)
+def test_updates_lost_with_a_learner_are_named(start: StartPoint, updates: int, text: str) -> None:
+    job = Job("learner", "learner", 0, None, None, None, "", registry=None, start_point=start)  # type: ignore[arg-type]
+    assert lost_text(job, updates) == text
+    assert not lost_text(dataclasses.replace(job, kind="replay"), updates)
 
 
 def damage(snapshot: Path) -> None:

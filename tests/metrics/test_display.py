@@ -230,17 +230,18 @@ def test_auto_is_plain_when_not_on_a_terminal():
     assert "\x1b" not in stream.getvalue()
 
 
-def test_plain_is_throttled_and_close_prints_the_last_line():
+def test_plain_is_throttled_unless_now_and_close_prints_the_last_line():
     stream = io.StringIO()
     display = make_display("plain", stream=stream, interval_s=60)
     for env_steps in range(1000, 100_000, 1000):
-        display.update(make_state(env_steps=env_steps))
+        display.update(make_state(env_steps=env_steps), now=env_steps == 9000)
     display.close()
     display.close()
     lines = stream.getvalue().splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert "steps 1000 /" in lines[0]
-    assert "steps 99.0k /" in lines[1]
+    assert "steps 9000 /" in lines[1]
+    assert "steps 99.0k /" in lines[2]
 
 
 def test_the_rate_is_recent():

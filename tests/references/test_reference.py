@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from jsrl.errors import ConfigError
-from jsrl.references.importing import import_target, spawn_environment
+from jsrl.references.importing import import_target, shown_target, spawn_environment
 from jsrl.references.reference import from_json, to_json
+from jsrl.references.source_module import Entry, module_text
 from jsrl.types import ArraySpec, Continuous, EnvSpec
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -278,6 +279,24 @@ def test_malformed_targets_are_refused(target):
 def test_dotted_target_is_rewritten_with_a_colon():
     with pytest.raises(ConfigError, match=r'did you mean "jsrl\.types:EnvSpec"'):
         import_target("jsrl.types.EnvSpec")
+
+
+@pytest.mark.parametrize(
+    ("number", "entries", "shown"),
+    [
+        (1, ["/home/me/train.py, line 3", "/home/me/train.py, line 9"], "train.py:Maze"),
+        (2, ["cell 4, line 1", "cell 7, line 2"], "notebook:Maze"),
+        (3, [], "global variables:Maze"),
+    ],
+)
+def test_messages_name_the_file_of_captured_definitions(tmp_path, monkeypatch, number, entries, shown):
+    name = f"jsrl_captured_{number:012}"
+    made = {str(n): Entry(str(n), None, f"x{n} = 0", "definition", (n, 0), origin) for n, origin in enumerate(entries)}
+    (tmp_path / f"{name}.py").write_text(module_text(made))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert shown_target(f"{name}:Maze") == shown
+    assert shown_target("jsrl_captured_missing:Maze") == "jsrl_captured_missing:Maze"
+    assert shown_target("my_envs.maze:Maze") == "my_envs.maze:Maze"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli.report import main
-from jsrl.experiment import Experiment, PolicyConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
 from jsrl.graph.placements import make_graph
 from jsrl.launch.graph_file import write_graph
 from jsrl.references.reference import to_json
@@ -38,6 +38,12 @@ def test_runs_are_grouped_by_learning_settings(tmp_path: Path):
     names = {name: [run.name for run in own] for name, own in grouped(runs).items()}
     assert list(names) == ["ppo, num-envs 16", "ppo, num-envs 32", "sac"]
     assert len(names["ppo, num-envs 16"]) == 3
+
+
+def test_runs_that_are_evaluated_in_other_environments_are_not_seeds_of_one_experiment(tmp_path: Path):
+    evaluators = [EvaluatorConfig(), EvaluatorConfig(env={"kwargs": {"size": 9}})]
+    runs = [make_run(tmp_path, "ppo", seed, 1.0, evaluator=evaluator) for seed, evaluator in enumerate(evaluators)]
+    assert list(grouped(runs)) == ["ppo, evaluator.env {}", 'ppo, evaluator.env {"kwargs": {"size": 9}}']
 
 
 def test_runs_whose_policies_learn_in_other_ways_are_not_seeds_of_one_experiment(tmp_path: Path):

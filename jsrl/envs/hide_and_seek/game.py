@@ -17,6 +17,7 @@ from jsrl.envs.hide_and_seek.ahead import WorldsAhead
 from jsrl.envs.hide_and_seek.building import Construction, Shelter
 from jsrl.envs.hide_and_seek.counting import Counting
 from jsrl.envs.hide_and_seek.hands import Hands
+from jsrl.envs.hide_and_seek.layouts import draw_layout
 from jsrl.envs.hide_and_seek.locking import Locking
 from jsrl.envs.hide_and_seek.observations import Observations, observation_spec, state_size
 from jsrl.envs.hide_and_seek.pictures import Pictures
@@ -26,7 +27,7 @@ from jsrl.envs.hide_and_seek.statistics import Statistics
 from jsrl.envs.hide_and_seek.task import Task
 from jsrl.envs.hide_and_seek.worlds import World, Worlds
 from jsrl.envs.rows import slot_seeds
-from jsrl.errors import ConfigError, MissingExtra
+from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.extras import install_command
 from jsrl.references.importing import nearest
 from jsrl.types import Array, ArraySpec, GameSpec, MultiDiscrete, Seat
@@ -235,10 +236,14 @@ def make_hide_and_seek(
     """Build the game of an id `hide_and_seek:SCENARIO`.
 
     Raises:
-      ConfigError: the scenario or an option is unknown. MissingExtra: MuJoCo is not installed.
+      ConfigError: the scenario or an option is unknown, or objects find no place. MissingExtra: MuJoCo is not installed.
     """
     settings = settings_of(config.id.partition(":")[2], config.kwargs)
     import_mujoco(config)
+    try:
+        draw_layout(settings, np.random.default_rng(0))  # else the first reset would fail
+    except EnvironmentFault as error:
+        raise ConfigError(f"{error}.") from error
     return HideAndSeek(config, settings, num_envs, seed, group, groups)
 
 

@@ -63,7 +63,7 @@ def draw_layout(settings: Settings, rng: np.random.Generator) -> Layout:
             return Layout(tuple(walls), *arrays, boxes, attempt, placement.sites)
     raise EnvironmentFault(
         f"hide_and_seek: {ATTEMPTS} worlds in a row had no place for all objects on a floor of {settings.floor_size} m. "
-        "Give fewer boxes, ramps or rooms, or a larger floor"
+        "Give fewer objects (n_boxes, n_ramps, n_hiders, n_seekers) or rooms (n_rooms), or a larger floor (floor_size)"
     )
 
 

@@ -8,6 +8,7 @@ from jsrl.directors.base import wants_scores
 from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.make import make
 from jsrl.metrics.metrics import Meter
+from jsrl.references.importing import shown_target
 from jsrl.types import leaves
 from jsrl.workers.actor.assignments import Assignments
 from jsrl.workers.actor.journaled import journaled
@@ -28,9 +29,10 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
         incarnation=job.incarnation,
         step_deadline_s=e.actor.step_deadline_s,
         poll_s=job.poll_s,
-        environment=str(e.env.id),
+        environment=shown_target(e.env.id),
         makes=e.group_size,
         most_ahead=e.actor.blocks_per_group - 1 if e.order == "by_group" else None,
+        connects="compiling act" if job.in_process else "connecting to streams",
     )
     meter = make_meter(job)
     groups = job.end("samples").groups

@@ -41,7 +41,7 @@ class ActorSettings:
 
     `environment`: its name, for messages. `makes`: environments of a group, which share the time to make them.
     `most_ahead`: trajectories by which a group may be ahead of another if batches take one of every group (None: any
-    number).
+    number). `connects`: the stage in which its policies connect to streams, or in one process compile.
     """
 
     num_rows: int
@@ -51,6 +51,7 @@ class ActorSettings:
     environment: str = ""
     makes: int = 1
     most_ahead: int | None = None
+    connects: str = "connecting to streams"
 
 
 class Actor:
@@ -98,7 +99,7 @@ class Actor:
             rows = [PolicyRows(p, number, p.part(latest), sequence=p.settings.begun) for p in self._policies]
             group = self._groups[number] = Group(number, env, latest, EnvCall(self._named("step", number), env), rows)
             self._join(group)
-        self._reporter.stage("connecting to streams")
+        self._reporter.stage(self._settings.connects)
         for policy in self._policies:
             policy.open({n: g.env.num_envs for n, g in self._groups.items()})
         for group in self._groups.values():

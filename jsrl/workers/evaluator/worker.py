@@ -127,7 +127,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         if there:
             self._play = Matches(policies, there, cast(VectorGame, env), episodes, watch, self._phases)
         else:
-            self._play = Play(policies, env, episodes, watch, self._phases)
+            self._play = Play(policies, env, episodes, watch, self._phases, rests=self._final)
 
     def _complete(self) -> None:
         assert self._play is not None and self._params is not None

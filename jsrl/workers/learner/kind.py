@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 WAIT_OTHERS = Activity(
     "wait_others",
     "wait",
-    "share of time after its last update, while other policies are trained",
+    "share of time after its last update, until the run ends",
     "depends",
-    waits_for="other policies",
+    waits_for="the end of the run",
 )
 ACTIVITIES = (
     Activity(

@@ -18,7 +18,7 @@ from jsrl.envs.hide_and_seek.layouts import draw_layout
 from jsrl.envs.hide_and_seek.settings import settings_of
 from jsrl.envs.hide_and_seek.walls import OUTER_HEIGHT, box_of, walls_of
 from jsrl.envs.hide_and_seek.worlds import build_world
-from jsrl.envs.make import import_modules, make_game
+from jsrl.envs.make import import_modules, make_game, make_spec
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from tests.directors.scripted import chi_square_p
@@ -308,6 +308,15 @@ def test_worlds_built_ahead_equal_those_built_on_demand() -> None:
         assert world.layout.walls == alone.layout.walls and world.rng.random() == alone.rng.random()
     ahead.close()
     ahead.close()
+
+
+def test_options_that_leave_no_place_are_refused_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jsrl.envs.hide_and_seek.layouts.ATTEMPTS", 50)
+    config = EnvConfig("hide_and_seek:empty", kwargs={"n_boxes": 9, "floor_size": 2})
+    with pytest.raises(
+        ConfigError, match=r"no place for all objects on a floor of 2\.0 m\. Give fewer objects \(n_boxes, "
+    ):
+        make_spec(config)
 
 
 def test_world_without_room_raises_wherever_it_is_built(monkeypatch) -> None:
