@@ -66,6 +66,7 @@ from jsrl.launch.hosts.messages import (
 from jsrl.launch.hosts.pages import PageWatch
 from jsrl.launch.hosts.port import CONNECTION_MS
 from jsrl.launch.hosts.versions import code_digest, versions
+from jsrl.launch.interrupts import may_repeat
 from jsrl.launch.links import KEYS
 from jsrl.launch.local.children import Children, ChildrenControl, within_size
 from jsrl.launch.local.facts import address_towards, boot_id, lacks, own_facts
@@ -169,6 +170,8 @@ class Agent:
 
     def _on_signal(self, number: int, _: object) -> None:
         """Let the workers leave; a second signal, or SIGHUP (the parent is gone), ends them at once."""
+        if self._leave_by_s is not None and may_repeat(number):
+            return
         at_once = self._leave_by_s is not None or number == signal.SIGHUP
         self._leave_by_s = 0.0 if at_once else now_s() + self._drain_s
         self._beat_at_s = 0.0
