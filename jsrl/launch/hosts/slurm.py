@@ -237,10 +237,17 @@ def slurm_script(run: SlurmRun) -> str:
 
 def filled(text: str, values: Mapping[str, str]) -> str:
     """Return a script with its placeholders replaced by values."""
-    for name, value in {"signals": SIGNALS, **values}.items():
+    for name, value in {"part": GPU_PART, "signals": SIGNALS, **values}.items():
         text = text.replace(f"@{name}@", value)
     return text
 
+
+GPU_PART = r"""if [ -n "${SLURM_SHARDS_ON_NODE-}" ] && [ -z "${XLA_PYTHON_CLIENT_MEM_FRACTION-}" ]; then
+  part=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/([^)]*)//g; s/^ *Gres=//p' | tr , '\n' | awk -F: '
+    $1 == "gpu" {gpus += $NF} $1 == "shard" {shards += $NF}
+    END {if (shards) printf "%.3f", 0.9 * ENVIRON["SLURM_SHARDS_ON_NODE"] * gpus / shards}')
+  [ -z "$part" ] || export XLA_PYTHON_CLIENT_MEM_FRACTION=$part  # of the GPU of which this job has a part
+fi"""
 
 SIGNALS = r"""child= stopped=
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
@@ -269,6 +276,7 @@ SCRIPT = """#!/bin/bash
 tokens=@tokens@  # where hosts find the address and their tokens
 folder=@folder@
 @setup@
+@part@
 @signals@
 
 if [ -n "$SLURM_ARRAY_TASK_ID" ]; then  # an actor host: it stays until the run has ended, also while that is requeued
@@ -312,6 +320,7 @@ SEEDS_SCRIPT = """#!/bin/bash
 
 folder=@folder@
 @setup@
+@part@
 @signals@
 
 if grep -qE '"ended": "(@intended@)' "$folder/result.json" 2>/dev/null; then exit 0; fi
@@ -330,6 +339,7 @@ SEARCH_SCRIPT = """#!/bin/bash
 @directives@
 
 @setup@
+@part@
 @signals@
 
 @search@ & child=$!

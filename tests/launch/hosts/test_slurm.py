@@ -30,6 +30,7 @@ from tests.launch.hosts.agents import await_that
 PYTHON = """#!/bin/bash
 [ "$4" = run ] && [ -n "$WAITS" ] && trap 'echo TERM >> "$LOG"; stopped=1' TERM
 echo "$*" >> "$LOG"
+[ -z "$SLURM_SHARDS_ON_NODE" ] || echo "memory $XLA_PYTHON_CLIENT_MEM_FRACTION" >> "$LOG"
 if [ "$4" = run ] && [ -n "$WAITS" ]; then
   until [ -n "$stopped" ]; do sleep 0.05 & wait $!; done
   sleep "${LAST_S:-0.3}"; [ -z "$LAST_S" ] || echo ended >> "$LOG"
@@ -138,7 +139,9 @@ def test_job_signal_stops_the_run_once_and_leaves_it_resumable(slurm: SlurmRun, 
 SRUN = '#!/bin/sh\n[ "$1" = --overlap ] && until [ -e "$HERE/preempted" ]; do sleep 0.05; done\n'
 SCONTROL = """#!/bin/sh
 [ "$1" = -o ] && [ -e "$HERE/preempted" ] && echo "JobState=RUNNING PreemptTime=2026-11-27T15:23:00"
-[ "$1" != requeue ] || echo "$*" >> "$LOG"
+[ "$1" = requeue ] && echo "$*" >> "$LOG"
+[ "$1" = show ] && printf 'NodeName=%s\\n   Gres=gpu:a100:2(S:0-1),shard:a100:8(S:0-1)\\n   State=MIXED\\n' "$3"
+exit 0
 """
 
 
@@ -161,6 +164,13 @@ def test_preempted_run_ends_when_grace_time_begins_and_is_requeued(slurm: SlurmR
     preempted.touch()
     assert script.wait(60) == 130 and not slurm.ended.exists()
     assert asked(slurm)[1:] == ["TERM", "requeue 7"]
+
+
+def test_shards_of_a_gpu_are_a_part_of_its_memory(slurm: SlurmRun, preempted: Path):
+    assert play(slurm, SLURM_SHARDS_ON_NODE="3", SLURMD_NODENAME="n1").wait(60) == 0
+    assert asked(slurm)[1] == "memory 0.675"  # three quarters of 0.9
+    play(slurm, SLURM_SHARDS_ON_NODE="3", SLURMD_NODENAME="n1", XLA_PYTHON_CLIENT_MEM_FRACTION="0.1").wait(60)
+    assert asked(slurm)[-1] == "memory 0.1"
 
 
 def test_preempted_actor_host_is_requeued_by_itself(slurm: SlurmRun, preempted: Path):
