@@ -263,6 +263,7 @@ requeue_if_preempted() {  # a job that ends within GraceTime is not requeued by 
 trap 'stopped+=1' TERM  # which Slurm sends to all processes of a job
 trap 'stopped+=1; [ -z "$child" ] || kill -TERM "$child"' USR1  # before the time limit or a preemption, to this shell alone
 (  # Slurm announces a preemption only to steps of a job. This step waits for that.
+  unset -v $(compgen -e SLURM_ | grep -vxE 'SLURM_(CONF|JOB_ID)')  # options of the job, such as its GPUs per node
   srun --overlap --nodes=1 --ntasks=1 --cpus-per-task=1 --mem=0 --gres=none --job-name=jsrl-notice sleep infinity
   is_preempted && kill -USR1 $$
 ) >/dev/null 2>&1 </dev/null &"""

@@ -136,7 +136,7 @@ def test_job_signal_stops_the_run_once_and_leaves_it_resumable(slurm: SlurmRun, 
     assert asked(slurm)[1:] == ["TERM"]
 
 
-SRUN = '#!/bin/sh\n[ "$1" = --overlap ] && until [ -e "$HERE/preempted" ]; do sleep 0.05; done\n'
+SRUN = '#!/bin/sh\n[ "$1$SLURM_GPUS_PER_NODE" = --overlap ] && until [ -e "$HERE/preempted" ]; do sleep 0.05; done\n'
 SCONTROL = """#!/bin/sh
 [ "$1" = -o ] && [ -e "$HERE/preempted" ] && echo "JobState=RUNNING PreemptTime=2026-11-27T15:23:00"
 [ "$1" = requeue ] && echo "$*" >> "$LOG"
@@ -159,7 +159,7 @@ def preempted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_preempted_run_ends_when_grace_time_begins_and_is_requeued(slurm: SlurmRun, preempted: Path):
     """Slurm itself would signal the script at the end of GraceTime, and would not requeue a job that has ended."""
-    script = play(slurm, WAITS="1")
+    script = play(slurm, WAITS="1", SLURM_GPUS_PER_NODE="1")  # which would make the step ask for a GPU
     await_that(lambda: asked(slurm))
     preempted.touch()
     assert script.wait(60) == 130 and not slurm.ended.exists()
