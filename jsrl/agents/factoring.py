@@ -29,7 +29,7 @@ from jsrl.agents.rows import row_masks
 from jsrl.agents.seats import numbered, numbered_spec, team_rows, team_size, team_vector
 from jsrl.errors import ConfigError
 from jsrl.networks.off_policy import value_network
-from jsrl.types import ACTING, WAITING, Array, ArraySpec, EnvSpec, Trajectory, Tree
+from jsrl.types import ACTING, Array, ArraySpec, EnvSpec, Trajectory, Tree
 
 
 class Mixing(NamedTuple):
@@ -93,17 +93,14 @@ def make_team(config: Any, spec: EnvSpec, make: Callable[[Any, EnvSpec], Agent],
 
 
 def as_team(team: Team, trajectory: Trajectory) -> Trajectory:
-    """Return the team's rows [T+1, B, ...], as `team_rows` does; a team of dead seats waits: it has no utilities.
+    """Return the team's rows [T+1, B, ...], as `team_rows` does.
 
     observation: {"seats": as the network reads it, "acts": float32 [T+1, B, N], 1 where the seat acts, "state": the mixer's
     input}.
     """
     rows = team_rows(with_numbers(team, trajectory), team.num_agents)
     acts = (trajectory.acts == ACTING).astype(jnp.float32)
-    alive = jnp.where(rows.acts == ACTING, rows.acts, WAITING).astype(rows.acts.dtype)
-    return rows._replace(
-        acts=alive, observation={"seats": rows.observation, "acts": acts, "state": team_vector(trajectory)}
-    )
+    return rows._replace(observation={"seats": rows.observation, "acts": acts, "state": team_vector(trajectory)})
 
 
 def with_numbers(team: Team, trajectory: Trajectory) -> Trajectory:
@@ -115,8 +112,14 @@ def with_numbers(team: Team, trajectory: Trajectory) -> Trajectory:
 
 
 def mix(mixing: Mixing, weights: Tree, utilities: Array, observation: dict[str, Array]) -> Array:
-    """Return Q_tot [...] of utilities [..., N]; seats that do not act are left out."""
-    return mixing.apply(weights, jnp.where(observation["acts"] > 0, utilities, 0.0), observation["state"])
+    """Return Q_tot [...] of utilities [..., N]; seats that do not act are left out, unless none acts.
+
+    So the value of a team whose seats are all dead is learned: it is mixed from their utilities of action 0, which stands
+    for none.
+    """
+    acts = observation["acts"] > 0
+    counts = acts | ~jnp.any(acts, axis=-1, keepdims=True)
+    return mixing.apply(weights, jnp.where(counts, utilities, 0.0), observation["state"])
 
 
 # -- agents -----------------------------------------------------------------------------------------------------------

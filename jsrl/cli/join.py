@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
 import socket
@@ -96,4 +97,5 @@ def join(
 
 
 def _notify(line: str) -> None:
-    print(f"jsrl join: {line}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads it any more: the connection of ssh is broken
+        print(f"jsrl join: {line}", file=sys.stderr, flush=True)

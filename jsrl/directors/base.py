@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
@@ -148,7 +149,7 @@ class Bookkeeping(ABC):
                 f"a state of {state.get('director')}, format {state.get('format')}, was given to {name}, which reads "
                 f"its own of format {FORMAT}. Resume with the director that the run began with, or start a new run"
             )
-        return copy_json(state)
+        return json.loads(json.dumps(state))  # the fastest copy, and what a resumed run starts from
 
 
 def open_assignments(state: State) -> list[int]:
@@ -176,15 +177,6 @@ def first_hyperparameters(director: Any, seed: int) -> dict[str, dict[str, float
         return {}
     state = director.init(seed)
     return {policy: director.hyperparameters_of(state, policy) for policy in director.policies}
-
-
-def copy_json(value: Any) -> Any:
-    """Return a copy of JSON values that shares no dict and no list with them."""
-    if isinstance(value, dict):
-        return {key: copy_json(child) if isinstance(child, dict | list) else child for key, child in value.items()}
-    if isinstance(value, list):
-        return [copy_json(child) if isinstance(child, dict | list) else child for child in value]
-    return value
 
 
 def players_of(record: State) -> tuple[Player, ...]:

@@ -42,7 +42,9 @@ class InferenceConfig:
     shared: bool = False
     """With several policies: the same servers act for all of them, in fewer processes; false: each policy has its own."""
     frozen_mb: int = 512
-    """MiB of frozen players kept by a worker that acts; the least recently used ones are loaded again when needed."""
+    """MiB of frozen players kept by a worker that acts; those that no open episode plays are evicted first."""
+    frozen_inline: bool = False
+    """Actors compute the actions of frozen players themselves, and servers only those of the newest params."""
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,8 @@ from jsrl.graph.ranks import ranks_of
 from jsrl.transport.stream import POLICY, Stream
 from jsrl.workers.kinds import find_kind, own_kinds
 
-_FIRST = (
-    "writes params",
-    "answers inference",
-    "asks inference",
-    "reads params",
-    "asks ranks",
-)  # settings that name a worker's policy
+_ACTS = ("asks inference", "reads params")  # an actor has one of them for each policy; its first one counts
+_FIRST = ("writes params", "answers inference", *_ACTS, "asks ranks")  # settings that name a worker's policy
 _TAKEN = {
     "ledger",
     "restarts",
@@ -71,7 +66,9 @@ def policy_of(graph: Graph, worker: WorkerNode) -> str:
     kind, found = find_kind(worker.kind), dict[str, str]()
     for link in worker.links:
         port = kind.port(link.port)
-        found.setdefault(f"{port.does} {port.sort}", graph.stream(link.stream).policy)
+        end = f"{port.does} {port.sort}"
+        if not (port.by_policy and end in _ACTS and found.keys() & _ACTS):
+            found.setdefault(end, graph.stream(link.stream).policy)
     for end in (*_FIRST, *found):
         if end in found:
             return found[end]

@@ -162,14 +162,13 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
     keeps_initial = any(plays_initial(policy.experiment.evaluator.against) for policy in plan.policies.values())
     explored = first_hyperparameters(experiment.director, next(iter(plan.policies.values())).experiment.seed)
 
-    def job(worker: WorkerNode, index: int, name: str) -> Job:
+    def job_of(worker: WorkerNode, index: int, name: str) -> Job:
         policy = plan.policies[name]
-        own = policy.experiment
-        return Job(
+        job = Job(
             kind=worker.kind,
             name=worker.name,
             index=index,
-            experiment=own if find_kind(worker.kind).loads_jax(worker) else dataclasses.replace(own, agent=None),
+            experiment=policy.experiment,
             schemas=plan.schemas_of[name],
             ends=ends_of(graph, worker, addresses, name),
             folder=folder,
@@ -189,10 +188,13 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
             keeps_initial=keeps_initial,
             sides=sides,
         )
+        if find_kind(worker.kind).loads_jax(job):
+            return job
+        return dataclasses.replace(job, experiment=dataclasses.replace(policy.experiment, agent=None))
 
     jobs = []
     for worker, index in zip(graph.workers, places, strict=True):
-        first, *others = (job(worker, index, name) for name in policies_at(graph, worker))
+        first, *others = (job_of(worker, index, name) for name in policies_at(graph, worker))
         jobs.append(dataclasses.replace(first, others=tuple(others)))
     return dataclasses.replace(plan, jobs=tuple(jobs), keys=keys)
 

@@ -155,22 +155,40 @@ def make_entity_torso(
       ConfigError: no set of entities is among the leaves, one has another shape, a mask has floats, or sizes do not fit.
     """
     shapes = {leaf.path: leaf.shape for leaf in leaves}
-    floats = {leaf.path: leaf.dtype for leaf in leaves if np.issubdtype(np.dtype(leaf.dtype), np.floating)}
-    shapes_text = ", ".join(f"{path} {shape}" for path, shape in shapes.items())
-    entries = [
-        EntitySet(*entry.partition(":")[::2]) for entry in (config.value_leaves if value else ()) or config.leaves
-    ]
+    entries = _entries((config.value_leaves if value else ()) or config.leaves)
     sets = tuple(entry for entry in entries if entry.leaf in shapes)
+    rays = tuple(path for path in config.rays if path in shapes)
+    taken = {name for entry in _entries((*config.leaves, *config.value_leaves)) for name in entry} | set(rays)
+    own = tuple(leaf for leaf in leaves if leaf.path not in taken)
+    _check_sets(config, sets, leaves)
+    _check_vectors(sets, rays, own, leaves)
+    if not hidden or hidden[0] % config.heads:
+        raise ConfigError(f"torso='entities' needs hidden[0], here {hidden}, in {config.heads} heads; give a multiple")
+    return EntityAttention(sets, rays, own, hidden, config.heads, activation, precision)
+
+
+def _entries(names: tuple[str, ...]) -> list[EntitySet]:
+    return [EntitySet(*name.partition(":")[::2]) for name in names]
+
+
+def _shapes_text(leaves: tuple[Leaf, ...]) -> str:
+    return ", ".join(f"{leaf.path} {leaf.shape}" for leaf in leaves)
+
+
+def _check_sets(config: EntityConfig, sets: tuple[EntitySet, ...], leaves: tuple[Leaf, ...]) -> None:
+    """Refuse no set of entities, sets of another shape than [k, F] with a mask [k], and masks of floats."""
+    shapes = {leaf.path: leaf.shape for leaf in leaves}
+    floats = {leaf.path: leaf.dtype for leaf in leaves if np.issubdtype(np.dtype(leaf.dtype), np.floating)}
     if not sets:
         raise ConfigError(
             f"torso='entities' needs sets of entities, and entities.leaves names {', '.join(config.leaves) or 'none'}; the "
-            f"observation has {shapes_text}. Name its leaves [k, F], with their masks: LEAF:MASK"
+            f"observation has {_shapes_text(leaves)}. Name its leaves [k, F], with their masks: LEAF:MASK"
         )
     for leaf, mask in sets:
         if len(shapes[leaf]) != 2 or (mask and shapes.get(mask) != shapes[leaf][:1]):
             raise ConfigError(
                 f"entities.leaves has {leaf}:{mask}; expected a leaf [k, F] and a mask [k], and the observation has "
-                f"{shapes_text}"
+                f"{_shapes_text(leaves)}"
             )
         if mask in floats:
             raise ConfigError(
@@ -178,22 +196,22 @@ def make_entity_torso(
                 "the mask of an entity that is always present into 0. Use uint8 or bool (in Gymnasium and PettingZoo a Box of "
                 "dtype uint8; there other dtypes become float32)"
             )
-    if not hidden or hidden[0] % config.heads:
-        raise ConfigError(f"torso='entities' needs hidden[0], here {hidden}, in {config.heads} heads; give a multiple")
-    rays = tuple(path for path in config.rays if path in shapes)
+
+
+def _check_vectors(
+    sets: tuple[EntitySet, ...], rays: tuple[str, ...], own: tuple[Leaf, ...], leaves: tuple[Leaf, ...]
+) -> None:
+    """Refuse leaves that are named twice, rays that are no vectors, images, and an observation without any vector."""
+    shapes = {leaf.path: leaf.shape for leaf in leaves}
     read = [entry.leaf for entry in sets] + list(rays)
     wrong = [path for path in rays if len(shapes[path]) != 1] + [path for path in read if read.count(path) > 1]
     if wrong:
         raise ConfigError(
             f"entities.leaves and entities.rays name {wrong[0]}; expected each leaf once, and rays [n]. The observation has "
-            f"{shapes_text}"
+            f"{_shapes_text(leaves)}"
         )
-    every = [EntitySet(*entry.partition(":")[::2]) for entry in (*config.leaves, *config.value_leaves)]
-    taken = {name for entry in every for name in entry} | set(rays)
-    own = tuple(leaf for leaf in leaves if leaf.path not in taken)
     if any(leaf.is_image for leaf in own) or not (own or rays):
         raise ConfigError(
             "torso='entities' reads sets of entities and vectors, at least one of each and no images; the observation has "
-            f"{shapes_text}"
+            f"{_shapes_text(leaves)}"
         )
-    return EntityAttention(sets, rays, own, hidden, config.heads, activation, precision)

@@ -292,17 +292,30 @@ def repeated_seeds(runs: Sequence[Run]) -> list[str]:
 def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> str:
     """Return a text: differences in configuration and origin, end values of metrics, curves as lines of bars."""
     parts = [f"A: {left.name}\nB: {right.name}"]
+    shared = [key for key in keys if key in left.metrics or key in right.metrics]
+    parts += [_differences_table(left, right), _ends_table(left, right, shared)]
+    for key in shared:
+        curves = [run.curve(key)[1] if key in run.metrics else np.zeros(0) for run in (left, right)]
+        if min(curve.size for curve in curves) >= 2:
+            lines = [f"  {letter} {sparkline(c, 50)} {_range(c)}" for letter, c in zip("AB", curves, strict=True)]
+            parts.append("\n".join([key, *lines]))
+    return "\n\n".join(parts)
+
+
+def _differences_table(left: Run, right: Run) -> str:
+    """Return the table of what differs in configuration and origin."""
     differences = config_differences(left.config, right.config) + [
         entry
         for what in ("commit", "packages", "hardware")
         for entry in config_differences({what: left.environment.get(what)}, {what: right.environment.get(what)})
     ]
     rows = [(name, _value(a), _value(b)) for name, a, b in differences]
-    parts.append(
-        text_table(("differs in", "A", "B"), rows) if rows else "same configuration, commit, packages, hardware"
-    )
-    shared = [key for key in keys if key in left.metrics or key in right.metrics]
-    ends = [_row(key, _end(left, key), _end(right, key)) for key in shared if not key.endswith("_per_s")]
+    return text_table(("differs in", "A", "B"), rows) if rows else "same configuration, commit, packages, hardware"
+
+
+def _ends_table(left: Run, right: Run, keys: Sequence[str]) -> str:
+    """Return the table of lengths, the final evaluation, the last values of these metrics, and rates."""
+    ends = [_row(key, _end(left, key), _end(right, key)) for key in keys if not key.endswith("_per_s")]
     speeds = [rates_of(run.metrics) for run in (left, right)]  # the last line of a rate also counts the end of the run
     ends += [_row(f"{name}/s", *(own.get(name) for own in speeds)) for name in dict.fromkeys(itertools.chain(*speeds))]
     finals = [read_result(run.folder.path).get("final") or {} for run in (left, right)]
@@ -315,13 +328,7 @@ def compare_runs(left: Run, right: Run, keys: Sequence[str] = END_METRICS) -> st
     ]
     spans = [(short(steps[-1]), clock(walls[-1])) if steps.size else ("-", "-") for steps, walls in length]
     limits = [("env_steps", spans[0][0], spans[1][0], ""), ("wall clock", spans[0][1], spans[1][1], "")]
-    parts.append(text_table(("end value", "A", "B", "B - A"), [*limits, *ends]))
-    for key in shared:
-        curves = [run.curve(key)[1] if key in run.metrics else np.zeros(0) for run in (left, right)]
-        if min(curve.size for curve in curves) >= 2:
-            lines = [f"  {letter} {sparkline(c, 50)} {_range(c)}" for letter, c in zip("AB", curves, strict=True)]
-            parts.append("\n".join([key, *lines]))
-    return "\n\n".join(parts)
+    return text_table(("end value", "A", "B", "B - A"), [*limits, *ends])
 
 
 def config_differences(left: Any, right: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:

@@ -200,6 +200,11 @@ class Engine:
             return []
         return [int(v) for v in np.unique(request.version) if v not in (LATEST_VERSION, NOT_PLAYED)]
 
+    def pin_frozen(self, owner: Hashable, request: Request) -> None:
+        """Keep the frozen players of a request as long as its episodes play them; see FrozenParams.pin."""
+        if self.frozen is not None:
+            self.frozen.pin(owner, versions_of(request), request.is_first)
+
     def take_frozen(self, owner: Hashable, versions: Collection[int]) -> bool:
         """Return whether frozen versions are loaded; see jsrl.workers.frozen.FrozenParams.take.
 
@@ -221,7 +226,7 @@ class Engine:
         asked = [request for _, request in requests]
         observation = map_tree(lambda *parts: np.concatenate(parts), *(request.observation for request in asked))
         is_first = np.concatenate([request.is_first for request in asked])
-        wanted = np.concatenate([_versions_of(request) for request in asked])
+        wanted = np.concatenate([versions_of(request) for request in asked])
         wants_core = self.has_core and any(request.wants_core for request in asked)
         core = jax.device_get(self._cores_of(self._table, index)) if wants_core else ()
         result: tuple[Array, Array, Tree] | None = None
@@ -273,7 +278,7 @@ class Engine:
         return replies
 
 
-def _versions_of(request: Request) -> np.ndarray:
+def versions_of(request: Request) -> np.ndarray:
     """Return the versions that a request asks for, per row (and per agent, where they differ)."""
     version = request.version
     return np.full(len(request.is_first), version, np.int64) if isinstance(version, int) else version

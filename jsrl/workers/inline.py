@@ -1,13 +1,17 @@
-"""Inline inference: an actor acts in its own process, with its own params."""
+"""Inline inference: an actor acts in its own process, for all players of a policy or for the frozen ones."""
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import numpy as np
+
 from jsrl.errors import SnapshotError, StreamTimeout
 from jsrl.metrics.phases import Phases
-from jsrl.transport.base import ParamsSubscriber, Reply, Request
+from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED, InferenceClient, ParamsSubscriber, Reply, Request
 from jsrl.transport.inference.ends import unknown_policy, unserved
-from jsrl.types import version_updates
-from jsrl.workers.acting import Engine
+from jsrl.types import Array, map_tree, spread, version_updates
+from jsrl.workers.acting import Engine, GroupSlots, versions_of
 
 
 class InlineInference:
@@ -56,19 +60,9 @@ class InlineInference:
                 f"params with {self._pending[0][1].min_updates} updates did not arrive in {timeout_s} s."
             )
         group, request = self._pending.pop(ready)
-        versions = self._engine.frozen_versions(request)
-        if versions:
-            self._take(group, request, versions)
+        _take_frozen(self._engine, group, request)
         self._phases.enter("act")
         return group, self._engine.act(self._served[group], request)
-
-    def _take(self, group: int, request: Request, versions: list[int]) -> None:
-        """Load the frozen players that a request needs. Raises UnknownPolicy."""
-        try:
-            self._engine.take_frozen(group, versions)
-        except SnapshotError as error:
-            refusal = unserved(group, request.policy, self._engine.served, str(error))
-            raise unknown_policy("this process", refusal) from error
 
     def forget(self) -> None:
         """Drop the pending requests: every group will send its request again."""
@@ -91,3 +85,96 @@ class InlineInference:
     def close(self) -> None:
         """Close the params stream."""
         self._params.close()
+
+
+class _Own(NamedTuple):
+    """Rows of a group's request that are acted on in this process.
+
+    Attributes:
+      rows: which, bool like the request's version. wants_core: of the request. reply: has their actions.
+    """
+
+    rows: Array
+    wants_core: bool
+    reply: Reply
+
+
+class FrozenInline:
+    """An InferenceClient whose frozen players act in the caller's process; a server acts for the other rows.
+
+    The bits of each row are those of a client without this division: see Engine.act.
+
+    Args:
+      engine: with frozen players; it needs no newest params. phases: of the caller's thread.
+    """
+
+    def __init__(self, engine: Engine, group_sizes: dict[int, int], phases: Phases) -> None:
+        self._engine, self._phases = engine, phases
+        self._served: dict[int, GroupSlots] = {group: engine.serve(group, size) for group, size in group_sizes.items()}
+        self._sent: dict[int, Request] = {}
+        self._acted: dict[int, _Own] = {}
+
+    def over(self, server: InferenceClient) -> FrozenInline:
+        """Return this client with a new connection to a server; every group will send its request again."""
+        self._server = server
+        self._sent.clear()
+        self._acted.clear()
+        return self
+
+    def send(self, group: int, request: Request) -> None:
+        """Send a request. Its arrays are read again at `receive`, before that group is stepped again."""
+        version = versions_of(request)
+        frozen = (version != LATEST_VERSION) & (version != NOT_PLAYED)
+        self._acted.pop(group, None)
+        self._sent[group] = request._replace(version=np.where(frozen, version, NOT_PLAYED))
+        self._server.send(group, request._replace(version=np.where(frozen, NOT_PLAYED, version)))
+
+    def receive(self, timeout_s: float) -> tuple[int, Reply]:
+        """Act for frozen players while the server acts for the others; return the group that it answers first.
+
+        Raises:
+          StreamTimeout, StreamClosed, UnknownPolicy: as the server's client; a player could not be loaded.
+        """
+        while self._sent:
+            self._phases.enter("act")
+            self._act(*self._sent.popitem())
+            self._phases.enter("wait_inference")
+        group, reply = self._server.receive(timeout_s)
+        own = self._acted.pop(group, None)
+        return group, reply if own is None else _joined(own, reply)
+
+    def _act(self, group: int, request: Request) -> None:
+        version = versions_of(request)
+        if _take_frozen(self._engine, group, request):
+            reply = self._engine.act(self._served[group], request)
+            self._acted[group] = _Own(version != NOT_PLAYED, request.wants_core, reply)
+
+    def close(self) -> None:
+        """Close the connection to the server."""
+        self._server.close()
+
+
+def _joined(own: _Own, reply: Reply) -> Reply:
+    """Return a server's reply with the rows that were acted on here."""
+
+    def join(mine: Array, others: Array) -> Any:
+        return np.where(spread(own.rows, mine), mine, others)
+
+    mine = own.reply
+    return reply._replace(
+        action=map_tree(join, mine.action, reply.action),
+        log_prob=join(mine.log_prob, reply.log_prob),
+        extras=map_tree(join, mine.extras, reply.extras),
+        core=map_tree(join, mine.core, reply.core) if own.wants_core else reply.core,
+    )
+
+
+def _take_frozen(engine: Engine, group: int, request: Request) -> bool:
+    """Load the frozen players that a request needs; return whether there are any. Raises UnknownPolicy."""
+    engine.pin_frozen(group, request)
+    versions = engine.frozen_versions(request)
+    try:
+        return bool(versions) and engine.take_frozen(group, versions)
+    except SnapshotError as error:
+        refusal = unserved(group, request.policy, engine.served, str(error))
+        raise unknown_policy("this process", refusal) from error

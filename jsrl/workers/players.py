@@ -15,7 +15,7 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.workers.acting import Engine
 from jsrl.workers.ends import subscribe
 from jsrl.workers.frozen import FrozenParams
-from jsrl.workers.inline import InlineInference
+from jsrl.workers.inline import FrozenInline, InlineInference
 from jsrl.workers.jobs import Job
 from jsrl.workers.play import PlayedPolicy
 
@@ -41,11 +41,20 @@ def frozen_players(job: Job, *, background: bool) -> Callable[..., FrozenParams]
 
 def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> InlineInference:
     """Return the client that acts in the actor's own process; `phases` are those of the actor."""
-    slots = sum(group_sizes.values())
+    return InlineInference(_actors_engine(job, group_sizes), subscribe(job), group_sizes, phases)
+
+
+def frozen_inline(job: Job, group_sizes: dict[int, int], phases: Phases) -> FrozenInline:
+    """Return the client whose frozen players act in the actor's own process; it needs a server for the others."""
+    return FrozenInline(_actors_engine(job, group_sizes), group_sizes, phases)
+
+
+def _actors_engine(job: Job, group_sizes: dict[int, int]) -> Engine:
+    """Return the compiled engine of an actor."""
     engine = Engine(
         make_agent(job),
         job.schemas.env,
-        num_slots=slots,
+        num_slots=sum(group_sizes.values()),
         sizes=[*group_sizes.values()],
         seed=job.incarnation_seed,
         policy=job.policy_number,
@@ -53,7 +62,7 @@ def inline_client(job: Job, group_sizes: dict[int, int], phases: Phases) -> Inli
         frozen=frozen_players(job, background=False),
     )
     engine.warm_up()
-    return InlineInference(engine, subscribe(job), group_sizes, phases)
+    return engine
 
 
 def played_policies(job: Job) -> list[PlayedPolicy]:

@@ -27,6 +27,8 @@ from jsrl.networks.mixers import MonotonicMixer
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import value_network
 from jsrl.types import (
+    ACTING,
+    VALUE_ONLY,
     ArraySpec,
     Discrete,
     EnvSpec,
@@ -71,6 +73,12 @@ def rows_of(agent, spec: EnvSpec, seed: int = 0, num_rows: int = 4, num_envs: in
     discount = np.where(rng.random(t.is_first.shape) < 0.1, 0.0, 1.0)[..., None] * np.ones(N)
     discount[..., 0] *= rng.random(t.is_first.shape) < 0.5  # the death of one seat does not end the game of its team
     return t._replace(acts=acts, discount=discount.astype(np.float32))
+
+
+def with_dead_teams(t):
+    """Return the rows with some on which all seats are dead, while others of their side play on."""
+    dead = np.random.default_rng(1).random(t.is_first.shape) < 0.3
+    return t._replace(acts=np.where(dead[..., None], VALUE_ONLY, t.acts).astype(np.uint8))
 
 
 # -- mixing -----------------------------------------------------------------------------------------------------------
@@ -133,12 +141,13 @@ def test_utilities_of_waiting_seats_have_no_effect(name: str) -> None:
     mixing, weights = random_mixer(4 + N) if name == "qmix" else (summing(N, 4 + N), ())
     rng = np.random.default_rng(0)
     acts = (rng.random((200, N)) < 0.5).astype(np.float32)
+    acts[~acts.any(axis=1)] = 1.0
     observation = {"acts": acts, "state": rng.normal(size=(200, 4 + N)).astype(np.float32)}
     utilities = rng.normal(size=(200, N)).astype(np.float32)
     mix = compiled(lambda utilities: factoring.mix(mixing, weights, utilities, observation))
     one, other = mix(utilities), mix(np.where(acts > 0, utilities, np.nan).astype(np.float32))
     np.testing.assert_array_equal(one, other)
-    assert (one != mix(utilities + acts))[acts.any(axis=1)].all()
+    assert (one != mix(utilities + acts)).all()
 
 
 # -- rows and targets -------------------------------------------------------------------------------------------------
@@ -205,7 +214,7 @@ def test_targets_equal_a_loop_over_seats(name: str, double: bool) -> None:
     parts, mixing = dqn_file.Components(config, network, jnp.zeros(1)), team.mixing
     init = compiled(lambda k: jax.tree.map(lambda w: 3.0 * w, factoring.Factored(network.init(k), mixing.init(k))))
     online, target = (init(jax.random.key(seed)) for seed in (3, 4))
-    t = rows_of(team.base, spec, weighted=True)
+    t = with_dead_teams(rows_of(team.base, spec, weighted=True))
     batch = compiled(lambda t: off.transition(factoring.as_team(team, t), GAMMA))(t)
     loss = compiled(lambda *weights_and_rows: factoring.dqn_loss(parts, mixing, *weights_and_rows))
     total, (_, error) = loss(online, target, batch, 7.0)
@@ -216,7 +225,8 @@ def test_targets_equal_a_loop_over_seats(name: str, double: bool) -> None:
         return apply(weights.network, one, np.zeros(1, bool), ())[0][0, :, 0]
 
     def mixed(weights, utilities, observation, b):
-        utilities = np.where(np.asarray(observation["acts"][b]) > 0, utilities, 0.0)
+        acts = np.asarray(observation["acts"][b]) > 0
+        utilities = np.where(acts, utilities, 0.0) if acts.any() else utilities  # all seats are dead
         if name == "vdn":
             return utilities.sum()
         return numpy_mixer(weights.mixer, utilities, np.asarray(observation["state"][b], np.float64), 32)
@@ -227,7 +237,8 @@ def test_targets_equal_a_loop_over_seats(name: str, double: bool) -> None:
         for i in range(N):
             chooser = values(online if double else target, batch.next_observation, b, i)
             allowed = np.asarray(batch.next_observation["seats"]["action_mask"][b, i])
-            best.append(int(np.argmax(np.where(allowed, chooser, -np.inf))))
+            acts = batch.next_observation["acts"][b, i] > 0
+            best.append(int(np.argmax(np.where(allowed, chooser, -np.inf))) if acts else 0)
         ahead = [values(target, batch.next_observation, b, i)[a] for i, a in enumerate(best)]
         here = [values(online, batch.observation, b, i)[int(batch.action[b, i])] for i in range(N)]
         goal = batch.reward[b] + batch.discount[b] * mixed(target, np.array(ahead), batch.next_observation, b)
@@ -235,7 +246,69 @@ def test_targets_equal_a_loop_over_seats(name: str, double: bool) -> None:
     np.testing.assert_allclose(error, wanted, rtol=2e-3, atol=2e-3)
     squared = 0.5 * np.square(np.array(wanted)) * np.asarray(batch.weight)
     np.testing.assert_allclose(total, squared.sum() / 7.0, rtol=3e-3)
-    assert np.asarray(batch.mask).sum() > 3
+    dead = np.asarray(batch.mask) * (t.acts[0] == VALUE_ONLY).all(axis=-1)
+    ahead = np.asarray(batch.mask * batch.discount) > 0
+    assert dead.sum() > 0 and (ahead & ~np.asarray(batch.next_observation["acts"]).any(axis=-1)).any()
+
+
+ENDS, DIES = 0.25, 0.5
+
+
+def life_and_after(num_rows: int, num_envs: int, rng: np.random.Generator):
+    """Return rows of a team of two seats that act at random, die together, and are paid until their side has lost.
+
+    What a seat observes: 0 while it lives, 1 when it is dead. A living team is paid its sum of actions, a dead one 1 a step.
+    """
+    lives, first, over = np.ones(num_envs, bool), np.ones(num_envs, bool), np.zeros(num_envs, bool)
+    rows = []
+    for _ in range(num_rows):
+        action = rng.integers(2, size=(num_envs, 2)) * lives[:, None]
+        ends = ~lives & ~over & (rng.random(num_envs) < ENDS)
+        rows.append((lives, first, action, np.where(lives, action.sum(axis=1), ~over), ends))
+        dies = rng.random(num_envs) < DIES
+        lives, first, over = np.where(over, True, lives & ~dies), over, ends  # after `ends`: a last observation
+    return [np.stack(leaf) for leaf in zip(*rows, strict=True)]
+
+
+def life_values() -> tuple[np.ndarray, float]:
+    """Return the exact values of a living team's sums of actions, and of a dead team."""
+    dead = 1.0 / (1.0 - GAMMA * (1.0 - ENDS))
+    alive = (1.0 + GAMMA * DIES * dead) / (1.0 - GAMMA * (1.0 - DIES))
+    return np.arange(3) + GAMMA * (DIES * dead + (1.0 - DIES) * alive), dead
+
+
+@pytest.mark.parametrize("window", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_rewards_after_the_death_of_all_seats_have_exact_values(window: int) -> None:
+    """A window that reaches the team's death continues to the values of its dead rows, which are learned as well."""
+    spec = EnvSpec(ArraySpec((2, 1), "float32"), Discrete(2), "game", num_agents=2)
+    team = factoring.make_team(VDNConfig(**FAST), spec, lambda *_: None, summing)
+    rng = np.random.default_rng(0)
+    lives, first, action, reward, ends = life_and_after(400, 64, rng)
+    rows = np.arange(400 - window)[None] + np.arange(window + 1)[:, None]
+    lives, first, action, reward, ends = (
+        x[rows].reshape(window + 1, -1, *x.shape[2:]) for x in (lives, first, action, reward, ends)
+    )
+    both = lambda x: np.repeat(x[..., None], 2, axis=-1)  # noqa: E731
+    t = random_trajectory(spec, rng, num_rows=window, num_envs=1, extras=(), core=())._replace(
+        observation=both(~lives)[..., None].astype(np.float32),
+        is_first=first,
+        action=action.astype(np.int32),
+        reward=both(reward).astype(np.float32),
+        discount=both(~ends).astype(np.float32),
+        acts=np.where(both(lives), ACTING, VALUE_ONLY).astype(np.uint8),
+        log_prob=both(reward),
+        version=both(reward),
+    )
+    batch = jax.tree.map(np.asarray, compiled(lambda t: off.transition(factoring.as_team(team, t), GAMMA))(t))
+    used, dead = batch.mask > 0, lambda seen: seen["seats"]["observation"][..., 0, 0].astype(int)
+    place = np.where(dead(batch.observation) > 0, 3, batch.action.sum(axis=-1))[used]
+    values = np.zeros(4)  # of a living team's sums of actions, and of a dead team
+    for _ in range(60):
+        ahead = np.array([values[:3] @ (0.25, 0.5, 0.25), values[3]])[dead(batch.next_observation)]
+        target = (batch.reward + batch.discount * ahead)[used]
+        values = np.bincount(place, target, minlength=4) / np.maximum(np.bincount(place, minlength=4), 1)
+    alive, after = life_values()
+    np.testing.assert_allclose(values, [*alive, after], atol=0.05)
 
 
 @pytest.mark.slow

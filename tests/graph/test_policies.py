@@ -11,11 +11,11 @@ from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import Experiment, ReplayConfig
+from jsrl.experiment import Experiment, PolicyConfig, ReplayConfig
 from jsrl.graph.check import check
 from jsrl.graph.graph import Graph, Link
 from jsrl.graph.placements import check_groups, make_graph
-from jsrl.graph.policies import policies_of, with_policy
+from jsrl.graph.policies import policies_at, policies_of, with_policy
 from jsrl.launch.links import hop_of
 from jsrl.launch.plan import make_plan
 from jsrl.launch.plan_text import describe
@@ -57,6 +57,22 @@ def test_graphs_per_policy_are_valid_in_every_placement_and_share_no_stream(valu
     assert (first.groups, second.groups) == ((0, 1, 2, 3, 4), (5, 6, 7))
     assert (first.folder, second.folder, second.learner) == ("", "b", "learner-b")
     assert second.experiment.num_envs == 6 and second.experiment.group_size == e.group_size
+
+
+@pytest.mark.parametrize("first", ["as-run", "inline"])
+@pytest.mark.parametrize("second", ["as-run", "inline"])
+def test_actors_belong_to_the_first_policy_wherever_it_acts(first: str, second: str) -> None:
+    """Its seed is that of their environments: else bits would depend on the placement."""
+    policies = {
+        "chaser": PolicyConfig(PPOConfig(), "chaser", placement=first),
+        "runner": PolicyConfig(PPOConfig(), "runner", placement=second),
+    }
+    e = dataclasses.replace(experiment(), agent=None, policies=policies)
+    graph = make_graph(e)
+    check(graph)
+    for worker in graph.workers:
+        if worker.kind == "actor":
+            assert policies_at(graph, worker) == ("chaser", "runner")
 
 
 def test_policy_has_its_learner_settings_and_group_batches() -> None:

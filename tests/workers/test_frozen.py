@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from pathlib import Path
@@ -12,15 +13,28 @@ import pytest
 
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.errors import SnapshotError, StreamTimeout, UnknownPolicy
+from jsrl.metrics.metrics import Meter
+from jsrl.metrics.phases import Phases
 from jsrl.networks.model import NetworkConfig
 from jsrl.snapshots.players import PlayerStore
-from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED, InferenceSpec, ProducerId, Request
+from jsrl.transport.base import (
+    LATEST_VERSION,
+    NOT_PLAYED,
+    ClientRequest,
+    InferenceSpec,
+    ProducerId,
+    Reply,
+    Request,
+)
 from jsrl.transport.inference.transports import bind_inference, connect_inference
-from jsrl.types import ArraySpec, Discrete, EnvSpec, leaves, make_version
+from jsrl.types import ArraySpec, Discrete, EnvSpec, leaves, make_version, spread
 from jsrl.workers.acting import Engine
+from jsrl.workers.base import NullReporter
 from jsrl.workers.frozen import FrozenParams
-from jsrl.workers.inference.served import InferenceSettings
+from jsrl.workers.inference.served import InferenceSettings, ServedPolicy
 from jsrl.workers.inference.worker import InferenceWorker
+from jsrl.workers.inline import FrozenInline
+from jsrl.workers.refusals import Refusals
 from tests.workers.serving import make_server
 
 SIZE, GROUPS, CORE = 4, 3, 6
@@ -42,7 +56,7 @@ def params_of(agent, version: int) -> list[np.ndarray]:
     return [rng.normal(size=leaf.shape).astype(leaf.dtype) for leaf in jax.tree.leaves(shapes)]
 
 
-def make_engine(kind, newest: int = NEWEST, frozen: bool = True, greedy: bool = False) -> Engine:
+def make_engine(kind, newest: int = NEWEST, frozen: bool = True, greedy: bool = False, warm: bool = True) -> Engine:
     agent, env = AGENTS[kind]
     players = (
         (lambda make: FrozenParams(lambda v: params_of(agent, v), make, max_bytes=1 << 20, background=False))
@@ -50,9 +64,11 @@ def make_engine(kind, newest: int = NEWEST, frozen: bool = True, greedy: bool = 
         else None
     )
     slots = GROUPS * SIZE
-    engine = Engine(agent, env, num_slots=slots, sizes=[SIZE, 8, slots], seed=3, greedy=greedy, frozen=players)
+    sizes = [SIZE, 8, slots] if warm else [SIZE]
+    engine = Engine(agent, env, num_slots=slots, sizes=sizes, seed=3, greedy=greedy, frozen=players)
     engine.set_params(newest, params_of(agent, newest))
-    engine.warm_up()
+    if warm:
+        engine.warm_up()
     return engine
 
 
@@ -186,6 +202,132 @@ def test_memory_is_bounded_by_evicting_the_least_recently_used() -> None:
     assert frozen.size_bytes == 400
 
 
+def play(frozen: FrozenParams, owner: str, versions: list[int], *starts: int) -> None:
+    """Act for the rows of an owner, of which some start an episode."""
+    frozen.pin(owner, np.array(versions), np.isin(np.arange(len(versions)), starts))
+    assert frozen.take(owner, {v for v in versions if v >= 0}) and frozen.size_bytes <= 300
+
+
+def make_small() -> tuple[FrozenParams, ManualLoads]:
+    """Return room for three players."""
+    loads = ManualLoads()
+    for _ in range(99):
+        loads.gate.release()
+    return FrozenParams(loads, lambda values: values[0], max_bytes=300, background=False), loads
+
+
+def test_players_of_open_episodes_are_evicted_last() -> None:
+    frozen, loads = make_small()
+    play(frozen, "a", [1, LATEST_VERSION], 0, 1)
+    for version in (2, 3, 4, 5):  # episodes of one row
+        play(frozen, "b", [version], 0)
+    play(frozen, "a", [NOT_PLAYED, LATEST_VERSION])  # its seat waits, within the episode
+    play(frozen, "b", [6], 0)
+    play(frozen, "b", [7], 0)
+    play(frozen, "a", [1, LATEST_VERSION])
+    assert loads.asked == [1, 2, 3, 4, 5, 6, 7] and frozen.evicted_in_play == 0
+    play(frozen, "a", [LATEST_VERSION, NOT_PLAYED], 0, 1)  # the next episode
+    for version in (8, 9, 10, 1):
+        play(frozen, "b", [version], 0)
+    assert loads.asked[7:] == [8, 9, 10, 1] and frozen.evicted_in_play == 0
+
+
+def test_owner_that_is_gone_pins_nothing() -> None:
+    frozen, loads = make_small()
+    play(frozen, "a", [1, 2], 0, 1)
+    frozen.forget("a")
+    for version in (3, 4, 3, 4, 5, 3, 4):
+        play(frozen, "b", [version], 0)
+    assert loads.asked == [1, 2, 3, 4, 5] and frozen.evicted_in_play == 0
+
+
+def test_bound_holds_if_open_episodes_play_more_than_fits() -> None:
+    frozen, loads = make_small()
+    for _ in range(3):
+        for owner, versions in (("a", [1, 2]), ("b", [3]), ("c", [4, 4])):
+            play(frozen, owner, versions)
+            assert [int(frozen.get(v)[0]) for v in versions] == versions
+    assert frozen.evicted_in_play == len(loads.asked) - 3 > 0
+    assert frozen.figures()["frozen_evicted_in_play"] == frozen.evicted_in_play
+
+
+class ScriptedServer:
+    """The server end of a stream with clients that a test scripts."""
+
+    def __init__(self) -> None:
+        self.arrived: list[ClientRequest] = []
+        self.gone: list[ProducerId] = []
+
+    def collect(self, max_rows: int, max_wait_s: float) -> list[ClientRequest]:
+        found, self.arrived = self.arrived, []
+        return found
+
+    def departed(self, look: bool = True) -> list[ProducerId]:
+        found, self.gone = self.gone, []
+        return found
+
+    def reply(self, request: ClientRequest, reply: Reply) -> None: ...
+
+
+def test_server_pins_the_players_of_connected_actors() -> None:
+    """An actor that is replaced pins the players of its new episodes only."""
+    kind, stream, loads = ("none", None), ScriptedServer(), list[int]()
+    agent, env = AGENTS[kind]
+
+    def load(version: int) -> list[np.ndarray]:
+        loads.append(version)
+        return params_of(agent, version)
+
+    room = 3 * sum(leaf.nbytes for leaf in params_of(agent, 0))
+    frozen = functools.partial(FrozenParams, load, max_bytes=room, background=False)
+    engine = Engine(agent, env, num_slots=2 * SIZE, sizes=[SIZE], seed=3, frozen=frozen)
+    engine.set_params(NEWEST, params_of(agent, NEWEST))
+    assert engine.frozen is not None
+    settings, refusals = InferenceSettings(SIZE, 0.0, False, 0.0), Refusals("inference-0", NullReporter())
+    ends = (stream, NoParams())
+    server = ServedPolicy("inference-0", engine, settings, lambda: ends, refusals, Meter("inference"))  # type: ignore[arg-type,return-value]
+    server.connect()
+
+    def ask(actor: int, group: int, version: int, gone: int | None = None) -> None:
+        request = make_request(kind, group, 0, np.full(SIZE, version))._replace(is_first=np.ones(SIZE, bool))
+        stream.arrived.append(ClientRequest(ProducerId("actor", actor), group, request))
+        stream.gone += [] if gone is None else [ProducerId("actor", gone)]
+        assert server.serve(0.0) == SIZE
+
+    ask(0, 0, 1)
+    for version in (2, 3, 4, 5):
+        ask(0, 1, version)
+    ask(0, 0, 1)
+    assert loads == [1, 2, 3, 4, 5]
+    ask(1, 0, 6, gone=0)  # in place of actor 0: nobody plays 1 any more
+    for version in (7, 8, 6, 8):
+        ask(1, 1, version)
+    assert loads == [1, 2, 3, 4, 5, 6, 7, 8] and 1 not in engine.frozen._kept
+    assert engine.frozen.evicted_in_play == 0
+
+
+def test_a_client_that_leaves_while_the_server_waits_for_more_requests_keeps_no_slots() -> None:
+    kind, stream = ("gru", 2), ScriptedServer()
+    agent, env = AGENTS[kind]
+    engine = Engine(agent, env, num_slots=SIZE, sizes=[SIZE], seed=3)
+    engine.set_params(NEWEST, params_of(agent, NEWEST))
+    settings, refusals = InferenceSettings(2 * SIZE, 0.1, False, 0.0), Refusals("inference-0", NullReporter())
+    ends = (stream, NoParams())
+    server = ServedPolicy("inference-0", engine, settings, lambda: ends, refusals, Meter("inference"))  # type: ignore[arg-type,return-value]
+    server.connect()
+    collect = stream.collect
+    for life in range(3):
+        request = make_request(kind, 0, 0, np.full(SIZE, LATEST_VERSION))
+        stream.arrived.append(ClientRequest(ProducerId("actor", life), 0, request))
+
+        def collect_twice(max_rows: int, max_wait_s: float, life: int = life) -> list[ClientRequest]:
+            stream.gone += [ProducerId("actor", life)] if max_wait_s else []
+            return collect(max_rows, max_wait_s)
+
+        stream.collect = collect_twice  # type: ignore[method-assign]
+        assert server.serve(0.0) == 0
+
+
 def test_others_are_served_while_one_waits_longest_wait_first() -> None:
     """Three owners that each need all the memory for every request: each gets its players."""
     loads = ManualLoads()
@@ -278,6 +420,49 @@ def test_server_plays_frozen_players_and_refuses_missing_ones(transport: str, me
     assert 1 <= figures["inference/frozen_players"] <= 3 and figures["inference/refused"] == 1
     client.close()
     worker.close()
+
+
+class OneServer:
+    """The client of a server that has no frozen players: an engine."""
+
+    def __init__(self, engine: Engine, group: int) -> None:
+        self.engine, self.place = engine, engine.serve(group, SIZE)
+        self.sent: list[Request] = []
+
+    def send(self, group: int, request: Request) -> None:
+        self.sent.append(request)
+
+    def receive(self, timeout_s: float) -> tuple[int, Reply]:
+        request = self.sent.pop()
+        return self.place.group, self.engine.act(self.place, request)
+
+
+@pytest.mark.parametrize("kind", [("gru", 2), pytest.param(("none", None), marks=pytest.mark.slow)], ids=str)
+def test_frozen_players_may_act_in_the_actor_while_a_server_acts_for_the_newest(kind) -> None:
+    """The same bits as from one engine, in episodes of 1 to 4 rows, also of cores within an episode."""
+    whole, server, own = (make_engine(kind, frozen=frozen, warm=False) for frozen in (True, False, True))
+    place = whole.serve(1, SIZE)
+    own._params = None  # the actor gets none
+    client = FrozenInline(own, {1: SIZE}, Phases()).over(OneServer(server, 1))  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    wanted, asked = draw_versions(kind, rng), set()
+    for step in range(12):
+        request = make_request(kind, 1, step, wanted)
+        first = request.is_first if step else np.ones(SIZE, bool)
+        drawn = draw_versions(kind, rng)
+        wanted = np.where(spread(first, wanted), drawn, wanted)
+        request = request._replace(version=wanted, is_first=first)
+        asked |= set(wanted.ravel().tolist())
+        right = whole.act(place, loaded(whole, request))
+        client.send(1, request)
+        group, got = client.receive(0.0)
+        assert group == 1 and got.version == NEWEST
+        for mine, other in zip(leaves(got[:3]), leaves(right[:3]), strict=True):
+            np.testing.assert_array_equal(mine, other)
+        goes_on = spread(~first, wanted) & (wanted != NOT_PLAYED)
+        for mine, other in zip(leaves(got.core), leaves(right.core), strict=True):
+            np.testing.assert_array_equal(mine[goes_on], other[goes_on])
+    assert asked == {LATEST_VERSION, NOT_PLAYED, *VERSIONS} and server.frozen is None and len(own.frozen or ()) == 3
 
 
 def test_engine_without_frozen_players_refuses_them() -> None:

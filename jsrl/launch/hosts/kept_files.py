@@ -123,6 +123,10 @@ class KeptFiles:
         waiting = [*self._waiting, *([self._name] if self._name else [])]
         return not any(name in names or name.startswith(tuple(f"{one}/" for one in names)) for name in waiting)
 
+    def has_arrived(self, folder: str) -> bool:
+        """Return whether the other side has all files of a folder as they are now."""
+        return all(self._known.get(name) == state for name, state in self._files(folder))
+
     def advance(self) -> None:
         """Send what the other side is ready for; call it often."""
         while self._name or self._waiting or self._later:

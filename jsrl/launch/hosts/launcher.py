@@ -283,7 +283,7 @@ class JoinedHosts:
 
     def _begin(self, remote: RemoteWorker, job: Job, start: Start) -> None:
         """Send a host the files that a worker needs, and its job."""
-        host, job = remote.host, with_start(job)
+        host, job, run = remote.host, with_start(job), str(Path(job.folder).absolute())
         assert job.keys is not None
         tree = to_json(moved(job, host.folder, host.facts.address))
         modules = frozenset(modules_named(tree))
@@ -305,7 +305,7 @@ class JoinedHosts:
             self._kept_at[job.name] = host.epoch
         variables = self._variables_on(host, job, start)
         body = json.dumps(tree).encode()
-        begin = Begin(host.epoch, job.kind, job.name, job.incarnation, body, variables, digest, start.forks, keeps)
+        begin = Begin(host.epoch, job.kind, job.name, job.incarnation, body, variables, digest, start.forks, keeps, run)
         with self._port.changed:
             host.add(remote)
             if host.lost:  # since the last check

@@ -85,6 +85,7 @@ class JoinedHost:
         membership ended; empty: it has not.
       workers: of workers, by (worker, incarnation). answers: to questions, by their numbers.
       wanted: frozen players for which its workers wait; see Beat. leaves: why it gets no new workers; empty: it does.
+      has_answered: whether a message came since its welcome. num_pages: number of its newest Pages.
       silent: whether the user was told that its lease has ended. closed_s: when its connection closed; None: it is open.
       server_key: public key of the streams that its workers bind, 64 hexadecimal digits. names: of these streams.
       relays: params stream -> address at which the host relays it.
@@ -113,6 +114,8 @@ class JoinedHost:
     num_orders: int = 0
     wanted: list[str] = field(default_factory=list)
     leaves: str = ""
+    has_answered: bool = False
+    num_pages: int = 0
     silent: bool = False
     closed_s: float | None = None
     joined_s: float = 0.0
@@ -188,28 +191,13 @@ class Members:
         host = self._member(token, message.epoch)
         if host is None:
             return []  # of an earlier membership: its workers are already replaced
-        host.heard_s, host.closed_s = self._clock(), None
+        host.heard_s, host.closed_s, host.has_answered = self._clock(), None, True
         if isinstance(message, Beat):
-            self.frames += message.frames
-            host.names = [entry for entry in message.names if _is_of(host, entry)]
-            host.relays = {name: address for name, address in message.relays.items() if _is_bound_by(host, address)}
-            host.wanted = message.wanted
-            for usage in message.usage:
-                self._note_usage(host, usage)
-            if message.leaves and not host.leaves:
-                host.leaves = message.leaves[:200]
-                self.notices.append(
-                    f"host {host.name} leaves ({host.leaves}): {counted(host.num_living, 'worker')} must move"
-                )
-            if host.leaves and not host.num_living:
-                self.lose(host, host.leaves)
-                return [(host.identity, Farewell(host.epoch, f"this host has left the run: {host.leaves}"))]
-            again = message.lacks and self._clock() - host.sent_s > LACKS_S
-            host.sent_s = self._clock() if again else host.sent_s
-            orders = self._unconfirmed(host, message.executed)
-            answers = [BeatReceived(host.epoch, message.sent_s), *(host.sent if again else ()), *orders]
-            return [(host.identity, answer) for answer in answers]
+            return self._note_beat(host, message)
         if isinstance(message, Pages):
+            if message.number < host.num_pages:
+                return []  # newer ones have come over another connection
+            host.num_pages = message.number
             hops = {hop for remote in host.workers.values() for hop in remote.hops}
             own = {name: page for name, page in message.pages.items() if name.partition("/")[0] in hops}
             self.pages.append((host.epoch, own))
@@ -227,6 +215,28 @@ class Members:
         elif isinstance(message, Leaving):
             self.lose(host, message.text[:200])
         return []
+
+    def _note_beat(self, host: JoinedHost, message: Beat) -> list[tuple[bytes, AnyControllerMessage]]:
+        """Record a host's beat; return the answers to send, with what the host lacks and orders that it has not confirmed."""
+        self.frames += message.frames
+        host.names = [entry for entry in message.names if _is_of(host, entry)]
+        host.relays = {name: address for name, address in message.relays.items() if _is_bound_by(host, address)}
+        host.wanted = message.wanted
+        for usage in message.usage:
+            self._note_usage(host, usage)
+        if message.leaves and not host.leaves:
+            host.leaves = message.leaves[:200]
+            self.notices.append(
+                f"host {host.name} leaves ({host.leaves}): {counted(host.num_living, 'worker')} must move"
+            )
+        if host.leaves and not host.num_living:
+            self.lose(host, host.leaves)
+            return [(host.identity, Farewell(host.epoch, f"this host has left the run: {host.leaves}"))]
+        again = message.lacks and self._clock() - host.sent_s > LACKS_S
+        host.sent_s = self._clock() if again else host.sent_s
+        orders = self._unconfirmed(host, message.executed)
+        answers = [BeatReceived(host.epoch, message.sent_s), *(host.sent if again else ()), *orders]
+        return [(host.identity, answer) for answer in answers]
 
     def note_closed(self, identity: bytes) -> None:
         """Note that the connection with this identity has closed. A link that is down closes it too, but much later."""
@@ -268,6 +278,10 @@ class Members:
                 self.notices.append(f"a host could not join{times}: {why}")
             return [(identity, Refused(0, why))]
         for host in [host for host in self.hosts if self._is_same(host, hello)]:
+            if host.session == hello.session and not (host.has_answered or host.workers):
+                # It repeats its hello: the welcome was late or lost.
+                host.identity, host.heard_s = identity, self._clock()
+                return [(identity, Welcome(host.epoch, self._lease_s))]
             if host.session != hello.session:
                 answers.append((host.identity, Refused(host.epoch, "a new agent has taken the place of this one.")))
                 self._tokens.revoke(host.token)

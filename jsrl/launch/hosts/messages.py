@@ -144,9 +144,13 @@ class Stored(Numbered, tag="stored"):
 
 
 class Pages(AgentMessage, tag="pages"):
-    """Changed counts of the host's workers for the streams that they read: HOP/FILE -> page."""
+    """Changed counts of the host's workers for the streams that they read: HOP/FILE -> page.
+
+    number: rises. After a broken connection its last messages may arrive later than the first ones of the next.
+    """
 
     pages: dict[str, bytes]
+    number: int = 0
 
     def __post_init__(self) -> None:
         """Refuse names that could be other paths."""
@@ -261,7 +265,8 @@ class EarlierFile(FilePart, tag="kept_before"):
 class Begin(ControllerMessage, tag="begin"):
     """Start an incarnation of a worker, once: its job as JSON, and the archive of the user's modules.
 
-    keeps: subfolders of the run folder in which it keeps files; the agent sends their changes.
+    keeps: subfolders of the run folder in which it keeps files; the agent sends their changes. run: the run folder, on the
+    controller's host.
     """
 
     worker_kind: str
@@ -272,6 +277,7 @@ class Begin(ControllerMessage, tag="begin"):
     code: str = ""
     forks: bool = False
     keeps: list[str] = []
+    run: str = ""
 
     def __post_init__(self) -> None:
         """Refuse everything except a worker of jsrl."""

@@ -3,6 +3,9 @@
 It ends its workers when the controller has not answered for the length of its lease, and joins again without any; they also
 end with the agent (by the kernel). Its lease uses a clock that continues while the machine sleeps. When the agent must end, it
 waits for the controller to move its workers to other hosts.
+
+Shortly before the lease ends, a learner here writes a snapshot. If the agent ends without having sent it, the snapshot stays
+on this host.
 """
 
 from __future__ import annotations
@@ -72,6 +75,7 @@ from jsrl.launch.local.children import Children, ChildrenControl, within_size
 from jsrl.launch.local.facts import address_towards, boot_id, lacks, own_facts
 from jsrl.launch.local.processes import LocalHandle, size_of
 from jsrl.launch.local.relays import HostRelays
+from jsrl.launch.local.unsent import STATES, keep_snapshots
 from jsrl.launch.machine import usable_cores
 from jsrl.runs.names import FileNames
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
@@ -80,6 +84,7 @@ from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, ad
 from jsrl.transport.memory.segment import living_folder, make_folder, remove_unless_living
 
 PATIENCE_S, DRAIN_S = 120.0, 30.0
+SAVE_S = 4.0  # before the lease ends; half of it if it is shorter than twice that
 LEAVES = "its agent was told to end"
 _TURN_MS, _USAGE_S = 50, 1.0
 _PAUSE_S = 0.0002  # between two turns, per worker: the messages of hundreds arrive one by one
@@ -87,6 +92,7 @@ _EXECUTE_S = 0.1  # of a turn
 _STARTS, _STARTS_PER_CORE, _START_S = 8, 2, 5.0  # forked workers that start at once; after this time the next ones may
 _LOG_S = 2.0  # in which the log of a failed worker may reach the run folder before its end is reported
 _MAX_FRAMES_BYTES = MAX_MESSAGE_BYTES // 2
+_MOST_EXITS = 100  # that are sent again over a new connection
 
 
 def now_s() -> float:
@@ -131,10 +137,15 @@ class Agent:
         self._pending: deque[AnyControllerMessage] = deque()
         self._context = zmq.Context()
         self._control = ChildrenControl(self._context, folder)
-        self._pages = PageWatch(folder)
+        self._pages, self._num_pages = PageWatch(folder), 0
         self._kept = KeptFiles(folder, lambda part: self._send(KeptFile(self._epoch, *part)), held=folder / "held")
         self._kept_folders: dict[str, list[str]] = {}  # worker -> folders in which it keeps files
+        self._run = ""  # the run folder on the controller's host
+        self._ends_soon = False  # its lease does, unless the controller answers
+        self._must_save = False  # a learner here must write a snapshot now
+        self._was_lost = False  # the controller was, and has not welcomed this host since
         self._unsent_exits: list[tuple[Exited, float]] = []  # of workers whose files are on their way, and since when
+        self._sent_exits: deque[Exited] = deque(maxlen=_MOST_EXITS)  # in this membership
         self._children = Children(folder, self._control.address)
         self._queue: dict[tuple[str, int], Begin] = {}  # workers to be started
         self._starting: dict[tuple[str, int], float] = {}  # forked ones that are not ready -> when they were started
@@ -165,15 +176,25 @@ class Agent:
             self._connection.close()
             self._context.destroy(linger=1_000)
         status, why = self._end
-        self._notify(why)
+        for line in (*self._keep_unsent(), why):  # engines show the last line
+            self._notify(line)
         return status
 
+    def _keep_unsent(self) -> list[str]:
+        """Keep the learners' snapshots on this host if a lost controller does not have them; return lines about it."""
+        folders = [folder for folders in self._kept_folders.values() for folder in folders] if self._was_lost else []
+        unsent = [f for f in folders if Path(f).name == STATES and not self._kept.has_arrived(f)]
+        return keep_snapshots(self._folder, unsent, self._run, self._name) if unsent else []
+
     def _on_signal(self, number: int, _: object) -> None:
-        """Let the workers leave; a second signal, or SIGHUP (the parent is gone), ends them at once."""
+        """Let the workers leave. A second signal ends them at once, also SIGHUP (the parent is gone) if none is a learner."""
         if self._leave_by_s is not None and may_repeat(number):
             return
-        at_once = self._leave_by_s is not None or number == signal.SIGHUP
-        self._leave_by_s = 0.0 if at_once else now_s() + self._drain_s
+        wait_s = self._drain_s
+        if number == signal.SIGHUP:
+            wait_s = SAVE_S if any(self._kept_folders.values()) else 0.0
+            self._was_lost = self._must_save = True
+        self._leave_by_s = 0.0 if self._leave_by_s is not None else now_s() + wait_s
         self._beat_at_s = 0.0
 
     # -- the loop
@@ -203,6 +224,10 @@ class Agent:
             self._leave(1, f"this host cannot keep the run's files ({error})")
             return
         self._control.listen()
+        if self._must_save:
+            self._must_save = False
+            for worker in [worker for worker, folders in self._kept_folders.items() if folders]:
+                self._children.send_command(self._control, worker, "snapshot")
         if self._epoch:
             self._start_queued()
             self._report()
@@ -222,12 +247,18 @@ class Agent:
     def _note_connection(self) -> None:
         if self._connection.there != self._is_connected:
             self._is_connected = self._connection.there
+            if self._is_connected:  # what was sent last may be lost with the previous connection
+                self._pages.forget()
+                for exited in self._sent_exits:
+                    self._send(exited)
             prompt = not self._is_connected and now_s() - self._lease_from_s < PROMPT_S
             self._closed_s = now_s() if prompt else math.inf
 
     def _check_lease(self) -> None:
-        silent_s = now_s() - self._lease_from_s
-        if self._epoch and (silent_s > self._lease_s or now_s() - self._closed_s > CLOSED_LEASE_S):
+        silent_s, closed_s = now_s() - self._lease_from_s, now_s() - self._closed_s
+        left_s = min(self._lease_s - silent_s, CLOSED_LEASE_S - closed_s)
+        ended_soon, self._ends_soon = self._ends_soon, left_s < min(SAVE_S, self._lease_s / 2)
+        if self._epoch and left_s < 0.0:
             count = self._children.kill_all()
             self._queue.clear()
             self._relays.close()
@@ -235,6 +266,9 @@ class Agent:
                 f"no message from the controller for {silent_s:.0f} s: {counted(count, 'worker')} ended; joining again"
             )
             self._epoch, self._lease_from_s = 0, now_s()  # its patience begins now: it may have been stopped
+            self._was_lost = True
+        elif self._epoch and self._ends_soon and not ended_soon:
+            self._must_save = True
         elif not self._epoch and silent_s > self._patience_s:
             self._end = (1, f"no answer from {self._address} within {self._patience_s:g} s; is the run there?")
 
@@ -252,9 +286,13 @@ class Agent:
             log = self._failed_log(exited) if now_s() < since_s + _LOG_S else []
             if self._kept.are_sent([*self._kept_folders.get(exited.worker, ()), *log]):
                 self._unsent_exits.remove((exited, since_s))
-                self._send(exited)
+                self._send_exit(exited)
         while not self._replies.empty():
             self._send(self._replies.get())
+
+    def _send_exit(self, exited: Exited) -> None:
+        self._sent_exits.append(exited)
+        self._send(exited)
 
     def _failed_log(self, exited: Exited) -> list[str]:
         """Return the log of a worker, for the run folder, if it failed; the agent deletes it when the run ends."""
@@ -281,7 +319,9 @@ class Agent:
 
     def _send_pages(self) -> None:
         if changed := self._pages.changed():
-            self._send(Pages(self._epoch, changed))
+            self._num_pages += 1
+            if not self._send(Pages(self._epoch, changed, self._num_pages)):
+                self._pages.forget()
 
     def _hello(self) -> Hello:
         host, _, port = self._address.rpartition(":")
@@ -304,9 +344,13 @@ class Agent:
             lacks=lacks(self._folder, memory_mb),
         )
 
-    def _send(self, message: Numbered) -> None:
-        with contextlib.suppress(zmq.Again):  # the connection is blocked; the lease limits how long that may last
+    def _send(self, message: Numbered) -> bool:
+        """Send a message; return False if the connection is blocked. The lease limits how long that may last."""
+        try:
             self._socket.send_multipart(outgoing([encode(message)], self._keys), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     # -- messages of the controller
 
@@ -371,10 +415,11 @@ class Agent:
             self._children.kill_all()  # of an earlier membership; there should be none
             self._queue.clear()
             self._epoch, self._lease_s, self._lease_from_s = message.epoch, message.lease_s, now_s()
-            self._executed = 0
+            self._executed, self._was_lost = 0, False
             self._pages.forget()
             self._kept.forget()
             self._unsent_exits.clear()
+            self._sent_exits.clear()
             for folder in [folder for folders in self._kept_folders.values() for folder in folders]:
                 shutil.rmtree(self._folder / folder, ignore_errors=True)  # the run folder has what counts
             self._kept_folders.clear()
@@ -416,12 +461,12 @@ class Agent:
         return not (code.exists() and (self._folder / KEYS / SERVER_FILE).exists())
 
     def _begin(self, message: Begin) -> None:
-        self._kept_folders[message.worker] = message.keeps
+        self._kept_folders[message.worker], self._run = message.keeps, message.run
         try:
             self._children.begin(message)
         except OSError as error:
             text = f"could not be started on {self._name}: {error}"
-            self._send(Exited(self._epoch, message.worker, message.incarnation, None, text, ""))
+            self._send_exit(Exited(self._epoch, message.worker, message.incarnation, None, text, ""))
 
     def _obey(self, message: Order) -> None:
         """Execute an order; not if it was executed before, or if one before it was lost: all are sent again then."""
@@ -433,7 +478,8 @@ class Agent:
         elif isinstance(message, Signal):
             handle = self._children.find(message.worker, message.incarnation)
             if self._queue.pop((message.worker, message.incarnation), None) is not None:
-                self._send(Exited(self._epoch, message.worker, message.incarnation, None, "ended before its start", ""))
+                text = "ended before its start"
+                self._send_exit(Exited(self._epoch, message.worker, message.incarnation, None, text, ""))
             if handle is not None:
                 getattr(handle, message.what)()
 

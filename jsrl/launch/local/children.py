@@ -17,7 +17,7 @@ from jsrl.launch.local.launcher import Local, write_job
 from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.machine import accelerators
 from jsrl.references.importing import SpawnEnvironment, own_paths
-from jsrl.runs.control import MAX_MESSAGE_BYTES, AnyMessage, Heartbeat, Report, Stage, identity_of
+from jsrl.runs.control import MAX_MESSAGE_BYTES, AnyMessage, Command, Heartbeat, Report, Stage, identity_of
 from jsrl.transport.meeting.sockets import bind
 
 TAIL_LINES = 200
@@ -69,6 +69,10 @@ class Children:
     def find(self, worker: str, incarnation: int) -> LocalHandle | None:
         """Return the handle of a worker's incarnation; None: it was not started here, or its end was reported."""
         return self._handles.get((worker, incarnation))
+
+    def send_command(self, control: ChildrenControl, worker: str, name: str) -> None:
+        """Send a command of this agent to the newest incarnation of a worker."""
+        control.send_command(worker, self._newest.get(worker, 0), msgspec.msgpack.encode(Command(name)))
 
     @property
     def count(self) -> int:

@@ -15,8 +15,16 @@ from jsrl.workers.kinds import Headline, Kind, Port, ended_by_own_code
 
 
 def loads_jax(worker: Any) -> bool:
-    """Return whether an actor acts itself for some policy."""
+    """Return whether an actor acts itself for some policy, or for the frozen players of one."""
+    experiment = getattr(worker, "experiment", None)
+    if experiment is not None and plays_frozen(experiment):
+        return True
     return any(one.has("params") for one in (worker, *getattr(worker, "others", ())))
+
+
+def plays_frozen(experiment: Experiment) -> bool:
+    """Return whether actors compute the actions of frozen players also if servers compute those of the newest params."""
+    return experiment.director is not None and experiment.inference.frozen_inline
 
 
 def check_acting(worker: Any) -> None:

@@ -12,6 +12,7 @@ from jsrl.transport.base import InferenceClient, SampleProducer
 from jsrl.transport.inference.transports import connect_inference
 from jsrl.transport.meeting.handshake import Check
 from jsrl.transport.samples.copying import CopyingProducer
+from jsrl.workers.actor.kind import plays_frozen
 from jsrl.workers.ends import names_of_peers
 from jsrl.workers.following import Writer
 from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
@@ -43,6 +44,7 @@ class ActorStreams:
         self.epoch = 0
         self.new_consumer = False
         self._client: Any = None
+        self._frozen: Any = None  # acts for frozen players; None: the server does
         self._writer = Writer(job, "samples", job.schemas.trajectory)
         self._producer: SampleProducer = self._writer
         if not job.experiment.actor.rows_in_place:
@@ -69,6 +71,10 @@ class ActorStreams:
 
             self._client = inline_client(job, group_sizes, self._meter.phases)
         else:
+            if plays_frozen(job.experiment):
+                from jsrl.workers.players import frozen_inline
+
+                self._frozen = frozen_inline(job, group_sizes, self._meter.phases)
             servers = names_of_peers(job.end("inference"))
             # At the start of a run each actor waits for its own server, which is still starting.
             present = first_present(job.names, servers) if job.incarnation else None
@@ -81,7 +87,8 @@ class ActorStreams:
     def _connect_inference(self, found: Registration, timeout_s: float, check: Check = lambda: None) -> InferenceClient:
         job = self._job
         sizes, keys = self._group_sizes, job.keys
-        return connect_inference(found.address, job.schemas.act, job.producer, sizes, timeout_s, keys=keys, check=check)
+        to = connect_inference(found.address, job.schemas.act, job.producer, sizes, timeout_s, keys=keys, check=check)
+        return to if self._frozen is None else self._frozen.over(to)
 
     def check(self) -> None:
         """Check that the other ends are alive, when nothing has arrived for a while. Raises StreamClosed."""

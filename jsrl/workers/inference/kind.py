@@ -35,6 +35,13 @@ METRICS = (
     Metric("frozen_players", "frozen players kept in memory", "count", "those that are played now", "max"),
     Metric("frozen_mib", "memory of the frozen players kept", "MiB", "below inference.frozen-mb", "max"),
     Metric("frozen_loads", "frozen players loaded so far", "count", "near the number of players", "total"),
+    Metric(
+        "frozen_evicted_in_play",
+        "frozen players evicted so far while an episode played them",
+        "count",
+        "0 (else: raise inference.frozen-mb or lower director.live)",
+        "total",
+    ),
     Metric("params_updates", "updates that the oldest params in use have seen", "updates", "near updates", "min"),
 )
 

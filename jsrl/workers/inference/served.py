@@ -90,7 +90,8 @@ class ServedPolicy:
         arrived = self._collect(max_wait_s)
         self._phases.enter("transport")
         arrived = [r for r in arrived if self._serves(r)]
-        self._forget_departed()
+        for r in arrived:
+            self.engine.pin_frozen((r.client, r.group), r.request)
         requests, self._held = self._held + arrived, []
         if self.engine.frozen is not None:
             self.engine.frozen.receive()
@@ -141,7 +142,7 @@ class ServedPolicy:
                 self._phases.enter("wait")
                 arrived = self._arrived(max_wait_s)
             if arrived and self._settings.max_wait_s > 0:
-                arrived += self._arrived(self._settings.max_wait_s)
+                return self._arrived(self._settings.max_wait_s, arrived)
             return arrived
         if any(self.engine.frozen_versions(r.request) for r in self._held):
             self._phases.enter("wait")
@@ -158,12 +159,15 @@ class ServedPolicy:
         self._refresh()
         return arrived
 
-    def _arrived(self, max_wait_s: float) -> list[ClientRequest]:
+    def _arrived(self, max_wait_s: float, before: list[ClientRequest] | None = None) -> list[ClientRequest]:
+        """Return the requests taken `before` whose clients have not left since, and those that have arrived now."""
+        arrived: list[ClientRequest] = []
         try:
-            return self.server.collect(self._settings.max_rows, max_wait_s)
+            arrived = self.server.collect(self._settings.max_rows, max_wait_s)
         except SpecMismatch as error:  # the client got the error and was rejected
             self._refusals.note(error)
-            return []
+        gone = self._forget_departed()
+        return [r for r in before or () if r.client not in gone] + arrived
 
     def _answer(self, ready: list[ClientRequest]) -> int:
         rows = 0
@@ -207,20 +211,24 @@ class ServedPolicy:
             self._served[key] = vacant.pop() if vacant else self.engine.serve(request.group, size)
         return self._served[key]
 
-    def _forget_departed(self) -> None:
-        """Free the slots of clients that were gone at the last `collect`; one that came back may have sent a request since.
+    def _forget_departed(self) -> list[ProducerId]:
+        """Free the slots of clients that were gone at the last `collect`, and return them.
 
-        Clients that left later keep their slots until the next call, so that no freed slot is used again too early.
+        One that came back may have sent a request since. Clients that left later keep their slots
+        until the next call, so that no freed slot is used again too early.
         """
         gone = self.server.departed(look=False)
         for client in gone:
+            groups = {r.group for r in self._held if r.client == client}
             for key in [k for k in self._served if k[0] == client]:
                 served = self._served.pop(key)
                 self._vacant.setdefault((served.group, len(served.index)), []).append(served)
-            for r in self._held:
-                if r.client == client and self.engine.frozen is not None:
-                    self.engine.frozen.forget((client, r.group))
+                groups.add(key[1])
+            if self.engine.frozen is not None:
+                for group in groups:
+                    self.engine.frozen.forget((client, group))
             self._held = [r for r in self._held if r.client != client]
+        return gone
 
     def close(self) -> None:
         """Close the streams."""

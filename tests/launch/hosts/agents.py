@@ -25,12 +25,16 @@ class Agent:
     Args:
       address: of the controller. token: file. name: of the host. log: file of its output.
       namespace: of its network; it then has its own /tmp, /dev/shm and host name. None: it runs on this host.
+      patience_s: see `jsrl join`.
     """
 
-    def __init__(self, address: str, token: Path, name: str, log: Path, namespace: str | None = None) -> None:
+    def __init__(
+        self, address: str, token: Path, name: str, log: Path, namespace: str | None = None, patience_s: float = 20.0
+    ) -> None:
         self.log = log
-        words = [sys.executable, "-m", "jsrl.cli.main", "join", address, "--patience-s", "20"]
+        words = [sys.executable, "-m", "jsrl.cli.main", "join", address, "--patience-s", str(patience_s)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NAME": name}
+        environment["XDG_STATE_HOME"] = str(log.parent / "state of agents")
         if namespace is None:
             words += ["--token-file", str(token), "--name", name]
         else:

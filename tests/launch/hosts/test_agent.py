@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -171,6 +173,33 @@ def test_workers_under_an_agent(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_end_of_a_worker_that_was_lost_with_a_connection_is_reported_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world_of(tmp_path, 1) as world:
+        handle, port, lost = world.start("actor-0"), world.launcher._port, list[object]()
+        world.await_workers(handle)
+        handled = world.launcher.members.handle
+
+        def handle_most(token: str, identity: bytes, message: Any) -> Any:
+            if isinstance(message, Exited) and not lost:
+                lost.append(message)
+                return []
+            return handled(token, identity, message)
+
+        monkeypatch.setattr(world.launcher.members, "handle", handle_most)
+        (worker,) = world.agents[0].workers()
+        worker.kill()
+        await_that(lambda: lost)
+        assert handle.alive
+        for number in list(port._connections):
+            with socket.socket(fileno=os.dup(number)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+        await_that(lambda: not handle.alive)
+        assert handle.exit.status == -9 and handle.remote.host in world.launcher.members.hosts
+
+
+@pytest.mark.slow
 def test_worker_waits_for_lost_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with world_of(tmp_path, 1) as world:
         port, lost = world.launcher._port, list[object]()
@@ -197,7 +226,8 @@ def test_modules_sent_in_part_before_a_host_joined_again_are_forgotten(
     begin, half = Begin(2, "actor", "actor-0", 0, b"", {}, digest), len(content) // 2
     told = list[str]()
     agent = SimpleNamespace(
-        _folder=tmp_path, _code_parts={}, _kept_folders={}, _epoch=1, _queue={}, _unsent_exits=[], _notify=told.append,
+        _folder=tmp_path, _code_parts={}, _kept_folders={}, _epoch=1, _queue={}, _unsent_exits=[], _sent_exits=deque(),
+        _notify=told.append,
         _address="", _name="a", _children=SimpleNamespace(kill_all=lambda: 0), _pages=SimpleNamespace(forget=lambda: None),
         _kept=SimpleNamespace(forget=lambda: None),
     )  # fmt: skip
@@ -519,7 +549,7 @@ def test_agent_starts_as_many_forked_workers_at_once_as_its_cores_can_take(monke
     control = SimpleNamespace(ready=[])
     agent = SimpleNamespace(
         _control=control, _queue={}, _starting={}, _most_starts=3, _epoch=1, _executed=0,
-        _begin=lambda one: begun.append(one.worker), _children=SimpleNamespace(find=lambda *key: None), _send=said.append,
+        _begin=lambda one: begun.append(one.worker), _children=SimpleNamespace(find=lambda *key: None), _send_exit=said.append,
         _lacks=lambda begin: False,
     )  # fmt: skip
     for number in range(9):
@@ -551,6 +581,20 @@ def test_agent_executes_orders_once_and_in_order() -> None:
     assert sent == [b"1", b"2", b"3", b"4"] and agent._executed == 4
 
 
+@pytest.mark.parametrize("keeps", [[], ["snapshots/state"]])
+def test_agent_whose_starter_is_gone_ends_at_once_or_after_the_snapshot_of_a_learner(
+    keeps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_agent, "now_s", lambda: 100.0)
+    agent = SimpleNamespace(
+        _leave_by_s=None, _kept_folders={"w": keeps}, _drain_s=30.0, _must_save=False, _was_lost=False
+    )
+    local_agent.Agent._on_signal(agent, signal.SIGHUP, None)  # type: ignore[arg-type]
+    assert agent._leave_by_s == (104.0 if keeps else 100.0) and agent._must_save and agent._was_lost
+    local_agent.Agent._on_signal(agent, signal.SIGTERM, None)  # type: ignore[arg-type]
+    assert agent._leave_by_s == 0.0
+
+
 def test_agent_without_a_network_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(host: str, port: int) -> str:
         raise OSError(101, "Network is unreachable")
@@ -566,15 +610,15 @@ def test_agent_without_a_network_waits_for_it(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("last_reply_s", "returns_s", "ends_s"),
+    ("last_reply_s", "returns_s", "saves_s", "ends_s"),
     [
-        (9.5, None, 15.5),  # the controller's process was killed
-        (9.5, 13.0, 25.0),  # the connection was made again, and then nobody answers
-        (3.0, None, 18.5),  # ZeroMQ closed it, because the link is down
+        (9.5, None, [12.0], 16.0),  # the controller's process was killed
+        (9.5, 13.0, [12.0, 21.0], 25.0),  # the connection was made again, and then nobody answers
+        (3.0, None, [14.5], 18.5),  # ZeroMQ closed it, because the link is down
     ],
 )
 def test_closed_connection_ends_the_lease_sooner_unless_it_is_made_again(
-    last_reply_s: float, returns_s: float | None, ends_s: float, monkeypatch: pytest.MonkeyPatch
+    last_reply_s: float, returns_s: float | None, saves_s: list[float], ends_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(local_agent, "now_s", lambda: clock[0])
@@ -582,15 +626,20 @@ def test_closed_connection_ends_the_lease_sooner_unless_it_is_made_again(
     agent = SimpleNamespace(
         _epoch=1, _end=None, _lease_s=15.0, _lease_from_s=last_reply_s, _queue={}, _notify=lambda line: None,
         _children=SimpleNamespace(kill_all=lambda: 1), _relays=SimpleNamespace(close=lambda: None),
-        _connection=connection, _is_connected=True, _closed_s=math.inf,
+        _connection=connection, _is_connected=True, _closed_s=math.inf, _ends_soon=False, _must_save=False,
+        _was_lost=False, _pages=SimpleNamespace(forget=lambda: None), _sent_exits=(),
     )  # fmt: skip
+    saved_s = list[float]()
     for clock[0] in (half / 2 for half in range(20, 80)):
         connection.there = clock[0] < 10.5 or (returns_s is not None and clock[0] >= returns_s)
         local_agent.Agent._note_connection(agent)  # type: ignore[arg-type]
         local_agent.Agent._check_lease(agent)  # type: ignore[arg-type]
+        if agent._must_save:
+            saved_s.append(clock[0])
+            agent._must_save = False
         if not agent._epoch:
             break
-    assert clock[0] in (ends_s, ends_s + 0.5)
+    assert clock[0] == ends_s and saved_s == saves_s  # a learner has 4 s to write a snapshot
 
 
 def test_agent_that_was_stopped_for_long_still_tries_to_join_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -600,7 +649,7 @@ def test_agent_that_was_stopped_for_long_still_tries_to_join_again(monkeypatch: 
     agent = SimpleNamespace(
         _epoch=1, _end=None, _lease_s=15.0, _lease_from_s=0.0, _patience_s=120.0, _address="10.0.0.5:7000", _queue={},
         _children=SimpleNamespace(kill_all=lambda: 3), _relays=SimpleNamespace(close=lambda: None), _notify=told.append,
-        _closed_s=math.inf,
+        _closed_s=math.inf, _ends_soon=False,
     )  # fmt: skip
     for clock[0], ends in ((600.0, False), (719.0, False), (721.0, True)):
         local_agent.Agent._check_lease(agent)  # type: ignore[arg-type]

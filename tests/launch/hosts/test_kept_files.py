@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
 
 from jsrl.launch.hosts.kept_files import AGAIN_S, AHEAD_BYTES, PART_BYTES, KeptFiles, Part, keep_part, remove_half_sent
 from jsrl.launch.hosts.messages import KeptFile
+from jsrl.launch.local.unsent import keep_snapshots
 
 FOLDERS = ["snapshots/params"]
 
@@ -80,6 +83,31 @@ def test_changed_files_arrive_complete_and_tags_last(tmp_path: Path) -> None:
     assert not ways.look()
     ways.files.forget()
     assert len(ways.look()) == 2
+
+
+def test_newest_snapshot_that_did_not_reach_a_lost_controller_is_kept_with_the_commands_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "my state"))
+    ways, state, run = FolderLink(tmp_path), "snapshots/params", "/runs/my experiment/far"
+    sent, unsent = (1 << 40) + 8, (1 << 40) + 1_234  # versions: epoch 1
+    put(ways.there, f"{state}/{sent}/manifest.json", b"{}")
+    ways.look()
+    assert ways.files.has_arrived(state)
+    put(ways.there, f"{state}/{unsent}/manifest.json", b"{}")
+    put(ways.there, f"{state}/{unsent + 1}/arrays/x", b"its writer was killed")
+    assert not ways.files.has_arrived(state)
+    first, copy, resume = keep_snapshots(ways.there, [state, "snapshots/none"], run, "gpu-2")
+    (place,) = (tmp_path / "my state" / "jsrl" / "unsent").iterdir()
+    assert f"({state}: update 1,234) reached the run folder. It is kept in {place}." in first
+    assert shlex.split(copy) == ["scp", "-r", f"gpu-2:{place}/snapshots", run]
+    assert shlex.split(resume) == ["jsrl", "run", "--resume", run]
+    assert (place / "resume.txt").read_text().splitlines() == [first, copy, resume]
+    kept = contents(place / "snapshots")
+    state = state.removeprefix("snapshots/")
+    assert sorted(kept) == [f"{state}/{sent}/manifest.json", f"{state}/{unsent}/manifest.json"]
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700 and not list(ways.there.glob("snapshots/*"))
+    assert keep_snapshots(ways.there, ["snapshots/state"], run, "gpu-2") == []
 
 
 def test_parts_lost_with_a_connection_are_resent(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from jsrl.launch.hosts.messages import (
     KeptFile,
     Keys,
     Leaving,
+    Pages,
     Refused,
     RunNames,
     Signal,
@@ -31,6 +32,7 @@ from jsrl.launch.hosts.messages import (
     WorkerCommand,
     WorkerMessages,
 )
+from jsrl.launch.hosts.pages import PAGE_BYTES
 from jsrl.launch.hosts.tokens import ADDRESS, CLAIM_S, Tokens, claim
 from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.runs.names import Registration
@@ -212,9 +214,14 @@ def test_silent_host_is_lost_and_its_later_messages_are_ignored(world: World):
         Beat(host.epoch, 1.0, [b"late"]),
         WorkerMessages(host.epoch, [b"late"]),
         Exited(host.epoch, "actor-0", 0, 0, "", ""),
+        Pages(host.epoch, {"samples/ledger": bytes(PAGE_BYTES)}),
+        KeptFile(host.epoch, "snapshots/state/tags/latest.json", 0, b"late", True),
     ]
-    assert [world.members.handle(host.token, b"id", message) for message in late] == [[], [], []]
-    assert not world.members.frames and world.members.notices[-1].endswith("for 20 s (another may join)")
+    for message in late * 200:
+        assert world.members.handle(host.token, b"id", message) == []
+    members = world.members
+    assert not (members.frames or members.pages or members.kept_files)
+    assert members.notices[-1].endswith("for 20 s (another may join)")
 
 
 def test_host_whose_connection_closed_is_lost_sooner_unless_it_returns(world: World):
@@ -249,6 +256,17 @@ def test_returning_agent_has_a_new_epoch_and_no_workers(world: World):
     assert isinstance(answer, Welcome) and answer.epoch > host.epoch
     assert host.lost and "joined again without workers" in host.workers["actor-0", 0].exit.text
     assert [h.epoch for h in world.members.hosts] == [answer.epoch]
+
+
+def test_repeated_hello_of_an_agent_that_waits_for_its_welcome_is_one_membership(world: World):
+    """Agents repeat it every 0.5 s; a busy controller answers later."""
+    answers = [answer for _ in range(3) for answer in world.hello()]
+    assert len(answers) == 3 and {answer.epoch for answer in answers} == {1}
+    assert len(world.members.notices) == 1 and len(world.members.hosts) == 1
+    (host,) = world.members.hosts
+    world.members.handle(host.token, b"id", Beat(host.epoch, 1.0, []))
+    (answer,) = world.hello()  # its lease has ended since
+    assert answer.epoch == 2
 
 
 def test_a_new_agent_of_the_same_host_ends_the_old_lease_at_once(world: World):
@@ -403,6 +421,15 @@ def test_files_are_accepted_only_for_folders_of_living_workers(world: World):
     world.members.handle(world.names[0], b"id", Exited(host.epoch, "actor-0", 0, 0, "", ""))
     world.members.handle(world.names[0], b"id", KeptFile(host.epoch, "snapshots/params/tags/best.json", 0, b"2", True))
     assert len(world.members.kept_files) == 1
+
+
+def test_older_pages_of_a_broken_connection_do_not_replace_newer_ones(world: World):
+    host = world.join()
+    host.workers["actor-0", 0].hops = ("samples",)
+    for number, page in ((1, b"a"), (3, b"c"), (2, b"b")):
+        pages = Pages(host.epoch, {"samples/ledger": page * PAGE_BYTES}, number)
+        world.members.handle(world.names[0], b"id", pages)
+    assert [pages["samples/ledger"][:1] for _, pages in world.members.pages] == [b"a", b"c"]
 
 
 def test_host_may_send_the_logs_of_its_own_workers_only(world: World):
