@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -21,7 +22,8 @@ NATIVE = (ExtensionFileLoader.create_module.__code__, ExtensionFileLoader.exec_m
 class Interrupts:
     """Handler of Ctrl-C, SIGTERM and SIGHUP: the first calls `first`, the second raises KeyboardInterrupt.
 
-    While a native module is loaded it waits, like EarlyInterrupt: `first` may raise as well.
+    A repeated SIGTERM has no effect where the engine sends several: see `may_repeat`. While a native module is loaded it
+    waits, like EarlyInterrupt: `first` may raise as well.
     """
 
     def __init__(self, first: Callable[[], None]) -> None:
@@ -31,6 +33,8 @@ class Interrupts:
         """Handle a signal."""
         if loads_native(frame):
             send_again(number)
+            return
+        if self._count and may_repeat(number):
             return
         self._count += 1
         if self._count == 1:
@@ -60,6 +64,15 @@ class EarlyInterrupt:
         if not loads_native(frame):
             raise KeyboardInterrupt
         send_again(number)
+
+
+def may_repeat(number: int) -> bool:
+    """Return whether a signal may come twice without haste.
+
+    Slurm sends SIGTERM to all processes of a job at the end of a time limit or of GraceTime, to which the job's script has
+    reacted earlier. If the job does not end, SIGKILL follows.
+    """
+    return number == signal.SIGTERM and "SLURM_JOB_ID" in os.environ
 
 
 def loads_native(frame: FrameType | None) -> bool:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from jsrl.experiment.automatic import Machine
+
+GPU_MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+MOST = 0.9  # of a GPU's memory, for all workers that use it
 
 
 def accelerators() -> list[str]:
@@ -28,6 +32,17 @@ def usable_cores() -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
+
+
+def within_gpu_memory(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return a worker's variables, with its share of the GPU memory that all workers here may use.
+
+    XLA's own variable limits it, such as in a job that has a part of a GPU (Slurm's shards).
+    """
+    granted, share = os.environ.get(GPU_MEMORY), variables.get(GPU_MEMORY)
+    if not granted:
+        return dict(variables)
+    return {**variables, GPU_MEMORY: granted if share is None else f"{float(share) / MOST * float(granted):.3f}"}
 
 
 def this_machine() -> Machine:

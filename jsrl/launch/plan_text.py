@@ -7,6 +7,7 @@ from jsrl.experiment import Experiment
 from jsrl.graph.graph import Link, WorkerNode
 from jsrl.graph.policies import PolicyPart
 from jsrl.launch.devices import process_environment
+from jsrl.launch.machine import within_gpu_memory
 from jsrl.launch.plan import ACTOR_MB, Plan, memory_mb
 from jsrl.launch.recording_plan import recording_lines
 from jsrl.launch.replay_plan import batch_bytes, replay_lines
@@ -68,7 +69,7 @@ def _transport(e: Experiment) -> str:
 def _device(plan: Plan, job: Job, gpus: list[str]) -> str:
     if job.in_process:
         return "this process"
-    variables = process_environment(plan, job, gpus)
+    variables = within_gpu_memory(process_environment(plan, job, gpus))
     visible = variables.get("CUDA_VISIBLE_DEVICES", "")
     share = variables.get("XLA_PYTHON_CLIENT_MEM_FRACTION")
     if not visible:

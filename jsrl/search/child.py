@@ -105,8 +105,9 @@ class Child:
     def end_now(self) -> None:
         """End it at once, without a snapshot, with a second signal."""
         self.stop()
-        if not self.ended:
-            self._process.send_signal(signal.SIGTERM)
+        for number in (signal.SIGTERM, signal.SIGHUP):  # a second SIGTERM has no effect in a Slurm job
+            if not self.ended:
+                self._process.send_signal(number)
 
     def close(self) -> None:
         """Ask it to end and wait; kill it if it takes too long (its workers end with it)."""

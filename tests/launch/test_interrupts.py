@@ -49,6 +49,19 @@ def test_first_interrupt_requests_second_raises_third_is_ignored():
     assert before == [signal.getsignal(number) for number in SIGNALS]
 
 
+def test_slurm_may_repeat_its_sigterm(monkeypatch: pytest.MonkeyPatch):
+    """At the end of GraceTime it comes again, while the snapshot is being written."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    asked = []
+    with interrupts(lambda: asked.append(1)):
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1.0)
+    assert asked == [1]
+
+
 class Dropping:
     """A destructor in which a signal arrives: Python prints the KeyboardInterrupt and continues."""
 

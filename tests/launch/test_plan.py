@@ -36,7 +36,7 @@ from jsrl.graph.placements import make_graph
 from jsrl.launch.devices import process_environment, set_flags_here
 from jsrl.launch.launcher import Hosts
 from jsrl.launch.links import begin_encryption, bind_addresses, check_address, ends_of
-from jsrl.launch.machine import accelerators
+from jsrl.launch.machine import accelerators, within_gpu_memory
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.plan_text import describe
 from jsrl.launch.run import run
@@ -270,6 +270,15 @@ def test_served_shares_one_gpu_by_stated_parts():
     assert float(given["inference"][FRACTION]) == pytest.approx(0.15)
     assert float(given["learner"][FRACTION]) + 2 * float(given["inference"][FRACTION]) <= 0.95
     assert given["actor"]["JAX_PLATFORMS"] == given["evaluator"]["JAX_PLATFORMS"] == "cpu"
+
+
+def test_workers_divide_the_part_of_a_gpu_that_they_may_use(monkeypatch):
+    given = environments(["0"], placement="served")
+    assert within_gpu_memory(given["learner"]) == given["learner"]
+    monkeypatch.setenv(FRACTION, "0.45")  # half of a GPU
+    assert [within_gpu_memory(given[kind])[FRACTION] for kind in ("learner", "inference")] == ["0.300", "0.150"]
+    alone = environments(["0"], placement="inline")
+    assert within_gpu_memory(alone["learner"])[FRACTION] == "0.45"
 
 
 def test_apart_gives_inference_the_last_gpu_or_shares_the_only_one():

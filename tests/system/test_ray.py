@@ -34,15 +34,16 @@ MARK = "JSRL_TEST_RAY"
 
 
 class Cluster:
-    """A head and two nodes of one CPU each, in separate processes; see tests.system.ray_cluster."""
+    """A head and two nodes of one CPU each, in separate processes; see tests.system.ray_cluster, or a similar program."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: str = "ray_cluster", nodes: int = 2, cpus: int = 1) -> None:
         self.folder, self.runs = folder, list[subprocess.Popen[bytes]]()
         self.environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         self.environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), MARK: str(folder)}
         self.environment |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "JAX_PLATFORMS": "cpu"}
         self.environment.pop("RAY_ADDRESS", None)
-        words = [sys.executable, "-m", "tests.system.ray_cluster", "2", "1", *(["dashboard"] if HAS_JOBS else [])]
+        words = [sys.executable, "-m", f"tests.system.{program}", str(nodes), str(cpus)]
+        words += ["dashboard"] if HAS_JOBS else []
         wrong = {"CUDA_VISIBLE_DEVICES": "0,1", "JAX_PLATFORMS": "cuda"}  # which no worker may inherit
         with (folder / "cluster.log").open("wb") as log:
             self.popen = subprocess.Popen(
@@ -244,3 +245,27 @@ def test_stopped_job_leaves_only_a_snapshot(cluster: Cluster) -> None:
     assert result["ended"] == "interrupted" and tag["meta"]["updates"] == result["updates"] > 0
     wait_for(lambda: not cluster.processes(), log, 10.0)
     assert not memory_of(pid)
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Iterator[Cluster]:
+    found = Cluster(tmp_path, "ray_autoscaler", nodes=3, cpus=2)
+    yield found
+    found.close()
+
+
+def test_autoscaler_adds_the_nodes_of_a_run_and_replaces_a_lost_one(growing: Cluster) -> None:
+    more = ("--launcher", "ray", "--num-hosts", "2", "--ray.address", growing.address)
+    popen, log = growing.start("grown", *ENDLESS, *more)
+    wait_for(trains(log), log, 120.0)
+    joined = r"^host ray-\d \(.*, 2 cores, .*joined$"  # all cores of nodes whose size nobody knew
+    assert (
+        "waiting 60 s (--ray.place-s) for Ray to place 2 hosts with 1 CPUs each: only 0 of its nodes" in log.read_text()
+    )
+    assert len(re.findall(joined, log.read_text(), re.MULTILINE)) == 2
+    growing.do("remove")
+    begun_s = time.monotonic()
+    wait_for(lambda: len(re.findall(joined, log.read_text(), re.MULTILINE)) == 3, log)
+    print(f"replaced after {time.monotonic() - begun_s:.1f} s")  # noqa: T201
+    popen.terminate()
+    assert popen.wait(30) == 130 and not growing.processes()

@@ -13,6 +13,7 @@ import secrets
 import shlex
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ import pytest
 
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import named_leaves
+
+GRACE_S = 20
 
 PROGRAMS = ("slurmctld", "slurmd", "munged")
 MISSING = [name for name in PROGRAMS if shutil.which(name) is None and not Path("/usr/sbin", name).exists()]
@@ -55,11 +58,15 @@ ReturnToService=2
 SchedulerParameters=sched_interval=2,bf_interval=2
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
-NodeName=n[1-3] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=2 RealMemory=2000 State=UNKNOWN
+NodeName=n[1-3] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=2 RealMemory=2000 Gres=gpu:2,shard:8
+GresTypes=gpu,shard
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-PartitionName=main Nodes=n[1-3] Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=5
+PartitionName=main Nodes=n[1-3] Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime={grace_s}
 PartitionName=urgent Nodes=n[1-3] MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
+"""
+GRES = """NodeName=n[1-3] Name=gpu File={folder}/gpu[0-1]
+NodeName=n[1-3] Name=shard Count=8
 """
 
 
@@ -99,7 +106,11 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     found = Cluster(tmp_path)
     ports = free_ports(4)
     values = {"host": socket.gethostname().partition(".")[0], "folder": tmp_path, "port": ports, "first": ports + 1}
+    values["grace_s"] = GRACE_S
     (tmp_path / "slurm.conf").write_text(CONF.format(**values, last=ports + 3))
+    (tmp_path / "gres.conf").write_text(GRES.format(folder=tmp_path))
+    for number in range(2):
+        os.mknod(tmp_path / f"gpu{number}", stat.S_IFCHR | 0o600, os.makedev(1, 3))  # like /dev/null
     (tmp_path / "state").mkdir()
     (tmp_path / "munge.key").write_bytes(secrets.token_bytes(128))
     (tmp_path / "munge.key").chmod(0o600)
@@ -179,12 +190,15 @@ FAR = "import jsrl.runs.identity as i; i._here = lambda: ('far', ''); from jsrl.
 def test_seed_array_is_requeued_and_stopped_from_another_host(cluster: Cluster) -> None:
     command = [sys.executable, "-m", "jsrl.cli.main"]
     words = ["ppo", "--placement", "serial", "--num-envs", "4", "--rollout-length", "8", "--agent.num-minibatches", "1"]
-    words += ["--evaluator.enabled", "false", "--launcher", "slurm", "--run-name", "x"]
+    words += ["--evaluator.enabled", "false", "--launcher", "slurm", "--run-name", "x", "--slurm.gres", "shard:1"]
     told = cluster.ask(*command, "run", *words, "--seeds", "0-3", "--jobs", "2", "--total-env-steps", "100000000")
     (array,) = re.findall(r"Submitted array job (\d+) of 4 runs", told)
     runs = [cluster.folder / "runs" / "ppo" / f"x-seed{seed}" for seed in range(4)]
     lines = [run / "metrics.jsonl" for run in runs[:2]]
     wait_for(lambda: all(path.exists() and "actor/return_mean" in path.read_text() for path in lines), 120.0)
+    started = [p.environ() for p in psutil.process_iter(["cmdline"]) if "x-seed1" in (p.info["cmdline"] or ())]
+    assert started[0]["CUDA_VISIBLE_DEVICES"] in "01"
+    assert started[0]["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.225"  # one shard of the four of a GPU
     status = cluster.ask(*command, "status", "x-seed1")
     assert re.search(r"Slurm job \d+: RUNNING on n\d", status), status
     assert f"Slurm job {array}: " in cluster.ask(*command, "status", "x")
@@ -223,9 +237,10 @@ def test_lost_node_is_noticed_long_before_slurm_does(cluster: Cluster) -> None:
     (slurmd,) = [process for process in cluster.started if process.args[-1] == node]
     (job,) = re.findall(r"^JobId=(\d+)", cluster.ask("scontrol", "show", "job", f"{actors}_1"))
     host = f"{socket.gethostname()}-{job}"
-    (agent,) = [p for p in psutil.process_iter(["cmdline"]) if {"join", host} <= set(p.info["cmdline"] or ())]
-    for process in (slurmd, *agent.parents()[:2], agent):  # slurmstepd and the script too, as if the node were gone
-        process.kill()
+    steps = [p for p in psutil.process_iter(["cmdline"]) if f"slurmstepd: [{job}." in " ".join(p.info["cmdline"] or ())]
+    assert len(steps) == 2  # the script, and its step that waits for a preemption
+    for process in (slurmd, *steps, *(child for step in steps for child in step.children(recursive=True))):
+        process.kill()  # as if the node were gone
     begun_s = time.monotonic()
     wait_for(
         lambda: re.search(rf"^host {host} is gone: its connection was closed", output.read_text(), re.MULTILINE), 20.0
@@ -281,7 +296,7 @@ def test_results_on_three_nodes_equal_one_host_bit_for_bit(cluster: Cluster) -> 
 
 @pytest.mark.timeout(1200)
 def test_run_that_is_preempted_ten_times_ends_like_one_that_was_not(cluster: Cluster) -> None:
-    """Slurm sends SIGTERM to a preempted job at the end of GraceTime, and SIGKILL 30 s later: time for a snapshot."""
+    """Each time its last snapshot is complete within GraceTime, at whose start Slurm signals only the steps of a job."""
     words = ["ppo", "--placement", "inline", "--num-envs", "4", "--num-actors", "2", "--rollout-length", "8"]
     words += ["--agent.num-minibatches", "1", "--agent.network.hidden", "256", "256", "--evaluator.enabled", "false"]
     words += ["--deterministic", "true", "--profile", "none"]
@@ -300,7 +315,9 @@ def test_run_that_is_preempted_ten_times_ends_like_one_that_was_not(cluster: Clu
         urgent = cluster.ask(
             *("sbatch", "--parsable", "-p", "urgent", "-N3", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1")
         ).strip()
-        wait_for(lambda count=number + 1: output.read_text().count("interrupted after") == count, 45.0)
+        begun_s = time.monotonic()
+        wait_for(lambda count=number + 1: output.read_text().count("interrupted after") == count, GRACE_S)
+        print(f"ended {time.monotonic() - begun_s:.1f} s after the other job was submitted")  # noqa: T201
         (last,) = re.findall(r" ([0-9,]+) updates, ", output.read_text().rpartition("interrupted after")[2])
         made = int(last.replace(",", ""))
         tag = json.loads((run / "snapshots" / "state" / "tags" / "latest.json").read_text())
@@ -308,6 +325,7 @@ def test_run_that_is_preempted_ten_times_ends_like_one_that_was_not(cluster: Clu
         wait_for(lambda job=urgent: f"{array}_0 PENDING" in cluster.jobs() and job not in cluster.jobs(), 60.0)
         if number < 9:
             cluster.ask("scontrol", "update", f"JobId={array}_0", "StartTime=now")
+    assert output.read_text().count("goes back to the queue") == 10  # the script did it, and not Slurm after GraceTime
     cluster.ask("scancel", array)
     limit = ["--total-env-steps", str(32 * made)]
     assert start_here(cluster, *words, *limit, "--seed", "0", "--run-name", "alone").wait(400) == 0

@@ -146,15 +146,20 @@ def shortage(request: RayRequest, cpus: int, nodes: Sequence[RayNode]) -> str:
     return "" if len(fit) >= request.num_hosts else f"only {len(fit)} of its nodes have as much"
 
 
+def hosts_text(request: RayRequest, cpus: int) -> str:
+    """Return the requested hosts as text."""
+    each = f"{cpus} CPUs" + (f", {request.gpus} GPUs" if request.gpus else "")
+    each += f", {request.memory_mb:,} MB" if request.memory_mb else ""
+    return f"{counted(request.num_hosts, 'host')} with {each} each"
+
+
 def refusal(
     request: RayRequest, cpus: int, nodes: Sequence[RayNode], free: Mapping[str, float], waited_s: float
 ) -> str:
     """Return the message for hosts that could not be placed. free: resources that are unused now."""
-    each = f"{cpus} CPUs" + (f", {request.gpus} GPUs" if request.gpus else "")
-    each += f", {request.memory_mb:,} MB" if request.memory_mb else ""
     why = shortage(request, cpus, nodes) or "others use them"
     return (
-        f"Ray could not place {counted(request.num_hosts, 'host')} with {each} each, on a node of its own each, within "
+        f"Ray could not place {hosts_text(request, cpus)}, on a node of its own each, within "
         f"{waited_s:g} s: {why}. The cluster has {counted(len(nodes), 'node')}: {', '.join(map(str, nodes)) or 'none'}; "
         f"free now: {free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs. Ask for less with --num-hosts, --ray.cpus, "
         "--ray.gpus or --ray.memory-mb, add nodes with `ray start --address HEAD:PORT`, or wait longer with --ray.place-s."

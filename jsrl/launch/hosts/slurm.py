@@ -237,10 +237,36 @@ def slurm_script(run: SlurmRun) -> str:
 
 def filled(text: str, values: Mapping[str, str]) -> str:
     """Return a script with its placeholders replaced by values."""
-    for name, value in values.items():
+    for name, value in {"part": GPU_PART, "signals": SIGNALS, **values}.items():
         text = text.replace(f"@{name}@", value)
     return text
 
+
+GPU_PART = r"""if [ -n "${SLURM_SHARDS_ON_NODE-}" ] && [ -z "${XLA_PYTHON_CLIENT_MEM_FRACTION-}" ]; then
+  part=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/([^)]*)//g; s/^ *Gres=//p' | tr , '\n' | awk -F: '
+    $1 == "gpu" {gpus += $NF} $1 == "shard" {shards += $NF}
+    END {if (shards) printf "%.3f", 0.9 * ENVIRON["SLURM_SHARDS_ON_NODE"] * gpus / shards}')
+  [ -z "$part" ] || export XLA_PYTHON_CLIENT_MEM_FRACTION=$part  # of the GPU of which this job has a part
+fi"""
+
+SIGNALS = r"""child= stopped=
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+job=${job:-${SLURM_JOB_ID-}}
+await_child() {  # sets its status; a signal interrupts `wait`
+  local seen=none
+  until [ "$seen" = "$stopped" ]; do seen=$stopped; wait "$child"; status=$?; done
+}
+is_preempted() { scontrol -o show job "$job" 2>/dev/null | grep -q 'JobState=RUNNING .*PreemptTime=[0-9]'; }
+requeue_if_preempted() {  # a job that ends within GraceTime is not requeued by Slurm
+  if is_preempted; then echo "jsrl: Slurm preempts job $job, which goes back to the queue"; scontrol requeue "$job"; fi
+}
+trap 'stopped+=1' TERM  # which Slurm sends to all processes of a job
+trap 'stopped+=1; [ -z "$child" ] || kill -TERM "$child"' USR1  # before the time limit or a preemption, to this shell alone
+(  # Slurm announces a preemption only to steps of a job. This step waits for that.
+  unset -v $(compgen -e SLURM_ | grep -vxE 'SLURM_(CONF|JOB_ID)')  # options of the job, such as its GPUs per node
+  srun --overlap --nodes=1 --ntasks=1 --cpus-per-task=1 --mem=0 --gres=none --job-name=jsrl-notice sleep infinity
+  is_preempted && kill -USR1 $$
+) >/dev/null 2>&1 </dev/null &"""
 
 SCRIPT = """#!/bin/bash
 # @title@. Submit it twice from one folder; the second time for the actor hosts:
@@ -251,17 +277,15 @@ SCRIPT = """#!/bin/bash
 tokens=@tokens@  # where hosts find the address and their tokens
 folder=@folder@
 @setup@
-child= stopped=
-trap 'stopped=1' TERM  # which Slurm sends to all processes of a job; a second one would end jsrl without a snapshot
-trap 'stopped=1; [ -n "$child" ] && kill -TERM "$child"' USR1  # before the time limit, to this shell alone
+@part@
+@signals@
 
 if [ -n "$SLURM_ARRAY_TASK_ID" ]; then  # an actor host: it stays until the run has ended, also while that is requeued
   failed=0  # times in a row that it could not join
   while [ -z "$stopped" ] && [ ! -e "$tokens.ended" ]; do
     begun=$SECONDS
     @join@ & child=$!
-    wait "$child"; status=$?
-    [ -z "$stopped" ] || wait "$child"
+    await_child
     [ "$status" != @replaced@ ] || break  # by the same job, requeued: Slurm had lost this one
     if [ "$status" != 0 ] && [ $((SECONDS - begun)) -lt @quick_s@ ]; then failed=$((failed + 1)); else failed=0; fi
     if [ "$failed" = @tries@ ] && [ -z "$stopped" ]; then
@@ -271,6 +295,7 @@ if [ -n "$SLURM_ARRAY_TASK_ID" ]; then  # an actor host: it stays until the run 
     fi
     [ -n "$stopped" ] || [ -e "$tokens.ended" ] || sleep 5
   done
+  [ -z "$stopped" ] || requeue_if_preempted
   exit 0
 fi
 
@@ -279,9 +304,12 @@ if [ -e "$folder/snapshots/state/tags/latest.json" ]; then begin=(--resume "$fol
 address=${JSRL_ADDRESS:-$(hostname -I | cut -d' ' -f1)}  # of this host, as the others reach it
 @run@ --runs-dir @runs_dir@ --display plain \\
   --listen "$address" --num-hosts @num_hosts@ --tokens-dir "$tokens" --join-s 86400 & child=$!
-wait "$child"; status=$?
-[ -z "$stopped" ] || { wait "$child"; status=$?; }  # the signal ended the first one
-[ -n "$stopped" ] && [ ! -e "$folder/stop.json" ] || touch "$tokens.ended"  # `jsrl stop` ends it for good
+await_child
+if [ -z "$stopped" ] || [ -e "$folder/stop.json" ]; then  # `jsrl stop` ends it for good
+  touch "$tokens.ended"
+else
+  requeue_if_preempted
+fi
 exit "$status"
 """
 
@@ -293,16 +321,15 @@ SEEDS_SCRIPT = """#!/bin/bash
 
 folder=@folder@
 @setup@
-child= stopped=
-trap 'stopped=1' TERM  # which Slurm sends to all processes of a job; a second one would end jsrl without a snapshot
-trap 'stopped=1; [ -n "$child" ] && kill -TERM "$child"' USR1  # before the time limit, to this shell alone
+@part@
+@signals@
 
 if grep -qE '"ended": "(@intended@)' "$folder/result.json" 2>/dev/null; then exit 0; fi
 if [ -e "$folder/snapshots/state/tags/latest.json" ]; then begin=(--resume "$folder"); else begin=(@new@); fi
 @run@ --display plain & child=$!
-wait "$child"; status=$?
-[ -z "$stopped" ] || { wait "$child"; status=$?; }  # the signal ended the first one
+await_child
 @report@  # of all runs that have begun; the last one prints the whole table
+[ -z "$stopped" ] || requeue_if_preempted
 exit "$status"
 """
 
@@ -313,12 +340,11 @@ SEARCH_SCRIPT = """#!/bin/bash
 @directives@
 
 @setup@
-child= stopped=
-trap 'stopped=1' TERM  # which Slurm sends to all processes of a job; a second one would end the runs without a snapshot
-trap 'stopped=1; [ -n "$child" ] && kill -TERM "$child"' USR1  # before the time limit, to this shell alone
+@part@
+@signals@
 
 @search@ & child=$!
-wait "$child"; status=$?
-[ -z "$stopped" ] || { wait "$child"; status=$?; }  # the signal ended the first one
+await_child
+[ -z "$stopped" ] || requeue_if_preempted
 exit "$status"
 """

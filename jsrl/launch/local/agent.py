@@ -69,6 +69,7 @@ from jsrl.launch.hosts.messages import (
 from jsrl.launch.hosts.pages import PageWatch
 from jsrl.launch.hosts.port import CONNECTION_MS
 from jsrl.launch.hosts.versions import code_digest, versions
+from jsrl.launch.interrupts import may_repeat
 from jsrl.launch.links import KEYS
 from jsrl.launch.local.children import Children, ChildrenControl, within_size
 from jsrl.launch.local.facts import address_towards, boot_id, lacks, own_facts
@@ -187,6 +188,8 @@ class Agent:
 
     def _on_signal(self, number: int, _: object) -> None:
         """Let the workers leave. A second signal ends them at once, also SIGHUP (the parent is gone) if none is a learner."""
+        if self._leave_by_s is not None and may_repeat(number):
+            return
         wait_s = self._drain_s
         if number == signal.SIGHUP:
             wait_s = SAVE_S if any(self._kept_folders.values()) else 0.0

@@ -15,6 +15,7 @@ from jsrl.graph.graph import Graph
 from jsrl.launch.launcher import ALONE, Hosts, Need, Start
 from jsrl.launch.local.actor_host import ActorHost, control_args
 from jsrl.launch.local.processes import HostedHandle, LocalHandle
+from jsrl.launch.machine import within_gpu_memory
 from jsrl.references.reference import to_json
 from jsrl.workers.jobs import Job
 
@@ -105,7 +106,7 @@ def spawn(kind: str, name: str, incarnation: int, start: Start) -> LocalHandle:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **start.spawn.variables, **start.variables},
+            env={**os.environ, **start.spawn.variables, **within_gpu_memory(start.variables)},
             cwd=start.spawn.working_directory,
             start_new_session=True,
         )

@@ -35,6 +35,7 @@ from jsrl.launch.hosts.ray import (
     RayRequest,
     bundle_of,
     cpus_of,
+    hosts_text,
     lacks_token,
     node_of,
     refusal,
@@ -281,12 +282,24 @@ class Driver:
         return [node_of(entry) for entry in self._ray.nodes() if entry["Alive"]]
 
     def _place(self, is_local: bool) -> None:
-        """Reserve the nodes; report early what is missing, because a cluster may grow meanwhile."""
-        request, begun_s = self._request, time.monotonic()
-        self._cpus = cpus_of(request, self._nodes())
+        """Reserve the nodes; reserve all CPUs of nodes that an autoscaler has added meanwhile.
+
+        It would not replace a lost node if a bundle fits beside another on a remaining node: it forgets that they may not
+        share a node.
+        """
+        begun_s, self._cpus = time.monotonic(), cpus_of(self._request, self._nodes())
+        self._reserve(is_local, begun_s)
+        if (cpus := cpus_of(self._request, self._nodes())) > self._cpus:
+            self._ray.util.remove_placement_group(self._group)
+            self._cpus = cpus
+            self._reserve(is_local, begun_s)
+
+    def _reserve(self, is_local: bool, begun_s: float) -> None:
+        """Reserve nodes with `_cpus` each; report early what is missing, because a cluster may grow meanwhile."""
+        request = self._request
         limit_s = SHORT_S if is_local and shortage(request, self._cpus, self._nodes()) else request.place_s
         bundles = [bundle_of(request, self._cpus)] * request.num_hosts
-        name = f"jsrl-{socket.gethostname()}-{os.getpid()}"  # a cluster has each name once, and may have several runs
+        name = f"jsrl-{socket.gethostname()}-{os.getpid()}-{self._cpus}"  # unique in a cluster
         self._group = self._ray.util.placement_group(bundles, strategy="STRICT_SPREAD", name=name)
         announced = False
         while not self._group.wait(1):
@@ -298,9 +311,9 @@ class Driver:
                 raise Refused("the run ended before Ray had placed its hosts")
             if waited_s > SHORT_S and not announced:
                 announced = True
-                self._write(
-                    {"notify": f"waiting {limit_s:g} s for Ray to place the hosts: {short or 'its nodes are in use'}"}
-                )
+                asked = hosts_text(request, self._cpus)
+                why = short or "its nodes are in use"
+                self._write({"notify": f"waiting {limit_s:g} s (--ray.place-s) for Ray to place {asked}: {why}"})
 
     def _has_ended(self) -> bool:
         """Return whether the engine has ended; its requests stay queued."""

@@ -137,3 +137,24 @@ def test_hosts_requested_before_ray_has_placed_them_are_started(monkeypatch: pyt
     lines.put(None)
     with pytest.raises(Refused, match="ended before Ray had placed"):
         driver._place(is_local=False)
+
+
+def test_hosts_have_the_cpus_of_the_nodes_that_an_autoscaler_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With less than a whole node, Ray's autoscaler would not replace it when it is lost."""
+    nodes, asked, removed, told = [], [], [], []
+
+    def placement_group(bundles: list[dict[str, int]], **options: str) -> SimpleNamespace:
+        asked.append((options["name"], bundles))
+        nodes[:] = [{"Alive": True, "NodeManagerAddress": "10.0.0.7", "Resources": {"CPU": 8.0}}] * 2
+        return SimpleNamespace(wait=lambda timeout_s: True, number=len(asked))
+
+    util = SimpleNamespace(
+        placement_group=placement_group, remove_placement_group=lambda group: removed.append(group.number)
+    )
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: nodes, util=util))
+    driver = Driver(RayRequest(2), queue.SimpleQueue(), told.append)
+    driver._place(is_local=False)
+    assert [bundles for _, bundles in asked] == [[{"CPU": 1}] * 2, [{"CPU": 8}] * 2] and removed == [1]
+    assert len({name for name, _ in asked}) == 2
+    driver._place(is_local=False)
+    assert len(asked) == 3

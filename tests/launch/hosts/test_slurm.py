@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,13 +23,19 @@ from jsrl.experiment.options import SlurmOptions
 from jsrl.launch.hosts.messages import REPLACED
 from jsrl.launch.hosts.slurm import SlurmRun, slurm_script
 from jsrl.launch.hosts.tokens import ADDRESS, Tokens, claim
+from jsrl.launch.local.agent import Agent
 from jsrl.launch.local.srun import Srun, other_nodes, own_address
 from tests.launch.hosts.agents import await_that
 
 PYTHON = """#!/bin/bash
 [ "$4" = run ] && [ -n "$WAITS" ] && trap 'echo TERM >> "$LOG"; stopped=1' TERM
 echo "$*" >> "$LOG"
-[ "$4" = run ] && [ -n "$WAITS" ] && { until [ -n "$stopped" ]; do sleep 0.05 & wait $!; done; sleep 0.3; exit 130; }
+[ -z "$SLURM_SHARDS_ON_NODE" ] || echo "memory $XLA_PYTHON_CLIENT_MEM_FRACTION" >> "$LOG"
+if [ "$4" = run ] && [ -n "$WAITS" ]; then
+  until [ -n "$stopped" ]; do sleep 0.05 & wait $!; done
+  sleep "${LAST_S:-0.3}"; [ -z "$LAST_S" ] || echo ended >> "$LOG"
+  exit 130
+fi
 [ "$4" = join ] && [ "$(wc -l < "$LOG")" = "${JOINS:-2}" ] && touch "$TOKENS.ended"
 exit "${STATUS:-0}"
 """
@@ -126,6 +134,72 @@ def test_job_signal_stops_the_run_once_and_leaves_it_resumable(slurm: SlurmRun, 
         script.send_signal(signal.SIGUSR1)
     assert script.wait(60) == 130 and not slurm.ended.exists()
     assert asked(slurm)[1:] == ["TERM"]
+
+
+SRUN = '#!/bin/sh\n[ "$1$SLURM_GPUS_PER_NODE" = --overlap ] && until [ -e "$HERE/preempted" ]; do sleep 0.05; done\n'
+SCONTROL = """#!/bin/sh
+[ "$1" = -o ] && [ -e "$HERE/preempted" ] && echo "JobState=RUNNING PreemptTime=2026-11-27T15:23:00"
+[ "$1" = requeue ] && echo "$*" >> "$LOG"
+[ "$1" = show ] && printf 'NodeName=%s\\n   Gres=gpu:a100:2(S:0-1),shard:a100:8(S:0-1)\\n   State=MIXED\\n' "$3"
+exit 0
+"""
+
+
+@pytest.fixture
+def preempted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fake Slurm; return the file whose existence means that the job is being preempted."""
+    (tmp_path / "bin").mkdir()
+    for name, does in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tmp_path / "bin" / name).write_text(does)
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("HERE", str(tmp_path))
+    return tmp_path / "preempted"
+
+
+def test_preempted_run_ends_when_grace_time_begins_and_is_requeued(slurm: SlurmRun, preempted: Path):
+    """Slurm itself would signal the script at the end of GraceTime, and would not requeue a job that has ended."""
+    script = play(slurm, WAITS="1", SLURM_GPUS_PER_NODE="1")  # which would make the step ask for a GPU
+    await_that(lambda: asked(slurm))
+    preempted.touch()
+    assert script.wait(60) == 130 and not slurm.ended.exists()
+    assert asked(slurm)[1:] == ["TERM", "requeue 7"]
+
+
+def test_shards_of_a_gpu_are_a_part_of_its_memory(slurm: SlurmRun, preempted: Path):
+    assert play(slurm, SLURM_SHARDS_ON_NODE="3", SLURMD_NODENAME="n1").wait(60) == 0
+    assert asked(slurm)[1] == "memory 0.675"  # three quarters of 0.9
+    play(slurm, SLURM_SHARDS_ON_NODE="3", SLURMD_NODENAME="n1", XLA_PYTHON_CLIENT_MEM_FRACTION="0.1").wait(60)
+    assert asked(slurm)[-1] == "memory 0.1"
+
+
+def test_preempted_actor_host_is_requeued_by_itself(slurm: SlurmRun, preempted: Path):
+    """The id of the job of an array's last host means the whole array."""
+    script = play(slurm, SLURM_ARRAY_TASK_ID="2", SLURM_ARRAY_JOB_ID="7", WAITS="1", JOINS="9")
+    await_that(lambda: asked(slurm))
+    preempted.touch()
+    assert script.wait(60) == 0
+    assert asked(slurm)[-1] == "requeue 7_2"
+
+
+def test_signal_during_the_last_snapshot_does_not_end_the_script(slurm: SlurmRun):
+    script = play(slurm, WAITS="1", LAST_S="1")
+    await_that(lambda: asked(slurm))
+    script.send_signal(signal.SIGUSR1)
+    await_that(lambda: "TERM" in asked(slurm))
+    script.send_signal(signal.SIGTERM)
+    assert script.wait(60) == 130
+    assert asked(slurm)[1:] == ["TERM", "ended"]
+
+
+def test_host_in_a_slurm_job_leaves_in_order_though_sigterm_is_repeated(monkeypatch: pytest.MonkeyPatch):
+    agent: Any = SimpleNamespace(_leave_by_s=None, _drain_s=1e9, _beat_at_s=1.0)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    for _ in range(2):
+        Agent._on_signal(agent, signal.SIGTERM, None)
+    assert agent._leave_by_s > 1e8
+    Agent._on_signal(agent, signal.SIGINT, None)
+    assert agent._leave_by_s == 0.0
 
 
 def test_run_ended_by_jsrl_stop_is_not_waited_for(slurm: SlurmRun):
