@@ -128,7 +128,10 @@ def made_folder(
     starts, _ = find_start_points(None, init_from, runs_dir)
     if overwrite and name is not None and init_from is not None:
         check_kept(init_from, runs_dir, [Path(runs_dir, experiment.name, name)])
-    return RunFolder.create(runs_dir, experiment.name, name, seed=experiment.seed, overwrite=overwrite), starts
+    folder = RunFolder.create(
+        runs_dir, experiment.name, name, seed=experiment.seed, overwrite=overwrite, init_from=init_from
+    )
+    return folder, starts
 
 
 def train(plan: Plan, session: Session, launcher: Launcher) -> Result:

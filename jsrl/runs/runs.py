@@ -80,6 +80,7 @@ class RunFolder:
         config: dict[str, Any] | None = None,
         seed: int | None = None,
         overwrite: bool = False,
+        init_from: str | None = None,
     ) -> RunFolder:
         """Make a new run folder and write the configuration and the run's origin.
 
@@ -88,6 +89,7 @@ class RunFolder:
           name: the run's name; default: the time, and the seed if given.
           config: the resolved configuration, JSON-like. overwrite: a run of the same name, which is put aside:
             call `delete_replaced` once this one has begun, or `undo`.
+          init_from: whose params it begins with, as text.
 
         Raises:
           ConfigError: the name is invalid as a folder, is taken, or the place cannot be written.
@@ -101,7 +103,7 @@ class RunFolder:
             for folder in _FOLDERS:
                 (path / folder).mkdir()
             write_json(path / "experiment.json", config or {})
-            write_json(path / "environment.json", environment_facts())
+            write_json(path / "environment.json", environment_facts() | {"init_from": init_from})
         except OSError as error:
             raise ConfigError(
                 f"the run folder {parent / chosen} cannot be written ({error.strerror or error}). "

@@ -96,7 +96,7 @@ class WriteQueue:
         self.failed += 1
         job.error = (
             f"snapshot {job.version} was not written to {self._place} ({reason}). "
-            "Training continues and earlier snapshots stay (snapshots/failed counts them); "
+            "Earlier snapshots stay (snapshots/failed counts the failures); "
             "free space or check the folder's permissions."
         )
         job.finished.set()

@@ -21,9 +21,9 @@ from jsrl.runs.files import write_json
 from jsrl.runs.runs import Run, RunFolder, load_runs
 
 
-def make_run(runs_dir: Path, experiment: str, seed: int, slope: float, **options) -> Run:
+def make_run(runs_dir: Path, experiment: str, seed: int, slope: float, init_from: str | None = None, **options) -> Run:
     config = to_json(Experiment(agent=None, name=experiment, seed=seed, **options))
-    folder = RunFolder.create(runs_dir, experiment, f"seed{seed}-{slope}", config=config)
+    folder = RunFolder.create(runs_dir, experiment, f"seed{seed}-{slope}", config=config, init_from=init_from)
     entries = [
         {"env_steps": 100 * i, "updates": i, "wall_s": float(i), "evaluator/return_mean": slope * i, "learner/odd": 1.0}
         for i in range(6 + seed)
@@ -44,6 +44,11 @@ def test_runs_that_are_evaluated_in_other_environments_are_not_seeds_of_one_expe
     evaluators = [EvaluatorConfig(), EvaluatorConfig(env={"kwargs": {"size": 9}})]
     runs = [make_run(tmp_path, "ppo", seed, 1.0, evaluator=evaluator) for seed, evaluator in enumerate(evaluators)]
     assert list(grouped(runs)) == ["ppo, evaluator.env {}", 'ppo, evaluator.env {"kwargs": {"size": 9}}']
+
+
+def test_runs_that_begin_with_params_of_others_are_not_seeds_of_those_that_do_not(tmp_path: Path):
+    runs = [make_run(tmp_path, "ppo", seed, 1.0, init_from=source) for seed, source in enumerate([None, "a", "b"])]
+    assert {name: len(own) for name, own in grouped(runs).items()} == {"ppo": 1, "ppo, init-from": 2}
 
 
 def test_runs_whose_policies_learn_in_other_ways_are_not_seeds_of_one_experiment(tmp_path: Path):

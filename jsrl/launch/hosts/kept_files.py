@@ -55,7 +55,7 @@ class KeptFiles:
     def __init__(
         self,
         root: Path,
-        send: Callable[[Part], None],
+        send: Callable[[Part], object],
         clock: Callable[[], float] = time.monotonic,
         held: Path | None = None,
     ) -> None:
