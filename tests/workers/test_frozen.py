@@ -27,7 +27,7 @@ from jsrl.transport.base import (
     Request,
 )
 from jsrl.transport.inference.transports import bind_inference, connect_inference
-from jsrl.types import ArraySpec, Discrete, EnvSpec, leaves, make_version, spread
+from jsrl.types import ArraySpec, Discrete, EnvSpec, leaves, make_version, spread, version_updates
 from jsrl.workers.acting import Engine
 from jsrl.workers.base import NullReporter
 from jsrl.workers.frozen import FrozenParams
@@ -306,16 +306,21 @@ def test_server_pins_the_players_of_connected_actors() -> None:
     assert engine.frozen.evicted_in_play == 0
 
 
-def test_a_client_that_leaves_while_the_server_waits_for_more_requests_keeps_no_slots() -> None:
-    kind, stream = ("gru", 2), ScriptedServer()
+def scripted(kind: tuple[str, int | None], stream: ScriptedServer, max_wait_s: float) -> ServedPolicy:
+    """Return a server with slots for one group."""
     agent, env = AGENTS[kind]
     engine = Engine(agent, env, num_slots=SIZE, sizes=[SIZE], seed=3)
     engine.set_params(NEWEST, params_of(agent, NEWEST))
-    settings, refusals = InferenceSettings(2 * SIZE, 0.1, False, 0.0), Refusals("inference-0", NullReporter())
+    settings, refusals = InferenceSettings(2 * SIZE, max_wait_s, False, 0.0), Refusals("inference-0", NullReporter())
     ends = (stream, NoParams())
     server = ServedPolicy("inference-0", engine, settings, lambda: ends, refusals, Meter("inference"))  # type: ignore[arg-type,return-value]
     server.connect()
-    collect = stream.collect
+    return server
+
+
+def test_a_client_that_leaves_while_the_server_waits_for_more_requests_keeps_no_slots() -> None:
+    kind, stream = ("gru", 2), ScriptedServer()
+    server, collect = scripted(kind, stream, 0.1), stream.collect
     for life in range(3):
         request = make_request(kind, 0, 0, np.full(SIZE, LATEST_VERSION))
         stream.arrived.append(ClientRequest(ProducerId("actor", life), 0, request))
@@ -326,6 +331,16 @@ def test_a_client_that_leaves_while_the_server_waits_for_more_requests_keeps_no_
 
         stream.collect = collect_twice  # type: ignore[method-assign]
         assert server.serve(0.0) == 0
+
+
+def test_a_client_that_leaves_while_its_request_waits_for_params_is_forgotten() -> None:
+    kind, stream = ("none", None), ScriptedServer()
+    server = scripted(kind, stream, 0.0)
+    newer = make_request(kind, 0, 0, np.full(SIZE, LATEST_VERSION))._replace(min_updates=version_updates(NEWEST) + 1)
+    stream.arrived.append(ClientRequest(ProducerId("actor", 0), 0, newer))
+    assert server.serve(0.0) == 0 and server.holds
+    stream.gone.append(ProducerId("actor", 0))
+    assert server.serve(0.1) == 0 and not server.holds
 
 
 def test_others_are_served_while_one_waits_longest_wait_first() -> None:

@@ -150,7 +150,7 @@ class ServedPolicy:
         everybody_waits = len(self._held) >= max(1, len(self._served))
         self._phases.enter("wait_params" if everybody_waits else "wait")
         arrived = self._arrived(0.0 if everybody_waits else min(_SOME_WAIT_S, max_wait_s))
-        if not arrived and everybody_waits and max_wait_s > 0:
+        if self._held and not arrived and everybody_waits and max_wait_s > 0:
             try:
                 oldest = min(r.request.min_updates for r in self._held)
                 self._params.wait(0, oldest, min(_ALL_WAIT_S, max_wait_s))
