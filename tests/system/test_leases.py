@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -44,7 +45,7 @@ class Silence(Events):
     Attributes:
       ended_s: from the beginning of the silence until the host's workers had ended. woken_s: the same, from its end.
       replaced_s: until the controller had started all of them elsewhere. joined_s: from the end until it joined again.
-      late: trajectories that the learner got from the silent host's workers after they were replaced.
+      late: trajectories that the learner got from the silent host's workers once their replacements had connected.
       epochs: of the host, before and after. kept: the workers of the other host that lived on.
     """
 
@@ -62,6 +63,8 @@ class Silence(Events):
         lost = list(host.living_workers)
         assert workers and lost and all(life.pid for life in lost)
         names = [f"{life.worker}.{life.incarnation}" for life in lost]
+        newer = {f"{life.worker}.{life.incarnation + 1}" for life in lost}
+        before = -1
         self._silence()
         begun_s = time.monotonic()
         over_s = begun_s + (CUT_S if self._fault == "link down" else STOPPED_S)
@@ -69,7 +72,9 @@ class Silence(Events):
             if self.ended_s < 0 and not any(map(lives, workers)):
                 self.ended_s = now_s - begun_s
             if self.replaced_s < 0 and all(self._launcher._at[life.worker] != self._name for life in lost):
-                self.replaced_s, before = now_s - begun_s, self._received(names)
+                self.replaced_s = now_s - begun_s
+            if before < 0 and newer <= {connection.name for connection in self._connections()}:
+                before = self._received(names)
             time.sleep(0.02)
         self._end_silence()
         await_that(lambda: not any(map(lives, workers)))
@@ -78,6 +83,7 @@ class Silence(Events):
         self.joined_s = time.monotonic() - over_s
         self.epochs = [host.epoch, self._host().epoch]
         train_on(self._folder)
+        assert before >= 0
         self.late = self._received(names) - before
         self.kept = [worker for worker in others if lives(worker)]
 
@@ -104,8 +110,10 @@ class Silence(Events):
         return host
 
     def _received(self, names: list[str]) -> int:
-        connections = read_connections(hop_folder(self._folder, SAMPLES))
-        return sum(connection.received for connection in connections if connection.name in names)
+        return sum(connection.received for connection in self._connections() if connection.name in names)
+
+    def _connections(self) -> list[Any]:
+        return read_connections(hop_folder(self._folder, SAMPLES))
 
 
 def train_on(folder: Path) -> None:

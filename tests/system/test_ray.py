@@ -259,9 +259,8 @@ def test_autoscaler_adds_the_nodes_of_a_run_and_replaces_a_lost_one(growing: Clu
     popen, log = growing.start("grown", *ENDLESS, *more)
     wait_for(trains(log), log, 120.0)
     joined = r"^host ray-\d \(.*, 2 cores, .*joined$"  # all cores of nodes whose size nobody knew
-    assert (
-        "waiting 60 s (--ray.place-s) for Ray to place 2 hosts with 1 CPUs each: only 0 of its nodes" in log.read_text()
-    )
+    waits = r"waiting 60 s \(--ray.place-s\) for Ray to place 2 hosts with 1 CPUs each: only [01] of its nodes"
+    assert re.search(waits, log.read_text())
     assert len(re.findall(joined, log.read_text(), re.MULTILINE)) == 2
     growing.do("remove")
     begun_s = time.monotonic()

@@ -157,6 +157,8 @@ def test_actor_of_a_hung_server_fails_over_once_it_is_declared_lost(launch, tran
         "none",
     )
     run = counting(launch, *servers, "--deadlines.silence-s", f"{silence_s}", "--supervision.backoff-s", "10")
+    folder = hop_folder(run.folder, SAMPLES)
+    run.until(lambda: sum(c.received > 0 for c in read_connections(folder)) == 2, "trajectories of both actors", 60.0)
     hung = run.workers()["inference-0"]
     hung.suspend()
     since_s, (_, before) = time.monotonic(), consumed(run)

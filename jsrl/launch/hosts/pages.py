@@ -40,6 +40,12 @@ class PageWatch:
         """Mark all pages as not sent."""
         self._sent.clear()
 
+    def discard(self) -> None:
+        """Delete the pages. Those of an earlier membership would differ from what the run folder has, which counts."""
+        shutil.rmtree(self._folder / HOPS, ignore_errors=True)
+        ledger_path(self._folder, SAMPLES).unlink(missing_ok=True)
+        self._sent.clear()
+
 
 def keep_pages(folder: Path, pages: Mapping[str, bytes], known: set[str]) -> None:
     """Write the pages of one host to the folder of a run.

@@ -416,7 +416,7 @@ class Agent:
             self._queue.clear()
             self._epoch, self._lease_s, self._lease_from_s = message.epoch, message.lease_s, now_s()
             self._executed, self._was_lost = 0, False
-            self._pages.forget()
+            self._pages.discard()
             self._kept.forget()
             self._unsent_exits.clear()
             self._sent_exits.clear()

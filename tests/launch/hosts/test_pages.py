@@ -11,7 +11,7 @@ from jsrl.launch.hosts.messages import Pages
 from jsrl.launch.hosts.pages import PAGE_BYTES, PageWatch, keep_pages
 from jsrl.transport.base import ProducerId
 from jsrl.transport.ledger.hop_page import HopPage
-from jsrl.transport.ledger.hops import SAMPLES, hop_folder
+from jsrl.transport.ledger.hops import SAMPLES, hop_folder, ledger_path
 
 
 def test_only_changes_are_sent_and_new_hosts_get_everything(tmp_path: Path) -> None:
@@ -37,6 +37,18 @@ def test_only_changes_are_sent_and_new_hosts_get_everything(tmp_path: Path) -> N
     assert (tmp_path / "new" / "hops" / "samples.rank-1" / "ledger").exists()
     watch.forget()
     assert len(watch.changed()) == 2
+
+
+def test_a_host_that_joins_again_sends_no_counts_of_its_earlier_membership(tmp_path: Path) -> None:
+    """The run folder has what counts; the next learner here continues from that."""
+    hop = hop_folder(tmp_path, SAMPLES)
+    hop.mkdir(parents=True)
+    for path in (hop / "actor-1.0.00000000000a.page", ledger_path(tmp_path, SAMPLES)):
+        path.write_bytes(b"a" * PAGE_BYTES)
+    watch = PageWatch(tmp_path)
+    assert len(watch.changed()) == 2
+    watch.discard()
+    assert not watch.changed()
 
 
 def test_a_page_that_is_just_being_made_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
