@@ -44,7 +44,7 @@ class PageWatch:
         """Delete the pages. Those of an earlier membership would differ from what the run folder has, which counts."""
         shutil.rmtree(self._folder / HOPS, ignore_errors=True)
         ledger_path(self._folder, SAMPLES).unlink(missing_ok=True)
-        self._sent.clear()
+        self.forget()
 
 
 def keep_pages(folder: Path, pages: Mapping[str, bytes], known: set[str]) -> None:

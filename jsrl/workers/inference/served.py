@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jsrl.errors import SnapshotError, SpecMismatch, StreamTimeout
@@ -159,7 +159,7 @@ class ServedPolicy:
         self._refresh()
         return arrived
 
-    def _arrived(self, max_wait_s: float, before: list[ClientRequest] | None = None) -> list[ClientRequest]:
+    def _arrived(self, max_wait_s: float, before: Sequence[ClientRequest] = ()) -> list[ClientRequest]:
         """Return the requests taken `before` whose clients have not left since, and those that have arrived now."""
         arrived: list[ClientRequest] = []
         try:
@@ -167,7 +167,7 @@ class ServedPolicy:
         except SpecMismatch as error:  # the client got the error and was rejected
             self._refusals.note(error)
         gone = self._forget_departed()
-        return [r for r in before or () if r.client not in gone] + arrived
+        return [r for r in before if r.client not in gone] + arrived
 
     def _answer(self, ready: list[ClientRequest]) -> int:
         rows = 0
@@ -214,8 +214,8 @@ class ServedPolicy:
     def _forget_departed(self) -> list[ProducerId]:
         """Free the slots of clients that were gone at the last `collect`, and return them.
 
-        One that came back may have sent a request since. Clients that left later keep their slots
-        until the next call, so that no freed slot is used again too early.
+        One that came back may have sent a request since. Clients that left later keep their slots until the next call, so
+        that no freed slot is used again too early.
         """
         gone = self.server.departed(look=False)
         for client in gone:

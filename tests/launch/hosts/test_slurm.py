@@ -145,15 +145,20 @@ exit 0
 """
 
 
+def fake(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
+    """Put scripts in the place of commands, by name; they find the folder in $HERE."""
+    (folder / "bin").mkdir()
+    for name, does in scripts.items():
+        (folder / "bin" / name).write_text(does)
+        (folder / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("HERE", str(folder))
+
+
 @pytest.fixture
 def preempted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fake Slurm; return the file whose existence means that the job is being preempted."""
-    (tmp_path / "bin").mkdir()
-    for name, does in (("srun", SRUN), ("scontrol", SCONTROL)):
-        (tmp_path / "bin" / name).write_text(does)
-        (tmp_path / "bin" / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-    monkeypatch.setenv("HERE", str(tmp_path))
+    fake(tmp_path, monkeypatch, srun=SRUN, scontrol=SCONTROL)
     return tmp_path / "preempted"
 
 
@@ -325,12 +330,9 @@ STEP = '#!/bin/sh\necho "$*" > "$HERE/words"\ncat > "$HERE/token"\n'
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A Slurm job of three nodes, with fake commands; return the folder in which srun records its words and its input."""
-    (tmp_path / "bin").mkdir()
-    for name, does in (("scontrol", NODES), ("srun", STEP)):
-        (tmp_path / "bin" / name).write_text(does)
-        (tmp_path / "bin" / name).chmod(0o755)
-    variables = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURMD_NODENAME": "n2", "SLURM_JOB_ID": "7", "HERE": str(tmp_path)}
-    for name, value in ({"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"} | variables).items():
+    fake(tmp_path, monkeypatch, scontrol=NODES, srun=STEP)
+    variables = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURMD_NODENAME": "n2", "SLURM_JOB_ID": "7"}
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     return tmp_path
