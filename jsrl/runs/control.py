@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import threading
@@ -22,6 +23,7 @@ import msgspec
 import zmq
 
 from jsrl.errors import AccessDenied, CodecError, StreamClosed
+from jsrl.runs.lease import Lease
 from jsrl.runs.logs import MOST_BYTES, cut_log
 from jsrl.runs.memory import MIB, MemoryWatch, give_freed_memory_back, resident_bytes
 from jsrl.runs.pauses import Pauses
@@ -41,6 +43,7 @@ _logger = logging.getLogger("jsrl.control")
 MAX_MESSAGE_BYTES = 16 << 20
 HEARTBEAT_S = 0.2
 REPLAYING = "replaying"  # begins the stages in which a worker replays a journal, which may take as long as the run did
+LEASE_GRACE_S = 0.5  # after a lease: a running agent ends its workers first
 _HURRY_S = 0.02  # between checks of memory that grows fast
 MARGIN_BYTES = 256 << 20  # growth of the controller's memory before its socket is recreated
 MAX_MESSAGES = 4096  # most messages read at once
@@ -125,6 +128,7 @@ class ControlClient:
       stuck_s: time limit of one turn of the worker's loop (None: none). turned_s: start of the current turn, by
         the monotonic clock; 0: the worker is not working and has no limit.
       memory: watches this process's memory; None: not watched.
+      lease: of this host, if it has joined the run; the process ends when it is over.
       slowness: factor on the intervals between heartbeats, and between reports.
       outlives_s: how long this process may still close after the end of its parent; 0: it ends with it. holds_run: keeps other
         processes from continuing the run meanwhile; returns False if one does.
@@ -142,6 +146,7 @@ class ControlClient:
         self.stuck_s: float | None = None
         self.turned_s = 0.0
         self.memory: MemoryWatch | None = None
+        self.lease: Lease | None = None
         self.slowness = 1.0
         self.outlives_s, self._orphaned_s = 0.0, 0.0
         self.holds_run: Callable[[], bool] = lambda: True
@@ -210,7 +215,7 @@ class ControlClient:
                     beat_at = time.monotonic() + HEARTBEAT_S * self.slowness
                     self._beat(socket)
                 self._check_memory(socket)
-                pause_s = beat_at - time.monotonic()
+                pause_s = min(beat_at - time.monotonic(), self._check_lease())
                 if self.memory and self.memory.hurries:
                     pause_s = min(pause_s, _HURRY_S)
                 ready = dict(poller.poll(max(0, int(1000 * pause_s) + 1)))
@@ -289,6 +294,17 @@ class ControlClient:
         exceeded = self.memory.look() if self.memory is not None else None
         if exceeded is not None:
             self._give_up(socket, "MemoryExceeded", exceeded, 72)
+
+    def _check_lease(self) -> float:
+        """End this process if its host's lease is over and the agent, which would have ended it, is stopped.
+
+        Returns the seconds until the next check.
+        """
+        left_s = LEASE_GRACE_S + self.lease.left_s() if self.lease is not None else math.inf
+        if left_s < 0.0:
+            _logger.error("the host's agent is stopped, and the controller will replace this worker: it ends")
+            os._exit(73)
+        return left_s
 
     def _give_up(self, socket: zmq.Socket, error: str, text: str, status: int) -> None:
         """End the process with a last message: the hanging call cannot be interrupted from here."""

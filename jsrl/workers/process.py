@@ -53,6 +53,7 @@ def work(
 
     def build_from_file(reporter: Reporter) -> Worker:
         from jsrl.references.reference import from_json
+        from jsrl.runs.lease import Lease
         from jsrl.runs.state import RUNNING
         from jsrl.transport.memory.segment import share_lock
         from jsrl.workers.kinds import build_worker, find_kind
@@ -63,6 +64,8 @@ def work(
         control.stuck_s = job.experiment.deadlines.stuck_s
         control.memory = make_watch(job, kind.declares(job))
         control.slowness = slowness(kind, job.workers, job.experiment.deadlines.silence_s)
+        if job.away:
+            control.lease = Lease(Path(job.folder))
         if kind.saves and not job.away:  # else nobody would get the snapshot
             control.outlives_s = job.experiment.deadlines.snapshot_s
             control.holds_run = functools.partial(share_lock, Path(job.folder, RUNNING))

@@ -1,8 +1,8 @@
 """The agent of a host: joins a run at the controller's port, and starts and serves workers here. It loads no jax.
 
-It ends its workers when the controller has not answered for the length of its lease, and joins again without any; they also
-end with the agent (by the kernel). Its lease uses a clock that continues while the machine sleeps. When the agent must end, it
-waits for the controller to move its workers to other hosts.
+It ends its workers when the controller has not answered for the length of its lease, and joins again without any. They also
+end with the agent (by the kernel), and by themselves at the end of the lease if it is stopped (see jsrl.runs.lease). When the
+agent must end, it waits for the controller to move its workers to other hosts.
 
 Shortly before the lease ends, a learner here writes a snapshot. If the agent ends without having sent it, the snapshot stays
 on this host.
@@ -77,6 +77,7 @@ from jsrl.launch.local.processes import LocalHandle, size_of
 from jsrl.launch.local.relays import HostRelays
 from jsrl.launch.local.unsent import STATES, keep_snapshots
 from jsrl.launch.machine import usable_cores
+from jsrl.runs.lease import Lease, now_s
 from jsrl.runs.names import FileNames
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
@@ -93,11 +94,6 @@ _STARTS, _STARTS_PER_CORE, _START_S = 8, 2, 5.0  # forked workers that start at 
 _LOG_S = 2.0  # in which the log of a failed worker may reach the run folder before its end is reported
 _MAX_FRAMES_BYTES = MAX_MESSAGE_BYTES // 2
 _MOST_EXITS = 100  # that are sent again over a new connection
-
-
-def now_s() -> float:
-    """Return a clock that neither jumps nor stops while the machine sleeps."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Agent:
@@ -128,6 +124,7 @@ class Agent:
         self._notify, self._patience_s, self._most, self._drain_s = notify, patience_s, most, drain_s
         self._session, self._epoch, self._executed = secrets.token_hex(16), 0, 0
         self._lease_s, self._lease_from_s = 0.0, now_s()
+        self._lease = Lease(folder, extends=True)
         self._is_connected, self._closed_s = False, math.inf  # inf: open, or closed after a long silence
         self._beat_at_s = self._usage_at_s = 0.0
         self._end: tuple[int, str] | None = None  # exit status and reason
@@ -388,6 +385,7 @@ class Agent:
             self._obey(message)
         elif isinstance(message, BeatReceived):
             self._lease_from_s = max(self._lease_from_s, min(message.sent_s, now_s()))
+            self._lease.extend(self._lease_from_s + self._lease_s)
         elif isinstance(message, Keys):
             self._keep_keys(message)
         elif isinstance(message, CodePart):
@@ -415,6 +413,7 @@ class Agent:
             self._children.kill_all()  # of an earlier membership; there should be none
             self._queue.clear()
             self._epoch, self._lease_s, self._lease_from_s = message.epoch, message.lease_s, now_s()
+            self._lease.extend(self._lease_from_s + self._lease_s)
             self._executed, self._was_lost = 0, False
             self._pages.discard()
             self._kept.forget()

@@ -286,16 +286,16 @@ def test_killed_agent_ends_its_workers_and_they_restart_elsewhere(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_suspended_agent_ends_its_workers_before_reading_messages(tmp_path: Path) -> None:
+def test_workers_of_a_suspended_agent_end_at_its_lease_and_it_joins_again_without_them(tmp_path: Path) -> None:
     with world_of(tmp_path, 1) as world:
         handle = world.start("actor-0")
         world.await_workers(handle)
         (agent,), epoch = world.agents, handle.remote.host.epoch
         (worker,) = agent.workers()
         agent.popen.send_signal(signal.SIGSTOP)
-        assert handle.wait(LOST_S + 30.0) and lives(worker)  # unreachable
-        agent.popen.send_signal(signal.SIGCONT)
         await_that(lambda: not lives(worker))
+        assert handle.wait(LOST_S + 30.0)
+        agent.popen.send_signal(signal.SIGCONT)
         await_that(lambda: world.launcher.members.hosts)
         assert world.launcher.members.hosts[0].epoch > epoch and agent.popen.poll() is None
         assert (
