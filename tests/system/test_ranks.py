@@ -93,11 +93,11 @@ def test_ranks_killed_at_ten_moments(launch, rank: str, fault: str) -> None:
         time.sleep(moments.uniform(0.0, 2.0))
         before, since_s = pids(run), time.monotonic()
         hung = harm(run.workers()[rank], fault)
+        if hung is not None:
+            run.until(hung.has_died, "the end of the stuck rank", RECOVERED_S)
         await_both(run, before, RECOVERED_S)
         await_training(run, epoch + 1, RECOVERED_S)
         took.append(time.monotonic() - since_s)
-        if hung is not None:
-            hung.release()
     sys.stdout.write(f"{rank} {fault}: training again after {', '.join(f'{seconds:.1f}' for seconds in took)} s\n")
     assert max(took) <= RECOVERED_S
     assert end(run)["epoch"] == 10
