@@ -176,8 +176,10 @@ def model_of(task: Task, seed: int) -> Any:
     return getattr(sbx, task.algorithm)(policy, env, seed=seed, device="cpu", policy_kwargs=shape, **settings)
 
 
-def learn(model: Any, task: Task, stop_after: int, keep: Callable[[list[list[float]]], None]) -> None:
-    """Learn until the goal or `stop_after` env steps; keep the evaluations so far after each.
+def learn(
+    model: Any, task: Task, stop_after: int, points: list[list[float]], keep: Callable[[list[list[float]]], None]
+) -> None:
+    """Learn until the goal or `stop_after` env steps; add evaluations to `points`, and keep them after each.
 
     An evaluation is (env steps, mean return, half of its 95% interval).
     """
@@ -186,7 +188,6 @@ def learn(model: Any, task: Task, stop_after: int, keep: Callable[[list[list[flo
     from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.vec_env import sync_envs_normalization
 
-    points: list[list[float]] = []
     env = make_envs(task, task.episodes, training=False)
 
     def evaluate() -> float:
@@ -203,7 +204,7 @@ def learn(model: Any, task: Task, stop_after: int, keep: Callable[[list[list[flo
     class Watch(BaseCallback):
         """Evaluates between rollouts."""
 
-        next_steps, going = 0, True
+        next_steps, going = len(points) * task.every, True
 
         def _on_rollout_start(self) -> None:
             if self.num_timesteps >= self.next_steps:
@@ -214,7 +215,8 @@ def learn(model: Any, task: Task, stop_after: int, keep: Callable[[list[list[flo
         def _on_step(self) -> bool:
             return self.going
 
-    model.learn(total_timesteps=task.env_steps, callback=Watch(), log_interval=10**9)
+    more = task.env_steps - model.num_timesteps
+    model.learn(total_timesteps=more, callback=Watch(), log_interval=10**9, reset_num_timesteps=not points)
     if points[-1][0] != model.num_timesteps and model.num_timesteps >= task.env_steps:
         evaluate()
 
@@ -228,6 +230,7 @@ def main() -> None:
         "--stop-after", type=int, help="env steps; schedules stay those of the whole run (default: all)"
     )
     parser.add_argument("--to", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--state", type=Path, help="file of the model: written after each evaluation, continued from")
     given = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
     task = TASKS[given.task]
@@ -237,9 +240,16 @@ def main() -> None:
 
     def keep(points: list[list[float]]) -> None:
         kept = {"command": command, "packages": packages, "task": dataclasses.asdict(task), "points": points}
-        (given.to / f"{given.task}-sbx-seed{given.seed}.json").write_text(json.dumps(kept) + "\n")
+        path.write_text(json.dumps(kept) + "\n")
+        if given.state:
+            model.save(given.state)
 
-    learn(model_of(task, given.seed), task, given.stop_after or task.env_steps, keep)
+    path, points = given.to / f"{given.task}-sbx-seed{given.seed}.json", list[list[float]]()
+    model = model_of(task, given.seed)
+    if given.state and given.state.exists():  # its environments begin again
+        model = type(model).load(given.state, env=model.get_env(), device="cpu")
+        points = json.loads(path.read_text())["points"]
+    learn(model, task, given.stop_after or task.env_steps, points, keep)
 
 
 if __name__ == "__main__":
