@@ -32,8 +32,9 @@ def params_bytes(job: Job) -> int:
 
 
 def frozen_bytes(job: Job) -> int:
-    """Return the most bytes of the frozen players that a worker acts with, one of them being received."""
-    return job.experiment.inference.frozen_mb * MIB + params_bytes(job) if job.experiment.director is not None else 0
+    """Return the most bytes of the frozen players that an inference server acts with, one of them being received."""
+    e = job.experiment
+    return e.inference.frozen_mb * MIB + params_bytes(job) if e.director and not e.inference.frozen_inline else 0
 
 
 def clients_bytes(job: Job) -> int:
