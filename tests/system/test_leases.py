@@ -59,9 +59,11 @@ class Silence(Events):
 
     def make(self) -> None:
         train_on(self._folder)
-        host, workers, others = self._host(), self._agent.workers(), self._other.workers()
+        host, others = self._host(), self._other.workers()
         lost = list(host.living_workers)
-        assert workers and lost and all(life.pid for life in lost)
+        pids = {life.pid for life in lost}
+        workers = [process for process in self._agent.workers() if process.pid in pids]
+        assert lost and len(workers) == len(lost)
         names = [f"{life.worker}.{life.incarnation}" for life in lost]
         before = -1
         self._silence()
