@@ -1,16 +1,19 @@
 """The control connection between heartbeats: its thread sleeps and is woken by pending messages."""
 
 import contextlib
+import math
 import os
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 import zmq
 
-from jsrl.runs import control
-from jsrl.runs.control import HEARTBEAT_S, Bye, ControlClient, ControlServer, Event, Heartbeat
+from jsrl.runs import control, lease
+from jsrl.runs.control import HEARTBEAT_S, LEASE_GRACE_S, Bye, ControlClient, ControlServer, Event, Heartbeat
+from jsrl.runs.lease import Lease
 from jsrl.workers.kinds import find_kind
 from jsrl.workers.process import slowness
 
@@ -163,3 +166,19 @@ def test_heartbeat_traffic_is_bounded_for_thousands_of_actors():
     assert slowness(learner, 1000, 30.0) == 1.0
     for silence_s in (5.0, 30.0, 300.0):  # none of any number of workers seems to hang
         assert 2 * HEARTBEAT_S * slowness(actors, 100_000, silence_s) < silence_s
+
+
+def test_worker_ends_after_the_lease_of_its_host(tmp_path, monkeypatch):
+    clock, statuses = [100.0], []
+    monkeypatch.setattr(lease, "now_s", lambda: clock[0])
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    agent = Lease(tmp_path, extends=True)
+    worker = SimpleNamespace(lease=Lease(tmp_path))
+    agent.extend(115.0)
+    assert ControlClient._check_lease(worker) == 15.0 + LEASE_GRACE_S and not statuses
+    clock[0] = 116.0
+    ControlClient._check_lease(worker)
+    assert len(statuses) == 1 and statuses[0] != 0
+    agent.extend(130.0)
+    assert ControlClient._check_lease(worker) > 0.0 and len(statuses) == 1
+    assert ControlClient._check_lease(SimpleNamespace(lease=None)) == math.inf
