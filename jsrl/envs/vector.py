@@ -158,11 +158,17 @@ class GymVectorEnv:
                 self._layout.write(
                     self._arrays, slot, final[slot] if not isinstance(final, dict) else _row(final, slot)
                 )
-                last = info.get("final_info", {})
-                if self._layout.mask_in_info and MASK_KEY in last:
-                    self._layout.write_mask(self._arrays, slot, last[MASK_KEY][slot])
+                if self._layout.mask_in_info:
+                    self._restore_mask(slot, info.get("final_info", {}))
             except BadValue as error:
                 raise self._rows.fault(slot, f"(in final_obs) {error}", ADVICE_SPACE) from None
+
+    def _restore_mask(self, slot: int, last: dict[str, Any]) -> None:
+        """Replace the mask of a slot's next episode by that of its last step; allow all actions if that brought none."""
+        if MASK_KEY in last and last.get(f"_{MASK_KEY}", [True] * self.num_envs)[slot]:
+            self._layout.write_mask(self._arrays, slot, last[MASK_KEY][slot])
+        else:
+            self._arrays[-1][slot] = 1
 
     def _start(self, tree: Tree, first: np.ndarray, ended: np.ndarray) -> None:
         """Reset the slots `first` and write their first observations; the others must not change."""

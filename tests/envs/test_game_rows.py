@@ -199,6 +199,18 @@ def test_masks_in_info_apply_to_acting_seats() -> None:
     assert closed > 0
 
 
+def test_the_last_observation_before_a_time_limit_keeps_its_mask() -> None:
+    pytest.importorskip("pettingzoo")
+    pytest.importorskip("pygame")
+    game = make_game(EnvConfig("pettingzoo:pettingzoo.classic.tictactoe_v3", max_episode_steps=3), 1, 0)
+    step = game.reset()
+    for move in [0, 3, 1]:
+        step = game.step({name: np.array([[move]]) for name in game.spec.names})
+    assert step.episodes and not step.episodes[0].terminated and step.acts[0].tolist() == [0, 1]
+    masks = [step.observation[name]["action_mask"][0, 0].tolist() for name in game.spec.names]
+    assert masks == [[1] * 9, [0, 0, 1, 0, 1, 1, 1, 1, 1]]
+
+
 # rows by hand: crosses on 0, 1, 2; noughts on 3, 4 -> player_1 wins with the fifth move
 TICTACTOE = [  # (acts, reward, discount) of row 0 and of the row after each move
     ([1, 0], [0, 0], [1, 1]),

@@ -144,7 +144,7 @@ def test_rich_observations_and_masks():
     env.step(np.array([[0, 1], [0, 2]], np.int32))
 
 
-@pytest.mark.parametrize("mode", ["sync", "NextStep", "Disabled"])
+@pytest.mark.parametrize("mode", ["sync", "NextStep", "SameStep", "Disabled"])
 def test_mask_in_info_may_be_missing_only_at_the_end(mode):
     def steps(without: int) -> list:
         kwargs = {"without": without} | ({} if mode == "sync" else {"mode": mode})

@@ -265,6 +265,14 @@ def test_waiting_recurrent_seats_keep_acting() -> None:
     assert cast.asked(np.zeros((1, 2), np.uint8)).tolist() == [[5, LATEST_VERSION]]
 
 
+def test_dead_seats_get_a_value_and_waiting_ones_nothing() -> None:
+    """With `values` acting, the value function learns from the values that come with the rows of dead seats (acts 2)."""
+    assignments = Assignments([(0, (0, 1))], [False], reporter=NullReporter(), in_order=False)
+    (players,) = assignments.join(0, SPEC, 2)
+    asked = players.asked(np.array([[0, 1], [2, 0]], np.uint8))
+    assert asked.tolist() == [[NOT_PLAYED, LATEST_VERSION], [LATEST_VERSION, NOT_PLAYED]]
+
+
 class ScriptedOrders:
     """A director that gives these orders with its first report."""
 

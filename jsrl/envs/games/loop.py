@@ -316,13 +316,17 @@ class SyncVectorGame(SlotRepairs):
             raise self._rows.fault(slot, *_told(where, error)) from error
 
     def _masked(self, step: GameStep) -> GameStep:
-        """Allow all actions to seats that do not act, and after the end of an episode."""
+        """Allow all actions to seats that do not act, and at the end of an episode to those that could do nothing.
+
+        Other masks of a last observation stay: after a time limit, targets are values of legal actions.
+        """
         over = self._rows.first
         for i, reader in enumerate(self._readers):
-            reader.open_mask((step.acts[:, i] != ACTING) | over)
-            shut = reader.shut(~over)
-            if shut.any():
-                slot, name = int(np.flatnonzero(shut)[0]), reader.seat.name
+            reader.open_mask(step.acts[:, i] != ACTING)
+            shut = reader.shut(np.ones_like(over))
+            reader.open_mask(shut & over)
+            if (shut & ~over).any():
+                slot, name = int(np.flatnonzero(shut & ~over)[0]), reader.seat.name
                 raise self._rows.fault(slot, f"lets seat {name!r} act but allows no action", "Expected a 1 in its mask")
         return step
 

@@ -87,8 +87,6 @@ class HostReplay:
             self.rows.rows.discount[place : place + shape.group_size] = 1.0
         self.rows.write(lane_number, at, trajectory, after_gap=gap)
         with self.lock:
-            if not joined:
-                lane.segment = at
             if shape.with_core:
                 self._pending[lane_number].append(at)
             lane.written, lane.last = end, origin
@@ -141,13 +139,14 @@ class HostReplay:
             lane.starts_joined += len(places)
 
     def _whole_stacks(self, number: int, times: np.ndarray) -> np.ndarray:
-        """Return bool [len(times), B_g]: whether the stacks of these rows stay within their segment."""
-        lane, shape = self.lanes[number], self.shape
-        whole = np.ones((len(times), shape.group_size), bool)
-        for i in np.flatnonzero(times - lane.segment < shape.history):
-            if times[i] >= lane.segment:
-                back = self._places(number, np.arange(lane.segment, times[i] + 1))
-                whole[i] = self.rows.fresh[back].any(axis=0)
+        """Return bool [len(times), B_g]: whether the stacks of these rows cross no gap, nor the first row of the lane."""
+        whole = np.ones((len(times), self.shape.group_size), bool)
+        goes_on = whole.copy()  # the stack has frames of earlier rows
+        for back in range(self.shape.history):
+            rows = np.maximum(times - back, 0)
+            places = self._places(number, rows)
+            goes_on &= ~self.rows.fresh[places]
+            whole &= ~(goes_on & (self.rows.after_gap[places] | (rows == 0)[:, None]))
         return whole
 
     def _places(self, number: int, times: np.ndarray) -> np.ndarray:

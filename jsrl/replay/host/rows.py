@@ -49,15 +49,13 @@ class RowsShape:
 class Lane:
     """State of a lane: `written` rows before the bootstrap row, `oldest` the first complete one.
 
-    `last` is (incarnation, sequence) of its last trajectory, `segment` the row after its last gap. Windows may start at
-    rows from `head` to before `opened`; `starts_left` and `starts_joined` count removals from and additions to the list
-    of starts.
+    `last` is (incarnation, sequence) of its last trajectory. Windows may start at rows from `head` to before `opened`;
+    `starts_left` and `starts_joined` count removals from and additions to the list of starts.
     """
 
     written: int = 0
     oldest: int = 0
     last: tuple[int, int] | None = None
-    segment: int = 0
     head: int = 0
     opened: int = 0
     starts_left: int = 0

@@ -18,7 +18,7 @@ import numpy as np
 from jsrl.envs.base import Episode
 from jsrl.runs.control_bodies import Games, GroupStep, Lease, Played
 from jsrl.transport.base import LATEST_VERSION, NOT_PLAYED
-from jsrl.types import ACTING, ONLY_SCORED, WAITING, Array, EnvSpec, GameSpec, spread
+from jsrl.types import ONLY_SCORED, WAITING, Array, EnvSpec, GameSpec, spread
 from jsrl.workers.base import Reporter
 
 TELL_S = 0.05  # between messages to the director, if no slot waits
@@ -45,7 +45,7 @@ class SeatPlayers:
 
     def asked(self, acts: Array) -> Array:
         """Return the versions to request for rows of these kinds [B, N]."""
-        return np.where(acts == ACTING, self.version, NOT_PLAYED) if self.spares else self.version
+        return np.where(acts != WAITING, self.version, NOT_PLAYED) if self.spares else self.version
 
     def laid_over(self, others: Array | None, action: Array) -> Array:
         """Return the actions [B, N, ...]: of the seats that the policy plays, and those of `others` for the rest."""
