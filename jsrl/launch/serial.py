@@ -56,6 +56,7 @@ class SerialRun:
     def __init__(self, plan: Plan, session: Session) -> None:
         self._plan, self._session = plan, session
         self._workers: dict[str, Any] = {}
+        self._learners = [name for name, kind in plan.kinds.items() if kind.must_finish]
         self._display = UpdateDisplay(session)
         session.send_command, session.interrupt = self._send_command, self._interrupt
         self._reports: list[str] = []
@@ -110,7 +111,6 @@ class SerialRun:
         flow = [worker.name for worker in self._plan.graph.flow]
         self._each_turn = [name for name in flow if not kinds[name].when_due]
         self._when_due = [name for name in flow if kinds[name].when_due]
-        self._learners = [name for name in flow if kinds[name].must_finish]
         for node in self._plan.graph.start_order:
             self._guarded(node.name, self._set_up_one)
         for worker in self._workers.values():
