@@ -237,6 +237,7 @@ def broken(change: str) -> Graph:
         "blocks": lambda: graph.with_stream("samples", blocks=0),
         "restart": lambda: graph.replace("actor-0", restart=-1),
         "nested setting": lambda: graph.replace("learner", settings={"learner": {"reuse": 2}}),
+        "settings": lambda: graph.replace("actor-0", settings={"env": "Acrobot-v1"}),
         "kind": lambda: graph.add(WorkerNode("x", "nonsense")),
         "circle": lambda: graph.add(
             node("a", f"{HERE}:PASS", rows="one", onwards="two"), Stream("one", "samples", groups=(0,))
@@ -273,6 +274,7 @@ def broken(change: str) -> Graph:
         ("blocks", "blocks of samples is 0; use 1 or more"),
         ("restart", "restart of actor-0 is -1; use 0 or more"),
         ("nested setting", r"learner has a dict as its setting 'learner'; give .* LearnerConfig\(reuse=2\)"),
+        ("settings", "actor-0 has settings, but a worker of kind actor takes none"),
         ("kind", "there is no worker of kind 'nonsense'; there are: actor"),
         ("circle", "between a, b form a cycle"),
     ],
