@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of C code in a process
 MIN_SPANS = 1_000  # per traced thread, for any number of workers
+PARTS = ("name", "meter", "setup", "step", "report", "command", "close")  # of a worker; see jsrl.workers.base.Worker
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
@@ -249,9 +250,22 @@ def _check_fields(kind: Kind, reference: str) -> None:
 
 
 def build_worker(job: Job, reporter: Any) -> Any:
-    """Return the worker that a job describes; imports only what its kind needs."""
-    module, _, function = find_kind(job.kind).build.partition(":")
-    return getattr(import_module(module), function)(job, reporter)
+    """Return the worker that a job describes; imports only what its kind needs.
+
+    Raises:
+      ConfigError: it lacks a part of a worker, or has another name.
+    """
+    build = find_kind(job.kind).build
+    module, _, function = build.partition(":")
+    worker = getattr(import_module(module), function)(job, reporter)
+    if missing := [part for part in PARTS if not hasattr(worker, part)]:
+        raise ConfigError(
+            f"{build} built {job.name} without {', '.join(missing)}; a worker has name and meter, which its constructor or "
+            "that of its base class sets, and the methods setup, step, report, command and close."
+        )
+    if worker.name != job.name:
+        raise ConfigError(f"{build} built {job.name} with the name {worker.name!r}; set name to job.name.")
+    return worker
 
 
 def make_meter(job: Job) -> Meter:
