@@ -16,7 +16,8 @@ from jsrl.cli.replay_update import replay_update
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, NonFiniteUpdate
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
-from jsrl.graph.policies import PolicyPart
+from jsrl.graph.graph import Graph, node
+from jsrl.graph.policies import PolicyPart, with_policy
 from jsrl.launch.plan import make_plan
 from jsrl.launch.plan_text import describe
 from jsrl.launch.progress import Progress
@@ -28,6 +29,7 @@ from jsrl.replay.device.ring import ring_shape
 from jsrl.runs.control import Event
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
+from jsrl.transport.stream import Stream
 from jsrl.types import leaves
 from jsrl.workers.jobs import StartPoint
 from jsrl.workers.learner.build_updater import missed_ratio
@@ -98,6 +100,20 @@ def test_the_plan_puts_replay_workers_between_actors_and_learner(tmp_path):
     assert all(job.experiment.agent is None for job in plan.jobs if job.kind == "replay")
     text = describe(plan, [])
     for words in ("actor -> replay", "replay -> learner", "learner -> replay      priorities", "replay (host)"):
+        assert words in text
+
+
+def test_the_plan_shows_the_replay_of_a_second_policy(tmp_path):
+    def with_replay(graph: Graph) -> Graph:
+        graph = with_policy(graph, "b", (1,), {"replay": dataclasses.replace(REPLAY, kind="host")})
+        drawn = Stream("batches-b", "samples", "b", schema="batches", groups=(0,), blocks=4)
+        back = Stream("priorities-b", "samples", "b", schema="priorities", groups=(0,), blocks=16, feedback=True)
+        replay = node("replay-b-0", "replay", samples="samples-b", batches=drawn.name, priorities=back.name)
+        return graph.add(replay, drawn, back).connect("learner-b", samples=drawn.name, priorities=back.name)
+
+    e = dataclasses.replace(experiment("device", placement="inline", num_groups=2), replay=None)
+    text = describe(make_plan(e, str(tmp_path), tmp_path, graph=with_replay), [])
+    for words in ("replay-b -> learner-b  batches-b  shared-memory: batches of about", "replay (host): 2,000 env steps"):
         assert words in text
 
 
