@@ -201,7 +201,16 @@ def test_estimated_env_steps_of_free_replay_are_not_implausible():
     facts = {"updates": 8_000, "env_steps": 8_000 * e.rows_per_update, "metrics": {}}
     for worker, name in (("evaluator", "evaluated"), ("video-recorder", "filmed")):
         assert Session.implausible(session, Event(worker, 0, name, facts=facts)) == ""
-    assert "env_steps is" in Session.implausible(session, Event("learner", 0, "finished", facts=facts))
+
+
+def test_env_steps_inserted_before_the_first_update_are_not_implausible():
+    """Actors of a free-running replay do not wait while the learner compiles; others fill the buffer first."""
+    short = {"total_env_steps": 200}
+    free = experiment("host", replay={"samples_per_insert": None}, **short)
+    filled = experiment("host", replay={"min_size": 2_000}, **short)
+    for e, env_steps, refused in ((free, 10**6, False), (filled, 2_200, False), (filled, 10**6, True)):
+        progress = Progress(PolicyPart("policy", "learner", e, (0,), ""))
+        assert ("env_steps is" in progress.implausible({"updates": 1, "env_steps": env_steps})) == refused
 
 
 @pytest.mark.slow
