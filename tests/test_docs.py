@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from jsrl.agents.check import check_agent
+from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import command_line
 from jsrl.cli.experiments import load, take_name
@@ -26,7 +27,7 @@ from jsrl.cli.main import COMMANDS
 from jsrl.cli.main import main as jsrl_command
 from jsrl.cli.needs import check_needs
 from jsrl.errors import ConfigError
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.launch.plan import make_plan
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
@@ -346,6 +347,18 @@ def test_documented_workers_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert result.metrics["count/counted"][-1] == 12
     assert result.metrics["watch/params_updates"][-1] == 6
     sys.modules.pop("my_workers")  # not by monkeypatch, which would restore it
+
+
+def test_the_documented_graph_with_replay_for_one_of_two_policies_is_valid() -> None:
+    given = [block for block in blocks(ROOT / "docs" / "dataflow.md", "python") if "with_policy(" in block]
+    names: dict[str, Any] = {}
+    exec("\n".join(given), names)
+    replay = ReplayConfig(kind="host", num_replays=2, capacity=2_000, batch_size=16, min_size=200)
+    options = {"num_envs": 8, "num_actors": 4, "num_groups": 8, "rollout_length": 8, "placement": "inline"}
+    e = Experiment(DQNConfig(), replay=replay, max_policy_lag=None, **options)
+    plan = make_plan(e, "run", Path("memory"), names["one_with_replay"])
+    found = {name: part.experiment.has_replay_workers for name, part in plan.policies.items()}
+    assert found == {"policy": True, "b": False}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from jsrl.graph.policies import learners_of, policy_of
 from jsrl.transport.meeting.address import check_name
 from jsrl.transport.stream import Stream
 from jsrl.transport.transports import find_transport
-from jsrl.workers.kinds import Port
+from jsrl.workers.kinds import Port, own_kinds
 
 
 def check(graph: Graph) -> None:
@@ -92,6 +92,11 @@ def _check_ports(graph: Graph, worker: WorkerNode) -> None:
             )
     if kind.check is not None:
         kind.check(worker)
+    if worker.settings and kind in own_kinds() and worker not in learners_of(graph):
+        raise ConfigError(
+            f"{worker.name} has settings, but a worker of kind {kind.name} takes none; set options of the experiment, or add "
+            "a worker of your own kind."
+        )
 
 
 def _is_by_policy(graph: Graph, worker: WorkerNode, port: Port) -> bool:

@@ -285,7 +285,11 @@ def _check_replay(graph: Graph, learner: WorkerNode, own: Experiment) -> None:
     stream = graph.stream(link.stream)
     if (stream.schema == "batches") != own.has_replay_workers:
         given = "kind host" if own.has_replay_workers else "none, or not of kind host"
-        raise ConfigError(f"{learner.name} reads {stream.schema} from {stream.name}, but its replay is {given}.")
+        other = "of a replay worker" if own.has_replay_workers else "of trajectories, and its port priorities to None"
+        raise ConfigError(
+            f"{learner.name} reads {stream.schema} from {stream.name}, but its replay is {given}; connect its port samples "
+            f"to a stream {other} (docs/dataflow.md, Two policies)."
+        )
 
 
 def _check_lag(graph: Graph, learner: WorkerNode, own: Experiment) -> None:

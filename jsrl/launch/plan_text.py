@@ -80,7 +80,8 @@ def _device(plan: Plan, job: Job, gpus: list[str]) -> str:
 def _streams(plan: Plan) -> list[str]:
     e = plan.experiment
     lines = [_stream(plan, stream) for stream in plan.graph.streams]
-    lines += replay_lines(e, plan.schemas)
+    for name, policy in plan.policies.items():
+        lines += [line for line in replay_lines(policy.experiment, plan.schemas_of[name]) if line not in lines]
     lines += recording_lines(plan)
     if e.learner.split != "none":
         lines.append(
@@ -91,7 +92,7 @@ def _streams(plan: Plan) -> list[str]:
 
 def _stream(plan: Plan, stream: Stream) -> str:
     """Return a stream as a line: its workers, its content, and its transport."""
-    graph, schemas, e = plan.graph, plan.schemas, plan.experiment
+    graph, schemas, e = plan.graph, plan.schemas_of[stream.policy], plan.policies[stream.policy].experiment
     left, right = _families(graph.sources(stream.name)), _families(graph.sinks(stream.name))
     arrow, transport = ("<->" if stream.sort in ("inference", "ranks") else "->"), stream.transport or _transport(e)
     if stream.sort == "inference":

@@ -121,9 +121,14 @@ class Progress:
 def most_counts(experiment: Experiment, updates: int, env_steps: int) -> dict[str, int]:
     """Return upper bounds of a run's updates and env steps from any start; generous, because no run stops exactly.
 
-    The number of updates per env step with free-running replay workers has no bound.
+    With free-running replay workers there are none: actors do not wait for the learner, for instance while it compiles. With
+    others the actors fill the buffer first.
     """
-    most = {"env_steps": 2 * (env_steps + experiment.total_env_steps + experiment.rows_per_update)}
+    if experiment.is_free_running:
+        return {}
+    replay = experiment.replay
+    filled = round(replay.min_size * (1 + replay.tolerance)) if replay is not None else 0
+    most = {"env_steps": 2 * (env_steps + experiment.total_env_steps + experiment.rows_per_update + filled)}
     if not experiment.has_replay_workers:
         most["updates"] = 2 * (updates + experiment.total_updates + experiment.updates_per_batch)
     return most

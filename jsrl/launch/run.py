@@ -229,7 +229,8 @@ def ready_plan(
     set_flags_here(experiment)
     kept = stored_graph(folder) if resumed and graph is None else None
     if kept is not None:
-        show(f"it continues with its changed graph ({FILE}); --graph gives another one")
+        unchanged = "--placement and --num-actors do not change its workers"
+        show(f"it continues with its changed graph ({FILE}): {unchanged}; --graph gives another one")
     try:
         plan = make_plan(experiment, str(folder.path), memory_folder, kept or graph, place)
     except ConfigError as error:

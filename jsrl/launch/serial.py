@@ -18,10 +18,11 @@ from jsrl.launch.session import Session
 from jsrl.launch.supervised import loss_notice
 from jsrl.launch.watchdog import Watchdog
 from jsrl.runs.control import Command, Crash, Event, Report
+from jsrl.workers.base import report_of, step_of
 from jsrl.workers.kinds import build_worker
 
 LONG_STAGES = ("making", "compiling")  # states, environments; updates, act
-STEP, CLOSE = methodcaller("step"), methodcaller("close")
+CLOSE = methodcaller("close")
 
 
 class SerialReporter:
@@ -56,6 +57,7 @@ class SerialRun:
     def __init__(self, plan: Plan, session: Session) -> None:
         self._plan, self._session = plan, session
         self._workers: dict[str, Any] = {}
+        self._learners = [name for name, kind in plan.kinds.items() if kind.must_finish]
         self._display = UpdateDisplay(session)
         session.send_command, session.interrupt = self._send_command, self._interrupt
         self._reports: list[str] = []
@@ -110,7 +112,6 @@ class SerialRun:
         flow = [worker.name for worker in self._plan.graph.flow]
         self._each_turn = [name for name in flow if not kinds[name].when_due]
         self._when_due = [name for name in flow if kinds[name].when_due]
-        self._learners = [name for name in flow if kinds[name].must_finish]
         for node in self._plan.graph.start_order:
             self._guarded(node.name, self._set_up_one)
         for worker in self._workers.values():
@@ -150,7 +151,7 @@ class SerialRun:
             while self._reports:
                 session.display.message(self._reports.pop())
             for name in self._each_turn:
-                progress = self._guarded(name, STEP)
+                progress = self._guarded(name, step_of)
                 if progress and name in self._learners:
                     self._report()
                     for due in self._when_due:
@@ -166,7 +167,7 @@ class SerialRun:
                 self._guarded(name, self._report_of)
 
     def _report_of(self, worker: Any) -> None:
-        metrics, facts = worker.report()
+        metrics, facts = report_of(worker)
         self._session.report(Report(worker.name, 0, metrics, facts))
 
     def _finish_due_work(self, worker: Any) -> None:

@@ -28,7 +28,7 @@ from jsrl.metrics.display_state import DisplayState
 from jsrl.metrics.metrics import MetricsHub
 from jsrl.metrics.scores import score_name, score_of
 from jsrl.recordings.video_shelf import FOLDER as VIDEOS
-from jsrl.runs.control import AnyMessage, Event, Report
+from jsrl.runs.control import AnyMessage, Bye, Event, Report
 from jsrl.runs.control_bodies import FINAL, ForwardedCommand
 from jsrl.runs.files import json_ready, write_atomic
 from jsrl.runs.runs import RunFolder
@@ -161,12 +161,20 @@ class Session:
     def implausible(self, message: AnyMessage) -> str:
         """Return why a worker's counts are impossible in this run; empty: they are possible."""
         progress, facts = self.progress_of(message.worker), getattr(message, "facts", {})
+        if isinstance(message, Report | Bye) and not self._trains(message.worker):
+            return ""
         if isinstance(message, Event) and message.name in ESTIMATES:
             facts = facts | {"env_steps": progress.env_steps_before(facts["updates"], facts["env_steps"])}
         return progress.implausible(facts)
 
+    def _trains(self, worker: str) -> bool:
+        """Return whether a worker's facts count the training; those of a user's worker may have the same names."""
+        return worker not in self._kinds or self._kinds[worker].must_finish
+
     def facts(self, worker: str, facts: dict[str, Any]) -> None:
-        """Take counters from a report or a worker's last message."""
+        """Take a learner's counters from a report or its last message."""
+        if not self._trains(worker):
+            return
         progress = self.progress_of(worker)
         progress.take(facts)
         if self._trained_s is None and progress.has_trained:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.errors import MissingExtra
+from jsrl.errors import ConfigError, MissingExtra
 from jsrl.metrics.catalogue import Catalogue
 from jsrl.metrics.phases import REST, Phases
 from jsrl.metrics.sink_thread import SinkThread, finish_all
@@ -152,7 +152,14 @@ class Meter:
         for name, spread in self._spreads.items():
             report.update({f"{name}_{what}": value for what, value in spread.summary().items()})
         self._begin()
-        return {f"{self._kind}/{name}": float(value) for name, value in report.items()}
+        return {f"{self._kind}/{name}": _number(name, value) for name, value in report.items()}
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"the metric {name} is {value!r}; a metric is a number.") from None
 
 
 class _Spread:

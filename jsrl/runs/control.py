@@ -153,7 +153,7 @@ class ControlClient:
         self._activity: tuple[object, float, float | None] = ("", 0.0, None)
         self._beaten = ("", 0.0)  # the text of the last heartbeat's activity, and since when
         self._pauses = Pauses()
-        self._outgoing: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._wake_sender, self._wake_receiver = socketpair()
         self._wake_sender.setblocking(False)
@@ -162,8 +162,12 @@ class ControlClient:
         self._thread.start()
 
     def send(self, kind: type[Message], **fields: Any) -> None:
-        """Queue a message to the controller."""
-        self._outgoing.put(kind(worker=self.worker, incarnation=self.incarnation, **fields))
+        """Queue a message to the controller.
+
+        Raises:
+          TypeError: a fact cannot be sent. This thread learns of it; the control thread must not end.
+        """
+        self._outgoing.put(encoded(kind(worker=self.worker, incarnation=self.incarnation, **fields)))
         self._ring()
 
     def stage(self, stage: str) -> None:
@@ -208,7 +212,7 @@ class ControlClient:
                 self._pauses.look(HEARTBEAT_S * self.slowness)
                 closing = self._closing.is_set()  # messages queued before that are sent
                 while not self._outgoing.empty():
-                    self._send(socket, self._outgoing.get())
+                    self._send_encoded(socket, self._outgoing.get())
                 if closing:
                     return
                 if time.monotonic() >= beat_at:
@@ -244,7 +248,10 @@ class ControlClient:
         return connection.made or not self._address.startswith("tcp://")
 
     def _send(self, socket: zmq.Socket, message: Message) -> None:
-        socket.send_multipart(outgoing([msgspec.msgpack.encode(message)], self._keys))
+        self._send_encoded(socket, encoded(message))
+
+    def _send_encoded(self, socket: zmq.Socket, message: bytes) -> None:
+        socket.send_multipart(outgoing([message], self._keys))
 
     def _beat(self, socket: zmq.Socket) -> None:
         entered, since, deadline_s = self._activity
@@ -330,6 +337,21 @@ class ControlClient:
             self.send(Stacks, text=all_stacks())
         else:
             self.commands.put(command)
+
+
+def encoded(message: Message) -> bytes:
+    """Return a message as bytes; numbers and arrays of NumPy or JAX become plain ones.
+
+    Raises:
+      TypeError: a fact has another type.
+    """
+    return msgspec.msgpack.encode(message, enc_hook=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a fact is of type {type(value).__name__}; facts are numbers, texts, lists and dicts.")
 
 
 def identity_of(worker: str, incarnation: int) -> bytes:

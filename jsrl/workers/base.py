@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from jsrl.errors import ConfigError
 from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import Command
 
@@ -69,3 +70,35 @@ class Worker(Protocol):
     def close(self) -> dict[str, Any]:
         """Close everything; return the last facts (ledger, counters)."""
         ...
+
+
+def step_of(worker: Worker) -> int:
+    """Return what a step of a worker achieved.
+
+    Raises:
+      ConfigError: it returned None, as a function without `return` does.
+    """
+    done: int | None = worker.step()
+    if done is None:
+        raise ConfigError(f"step of {worker.name} returned None; return the amount of work done, 0 for none.")
+    return done
+
+
+def report_of(worker: Worker) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return a worker's report: (metrics since the last one, facts).
+
+    Raises:
+      ConfigError: it is no such pair, or a metric is not a number.
+    """
+    found = worker.report()
+    if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(part, dict) for part in found):
+        raise ConfigError(
+            f"report of {worker.name} returned {found!r}; return two dicts, metrics and facts: `return self.meter.flush(), {{}}`."
+        )
+    metrics, facts = found
+    for name, value in metrics.items():
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            raise ConfigError(f"the metric {name} of {worker.name} is {value!r}; metrics are numbers.") from None
+    return metrics, facts

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.envs.seats import SeatView, view_of
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import Experiment
 from jsrl.runs.names import FileNames, Registration
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore, SentPlayers
@@ -210,8 +210,21 @@ class Job:
         self.names.register(name, named_by_key(address, self.keys), self.incarnation)
 
     def find(self, name: str) -> Registration:
-        """Return the registration of a stream's owner; waits for it."""
-        return self.names.lookup(name, CONNECT_TIMEOUT_S)
+        """Return the registration of a stream's owner; waits for it.
+
+        Raises:
+          StreamTimeout: there is none. ConfigError: there is none in a serial run, where workers are set up one after another.
+        """
+        if not self.in_process:
+            return self.names.lookup(name, CONNECT_TIMEOUT_S)
+        try:
+            return self.names.lookup(name, 0.0)
+        except StreamTimeout:
+            raise ConfigError(
+                f"{self.name} cannot connect to {name} (STREAM.WORKER), because that worker's setup did not bind the stream. "
+                "It must bind each stream that it reads, answers or publishes; a setup that replaces that of a base class "
+                "calls super().setup()."
+            ) from None
 
 
 def kind_of(worker: str) -> str:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of C code in a process
 MIN_SPANS = 1_000  # per traced thread, for any number of workers
+PARTS = ("name", "meter", "setup", "step", "report", "command", "close")  # of a worker; see jsrl.workers.base.Worker
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
@@ -195,8 +196,13 @@ def find_kind(reference: str) -> Kind:
     """Return a kind by its name (`actor`), or a user's kind by its location (`my_workers:AUGMENT`).
 
     Raises:
-      ConfigError: there is no such kind.
+      ConfigError: there is no such kind, or one of its fields is invalid.
     """
+    if isinstance(reference, Kind):
+        raise ConfigError(
+            f"a worker's kind is the kind {reference.name!r} itself; give its location as `module:NAME`, such as "
+            "'my_workers:AUGMENT', because each worker's process imports it."
+        )
     module, _, name = reference.partition(":")
     if not name:
         for kind in own_kinds():
@@ -218,13 +224,48 @@ def find_kind(reference: str) -> Kind:
         raise ConfigError(
             f"the kind {reference} is called {found.name!r}, as one of jsrl's own is; give it another name."
         )
+    _check_fields(found, reference)
     return found
 
 
+def _check_fields(kind: Kind, reference: str) -> None:
+    """Refuse fields of a user's kind that have another type than they should."""
+    for field, sort in (("ports", Port), ("activities", Activity), ("metrics", Metric)):
+        given = getattr(kind, field)
+        if not isinstance(given, tuple | list) or not all(isinstance(entry, sort) for entry in given):
+            raise ConfigError(
+                f"{field} of the kind {reference} must be a tuple of {sort.__name__}; a tuple with one entry has a comma: "
+                f"{field}=({sort.__name__}(...),)."
+            )
+    for field, default in Kind._field_defaults.items():
+        given = getattr(kind, field)
+        if callable(default) and not callable(given):
+            raise ConfigError(
+                f"{field} of the kind {reference} is {given!r}; give a function that returns it: lambda *_: {given!r}."
+            )
+    if not isinstance(kind.build, str) or not all(kind.build.partition(":")):
+        raise ConfigError(
+            f"build of the kind {reference} is {kind.build!r}; give the location of a function or class as `module:NAME`."
+        )
+
+
 def build_worker(job: Job, reporter: Any) -> Any:
-    """Return the worker that a job describes; imports only what its kind needs."""
-    module, _, function = find_kind(job.kind).build.partition(":")
-    return getattr(import_module(module), function)(job, reporter)
+    """Return the worker that a job describes; imports only what its kind needs.
+
+    Raises:
+      ConfigError: it lacks a part of a worker, or has another name.
+    """
+    build = find_kind(job.kind).build
+    module, _, function = build.partition(":")
+    worker = getattr(import_module(module), function)(job, reporter)
+    if missing := [part for part in PARTS if not hasattr(worker, part)]:
+        raise ConfigError(
+            f"{build} built {job.name} without {', '.join(missing)}; a worker has name and meter, which its constructor or "
+            "that of its base class sets, and the methods setup, step, report, command and close."
+        )
+    if worker.name != job.name:
+        raise ConfigError(f"{build} built {job.name} with the name {worker.name!r}; set name to job.name.")
+    return worker
 
 
 def make_meter(job: Job) -> Meter:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from jsrl.errors import StreamClosed
 from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import HEARTBEAT_S, Bye, ControlClient, Crash, Event, Report
-from jsrl.workers.base import Reporter, Worker
+from jsrl.workers.base import Reporter, Worker, report_of, step_of
 
 if TYPE_CHECKING:
     from jsrl.workers.kinds import Kind
@@ -91,8 +91,7 @@ def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
         _loop(worker, control)
         if control.outlives_s:
             outlive_parent()
-        facts = worker.close()
-        control.send(Bye, facts=facts)
+        control.send(Bye, facts=worker.close() or {})
         return 0
     except StreamClosed as error:
         return _closed(error, control)
@@ -112,19 +111,19 @@ def _loop(worker: Worker, control: ControlClient) -> None:
     while not control.stop.is_set():
         control.turned_s = time.monotonic()
         control.stuck_s = getattr(worker, "turn_limit_s", None) or control.stuck_s
-        control.progress += worker.step()
+        control.progress += step_of(worker)
         if not watched and getattr(worker, "settled", True):
             watched = _watch_memory(worker, control)
         while not control.commands.empty():
             worker.command(control.commands.get())
         if time.monotonic() >= report_at:
             report_at = time.monotonic() + REPORT_S * control.slowness
-            metrics, facts = worker.report()
+            metrics, facts = report_of(worker)
             control.send(Report, metrics=metrics, facts=facts)
     while not control.commands.empty():  # commands from before the end
         worker.command(control.commands.get())
     control.turned_s = 0.0  # closing has its own deadline
-    metrics, facts = worker.report()
+    metrics, facts = report_of(worker)
     control.send(Report, metrics=metrics, facts=facts)
 
 

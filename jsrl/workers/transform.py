@@ -88,8 +88,13 @@ class TrajectoryTransform:
         self._consumer = bind_reader(self.job, "rows", schema, begin_counting(self.job, "rows", self.reporter))
 
     def step(self) -> int:
-        """Take a trajectory and pass it on; return 1 if that was possible, 0 otherwise."""
-        assert self._consumer is not None and self._producer is not None
+        """Take a trajectory and pass it on; return 1 if that was possible, 0 otherwise.
+
+        Raises:
+          ConfigError: its setup did not open its streams, or `change` returned something.
+        """
+        if self._consumer is None or self._producer is None:
+            raise ConfigError(f"setup of {type(self).__name__} must call super().setup(), which opens its streams.")
         if self._lease is None:
             self._lease = self._take(self._consumer)
         if self._lease is None or not self.ready(self._lease):

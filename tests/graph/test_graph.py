@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,9 +17,10 @@ from jsrl.graph.check import check
 from jsrl.graph.drawing import Note, draw
 from jsrl.graph.graph import Graph, Link, WorkerNode, node
 from jsrl.graph.placements import check_groups, make_graph
+from jsrl.metrics.catalogue import Metric
 from jsrl.references.reference import from_json, to_json
 from jsrl.transport.stream import Stream
-from jsrl.workers.kinds import Kind, Port
+from jsrl.workers.kinds import Kind, Port, find_kind
 
 REPLAY = ReplayConfig(kind="host", num_replays=2, capacity=2_000, batch_size=16, min_size=200)
 PASS = Kind(
@@ -237,6 +239,7 @@ def broken(change: str) -> Graph:
         "blocks": lambda: graph.with_stream("samples", blocks=0),
         "restart": lambda: graph.replace("actor-0", restart=-1),
         "nested setting": lambda: graph.replace("learner", settings={"learner": {"reuse": 2}}),
+        "settings": lambda: graph.replace("actor-0", settings={"env": "Acrobot-v1"}),
         "kind": lambda: graph.add(WorkerNode("x", "nonsense")),
         "circle": lambda: graph.add(
             node("a", f"{HERE}:PASS", rows="one", onwards="two"), Stream("one", "samples", groups=(0,))
@@ -273,6 +276,7 @@ def broken(change: str) -> Graph:
         ("blocks", "blocks of samples is 0; use 1 or more"),
         ("restart", "restart of actor-0 is -1; use 0 or more"),
         ("nested setting", r"learner has a dict as its setting 'learner'; give .* LearnerConfig\(reuse=2\)"),
+        ("settings", "actor-0 has settings, but a worker of kind actor takes none"),
         ("kind", "there is no worker of kind 'nonsense'; there are: actor"),
         ("circle", "between a, b form a cycle"),
     ],
@@ -280,6 +284,23 @@ def broken(change: str) -> Graph:
 def test_invalid_graphs_are_refused_in_one_sentence(change: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check(broken(change))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ports": Port("rows", "samples", "reads")}, r"ports of the kind .*:WATCH must be a tuple of Port"),
+        ({"metrics": Metric("loss", "loss", "-", "falls")}, r"must be a tuple of Metric; .* metrics=\(Metric\(...\),\)"),
+        ({"loads_jax": False}, r"loads_jax of the kind .*:WATCH is False; give a function that returns it"),
+        ({"build": WATCH.check}, r"build of the kind .*:WATCH is None; give the location"),
+    ],
+)
+def test_kind_with_an_invalid_field_is_refused(changes: dict, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[HERE], "WATCH", WATCH._replace(**changes))
+    with pytest.raises(ConfigError, match=words):
+        find_kind(f"{HERE}:WATCH")
+    with pytest.raises(ConfigError, match="is the kind 'watch' itself; give its location as `module:NAME`"):
+        graph_of().insert(WATCH)  # type: ignore[arg-type]
 
 
 def test_graph_with_other_groups_than_the_experiment_is_refused() -> None:

@@ -16,7 +16,8 @@ from jsrl.cli.replay_update import replay_update
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, NonFiniteUpdate
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
-from jsrl.graph.policies import PolicyPart
+from jsrl.graph.graph import Graph, node
+from jsrl.graph.policies import PolicyPart, with_policy
 from jsrl.launch.plan import make_plan
 from jsrl.launch.plan_text import describe
 from jsrl.launch.progress import Progress
@@ -28,6 +29,7 @@ from jsrl.replay.device.ring import ring_shape
 from jsrl.runs.control import Event
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
+from jsrl.transport.stream import Stream
 from jsrl.types import leaves
 from jsrl.workers.jobs import StartPoint
 from jsrl.workers.learner.build_updater import missed_ratio
@@ -98,6 +100,20 @@ def test_the_plan_puts_replay_workers_between_actors_and_learner(tmp_path):
     assert all(job.experiment.agent is None for job in plan.jobs if job.kind == "replay")
     text = describe(plan, [])
     for words in ("actor -> replay", "replay -> learner", "learner -> replay      priorities", "replay (host)"):
+        assert words in text
+
+
+def test_the_plan_shows_the_replay_of_a_second_policy(tmp_path):
+    def with_replay(graph: Graph) -> Graph:
+        graph = with_policy(graph, "b", (1,), {"replay": dataclasses.replace(REPLAY, kind="host")})
+        drawn = Stream("batches-b", "samples", "b", schema="batches", groups=(0,), blocks=4)
+        back = Stream("priorities-b", "samples", "b", schema="priorities", groups=(0,), blocks=16, feedback=True)
+        replay = node("replay-b-0", "replay", samples="samples-b", batches=drawn.name, priorities=back.name)
+        return graph.add(replay, drawn, back).connect("learner-b", samples=drawn.name, priorities=back.name)
+
+    e = dataclasses.replace(experiment("device", placement="inline", num_groups=2), replay=None)
+    text = describe(make_plan(e, str(tmp_path), tmp_path, graph=with_replay), [])
+    for words in ("replay-b -> learner-b  batches-b  shared-memory: batches of about", "replay (host): 2,000 env steps"):
         assert words in text
 
 
@@ -185,7 +201,16 @@ def test_estimated_env_steps_of_free_replay_are_not_implausible():
     facts = {"updates": 8_000, "env_steps": 8_000 * e.rows_per_update, "metrics": {}}
     for worker, name in (("evaluator", "evaluated"), ("video-recorder", "filmed")):
         assert Session.implausible(session, Event(worker, 0, name, facts=facts)) == ""
-    assert "env_steps is" in Session.implausible(session, Event("learner", 0, "finished", facts=facts))
+
+
+def test_env_steps_inserted_before_the_first_update_are_not_implausible():
+    """Actors of a free-running replay do not wait while the learner compiles; others fill the buffer first."""
+    short = {"total_env_steps": 200}
+    free = experiment("host", replay={"samples_per_insert": None}, **short)
+    filled = experiment("host", replay={"min_size": 2_000}, **short)
+    for e, env_steps, refused in ((free, 10**6, False), (filled, 2_200, False), (filled, 10**6, True)):
+        progress = Progress(PolicyPart("policy", "learner", e, (0,), ""))
+        assert ("env_steps is" in progress.implausible({"updates": 1, "env_steps": env_steps})) == refused
 
 
 @pytest.mark.slow

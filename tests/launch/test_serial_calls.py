@@ -60,7 +60,7 @@ def serial_run(*workers: Scripted, turns: int = 3) -> tuple[Any, list[str]]:
     kinds = {name: kind._replace(final=lambda *_: None) for name, kind in kinds.items()}
     made: Any = SerialRun(SimpleNamespace(kinds=kinds), session)  # type: ignore[arg-type]
     made._workers = {one.name: one for one in workers}
-    made._each_turn, made._when_due, made._learners = list(made._workers), [], [learner.name]
+    made._each_turn, made._when_due = list(made._workers), []
     made._interrupted = False
     return made, lost
 
@@ -84,6 +84,29 @@ def test_a_serial_run_continues_without_a_dispensable_worker_that_cannot_begin()
     run._loop()
     run._close()
     assert lost == []
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_error_of_a_worker_that_cannot_be_built_is_not_hidden(error: type[BaseException], tmp_path, monkeypatch) -> None:
+    run, _ = serial_run(Scripted("learner"), Scripted("watch"))
+    ended = list[str]()
+    run._session.fail = run._session.end = lambda why: ended.append(why)
+    run._session.result = lambda: "result"
+    run._plan.jobs, run._plan.memory_folder = [SimpleNamespace(name="learner"), SimpleNamespace(name="watch")], tmp_path
+
+    def build(job: Any, reporter: Any) -> Any:
+        if job.name == "watch":
+            raise error
+        return SimpleNamespace(name=job.name, meter=SimpleNamespace(close=lambda: None))
+
+    monkeypatch.setattr("jsrl.launch.serial.build_worker", build)
+    run._workers = {}
+    if error is KeyboardInterrupt:
+        assert run.run() == "result" and ended == ["interrupted"]
+    else:
+        with pytest.raises(error):
+            run.run()
+    assert not tmp_path.exists()
 
 
 def test_requests_are_noticed_during_the_final_evaluation_of_a_serial_run() -> None:

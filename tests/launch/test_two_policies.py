@@ -219,6 +219,16 @@ def test_counters_and_metrics_are_kept_by_policy(session: Session) -> None:
     assert "more than this run can have" in session.implausible(lie)  # type: ignore[arg-type]
 
 
+def test_counts_of_other_workers_are_not_those_of_the_training(session: Session) -> None:
+    """A user's worker may count its own updates under these names."""
+    report = Report("actor-1", 0, {}, {"updates": 10**9, "env_steps": 10**9, "finished": True})
+    session.report(Report("learner-b", 0, {}, {"updates": 9, "env_steps": 90}))
+    assert session.implausible(report) == ""
+    session.report(report)
+    progress = session.policies["b"]
+    assert (progress.updates, progress.env_steps, progress.kept["updates"], progress.ended) == (9, 90, 9, "")
+
+
 def test_scores_of_a_very_long_run_take_a_bounded_memory(session: Session) -> None:
     progress = session.policies["policy"]
     for number in range(3 * MOST_PROGRESS):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jsrl.errors import ConfigError
 from jsrl.metrics import catalogue as metric_names
 from jsrl.metrics.metrics import Meter, MetricsHub
 from jsrl.metrics.sinks import JsonLinesSink
@@ -59,6 +60,13 @@ def read(path):
         raise ValueError(constant)
 
     return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def test_metric_that_is_no_number_is_named():
+    meter = Meter("actor")
+    meter.last("counted", np.arange(3))
+    with pytest.raises(ConfigError, match="the metric counted is array"):
+        meter.flush()
 
 
 def test_unchanged_counter_has_rate_zero(clock):

@@ -8,6 +8,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 import zmq
 
@@ -56,6 +57,14 @@ def test_worker_messages_do_not_wait_for_the_next_heartbeat(transport):
     for number in range(3):
         client.send(Event, name="note", text=str(number))
         assert heard(server, Event).text == str(number)
+
+
+def test_facts_that_cannot_be_sent_do_not_end_the_control_thread(transport):
+    server, client = transport
+    with pytest.raises(TypeError, match="a fact is of type object; facts are numbers, texts, lists and dicts"):
+        client.send(Event, name="note", facts={"seen": object()})
+    client.send(Event, name="note", facts={"count": np.int64(3), "scores": np.arange(2)})
+    assert heard(server, Event).facts == {"count": 3, "scores": [0, 1]}
 
 
 def test_controller_messages_arrive_between_heartbeats(transport):

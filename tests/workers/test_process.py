@@ -3,10 +3,19 @@
 import gc
 import subprocess
 import sys
+from queue import Queue
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from jsrl.workers.process import no_collections
+from jsrl.errors import ConfigError
+from jsrl.runs.control import Bye, Crash
+from jsrl.runs.names import FileNames
+from jsrl.workers.jobs import Job
+from jsrl.workers.kinds import Kind, build_worker
+from jsrl.workers.process import no_collections, run
 from tests.launch.hosts.agents import await_that
 
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
@@ -59,3 +68,66 @@ def test_learner_saves_after_its_controller_was_killed_unless_another_continues_
     parent.wait()
     parent.stdout.close()
     assert (tmp_path / "saved").exists() == (who == "alone")
+
+
+def worker(**parts: Any) -> Any:
+    """Return a worker whose given parts are as a beginner may write them; its metrics are a scripted dict."""
+    meter = SimpleNamespace(begin=lambda: None, close=lambda: None)
+    usual = {"name": "mine", "meter": meter, "setup": lambda: None, "step": lambda: 1, "report": lambda: ({}, {})}
+    return SimpleNamespace(**usual | {"command": print, "close": dict} | parts)
+
+
+def last_message(made: Any) -> Any:
+    """Return the last message of a worker's process: it is stopped in its first step."""
+    sent, stop = list[Any](), Event()
+
+    def send(message: Any, **facts: Any) -> None:
+        sent.append(message(worker="mine", incarnation=0, **facts))
+
+    control = SimpleNamespace(send=send, stop=stop, commands=Queue(), stage=print, left=print, close=print, memory=None)
+    control.progress, control.slowness, control.stuck_s, control.outlives_s, control.entering = 0, 1.0, None, 0.0, print
+    step = made.step
+    made.step = lambda: (stop.set(), step())[1]
+    run(lambda reporter: made, control)  # type: ignore[arg-type]
+    return sent[-1]
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"step": lambda: None}, "step of mine returned None; return the amount of work done, 0 for none"),
+        ({"report": lambda: {"mine/a": 1.0, "mine/b": 2.0}}, "return two dicts, metrics and facts"),
+        ({"report": lambda: ({"mine/a": "fast"}, {})}, "the metric mine/a of mine is 'fast'; metrics are numbers"),
+    ],
+)
+def test_invalid_values_of_a_workers_methods_are_named(parts: dict[str, Any], words: str) -> None:
+    crash = last_message(worker(**parts))
+    assert isinstance(crash, Crash) and crash.error == "ConfigError" and words in crash.text
+
+
+def test_close_may_return_nothing() -> None:
+    bye = last_message(worker(close=lambda: None))
+    assert isinstance(bye, Bye) and bye.facts == {}
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (SimpleNamespace(name="mine", setup=print), "MADE built mine without meter, step, report, command, close"),
+        (None, "without name, meter, setup"),
+        (worker(name="counter"), "built mine with the name 'counter'; set name to job.name"),
+    ],
+)
+def test_worker_without_a_part_is_refused(made: Any, words: str, monkeypatch) -> None:
+    here = sys.modules[__name__]
+    monkeypatch.setattr(here, "MADE", lambda job, reporter: made, raising=False)
+    monkeypatch.setattr(here, "MINE", Kind("mine", "mines", f"{__name__}:MADE"), raising=False)
+    job: Any = SimpleNamespace(kind=f"{__name__}:MINE", name="mine")
+    with pytest.raises(ConfigError, match=words):
+        build_worker(job, None)
+
+
+def test_serial_worker_does_not_wait_for_a_stream_that_no_setup_bound(tmp_path) -> None:
+    job: Any = SimpleNamespace(in_process=True, names=FileNames(tmp_path), name="actor-0")
+    with pytest.raises(ConfigError, match=r"actor-0 cannot connect to samples.count .* did not bind the stream"):
+        Job.find(job, "samples.count")

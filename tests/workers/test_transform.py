@@ -211,6 +211,11 @@ def test_a_change_that_returns_a_trajectory_is_refused(row: Row) -> None:
     del row.workers["augment"].change
 
 
+def test_a_setup_that_does_not_call_that_of_the_base_class_is_named(plan: Plan) -> None:
+    with pytest.raises(ConfigError, match=r"setup of \w+ must call super\(\).setup\(\)"):
+        build_worker(plan.job("augment"), Silent()).step()
+
+
 def test_random_numbers_depend_on_the_actor_and_differ_per_worker(row: Row) -> None:
     first, second = row.workers["augment"], row.workers["second"]
     made = Origin(ProducerId("actor-0", 2), 5)
