@@ -529,11 +529,18 @@ def agent_folder() -> Iterator[Path]:
     Raises:
       ConfigError: it cannot be made.
     """
-    base = make_folder(Path(tempfile.gettempdir()) / f"jsrl-hosts-{os.getuid()}")
-    for left in base.iterdir():
-        with contextlib.suppress(OSError):
-            remove_unless_living(left)
-    with living_folder(base / secrets.token_hex(4)) as folder:
+    with contextlib.ExitStack() as stack:
+        try:
+            base = make_folder(Path(tempfile.gettempdir()) / f"jsrl-hosts-{os.getuid()}")
+            for left in base.iterdir():
+                with contextlib.suppress(OSError):
+                    remove_unless_living(left)
+            folder = stack.enter_context(living_folder(base / secrets.token_hex(4)))
+        except OSError as error:
+            raise ConfigError(
+                f"this host has no space for the run's files ({error.strerror or error}); free some, or set TMPDIR to a "
+                "folder that has space."
+            ) from error
         yield folder
 
 

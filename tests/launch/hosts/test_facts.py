@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import tempfile
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from jsrl.launch.local import facts
+from jsrl.errors import ConfigError
+from jsrl.launch.local import agent, facts
+from jsrl.transport.memory import segment
 
 
 def test_host_that_has_enough_lacks_nothing(tmp_path: Path):
@@ -30,3 +35,16 @@ def test_host_with_a_full_disk_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     assert facts.lacks(tmp_path, 1_000) == f"3 MB free in {tmp_path}, and needs at least 16"
     free |= {tmp_path: 1 << 30, facts.SHM: 0}
     assert facts.lacks(tmp_path, 1_000) == "0 MB free in /dev/shm, and needs at least 16"
+
+
+@pytest.mark.parametrize(("module", "name"), [(tempfile, "gettempdir"), (segment, "lock_file")])
+def test_host_without_space_for_temporary_files_is_refused(
+    module: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(module, name, fail)
+    with pytest.raises(ConfigError, match=r"no space for the run's files.*No space left.*TMPDIR"), agent.agent_folder():
+        pass
