@@ -61,7 +61,7 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
             later = f", and {count - least} more that may come later" if least < count else ""
             notify(f"waiting for {counted(least, 'host')} to join{later}; copy a token file to each, and give there:")
         for path in launcher.token_files:
-            notify(f"  jsrl join {launcher.address} --token-file {shlex.quote(str(path.absolute()))}")
+            notify(f"  {shlex.join(['jsrl', 'join', launcher.address, '--token-file', str(path.absolute())])}")
         yield launcher
     finally:
         launcher.close()
@@ -106,7 +106,7 @@ def parse_listen(text: str) -> tuple[str, int]:
       ConfigError: it is neither, or is a wildcard address.
     """
     host, port = text, "0"
-    if text.count(":") == 1 or text.startswith("["):
+    if text.count(":") == 1 or "]:" in text:
         host, _, port = text.rpartition(":")
     try:
         address = ipaddress.ip_address(host.strip("[]"))

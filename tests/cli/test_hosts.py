@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jsrl.cli.experiments import load
-from jsrl.cli.hosts import launcher_of
+from jsrl.cli.hosts import launcher_of, parse_listen
 from jsrl.experiment.options import RunOptions
 from tests.launch.hosts.agents import await_that
 
@@ -40,3 +40,16 @@ def test_the_port_for_hosts_outlives_the_reader_of_its_lines(tmp_path: Path, mon
         assert launcher._port._thread.is_alive()
         launcher.members.notices.append("a host is gone")
         await_that(lambda: not launcher.members.notices, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10.0.0.5", ("10.0.0.5", 0)),
+        ("fd00::5", ("fd00::5", 0)),
+        ("[fd00::5]", ("fd00::5", 0)),
+        ("[fd00::5]:7", ("fd00::5", 7)),
+    ],
+)
+def test_listen_takes_addresses_with_and_without_a_port(text: str, expected: tuple[str, int]) -> None:
+    assert parse_listen(text) == expected

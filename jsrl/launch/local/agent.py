@@ -161,6 +161,7 @@ class Agent:
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, CONNECTION_MS[0])
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_MS[1])
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
+        self._socket.setsockopt(zmq.IPV6, uses_ipv6(self._address))
         self._connection = connect(self._socket, endpoint, self._keys)
 
     def run(self) -> int:
@@ -544,6 +545,14 @@ def agent_folder() -> Iterator[Path]:
         yield folder
 
 
+def uses_ipv6(address: str) -> bool:
+    """Return whether the controller at `HOST:PORT` is reached over IPv6: its name may have no other address."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError):  # the network is down; ZeroMQ tries again
+        return ":" in address_towards(host.strip("[]"), int(port))
+    return False
+
+
 def check_address(address: str) -> str:
     """Return `HOST:PORT` of a controller from the user's text, which may start with `tcp://`.
 
@@ -551,9 +560,11 @@ def check_address(address: str) -> str:
       ConfigError: it is invalid, or the host has no address.
     """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    bare = ":" in host and not host.startswith("[")
+    if not host or bare or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ConfigError(
-            f"{address!r} is not the address of a controller; expected HOST:PORT, as `jsrl run --listen` prints it."
+            f"{address!r} is not the address of a controller; expected HOST:PORT, as `jsrl run --listen` prints it (IPv6: "
+            "[fd00::5]:7000)."
         )
     try:
         address_towards(host.strip("[]"), int(port))
