@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 from pathlib import Path
 
 import msgspec
@@ -315,6 +317,19 @@ def test_tokens_leave_no_files(tmp_path: Path):
 
 
 KEY = "ab" * 32
+
+
+def test_token_in_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tokens = Tokens(tmp_path / "join")
+    tokens.make()
+    tokens.publish("10.0.0.5:7000")
+
+    def fail(*_: object) -> Path:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(ConfigError, match=r"cannot be taken \(Read-only file system\).*write to that folder"):
+        claim(tmp_path / "join", 20.0)
 
 
 def test_tokens_of_a_killed_run_are_replaced(tmp_path: Path):
