@@ -302,7 +302,10 @@ class Members:
     def _objection(self, token: str, hello: Hello) -> str:
         """Return why a host may not join, for the user; empty: it may."""
         if not 0 < len(hello.name) <= MAX_NAME_CHARS or min(hello.cores, hello.memory_mb) < 1:
-            return f"it calls itself {hello.name[:80]!r}, with {hello.cores} cores and {hello.memory_mb} MB."
+            return (
+                f"it calls itself {hello.name[:80]!r}, with {hello.cores} cores and {hello.memory_mb} MB; expected a name of "
+                f"1 to {MAX_NAME_CHARS} characters (--name), and at least one core and one MB."
+            )
         if hello.name in self._revoked:
             return f"the key of {hello.name} was revoked."
         others = [host.name for host in self.hosts if not self._is_same(host, hello)]

@@ -109,7 +109,7 @@ def test_revoked_host_is_removed_and_none_of_its_name_joins(world: World):
         ({"versions": {}}, "a has jsrl none and the controller has"),
         ({"code": "other"}, "but with other sources; install the same commit"),
         ({"name": "here"}, "another host is called here; give this one a name with --name"),
-        ({"name": ""}, "it calls itself ''"),
+        ({"name": "n" * 65}, "expected a name of 1 to 64 characters (--name)"),
         ({"cores": 0}, "with 0 cores"),
         ({"lacks": "9 MB free in /tmp, and needs at least 16"}, "a has only 9 MB free in /tmp, and needs at least 16;"),
     ],
