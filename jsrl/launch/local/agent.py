@@ -11,6 +11,7 @@ on this host.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import queue
@@ -86,6 +87,7 @@ from jsrl.transport.memory.segment import living_folder, make_folder, remove_unl
 PATIENCE_S, DRAIN_S = 120.0, 30.0
 SAVE_S = 4.0  # before the lease ends; half of it if it is shorter than twice that
 LEAVES = "its agent was told to end"
+NO_FILES = "this host cannot keep the run's files"
 _TURN_MS, _USAGE_S = 50, 1.0
 _PAUSE_S = 0.0002  # between two turns, per worker: the messages of hundreds arrive one by one
 _EXECUTE_S = 0.1  # of a turn
@@ -222,7 +224,7 @@ class Agent:
         try:
             self._receive()
         except OSError as error:  # a full disk
-            self._leave(1, f"this host cannot keep the run's files ({error})")
+            self._leave(1, f"{NO_FILES} ({error})")
             return
         self._control.listen()
         if self._must_save:
@@ -466,6 +468,9 @@ class Agent:
         try:
             self._children.begin(message)
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # else its restarts would be used up here
+                self._leave(1, f"{NO_FILES} ({error})")
+                return
             text = f"could not be started on {self._name}: {error}"
             self._send_exit(Exited(self._epoch, message.worker, message.incarnation, None, text, ""))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import math
 import os
@@ -569,6 +570,23 @@ def test_agent_starts_as_many_forked_workers_at_once_as_its_cores_can_take(monke
     assert said == [Exited(1, "actor-8", 0, None, "ended before its start", "")] and list(agent._queue) == [
         ("actor-7", 0)
     ]
+
+
+@pytest.mark.parametrize(("number", "leaves"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.ENOMEM, False)])
+def test_host_without_disk_space_for_a_worker_leaves(number: int, leaves: bool) -> None:
+    """The worker then starts on another host, and its restarts are not used up."""
+
+    def fail(_: Begin) -> None:
+        raise OSError(number, os.strerror(number))
+
+    said, ended = list[str](), list[str]()
+    agent = SimpleNamespace(
+        _epoch=1, _name="a", _kept_folders={}, _run="", _children=SimpleNamespace(begin=fail),
+        _leave=lambda status, why: said.append(why), _send_exit=lambda exited: ended.append(exited.text),
+    )  # fmt: skip
+    local_agent.Agent._begin(agent, Begin(1, "actor", "actor-0", 0, b"{}", {}))  # type: ignore[arg-type]
+    assert bool(said) is leaves and bool(ended) is not leaves
+    assert os.strerror(number) in (said + ended)[0]
 
 
 def test_agent_executes_orders_once_and_in_order() -> None:
