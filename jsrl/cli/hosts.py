@@ -27,7 +27,7 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
     """Yield the launcher of the workers, if the options allow other hosts; None: processes of this host.
 
     Raises:
-      ConfigError: this host cannot listen there, a host is invalid, or the experiment needs none.
+      ConfigError: this host cannot listen there, a host or JSRL_PORTS is invalid, or the experiment needs none.
     """
     if options.launcher != "local" and options.hosts is not None:
         raise ConfigError(f"--hosts cannot be combined with --launcher {options.launcher}; leave one of them out.")
@@ -40,7 +40,9 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
     from jsrl.launch.hosts.launcher import JoinedHosts
     from jsrl.launch.local.facts import own_facts
     from jsrl.launch.local.launcher import Local
+    from jsrl.transport.meeting.ports import allowed_ports
 
+    allowed_ports()  # a wrong JSRL_PORTS would only be noticed once all hosts have joined
     engine, address = engine_of(options, notify)
     count = options.num_hosts if engine is None else len(engine.hosts)
     host, port = parse_listen(options.listen) if options.listen else (address, 0)

@@ -83,12 +83,14 @@ def join(
     """Run the agent of this host, with at most `cores` cores and `memory_mb` MB of memory (0: all); see Agent.
 
     Raises:
-      ConfigError: the address or the token is invalid.
+      ConfigError: the address, the token or JSRL_PORTS is invalid.
     """
     from jsrl.launch.local.agent import Agent, agent_folder, check_address
     from jsrl.launch.memory_folder import own_memory_folder
     from jsrl.transport.meeting.keys import load_client_keys
+    from jsrl.transport.meeting.ports import allowed_ports
 
+    allowed_ports()  # a wrong JSRL_PORTS would only be noticed by the workers
     if not Path(token_file).is_file():
         raise ConfigError(f"there is no token file {token_file}; take one of those that `jsrl run --listen` wrote.")
     address, keys = check_address(address), load_client_keys(token_file)
