@@ -319,6 +319,18 @@ def test_tokens_leave_no_files(tmp_path: Path):
 KEY = "ab" * 32
 
 
+def test_connection_that_breaks_again_and_again_is_reported(world: World):
+    """Each large message breaks it if packets are too large for the network. The host's beats still arrive."""
+    host, reports = world.join(), list[str]()
+    for world.now_s in (100.0, 130.0, 300.0, 330.0, 360.0, 390.0):
+        world.members.handle(host.token, b"id", Beat(host.epoch, 1.0, []))
+        world.members.notices.clear()
+        world.members.note_closed(b"id")
+        reports += [f"{world.now_s:g}: {notice}" for notice in world.members.notices]
+    (report,) = reports
+    assert report.startswith("360: the connection to host a broke 3 times within 120 s.") and "mtu" in report
+
+
 def test_token_in_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tokens = Tokens(tmp_path / "join")
     tokens.make()
