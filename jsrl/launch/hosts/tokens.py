@@ -48,6 +48,16 @@ def claim(folder: Path, timeout_s: float) -> tuple[str, Path]:
         time.sleep(LOOK_S)
 
 
+def has_moved(folder: Path, address: str) -> bool:
+    """Return whether a folder has no more tokens of the run at this address: it ended, or began again elsewhere."""
+    try:
+        return (folder / ADDRESS).read_text().strip() != address
+    except FileNotFoundError:
+        return True
+    except OSError:  # the file system does not answer now
+        return False
+
+
 @dataclass
 class Token:
     """A key for joining.

@@ -69,6 +69,7 @@ from jsrl.launch.hosts.messages import (
 )
 from jsrl.launch.hosts.pages import PageWatch
 from jsrl.launch.hosts.port import CONNECTION_MS
+from jsrl.launch.hosts.tokens import has_moved
 from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.launch.interrupts import may_repeat
 from jsrl.launch.links import KEYS
@@ -112,6 +113,7 @@ class Agent:
       patience_s: how long it tries to reach the controller.
       most: cores and MB of memory of this host that workers may use; 0: all.
       drain_s: how long its workers may take to leave when it must end.
+      tokens: folder from which this host took its token; None: it has a token file of its own.
     """
 
     def __init__(
@@ -125,7 +127,9 @@ class Agent:
         patience_s: float = PATIENCE_S,
         most: tuple[int, int] = (0, 0),
         drain_s: float = DRAIN_S,
+        tokens: Path | None = None,
     ) -> None:
+        self._tokens = tokens
         self._address, self._keys, self._name, self._folder = address, keys, name, folder
         self._notify, self._patience_s, self._most, self._drain_s = notify, patience_s, most, drain_s
         self._session, self._epoch, self._executed = secrets.token_hex(16), 0, 0
@@ -304,7 +308,9 @@ class Agent:
 
     def _beat(self) -> None:
         if not self._epoch:
-            if self._connection.made:
+            if self._tokens is not None and has_moved(self._tokens, self._address):
+                self._end = (1, f"the run at {self._address} has ended or has begun again elsewhere; join again")
+            elif self._connection.made:
                 with contextlib.suppress(OSError):  # there is no way to the controller now: the link is down
                     self._send(self._hello())
             return

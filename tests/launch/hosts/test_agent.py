@@ -620,11 +620,32 @@ def test_agent_without_a_network_waits_for_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(local_agent, "address_towards", unreachable)
     said: list[object] = []
     agent = SimpleNamespace(
-        _epoch=0, _connection=SimpleNamespace(made=True), _address="10.0.0.5:7000", _send=said.append
+        _epoch=0, _connection=SimpleNamespace(made=True), _address="10.0.0.5:7000", _send=said.append, _tokens=None
     )
     agent._hello = functools.partial(local_agent.Agent._hello, agent)  # type: ignore[arg-type]
     local_agent.Agent._beat(agent)  # type: ignore[arg-type]
     assert not said
+
+
+def test_agent_ends_once_the_run_of_its_token_has_begun_again_elsewhere(tmp_path: Path) -> None:
+    """It would wait for the old address as long as its patience allows, while new tokens wait for it."""
+    agent = SimpleNamespace(
+        _epoch=0,
+        _connection=SimpleNamespace(made=False),
+        _address="10.0.0.5:7000",
+        _tokens=tmp_path / "join",
+        _end=None,
+    )
+    tokens = Tokens(tmp_path / "join")
+    tokens.make()
+    for address, ended in (("10.0.0.5:7000", False), ("10.0.0.6:7000", True)):
+        tokens.publish(address)
+        local_agent.Agent._beat(agent)  # type: ignore[arg-type]
+        assert bool(agent._end) is ended
+    agent._end = None
+    tokens.close()
+    local_agent.Agent._beat(agent)  # type: ignore[arg-type]
+    assert agent._end == (1, "the run at 10.0.0.5:7000 has ended or has begun again elsewhere; join again")
 
 
 @pytest.mark.parametrize(
