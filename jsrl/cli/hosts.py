@@ -27,7 +27,7 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
     """Yield the launcher of the workers, if the options allow other hosts; None: processes of this host.
 
     Raises:
-      ConfigError: this host cannot listen there, a host is invalid, or the experiment needs none.
+      ConfigError: this host cannot listen there, a host or JSRL_PORTS is invalid, or the experiment needs none.
     """
     if options.launcher != "local" and options.hosts is not None:
         raise ConfigError(f"--hosts cannot be combined with --launcher {options.launcher}; leave one of them out.")
@@ -40,7 +40,9 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
     from jsrl.launch.hosts.launcher import JoinedHosts
     from jsrl.launch.local.facts import own_facts
     from jsrl.launch.local.launcher import Local
+    from jsrl.transport.meeting.ports import allowed_ports
 
+    allowed_ports()  # a wrong JSRL_PORTS would only be noticed once all hosts have joined
     engine, address = engine_of(options, notify)
     count = options.num_hosts if engine is None else len(engine.hosts)
     host, port = parse_listen(options.listen) if options.listen else (address, 0)
@@ -61,7 +63,7 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
             later = f", and {count - least} more that may come later" if least < count else ""
             notify(f"waiting for {counted(least, 'host')} to join{later}; copy a token file to each, and give there:")
         for path in launcher.token_files:
-            notify(f"  jsrl join {launcher.address} --token-file {shlex.quote(str(path.absolute()))}")
+            notify(f"  {shlex.join(['jsrl', 'join', launcher.address, '--token-file', str(path.absolute())])}")
         yield launcher
     finally:
         launcher.close()
@@ -106,7 +108,7 @@ def parse_listen(text: str) -> tuple[str, int]:
       ConfigError: it is neither, or is a wildcard address.
     """
     host, port = text, "0"
-    if text.count(":") == 1 or text.startswith("["):
+    if text.count(":") == 1 or "]:" in text:
         host, _, port = text.rpartition(":")
     try:
         address = ipaddress.ip_address(host.strip("[]"))

@@ -63,7 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             die_with_parent(options.parent, signal.SIGHUP)
         most = (options.cores, options.memory_mb)
-        return join(options.address, options.token_file, options.name, options.patience_s, most, options.drain_s)
+        return join(
+            options.address, options.token_file, options.name, options.patience_s, most, options.drain_s, options.folder
+        )
     except JsrlError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
@@ -78,22 +80,33 @@ def claimed(folder: Path, timeout_s: float) -> tuple[str, str]:
 
 
 def join(
-    address: str, token_file: str, name: str, patience_s: float, most: tuple[int, int] = (0, 0), drain_s: float = 30.0
+    address: str,
+    token_file: str,
+    name: str,
+    patience_s: float,
+    most: tuple[int, int] = (0, 0),
+    drain_s: float = 30.0,
+    folder: str | None = None,
 ) -> int:
     """Run the agent of this host, with at most `cores` cores and `memory_mb` MB of memory (0: all); see Agent.
 
+    folder: from which the token was taken.
+
     Raises:
-      ConfigError: the address or the token is invalid.
+      ConfigError: the address, the token or JSRL_PORTS is invalid.
     """
     from jsrl.launch.local.agent import Agent, agent_folder, check_address
     from jsrl.launch.memory_folder import own_memory_folder
     from jsrl.transport.meeting.keys import load_client_keys
+    from jsrl.transport.meeting.ports import allowed_ports
 
+    allowed_ports()  # a wrong JSRL_PORTS would only be noticed by the workers
     if not Path(token_file).is_file():
         raise ConfigError(f"there is no token file {token_file}; take one of those that `jsrl run --listen` wrote.")
     address, keys = check_address(address), load_client_keys(token_file)
-    with agent_folder() as folder, own_memory_folder() as memory:
-        return Agent(address, keys, name, folder, memory, _notify, patience_s, most, drain_s).run()
+    tokens = None if folder is None else Path(folder)
+    with agent_folder() as own, own_memory_folder() as memory:
+        return Agent(address, keys, name, own, memory, _notify, patience_s, most, drain_s, tokens).run()
 
 
 def _notify(line: str) -> None:

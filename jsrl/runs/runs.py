@@ -99,17 +99,21 @@ class RunFolder:
         check_run_name(chosen)
         parent = Path(runs_dir).expanduser().absolute() / experiment
         try:
-            path = cls._claim(parent, chosen, overwrite=overwrite, may_number=name is None)
-            for folder in _FOLDERS:
-                (path / folder).mkdir()
-            write_json(path / "experiment.json", config or {})
-            write_json(path / "environment.json", environment_facts() | {"init_from": init_from})
+            made = cls(cls._claim(parent, chosen, overwrite=overwrite, may_number=name is None))
+            try:
+                for folder in _FOLDERS:
+                    (made.path / folder).mkdir()
+                write_json(made.path / "experiment.json", config or {})
+                write_json(made.path / "environment.json", environment_facts() | {"init_from": init_from})
+            except BaseException:  # also Ctrl-C: the name would stay taken
+                made.undo()
+                raise
         except OSError as error:
             raise ConfigError(
                 f"the run folder {parent / chosen} cannot be written ({error.strerror or error}). "
                 "Choose another place with --runs-dir DIR, or make this one writable."
             ) from error
-        return cls(path)
+        return made
 
     @staticmethod
     def _claim(parent: Path, name: str, *, overwrite: bool, may_number: bool) -> Path:

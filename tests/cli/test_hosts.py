@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from jsrl.cli.experiments import load
-from jsrl.cli.hosts import launcher_of
+from jsrl.cli.hosts import launcher_of, parse_listen
+from jsrl.cli.join import join
+from jsrl.errors import ConfigError
 from jsrl.experiment.options import RunOptions
 from tests.launch.hosts.agents import await_that
 
@@ -40,3 +42,26 @@ def test_the_port_for_hosts_outlives_the_reader_of_its_lines(tmp_path: Path, mon
         assert launcher._port._thread.is_alive()
         launcher.members.notices.append("a host is gone")
         await_that(lambda: not launcher.members.notices, 5.0)
+
+
+def test_wrong_ports_are_refused_before_hosts_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each worker on that host would fail, until the run does."""
+    monkeypatch.setenv("JSRL_PORTS", "80-90")
+    options = RunOptions(runs_dir=str(tmp_path), listen="127.0.0.1")
+    with pytest.raises(ConfigError, match="JSRL_PORTS is '80-90'"), launcher_of(options, load("ppo_cartpole")):
+        pass
+    with pytest.raises(ConfigError, match="JSRL_PORTS is '80-90'"):
+        join("127.0.0.1:7000", str(tmp_path / "token"), "a", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10.0.0.5", ("10.0.0.5", 0)),
+        ("fd00::5", ("fd00::5", 0)),
+        ("[fd00::5]", ("fd00::5", 0)),
+        ("[fd00::5]:7", ("fd00::5", 7)),
+    ],
+)
+def test_listen_takes_addresses_with_and_without_a_port(text: str, expected: tuple[str, int]) -> None:
+    assert parse_listen(text) == expected

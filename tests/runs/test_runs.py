@@ -24,6 +24,7 @@ from jsrl.report.comparison import (
     summarise,
 )
 from jsrl.report.comparison_page import comparison_page
+from jsrl.runs import runs
 from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder, load_runs, split_tag
 from jsrl.runs.state import RUNNING, STATUS
@@ -85,6 +86,19 @@ def test_a_run_is_overwritten_only_once_the_new_one_begins(tmp_path):
     assert list(tmp_path.glob("*/*/experiment.json")) == [new.path / "experiment.json"]  # the list has no other
     new.delete_replaced()
     assert not old.metrics_path.exists() and os.listdir(tmp_path / "x") == ["a"]
+
+
+def test_ctrl_c_while_a_run_folder_is_made_leaves_its_name_free(tmp_path, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    old = RunFolder.create(tmp_path, "x", "a")
+    old.metrics_path.write_text("{}\n")
+    monkeypatch.setattr(runs, "environment_facts", interrupted)
+    for name in ("a", "b"):
+        with pytest.raises(KeyboardInterrupt):
+            RunFolder.create(tmp_path, "x", name, overwrite=True)
+    assert os.listdir(tmp_path / "x") == ["a"] and old.metrics_path.read_text() == "{}\n"
 
 
 def test_unwritable_folder_is_named(tmp_path):

@@ -97,14 +97,14 @@ class KeptFiles:
         """Keep a file until it is sent; return whether it still exists."""
         if self._held is None:
             return True
-        self._held.mkdir(mode=0o700, exist_ok=True)
         link = self._held / str(len(self._links))
         try:
+            self._held.mkdir(mode=0o700, exist_ok=True)
             link.hardlink_to(self._root / name)
             self._links[name] = link
         except FileNotFoundError:
             return False
-        except OSError:  # this file system has no links: the file is sent if it still exists
+        except OSError:  # this file system has no links, or is full: the file is sent if it still exists
             pass
         return True
 

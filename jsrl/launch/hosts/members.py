@@ -51,6 +51,7 @@ from jsrl.transport.stream import epoch_at, name_at
 MAX_NAME_CHARS, MAX_STREAM_CHARS = 64, 200
 REVOKED = "its key was revoked"
 LACKS_S = 5.0  # after which keys, modules and orders that have not arrived are sent again
+BREAKS, BREAKS_S = 3, 120.0  # so many breaks of a host's connection within this time are reported
 AGAIN_S = 30.0  # after which a worker that has not started is requested again: agents start many one after another
 
 
@@ -87,6 +88,7 @@ class JoinedHost:
       wanted: frozen players for which its workers wait; see Beat. leaves: why it gets no new workers; empty: it does.
       has_answered: whether a message came since its welcome. num_pages: number of its newest Pages.
       silent: whether the user was told that its lease has ended. closed_s: when its connection closed; None: it is open.
+        breaks_s: when it closed, within the last BREAKS_S seconds.
       server_key: public key of the streams that its workers bind, 64 hexadecimal digits. names: of these streams.
       relays: params stream -> address at which the host relays it.
       sent, sent_s: its keys and the modules of its workers, and when they were last sent.
@@ -118,6 +120,7 @@ class JoinedHost:
     num_pages: int = 0
     silent: bool = False
     closed_s: float | None = None
+    breaks_s: list[float] = field(default_factory=list)
     joined_s: float = 0.0
 
     @property
@@ -244,6 +247,13 @@ class Members:
         for host in self.hosts:
             if host.identity == identity and now_s - host.heard_s < PROMPT_S:
                 host.closed_s = now_s
+                host.breaks_s = [at_s for at_s in host.breaks_s if now_s - at_s < BREAKS_S] + [now_s]
+                if len(host.breaks_s) == BREAKS:
+                    self.notices.append(
+                        f"the connection to host {host.name} broke {BREAKS} times within {BREAKS_S:g} s. If small messages "
+                        "arrive and large ones do not, packets are too large for the network between the hosts: "
+                        f"`ping -M do -s 1472 {host.facts.address}` shows it, and a smaller mtu of this host repairs it"
+                    )
 
     def number(self, host: JoinedHost, order: AnyOrder) -> None:
         """Give an order to a host its number; from now on it is sent again until the host confirms it."""
@@ -302,7 +312,10 @@ class Members:
     def _objection(self, token: str, hello: Hello) -> str:
         """Return why a host may not join, for the user; empty: it may."""
         if not 0 < len(hello.name) <= MAX_NAME_CHARS or min(hello.cores, hello.memory_mb) < 1:
-            return f"it calls itself {hello.name[:80]!r}, with {hello.cores} cores and {hello.memory_mb} MB."
+            return (
+                f"it calls itself {hello.name[:80]!r}, with {hello.cores} cores and {hello.memory_mb} MB; expected a name of "
+                f"1 to {MAX_NAME_CHARS} characters (--name), and at least one core and one MB."
+            )
         if hello.name in self._revoked:
             return f"the key of {hello.name} was revoked."
         others = [host.name for host in self.hosts if not self._is_same(host, hello)]

@@ -22,15 +22,22 @@ def claim(folder: Path, timeout_s: float) -> tuple[str, Path]:
     """Return (address, token file) from a folder of tokens, waiting for them; no other agent gets the file.
 
     Raises:
-      ConfigError: there was none in time, or none will come.
+      ConfigError: there was none in time, none will come, or this host may not rename files there.
     """
     ended = folder.with_name(folder.name + ENDED)
     until = time.monotonic() + timeout_s
     while True:
         for path in sorted(folder.glob("*.token")):
-            with contextlib.suppress(FileNotFoundError):  # another agent was faster, or the run has ended
+            try:
                 address = (folder / ADDRESS).read_text().strip()
                 return address, path.rename(path.with_suffix(CLAIMED))
+            except FileNotFoundError:  # another agent was faster, or the run has ended
+                continue
+            except OSError as error:
+                raise ConfigError(
+                    f"the token {path} cannot be taken ({error.strerror or error}): a host that takes one renames its file, "
+                    "so this user must be able to write to that folder."
+                ) from error
         if ended.exists():
             raise ConfigError(f"the run whose tokens were in {folder} has ended; there is nothing to join.")
         if time.monotonic() > until:
@@ -39,6 +46,16 @@ def claim(folder: Path, timeout_s: float) -> tuple[str, Path]:
                 "wait for more hosts?"
             )
         time.sleep(LOOK_S)
+
+
+def has_moved(folder: Path, address: str) -> bool:
+    """Return whether a folder has no more tokens of the run at this address: it ended, or began again elsewhere."""
+    try:
+        return (folder / ADDRESS).read_text().strip() != address
+    except FileNotFoundError:
+        return True
+    except OSError:  # the file system does not answer now
+        return False
 
 
 @dataclass

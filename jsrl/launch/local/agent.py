@@ -11,6 +11,7 @@ on this host.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import queue
@@ -68,6 +69,7 @@ from jsrl.launch.hosts.messages import (
 )
 from jsrl.launch.hosts.pages import PageWatch
 from jsrl.launch.hosts.port import CONNECTION_MS
+from jsrl.launch.hosts.tokens import has_moved
 from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.launch.interrupts import may_repeat
 from jsrl.launch.links import KEYS
@@ -87,6 +89,7 @@ from jsrl.transport.memory.segment import living_folder, make_folder, remove_unl
 PATIENCE_S, DRAIN_S = 120.0, 30.0
 SAVE_S = 4.0  # before the lease ends; half of it if it is shorter than twice that
 LEAVES = "its agent was told to end"
+NO_FILES = "this host cannot keep the run's files"
 _TURN_MS, _USAGE_S = 50, 1.0
 _PAUSE_S = 0.0002  # between two turns, per worker: the messages of hundreds arrive one by one
 _EXECUTE_S = 0.1  # of a turn
@@ -106,6 +109,7 @@ class Agent:
       patience_s: how long it tries to reach the controller.
       most: cores and MB of memory of this host that workers may use; 0: all.
       drain_s: how long its workers may take to leave when it must end.
+      tokens: folder from which this host took its token; None: it has a token file of its own.
     """
 
     def __init__(
@@ -119,7 +123,9 @@ class Agent:
         patience_s: float = PATIENCE_S,
         most: tuple[int, int] = (0, 0),
         drain_s: float = DRAIN_S,
+        tokens: Path | None = None,
     ) -> None:
+        self._tokens = tokens
         self._address, self._keys, self._name, self._folder = address, keys, name, folder
         self._notify, self._patience_s, self._most, self._drain_s = notify, patience_s, most, drain_s
         self._session, self._epoch, self._executed = secrets.token_hex(16), 0, 0
@@ -158,6 +164,7 @@ class Agent:
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, CONNECTION_MS[0])
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_MS[1])
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
+        self._socket.setsockopt(zmq.IPV6, uses_ipv6(self._address))
         self._connection = connect(self._socket, endpoint, self._keys)
 
     def run(self) -> int:
@@ -218,7 +225,7 @@ class Agent:
         try:
             self._receive()
         except OSError as error:  # a full disk
-            self._leave(1, f"this host cannot keep the run's files ({error})")
+            self._leave(1, f"{NO_FILES} ({error})")
             return
         self._control.listen()
         if self._must_save:
@@ -298,7 +305,9 @@ class Agent:
 
     def _beat(self) -> None:
         if not self._epoch:
-            if self._connection.made:
+            if self._tokens is not None and has_moved(self._tokens, self._address):
+                self._end = (1, f"the run at {self._address} has ended or has begun again elsewhere; join again")
+            elif self._connection.made:
                 with contextlib.suppress(OSError):  # there is no way to the controller now: the link is down
                     self._send(self._hello())
             return
@@ -464,6 +473,9 @@ class Agent:
         try:
             self._children.begin(message)
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # else its restarts would be used up here
+                self._leave(1, f"{NO_FILES} ({error})")
+                return
             text = f"could not be started on {self._name}: {error}"
             self._send_exit(Exited(self._epoch, message.worker, message.incarnation, None, text, ""))
 
@@ -528,12 +540,27 @@ def agent_folder() -> Iterator[Path]:
     Raises:
       ConfigError: it cannot be made.
     """
-    base = make_folder(Path(tempfile.gettempdir()) / f"jsrl-hosts-{os.getuid()}")
-    for left in base.iterdir():
-        with contextlib.suppress(OSError):
-            remove_unless_living(left)
-    with living_folder(base / secrets.token_hex(4)) as folder:
+    with contextlib.ExitStack() as stack:
+        try:
+            base = make_folder(Path(tempfile.gettempdir()) / f"jsrl-hosts-{os.getuid()}")
+            for left in base.iterdir():
+                with contextlib.suppress(OSError):
+                    remove_unless_living(left)
+            folder = stack.enter_context(living_folder(base / secrets.token_hex(4)))
+        except OSError as error:
+            raise ConfigError(
+                f"this host has no space for the run's files ({error.strerror or error}); free some, or set TMPDIR to a "
+                "folder that has space."
+            ) from error
         yield folder
+
+
+def uses_ipv6(address: str) -> bool:
+    """Return whether the controller at `HOST:PORT` is reached over IPv6: its name may have no other address."""
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError):  # the network is down; ZeroMQ tries again
+        return ":" in address_towards(host.strip("[]"), int(port))
+    return False
 
 
 def check_address(address: str) -> str:
@@ -543,9 +570,11 @@ def check_address(address: str) -> str:
       ConfigError: it is invalid, or the host has no address.
     """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    bare = ":" in host and not host.startswith("[")
+    if not host or bare or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise ConfigError(
-            f"{address!r} is not the address of a controller; expected HOST:PORT, as `jsrl run --listen` prints it."
+            f"{address!r} is not the address of a controller; expected HOST:PORT, as `jsrl run --listen` prints it (IPv6: "
+            "[fd00::5]:7000)."
         )
     try:
         address_towards(host.strip("[]"), int(port))

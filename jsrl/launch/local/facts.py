@@ -69,10 +69,18 @@ def boot_id() -> str:
 def address_towards(host: str, port: int) -> str:
     """Return this host's source IP address for packets to another one; nothing is sent.
 
+    IPv4 comes first if the name has addresses of both kinds, as in ZeroMQ.
+
     Raises:
       OSError: there is no route to that host.
     """
-    family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)
-        return str(probe.getsockname()[0])
+    failed = OSError(f"{host} has no address")
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    for family, kind, protocol, _, target in sorted(found, key=lambda entry: entry[0] != socket.AF_INET):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(target)
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            failed = error
+    raise failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import math
 import os
@@ -571,6 +572,23 @@ def test_agent_starts_as_many_forked_workers_at_once_as_its_cores_can_take(monke
     ]
 
 
+@pytest.mark.parametrize(("number", "leaves"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.ENOMEM, False)])
+def test_host_without_disk_space_for_a_worker_leaves(number: int, leaves: bool) -> None:
+    """The worker then starts on another host, and its restarts are not used up."""
+
+    def fail(_: Begin) -> None:
+        raise OSError(number, os.strerror(number))
+
+    said, ended = list[str](), list[str]()
+    agent = SimpleNamespace(
+        _epoch=1, _name="a", _kept_folders={}, _run="", _children=SimpleNamespace(begin=fail),
+        _leave=lambda status, why: said.append(why), _send_exit=lambda exited: ended.append(exited.text),
+    )  # fmt: skip
+    local_agent.Agent._begin(agent, Begin(1, "actor", "actor-0", 0, b"{}", {}))  # type: ignore[arg-type]
+    assert bool(said) is leaves and bool(ended) is not leaves
+    assert os.strerror(number) in (said + ended)[0]
+
+
 def test_agent_executes_orders_once_and_in_order() -> None:
     sent: list[bytes] = []
     control = SimpleNamespace(send_command=lambda worker, incarnation, frame: sent.append(frame))
@@ -602,11 +620,32 @@ def test_agent_without_a_network_waits_for_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(local_agent, "address_towards", unreachable)
     said: list[object] = []
     agent = SimpleNamespace(
-        _epoch=0, _connection=SimpleNamespace(made=True), _address="10.0.0.5:7000", _send=said.append
+        _epoch=0, _connection=SimpleNamespace(made=True), _address="10.0.0.5:7000", _send=said.append, _tokens=None
     )
     agent._hello = functools.partial(local_agent.Agent._hello, agent)  # type: ignore[arg-type]
     local_agent.Agent._beat(agent)  # type: ignore[arg-type]
     assert not said
+
+
+def test_agent_ends_once_the_run_of_its_token_has_begun_again_elsewhere(tmp_path: Path) -> None:
+    """It would wait for the old address as long as its patience allows, while new tokens wait for it."""
+    agent = SimpleNamespace(
+        _epoch=0,
+        _connection=SimpleNamespace(made=False),
+        _address="10.0.0.5:7000",
+        _tokens=tmp_path / "join",
+        _end=None,
+    )
+    tokens = Tokens(tmp_path / "join")
+    tokens.make()
+    for address, ended in (("10.0.0.5:7000", False), ("10.0.0.6:7000", True)):
+        tokens.publish(address)
+        local_agent.Agent._beat(agent)  # type: ignore[arg-type]
+        assert bool(agent._end) is ended
+    agent._end = None
+    tokens.close()
+    local_agent.Agent._beat(agent)  # type: ignore[arg-type]
+    assert agent._end == (1, "the run at 10.0.0.5:7000 has ended or has begun again elsewhere; join again")
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,14 @@ def test_a_slow_network_carries_whole_snapshots_while_newer_ones_replace_them(tm
     assert not (tmp_path / "held").exists()
 
 
+def test_files_are_sent_if_the_disk_has_no_space_for_the_folder_of_links(tmp_path: Path) -> None:
+    """Else the agent would end before its host's newest snapshot has been sent."""
+    ways = FolderLink(tmp_path)
+    (tmp_path / "held").touch()  # so that the folder cannot be made, as on a full disk
+    put(ways.there, "snapshots/params/x", b"x")
+    assert ways.look() == ["snapshots/params/x"] and contents(ways.here) == contents(ways.there)
+
+
 def test_file_changed_during_transfer_is_refused(tmp_path: Path) -> None:
     ways = FolderLink(tmp_path)
     put(ways.there, "snapshots/params/x", b"1234")

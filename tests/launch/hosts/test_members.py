@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 from pathlib import Path
 
 import msgspec
@@ -107,7 +109,7 @@ def test_revoked_host_is_removed_and_none_of_its_name_joins(world: World):
         ({"versions": {}}, "a has jsrl none and the controller has"),
         ({"code": "other"}, "but with other sources; install the same commit"),
         ({"name": "here"}, "another host is called here; give this one a name with --name"),
-        ({"name": ""}, "it calls itself ''"),
+        ({"name": "n" * 65}, "expected a name of 1 to 64 characters (--name)"),
         ({"cores": 0}, "with 0 cores"),
         ({"lacks": "9 MB free in /tmp, and needs at least 16"}, "a has only 9 MB free in /tmp, and needs at least 16;"),
     ],
@@ -315,6 +317,31 @@ def test_tokens_leave_no_files(tmp_path: Path):
 
 
 KEY = "ab" * 32
+
+
+def test_connection_that_breaks_again_and_again_is_reported(world: World):
+    """Each large message breaks it if packets are too large for the network. The host's beats still arrive."""
+    host, reports = world.join(), list[str]()
+    for world.now_s in (100.0, 130.0, 300.0, 330.0, 360.0, 390.0):
+        world.members.handle(host.token, b"id", Beat(host.epoch, 1.0, []))
+        world.members.notices.clear()
+        world.members.note_closed(b"id")
+        reports += [f"{world.now_s:g}: {notice}" for notice in world.members.notices]
+    (report,) = reports
+    assert report.startswith("360: the connection to host a broke 3 times within 120 s.") and "mtu" in report
+
+
+def test_token_in_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tokens = Tokens(tmp_path / "join")
+    tokens.make()
+    tokens.publish("10.0.0.5:7000")
+
+    def fail(*_: object) -> Path:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(ConfigError, match=r"cannot be taken \(Read-only file system\).*write to that folder"):
+        claim(tmp_path / "join", 20.0)
 
 
 def test_tokens_of_a_killed_run_are_replaced(tmp_path: Path):
