@@ -42,6 +42,8 @@ def check(experiment: Experiment) -> None:
     _check_positive(e)
     if e.seed < 0:
         raise ConfigError(f"seed is {e.seed}; it must be 0 or more.")
+    if e.seed >= 2**32:  # JAX uses 32 bits of a seed
+        raise ConfigError(f"seed is {e.seed}; it must be at most {2**32 - 1}.")
     check_supervision(e)
     if e.max_minutes is not None and not e.max_minutes > 0:
         raise ConfigError(f"max_minutes is {e.max_minutes}; it must be above 0, or None for no limit.")

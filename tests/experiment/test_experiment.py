@@ -216,6 +216,8 @@ def test_policies_with_equal_seeds_are_refused(seeds: tuple, same: tuple[str, in
 
     with pytest.raises(ConfigError, match=r"policies\.a\.seed is -1; it must be 0 or more"):
         of((-1, 3))
+    with pytest.raises(ConfigError, match=r"policies\.a\.seed is 4294967296; it must be at most 4294967295"):
+        of((2**32, 3))
     with pytest.raises(ConfigError, match=rf"the policies {same[0]} have the same seed, {same[1]},.*policies\..\.seed"):
         of(seeds)
     assert of((3, 4, None)).policies["b"].seed == 4 and of((None, None)).seed == 7
