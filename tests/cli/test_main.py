@@ -254,7 +254,8 @@ def test_extras_are_installed_from_the_source_of_jsrl(facts, words, monkeypatch)
             return None if facts is None else json.dumps(facts)
 
     monkeypatch.setattr(extras.importlib.metadata, "distributions", lambda name: [Distribution()])
-    assert install_command("video") == f"{sys.executable} -m pip install {words}"
+    monkeypatch.setattr(extras.sys, "executable", "/a b/python")
+    assert install_command("video") == f"'/a b/python' -m pip install {words}"
 
 
 # -- new --------------------------------------------------------------------------------------------------------------
