@@ -116,6 +116,11 @@ class EnvConfig:
         object.__setattr__(self, "wrappers", tuple(named(wrapper) for wrapper in self.wrappers))
         if not self.id:
             raise ConfigError("the environment's id is empty; give a Gymnasium id, `probe:NAME` or `module:factory`")
+        if not isinstance(self.id, str) and not hasattr(self.id, "__qualname__"):  # functools.partial, gymnasium.make(...)
+            raise ConfigError(
+                f"the environment's id is a {type(self.id).__name__} object; give an id, or the class or function that makes "
+                "the environment, and its arguments as kwargs: EnvConfig(MyEnv, kwargs={...})"
+            )
         if self.backend not in ("auto", "sync", "native", "envpool"):
             raise ConfigError(f"backend {self.backend!r} is unknown; choose auto, sync, native or envpool")
         if self.on_fault not in ON_FAULT:
