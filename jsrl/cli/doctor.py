@@ -55,7 +55,9 @@ def versions() -> Iterator[Finding]:
         record = found.read_text("RECORD") or ""
         if any(line.startswith("jsrl/") for line in record.splitlines()):
             text = f"another project's jsrl {found.version} is installed, whose files lie among ours"
-            yield Finding("bad", text, f"{shlex.quote(sys.executable)} -m pip uninstall jsrl, then {install_command('')}")
+            yield Finding(
+                "bad", text, f"{shlex.quote(sys.executable)} -m pip uninstall jsrl, then {install_command('')}"
+            )
 
 
 def packages() -> Iterator[Finding]:

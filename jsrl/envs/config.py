@@ -116,7 +116,8 @@ class EnvConfig:
         object.__setattr__(self, "wrappers", tuple(named(wrapper) for wrapper in self.wrappers))
         if not self.id:
             raise ConfigError("the environment's id is empty; give a Gymnasium id, `probe:NAME` or `module:factory`")
-        if not isinstance(self.id, str) and not hasattr(self.id, "__qualname__"):  # functools.partial, gymnasium.make(...)
+        # functools.partial and gymnasium.make return objects without this name.
+        if not isinstance(self.id, str) and not hasattr(self.id, "__qualname__"):
             raise ConfigError(
                 f"the environment's id is a {type(self.id).__name__} object; give an id, or the class or function that makes "
                 "the environment, and its arguments as kwargs: EnvConfig(MyEnv, kwargs={...})"
@@ -221,7 +222,7 @@ def split_wrapper(wrapper: Any) -> tuple[str, dict[str, Any]]:
     Raises:
       ConfigError: it is neither `module:Class` nor {"wrapper": ..., "kwargs": ...}.
     """
-    if callable(wrapper):
+    if callable(wrapper) and hasattr(wrapper, "__qualname__"):
         return main_target(wrapper), {}
     if isinstance(wrapper, str):
         return wrapper, {}

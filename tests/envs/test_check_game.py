@@ -180,3 +180,5 @@ def test_what_is_no_environment_is_refused(given: str | None) -> None:
 def test_an_id_that_is_neither_a_name_nor_a_class_or_function_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match=rf"id is a {type(given).__name__} object; .*EnvConfig\(MyEnv, kwargs="):
         EnvConfig(given)
+    with pytest.raises(ConfigError, match='give a class, "module:Class", or'):
+        EnvConfig(wrappers=(given,))
