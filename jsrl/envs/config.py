@@ -112,6 +112,9 @@ class EnvConfig:
     atari: AtariConfig = AtariConfig()
 
     def __post_init__(self) -> None:
+        for name in ("wrappers", "episode_metrics"):
+            if isinstance(text := getattr(self, name), str):
+                raise ConfigError(f"{name} is {text!r}, a text; give a tuple: {name}=({text!r},)")
         object.__setattr__(self, "id", named(self.id))
         object.__setattr__(self, "wrappers", tuple(named(wrapper) for wrapper in self.wrappers))
         if not self.id:

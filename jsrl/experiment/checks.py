@@ -7,6 +7,7 @@ import difflib
 import functools
 import ipaddress
 import math
+import numbers
 import re
 import types
 import typing
@@ -86,6 +87,19 @@ def _check_types(e: Experiment) -> None:
             raise ConfigError(f"{name} is {value!r}; expected {name}={part.__name__}{given}.")
         if isinstance(value, str) and {int, float} & set(kinds) and not _choices(cls).get(name):
             raise ConfigError(f"{name} is {value!r}, a text; expected a number.")
+        if isinstance(value, float) and value % 1 > 0 and int in kinds and float not in kinds:
+            raise ConfigError(f"{name} is {value}; expected a whole number.")
+
+
+def whole_numbers(e: Experiment) -> dict[str, int]:
+    """Return the fields of whole numbers that hold another type, such as 1e6 or an integer of NumPy, as ints."""
+
+    def is_whole(value: object) -> bool:
+        return isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
+
+    whole = [name for name, kinds in _kinds(type(e)).items() if int in kinds and float not in kinds]
+    values = {name: getattr(e, name) for name in whole}
+    return {name: int(value) for name, value in values.items() if not isinstance(value, int) and is_whole(value)}
 
 
 @functools.lru_cache(64)

@@ -182,3 +182,9 @@ def test_an_id_that_is_neither_a_name_nor_a_class_or_function_is_refused(given: 
         EnvConfig(given)
     with pytest.raises(ConfigError, match='give a class, "module:Class", or'):
         EnvConfig(wrappers=(given,))
+
+
+@pytest.mark.parametrize("name", ["wrappers", "episode_metrics"])
+def test_a_text_in_place_of_several_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} is 'x', a text; give a tuple: {name}=\('x',\)"):
+        EnvConfig(**{name: "x"})
