@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
 def install_command(extra: str) -> str:
     """Return the command that adds an extra (empty: none) to this environment, from where jsrl was installed."""
     wanted = f"[{extra}]" if extra else ""
-    return f"{sys.executable} -m pip install {_source(wanted)}"
+    return f"{shlex.quote(sys.executable)} -m pip install {_source(wanted)}"
 
 
 def _source(extra: str) -> str:

@@ -215,6 +215,7 @@ def check_range(name: str, value: float | None, low: float, high: float | None =
     Raises:
       ConfigError: it does not hold; the message gives the value.
     """
+    _check_number(name, value)
     if value is None or (low <= value and (high is None or value <= high)):
         return
     raise ConfigError(f"{name} must be at least {low}" + (f" and at most {high}" if high else "") + f", got {value}")
@@ -226,6 +227,7 @@ def check_positive(name: str, value: float | None) -> None:
     Raises:
       ConfigError: it does not hold; the message gives the value.
     """
+    _check_number(name, value)
     if value is not None and not 0 < value < float("inf"):
         raise ConfigError(f"{name} must be positive and finite, got {value}")
 
@@ -236,8 +238,14 @@ def check_finite(name: str, value: float | None) -> None:
     Raises:
       ConfigError: it is; the message gives the value.
     """
+    _check_number(name, value)
     if value is not None and not math.isfinite(value):
         raise ConfigError(f"{name} is {value}; give a finite number")
+
+
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, str):  # YAML reads 3e-4 as a text
+        raise ConfigError(f"{name} is {value!r}, a text; expected a number")
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

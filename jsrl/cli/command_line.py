@@ -250,7 +250,8 @@ class _NamedPolicies(Mapping[str, PolicyConfig]):
 
 def _agent_typed(cls: type, value: Any) -> type:
     """Return a config's class with its agent's own type, so that tyro sees the algorithm's options."""
-    agent = ("agent", type(value.agent), dataclasses.field(default=value.agent))
+    # A factory, since dataclasses refuse a default that is not frozen.
+    agent = ("agent", type(value.agent), dataclasses.field(default_factory=lambda: value.agent))
     return dataclasses.make_dataclass(f"Typed{cls.__name__}", [agent], bases=(cls,), frozen=True)
 
 

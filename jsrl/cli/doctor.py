@@ -8,6 +8,7 @@ import importlib.util
 import os
 import platform
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -54,7 +55,9 @@ def versions() -> Iterator[Finding]:
         record = found.read_text("RECORD") or ""
         if any(line.startswith("jsrl/") for line in record.splitlines()):
             text = f"another project's jsrl {found.version} is installed, whose files lie among ours"
-            yield Finding("bad", text, f"{sys.executable} -m pip uninstall jsrl, then {install_command('')}")
+            yield Finding(
+                "bad", text, f"{shlex.quote(sys.executable)} -m pip uninstall jsrl, then {install_command('')}"
+            )
 
 
 def packages() -> Iterator[Finding]:
@@ -72,7 +75,7 @@ def accelerators() -> Iterator[Finding]:
     gpus = hardware_facts()["accelerators"]
     names = [str(found.metadata["Name"]).lower() for found in importlib.metadata.distributions()]  # None: a broken one
     if gpus and not any("cuda" in name and "plugin" in name for name in names):
-        cure = f"{sys.executable} -m pip install 'jax[cuda12]'"
+        cure = f"{shlex.quote(sys.executable)} -m pip install 'jax[cuda12]'"
         yield Finding(
             "note",
             f"{counted(len(gpus), 'GPU')} ({gpus[0]}), but jax has no CUDA plugin: learners run on the CPU",

@@ -12,7 +12,7 @@ from jsrl.errors import ConfigError, JsrlError
 from jsrl.report.marl_eval import write_marl_eval
 from jsrl.report.report import write_comparison, write_report
 from jsrl.runs.groups import COMPARISON, find_group
-from jsrl.runs.runs import load_runs
+from jsrl.runs.runs import Run, load_runs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,23 +34,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = load_runs(options.runs, options.runs_dir)
         if options.marl_eval is not None:
             check_folder(options.marl_eval, "--marl-eval")
-            print(write_marl_eval(runs, options.marl_eval))
-            return 0
-        if options.to is not None and len(runs) == 1:
-            raise ConfigError(
-                f"--to is the file of the page of several runs; the report of one run is always {runs[0].folder.report}."
-            )
-        group = find_group(options.runs[0], options.runs_dir) if len(options.runs) == 1 else None
-        if group is not None and not options.to:
-            options.to = group.path / COMPARISON
-        path = runs[0].folder.report if len(runs) == 1 else options.to or Path(options.runs_dir) / "comparison.html"
-        check_folder(path, "--to")
-        print(write_report(runs[0].folder) if len(runs) == 1 else write_comparison(runs, path))
+            text = write_marl_eval(runs, options.marl_eval)
+        else:
+            text = _write(runs, options)
     except (JsrlError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
-    print(f"report: {path.absolute()}")
+    print(text)  # outside of the try: `jsrl report RUN | head` is no error
     return 0
+
+
+def _write(runs: Sequence[Run], options: argparse.Namespace) -> str:
+    if options.to is not None and len(runs) == 1:
+        raise ConfigError(
+            f"--to is the file of the page of several runs; the report of one run is always {runs[0].folder.report}."
+        )
+    group = find_group(options.runs[0], options.runs_dir) if len(options.runs) == 1 else None
+    if group is not None and not options.to:
+        options.to = group.path / COMPARISON
+    path = runs[0].folder.report if len(runs) == 1 else options.to or Path(options.runs_dir) / "comparison.html"
+    check_folder(path, "--to")
+    text = write_report(runs[0].folder) if len(runs) == 1 else write_comparison(runs, path)
+    return f"{text}\nreport: {path.absolute()}"
 
 
 def check_folder(file: str | Path | None, option: str) -> None:

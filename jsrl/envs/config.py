@@ -112,10 +112,19 @@ class EnvConfig:
     atari: AtariConfig = AtariConfig()
 
     def __post_init__(self) -> None:
+        for name in ("wrappers", "episode_metrics"):
+            if isinstance(text := getattr(self, name), str):
+                raise ConfigError(f"{name} is {text!r}, a text; give a tuple: {name}=({text!r},)")
         object.__setattr__(self, "id", named(self.id))
         object.__setattr__(self, "wrappers", tuple(named(wrapper) for wrapper in self.wrappers))
         if not self.id:
             raise ConfigError("the environment's id is empty; give a Gymnasium id, `probe:NAME` or `module:factory`")
+        # functools.partial and gymnasium.make return objects without this name.
+        if not isinstance(self.id, str) and not hasattr(self.id, "__qualname__"):
+            raise ConfigError(
+                f"the environment's id is a {type(self.id).__name__} object; give an id, or the class or function that makes "
+                "the environment, and its arguments as kwargs: EnvConfig(MyEnv, kwargs={...})"
+            )
         if self.backend not in ("auto", "sync", "native", "envpool"):
             raise ConfigError(f"backend {self.backend!r} is unknown; choose auto, sync, native or envpool")
         if self.on_fault not in ON_FAULT:
@@ -216,7 +225,7 @@ def split_wrapper(wrapper: Any) -> tuple[str, dict[str, Any]]:
     Raises:
       ConfigError: it is neither `module:Class` nor {"wrapper": ..., "kwargs": ...}.
     """
-    if callable(wrapper):
+    if callable(wrapper) and hasattr(wrapper, "__qualname__"):
         return main_target(wrapper), {}
     if isinstance(wrapper, str):
         return wrapper, {}

@@ -349,8 +349,8 @@ def _unknown_id(name: str) -> ConfigError:
         close = nearest(name.lower(), lowered)
     return ConfigError(
         f"no environment is registered as {name!r}{close}; a class of your own is given as module:Class, an id that a module "
-        "registers as module:ID, probes as probe:NAME, EnvPool's as envpool:NAME, environments with several agents as "
-        f"{', '.join(f'{scheme}:NAME' for scheme in SUITES)}"
+        "registers as module:ID, Atari's as ALE/NAME-v5, probes as probe:NAME, EnvPool's as envpool:NAME, environments with "
+        f"several agents as {', '.join(f'{scheme}:NAME' for scheme in SUITES)}"
     )
 
 

@@ -7,6 +7,7 @@ import difflib
 import functools
 import ipaddress
 import math
+import numbers
 import re
 import types
 import typing
@@ -42,6 +43,8 @@ def check(experiment: Experiment) -> None:
     _check_positive(e)
     if e.seed < 0:
         raise ConfigError(f"seed is {e.seed}; it must be 0 or more.")
+    if e.seed >= 2**32:  # JAX uses 32 bits of a seed
+        raise ConfigError(f"seed is {e.seed}; it must be at most {2**32 - 1}.")
     check_supervision(e)
     if e.max_minutes is not None and not e.max_minutes > 0:
         raise ConfigError(f"max_minutes is {e.max_minutes}; it must be above 0, or None for no limit.")
@@ -84,6 +87,19 @@ def _check_types(e: Experiment) -> None:
             raise ConfigError(f"{name} is {value!r}; expected {name}={part.__name__}{given}.")
         if isinstance(value, str) and {int, float} & set(kinds) and not _choices(cls).get(name):
             raise ConfigError(f"{name} is {value!r}, a text; expected a number.")
+        if isinstance(value, float) and value % 1 > 0 and int in kinds and float not in kinds:
+            raise ConfigError(f"{name} is {value}; expected a whole number.")
+
+
+def whole_numbers(e: Experiment) -> dict[str, int]:
+    """Return the fields of whole numbers that hold another type, such as 1e6 or an integer of NumPy, as ints."""
+
+    def is_whole(value: object) -> bool:
+        return isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
+
+    whole = [name for name, kinds in _kinds(type(e)).items() if int in kinds and float not in kinds]
+    values = {name: getattr(e, name) for name in whole}
+    return {name: int(value) for name, value in values.items() if not isinstance(value, int) and is_whole(value)}
 
 
 @functools.lru_cache(64)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment.checks import check, leaves_host, split_bind
+from jsrl.experiment.checks import check, leaves_host, split_bind, whole_numbers
 from jsrl.experiment.policies import PolicyConfig
 from jsrl.experiment.settings import (
     ActorConfig,
@@ -132,6 +132,8 @@ class Experiment:
     """Instead of agent, in environments with several seats: name -> PolicyConfig; the first is the run's main policy."""
 
     def __post_init__(self) -> None:
+        for name, number in whole_numbers(self).items():
+            object.__setattr__(self, name, number)
         check(self)
 
     # Derived numbers are properties, never fields.

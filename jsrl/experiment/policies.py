@@ -75,6 +75,8 @@ def check_policies(policies: Mapping[str, PolicyConfig], agent: Any, seed: int) 
             raise ConfigError(f"policies.{name}.placement is {policy.placement!r}; use as-run, inline or served.")
         if policy.seed is not None and policy.seed < 0:
             raise ConfigError(f"policies.{name}.seed is {policy.seed}; it must be 0 or more.")
+        if policy.seed is not None and policy.seed >= 2**32:
+            raise ConfigError(f"policies.{name}.seed is {policy.seed}; it must be at most {2**32 - 1}.")
         if policy.stop_at_return is not None and math.isnan(policy.stop_at_return):
             raise ConfigError(f"policies.{name}.stop_at_return is nan; give a number, or None for the run's.")
     owner: dict[int, str] = {}

@@ -87,7 +87,7 @@ def run(
       EnvironmentFault, AgentFault: the user's own code raised, before the start or in serial mode.
       WorkerDied: a worker failed; the message says which and why.
     """
-    experiment, resumed = found_opponents(with_changes(experiment, changes), runs_dir), resume is not None
+    experiment, resumed = found_opponents(with_changes(_checked(experiment), changes), runs_dir), resume is not None
     launcher, hooks, sinks = fitting(launcher, experiment), load_hooks(hooks), load_values("sink", sinks, ("write",))
     made = [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()]
     if resume is None:
@@ -113,6 +113,16 @@ def run(
         finally:
             summary = leave_report(folder, functools.partial(screen.message, level="warning"))
         return dataclasses.replace(result, summary=summary)
+
+
+def _checked(value: object) -> Experiment:
+    if isinstance(value, Experiment):
+        return value
+    hint = "Experiment(env=EnvConfig(...), agent=PPOConfig(...))"
+    if isinstance(value, str) and value.isidentifier():
+        hint = f"`from jsrl.configs.{value} import config`, and run(config())"
+    given = repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
+    raise ConfigError(f"run was given {given}; expected an Experiment: {hint}.")
 
 
 def made_folder(

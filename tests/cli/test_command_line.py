@@ -142,6 +142,15 @@ def test_another_scenario_of_the_same_environment_reports_the_same_statistics():
     assert none == EnvConfig("particle:simple_spread_v3")
 
 
+def test_the_config_of_an_agent_need_not_be_frozen():
+    @dataclass
+    class Own:
+        factory: ClassVar[str] = "nowhere:agent"
+        learning_rate: float = 3e-4
+
+    assert parse(["--agent.learning-rate", "1e-3"], Experiment(agent=Own())).experiment.agent == Own(1e-3)
+
+
 def test_an_agent_by_reference_keeps_its_function():
     def mine(spec):
         return spec

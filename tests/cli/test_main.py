@@ -21,7 +21,7 @@ import pytest
 
 from jsrl import __main__ as entry
 from jsrl import extras
-from jsrl.cli import doctor, experiments, main
+from jsrl.cli import doctor, experiments, main, report
 from jsrl.envs.make import _REGISTERED_BY
 from jsrl.envs.rendering import DRAWN_WITH
 from jsrl.errors import ConfigError
@@ -74,6 +74,18 @@ def test_closed_pipe_ends_a_command_without_traceback():
     ended = subprocess.run([sys.executable, "-m", "jsrl", "list"], check=False, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_closed_pipe_is_no_error_of_a_report(monkeypatch):
+    def print_to_nobody(*args, file=None):
+        if file is None:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(report, "load_runs", lambda names, folder: [])
+    monkeypatch.setattr(report, "write_marl_eval", lambda runs, path: "text")
+    monkeypatch.setattr("builtins.print", print_to_nobody)
+    with pytest.raises(BrokenPipeError):  # which main.main takes for `jsrl report | head`
+        report.main(["x", "--marl-eval", "there.json"])
 
 
 @pytest.mark.parametrize("closed", ["stdout", "stderr"])
@@ -254,7 +266,8 @@ def test_extras_are_installed_from_the_source_of_jsrl(facts, words, monkeypatch)
             return None if facts is None else json.dumps(facts)
 
     monkeypatch.setattr(extras.importlib.metadata, "distributions", lambda name: [Distribution()])
-    assert install_command("video") == f"{sys.executable} -m pip install {words}"
+    monkeypatch.setattr(extras.sys, "executable", "/a b/python")
+    assert install_command("video") == f"'/a b/python' -m pip install {words}"
 
 
 # -- new --------------------------------------------------------------------------------------------------------------

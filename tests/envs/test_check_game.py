@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,3 +174,17 @@ def test_what_is_no_environment_is_refused(given: str | None) -> None:
         ConfigError, match=r"expected EnvConfig\('CartPole-v1'\), or" if given else r"EnvConfig\(\.\.\.\)"
     ):
         check_env(given)
+
+
+@pytest.mark.parametrize("given", [functools.partial(dict, a=1), object(), 3])
+def test_an_id_that_is_neither_a_name_nor_a_class_or_function_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"id is a {type(given).__name__} object; .*EnvConfig\(MyEnv, kwargs="):
+        EnvConfig(given)
+    with pytest.raises(ConfigError, match='give a class, "module:Class", or'):
+        EnvConfig(wrappers=(given,))
+
+
+@pytest.mark.parametrize("name", ["wrappers", "episode_metrics"])
+def test_a_text_in_place_of_several_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} is 'x', a text; give a tuple: {name}=\('x',\)"):
+        EnvConfig(**{name: "x"})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
+import numpy as np
 import pytest
 
 from jsrl.agents.ppo import PPOConfig
@@ -25,6 +27,7 @@ from jsrl.experiment import (
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.checks import nearest_divisors
 from jsrl.experiment.options import with_changes
+from jsrl.launch.run import run
 
 
 def experiment(**values) -> Experiment:
@@ -40,6 +43,7 @@ def experiment(**values) -> Experiment:
         ({"replay": True}, r"replay is True; expected replay=ReplayConfig"),
         ({"agent": AgentReference}, r"agent is the class AgentReference; make an instance: agent=AgentReference"),
         ({"total_env_steps": "1e5"}, r"total_env_steps is '1e5', a text; expected a number\."),
+        ({"num_envs": 2.5}, r"num_envs is 2\.5; expected a whole number"),
         ({"num_envs": 0}, r"num_envs is 0; it must be at least 1"),
         ({"rollout_length": 0}, r"rollout_length is 0"),
         ({"total_env_steps": -5}, r"total_env_steps is -5"),
@@ -204,6 +208,32 @@ def test_streams_over_tcp_are_encrypted(bind: str, address: str, port: int | Non
     assert not experiment(bind=bind, transport="zeromq", placement="serial").encrypted  # there are no sockets
 
 
+def test_whole_numbers_of_other_types_become_ints() -> None:
+    e = experiment(total_env_steps=1e6, num_envs=np.int64(8), seed=np.uint8(3))
+    assert [repr(number) for number in (e.total_env_steps, e.num_envs, e.seed)] == ["1000000", "8", "3"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            "ppo_cartpole",
+            "given 'ppo_cartpole'; expected an Experiment: `from jsrl.configs.ppo_cartpole import config`",
+        ),
+        (None, "given a NoneType; expected an Experiment"),
+    ],
+)
+def test_run_without_an_experiment_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(given)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "clip_ratio", "entropy_coef"])
+def test_a_text_in_place_of_a_number_of_the_agent_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is '3e-4', a text; expected a number"):
+        PPOConfig(**{name: "3e-4"})
+
+
 @pytest.mark.parametrize(
     ("seeds", "same"),
     [((3, 3), ("a and b", 3)), ((None, 7), ("a and b", 7)), ((8, None, 104_736), ("b and c", 104_736))],
@@ -216,6 +246,8 @@ def test_policies_with_equal_seeds_are_refused(seeds: tuple, same: tuple[str, in
 
     with pytest.raises(ConfigError, match=r"policies\.a\.seed is -1; it must be 0 or more"):
         of((-1, 3))
+    with pytest.raises(ConfigError, match=r"policies\.a\.seed is 4294967296; it must be at most 4294967295"):
+        of((2**32, 3))
     with pytest.raises(ConfigError, match=rf"the policies {same[0]} have the same seed, {same[1]},.*policies\..\.seed"):
         of(seeds)
     assert of((3, 4, None)).policies["b"].seed == 4 and of((None, None)).seed == 7
