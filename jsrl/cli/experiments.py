@@ -88,7 +88,7 @@ def fields_suggested() -> Iterator[None]:
     try:
         yield
     except TypeError as error:
-        found = re.fullmatch(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+        found = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         cls = frame.f_globals.get(found[1]) if found else None
         if found and dataclasses.is_dataclass(cls):

@@ -228,7 +228,7 @@ def test_modules_sent_in_part_before_a_host_joined_again_are_forgotten(
     told = list[str]()
     agent = SimpleNamespace(
         _folder=tmp_path, _code_parts={}, _kept_folders={}, _epoch=1, _queue={}, _unsent_exits=[], _sent_exits=deque(),
-        _notify=told.append,
+        _notify=told.append, _lease=SimpleNamespace(extend=lambda until_s: None),
         _address="", _name="a", _children=SimpleNamespace(kill_all=lambda: 0), _pages=SimpleNamespace(discard=lambda: None),
         _kept=SimpleNamespace(forget=lambda: None),
     )  # fmt: skip
