@@ -6,6 +6,8 @@ import dataclasses
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,6 +18,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment.settings import ReplayConfig
 from jsrl.replay.device.agent import MADE, on_device, update_keys
 from jsrl.types import spec_of
+from jsrl.workers.learner.worker import Learner
 from tests.fake_devices import STRICT, fake_devices
 from tests.replay.learning import toy_agent
 from tests.replay.streams import World
@@ -130,6 +133,18 @@ def test_snapshot_excludes_rows_by_default():
         assert back.extra.ring.written == (T if save else 0)
         assert back.extra.made == state.extra.made == 1
         np.testing.assert_array_equal(back.params.weights["kernel"], state.params.weights["kernel"])
+
+
+def test_a_copied_or_fresh_state_takes_over_the_learners_rows():
+    """No trajectory is left out between: else windows would go from rows to others that do not follow them."""
+    combined = on_device(toy_agent(), CONFIG, spec_of(World(N, T).trajectory()))
+    state = combined.agent.init(jax.random.key(0))
+    copied = state._replace(extra=state.extra._replace(made=np.int32(7)))
+    state = state._replace(extra=state.extra._replace(ring=state.extra.ring._replace(written=np.int32(T))))
+    directed = SimpleNamespace(next_state=lambda updates: copied, trains=lambda batch: True)
+    learner: Any = SimpleNamespace(_state=state, _directed=directed, _learn=lambda batch: batch, updates=3)
+    assert Learner._update(learner, "the batch") == "the batch"
+    assert learner._state.extra.ring.written == T and learner._state.extra.made == 7
 
 
 def test_agent_without_priorities_is_refused():

@@ -1,7 +1,8 @@
 """A director's commands to a learner: freeze the params, or continue from another state.
 
-A reset or copy replaces the next update, so that params change only where updates change them. Until then the snapshots'
-metadata holds the command, so that a restarted learner executes it.
+A reset or copy replaces the next update, so that params change only where updates change them. With replay on the device it
+comes just before that update, which adds its batch to the rows. Until then the snapshots' metadata holds the command, so that
+a restarted learner executes it.
 """
 
 from __future__ import annotations

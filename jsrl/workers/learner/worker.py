@@ -16,6 +16,7 @@ import numpy as np
 from jsrl.agents.base import UpdateOutput
 from jsrl.errors import ConfigError, SnapshotError
 from jsrl.metrics.metrics import Meter
+from jsrl.replay.device.agent import ReplayExtra
 from jsrl.runs.control import Command
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
@@ -175,11 +176,16 @@ class Learner:
         return self.updates - before
 
     def _update(self, batch: Batch) -> UpdateOutput:
-        """Make the next update: learn, take a director's state, or skip rows from before it."""
+        """Make the next update: learn, take a director's state, or skip rows from before it.
+
+        Rows in replay on the device stay: the new state takes them over, and learns from them and this batch.
+        """
         replaced = self._directed.next_state(self.updates)
         if replaced is not None:
-            self._state = replaced
-            return self._skip()
+            before, self._state = self._state, replaced
+            if not isinstance(getattr(before, "extra", None), ReplayExtra):
+                return self._skip()
+            self._state = replaced._replace(extra=replaced.extra._replace(ring=before.extra.ring))
         return self._learn(batch) if self._directed.trains(batch) else self._skip()
 
     def _learn(self, batch: Batch) -> UpdateOutput:
