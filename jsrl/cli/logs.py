@@ -58,10 +58,13 @@ def path_of(folder: RunFolder, worker: str) -> Path:
     failed = [log_path(folder.path, name) for name in names if name.startswith(f"{worker}@")]  # on other hosts
     if failed:
         return max(failed, key=lambda path: path.stat().st_mtime)
-    status = read_state(folder.path).status
-    hosts = {known.name: known.host for known in (status.workers if status else ()) if known.host}
+    state = read_state(folder.path)
+    hosts = {known.name: known.host for known in (state.status.workers if state.status else ()) if known.host}
     if worker in hosts:
-        raise ConfigError(f"{worker} runs on host {hosts[worker]}, where its log is; logs here: {', '.join(names)}.")
+        where = f"runs on host {hosts[worker]}, where its log is"
+        if state.is_over:
+            where = f"ran on host {hosts[worker]}, which keeps no logs after the run"
+        raise ConfigError(f"{worker} {where}; logs here: {', '.join(names)}.")
     raise ConfigError(f"{folder.name} has no log of {worker!r}; it has: {', '.join(names) or 'none yet'}.")
 
 

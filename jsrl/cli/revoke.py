@@ -33,4 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
     print(f"{folder.name}: host {options.host} is removed within seconds, and no host of this name can join")
+    hosts = dict.fromkeys(worker.host for worker in (state.status.workers if state.status else ()) if worker.host)
+    if options.host not in hosts:
+        print(f"no worker is on a host of this name now; hosts with workers: {', '.join(hosts) or 'none'}")
     return 0

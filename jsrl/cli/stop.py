@@ -129,6 +129,11 @@ def wait(folder: RunFolder, limit_s: float, all_s: float) -> int:
         if all_s:
             print(f"{folder.name} has not ended within {all_s:g} s: {headline(state)}", file=sys.stderr)
         return 1 if all_s else 0
+    if not state.result:  # if it still waited for hosts, or was just starting, it removes its folder
+        time.sleep(LOOK_S)
+    if not folder.path.exists():
+        print("it ended before it had begun, and left no folder")
+        return 0
     print(", ".join(filter(None, (headline(state), progress(state, None)))))
     if command := resume_command(folder.path, state):
         print(f"to continue: {command}")

@@ -119,16 +119,18 @@ def repeated() -> Iterator[None]:
 def remembered(*, ends: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGHUP)) -> Iterator[None]:
     """Handle Ctrl-C by EarlyInterrupt inside the `with` block; a dropped one takes effect at the start of `interrupts`.
 
-    The signals in `ends` act like Ctrl-C, so that resources are freed.
+    The signals in `ends` act like Ctrl-C, so that resources are freed, also where Ctrl-C is ignored: in a script's
+    background job.
     """
     handler = signal.getsignal(signal.SIGINT)
     early = handler if isinstance(handler, EarlyInterrupt) else EarlyInterrupt()
     ours = threading.current_thread() is threading.main_thread()
-    if not ours or handler not in (early, signal.default_int_handler):
+    if not ours or handler not in (early, signal.default_int_handler, signal.SIG_IGN):
         yield
         return
-    free = [n for n in ends if signal.getsignal(n) is signal.SIG_DFL]
-    before = {number: signal.signal(number, early) for number in (signal.SIGINT, *free)}
+    taken = [signal.SIGINT] if handler is not signal.SIG_IGN else []
+    taken += [n for n in ends if signal.getsignal(n) is signal.SIG_DFL]
+    before = {number: signal.signal(number, early) for number in taken}
     try:
         yield
     finally:
@@ -149,9 +151,8 @@ def interrupts(first: Callable[[], None]) -> Iterator[Interrupts]:
         return
     wanted = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
     handlers = {number: signal.signal(number, taken) for number in wanted}
-    before = handlers.get(signal.SIGINT)
     try:
-        if isinstance(before, EarlyInterrupt) and before.taken:
+        if any(isinstance(before, EarlyInterrupt) and before.taken for before in handlers.values()):
             taken()
         yield taken
     finally:

@@ -49,7 +49,7 @@ from jsrl.references.reference import from_json, to_json
 from jsrl.report.report import leave_report
 from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder
-from jsrl.runs.state import RESULT, STOP, is_asked_to_stop
+from jsrl.runs.state import RESULT, STOP, is_asked_to_stop, note_alive
 from jsrl.workers.jobs import StartPoint
 
 
@@ -231,10 +231,12 @@ def ready_plan(
       ConfigError: something cannot work; the message says what would.
     """
 
+    def is_stopped() -> bool:
+        note_alive(folder.path)
+        return is_asked_to_stop(folder.path, ProcessIdentity.own())
+
     def place(alone: Plan) -> Hosts:
-        return launcher.place(
-            alone.graph, needs_of(alone), lambda: is_asked_to_stop(folder.path, ProcessIdentity.own())
-        )
+        return launcher.place(alone.graph, needs_of(alone), is_stopped)
 
     set_flags_here(experiment)
     kept = stored_graph(folder) if resumed and graph is None else None

@@ -6,6 +6,8 @@ A process id of another host means nothing here, so if the lock is not visible, 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -95,6 +97,12 @@ def write_identity(path: Path) -> None:
 def read_identity(folder: Path) -> ProcessIdentity | None:
     """Return the identity of the process that runs what is in this folder, or was killed; None: none has it open."""
     return _read(folder / RUNNING, ProcessIdentity)
+
+
+def note_alive(folder: Path) -> None:
+    """Let other hosts see that the process of a run is alive before its first status: it may wait long for its hosts."""
+    with contextlib.suppress(OSError):
+        os.utime(folder / RUNNING)
 
 
 def write_status(folder: Path, status: ControllerStatus) -> None:

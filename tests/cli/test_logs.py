@@ -42,6 +42,8 @@ def test_unknown_log_names_are_refused(folder: RunFolder, capsys):
         ):
             assert main.main(["logs", "x", worker]) == 2
             assert capsys.readouterr().err == f"ConfigError: {sentence}\n"
+    assert main.main(["logs", "x", "actor-1"]) == 2
+    assert "actor-1 ran on host far, which keeps no logs after the run; logs here:" in capsys.readouterr().err
 
 
 def test_newest_log_of_a_worker_that_failed_on_other_hosts_is_found(folder: RunFolder, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jsrl.cli import main
+from jsrl.cli import main, stop
 from jsrl.launch.resume import claimed
 from jsrl.runs.identity import ProcessIdentity, start_ticks
 from jsrl.runs.runs import RunFolder
@@ -61,6 +62,13 @@ def test_local_run_gets_one_signal(folder: RunFolder, sleeper, capsys):
         assert main.main(["stop", "x", "--wait", "0.01"]) == 1  # a second signal would end it without a snapshot
         said = capsys.readouterr()
         assert "was asked to end before" in said.out and "ppo/x has not ended within 0.01 s: starting" in said.err
+
+
+def test_a_run_that_had_not_begun_is_not_called_killed(folder: RunFolder, monkeypatch, capsys):
+    monkeypatch.setattr(stop, "LOOK_S", 0.0)
+    shutil.rmtree(folder.path)  # as a run that is stopped while it waits for hosts
+    assert stop.wait(folder, 1.0, 1.0) == 0
+    assert capsys.readouterr().out == "it ended before it had begun, and left no folder\n"
 
 
 def test_a_run_that_is_over_cannot_be_stopped(folder: RunFolder, capsys):

@@ -118,6 +118,16 @@ def test_inner_remembered_adds_the_other_signals():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_sigterm_frees_resources_where_ctrl_c_is_ignored():
+    """As in a background job of a script: `jsrl run ... & wait`, in the script of a Slurm job."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with remembered(ends=()), pytest.raises(KeyboardInterrupt), remembered():
+        os.kill(os.getpid(), signal.SIGINT)  # stays ignored
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.0)
+    assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN, signal.SIG_DFL, signal.SIG_DFL]
+
+
 def test_shutdown_is_not_interrupted():
     with interrupts(lambda: pytest.fail("asked")) as signals:
         signals.ignore()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -22,6 +24,8 @@ from jsrl.launch.launcher import Handle, Hosts, Need, Start
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
+from jsrl.runs.identity import ProcessIdentity
+from jsrl.runs.state import RUNNING, read_state
 from jsrl.transport.transports import Transport, find_transport, place_in, transport_of
 from jsrl.types import version_updates
 from jsrl.workers.jobs import Job
@@ -149,6 +153,32 @@ def test_user_kind_transport_and_launcher(tmp_path: Path) -> None:
     assert len(launcher.handles) == 3 and not any(handle.alive for handle in launcher.handles)
     assert len(result.hops) == 1
     assert_balanced({"ledger": result.ledger, "hops": result.hops})
+
+
+class WaitingLauncher(RecordingLauncher):
+    """Waits long for its hosts; `states` has the states of the run as another host sees them meanwhile."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.states = folder, list[str]()
+
+    def place(self, graph: Graph, needs: Sequence[Need], stop_asked: Callable[[], bool]) -> Hosts:
+        elsewhere = self.folder.with_name("elsewhere")
+        for _ in range(2):
+            os.utime(self.folder / RUNNING, (0.0, 0.0))
+            stop_asked()
+            elsewhere.mkdir(exist_ok=True)
+            (elsewhere / RUNNING).write_bytes(msgspec.json.encode(replace(ProcessIdentity.own(), boot="another")))
+            os.utime(elsewhere / RUNNING, (0.0, (self.folder / RUNNING).stat().st_mtime))
+            self.states.append(read_state(elsewhere).name)
+        raise ConfigError("no host joined")
+
+
+def test_run_that_waits_for_hosts_is_not_silent_for_other_hosts(tmp_path: Path) -> None:
+    launcher = WaitingLauncher(tmp_path / "experiment" / "own")
+    with pytest.raises(ConfigError, match="no host joined"):
+        run(small(), runs_dir=tmp_path, name="own", launcher=launcher, display="log-only")
+    assert launcher.states == ["starting", "starting"]
 
 
 def test_transport_is_refused_where_it_does_not_work() -> None:

@@ -293,12 +293,12 @@ class JoinedHosts:
         if self._is_new(host, KEYS):
             keys = make_host_keys(job.keys)
             self._host_keys[host.epoch], host.server_key = keys.file, hex_of(keys.public)
-            self._send_kept(host, Keys(host.epoch, keys.client, keys.server))
+            self._send_keys(host, Keys(host.epoch, keys.client, keys.server))
             self._port.send_names()  # others must admit its keys
         if digest and self._is_new(host, digest):
-            for at in range(0, len(content), CHUNK_BYTES):
-                part = content[at : at + CHUNK_BYTES]
-                self._send_kept(host, CodePart(host.epoch, digest, part, at + CHUNK_BYTES >= len(content)))
+            parts = [(at, content[at : at + CHUNK_BYTES]) for at in range(0, len(content), CHUNK_BYTES)]
+            with self._port.changed:  # they are sent as the host confirms those before them
+                host.code += [CodePart(host.epoch, digest, p, at + CHUNK_BYTES >= len(content)) for at, p in parts]
         keeps = list(find_kind(job.kind).keeps_files(job))
         lacks_files = bool(keeps) and self._kept_at.get(job.name) != host.epoch
         if keeps:
@@ -312,8 +312,8 @@ class JoinedHosts:
                 host.lose(host.lost)
         self._port.begin(remote, begin, with_files=lacks_files)
 
-    def _send_kept(self, host: JoinedHost, message: Keys | CodePart) -> None:
-        """Send what a host needs once, and keep it: the host may lack it after a broken connection."""
+    def _send_keys(self, host: JoinedHost, message: Keys) -> None:
+        """Send a host its keys, and keep them: the host may lack them after a broken connection."""
         with self._port.changed:
             host.sent.append(message)
             host.sent_s = time.monotonic()

@@ -28,6 +28,7 @@ from jsrl.launch.hosts.messages import (
     Beat,
     BeatReceived,
     Begin,
+    CodePart,
     Exited,
     Farewell,
     Hello,
@@ -51,6 +52,7 @@ from jsrl.transport.stream import epoch_at, name_at
 MAX_NAME_CHARS, MAX_STREAM_CHARS = 64, 200
 REVOKED = "its key was revoked"
 LACKS_S = 5.0  # after which keys, modules and orders that have not arrived are sent again
+MOST_CODE_BYTES = 4 << 20  # of modules that a host has not confirmed: heartbeats wait behind them on a slow network
 BREAKS, BREAKS_S = 3, 120.0  # so many breaks of a host's connection within this time are reported
 AGAIN_S = 30.0  # after which a worker that has not started is requested again: agents start many one after another
 
@@ -91,7 +93,7 @@ class JoinedHost:
         breaks_s: when it closed, within the last BREAKS_S seconds.
       server_key: public key of the streams that its workers bind, 64 hexadecimal digits. names: of these streams.
       relays: params stream -> address at which the host relays it.
-      sent, sent_s: its keys and the modules of its workers, and when they were last sent.
+      sent, sent_s: its keys, and when they were last sent. code: parts of its workers' modules that are still to be sent.
       orders, ordered_s: those that it has not confirmed, and when they were last sent. num_orders: given so far.
     """
 
@@ -111,6 +113,7 @@ class JoinedHost:
     relays: dict[str, str] = field(default_factory=dict)
     sent: list[AnyControllerMessage] = field(default_factory=list)
     sent_s: float = 0.0
+    code: list[CodePart] = field(default_factory=list)
     orders: list[AnyOrder] = field(default_factory=list)
     ordered_s: float = 0.0
     num_orders: int = 0
@@ -237,7 +240,7 @@ class Members:
             return [(host.identity, Farewell(host.epoch, f"this host has left the run: {host.leaves}"))]
         again = message.lacks and self._clock() - host.sent_s > LACKS_S
         host.sent_s = self._clock() if again else host.sent_s
-        orders = self._unconfirmed(host, message.executed)
+        orders = [*self._unconfirmed(host, message.executed), *self._next_code(host)]
         answers = [BeatReceived(host.epoch, message.sent_s), *(host.sent if again else ()), *orders]
         return [(host.identity, answer) for answer in answers]
 
@@ -264,11 +267,25 @@ class Members:
 
     def _unconfirmed(self, host: JoinedHost, executed: int) -> list[AnyOrder]:
         """Return the orders to send again to a host that has executed those up to this number."""
-        host.orders = [order for order in host.orders if order.number > executed]
+        left = [order for order in host.orders if order.number > executed]
+        if len(left) < len(host.orders) and any(isinstance(order, CodePart) for order in left):
+            host.ordered_s = self._clock()  # parts of modules arrive, slowly
+        host.orders = left
         if self._clock() - host.ordered_s <= LACKS_S:
             return []
         host.ordered_s = self._clock()
-        return host.orders
+        return list(left)
+
+    def _next_code(self, host: JoinedHost) -> list[AnyOrder]:
+        """Return the next parts of a host's modules to send, as orders."""
+        found = list[AnyOrder]()
+        room = MOST_CODE_BYTES - sum(len(order.part) for order in host.orders if isinstance(order, CodePart))
+        while host.code and room > 0:
+            part = host.code.pop(0)
+            room -= len(part.part)
+            self.number(host, part)
+            found.append(part)
+        return found
 
     @property
     def staying(self) -> list[JoinedHost]:

@@ -221,14 +221,6 @@ class Keys(ControllerMessage, tag="keys"):
     server: bytes
 
 
-class CodePart(ControllerMessage, tag="code"):
-    """A part of the archive of the user's modules with this digest; `last` is the last part."""
-
-    digest: str
-    part: bytes
-    last: bool
-
-
 class RunNames(ControllerMessage, tag="names"):
     """All names of the run, and the file names of the host keys that streams admit (see admit_hosts).
 
@@ -300,6 +292,14 @@ class Order(ControllerMessage, kw_only=True):
     number: int = 0
 
 
+class CodePart(Order, tag="code"):
+    """A part of the archive of the user's modules with this digest; `last` is the last part."""
+
+    digest: str
+    part: bytes
+    last: bool
+
+
 class Signal(Order, tag="signal"):
     """Send a signal to a worker."""
 
@@ -349,7 +349,7 @@ AnyControllerMessage = (
     | WorkerCommand
     | Farewell
 )
-AnyOrder = Signal | WorkerCommand
+AnyOrder = Signal | WorkerCommand | CodePart
 Message = TypeVar("Message")
 
 

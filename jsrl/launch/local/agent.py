@@ -397,8 +397,6 @@ class Agent:
             self._lease.extend(self._lease_from_s + self._lease_s)
         elif isinstance(message, Keys):
             self._keep_keys(message)
-        elif isinstance(message, CodePart):
-            self._keep_code(message)
         elif isinstance(message, RunNames):
             admit_hosts(make_folder(self._folder / KEYS), message.host_keys)
             self._relays.follow(message.parents, self._own_address)
@@ -486,6 +484,8 @@ class Agent:
         self._executed += 1
         if isinstance(message, WorkerCommand):
             self._control.send_command(message.worker, message.incarnation, message.frame)
+        elif isinstance(message, CodePart):
+            self._keep_code(message)
         elif isinstance(message, Signal):
             handle = self._children.find(message.worker, message.incarnation)
             if self._queue.pop((message.worker, message.incarnation), None) is not None:

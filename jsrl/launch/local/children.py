@@ -18,6 +18,7 @@ from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.machine import accelerators
 from jsrl.references.importing import SpawnEnvironment, own_paths
 from jsrl.runs.control import MAX_MESSAGE_BYTES, AnyMessage, Command, Heartbeat, Report, Stage, identity_of
+from jsrl.transport.meeting.address import check_ipc_path
 from jsrl.transport.meeting.sockets import bind
 
 TAIL_LINES = 200
@@ -121,13 +122,17 @@ class ChildrenControl:
 
     Attributes:
       address: for workers. socket: for polling.
+
+    Raises:
+      ConfigError: the path of the folder is too long for a socket.
     """
 
     def __init__(self, context: zmq.Context, folder: Path) -> None:
+        path = check_ipc_path(f"{folder}/control")
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self.address = bind(self.socket, f"ipc://{folder}/control")
+        self.address = bind(self.socket, f"ipc://{path}")
         self._beats: dict[bytes, bytes] = {}
         self._waiting: list[bytes] = []
         self.urgent = False  # something must not wait for the next beat

@@ -448,10 +448,9 @@ def test_modules_go_once_to_each_host_as_they_were_at_the_first_start(tmp_path: 
     job = make_plan(e, str(tmp_path / "run"), tmp_path / "memory").job("actor-0")
     job = dataclasses.replace(job, keys=str(make_keys(tmp_path / "keys")))
     digest, content = archive({"edited_later"})
-    sent, begun = list[object](), list[Begin]()
+    sent, begun = list[CodePart](), list[Begin]()
     launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None)
     try:
-        monkeypatch.setattr(launcher._port, "send", lambda host, message: sent.append(message))
         monkeypatch.setattr(launcher._port, "begin", lambda remote, message, with_files: begun.append(message))
         start = Start(tmp_path, "", spawn_environment(), {})
         for incarnation in range(2):
@@ -459,11 +458,12 @@ def test_modules_go_once_to_each_host_as_they_were_at_the_first_start(tmp_path: 
                 host = JoinedHost(HostFacts(f"h{epoch}", 4, 100, "127.0.0.1"), epoch, "", "", "", "/far", b"", 0.0)
                 remote = RemoteWorker(host, "actor-0", incarnation)
                 launcher._begin(remote, dataclasses.replace(job, incarnation=incarnation), start)
+                sent += host.code
             module.write_text("VALUE = 2")
     finally:
         launcher.close()
     assert [message.code for message in begun] == [digest] * 4 and archive({"edited_later"})[0] != digest
-    assert [message.part for message in sent if isinstance(message, CodePart)] == [content] * 2
+    assert [message.part for message in sent] == [content] * 2
 
 
 def test_hosts_that_read_params_form_a_tree_under_the_learner(tmp_path: Path) -> None:

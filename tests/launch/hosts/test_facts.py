@@ -11,9 +11,10 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import zmq
 
 from jsrl.errors import ConfigError
-from jsrl.launch.local import agent, facts
+from jsrl.launch.local import agent, children, facts
 from jsrl.transport.memory import segment
 
 
@@ -68,3 +69,8 @@ def test_controller_is_reached_over_ipv6_if_its_name_has_no_other_usable_address
 def test_address_of_a_controller_without_a_port_or_brackets_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match=r"expected HOST:PORT.*\[fd00::5\]:7000"):
         agent.check_address(address)
+
+
+def test_host_whose_folder_for_temporary_files_is_too_long_for_a_socket_is_told_what_to_set(tmp_path: Path) -> None:
+    with zmq.Context() as context, pytest.raises(ConfigError, match=r"at most 107 are possible.*export TMPDIR=/tmp"):
+        children.ChildrenControl(context, tmp_path / ("x" * 107))
