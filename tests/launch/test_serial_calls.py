@@ -88,10 +88,12 @@ def test_a_serial_run_continues_without_a_dispensable_worker_that_cannot_begin()
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_error_of_a_worker_that_cannot_be_built_is_not_hidden(error: type[BaseException], tmp_path, monkeypatch) -> None:
+def test_error_of_a_worker_that_cannot_be_built_is_not_hidden(
+    error: type[BaseException], tmp_path, monkeypatch
+) -> None:
     run, _ = serial_run(Scripted("learner"), Scripted("watch"))
     ended = list[str]()
-    run._session.fail = run._session.end = lambda why: ended.append(why)
+    run._session.fail = run._session.end = ended.append
     run._session.result = lambda: "result"
     run._plan.jobs, run._plan.memory_folder = [SimpleNamespace(name="learner"), SimpleNamespace(name="watch")], tmp_path
 

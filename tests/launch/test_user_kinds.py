@@ -160,7 +160,10 @@ def test_user_workers_are_shown_and_resume(tmp_path: Path) -> None:
     assert kept.worker("augment").settings == {"noise": 0.0}
     again = run(small(total_env_steps=8 * 32), runs_dir=tmp_path, resume="one", display="log-only")
     log = (again.folder / "logs" / "controller.log").read_text()
-    assert f"it continues with its changed graph ({FILE}): --placement and --num-actors do not" in log and again.updates == 8
+    assert (
+        f"it continues with its changed graph ({FILE}): --placement and --num-actors do not" in log
+        and again.updates == 8
+    )
     other = run(small(total_env_steps=9 * 32), runs_dir=tmp_path, resume="one", graph=lambda g: g, display="log-only")
     log = (other.folder / "logs" / "controller.log").read_text()
     assert "graph: the worker augment is gone" in log and other.updates == 9
