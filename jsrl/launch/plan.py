@@ -138,6 +138,8 @@ def make_plan(
     resolved, changed = resolve(experiment, graph)
     check(resolved)
     check_groups(resolved, experiment)
+    if experiment.where.has_processes:
+        _check_importable(resolved)
     policies = {name: _resolved(policy) for name, policy in policies_of(resolved, experiment).items()}
     experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
     if experiment.video.enabled:
@@ -197,6 +199,17 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
         first, *others = (job_of(worker, index, name) for name in policies_at(graph, worker))
         jobs.append(dataclasses.replace(first, others=tuple(others)))
     return dataclasses.replace(plan, jobs=tuple(jobs), keys=keys)
+
+
+def _check_importable(graph: Graph) -> None:
+    """Refuse kinds in the script or notebook itself: a worker's process has another `__main__`."""
+    for worker in graph.workers:
+        for reference in (worker.kind, graph.kind(worker.name).build):
+            if reference.startswith("__main__:"):
+                raise ConfigError(
+                    f"{reference} of {worker.name} is in the script or notebook itself, which its process cannot import; put it "
+                    "into a file of its own and name that module (a serial run works as it is)."
+                )
 
 
 def counts_within(kinds: Iterable[str]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayC
 from jsrl.graph.graph import Graph, node
 from jsrl.graph.placements import make_graph
 from jsrl.launch.graph_file import FILE, differences
+from jsrl.launch.plan import make_plan
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.runs.runs import read_metrics
@@ -213,6 +215,18 @@ def test_stored_graph_that_contradicts_options_is_refused(tmp_path: Path) -> Non
 def test_invalid_graph_file_is_refused_before_the_start(tmp_path: Path, graph, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         run(small(), runs_dir=tmp_path, graph=graph, display="log-only")
+
+
+def test_kind_of_the_script_itself_is_refused_for_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = importlib.import_module("my_workers").WATCH
+    monkeypatch.setattr(sys.modules["__main__"], "MINE", watch, raising=False)
+
+    def edit(graph: Graph) -> Graph:
+        return graph.add(node("watch", "__main__:MINE", params=graph.params))
+
+    assert make_plan(small(), str(tmp_path), tmp_path, graph=edit).kinds["watch"] == watch
+    with pytest.raises(ConfigError, match="__main__:MINE of watch is in the script or notebook itself"):
+        make_plan(small(placement="inline"), str(tmp_path), tmp_path, graph=edit)
 
 
 def raises(*args, **kwargs):
