@@ -207,8 +207,8 @@ def _check_importable(graph: Graph) -> None:
         for reference in (worker.kind, graph.kind(worker.name).build):
             if reference.startswith("__main__:"):
                 raise ConfigError(
-                    f"{reference} of {worker.name} is in the script or notebook itself, which its process cannot import; put it "
-                    "into a file of its own and name that module (a serial run works as it is)."
+                    f"{reference} of {worker.name} is in the script or notebook itself, which its process cannot import; put "
+                    "it into a file of its own and name that module (a serial run works as it is)."
                 )
 
 
@@ -258,10 +258,12 @@ def _check_same_rows(graph: Graph, schemas: Mapping[str, Schemas]) -> None:
             if own != stream.policy and leaves(schemas[own].trajectory) != leaves(schemas[stream.policy].trajectory):
                 trains = worker in learners_of(graph)
                 does = f"trains {own!r} on" if trains else f"belongs to {own!r} and reads"
-                remedy = "give both the same kind of agent, core and rollout" if trains else "add a worker for each policy"
+                remedy = (
+                    "give both the same kind of agent, core and rollout" if trains else "add a worker for each policy"
+                )
                 raise ConfigError(
-                    f"{worker.name} {does} rows of {stream.policy!r} ({stream.name}), whose agent stores other leaves or shapes; "
-                    f"{remedy}."
+                    f"{worker.name} {does} rows of {stream.policy!r} ({stream.name}), whose agent stores other leaves or "
+                    f"shapes; {remedy}."
                 )
 
 

@@ -226,7 +226,9 @@ def test_reader_of_two_policies_with_other_leaves_is_refused(tmp_path: Path, mon
     monkeypatch.setattr(sys.modules[__name__], "SPY", spy, raising=False)
 
     def edit(graph: Graph) -> Graph:
-        graph = with_policy(graph, "b", (1,), {"agent": R2D2Config(burn_in=2), "replay": ReplayConfig(window=8, min_size=64)})
+        graph = with_policy(
+            graph, "b", (1,), {"agent": R2D2Config(burn_in=2), "replay": ReplayConfig(window=8, min_size=64)}
+        )
         graph = graph.add(node("spy", f"{__name__}:SPY", one="samples", two="samples-b"))
         return graph.with_stream("samples", routing="broadcast").with_stream("samples-b", routing="broadcast")
 
