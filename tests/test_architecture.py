@@ -398,7 +398,7 @@ def test_run_script_names_the_files_from_the_command_to_a_workers_step():
     told = ast.get_docstring(ast.parse((ROOT / "experiments" / "run.py").read_text())) or ""
     named = re.findall(r"jsrl/[\w/]+\.py", told)
     assert [Path(path).name for path in named] == ["run.py", "process.py", "worker.py", "serial.py"]
-    defined, called = ("def run(", "def _loop(", "class Actor:", ""), ("", "worker.step()", "def step(", ".step()")
+    defined, called = ("def run(", "def _loop(", "class Actor:", ""), ("", "step_of(worker)", "def step(", "step_of")
     for path, definition, call in zip(named, defined, called, strict=True):
         text = (ROOT / path).read_text()
         assert definition in text and call in text

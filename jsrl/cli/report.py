@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.report.marl_eval import write_marl_eval
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--marl-eval", type=Path, metavar="FILE", help="write the runs in the format of marl-eval instead"
     )
     options = parser.parse_args(arguments)
+    use_working_directory()  # kinds of workers may be there
     try:
         runs = load_runs(options.runs, options.runs_dir)
         if options.marl_eval is not None:

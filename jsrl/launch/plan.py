@@ -19,7 +19,7 @@ from jsrl.experiment.policies import check_team, find_seats
 from jsrl.graph.check import check
 from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.placements import check_groups
-from jsrl.graph.policies import PolicyPart, policies_at, policies_of, policy_of
+from jsrl.graph.policies import PolicyPart, learners_of, policies_at, policies_of, policy_of
 from jsrl.launch.directing import check_director
 from jsrl.launch.graph_file import Edit, resolve
 from jsrl.launch.launcher import ALONE, Hosts
@@ -138,6 +138,8 @@ def make_plan(
     resolved, changed = resolve(experiment, graph)
     check(resolved)
     check_groups(resolved, experiment)
+    if experiment.where.has_processes:
+        _check_importable(resolved)
     policies = {name: _resolved(policy) for name, policy in policies_of(resolved, experiment).items()}
     experiment = dataclasses.replace(experiment, agent=resolved_agent(experiment))
     if experiment.video.enabled:
@@ -199,6 +201,17 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
     return dataclasses.replace(plan, jobs=tuple(jobs), keys=keys)
 
 
+def _check_importable(graph: Graph) -> None:
+    """Refuse kinds in the script or notebook itself: a worker's process has another `__main__`."""
+    for worker in graph.workers:
+        for reference in (worker.kind, graph.kind(worker.name).build):
+            if reference.startswith("__main__:"):
+                raise ConfigError(
+                    f"{reference} of {worker.name} is in the script or notebook itself, which its process cannot import; put "
+                    "it into a file of its own and name that module (a serial run works as it is)."
+                )
+
+
 def counts_within(kinds: Iterable[str]) -> list[int]:
     """Return how many entries of the same kind come before each entry."""
     seen, found = Counter[str](), []
@@ -234,7 +247,7 @@ def _resolved(policy: PolicyPart) -> PolicyPart:
 
 
 def _check_same_rows(graph: Graph, schemas: Mapping[str, Schemas]) -> None:
-    """Refuse a learner that gets another policy's rows with other leaves.
+    """Refuse a reader that gets another policy's rows with other leaves.
 
     Raises:
       ConfigError: names both policies.
@@ -243,9 +256,14 @@ def _check_same_rows(graph: Graph, schemas: Mapping[str, Schemas]) -> None:
         for worker, _ in graph.sinks(stream.name) if stream.sort == "samples" else ():
             own = policy_of(graph, worker)
             if own != stream.policy and leaves(schemas[own].trajectory) != leaves(schemas[stream.policy].trajectory):
+                trains = worker in learners_of(graph)
+                does = f"trains {own!r} on" if trains else f"belongs to {own!r} and reads"
+                remedy = (
+                    "give both the same kind of agent, core and rollout" if trains else "add a worker for each policy"
+                )
                 raise ConfigError(
-                    f"{worker.name} trains {own!r} on rows of {stream.policy!r} ({stream.name}), whose agent stores other "
-                    "leaves or shapes; give both the same kind of agent, core and rollout."
+                    f"{worker.name} {does} rows of {stream.policy!r} ({stream.name}), whose agent stores other leaves or "
+                    f"shapes; {remedy}."
                 )
 
 

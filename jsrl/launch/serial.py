@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+import time
 import traceback
 from collections.abc import Callable
 from operator import methodcaller
@@ -61,6 +62,7 @@ class SerialRun:
         self._display = UpdateDisplay(session)
         session.send_command, session.interrupt = self._send_command, self._interrupt
         self._reports: list[str] = []
+        self._moved_s, self._still_s = time.monotonic(), session.experiment.deadlines.still_s
 
     def run(self) -> Result:
         """Run until the session has a reason to stop.
@@ -74,7 +76,7 @@ class SerialRun:
             try:
                 with self._display:
                     self._set_up()
-                    self._running = True
+                    self._running, self._moved_s = True, time.monotonic()
                     self._loop()
                 self._close()
             except KeyboardInterrupt:
@@ -150,13 +152,27 @@ class SerialRun:
         while session.reason is None:
             while self._reports:
                 session.display.message(self._reports.pop())
+            moved = False
             for name in self._each_turn:
                 progress = self._guarded(name, step_of)
+                moved |= bool(progress)
                 if progress and name in self._learners:
                     self._report()
                     for due in self._when_due:
                         self._guarded(due, self._finish_due_work)
+            self._warn_of_standstill(moved=moved)
             session.tick()
+
+    def _warn_of_standstill(self, *, moved: bool) -> None:
+        """Warn when no worker has done any work for `deadlines.still_s`; then only after twice as long."""
+        now_s = time.monotonic()
+        if moved:
+            self._moved_s = now_s
+        elif now_s - self._moved_s > self._still_s:
+            self._still_s *= 2
+            noticed = f"no worker has done any work for {now_s - self._moved_s:.0f} s"
+            report = Watchdog(self._session, {}, lambda _: None, lambda _: None).write("standstill", noticed, "")
+            self._session.display.message(f"{noticed}; the run continues ({report})", "warning")
 
     def _report(self, *, last: bool = False) -> None:
         for name in self._learners:

@@ -13,7 +13,7 @@ from jsrl.report.charts import SMALL, Series, bands, chart
 from jsrl.report.run_report import RunReport, of_policy
 from jsrl.runs.runs import curve_of
 from jsrl.workers.actor.kind import KIND as ACTOR
-from jsrl.workers.kinds import kind_metrics
+from jsrl.workers.kinds import kind_metrics, own_kinds
 from jsrl.workers.learner.kind import KIND as LEARNER
 from jsrl.workers.learner.kind import MEASURED
 
@@ -51,11 +51,30 @@ def algorithm(report: RunReport) -> str:
     columns = [of_policy(report.columns, policy) for policy in report.policies]
     kinds = ((LEARNER.prefix, MEASURED), (ACTOR.prefix, ACTOR.metrics))
     names = dict.fromkeys(name for kind in kinds for own in columns for name in algorithm_metrics(own, *kind))
+    return _small_charts(report, {name: title_of(name) for name in names}, KNOWN)
+
+
+def own_workers(report: RunReport) -> str:
+    """Return a small chart for every metric that a user's kinds of workers report."""
+    columns = [of_policy(report.columns, policy) for policy in report.policies]
+    titles, known = dict[str, str](), dict[str, Metric]()
+    for kind in kinds_of(report.folder):
+        if kind in own_kinds():
+            continue
+        known |= {metric.name: metric for metric in kind_metrics(kind)}
+        shares = {f"{kind.prefix}/{activity.name}_share" for activity in kind.all_activities}
+        names = [name for own in columns for name in own if name.startswith(f"{kind.prefix}/") and name not in shares]
+        titles |= {name: f"{kind.title}: {title_of(name, known)}" for name in names}
+    return _small_charts(report, titles, known)
+
+
+def _small_charts(report: RunReport, titles: dict[str, str], known: dict[str, Metric]) -> str:
+    """Return a chart over env steps for each metric: its name -> its title; `known` metrics have a hint."""
     drawn = []
-    for name in names:
+    for name, title in titles.items():
         series = _curves(report, {policy or FIRST: _named(policy, name) for policy in report.policies})
-        hint = f"{KNOWN[name].meaning}; healthy: {KNOWN[name].healthy}" if name in KNOWN else name
-        drawn.append(chart(title_of(name), STEPS, series, x_range=_steps(report), size=SMALL, hint=hint))
+        hint = f"{known[name].meaning}; healthy: {known[name].healthy}" if name in known else name
+        drawn.append(chart(title, STEPS, series, x_range=_steps(report), size=SMALL, hint=hint))
     charts = "".join(drawn)
     return f'<div class="grid3">{charts}</div>' if charts else ""
 
@@ -66,9 +85,9 @@ def algorithm_metrics(names: Iterable[str], prefix: str, measured: Iterable[Metr
     return [name for name in names if name.startswith(f"{prefix}/") and name not in own and not name.endswith("_share")]
 
 
-def title_of(name: str) -> str:
+def title_of(name: str, known: dict[str, Metric] = KNOWN) -> str:
     """Return the title of a metric's chart: `learner/loss_value` is `Value loss, reward²`."""
-    unit = KNOWN[name].unit.replace("^2", "²") if name in KNOWN else "-"
+    unit = known[name].unit.replace("^2", "²") if name in known else "-"
     own = name.partition("/")[2]
     words = TITLES.get(own) or own.replace("_", " ")
     return words[:1].upper() + words[1:] + (f", {unit}" if unit not in NO_UNITS else "")

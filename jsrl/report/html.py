@@ -9,7 +9,7 @@ from jsrl.launch.result import is_intended
 from jsrl.metrics.display_state import games_text
 from jsrl.metrics.phases import PHASES, of_main_thread
 from jsrl.report.bottleneck import Bottleneck
-from jsrl.report.curves import FIRST, algorithm, learning, machine, shares_of_time
+from jsrl.report.curves import FIRST, algorithm, learning, machine, own_workers, shares_of_time
 from jsrl.report.graph import dataflow
 from jsrl.report.run_report import RUNS, RunReport
 from jsrl.report.standings import standings_page
@@ -42,6 +42,7 @@ def body(report: RunReport) -> str:
         section("Learning", "".join(learning(report)), "grid2"),
         section("Players", _players(report)),
         section("Algorithm", algorithm(report)),
+        section("Your workers", own_workers(report)),
         section("Speed and machine", "".join(machine(report)), "grid2"),
         section("Where time went", _time(report) + shares_of_time(report)),
         section("Dataflow", _dataflow(report)),

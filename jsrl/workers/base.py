@@ -93,7 +93,8 @@ def report_of(worker: Worker) -> tuple[dict[str, float], dict[str, Any]]:
     found = worker.report()
     if not isinstance(found, tuple) or len(found) != 2 or not all(isinstance(part, dict) for part in found):
         raise ConfigError(
-            f"report of {worker.name} returned {found!r}; return two dicts, metrics and facts: `return self.meter.flush(), {{}}`."
+            f"report of {worker.name} returned {found!r}; return two dicts, metrics and facts, as in `return "
+            "self.meter.flush(), {}`."
         )
     metrics, facts = found
     for name, value in metrics.items():

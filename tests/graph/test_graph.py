@@ -290,7 +290,10 @@ def test_invalid_graphs_are_refused_in_one_sentence(change: str, words: str) -> 
     ("changes", "words"),
     [
         ({"ports": Port("rows", "samples", "reads")}, r"ports of the kind .*:WATCH must be a tuple of Port"),
-        ({"metrics": Metric("loss", "loss", "-", "falls")}, r"must be a tuple of Metric; .* metrics=\(Metric\(...\),\)"),
+        (
+            {"metrics": Metric("loss", "loss", "-", "falls")},
+            r"must be a tuple of Metric; .* metrics=\(Metric\(...\),\)",
+        ),
         ({"loads_jax": False}, r"loads_jax of the kind .*:WATCH is False; give a function that returns it"),
         ({"build": WATCH.check}, r"build of the kind .*:WATCH is None; give the location"),
     ],

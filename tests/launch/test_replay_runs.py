@@ -113,7 +113,10 @@ def test_the_plan_shows_the_replay_of_a_second_policy(tmp_path):
 
     e = dataclasses.replace(experiment("device", placement="inline", num_groups=2), replay=None)
     text = describe(make_plan(e, str(tmp_path), tmp_path, graph=with_replay), [])
-    for words in ("replay-b -> learner-b  batches-b  shared-memory: batches of about", "replay (host): 2,000 env steps"):
+    for words in (
+        "replay-b -> learner-b  batches-b  shared-memory: batches of about",
+        "replay (host): 2,000 env steps",
+    ):
         assert words in text
 
 

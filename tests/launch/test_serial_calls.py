@@ -48,7 +48,8 @@ def serial_run(*workers: Scripted, turns: int = 3) -> tuple[Any, list[str]]:
     session = SimpleNamespace(reason=None, finals=set(), finished_s=1.0, line_due=True, ticks=0)
     session.lose = lambda name, notice: lost.append(name)
     session.facts, session.report, session.close = lambda *_: None, lambda *_: None, lambda: None
-    session.experiment, session.display = None, SimpleNamespace(message=lambda *_: None)
+    session.experiment = SimpleNamespace(deadlines=SimpleNamespace(still_s=60.0))
+    session.display = SimpleNamespace(message=lambda *_: None)
 
     def tick() -> None:
         session.ticks += 1
@@ -87,10 +88,12 @@ def test_a_serial_run_continues_without_a_dispensable_worker_that_cannot_begin()
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_error_of_a_worker_that_cannot_be_built_is_not_hidden(error: type[BaseException], tmp_path, monkeypatch) -> None:
+def test_error_of_a_worker_that_cannot_be_built_is_not_hidden(
+    error: type[BaseException], tmp_path, monkeypatch
+) -> None:
     run, _ = serial_run(Scripted("learner"), Scripted("watch"))
     ended = list[str]()
-    run._session.fail = run._session.end = lambda why: ended.append(why)
+    run._session.fail = run._session.end = ended.append
     run._session.result = lambda: "result"
     run._plan.jobs, run._plan.memory_folder = [SimpleNamespace(name="learner"), SimpleNamespace(name="watch")], tmp_path
 
@@ -107,6 +110,19 @@ def test_error_of_a_worker_that_cannot_be_built_is_not_hidden(error: type[BaseEx
         with pytest.raises(error):
             run.run()
     assert not tmp_path.exists()
+
+
+def test_a_serial_run_without_any_work_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, told = Scripted("learner"), list[str]()
+    run, _ = serial_run(learner, turns=5)
+    run._session.display.message = lambda text, level: told.append(text)
+    monkeypatch.setattr("jsrl.launch.serial.Watchdog", lambda *_: SimpleNamespace(write=lambda *_: "report: here"))
+    run._loop()
+    assert told == []
+    learner.step = lambda: 0  # type: ignore[method-assign]
+    run._session.reason, run._session.ticks, run._moved_s = None, 0, run._moved_s - 61.0
+    run._loop()
+    assert told == ["no worker has done any work for 61 s; the run continues (report: here)"]
 
 
 def test_requests_are_noticed_during_the_final_evaluation_of_a_serial_run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -12,18 +13,22 @@ import pytest
 
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.ppo import PPOConfig
+from jsrl.agents.r2d2 import R2D2Config
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import AgentFault, ConfigError
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.graph.graph import Graph, node
 from jsrl.graph.placements import make_graph
+from jsrl.graph.policies import with_policy
 from jsrl.launch.graph_file import FILE, differences
+from jsrl.launch.plan import make_plan
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.runs.runs import read_metrics
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import leaves
+from jsrl.workers.kinds import Kind, Port
 
 WORLD = Path(__file__).parents[1] / "system" / "world"
 SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1)
@@ -160,7 +165,10 @@ def test_user_workers_are_shown_and_resume(tmp_path: Path) -> None:
     assert kept.worker("augment").settings == {"noise": 0.0}
     again = run(small(total_env_steps=8 * 32), runs_dir=tmp_path, resume="one", display="log-only")
     log = (again.folder / "logs" / "controller.log").read_text()
-    assert f"it continues with its changed graph ({FILE}): --placement and --num-actors do not" in log and again.updates == 8
+    assert (
+        f"it continues with its changed graph ({FILE}): --placement and --num-actors do not" in log
+        and again.updates == 8
+    )
     other = run(small(total_env_steps=9 * 32), runs_dir=tmp_path, resume="one", graph=lambda g: g, display="log-only")
     log = (other.folder / "logs" / "controller.log").read_text()
     assert "graph: the worker augment is gone" in log and other.updates == 9
@@ -210,6 +218,35 @@ def test_stored_graph_that_contradicts_options_is_refused(tmp_path: Path) -> Non
 def test_invalid_graph_file_is_refused_before_the_start(tmp_path: Path, graph, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         run(small(), runs_dir=tmp_path, graph=graph, display="log-only")
+
+
+def test_reader_of_two_policies_with_other_leaves_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = tuple(Port(name, "samples", "reads", schemas=("trajectory",)) for name in ("one", "two"))
+    spy = Kind("spy", "spies", "nowhere:Spy", ports=ports)
+    monkeypatch.setattr(sys.modules[__name__], "SPY", spy, raising=False)
+
+    def edit(graph: Graph) -> Graph:
+        graph = with_policy(
+            graph, "b", (1,), {"agent": R2D2Config(burn_in=2), "replay": ReplayConfig(window=8, min_size=64)}
+        )
+        graph = graph.add(node("spy", f"{__name__}:SPY", one="samples", two="samples-b"))
+        return graph.with_stream("samples", routing="broadcast").with_stream("samples-b", routing="broadcast")
+
+    words = r"spy belongs to 'policy' and reads rows of 'b' \(samples-b\), .* add a worker for each policy"
+    with pytest.raises(ConfigError, match=words):
+        make_plan(small(), str(tmp_path), tmp_path, graph=edit)
+
+
+def test_kind_of_the_script_itself_is_refused_for_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = importlib.import_module("my_workers").WATCH
+    monkeypatch.setattr(sys.modules["__main__"], "MINE", watch, raising=False)
+
+    def edit(graph: Graph) -> Graph:
+        return graph.add(node("watch", "__main__:MINE", params=graph.params))
+
+    assert make_plan(small(), str(tmp_path), tmp_path, graph=edit).kinds["watch"] == watch
+    with pytest.raises(ConfigError, match="__main__:MINE of watch is in the script or notebook itself"):
+        make_plan(small(placement="inline"), str(tmp_path), tmp_path, graph=edit)
 
 
 def raises(*args, **kwargs):

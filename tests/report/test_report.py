@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import re
 import subprocess
@@ -15,15 +16,18 @@ import pytest
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, PolicyConfig
+from jsrl.graph.graph import node
 from jsrl.graph.placements import make_graph
 from jsrl.launch.graph_file import write_graph
 from jsrl.launch.result import Result, fitted
+from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.display_state import short
+from jsrl.metrics.phases import Activity
 from jsrl.references.reference import to_json
 from jsrl.report import run_report
 from jsrl.report.charts import Series, chart, ticks
 from jsrl.report.comparison import compare_runs
-from jsrl.report.curves import algorithm, machine, shares_of_time
+from jsrl.report.curves import algorithm, machine, own_workers, shares_of_time
 from jsrl.report.graph import dataflow
 from jsrl.report.html import body
 from jsrl.report.report import leave_report, write_report
@@ -31,6 +35,7 @@ from jsrl.report.run_report import make_report, steady
 from jsrl.report.text import document
 from jsrl.runs.runs import Run, RunFolder
 from jsrl.runs.state import RunState
+from jsrl.workers.kinds import Kind, own_kinds
 
 ROOT = Path(__file__).parents[2]
 EVIL = '<script>alert("1")</script>&\'"'
@@ -408,6 +413,35 @@ def test_every_metric_of_the_algorithm_has_a_chart_and_only_those(run_folder: Ru
     write_lines(run_folder, [line | own for line in lines(6)])
     titles = re.findall(r"<figcaption><span>(.*?)</span>", algorithm(make_report(run_folder)))
     assert sorted(titles) == ["My own number", "Value loss, reward²", "Wins mean"]
+
+
+def test_metrics_of_a_users_workers_have_charts(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
+    scored = Metric("score_mean", "mean score", "reward", "rises")
+    exam = Kind("exam", "exams", "nowhere:build", activities=(Activity("play", "simulate", "", ""),), metrics=(scored,))
+    monkeypatch.setattr("jsrl.report.curves.kinds_of", lambda folder: (*own_kinds(), exam))
+    own = {"exam/score_mean": 0.5, "b/exam/score_mean": 0.6, "exam/won_share": 0.3, "exam/play_share": 0.4}
+    write_lines(run_folder, [line | own | {"b/env_steps": 1.0, "b/updates": 1.0} for line in lines(6)])
+    text = own_workers(make_report(run_folder))
+    assert re.findall(r"<figcaption><span>(.*?)</span>", text) == ["exam: Score mean, reward", "exam: Won share"]
+    assert text.count("<polyline") == 3 and "mean score; healthy: rises" in text
+
+
+@pytest.mark.parametrize("command", ["report", "watch"])
+def test_modules_of_a_users_workers_are_found_in_the_working_directory(
+    command: str, run_folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The command `jsrl` does not have it among its paths, unlike `python -m jsrl`."""
+    kind = "Kind('exam', 'exams', 'exam_here:Exam', ports=(Port('params', 'params', 'reads'),))"
+    (tmp_path / "exam_here.py").write_text(f"from jsrl.workers.kinds import Kind, Port\n\nEXAM = {kind}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    graph = make_graph(Experiment(AgentReference("nowhere:make"))).add(node("exam", "exam_here:EXAM", params="params"))
+    write_graph(run_folder, graph, changed=True, resumed=False)
+    write_lines(run_folder, [line | {"exam/seen": 2.0} for line in lines(6)])
+    given = ["nowhere"] if command == "watch" else [str(run_folder.path)]
+    assert importlib.import_module(f"jsrl.cli.{command}").main(given) == (2 if command == "watch" else 0)
+    assert "exam: Seen" in body(make_report(run_folder))
+    monkeypatch.delitem(sys.modules, "exam_here")
 
 
 def test_every_policy_has_its_curves_its_lag_and_its_bottleneck(run_folder: RunFolder):
