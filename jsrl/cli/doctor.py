@@ -73,7 +73,9 @@ def packages() -> Iterator[Finding]:
 def accelerators() -> Iterator[Finding]:
     """GPUs, and whether jax can use them."""
     gpus = hardware_facts()["accelerators"]
-    names = [str(found.metadata.get("Name")).lower() for found in importlib.metadata.distributions()]  # None: a broken one
+    names = [
+        str(found.metadata.get("Name")).lower() for found in importlib.metadata.distributions()
+    ]  # None: a broken one
     if gpus and not any("cuda" in name and "plugin" in name for name in names):
         cure = f"{shlex.quote(sys.executable)} -m pip install 'jax[cuda12]'"
         yield Finding(

@@ -115,6 +115,11 @@ class KeptFiles:
         """Note files to be sent."""
         self._waiting |= dict.fromkeys(name for name in names if name not in self._waiting)
 
+    def add_new(self, name: str) -> None:
+        """Note a file that never changes to be sent, unless it is on its way or the other side has it."""
+        if name not in self._known and self.are_sent([name]):
+            self.add([name])
+
     def are_sent(self, folders: Iterable[str]) -> bool:
         """Return whether the other side has all files that were noted, of some folders, or with these names."""
         names = tuple(folders)

@@ -17,7 +17,7 @@ from jsrl.launch.hosts.pages import PAGE_BYTES
 from jsrl.runs.names import Registration
 
 MAX_MESSAGE_BYTES = 32 << 20
-CHUNK_BYTES = 1 << 20  # of an archive, or of a player
+CHUNK_BYTES = 1 << 20  # of an archive
 BEAT_S = 0.5
 LEASE_S, LOST_S = 15.0, 20.0  # silence after which an agent ends its workers; after which the controller replaces them
 CLOSED_LEASE_S, CLOSED_LOST_S = (
@@ -242,7 +242,7 @@ class RunNames(ControllerMessage, tag="names"):
 
 
 class Player(FilePart, tag="player"):
-    """A part of a frozen player's file. name: below the folder of players."""
+    """A part of a frozen player's file; the agent answers with Stored. name: below the folder of players."""
 
     def __post_init__(self) -> None:
         """Refuse names that could be other paths."""

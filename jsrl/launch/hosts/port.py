@@ -18,7 +18,6 @@ from jsrl.errors import CodecError, StreamError
 from jsrl.launch.hosts.kept_files import KeptFiles, fetched_log, keep_part, name_here, remove_half_sent
 from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
-    CHUNK_BYTES,
     MAX_MESSAGE_BYTES,
     AnyAgentMessage,
     AnyControllerMessage,
@@ -49,10 +48,8 @@ LOOK_S = 0.2  # between checks for silent hosts and for new names of the run
 NAMES_S = 5.0  # after which all names are sent again: messages sent during a reconnection are lost
 CONNECTION_MS = (2_000, 10_000)  # between heartbeats of a connection; time without one after which it is remade
 _MOST_AT_ONCE = 1_000
-PLAYER_S = 10.0  # after which a player that was sent but has not arrived is sent again
 Parents = Callable[[Mapping[str, Registration]], Mapping[int, dict[str, list[str]]]]
 """Names of the run -> host epoch -> params stream -> addresses to fetch it from, the nearest first."""
-_PARTS_AT_ONCE = 8  # of a player, at each check
 
 
 class HostPort:
@@ -86,9 +83,9 @@ class HostPort:
         self._folder = Path()  # of the run
         self._counted: dict[int, set[str]] = {}  # host epoch -> hops for which it has sent pages
         self._kept: dict[int, KeptFiles] = {}  # host epoch -> files of the run folder for that host
+        self._players: dict[int, KeptFiles] = {}  # host epoch -> frozen players for that host
         # Workers to start once their hosts have the files that they need.
         self._waiting_starts: list[tuple[RemoteWorker, Begin, list[str]]] = []
-        self._sent: dict[tuple[int, Path], tuple[int, float]] = {}  # (host epoch, player) -> bytes sent, and when
         self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_sender, self._wake_receiver = socketpair()
         self._closing, self._num_requests = threading.Event(), 0
@@ -245,8 +242,9 @@ class HostPort:
             remove_half_sent(self._folder, given_up)
         stored, self._members.stored = self._members.stored, []
         for one in stored:
-            if one.epoch in self._kept:
-                self._kept[one.epoch].confirm(one.name, one.size, one.digest)
+            for files in (self._kept, self._players):
+                if one.epoch in files:
+                    files[one.epoch].confirm(one.name, one.size, one.digest)
         notices, self._members.notices = self._members.notices, []
         for line in notices:
             self._notify(line)
@@ -275,15 +273,16 @@ class HostPort:
             self._members.look()
             messages = self._members.unanswered_starts() + self._members.revoke(revoked)
             self.changed.notify_all()
-        for epoch in set(self._kept) - {host.epoch for host in self._members.hosts}:
-            del self._kept[epoch]
+        for files in (self._kept, self._players):
+            for epoch in files.keys() - {host.epoch for host in self._members.hosts}:
+                del files[epoch]
         for identity, message in messages:
             self._send(identity, message)
         self._flush()
         self._share_names()
         with contextlib.suppress(OSError):  # removed, or a disk error: the waiting worker reports it
             for host in list(self._members.hosts):
-                self._send_player(host)
+                self._add_players(host)
 
     def _await_files(self, identity: RemoteWorker, message: Begin, *, with_files: bool) -> None:
         host, names = identity.host, list[str]()
@@ -305,7 +304,7 @@ class HostPort:
 
     def _advance(self) -> None:
         """Send files on, and start the workers whose hosts have theirs."""
-        for files in self._kept.values():
+        for files in (*self._kept.values(), *self._players.values()):
             files.advance()
         for begin in list(self._waiting_starts):
             identity, message, names = begin
@@ -316,31 +315,19 @@ class HostPort:
                 identity.begin, identity.asked_s = message, time.monotonic()
                 self._send(identity.host.identity, message)
 
-    def _send_player(self, host: JoinedHost) -> None:
-        """Send a host parts of the first player for which it waits; if it still waits PLAYER_S later, all of it again."""
+    def _add_players(self, host: JoinedHost) -> None:
+        """Note the frozen players for which a host waits, to be sent."""
         if not host.wanted or self._registry is None:
             return
-        policy, _, version = host.wanted[0].rpartition("/")
         players = self._folder / PLAYERS_FOLDER
-        path = PlayerStore(players / policy).file(int(version))
-        if path is None:
-            return
-        at, sent_s = self._sent.get((host.epoch, path), (0, time.monotonic()))
-        at = at if time.monotonic() - sent_s < PLAYER_S else 0
-        size = path.stat().st_size
-        if at == size:
-            return
-        with path.open("rb") as file:
-            file.seek(at)
-            for _ in range(_PARTS_AT_ONCE):
-                part = file.read(CHUNK_BYTES)
-                self._send(
-                    host.identity, Player(host.epoch, str(path.relative_to(players)), at, part, at + len(part) >= size)
-                )
-                at += len(part)
-                if at >= size:
-                    break
-        self._sent[host.epoch, path] = at, time.monotonic()
+        files = self._players.setdefault(
+            host.epoch, KeptFiles(players, lambda part: self._send(host.identity, Player(host.epoch, *part)))
+        )
+        for wanted in host.wanted:
+            policy, _, version = wanted.rpartition("/")
+            path = PlayerStore(players / policy).file(int(version))
+            if path is not None:
+                files.add_new(str(path.relative_to(players)))
 
     def _share_names(self) -> None:
         """Copy the names of all hosts to the registry, and send the hosts what is new there."""

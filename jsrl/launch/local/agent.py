@@ -402,9 +402,10 @@ class Agent:
             self._relays.follow(message.parents, self._own_address)
             FileNames(self._folder / "names").show(self._relays.shown(message.entries))
         elif isinstance(message, Player):
-            keep_part(self._folder / PLAYERS_FOLDER, message.piece)
+            self._keep_part(self._folder / PLAYERS_FOLDER, message)
         elif isinstance(message, EarlierFile):
-            self._keep_earlier_file(message)
+            if self._keep_part(self._folder, message):
+                self._kept.note(message.name)
         elif isinstance(message, Stored):
             self._kept.confirm(message.name, message.size, message.digest)
         elif isinstance(message, Begin):
@@ -434,12 +435,12 @@ class Agent:
                 (self._folder / KEYS / file).unlink(missing_ok=True)
             self._notify(f"joined the run at {self._address} as {self._name}")
 
-    def _keep_earlier_file(self, message: EarlierFile) -> None:
-        size = keep_part(self._folder, message.piece)
+    def _keep_part(self, folder: Path, message: EarlierFile | Player) -> bool:
+        """Write a part of a file, and confirm it; return whether the file is complete."""
+        size = keep_part(folder, message.piece)
         if size is not None:
             self._send(Stored(self._epoch, message.name, size, message.digest))
-        if message.last and size is not None:
-            self._kept.note(message.name)
+        return message.last and size is not None
 
     def _start_queued(self) -> None:
         """Start the workers that wait for it; of those that are forked, only as many at once as the cores can take.

@@ -8,20 +8,25 @@ from pathlib import Path
 import pytest
 import zmq
 
+from jsrl.launch.hosts.kept_files import PART_BYTES
 from jsrl.launch.hosts.members import Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
     MAX_MESSAGE_BYTES,
+    AnyAgentMessage,
     AnyControllerMessage,
     Beat,
     Begin,
     KeptFile,
+    Player,
     Signal,
+    Stored,
     Welcome,
     decode,
     encode,
 )
 from jsrl.launch.hosts.port import HostPort
 from jsrl.launch.hosts.tokens import Tokens
+from jsrl.snapshots.players import PLAYERS_FOLDER
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
 from jsrl.transport.meeting.keys import load_client_keys
 from tests.launch.hosts.agents import await_that
@@ -115,6 +120,45 @@ def test_an_order_to_a_host_that_reconnects_arrives(tmp_path: Path, monkeypatch:
             return isinstance(answer(), Signal)
 
         await_that(found)
+    finally:
+        connection.close()
+        context.destroy(linger=0)
+        port.close("done")
+
+
+def test_a_frozen_player_is_sent_as_its_host_confirms_it(tmp_path: Path) -> None:
+    tokens, run = Tokens(tmp_path / "join"), tmp_path / "run"
+    members = Members(tokens)
+    port = HostPort("tcp://127.0.0.1:0", tokens, members, lambda line: None)
+    keys, context = load_client_keys(tokens.make()), zmq.Context()
+    name, content = f"main/3-{'0' * 32}.npz", bytes(5 * PART_BYTES + 7)
+    (run / PLAYERS_FOLDER / "main").mkdir(parents=True)
+    (run / PLAYERS_FOLDER / name).write_bytes(content)
+    try:
+        port.serve(f"ipc://{tmp_path}/control", tmp_path / "names", run, list, lambda names: {})
+        socket = context.socket(zmq.DEALER)
+        connection = connect(socket, port.address, keys)
+        socket.send_multipart(outgoing([encode(HELLO)], keys))
+        assert port.wait(lambda: bool(members.hosts), 30.0)
+        (epoch,) = (host.epoch for host in members.hosts)
+
+        def sent(answer: AnyAgentMessage, count: int) -> list[Player]:
+            """Return so many parts, or those that come within half a second, after an answer of the host."""
+            found = list[Player]()
+            socket.send_multipart(outgoing([encode(answer)], keys))
+            while len(found) < count and socket.poll(30_000 if count else 500):
+                (body,) = incoming(socket.recv_multipart(), keys, MAX_MESSAGE_BYTES)
+                message: AnyControllerMessage = decode(body, AnyControllerMessage)
+                found += [message] if isinstance(message, Player) else []
+            return found
+
+        wanted = Beat(epoch, 1.0, [], wanted=["main/3"])
+        parts = sent(wanted, 2)
+        assert not sent(wanted, 0)  # no more until they are confirmed
+        for part in parts:
+            parts += sent(Stored(epoch, name, part.at + len(part.part), part.digest), 6 - len(parts) and 1)
+        assert b"".join(part.part for part in parts) == content and parts[-1].last and parts[-1].digest
+        assert not sent(wanted, 0)  # it has arrived, which the next heartbeat does not say yet
     finally:
         connection.close()
         context.destroy(linger=0)
