@@ -239,7 +239,11 @@ class ControlClient:
         return connection.made or not self._address.startswith("tcp://")
 
     def _send(self, socket: zmq.Socket, message: Message) -> None:
-        socket.send_multipart(outgoing([msgspec.msgpack.encode(message)], self._keys))
+        try:
+            body = msgspec.msgpack.encode(message)
+        except UnicodeEncodeError:  # an error may name a file whose name is not UTF-8
+            body = msgspec.msgpack.encode(_encodable(message))
+        socket.send_multipart(outgoing([body], self._keys))
 
     def _beat(self, socket: zmq.Socket) -> None:
         entered, since, deadline_s = self._activity
@@ -314,6 +318,13 @@ class ControlClient:
             self.send(Stacks, text=all_stacks())
         else:
             self.commands.put(command)
+
+
+def _encodable(message: Message) -> Message:
+    """Return a message whose texts are valid in UTF-8, with escapes for the rest."""
+    texts = {name: value for name, value in msgspec.structs.asdict(message).items() if isinstance(value, str)}
+    valid = {name: text.encode("utf-8", "backslashreplace").decode() for name, text in texts.items()}
+    return msgspec.structs.replace(message, **valid)
 
 
 def identity_of(worker: str, incarnation: int) -> bytes:
