@@ -73,7 +73,8 @@ def packages() -> Iterator[Finding]:
 def accelerators() -> Iterator[Finding]:
     """GPUs, and whether jax can use them."""
     gpus = hardware_facts()["accelerators"]
-    names = [str(found.metadata["Name"]).lower() for found in importlib.metadata.distributions()]  # None: a broken one
+    installed = importlib.metadata.distributions()  # one that is half removed has no metadata
+    names = [str((found.metadata or {}).get("Name")).lower() for found in installed]
     if gpus and not any("cuda" in name and "plugin" in name for name in names):
         cure = f"{shlex.quote(sys.executable)} -m pip install 'jax[cuda12]'"
         yield Finding(
