@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from jsrl.agents.base import ActParams, Agent
-from jsrl.counted import counted
 from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.make import make_spec
 from jsrl.envs.seats import SeatView, actions_of, part_of, view_of
@@ -111,7 +110,7 @@ class Policy:
             self.spec,
             self.params,
             onnx=onnx,
-            origin=f"{shown_target(self.spec.name)}, after {counted(version_updates(self.version), 'update')}",
+            origin=f"{shown_target(self.spec.name)}, after {version_updates(self.version)} updates",
         )
 
     def reset(self) -> None:

@@ -106,9 +106,9 @@ def test_unwritable_folder_is_named(tmp_path):
 @pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "a b", "x" * 200])
 def test_invalid_folder_names_are_refused(tmp_path, name):
     if name:
-        with pytest.raises(ConfigError, match="cannot name a run: .* at most 128"):
+        with pytest.raises(ConfigError, match=r"cannot name a run: .* at most 128"):
             RunFolder.create(tmp_path, "x", name)
-    with pytest.raises(ConfigError, match="cannot name a run: .* at most 128"):
+    with pytest.raises(ConfigError, match=r"cannot name a run: .* at most 128"):
         RunFolder.create(tmp_path, name, "a")
 
 
