@@ -73,8 +73,10 @@ def packages() -> Iterator[Finding]:
 def accelerators() -> Iterator[Finding]:
     """GPUs, and whether jax can use them."""
     gpus = hardware_facts()["accelerators"]
-    installed = importlib.metadata.distributions()  # one that is half removed has no metadata
-    names = [str((found.metadata or {}).get("Name")).lower() for found in installed]
+    installed = [found.metadata for found in importlib.metadata.distributions()]
+    names = [
+        metadata["Name"].lower() for metadata in installed if "Name" in metadata
+    ]  # not in one that is half removed
     if gpus and not any("cuda" in name and "plugin" in name for name in names):
         cure = f"{shlex.quote(sys.executable)} -m pip install 'jax[cuda12]'"
         yield Finding(
