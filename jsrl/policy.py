@@ -24,7 +24,7 @@ from jsrl.runs.runs import RunFolder, split_tag
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Request
-from jsrl.types import EnvSpec, GameSpec, Tree, leaves, named_leaves, to_environment, unflatten
+from jsrl.types import EnvSpec, GameSpec, Tree, leaves, named_leaves, to_environment, unflatten, version_updates
 from jsrl.workers.acting import Engine
 
 SEED_STRIDE = 1_009  # distance between the random streams of two seeds; policies that play together use those between
@@ -110,7 +110,7 @@ class Policy:
             self.spec,
             self.params,
             onnx=onnx,
-            origin=f"{shown_target(self.spec.name)}, version {self.version}",
+            origin=f"{shown_target(self.spec.name)}, after {version_updates(self.version)} updates",
         )
 
     def reset(self) -> None:

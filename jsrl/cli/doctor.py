@@ -73,9 +73,10 @@ def packages() -> Iterator[Finding]:
 def accelerators() -> Iterator[Finding]:
     """GPUs, and whether jax can use them."""
     gpus = hardware_facts()["accelerators"]
+    installed = [found.metadata for found in importlib.metadata.distributions()]
     names = [
-        str(found.metadata.get("Name")).lower() for found in importlib.metadata.distributions()
-    ]  # None: a broken one
+        metadata["Name"].lower() for metadata in installed if "Name" in metadata
+    ]  # not in one that is half removed
     if gpus and not any("cuda" in name and "plugin" in name for name in names):
         cure = f"{shlex.quote(sys.executable)} -m pip install 'jax[cuda12]'"
         yield Finding(

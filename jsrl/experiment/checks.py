@@ -97,7 +97,8 @@ def whole_numbers(e: Experiment) -> dict[str, int]:
     def is_whole(value: object) -> bool:
         return isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
 
-    whole = [name for name, kinds in _kinds(type(e)).items() if int in kinds and float not in kinds]
+    cls: type = type(e)
+    whole = [name for name, kinds in _kinds(cls).items() if int in kinds and float not in kinds]
     values = {name: getattr(e, name) for name in whole}
     return {name: int(value) for name, value in values.items() if not isinstance(value, int) and is_whole(value)}
 

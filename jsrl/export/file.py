@@ -42,9 +42,12 @@ def save(
 
     Raises:
       ExportError: params are not finite, the policy cannot be traced for batches of any size, a player differs from the agent,
-        ONNX is wanted and lacks an operation of the policy, or the file cannot be written.
+        ONNX is wanted and lacks an operation of the policy, the name ends with .onnx, or the file cannot be written.
       MissingExtra: ONNX is wanted, and the package onnx is not installed.
     """
+    if Path(path).suffix == ".onnx":
+        name = Path(path).with_suffix(".zip").name
+        raise ExportError(f"{path}: the policy is a zip file, such as {name}; with --onnx it contains policy.onnx")
     _check_finite(params)
     function, program, why = traced(agent, spec, params)
     exported = _stablehlo(function)

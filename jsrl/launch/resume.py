@@ -64,8 +64,13 @@ def claimed(folder: RunFolder) -> Iterator[None]:
     """Hold a run folder for this process, so that no second process continues it.
 
     Raises:
-      ConfigError: another process holds it.
+      ConfigError: another process holds it, or its path is not valid UTF-8, which the files of a run are.
     """
+    try:
+        os.fspath(folder.path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        place = ascii(os.fspath(folder.path.absolute()))
+        raise ConfigError(f"the path {place} is not valid UTF-8; choose another place with --runs-dir.") from error
     path = folder.path / RUNNING
     fd = lock_file(path)
     if fd is None:

@@ -95,6 +95,14 @@ def asked_part(header: str, size: int) -> tuple[int, int] | None:
     return (start, stop - start) if start < stop else None
 
 
+def _host_of(header: str) -> str | None:
+    """Return the name in a Host header, without the port."""
+    try:
+        return urllib.parse.urlsplit(f"//{header}").hostname
+    except ValueError:  # such as "[::1"
+        return None
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     """GET / and /run/NAME/ are pages, `content` below each is their changing part, other names below a run are its files."""
 
@@ -104,8 +112,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with a page, its content, or a file."""
-        host = urllib.parse.urlsplit(f"//{self.headers.get('Host', '')}").hostname
-        if host not in HOSTS:
+        if _host_of(self.headers.get("Host", "")) not in HOSTS:
             self._refuse(HTTPStatus.FORBIDDEN, f"open this page as {self.server.url}")
             return
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)

@@ -345,13 +345,23 @@ def encoded(message: Message) -> bytes:
     Raises:
       TypeError: a fact has another type.
     """
-    return msgspec.msgpack.encode(message, enc_hook=_plain)
+    try:
+        return msgspec.msgpack.encode(message, enc_hook=_plain)
+    except UnicodeEncodeError:  # an error may name a file whose name is not UTF-8
+        return msgspec.msgpack.encode(_encodable(message), enc_hook=_plain)
 
 
 def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a fact is of type {type(value).__name__}; facts are numbers, texts, lists and dicts.")
+
+
+def _encodable(message: Message) -> Message:
+    """Return a message whose texts are valid in UTF-8, with escapes for the rest."""
+    texts = {name: value for name, value in msgspec.structs.asdict(message).items() if isinstance(value, str)}
+    valid = {name: text.encode("utf-8", "backslashreplace").decode() for name, text in texts.items()}
+    return msgspec.structs.replace(message, **valid)
 
 
 def identity_of(worker: str, incarnation: int) -> bytes:

@@ -57,7 +57,7 @@ def check_run_name(name: str) -> None:
       ConfigError: it is invalid.
     """
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot name a run: use letters, digits and _ . + = , - (no slashes).")
+        raise ConfigError(f"{name!r} cannot name a run: use letters, digits and _ . + = , - (no slashes), at most 128.")
 
 
 @dataclass(frozen=True)

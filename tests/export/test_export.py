@@ -8,6 +8,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import types
 import zipfile
 
 import flax.linen as nn
@@ -30,7 +31,7 @@ from jsrl.export import file, parity, player
 from jsrl.export.function import PolicyFunction, Port, policy_function
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.policy import check_leaves, checked, load_policy
+from jsrl.policy import Policy, check_leaves, checked, load_policy
 from jsrl.references.reference import from_json, to_json
 from jsrl.types import (
     ArraySpec,
@@ -40,6 +41,7 @@ from jsrl.types import (
     GameSpec,
     MultiDiscrete,
     Seat,
+    make_version,
     to_environment,
 )
 
@@ -219,6 +221,19 @@ def test_params_that_are_not_finite_are_refused(tmp_path):
     with pytest.raises(ExportError, match=r"weights/.* holds numbers that are not finite"):
         file.save(tmp_path / "policy.zip", agent, spec, params)
     assert not (tmp_path / "policy.zip").exists()
+
+
+def test_a_zip_file_is_not_named_onnx(tmp_path):
+    agent, spec = CASES["mlp"]()
+    with pytest.raises(ExportError, match=r"a zip file, such as policy\.zip; with --onnx it contains policy\.onnx"):
+        file.save(tmp_path / "policy.onnx", agent, spec, None)
+
+
+def test_a_file_names_the_updates_of_its_policy(monkeypatch):
+    monkeypatch.setattr("jsrl.policy.save", lambda path, *given, origin, **options: [origin])
+    spec = types.SimpleNamespace(name="CartPole-v1")
+    resumed = types.SimpleNamespace(agent=None, spec=spec, params=None, version=make_version(1, 227))
+    assert Policy.save(resumed, "policy.zip") == ["CartPole-v1, after 227 updates"]
 
 
 def test_missing_onnx_is_reported(tmp_path, monkeypatch):

@@ -126,7 +126,7 @@ def test_parts_of_files_are_served_so_that_browsers_can_seek_in_videos(server: S
 
 
 @pytest.mark.parametrize(
-    ("host", "status"), [("localhost:9000", 200), ("evil.example", 403), ("127.0.0.1.evil.example", 403)]
+    ("host", "status"), [("localhost:9000", 200), ("evil.example", 403), ("127.0.0.1.evil.example", 403), ("[::1", 403)]
 )
 def test_other_host_names_are_refused(server: Server, host: str, status: int):
     assert http_get(server, "/content", Host=host)[0].status == status

@@ -67,6 +67,12 @@ def test_facts_that_cannot_be_sent_do_not_end_the_control_thread(transport):
     assert heard(server, Event).facts == {"count": 3, "scores": [0, 1]}
 
 
+def test_a_text_that_is_not_utf8_arrives(transport):  # such as an error that names a file of a Latin-1 system
+    server, client = transport
+    client.send(Event, name="note", text="gr\udcf6\udcdfe")
+    assert heard(server, Event).text == "gr\\udcf6\\udcdfe"
+
+
 def test_controller_messages_arrive_between_heartbeats(transport):
     server, client = transport
     server.send_command("actor-0", 0, "evaluate", {"number": 7})
