@@ -13,7 +13,7 @@ import pytest
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, Update, UpdateOutput
 from jsrl.agents.finite import with_state_check
 from jsrl.envs.base import EnvStep, Episode
-from jsrl.errors import ConfigError, NonFiniteUpdate
+from jsrl.errors import AgentFault, ConfigError, NonFiniteUpdate
 from jsrl.parallel import data_parallel
 from jsrl.runs.control import Command
 from jsrl.snapshots.store import SnapshotStore
@@ -473,6 +473,19 @@ def test_metric_that_is_no_scalar_is_named():
     assert scalars({"loss": np.float32(2.0), "steps": 3}) == {"loss": 2.0, "steps": 3.0}
     with pytest.raises(ConfigError, match=r"metric 'ratio' of shape \(4, 2\), expected scalars"):
         scalars({"loss": np.float32(2.0), "ratio": np.zeros((4, 2))})
+
+
+def update_in_another_precision(state, trajectory, key, *, axis_name=None):
+    params = ActParams({"w": state.params.weights["w"].astype(jnp.bfloat16)})
+    return state._replace(params=params, updates=state.updates + 1), UpdateOutput({"loss": jnp.float32(0)})
+
+
+def test_an_update_that_changes_the_dtype_of_params_is_named(tmp_path):
+    rig = LearnerRig(tmp_path, change=update_in_another_precision)
+    rig.put(1.0)
+    with pytest.raises(AgentFault, match=r"update changed the params: .*'w'.* was float32\[2\], and is bfloat16\[2\]"):
+        rig.learner.step()
+    assert rig.published.versions == [make_version(0, 0)]
 
 
 def test_every_update_has_its_own_key(tmp_path):

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jsrl.agents.base import UpdateOutput
-from jsrl.errors import ConfigError, SnapshotError
+from jsrl.errors import AgentFault, ConfigError, SnapshotError
 from jsrl.metrics.metrics import Meter
 from jsrl.replay.device.agent import ReplayExtra
 from jsrl.runs.control import Command
@@ -195,6 +195,8 @@ class Learner:
         before = self._state
         self._reporter.entering("an update")
         self._state, output = self._updater(before, batch.trajectory, key)
+        if not self._trained_s:
+            check_params(before.params, self._state.params)
         fetched, params = self._updater.fetch((output.metrics, self._state.params))  # waits for the update
         self._reporter.left()
         metrics = scalars(fetched)
@@ -323,6 +325,26 @@ class Learner:
         self._publisher.close()
         self._store.close()
         return facts
+
+
+def check_params(before: Any, after: Any) -> None:
+    """Check that an update keeps the names, shapes and dtypes of the params.
+
+    Raises:
+      AgentFault: it does not; the message names the first leaf.
+    """
+
+    def types(params: Any) -> dict[str, str]:
+        found = jax.tree_util.tree_leaves_with_path(params)
+        return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in found}
+
+    was, now = types(before), types(after)
+    changed = sorted(name for name in was | now if was.get(name) != now.get(name))
+    if changed:
+        raise AgentFault(
+            f"update changed the params: {changed[0]} was {was.get(changed[0])}, and is {now.get(changed[0])}. Expected that "
+            "names, shapes and dtypes stay; `check_agent` finds such errors before a run."
+        )
 
 
 def scalars(metrics: dict[str, Any]) -> dict[str, float]:
