@@ -236,7 +236,8 @@ def _unlike(facts: dict[str, Any], body: type[msgspec.Struct]) -> str:
     except (msgspec.ValidationError, RecursionError) as error:
         return f"{error}"
     if isinstance(found, Score):
-        wrong = [name for name, value in facts.items() if name != "metrics" and not _finite(value)]
+        checked = facts.keys() - {"metrics"} if isinstance(found, Evaluated) else facts.keys()
+        wrong = [name for name in facts if name in checked and not _finite(facts[name])]
         if wrong:
             return f"{wrong[0][:80]} is {facts[wrong[0]]!r:.80}, expected a finite number"
     return _named(getattr(found, "metrics", {}))

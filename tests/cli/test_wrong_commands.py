@@ -15,7 +15,7 @@ RUN = [  # the arguments of `jsrl run`, and what the message names
     ("ppo_cartpole --total-env-steps 0", "total_env_steps is 0; it must be at least 1"),
     ("ppo_cartpole --seed -1", "seed is -1; it must be 0 or more"),
     ("ppo_cartpole --seed 4294967296", "seed is 4294967296; it must be at most 4294967295"),
-    ("ppo_cartpole --env.id PongNoFrameskip-v4", "Atari's as ALE/NAME-v5"),
+    ("ppo_cartpole --env.id Pong-v5", "Atari's as ALE/NAME-v5"),
     ("ppo_cartpole --seed one", "--seed is 'one', expected a whole number"),
     ("ppo_cartpole --seeds 3-1", "expected a range such as 0-4"),
     ("ppo_cartpole --seeds 3-1 --plan", "expected a range such as 0-4"),

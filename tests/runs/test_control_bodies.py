@@ -68,6 +68,10 @@ BAD: list[tuple[AnyMessage, str]] = [
         Event("evaluator", 0, "evaluated finally", "", SCORE | {"extra": b"x"}),
         "extra is b'x', expected a finite number",
     ),
+    (
+        Event("evaluator", 0, "evaluated finally", "", SCORE | {"metrics": [b"x"]}),
+        r"metrics is \[b'x'\], expected a finite number",
+    ),
     (Event("video-recorder", 0, "filmed", "", {"updates": 1, "env_steps": 1}), "missing required field `metrics`"),
     (Event("learner", 0, "saved", "", {"store": "..", "version": 1, "tags": []}), "Invalid enum value '..'"),
     (Heartbeat("learner", 0, -1), r">= 0.* at `\$.progress`"),
