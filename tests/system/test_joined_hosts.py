@@ -436,7 +436,7 @@ class ReplayMoves(Events):
     """Kills the replay worker on its host, lets that host leave once it works again, and ends the run after that.
 
     Attributes:
-      received: trajectories that replay had received before the kill, after it, and on the other host.
+      received: trajectories that replay had received, at each look: before the kill, after it, and on the other host.
     """
 
     def __init__(self, launcher: JoinedHosts, agents: dict[str, Agent], folder: Path) -> None:
@@ -449,20 +449,26 @@ class ReplayMoves(Events):
         trained.some_more()
         await_that(lambda: "best" in store.tags(), 120.0)
         agent = self._agents[self._launcher._at["replay-0"]]
-        self._count()
+        self._await_more()
         (worker,) = [worker for worker in agent.workers() if "replay" in worker.cmdline()]
         worker.kill()
         trained.some_more()
-        self._count()
+        self._await_more()
         agent.popen.terminate()
         agent.ends(60.0)
         trained.some_more()
-        self._count()
+        self._await_more()
 
-    def _count(self) -> None:
+    def _await_more(self) -> None:
+        """Wait until replay has received more than at the first look: the learner may train on batches drawn before."""
+        first = self._look()
+        await_that(lambda: self._look() > first, 300.0)
+
+    def _look(self) -> int:
         life = read_page(ledger_path(self._folder, "samples.replay-0"))
         assert life is not None
         self.received.append(life.ledger.received)
+        return self.received[-1]
 
 
 @pytest.mark.nightly
@@ -495,7 +501,7 @@ def test_replay_and_evaluator_on_joined_hosts_keep_counts_and_files(hosts, tmp_p
         close_all(launcher, agents)
     assert moves.done and result.ended.startswith(STOPPED)
     assert set(launcher._laid.values()) - {"here"} == {launcher._laid["replay-0"], launcher._laid["actor-1"], *networks}
-    assert moves.received == sorted(set(moves.received))  # each incarnation continues the counts of the previous one
+    assert moves.received == sorted(moves.received)  # each incarnation continues the counts of the previous one
     assert json.loads((folder / "replay" / "0" / "counters.json").read_text())["drawn"] > 0
     SnapshotStore(folder / "snapshots" / "params").load("best")
     assert_balanced(json.loads((folder / "result.json").read_text()), unknown_allowed=True)
