@@ -35,7 +35,12 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
 def install_command(extra: str) -> str:
     """Return the command that adds an extra (empty: none) to this environment, from where jsrl was installed."""
     wanted = f"[{extra}]" if extra else ""
-    return f"{shlex.quote(sys.executable)} -m pip install {_source(wanted)}"
+    return f"{pip_command()} install {_source(wanted)}"
+
+
+def pip_command() -> str:
+    """Return the command of this environment's pip."""
+    return f"{shlex.quote(sys.executable)} -m pip"
 
 
 def _source(extra: str) -> str:

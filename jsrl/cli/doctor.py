@@ -8,7 +8,6 @@ import importlib.util
 import os
 import platform
 import resource
-import shlex
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import jsrl
 from jsrl.counted import counted
-from jsrl.extras import EXTRAS, install_command
+from jsrl.extras import EXTRAS, install_command, pip_command
 from jsrl.launch.compilation import cache_folder
 from jsrl.runs.provenance import hardware_facts
 from jsrl.transport.memory.segment import is_living
@@ -55,9 +54,7 @@ def versions() -> Iterator[Finding]:
         record = found.read_text("RECORD") or ""
         if any(line.startswith("jsrl/") for line in record.splitlines()):
             text = f"another project's jsrl {found.version} is installed, whose files lie among ours"
-            yield Finding(
-                "bad", text, f"{shlex.quote(sys.executable)} -m pip uninstall jsrl, then {install_command('')}"
-            )
+            yield Finding("bad", text, f"{pip_command()} uninstall jsrl, then {install_command('')}")
 
 
 def packages() -> Iterator[Finding]:
@@ -74,11 +71,10 @@ def accelerators() -> Iterator[Finding]:
     """GPUs, and whether jax can use them."""
     gpus = hardware_facts()["accelerators"]
     installed = [found.metadata for found in importlib.metadata.distributions()]
-    names = [
-        metadata["Name"].lower() for metadata in installed if "Name" in metadata
-    ]  # not in one that is half removed
+    # A package that is half removed has no name.
+    names = [metadata["Name"].lower() for metadata in installed if "Name" in metadata]
     if gpus and not any("cuda" in name and "plugin" in name for name in names):
-        cure = f"{shlex.quote(sys.executable)} -m pip install 'jax[cuda12]'"
+        cure = f"{pip_command()} install 'jax[cuda12]'"
         yield Finding(
             "note",
             f"{counted(len(gpus), 'GPU')} ({gpus[0]}), but jax has no CUDA plugin: learners run on the CPU",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from jsrl.counted import counted
 from jsrl.errors import ConfigError, nearest_divisors
-from jsrl.experiment.policies import check_policies
+from jsrl.experiment.policies import check_policies, check_seed
 
 if TYPE_CHECKING:
     from jsrl.experiment import Experiment
@@ -41,10 +41,7 @@ def check(experiment: Experiment) -> None:
     check_policies(e.policies, e.agent, e.seed)
     _check_choices(e)
     _check_positive(e)
-    if e.seed < 0:
-        raise ConfigError(f"seed is {e.seed}; it must be 0 or more.")
-    if e.seed >= 2**32:  # JAX uses 32 bits of a seed
-        raise ConfigError(f"seed is {e.seed}; it must be at most {2**32 - 1}.")
+    check_seed("seed", e.seed)
     check_supervision(e)
     if e.max_minutes is not None and not e.max_minutes > 0:
         raise ConfigError(f"max_minutes is {e.max_minutes}; it must be above 0, or None for no limit.")

@@ -53,6 +53,18 @@ def seed_of(policy: PolicyConfig, number: int, seed: int) -> int:
     return seed + SEED_STRIDE * number if policy.seed is None else policy.seed
 
 
+def check_seed(name: str, seed: int) -> None:
+    """Check that a seed has the 32 bits that JAX uses.
+
+    Raises:
+      ConfigError: it is negative, or larger.
+    """
+    if seed < 0:
+        raise ConfigError(f"{name} is {seed}; it must be 0 or more.")
+    if seed >= 2**32:
+        raise ConfigError(f"{name} is {seed}; it must be at most {2**32 - 1}.")
+
+
 def check_policies(policies: Mapping[str, PolicyConfig], agent: Any, seed: int) -> None:
     """Refuse invalid names and agents of policies, and equal seeds; `seed`: of the experiment.
 
@@ -73,10 +85,8 @@ def check_policies(policies: Mapping[str, PolicyConfig], agent: Any, seed: int) 
             raise ConfigError(f"the policy {name} is {policy!r}; give a PolicyConfig(agent, seats=...).")
         if policy.placement not in ("as-run", "inline", "served"):
             raise ConfigError(f"policies.{name}.placement is {policy.placement!r}; use as-run, inline or served.")
-        if policy.seed is not None and policy.seed < 0:
-            raise ConfigError(f"policies.{name}.seed is {policy.seed}; it must be 0 or more.")
-        if policy.seed is not None and policy.seed >= 2**32:
-            raise ConfigError(f"policies.{name}.seed is {policy.seed}; it must be at most {2**32 - 1}.")
+        if policy.seed is not None:
+            check_seed(f"policies.{name}.seed", policy.seed)
         if policy.stop_at_return is not None and math.isnan(policy.stop_at_return):
             raise ConfigError(f"policies.{name}.stop_at_return is nan; give a number, or None for the run's.")
     owner: dict[int, str] = {}

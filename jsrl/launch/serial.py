@@ -103,8 +103,10 @@ class SerialRun:
 
     def _report_on_request(self) -> None:
         """Write a report of this process, inside the signal's handler; the loop shows its path."""
-        watchdog = Watchdog(self._session, {}, lambda _: None, lambda _: None)
-        self._reports.append(watchdog.write("request", "SIGUSR1 asked for it", ""))
+        self._reports.append(self._report_of_process("request", "SIGUSR1 asked for it"))
+
+    def _report_of_process(self, who: str, noticed: str) -> str:
+        return Watchdog(self._session, {}, lambda _: None, lambda _: None).write(who, noticed, "")
 
     def _set_up(self) -> None:
         kinds = self._plan.kinds
@@ -171,7 +173,7 @@ class SerialRun:
         elif now_s - self._moved_s > self._still_s:
             self._still_s *= 2
             noticed = f"no worker has done any work for {now_s - self._moved_s:.0f} s"
-            report = Watchdog(self._session, {}, lambda _: None, lambda _: None).write("standstill", noticed, "")
+            report = self._report_of_process("standstill", noticed)
             self._session.display.message(f"{noticed}; the run continues ({report})", "warning")
 
     def _report(self, *, last: bool = False) -> None:

@@ -152,14 +152,19 @@ class Meter:
         for name, spread in self._spreads.items():
             report.update({f"{name}_{what}": value for what, value in spread.summary().items()})
         self._begin()
-        return {f"{self._kind}/{name}": _number(name, value) for name, value in report.items()}
+        return {f"{self._kind}/{name}": as_number(name, value) for name, value in report.items()}
 
 
-def _number(name: str, value: Any) -> float:
+def as_number(name: str, value: Any) -> float:
+    """Return a metric's value as a float.
+
+    Raises:
+      ConfigError: it is no number.
+    """
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise ConfigError(f"the metric {name} is {value!r}; a metric is a number.") from None
+        raise ConfigError(f"the metric {name} is {value!r}; metrics are numbers.") from None
 
 
 class _Spread:

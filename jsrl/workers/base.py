@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from jsrl.errors import ConfigError
-from jsrl.metrics.metrics import Meter
+from jsrl.metrics.metrics import Meter, as_number
 from jsrl.runs.control import Command
 
 
@@ -98,8 +98,5 @@ def report_of(worker: Worker) -> tuple[dict[str, float], dict[str, Any]]:
         )
     metrics, facts = found
     for name, value in metrics.items():
-        try:
-            float(value)
-        except (TypeError, ValueError):
-            raise ConfigError(f"the metric {name} of {worker.name} is {value!r}; metrics are numbers.") from None
+        as_number(f"{name} of {worker.name}", value)
     return metrics, facts
