@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,7 @@ CASES: dict[str, list[str]] = {
     "sac_pendulum": ["sac_pendulum", "--stop-at-return", "None", "--replay.samples-per-insert", "32"],
     "td3": ["td3", "--replay.samples-per-insert", "32"],  # an update per 8 env steps: a minute instead of ten
 }
-ALWAYS = ["--placement", "serial", "--no-evaluator.enabled", "--profile", "none", "--display", "quiet", "--overwrite"]
+QUIETLY = ["--no-evaluator.enabled", "--profile", "none", "--display", "quiet"]
 
 
 def digest(params: Any) -> str:
@@ -51,40 +52,38 @@ def digest(params: Any) -> str:
     return hashlib.sha256(b"".join(each)).hexdigest()
 
 
-def train(name: str, seed: int, steps: int, runs_dir: str) -> str:
-    """Run a case in a separate process and return the hash of its final params.
+def hash_of(words: list[str], **variables: str) -> str:
+    """Run a command of `jsrl run` in a separate process and return the hash of its final params.
 
     Raises:
       SystemExit: the run failed; its output has been printed.
     """
     from jsrl.snapshots.store import SnapshotStore
 
-    run_name = f"{name}-seed{seed}"
-    words = [*CASES[name], *ALWAYS, "--runs-dir", runs_dir, "--run-name", run_name]
-    words += ["--seed", str(seed), "--total-env-steps", str(steps)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JSRL_PROFILES": ""}
-    ran = subprocess.run(
-        [sys.executable, str(ROOT / "experiments" / "run.py"), *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if ran.returncode != 0:
-        sys.exit(f"{run_name} failed with status {ran.returncode}:\n{ran.stdout}{ran.stderr}")
-    folder = next(Path(runs_dir).glob(f"*/{run_name}"))
-    return digest(SnapshotStore(folder / "snapshots" / "state").load("latest").tree["state"]["params"])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    with tempfile.TemporaryDirectory() as runs_dir:
+        asked = [str(ROOT / "experiments" / "run.py"), *words, *QUIETLY, "--runs-dir", runs_dir, "--run-name", "run"]
+        ran = subprocess.run([sys.executable, *asked], env=environment, capture_output=True, text=True, check=False)
+        if ran.returncode != 0:
+            sys.exit(f"{shlex.join(words)} failed with status {ran.returncode}:\n{ran.stdout}{ran.stderr}")
+        folder = next(Path(runs_dir).glob("*/run"))
+        return digest(SnapshotStore(folder / "snapshots" / "state").load("latest").tree["state"]["params"])
+
+
+def train(name: str, seed: int, steps: int) -> str:
+    """Train a case and return the hash of its final params."""
+    words = [*CASES[name], "--placement", "serial", "--seed", str(seed), "--total-env-steps", str(steps)]
+    return hash_of(words, JAX_PLATFORMS="cpu", JSRL_PROFILES="")
 
 
 def hashes(names: list[str], seeds: list[int], steps: int) -> dict[str, dict[str, str]]:
     """Return name -> seed -> hash, printing each one."""
     found: dict[str, dict[str, str]] = {}
-    with tempfile.TemporaryDirectory() as runs_dir:
-        for name in names:
-            for seed in seeds:
-                begin = time.monotonic()
-                found.setdefault(name, {})[str(seed)] = text = train(name, seed, steps, runs_dir)
-                print(f"{name} seed {seed}: {text[:16]}  ({time.monotonic() - begin:.0f} s)", flush=True)
+    for name in names:
+        for seed in seeds:
+            begin = time.monotonic()
+            found.setdefault(name, {})[str(seed)] = text = train(name, seed, steps)
+            print(f"{name} seed {seed}: {text[:16]}  ({time.monotonic() - begin:.0f} s)", flush=True)
     return found
 
 

@@ -3,7 +3,7 @@
   placements       whole runs: inline, served, and apart where there are two accelerators
   prefetch         whole runs: the next batch is joined during an update, or after it
   float32, bfloat16  whole runs of one placement with each precision of the torso
-  updates          SAC's update frame rate by batch size
+  updates          SAC's update frame rate, a command for each batch size
   split            policy and critics on two devices against one device and both, where there are two
 
 Each part is a separate command that can be repeated alone. Its text and raw numbers go to a folder,
@@ -45,20 +45,19 @@ class Part:
     words: tuple[str, ...]
     accelerators: int = 0
 
+    @property
+    def kind(self) -> str:
+        """Its name in `--only`: `updates` for all batch sizes."""
+        return self.name.partition("-")[0]
+
 
 def parts(experiment: str, seconds: float, batches: str, folder: Path, options: Sequence[str] = ()) -> list[Part]:
     """Return the measured parts, the most important first; whole runs get the options."""
     bench = (str(BENCH), experiment, "--repetitions", "1", "--starts", "0", "--seconds", f"{seconds:g}")
-    updates = (
-        str(BENCH),
-        "sac_halfcheetah",
-        "--parts",
-        "updates",
-        "--repetitions",
-        "1",
-        "--seconds",
-        f"{seconds:g}",
-    )
+
+    def updates(batch: str) -> Part:
+        words = (str(BENCH), "sac_halfcheetah", "--parts", "updates", "--repetitions", "1", "--seconds", f"{seconds:g}")
+        return Part(f"updates-{batch}", (*words, "--batch", batch, "--json", str(folder / f"updates-{batch}.json")))
 
     def lever(name: str) -> Part:
         words = (
@@ -79,7 +78,7 @@ def parts(experiment: str, seconds: float, batches: str, folder: Path, options: 
 
     return [
         lever("placements"),
-        Part("updates", (*updates, "--batch", batches, "--json", str(folder / "updates.json"))),
+        *map(updates, batches.split(",")),
         Part("float32", run("served", "float32")),
         Part("bfloat16", run("served", "bfloat16")),
         lever("prefetch"),
@@ -159,18 +158,19 @@ def main(arguments: list[str] | None = None) -> int:
     folder = given.to.absolute()
     options = options or ["--num-envs", str(ENVS_PER_ACTOR * max(2, usable_cores() - 1))]
     every = parts(given.experiment, given.seconds, given.batch, folder, options)
-    wanted = given.only.split(",") if given.only else [part.name for part in every]
-    unknown = sorted(set(wanted) - {part.name for part in every})
+    wanted = given.only.split(",") if given.only else [part.kind for part in every]
+    kinds = list(dict.fromkeys(part.kind for part in every))
+    unknown = sorted(set(wanted) - set(kinds))
     if unknown:
         print(
-            f"ConfigError: there is no part {unknown[0]!r}; there are: {', '.join(p.name for p in every)}.",
+            f"ConfigError: there is no part {unknown[0]!r}; there are: {', '.join(kinds)}.",
             file=sys.stderr,
         )
         return 2
     folder.mkdir(parents=True, exist_ok=True)
     until_s, ends = time.monotonic() + 60 * given.minutes, {}
     for part in every:
-        if part.name not in wanted:
+        if part.kind not in wanted:
             continue
         left_s = until_s - time.monotonic()
         if part.accelerators > count:

@@ -21,6 +21,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "experiments"), str(ROOT / "benchmarks" / 
 from measuring import Meter, read_request, versions_of
 from replay_works import seen
 
+from jsrl.launch.machine import accelerators
+
 SETTINGS = [{"one_thread": True}, {"threads": 2}]
 PRODUCTS = 40
 NAMES = {"sac": "sac_halfcheetah", "td3": "td3"}
@@ -158,6 +160,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--settings":
-        print(json.dumps(SETTINGS))
+        print(json.dumps(SETTINGS[:1] if accelerators() else SETTINGS))  # threads do nothing for a GPU
     else:
         main()

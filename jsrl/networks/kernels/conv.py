@@ -40,7 +40,8 @@ class Conv(nn.Module):
       scale: the input is multiplied by this (1 / 255 for pixels).
       batch_first: the input is [N, H, W, C_in]; the output is [h, w, N, features] all the same.
       kernel_init: initialiser of the kernel.
-      precision: bfloat16 rounds the factors; sums, parameters and output are float32.
+      precision: bfloat16 rounds the factors, and on other backends than CPUs also the results; parameters and the dtype of
+        the output are float32.
     """
 
     features: int
@@ -85,7 +86,7 @@ def conv(
     Integer images (uint8 pixels) are cast to the kernel's dtype on the way, at the cheapest point.
 
     Returns:
-      [h, w, N, C_out], equal to `lax.conv_general_dilated` up to rounding (`precision`: of the factors).
+      [h, w, N, C_out], equal to `lax.conv_general_dilated` up to rounding (`precision`: of the factors, see `Conv`).
 
     Raises:
       ValueError: the image is smaller than the window.
