@@ -144,7 +144,9 @@ def test_environment_that_prints_a_lot_goes_to_the_log(launch) -> None:
 )
 def test_agent_that_breaks_a_rule(world, tmp_path: Path, fault: str, error: type[JsrlError], parts) -> None:
     with pytest.raises(error) as caught:
-        run(tiny("probe:action_matters", agent={"fault": fault}, placement="serial"), runs_dir=tmp_path, display="quiet")
+        run(
+            tiny("probe:action_matters", agent={"fault": fault}, placement="serial"), runs_dir=tmp_path, display="quiet"
+        )
     for part in parts:
         assert part in str(caught.value)
     assert not list(Path(f"/dev/shm/jsrl-{os.getuid()}").glob(f"{os.getpid()}-*"))
