@@ -232,11 +232,14 @@ def ready_plan(
     """
 
     def is_stopped() -> bool:
-        note_alive(folder.path)
+        note_alive(folder.path, getattr(launcher, "waits_for", ""))
         return is_asked_to_stop(folder.path, ProcessIdentity.own())
 
     def place(alone: Plan) -> Hosts:
-        return launcher.place(alone.graph, needs_of(alone), is_stopped)
+        try:
+            return launcher.place(alone.graph, needs_of(alone), is_stopped)
+        finally:
+            note_alive(folder.path)
 
     set_flags_here(experiment)
     kept = stored_graph(folder) if resumed and graph is None else None
