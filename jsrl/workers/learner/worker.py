@@ -274,7 +274,8 @@ class Learner:
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return the mean of the updates' metrics, rates, lag, and the ledger."""
         self._meter.last("queue_depth", self._source.pending())
-        self._meter.last("refused", self._source.refused)
+        for name, count in self._source.counts.items():
+            self._meter.last(name, count)
         if self._trained_s:
             self._meter.last("trained_s", self._trained_s)
         ledger = self._source.ledger
