@@ -223,7 +223,7 @@ def test_whole_numbers_of_other_types_become_ints() -> None:
             "ppo_cartpole",
             "given 'ppo_cartpole'; expected an Experiment: `from jsrl.configs.ppo_cartpole import config`",
         ),
-        (None, "given a NoneType; expected an Experiment"),
+        (None, "given neither an Experiment nor a run to resume; give Experiment"),
     ],
 )
 def test_run_without_an_experiment_is_refused(given: Any, message: str) -> None:
