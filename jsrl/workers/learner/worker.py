@@ -15,6 +15,7 @@ import numpy as np
 
 from jsrl.agents.base import UpdateOutput
 from jsrl.errors import AgentFault, ConfigError, SnapshotError
+from jsrl.experiment.building import agent_faults
 from jsrl.metrics.metrics import Meter
 from jsrl.replay.device.agent import ReplayExtra
 from jsrl.runs.control import Command
@@ -136,7 +137,8 @@ class Learner:
         self._publish(self._updater.fetch(self._state.params))
         self._directed.begin(self._now())
         self._reporter.stage("compiling the update")
-        self._updater.compile(self._state, self._source.example(), self._key)
+        with agent_faults("update"):  # one that returns no arrays raises only here
+            self._updater.compile(self._state, self._source.example(), self._key)
         self._source.begin()
 
     def step(self) -> int:
