@@ -17,6 +17,7 @@ JsrlError
 ├── ExportError            a policy that cannot be exported, or a policy file that is broken
 ├── VideoError             a video that could not be written
 ├── NonFiniteUpdate        a loss or gradient that is not finite, found before it was published
+├── RunDeleted             the folder of a run was deleted or moved while the run went on
 └── WorkerDied             a worker process ended, hung, or never became ready
 """
 
@@ -98,6 +99,10 @@ class VideoError(JsrlError):
 
 class NonFiniteUpdate(JsrlError):
     """A loss or gradient is not finite; the update was not published."""
+
+
+class RunDeleted(JsrlError):
+    """The folder of a run was deleted or moved while the run went on."""
 
 
 class WorkerDied(JsrlError):

@@ -21,10 +21,12 @@ from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.rows import acting_mask
 from jsrl.errors import ConfigError
+from jsrl.field_names import suggesting
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import Array, Continuous, EnvSpec, Trajectory, Tree
 
 
+@suggesting
 @dataclass(frozen=True)
 class BCConfig:
     """Hyperparameters of behaviour cloning.

@@ -14,10 +14,12 @@ from typing import ClassVar
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import Agent
 from jsrl.agents.td3 import TD3Config, td3
+from jsrl.field_names import suggesting
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import EnvSpec
 
 
+@suggesting
 @dataclass(frozen=True)
 class DDPGConfig:
     """Hyperparameters of DDPG.

@@ -25,11 +25,13 @@ from jsrl.agents.base import Act, ActOutput, ActParams, Agent, AgentState, Updat
 from jsrl.agents.losses import ValueLoss, value_loss
 from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.errors import ConfigError
+from jsrl.field_names import suggesting
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValueNetwork, value_network
 from jsrl.types import Array, EnvSpec, Trajectory, Tree
 
 
+@suggesting
 @dataclass(frozen=True)
 class DQNConfig:
     """Hyperparameters of DQN.

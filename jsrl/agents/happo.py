@@ -31,10 +31,12 @@ from jsrl.agents.mappo import CENTRAL, MAPPOConfig
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores
 from jsrl.agents.seats import as_dict, team_rows, team_size, team_vector
 from jsrl.errors import ConfigError
+from jsrl.field_names import suggesting
 from jsrl.networks.model import ActorCritic, actor_critic
 from jsrl.types import ACTING, Array, ArraySpec, EnvSpec, Trajectory, Tree
 
 
+@suggesting
 @dataclass(frozen=True)
 class HAPPOConfig(MAPPOConfig):
     """Hyperparameters of HAPPO: those of MAPPO; `critic` is central, `rewards` the team's, and there are no `agent_ids`.

@@ -23,12 +23,14 @@ from jsrl.agents.losses import ValueLoss
 from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.seats import numbered, numbered_spec, own_size, own_vector, size, state_vector
 from jsrl.errors import ConfigError
+from jsrl.field_names import suggesting
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import VALUE_ONLY, Array, ArraySpec, EnvSpec, Trajectory, Tree, named_leaves
 
 CENTRAL = "central"  # the observation leaf that the critic reads
 
 
+@suggesting
 @dataclass(frozen=True)
 class MAPPOConfig(PPOConfig):
     """Hyperparameters of MAPPO and IPPO: those of PPO, with the paper's values, and these.

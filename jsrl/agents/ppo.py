@@ -29,10 +29,12 @@ from jsrl.agents.minibatches import chunked, flat, plan_minibatches, take
 from jsrl.agents.returns import Rows, gae, vtrace
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores, train_only
 from jsrl.errors import ConfigError, nearest_divisors
+from jsrl.field_names import suggesting
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
 from jsrl.types import Array, EnvSpec, Trajectory, Tree
 
 
+@suggesting
 @dataclass(frozen=True)
 class PPOConfig:
     """Hyperparameters of PPO.

@@ -18,11 +18,13 @@ from jsrl.agents import actor_critic as ac
 from jsrl.agents.base import Agent
 from jsrl.agents.factoring import MakeMixing, Mixing, factored_dqn, factored_r2d2
 from jsrl.agents.vdn import RecurrentVDNConfig, VDNConfig
+from jsrl.field_names import suggesting
 from jsrl.networks.mixers import MonotonicMixer
 from jsrl.networks.model import weights_of
 from jsrl.types import EnvSpec
 
 
+@suggesting
 @dataclass(frozen=True)
 class QMIXConfig(VDNConfig):
     """Hyperparameters of QMIX: those of VDN, and these.
@@ -47,6 +49,7 @@ class QMIXConfig(VDNConfig):
         _check_mixer(self)
 
 
+@suggesting
 @dataclass(frozen=True)
 class RecurrentQMIXConfig(RecurrentVDNConfig):
     """Hyperparameters of QMIX with a recurrent network: those of recurrent VDN, and these.

@@ -26,11 +26,13 @@ from jsrl.agents.off_policy import ActingWeights
 from jsrl.agents.returns import Rows, n_step_returns
 from jsrl.agents.rows import row_margin, row_masks
 from jsrl.errors import ConfigError
+from jsrl.field_names import suggesting
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValueNetwork, value_network
 from jsrl.types import ACTING, Array, EnvSpec, Trajectory, Tree
 
 
+@suggesting
 @dataclass(frozen=True)
 class R2D2Config:
     """Hyperparameters of R2D2.

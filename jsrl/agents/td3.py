@@ -23,11 +23,13 @@ from jsrl.agents.base import ActParams, Agent, AgentState, Split, UpdateOutput
 from jsrl.agents.off_policy import ActingWeights, Transition
 from jsrl.agents.rows import RowMasks
 from jsrl.agents.split import make_split
+from jsrl.field_names import suggesting
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import Network, critic_network, policy_network
 from jsrl.types import Array, EnvSpec, Trajectory, Tree
 
 
+@suggesting
 @dataclass(frozen=True)
 class TD3Config:
     """Hyperparameters of TD3.

@@ -17,10 +17,12 @@ from jsrl.agents.base import Agent
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.factoring import Mixing, check_mixed, factored_dqn, factored_r2d2
 from jsrl.agents.r2d2 import R2D2Config
+from jsrl.field_names import suggesting
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import EnvSpec
 
 
+@suggesting
 @dataclass(frozen=True)
 class VDNConfig(DQNConfig):
     """Hyperparameters of VDN: those of DQN, and this.
@@ -47,6 +49,7 @@ class VDNConfig(DQNConfig):
         check_mixed(self)
 
 
+@suggesting
 @dataclass(frozen=True)
 class RecurrentVDNConfig(R2D2Config):
     """Hyperparameters of VDN with a recurrent network: those of R2D2, and this.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import random
 import select
@@ -68,8 +69,9 @@ class ChaosSettings:
         positive = ("storm_s", "every_s", "patience_s")
         for name in (*positive, "calm_s", "flood_s", "pauses", "hangs"):
             value = getattr(self, name)
-            if value < 0 or (value == 0 and name in positive) or (value > 1 and name in ("pauses", "hangs")):
-                expected = "above 0" if name in positive else "0 to 1" if name in ("pauses", "hangs") else "0 or more"
+            share = name in ("pauses", "hangs")
+            if not 0 <= value < math.inf or (value == 0 and name in positive) or (value > 1 and share):
+                expected = "0 to 1" if share else f"{'above 0' if name in positive else '0 or more'}, and finite"
                 raise ConfigError(f"--{name.replace('_', '-')} is {value:g}, expected {expected}.")
 
 

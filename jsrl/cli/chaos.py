@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -98,8 +99,8 @@ def settings_of(options: argparse.Namespace) -> ChaosSettings:
     Raises:
       ConfigError: a value is out of its range.
     """
-    if options.messages_per_s < 0:
-        raise ConfigError(f"--messages-per-s is {options.messages_per_s:g}, expected 0 or more.")
+    if not 0 <= options.messages_per_s < math.inf:
+        raise ConfigError(f"--messages-per-s is {options.messages_per_s:g}, expected 0 or more, and finite.")
     return ChaosSettings(
         storm_s=options.storm_s,
         calm_s=options.calm_s,

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import difflib
 import importlib.util
 import os
 import pkgutil
-import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +15,6 @@ from types import ModuleType
 import jsrl.configs
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import ELSEWHERE
 
 FOLDER = "configs"  # of the working directory: one file per experiment, each with a function `config() -> Experiment`
 TAKE_A_NAME = (
@@ -70,33 +65,13 @@ def load(name: str) -> Experiment:
     if name not in known:
         raise ConfigError(f"there is no experiment {name!r} here; go to the folder that has {FOLDER}/{name}.py.")
     module, path = known[name]
-    with fields_suggested():
-        config = getattr(_import(module, path), "config", None)
-        if not callable(config):
-            raise ConfigError(
-                f"{path} has no function config(); an experiment's file has one that returns an Experiment."
-            )
-        experiment = config()
+    config = getattr(_import(module, path), "config", None)
+    if not callable(config):
+        raise ConfigError(f"{path} has no function config(); an experiment's file has one that returns an Experiment.")
+    experiment = config()
     if not isinstance(experiment, Experiment):
         raise ConfigError(f"config() of {path} returned {type(experiment).__name__}; it must return an Experiment.")
     return experiment
-
-
-@contextlib.contextmanager
-def fields_suggested() -> Iterator[None]:
-    """Add to a TypeError about a config's wrong field which one may be meant."""
-    try:
-        yield
-    except TypeError as error:
-        found = re.match(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        cls = frame.f_globals.get(found[1]) if found else None
-        if found and dataclasses.is_dataclass(cls):
-            names = [field.name for field in dataclasses.fields(cls)]
-            usual = ELSEWHERE.get(found[2].replace("_", "-"), "").rpartition(".")[2].replace("-", "_")
-            near = [usual] if usual in names else difflib.get_close_matches(found[2], names, n=1)
-            error.add_note(f"did you mean {near[0]}?" if near else f"{found[1]} has: {', '.join(names)}")
-        raise
 
 
 def _import(name: str, path: Path) -> ModuleType:

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any(given) if options.folder is not None else not all(given):
         parser.error("give HOST:PORT of a controller and --token-file, or --from FOLDER alone")
     for name in ("patience_s", "cores", "memory_mb", "drain_s"):
-        if getattr(options, name) < 0:
+        if not getattr(options, name) >= 0:  # also nan
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name):g}, expected 0 or more")
     try:
         if options.folder is not None:

@@ -110,6 +110,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
         "state": state.name,
         "ended": result.get("ended"),
         "error": result.get("error"),
+        "waits_for": state.waits_for or None,
         "host": process and process.host,
         "pid": process and process.pid,
         "slurm_job": (process and process.job) or None,
@@ -182,6 +183,7 @@ def headline(state: RunState) -> str:
     if state.name == "silent":
         return f"no news for {clock(state.age_s)} from {who}; its host may be down or cut off"
     why = f" ({state.status.reason})" if state.status and state.status.reason else ""
+    why = f" (waiting for {state.waits_for})" if state.waits_for else why
     return f"{state.name}{why}{since}, {who}{silent}"
 
 

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="seconds to wait for the end of the run (default: 60; 0: do not wait)",
     )
     options = parser.parse_args(arguments)
-    if options.wait < 0:
+    if not options.wait >= 0:  # also nan
         parser.error(f"argument --wait: {options.wait:g}, expected 0 or more")
     try:
         try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jsrl.errors import ConfigError
+from jsrl.field_names import suggesting
 from jsrl.references.importing import importable_target
 
 METRIC_KINDS = ("last", "sum", "mean", "min", "max")
@@ -17,6 +18,7 @@ _WITH_MODULE = re.compile(r"(?P<module>(?!envpool:)[\w.]+):(?P<id>(?:[\w.:-]+/)?
 ON_FAULT = ("auto", "stop", "restart-env", "restart-actor")
 
 
+@suggesting
 @dataclass(frozen=True)
 class AtariConfig:
     """Preprocessing of Atari games (ids `ALE/...`), as in ale-py's C++ vector environment.
@@ -57,6 +59,7 @@ class AtariConfig:
             )
 
 
+@suggesting
 @dataclass(frozen=True)
 class EnvConfig:
     """An environment and its options.

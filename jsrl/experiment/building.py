@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jsrl.errors import AgentFault, ConfigError, JsrlError
@@ -35,6 +36,8 @@ def compute_in_caller() -> None:
 def build_agent(agent: Any, spec: Tree) -> Any:
     """Build the agent that a config or AgentReference describes, for an environment's spec.
 
+    Errors in its functions, also while jax traces them, are AgentFaults that name the function.
+
     Raises:
       ConfigError: the factory cannot be found, or returned no Agent. AgentFault: it raised.
     """
@@ -44,7 +47,26 @@ def build_agent(agent: Any, spec: Tree) -> Any:
             f"the agent's factory {agent_name(agent)} returned {type_names(built)}, expected an Agent (jsrl.agents.base); "
             "end it with `return Agent(init, initial_core, act, update)`."
         )
-    return built
+    return _with_faults(built, spec) if hasattr(built, "_replace") else built
+
+
+def _with_faults(agent: Any, spec: Tree) -> Any:
+    """Return the agent whose functions raise AgentFault for each of their errors."""
+
+    def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with agent_faults(f"{name}, on environment {spec.name!r},"):
+                return function(*args, **kwargs)
+
+        return call
+
+    names = ("init", "initial_core", "act", "update")
+    functions = {name: guarded(name, getattr(agent, name)) for name in names}
+    if (split := getattr(agent, "split", None)) is not None:
+        sides = {side: guarded(f"split.{side}", getattr(split, side)) for side in ("policy", "critic")}
+        functions["split"] = split._replace(**sides)
+    return agent._replace(**functions)
 
 
 def _call_factory(agent: Any, spec: Tree) -> Any:
@@ -95,6 +117,6 @@ def agent_faults(where: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise AgentFault(
-            f"the agent's {where} raised {type(error).__name__}: {error}. Its own traceback shows where; "
+            f"the agent's {where} raised {type(error).__name__}: {str(error).rstrip('. ')}. Its own traceback shows where; "
             "jsrl.agents.check.check_agent finds such errors in seconds, in your own process."
         ) from error

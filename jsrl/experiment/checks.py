@@ -388,10 +388,10 @@ def _check_replay(e: Experiment, r: ReplayConfig) -> None:
             f"replay.window is {r.window}, which leaves no row to learn from after agent.burn_in={burn_in}; make the window "
             "longer, or burn_in smaller."
         )
-    if r.samples_per_insert is not None and not r.samples_per_insert > 0:
+    if r.samples_per_insert is not None and not 0 < r.samples_per_insert < math.inf:
         raise ConfigError(
-            f"replay.samples_per_insert is {r.samples_per_insert}; it must be above 0 (batch_size x updates per env step), "
-            "or None for free-running."
+            f"replay.samples_per_insert is {r.samples_per_insert}; it must be above 0 and finite (batch_size x updates per "
+            "env step), or None for free-running."
         )
     for name, share in {"alpha": r.alpha, "beta": r.beta, "beta_end": r.beta_end}.items():
         if not 0.0 <= share <= 1.0:
@@ -446,6 +446,8 @@ def check_supervision(e: Experiment) -> None:
     for name, seconds in dataclasses.asdict(e.deadlines).items():
         if not seconds > 0:
             raise ConfigError(f"deadlines.{name} is {seconds}; it must be a number of seconds above 0.")
+        if name in ("hooks_s", "sinks_s") and math.isinf(seconds):
+            raise ConfigError(f"deadlines.{name} is infinite, so a run might never end; give a number of seconds.")
     if e.restart < 0:
         raise ConfigError(f"restart is {e.restart}; it must be 0 (the first death ends the run) or more.")
     for name, value in dataclasses.asdict(e.supervision).items():

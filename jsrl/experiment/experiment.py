@@ -28,6 +28,7 @@ from jsrl.experiment.settings import (
     SupervisionConfig,
     VideoConfig,
 )
+from jsrl.field_names import suggesting
 
 PlacementKind: TypeAlias = Literal["auto", "serial", "inline", "served", "apart"]
 AUTO = "auto"
@@ -49,6 +50,7 @@ PLACEMENTS: dict[str, Placement] = {
 }
 
 
+@suggesting
 @dataclass(frozen=True)
 class Experiment:
     """The whole configuration of one run; `run.py` prints it, stores it, and gives each worker its part."""

@@ -17,58 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jsrl.errors import ConfigError
+from jsrl.field_names import ELSEWHERE
 from jsrl.references.reference import is_equal
-
-# Names that users of other libraries try first.
-ELSEWHERE = {
-    "n-steps": "rollout-length",
-    "num-steps": "rollout-length",
-    "n-envs": "num-envs",
-    "nenvs": "num-envs",
-    "total-timesteps": "total-env-steps",
-    "timesteps": "total-env-steps",
-    "road": "transport",
-    "lr": "agent.learning-rate",
-    "learning-rate": "agent.learning-rate",
-    "ent-coef": "agent.entropy-coef",
-    "vf-coef": "agent.value-coef",
-    "gae-lambda": "agent.gae-lambda",
-    "gamma": "agent.gamma",
-    "clip-range": "agent.clip-ratio",
-    "clip-coef": "agent.clip-ratio",
-    "n-epochs": "agent.num-epochs",
-    "update-epochs": "agent.num-epochs",
-    "num-minibatches": "agent.num-minibatches",
-    "max-grad-norm": "agent.max-grad-norm",
-    "target-kl": "agent.target-kl",
-    "env-id": "env.id",
-    "env": "env.id",
-    "num-workers": "num-actors",
-    "num-rollout-workers": "num-actors",
-    "workers": "num-actors",
-    "device": "learner.num-devices",
-    "normalize": "agent.normalize-observations",
-    "track": "wandb.enabled",
-    "wandb-project-name": "wandb.project",
-    "wandb-entity": "wandb.entity",
-    "record-video": "video.enabled",
-    "capture-video": "video.enabled",
-    "video": "video.enabled",
-    "recorder": "video.enabled",
-} | {
-    f"recorder.{name}": f"video.{name}"
-    for name in [
-        "enabled",
-        "period-env-steps",
-        "episodes",
-        "final",
-        "keep-newest",
-        "fps",
-        "max-seconds",
-        "niceness",
-        "env",
-    ]
-}
 
 
 @dataclass(frozen=True)

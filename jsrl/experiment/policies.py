@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from jsrl.errors import ConfigError
+from jsrl.field_names import suggesting
 from jsrl.types import EnvSpec, GameSpec
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ SEED_STRIDE = 104_729  # distance of the seeds of policies in the same environme
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
+@suggesting
 @dataclass(frozen=True)
 class PolicyConfig:
     """One of several policies that are trained in the same environments."""

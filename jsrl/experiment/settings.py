@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from jsrl.field_names import suggesting
 
+
+@suggesting
 @dataclass(frozen=True)
 class AgentReference:
     """An agent of the user's: `factory(spec, **kwargs) -> Agent`, a function or `module:function`."""
@@ -15,6 +18,7 @@ class AgentReference:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
+@suggesting
 @dataclass(frozen=True)
 class ActorConfig:
     """How actors work."""
@@ -27,6 +31,7 @@ class ActorConfig:
     """Write rows directly into the stream's memory; false: into a buffer that is copied when the trajectory is complete."""
 
 
+@suggesting
 @dataclass(frozen=True)
 class InferenceConfig:
     """How inference servers form batches."""
@@ -47,6 +52,7 @@ class InferenceConfig:
     """Actors compute the actions of frozen players themselves, and servers only those of the newest params."""
 
 
+@suggesting
 @dataclass(frozen=True)
 class LearnerConfig:
     """How the learner consumes trajectories."""
@@ -75,6 +81,7 @@ class LearnerConfig:
     """Share of the accelerator's memory for the learner if other workers use the accelerator as well."""
 
 
+@suggesting
 @dataclass(frozen=True)
 class ReplayConfig:
     """How an off-policy agent's rows are kept and drawn: windows of `window` rows and a bootstrap row."""
@@ -113,6 +120,7 @@ class ReplayConfig:
     """Save the rows in snapshots as well; false: a resumed run refills its replay."""
 
 
+@suggesting
 @dataclass(frozen=True)
 class EvaluatorConfig:
     """How snapshots are evaluated: with separate environment options and seeds, and a fixed number of episodes per slot."""
@@ -136,6 +144,7 @@ class EvaluatorConfig:
     """Options that differ from the training environment (rewards are always raw, lives never end an episode)."""
 
 
+@suggesting
 @dataclass(frozen=True)
 class VideoConfig:
     """How episodes of the newest params are filmed (extra `video`), by a process of low priority."""
@@ -163,6 +172,7 @@ class VideoConfig:
 RecorderConfig = VideoConfig  # its name in the configs of older run folders
 
 
+@suggesting
 @dataclass(frozen=True)
 class DeadlineConfig:
     """Time limits of the controller."""
@@ -189,6 +199,7 @@ class DeadlineConfig:
     """Seconds that the end of a run waits for TensorBoard, Weights & Biases and other sinks of metrics."""
 
 
+@suggesting
 @dataclass(frozen=True)
 class SupervisionConfig:
     """How dead, stopped and stuck workers are replaced, if `restart` allows it."""
@@ -219,6 +230,7 @@ class SupervisionConfig:
     """Restarts of the parameter server; None: `restart`."""
 
 
+@suggesting
 @dataclass(frozen=True)
 class SnapshotConfig:
     """When snapshots and journals are written."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from jsrl.errors import WorkerDied
+from jsrl.errors import RunDeleted, WorkerDied
 from jsrl.graph.ranks import ranks_of
 from jsrl.launch.devices import process_environment
 from jsrl.launch.interrupts import interrupts, requests
@@ -89,7 +89,7 @@ class Controller:
             except KeyboardInterrupt:
                 self._session.end("interrupted")
             except BaseException as error:
-                if not isinstance(error, WorkerDied):  # it has a report already
+                if not isinstance(error, WorkerDied | RunDeleted):  # it has a report already, or no folder for one
                     report = self._watchdog.write("controller", repr(error), self._watchdog.look())
                     self._session.display.message(report)
                 failure = error

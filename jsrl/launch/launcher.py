@@ -205,7 +205,10 @@ class Handle(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts workers. `run(experiment, launcher=...)` takes one, for one run."""
+    """Starts workers. `run(experiment, launcher=...)` takes one, for one run.
+
+    A launcher whose `place` waits may have an attribute `waits_for`: a text for `jsrl status`, such as `hosts: 1 of 2 joined`.
+    """
 
     def place(self, graph: Graph, needs: Sequence[Need], stop_asked: Callable[[], bool]) -> Hosts:
         """Return the host of each worker of a run; called once, before anything starts.

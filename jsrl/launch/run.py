@@ -54,7 +54,7 @@ from jsrl.workers.jobs import StartPoint
 
 
 def run(
-    experiment: Experiment,
+    experiment: Experiment | None = None,
     *,
     runs_dir: str | os.PathLike[str] = "runs",
     name: str | None = None,
@@ -71,7 +71,7 @@ def run(
     """Train, and return the outcome. Interrupting (Ctrl-C, or a notebook's stop) ends every process cleanly.
 
     Args:
-      experiment: to run; fields may be changed by name: `run(experiment, placement="serial")`.
+      experiment: to run (None: that of the run to resume). Its fields may be changed: `run(experiment, placement="serial")`.
       runs_dir: folder of all runs. name: of this one (default: the time and the seed). overwrite: a run of that name.
       resume: a run to continue from its latest snapshot (limits and placement may differ, network and spaces not).
       init_from: RUN@TAG whose params to begin with; `RUN@TAG,b=RUN@b/TAG` also gives policy b its params.
@@ -87,9 +87,9 @@ def run(
       EnvironmentFault, AgentFault: the user's own code raised, before the start or in serial mode.
       WorkerDied: a worker failed; the message says which and why.
     """
-    experiment, resumed = found_opponents(with_changes(_checked(experiment), changes), runs_dir), resume is not None
+    experiment = found_opponents(with_changes(_given(experiment, resume, runs_dir), changes), runs_dir)
     launcher, hooks, sinks = fitting(launcher, experiment), load_hooks(hooks), load_values("sink", sinks, ("write",))
-    made = [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()]
+    made, resumed = [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()], resume is not None
     if resume is None:
         folder, starts = made_folder(experiment, runs_dir, name, overwrite, init_from)
     else:
@@ -115,10 +115,17 @@ def run(
         return dataclasses.replace(result, summary=summary)
 
 
-def _checked(value: object) -> Experiment:
+def _given(value: object, resume: str | None, runs_dir: str | os.PathLike[str]) -> Experiment:
+    """Return the experiment that `run` was given, or else that of the run to resume."""
     if isinstance(value, Experiment):
         return value
+    if value is None and resume is not None:
+        folder = RunFolder.open(resume, runs_dir)
+        folder.use_source()
+        return from_json(folder.config)
     hint = "Experiment(env=EnvConfig(...), agent=PPOConfig(...))"
+    if value is None:
+        raise ConfigError(f"run was given neither an Experiment nor a run to resume; give {hint}, or resume=RUN.")
     if isinstance(value, str) and value.isidentifier():
         hint = f"`from jsrl.configs.{value} import config`, and run(config())"
     given = repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
@@ -232,11 +239,14 @@ def ready_plan(
     """
 
     def is_stopped() -> bool:
-        note_alive(folder.path)
+        note_alive(folder.path, getattr(launcher, "waits_for", ""))
         return is_asked_to_stop(folder.path, ProcessIdentity.own())
 
     def place(alone: Plan) -> Hosts:
-        return launcher.place(alone.graph, needs_of(alone), is_stopped)
+        try:
+            return launcher.place(alone.graph, needs_of(alone), is_stopped)
+        finally:
+            note_alive(folder.path)
 
     set_flags_here(experiment)
     kept = stored_graph(folder) if resumed and graph is None else None

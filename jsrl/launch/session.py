@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from jsrl.errors import RunDeleted
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import options_of
 from jsrl.graph.policies import PolicyPart
@@ -32,7 +33,7 @@ from jsrl.runs.control import AnyMessage, Bye, Event, Report
 from jsrl.runs.control_bodies import FINAL, ForwardedCommand
 from jsrl.runs.files import json_ready, write_atomic
 from jsrl.runs.runs import RunFolder
-from jsrl.runs.state import RESULT, WorkerSummary
+from jsrl.runs.state import RESULT, WorkerSummary, is_whole
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
 from jsrl.transport.stream import POLICY
 from jsrl.types import version_updates
@@ -110,6 +111,7 @@ class Session:
         self.hosts_of_workers: Callable[[], dict[str, tuple[int, str, int]]] = dict
         self.interrupt: Callable[[], None] = lambda: self.end("interrupted")
         self._status = StatusWriter(folder.path)
+        self._was_whole = is_whole(folder.path)
         self._players = RatedPlayers(folder.path)
         self._stopped = False  # requested by `jsrl stop`
 
@@ -339,10 +341,15 @@ class Session:
 
         Args:
           writes: False after the workers' last reports, which belong to the last line.
+
+        Raises:
+          RunDeleted: the run folder is gone.
         """
         if self.now() < self._look_s:
             return
         line_due, self._look_s = self.line_due, self.now() + LOOK_S
+        if line_due:
+            self._check_folder()
         if self._trained_s is not None and self.now() - self._trained_s >= self._limit_s:
             self.end("max_minutes")
         self._poll_hooks()
@@ -355,6 +362,15 @@ class Session:
         if line_due and writes:
             self._line_s = self.now() + self._rarity * LINE_S
             self._tick()
+
+    def _check_folder(self) -> None:
+        """Raise RunDeleted if the run folder is gone."""
+        try:
+            deleted = self._was_whole and not is_whole(self.folder.path)
+        except OSError:  # the disk does not answer now
+            return
+        if deleted:
+            raise RunDeleted(f"the run folder {self.folder.path} was deleted or moved while the run went on.")
 
     def show(self, *, now: bool = False) -> None:
         """Update the display, and the status for other processes; `now`: even if the last ones are new."""
@@ -429,7 +445,12 @@ class Session:
         """Return the outcome, and write it as result.json, which also keeps the error of a failed run.
 
         The ledgers come from the pages in the run folder, which are up to date even for killed workers.
+
+        Raises:
+          RunDeleted: the run folder is gone, and there is no other error.
         """
+        if not error:
+            self._check_folder()
         self.read_ledgers()
         result = Result(
             folder=self.folder.path,
@@ -451,6 +472,8 @@ class Session:
         text = json.dumps(facts, indent=2, default=float)
         try:
             write_atomic(self.folder.path / RESULT, f"{text}\n".encode())
+        except FileNotFoundError:  # the folder is gone: RunDeleted says so
+            pass
         except OSError as unwritten:  # a full disk: the result is returned all the same
             self.display.message(f"result.json could not be written: {unwritten}", "warning")
         return result

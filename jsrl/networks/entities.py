@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.errors import ConfigError
+from jsrl.field_names import suggesting
 from jsrl.networks.kernels.products import Precision, rounded_dense
 from jsrl.networks.orthogonal import orthogonal
 from jsrl.networks.torsos import ACTIVATIONS, ActivationName, Leaf, dense
@@ -30,6 +31,7 @@ LEFT_OUT = -1e10  # logit of an absent entity
 RAY_FILTERS = 9
 
 
+@suggesting
 @dataclass(frozen=True)
 class EntityConfig:
     """Inputs and options of the torso `entities`.

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
+from jsrl.field_names import suggesting
 from jsrl.networks.cores import CORES
 from jsrl.networks.entities import EntityConfig, make_entity_torso
 from jsrl.networks.heads import policy_head, value_head
@@ -40,6 +41,7 @@ CoreName: TypeAlias = Literal["none", "gru", "lstm"]
 ACTION_MASK = "action_mask"
 
 
+@suggesting
 @dataclass(frozen=True)
 class NetworkConfig:
     """Options of an actor-critic network.

@@ -18,15 +18,18 @@ from jsrl.report.run_report import make_report
 from jsrl.report.text import document, summary
 from jsrl.runs.files import write_atomic
 from jsrl.runs.runs import Run, RunFolder, in_command
+from jsrl.runs.state import is_whole
 from jsrl.workers.kinds import phase_of
 
 
 def leave_report(folder: RunFolder, warn: Callable[[str], None]) -> str:
     """Merge the run's traces, write its reports, and return the summary; failures are warnings, never errors.
 
-    If the report fails or is interrupted, the outcome of the run stays the same.
+    If the report fails or is interrupted, the outcome of the run stays the same. A folder that was deleted gets none.
     """
     try:
+        if not is_whole(folder.path):
+            return ""
         try:
             merge_traces(folder.path, phase_of(kinds_of(folder.path)))
         except OSError as error:

@@ -21,6 +21,7 @@ from jsrl.transport.memory.segment import is_held
 
 RUNNING = "running"  # the file that a run's own process keeps locked; it has the identity of the process
 STATUS, RESULT, STOP = "status.json", "result.json", "stop.json"
+WAITS = "waits.txt"  # what a run waits for before it begins
 REVOKED = "revoked.json"  # names of hosts that may not be in the run
 SILENT_S = 15.0  # silence after which a run of another host may have lost its host
 
@@ -69,7 +70,7 @@ class RunState:
       name: `starting` before the first status; `silent`: on another host, and without status for SILENT_S; `killed`: its
         process ended without a result. process: that runs it, or ran it until it was killed. status: the last status.
       age_s: of the status, or of the start if there is none; by this host's clock, which may differ from the writer's.
-      result: of result.json; empty: there is none.
+      result: of result.json; empty: there is none. waits_for: what a starting run waits for; empty: not known.
     """
 
     name: StateName
@@ -77,6 +78,7 @@ class RunState:
     status: ControllerStatus | None = None
     age_s: float | None = None
     result: dict[str, Any] = field(default_factory=dict)
+    waits_for: str = ""
 
     @property
     def is_running(self) -> bool:
@@ -99,10 +101,14 @@ def read_identity(folder: Path) -> ProcessIdentity | None:
     return _read(folder / RUNNING, ProcessIdentity)
 
 
-def note_alive(folder: Path) -> None:
-    """Let other hosts see that the process of a run is alive before its first status: it may wait long for its hosts."""
+def note_alive(folder: Path, waits_for: str = "") -> None:
+    """Let others see that the process of a run is alive before its first status, and what it waits for: its hosts."""
     with contextlib.suppress(OSError):
         os.utime(folder / RUNNING)
+        if waits_for:
+            write_atomic(folder / WAITS, waits_for.encode(), durable=False)
+        else:
+            (folder / WAITS).unlink(missing_ok=True)
 
 
 def write_status(folder: Path, status: ControllerStatus) -> None:
@@ -130,7 +136,8 @@ def read_state(folder: Path) -> RunState:
         name = "starting" if status is None else "ending" if result or status.reason else "running"
     if elsewhere and age_s is not None and age_s > SILENT_S:
         name = "silent"
-    return RunState(name, process or (status.process if status else None), status, age_s, result)
+    waits_for = _text(folder / WAITS) if name == "starting" else ""
+    return RunState(name, process or (status.process if status else None), status, age_s, result, waits_for)
 
 
 def ask_to_stop(folder: Path, process: ProcessIdentity) -> bool:
@@ -209,6 +216,13 @@ def _age_s(path: Path) -> float | None:
         return max(0.0, time.time() - path.stat().st_mtime)
     except OSError:
         return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def _read(path: Path, kind: type[Any]) -> Any:

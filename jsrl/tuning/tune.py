@@ -6,6 +6,7 @@ Inspired by Spreeze, which adapts its parallelism to the hardware. Source: Hou e
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Collection
@@ -79,10 +80,10 @@ def tune(
     """
     if experiment.deterministic:
         raise ConfigError("a deterministic run fixes its groups and their order; tune without --deterministic.")
-    if not minutes > 0:
-        raise ConfigError(f"the time for tuning is {minutes} minutes; give more than 0.")
-    if trial_seconds is not None and not trial_seconds > 0:
-        raise ConfigError(f"the time for a trial is {trial_seconds} seconds; give more than 0.")
+    if not 0 < minutes < math.inf:
+        raise ConfigError(f"the time for tuning is {minutes} minutes; give more than 0, and finite.")
+    if trial_seconds is not None and not 0 < trial_seconds < math.inf:
+        raise ConfigError(f"the time for a trial is {trial_seconds} seconds; give more than 0, and finite.")
     work = work_facts(experiment, given)  # as a run sees it, whose options are settled after it has chosen a profile
     folder = profiles_folder(profiles_dir)
     if folder is not None:

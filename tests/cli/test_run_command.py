@@ -112,16 +112,20 @@ def test_the_plan_of_a_resume_has_the_changed_graph_of_the_run(tmp_path, capsys)
 
 
 @pytest.mark.parametrize(
-    ("call", "note"),
+    ("call", "hint"),
     [
-        ("Experiment(num_actor=3)", "did you mean num_actors?"),
-        ("PPOConfig(lr=3)", "did you mean learning_rate?"),
-        ("EnvConfig(xyz=3)", "EnvConfig has: id, "),
+        ("Experiment(num_actor=3)", r"Experiment has no field 'num_actor'; did you mean num_actors\?"),
+        ("Experiment(lr=3)", r"did you mean agent\.learning_rate\?"),
+        ("Experiment(n_envs=3)", r"did you mean num_envs\?"),
+        ("PPOConfig(lr=3)", r"PPOConfig has no field 'lr'; did you mean learning_rate\?"),
+        ("replace(PPOConfig(), gama=3)", r"did you mean gamma\?"),
+        ("EnvConfig(xyz=3)", r"EnvConfig has no field 'xyz'; it has: id, "),
     ],
 )
-def test_a_wrong_field_in_a_config_file_suggests_the_right_one(call, note, tmp_path, monkeypatch):
+def test_a_wrong_field_in_a_config_file_suggests_the_right_one(call, hint, tmp_path, monkeypatch):
     (tmp_path / "configs").mkdir()
     imports = (
+        "from dataclasses import replace",
         "from jsrl.agents.ppo import PPOConfig",
         "from jsrl.envs.config import EnvConfig",
         "from jsrl.experiment import Experiment",
@@ -129,9 +133,8 @@ def test_a_wrong_field_in_a_config_file_suggests_the_right_one(call, note, tmp_p
     text = "\n".join([*imports, "def config():", f"    return {call}"])
     (tmp_path / "configs" / "mine.py").write_text(text)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TypeError) as caught:
+    with pytest.raises(TypeError, match=hint):
         load("mine")
-    assert caught.value.__notes__[0].startswith(note)
 
 
 @pytest.mark.parametrize("error", [ConfigError, RecordingError, SpecMismatch])

@@ -15,6 +15,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import (
     ActorConfig,
     AgentReference,
+    DeadlineConfig,
     EvaluatorConfig,
     Experiment,
     InferenceConfig,
@@ -78,6 +79,8 @@ def experiment(**values) -> Experiment:
         ({"snapshots": SnapshotConfig(period_s=-1)}, r"snapshots\.period_s is -1; it must be 0 or more"),
         ({"stop_at_return": float("nan")}, r"stop_at_return is nan; give a number, or None"),
         ({"replay": ReplayConfig(epsilon=float("nan"))}, r"replay\.epsilon is nan"),
+        ({"replay": ReplayConfig(samples_per_insert=float("inf"))}, r"samples_per_insert is inf; .* above 0 and finite"),
+        ({"deadlines": DeadlineConfig(hooks_s=float("inf"))}, r"hooks_s is infinite, so a run might never end"),
         ({"actor": ActorConfig(step_deadline_s=0)}, r"actor\.step_deadline_s is 0; it must be above 0"),
         ({"learner": LearnerConfig(memory_share=1.5)}, r"learner\.memory_share is 1\.5; .* at most 1"),
         ({"inference": InferenceConfig(max_wait_s=float("inf"))}, r"max_wait_s is infinite, so servers would never answer"),
@@ -220,7 +223,7 @@ def test_whole_numbers_of_other_types_become_ints() -> None:
             "ppo_cartpole",
             "given 'ppo_cartpole'; expected an Experiment: `from jsrl.configs.ppo_cartpole import config`",
         ),
-        (None, "given a NoneType; expected an Experiment"),
+        (None, "given neither an Experiment nor a run to resume; give Experiment"),
     ],
 )
 def test_run_without_an_experiment_is_refused(given: Any, message: str) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from jsrl.errors import RunDeleted
 from jsrl.experiment import Experiment
 from jsrl.launch import status_writer
 from jsrl.launch.result import is_finished
 from jsrl.launch.session import Session
 from jsrl.metrics.display import make_display
+from jsrl.report.report import leave_report
 from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import STATUS, ask_to_stop, read_state
@@ -77,6 +80,17 @@ def test_lines_and_statuses_of_many_workers_come_less_often(tmp_path: Path, monk
             now_s += period_s / 4
         session.close()
         assert lines == [False, False, True, False, True, False, True, False]
+
+
+def test_a_run_whose_folder_is_deleted_fails(session: Session, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Session, "line_due", True)
+    session.tick()
+    shutil.rmtree(session.folder.path)
+    for call in (session.tick, session.result):
+        with pytest.raises(RunDeleted, match="ppo/x was deleted or moved while the run went on"):
+            call()
+    session.fail(RunDeleted("the run folder is gone"))
+    assert not session.folder.path.exists() and leave_report(session.folder, pytest.fail) == ""
 
 
 def test_full_disk_does_not_end_the_run(session: Session, monkeypatch: pytest.MonkeyPatch):

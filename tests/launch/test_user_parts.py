@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jsrl.agents.ppo import PPOConfig
+from jsrl.cli.status import headline
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import EvaluatorConfig, Experiment
@@ -158,9 +159,11 @@ def test_user_kind_transport_and_launcher(tmp_path: Path) -> None:
 class WaitingLauncher(RecordingLauncher):
     """Waits long for its hosts; `states` has the states of the run as another host sees them meanwhile."""
 
+    waits_for = "hosts: 1 of 2 joined"
+
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.folder, self.states = folder, list[str]()
+        self.folder, self.states, self.headlines = folder, list[str](), list[str]()
 
     def place(self, graph: Graph, needs: Sequence[Need], stop_asked: Callable[[], bool]) -> Hosts:
         elsewhere = self.folder.with_name("elsewhere")
@@ -171,6 +174,7 @@ class WaitingLauncher(RecordingLauncher):
             (elsewhere / RUNNING).write_bytes(msgspec.json.encode(replace(ProcessIdentity.own(), boot="another")))
             os.utime(elsewhere / RUNNING, (0.0, (self.folder / RUNNING).stat().st_mtime))
             self.states.append(read_state(elsewhere).name)
+            self.headlines.append(headline(read_state(self.folder)))
         raise ConfigError("no host joined")
 
 
@@ -179,6 +183,7 @@ def test_run_that_waits_for_hosts_is_not_silent_for_other_hosts(tmp_path: Path) 
     with pytest.raises(ConfigError, match="no host joined"):
         run(small(), runs_dir=tmp_path, name="own", launcher=launcher, display="log-only")
     assert launcher.states == ["starting", "starting"]
+    assert all("starting (waiting for hosts: 1 of 2 joined), process" in line for line in launcher.headlines)
 
 
 def test_transport_is_refused_where_it_does_not_work() -> None:

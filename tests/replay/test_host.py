@@ -338,7 +338,7 @@ def test_draws_begin_after_one_fill_however_often_it_was_interrupted():
     ("ratio", "insert", "draw"), [(0.01, 8, 256), (256.0, 128, 256), (1.0, 1_000, 32), (None, 8, 8)]
 )
 def test_smallest_slack_does_not_deadlock(ratio, insert, draw):
-    limiter = make_limiter(100, ratio, 1e-6, insert_size=insert, draw_size=draw)
+    limiter = make_limiter(100, ratio, 1e-6, insert_size=insert, draw_size=draw, waiting=draw)
     for _ in range(3_000):
         if limiter.may_insert(insert):
             limiter.inserted += insert

@@ -94,8 +94,7 @@ tree = first.params
 again = run(tiny.config(), runs_dir={str(tmp_path)!r}, display="quiet", placement="serial", resume=str(first.folder))
 same = jax.tree.map(np.array_equal, tree, again.params)
 print("ENDED", again.ended, again.updates, all(jax.tree.leaves(same)))
-more = run(tiny.config(), runs_dir={str(tmp_path)!r}, display="quiet", placement="serial", resume=str(first.folder),
-           total_env_steps=641)
+more = run(runs_dir={str(tmp_path)!r}, display="quiet", resume=str(first.folder), total_env_steps=641)
 weights = jax.tree.leaves(tree)[0]
 print("FIRST", more.metrics["learner/weights_before"][-1] == np.float64(weights[0, 0]))
 try:

@@ -135,6 +135,7 @@ def test_environment_that_prints_a_lot_goes_to_the_log(launch) -> None:
     [
         ("factory", AgentFault, ("tiny_agent:tiny", "RuntimeError", "the factory gave up on purpose")),
         ("act raises", AgentFault, ("RuntimeError", "act gave up on purpose", "probe:action_matters")),
+        ("update raises", AgentFault, ("agent's update, on", "raised TypeError: dot_general requires")),
         ("act dtype", ConfigError, ("shape () and dtype float32", "shape () and dtype int32")),
         ("no agent", ConfigError, ("factory tiny_agent:tiny returned NoneType", "expected an Agent")),
         ("no state", ConfigError, ("init returned ActParams", "expected an AgentState")),
@@ -143,7 +144,9 @@ def test_environment_that_prints_a_lot_goes_to_the_log(launch) -> None:
 )
 def test_agent_that_breaks_a_rule(world, tmp_path: Path, fault: str, error: type[JsrlError], parts) -> None:
     with pytest.raises(error) as caught:
-        run(tiny("probe:action_matters", agent={"fault": fault}), runs_dir=tmp_path, display="quiet")
+        run(
+            tiny("probe:action_matters", agent={"fault": fault}, placement="serial"), runs_dir=tmp_path, display="quiet"
+        )
     for part in parts:
         assert part in str(caught.value)
     assert not list(Path(f"/dev/shm/jsrl-{os.getuid()}").glob(f"{os.getpid()}-*"))

@@ -60,7 +60,17 @@ class World:
     """Two replay workers, each with a producer of rows, and one learner's end."""
 
     def __init__(
-        self, folder, *, threads=0, ratio=None, min_size=24, capacity=2_000, wait=True, save_rows=False, **more
+        self,
+        folder,
+        *,
+        threads=0,
+        ratio=None,
+        min_size=24,
+        capacity=2_000,
+        wait=True,
+        save_rows=False,
+        waiting=0,
+        **more,
     ):
         name = f"replay-{next(numbers)}"
         batches = bind_samples(f"local:{name}-batches", replay_batch_spec(WINDOWS), blocks_per_producer=3)
@@ -70,7 +80,7 @@ class World:
             back = bind_samples(f"local:{name}-back-{index}", priorities_spec(M), blocks_per_producer=4)
             shape = rows_shape(SPEC, lanes=1, capacity=capacity, window=1, frames=None)
             replay = HostReplay(shape, SPEC, prioritised=True, alpha=1.0, epsilon=0.0, seed=index, replay=index)
-            limiter = make_limiter(min_size, ratio, 0.1, insert_size=T * B, draw_size=M)
+            limiter = make_limiter(min_size, ratio, 0.1, insert_size=T * B, draw_size=M, waiting=waiting)
             out = connect_samples(batches.address, replay_batch_spec(WINDOWS), ProducerId(f"replay-{index}", 0), 1, 1.0)
             settings = ReplaySettings(
                 index=index, groups=(index,), batch_size=M, threads=threads, folder=str(folder / str(index)), poll_s=0.0,
@@ -152,7 +162,31 @@ def test_feedback_of_several_batches_and_a_full_connection(world):
     assert w.workers[0]._replay.ignored == 0
     for _ in range(5):
         w.learner.feedback(ids[:M], np.ones(M))
-    assert w.learner.lost_feedback == M  # four blocks are in transit; the fifth had no room
+    plan = BatchPlan(order="fifo", groups=(0,), group_size=M, columns=M, num_rows=1, max_lag=None, judge=of_any_age)
+    source = FromReplay(Batcher(w.learner, WINDOWS, plan), w.learner, M)
+    assert source.counts == {"refused": 0, "priorities_lost": M}  # four blocks are in transit; the fifth had no room
+
+
+def test_free_running_insertions_wait_until_the_learner_has_taken_a_batch(world):
+    """Actors would use up the env steps of a run while the learner compiles its update."""
+    w = world(waiting=3 * M)  # its stream has three blocks
+    worker, limiter = w.workers[0], w.workers[0]._limiter
+    for _ in range(2):
+        w.put(0, 0.0)
+        worker.step()
+    filled = limiter.inserted
+    w.put(0, 0.0)
+    for _ in range(5):
+        worker.step()
+    assert (limiter.inserted, limiter.drawn) == (filled, 3 * M)
+    w.learner.release(w.learner.get(1.0))
+    for _ in range(2):
+        worker.step()
+    assert limiter.inserted == filled + T * B
+    again = make_limiter(24, None, 0.1, insert_size=T * B, draw_size=M, waiting=3 * M)
+    again.restore(limiter.state)  # of a resumed run, whose learner compiles again
+    again.drawn += M
+    assert not again.may_insert(T * B)
 
 
 def test_learner_counts_env_steps_of_before_until_all_replay_workers_have_reported(world):

@@ -140,6 +140,12 @@ class JoinedHosts:
             return self._lived_s.pop(name, 0.0)
 
     @property
+    def waits_for(self) -> str:
+        """Return what `place` waits for, as text."""
+        with self._port.changed:
+            return f"hosts: {len(self.members.staying)} of {self._least} joined"
+
+    @property
     def _given_up(self) -> dict[str, str]:
         return self._keeper.given_up if self._keeper is not None else {}
 

@@ -5,6 +5,7 @@ Pure functions; jsrl.launch.local.ray talks to Ray.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,9 +38,9 @@ class RayRequest:
 
     def __post_init__(self) -> None:
         """Refuse impossible requests."""
-        least = {"num_hosts": 1, "cpus": 0, "gpus": 0, "memory_mb": 0}
+        least = {"num_hosts": 1, "cpus": 0, "gpus": 0, "memory_mb": 0, "place_s": 0}
         for name, low in least.items():
-            if getattr(self, name) < low:
+            if not low <= getattr(self, name) < math.inf:
                 raise ConfigError(f"--launcher ray with {name} {getattr(self, name)}; expected at least {low}.")
         check_address(self.address)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from jsrl.errors import ConfigError
+from jsrl.runs.state import RUNNING, read_identity, write_identity
 from jsrl.transport.meeting.keys import make_server_keys, write_client_keys
-from jsrl.transport.memory.segment import make_folder
+from jsrl.transport.memory.segment import lock_file, make_folder
 
 LOOK_S = 0.5
 CLAIM_S = 60.0  # limit between taking a token out of a folder and using it; the folder is checked ten times meanwhile
@@ -89,20 +91,22 @@ class Tokens:
         self._made_folders = [folder, *(parent for parent in folder.parents if not parent.exists())]
         self._by_key: dict[bytes, Token] = {}
         self._made = 0
+        self._lock: int | None = None  # descriptor that holds the lock of the folder
         self._renew_s = 0.0  # time of the next check for unused tokens
 
     def make(self) -> Path:
         """Write another token, and return its file. The first one replaces those that a killed run left in the folder.
 
         Raises:
-          ConfigError: it cannot be written.
+          ConfigError: it cannot be written, or the folder has those of a run that goes on.
         """
         self._made += 1
         path = self._folder / f"host-{self._made}.token"
         try:
             self._folder.parent.mkdir(parents=True, exist_ok=True)
             make_folder(self._folder)
-            if self._made == 1:
+            if self._lock is None:
+                self._claim()
                 for pattern in (ADDRESS, "host-*.token", f"host-*{CLAIMED}"):
                     for left in self._folder.glob(pattern):
                         left.unlink(missing_ok=True)
@@ -113,6 +117,16 @@ class Tokens:
             ) from error
         self._by_key[public] = Token(f"{path.stem}-{secrets.token_hex(4)}", path)
         return path
+
+    def _claim(self) -> None:
+        """Hold the folder for this run."""
+        self._lock = lock_file(self._folder / RUNNING)
+        if self._lock is None:
+            raise ConfigError(
+                f"the tokens in {self._folder} belong to another run, which goes on (process {read_identity(self._folder)}); "
+                "give this one its own --tokens-dir."
+            )
+        write_identity(self._folder / RUNNING)
 
     def publish(self, address: str) -> None:
         """Write the join address for hosts that see the folder (see `claim`)."""
@@ -163,9 +177,14 @@ class Tokens:
 
     def close(self) -> None:
         """Revoke all of them."""
+        if self._lock is None:  # there are none, and those of another run stay
+            return
         for token in list(self._by_key.values()):
             self.revoke(token.name)
-        (self._folder / ADDRESS).unlink(missing_ok=True)
+        for name in (ADDRESS, RUNNING):
+            (self._folder / name).unlink(missing_ok=True)
+        os.close(self._lock)
+        self._lock = None
         with contextlib.suppress(OSError):  # another file is in the folder
             for made in self._made_folders:
                 made.rmdir()

@@ -6,7 +6,7 @@ inserted and windows drawn.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -14,10 +14,12 @@ class Limiter:
     """Counts insertions and draws, and decides which of them may continue.
 
     The first `min_size` env steps only fill. After that |ratio x (inserted - free) - drawn| stays within `slack`.
+    Free-running, insertions only wait for the learner's start: until it has taken one of the first windows drawn.
 
     Attributes:
       min_size: env steps before the first draw. ratio: windows per env step, None: free-running.
-      slack: windows by which either side may be ahead. inserted: env steps so far. drawn: windows so far.
+      slack: windows by which either side may be ahead; free-running: windows drawn that the learner need not have taken.
+      inserted: env steps so far. drawn: windows so far, `drawn_before` of them by earlier processes.
       free: env steps inserted while filling. until: env steps to insert before draws may continue.
     """
 
@@ -28,6 +30,7 @@ class Limiter:
     drawn: int = 0
     free: int = -1
     until: int = -1
+    drawn_before: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         if self.free < 0:
@@ -35,8 +38,10 @@ class Limiter:
 
     def may_insert(self, env_steps: int) -> bool:
         """Return whether `env_steps` env steps may be inserted now."""
-        if self.ratio is None or self.inserted < self.until:
+        if self.inserted < self.until:
             return True
+        if self.ratio is None:
+            return not 0 < self.drawn - self.drawn_before <= self.slack
         return self.ratio * (self.inserted + env_steps - self.free) - self.drawn <= self.slack
 
     def may_draw(self, windows: int) -> bool:
@@ -55,6 +60,7 @@ class Limiter:
     def restore(self, state: dict[str, int]) -> None:
         """Continue from the counts of a snapshot."""
         self.inserted, self.drawn = int(state["inserted"]), int(state["drawn"])
+        self.drawn_before = self.drawn
         self.free, self.until = int(state["free"]), int(state["until"])
 
     def count_lost(self, inserted: int) -> None:
@@ -74,13 +80,16 @@ class Limiter:
         self.until = self.inserted + self.min_size
 
 
-def make_limiter(min_size: int, ratio: float | None, tolerance: float, *, insert_size: int, draw_size: int) -> Limiter:
+def make_limiter(
+    min_size: int, ratio: float | None, tolerance: float, *, insert_size: int, draw_size: int, waiting: int
+) -> Limiter:
     """Return a limiter with a slack of `tolerance` times the first fill, but large enough that the two sides do not both wait.
 
     Args:
       min_size, ratio: see Limiter. tolerance: share of min_size x ratio.
-      insert_size: env steps that arrive together, over all streams. draw_size: windows drawn together.
+      insert_size: env steps that arrive together, over all streams. draw_size: windows drawn together. waiting: windows
+        for which the learner's stream has memory.
     """
     if ratio is None:
-        return Limiter(min_size, None, 0.0)
+        return Limiter(min_size, None, waiting)
     return Limiter(min_size, ratio, max(tolerance * min_size * ratio, ratio * insert_size, draw_size))

@@ -39,6 +39,13 @@ ACTIVITIES = (
 MEASURED = (  # by the worker itself; all other metrics of a learner come from the algorithm's update
     Metric("refused", "rejected connections and messages", "count", "0", "total"),
     Metric(
+        "priorities_lost",
+        "priorities that a replay worker did not take: it had no room, or had ended",
+        "count",
+        "0",
+        "total",
+    ),
+    Metric(
         "skipped",
         "updates without training so far: rows collected before a director's reset or copy",
         "count",

@@ -32,7 +32,8 @@ class Rank(Learner):
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return rates and lag of this rank's share."""
         self._meter.last("queue_depth", self._source.pending())
-        self._meter.last("refused", self._source.refused)
+        for name, count in self._source.counts.items():
+            self._meter.last(name, count)
         return self._meter.flush(), {}
 
     def command(self, command: Command) -> None:

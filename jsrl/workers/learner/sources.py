@@ -51,8 +51,8 @@ class Source(Protocol):
         ...
 
     @property
-    def refused(self) -> int:
-        """Return how many connections and messages its stream rejected."""
+    def counts(self) -> dict[str, int]:
+        """Return the counts of faults, by metric."""
         ...
 
     @property
@@ -101,9 +101,9 @@ class FromStream:
         return self._consumer.pending()
 
     @property
-    def refused(self) -> int:
+    def counts(self) -> dict[str, int]:
         """Return how many connections and messages the stream rejected."""
-        return self._batcher.refusals.count
+        return {"refused": self._batcher.refusals.count}
 
     @property
     def ledger(self) -> Ledger:
@@ -154,6 +154,11 @@ class FromReplay(IntoRing):
         """Return the env steps inserted over all replay workers, as reported with the newest batches."""
         return max(self._begun, self._replay.env_steps)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return the counts of faults, by metric."""
+        return super().counts | {"priorities_lost": self._replay.lost_feedback}
+
 
 class Prefetched:
     """A source with a thread that prepares batches: batch N+1 is joined while update N runs.
@@ -200,9 +205,9 @@ class Prefetched:
             return None
 
     @property
-    def refused(self) -> int:
-        """Return how many connections and messages the stream rejected."""
-        return self._source.refused
+    def counts(self) -> dict[str, int]:
+        """Return the counts of faults, by metric."""
+        return self._source.counts
 
     @property
     def ledger(self) -> Ledger:
@@ -257,9 +262,9 @@ class SynchronizedSource:
         return self._source.used(batch, output)
 
     @property
-    def refused(self) -> int:
-        """Return how many connections and messages the stream rejected."""
-        return self._source.refused
+    def counts(self) -> dict[str, int]:
+        """Return the counts of faults, by metric."""
+        return self._source.counts
 
     @property
     def ledger(self) -> Ledger:

@@ -15,6 +15,7 @@ import numpy as np
 
 from jsrl.agents.base import UpdateOutput
 from jsrl.errors import AgentFault, ConfigError, SnapshotError
+from jsrl.experiment.building import agent_faults
 from jsrl.metrics.metrics import Meter
 from jsrl.replay.device.agent import ReplayExtra
 from jsrl.runs.control import Command
@@ -136,7 +137,8 @@ class Learner:
         self._publish(self._updater.fetch(self._state.params))
         self._directed.begin(self._now())
         self._reporter.stage("compiling the update")
-        self._updater.compile(self._state, self._source.example(), self._key)
+        with agent_faults("update"):  # one that returns no arrays raises only here
+            self._updater.compile(self._state, self._source.example(), self._key)
         self._source.begin()
 
     def step(self) -> int:
@@ -274,7 +276,8 @@ class Learner:
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return the mean of the updates' metrics, rates, lag, and the ledger."""
         self._meter.last("queue_depth", self._source.pending())
-        self._meter.last("refused", self._source.refused)
+        for name, count in self._source.counts.items():
+            self._meter.last(name, count)
         if self._trained_s:
             self._meter.last("trained_s", self._trained_s)
         ledger = self._source.ledger

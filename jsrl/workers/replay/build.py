@@ -54,6 +54,7 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
         config.tolerance,
         insert_size=shape.lanes * shape.num_rows * shape.group_size,
         draw_size=2 * config.batch_size * e.updates_per_call,
+        waiting=job.end("batches").stream.blocks * config.batch_size,
     )
     settings = ReplaySettings(
         index=number,

@@ -19,7 +19,7 @@ ACTIVITIES = (
     Activity(
         "wait_learner",
         "wait",
-        "share of time in which samples_per_insert held insertions",
+        "share of time in which insertions waited for the learner",
         "depends",
         waits_for="the learner",
     ),

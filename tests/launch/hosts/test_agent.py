@@ -500,6 +500,7 @@ def test_missing_hosts_are_reported_in_one_sentence(tmp_path: Path) -> None:
             launcher.place(None, (), lambda: False)  # type: ignore[arg-type]
         with pytest.raises(KeyboardInterrupt):
             launcher.place(None, (), lambda: True)  # type: ignore[arg-type]
+        assert launcher.waits_for == "hosts: 0 of 2 joined"
     finally:
         launcher.close()
     assert not (tmp_path / "join").exists()

@@ -38,6 +38,7 @@ from jsrl.launch.hosts.pages import PAGE_BYTES
 from jsrl.launch.hosts.tokens import ADDRESS, CLAIM_S, Tokens, claim
 from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.runs.names import Registration
+from jsrl.runs.state import RUNNING
 from jsrl.transport.meeting.keys import load_client_keys
 
 HELLO = Hello(
@@ -362,6 +363,7 @@ def test_tokens_of_a_killed_run_are_replaced(tmp_path: Path):
     old = [killed.make() for _ in range(4)]
     killed.publish("10.0.0.5:7000")
     claim(tmp_path / "join", 0.0)
+    os.close(killed._lock)  # type: ignore[arg-type]  # as the kernel does
     tokens = Tokens(tmp_path / "join")
     assert all(path.exists() for path in old[1:])  # until the port of the next run is open
     new = {tokens.make(), tokens.make()}
@@ -369,7 +371,23 @@ def test_tokens_of_a_killed_run_are_replaced(tmp_path: Path):
         claim(tmp_path / "join", 0.0)  # the old address is gone
     tokens.publish("10.0.0.6:7000")
     assert not tokens.renew(0.0) and not tokens.renew(2 * CLAIM_S)
-    assert {path for path in (tmp_path / "join").iterdir() if path.name != ADDRESS} == new
+    assert {path for path in (tmp_path / "join").iterdir() if path.name not in (ADDRESS, RUNNING)} == new
+
+
+def test_tokens_of_a_living_run_are_not_replaced(tmp_path: Path):
+    living, other = Tokens(tmp_path / "join"), Tokens(tmp_path / "join")
+    path = living.make()
+    living.publish("10.0.0.5:7000")
+    with pytest.raises(
+        ConfigError, match=rf"another run, which goes on \(process {os.getpid()} on .* its own --tokens-dir"
+    ):
+        other.make()
+    other.close()
+    assert path.exists() and (tmp_path / "join" / ADDRESS).exists()
+    living.close()
+    assert other.make().exists()
+    other.close()
+    assert not (tmp_path / "join").exists()
 
 
 def name(worker: str, incarnation: int = 0, key: str = KEY, stream: str = "inference") -> Registration:

@@ -62,6 +62,8 @@ def tiny(config: TinyConfig, spec: EnvSpec) -> Agent:
         return -jnp.sum(chosen * trajectory.reward[:-1] * mask) / jnp.maximum(mask.sum(), 1.0)
 
     def update(state, trajectory, key, *, axis_name=None):
+        if config.fault == "update raises":
+            jnp.ones(3) @ jnp.ones(4)
         value, grads = jax.value_and_grad(loss)(state.params.weights, trajectory)
         if axis_name is not None:
             value, grads = jax.lax.pmean((value, grads), axis_name)
