@@ -25,7 +25,7 @@ def begin_record(e: Experiment, schemas: Schemas, *, source: str) -> None:
     """
     if e.record is None:
         return
-    env, versions = facts_of(schemas.env), package_versions()
+    env, versions = facts_of(schemas.env), dict(package_versions())
     begin_recording(Path(e.record), make_manifest(env, schemas.trajectory, source=source, versions=versions))
 
 

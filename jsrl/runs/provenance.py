@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -10,7 +11,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jsrl.extras import DISTRIBUTION
@@ -33,27 +36,32 @@ def environment_facts(source: Path | None = None) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **commit_facts(source or Path(__file__).parent),
         "python": platform.python_version(),
-        "packages": package_versions(),
+        "packages": dict(package_versions()),
         "hardware": hardware_facts(),
     }
 
 
-def package_versions() -> dict[str, str]:
-    """Return the versions of the packages that affect results, if installed."""
+@functools.cache
+def package_versions() -> Mapping[str, str]:
+    """Return the versions of the packages that affect results, if installed; those of this process's first call."""
     versions = {}
     for package in PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return versions
+    return MappingProxyType(versions)
 
 
-def commit_facts(folder: Path) -> dict[str, Any]:
-    """Return the commit of the repository around `folder` and whether files differ from it; None without git."""
+@functools.cache
+def commit_facts(folder: Path) -> Mapping[str, Any]:
+    """Return the commit of the repository around `folder` and whether files differ from it; None without git.
+
+    Later calls return the same: what a process has imported stays as it is, although its files change.
+    """
     commit = _git(folder, "rev-parse", "HEAD")
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no") if commit else None
-    return {"commit": commit, "uncommitted_changes": None if changed is None else bool(changed)}
+    return MappingProxyType({"commit": commit, "uncommitted_changes": None if changed is None else bool(changed)})
 
 
 def hardware_facts() -> dict[str, Any]:
