@@ -144,8 +144,8 @@ def _facts(run: Run) -> dict[str, str]:
     facts = {"algorithm": algorithm}
     for what in ("commit", "packages", "hardware"):
         found = run.environment.get(what)
-        entries = {f"{what}.{name}": value for name, value in found.items()} if isinstance(found, dict) else {what: found}
-        facts |= {name: str(value) for name, value in entries.items()}
+        entries = found if isinstance(found, dict) else {"": found}
+        facts |= {f"{what}.{name}".removesuffix("."): str(value) for name, value in entries.items()}
     return facts
 
 
