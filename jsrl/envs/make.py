@@ -201,10 +201,9 @@ def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> 
     has_vector = spec.vector_entry_point is not None and not config.id.startswith("phys2d/")
     if has_vector and config.backend == "auto" and config.wrappers:
         log.warning(
-            "environment %s has a vectorised implementation, which wrappers rule out: %d environments are stepped one "
-            "after another instead, several times slower; wrappers=() brings it back%s",
+            "environment %s has a vectorised implementation, but it cannot be wrapped: the environments are stepped one "
+            "after another, several times slower; without wrappers it is used%s",
             config.id,
-            num_envs,
             GYMNASIUM_GAME if is_game else "",
         )
     if config.backend == "native" and (not has_vector or config.wrappers or config.reseed_episodes):

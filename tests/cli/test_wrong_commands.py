@@ -9,6 +9,10 @@ from jsrl.cli import evaluate, main
 RUN = [  # the arguments of `jsrl run`, and what the message names
     ("ppo_cartpol", "did you mean ppo_cartpole?"),
     ("ppo_cartpole stray", "options begin with --"),
+    ("--seeds 0-2", "give the name of an experiment before --seeds"),
+    ("ppo_cartpole --agent.network.hidden 64,0", "hidden is (64, 0); each size must be at least 1"),
+    ("ppo_cartpole --env.fault-limit 0", "fault_limit is 0; it must be at least 1"),
+    ("ppo_cartpole --env.fault-window-s 0", "fault_window_s is 0.0; it must be above 0"),
     ("ppo_cartpole --xyzzy 3", "no option --xyzzy; --help-all"),
     ("ppo_cartpole --total-env-steps", "--total-env-steps needs a value"),
     ("ppo_cartpole --total-env-steps many", "'many', expected a whole number"),
