@@ -134,7 +134,7 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
 
         if not is_allocated(asked):
             return submit(name, args, asked)
-    if options.seeds:
+    if options.seeds is not None:
         from jsrl.cli.seeds import check, new_group, remove, run_group
 
         check(asked)
