@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ def environment_facts(source: Path | None = None) -> dict[str, Any]:
         "packages": package_versions(),
         "hardware": hardware_facts(),
     }
+
+
+def record_command(words: Sequence[str]) -> None:
+    """Let `environment_facts` name `python -m jsrl WORDS`, which repeats what this process was started for otherwise."""
+    sys.orig_argv[1:] = ["-m", "jsrl", *words]
 
 
 def package_versions() -> dict[str, str]:
