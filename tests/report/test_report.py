@@ -237,7 +237,7 @@ def test_a_long_final_evaluation_is_not_a_resume(run_folder: RunFolder):
 
 def test_a_run_that_never_trained_has_a_report(run_folder: RunFolder):
     write_report(run_folder)
-    assert "too short" in (run_folder.path / "report.txt").read_text()
+    assert "too few measurements" in (run_folder.path / "report.txt").read_text()
     assert "svg" not in Page(run_folder.report.read_text()).tags
 
 
