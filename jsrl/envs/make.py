@@ -303,7 +303,7 @@ def _wrapped(config: EnvConfig, single: Callable[[], gymnasium.Env]) -> Callable
                 env = wrapper(env, **kwargs)
             except TypeError as error:
                 raise ConfigError(
-                    f"wrapper {target} could not be made with {kwargs}: {error}. Its arguments are given as "
+                    f"wrapper {target} could not be made with kwargs {kwargs}: {error}. Its arguments are given as "
                     f'--env.wrappers \'[{{"wrapper": "{target}", "kwargs": {{"NAME": VALUE}}}}]\''
                 ) from error
         return env
@@ -321,7 +321,7 @@ def _built(config: EnvConfig, build: Callable[[], Any]) -> Any:
         raise MissingExtra(_missing(config.id, str(error))) from error
     except (TypeError, gymnasium.error.Error) as error:
         raise ConfigError(
-            f"environment {config.id!r} could not be made with {config.kwargs}: {error}. Check env.kwargs and wrappers"
+            f"environment {config.id!r} could not be made with kwargs {config.kwargs}: {error}. Check env.kwargs and wrappers"
         ) from error
     except JsrlError:
         raise
