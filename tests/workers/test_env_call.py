@@ -16,7 +16,10 @@ class Stepping:
     ("text", "sentence"),
     [
         ("environment 'a:B'", "environment 'a:B' (slot 0, episode 2) did not return"),
-        ("step of environment 'a:B', group 1", "step of environment 'a:B', group 1 (slot 0, episode 2), did not return"),
+        (
+            "step of environment 'a:B', group 1",
+            "step of environment 'a:B', group 1 (slot 0, episode 2), did not return",
+        ),
     ],
 )
 def test_a_call_reads_as_the_subject_of_a_sentence(text, sentence):
