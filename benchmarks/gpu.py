@@ -150,8 +150,8 @@ def main(arguments: list[str] | None = None) -> int:
     count = len(accelerators())
     if not given.cpu and not any(platform != "cpu" for platform, _ in found):
         print(
-            f"ConfigError: jax has no accelerator here, only {found or 'nothing'}; install its plugin "
-            "(`pip install 'jax[cuda12]'`; `jsrl doctor` says what is missing), or give --cpu to try the command.",
+            "ConfigError: jax finds no accelerator here; install its plugin (`pip install 'jax[cuda12]'`; `jsrl doctor` says "
+            "what is missing), or give --cpu to try the command.",
             file=sys.stderr,
         )
         return 2

@@ -6,6 +6,8 @@ import sys
 
 from jsrl.cli.background import OutputToFolder
 from jsrl.cli.run import main
+from jsrl.runs.provenance import record_command
 
 if __name__ == "__main__":
+    record_command(["run", *sys.argv[1:]])
     sys.exit(main(sys.argv[1:], hooks=(OutputToFolder(),)))

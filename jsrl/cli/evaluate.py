@@ -87,7 +87,9 @@ def _parser() -> argparse.ArgumentParser:
         "--episodes", type=int, default=100, help="episodes, or games of each pair of players (default: 100)"
     )
     parser.add_argument("--num-envs", type=int, default=20, help="environments stepped together (default: 20)")
-    parser.add_argument("--seed", type=int, default=12345, help="of environments and sampled actions (default: 12345)")
+    parser.add_argument(
+        "--seed", type=int, default=12345, help="seed of environments and sampled actions (default: 12345)"
+    )
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
     parser.add_argument("--json", metavar="FILE", help="write everything to this file as well")
     parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
@@ -197,7 +199,8 @@ def _arena(players: list[str], options: argparse.Namespace) -> Arena:
 def _hint(repeats: bool, options: argparse.Namespace) -> None:
     if repeats and not options.sampled:
         print(
-            "all games with the same sides were equal (greedy players, no randomness), so intervals mean nothing: --sampled"
+            "all games with the same sides were equal (greedy players, no randomness), so intervals mean nothing; "
+            "add --sampled"
         )
 
 

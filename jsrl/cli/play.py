@@ -156,7 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
     parser.add_argument("--episodes", type=int, help="stop after this many (default: when the window is closed)")
-    parser.add_argument("--seed", type=int, default=12345, help="of environments and sampled actions (default: 12345)")
+    parser.add_argument(
+        "--seed", type=int, default=12345, help="seed of environments and sampled actions (default: 12345)"
+    )
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
     parser.add_argument(
         "--speed", type=float, default=1.0, help="speed, as a multiple of the environment's own (default: 1)"

@@ -1,6 +1,6 @@
 """Record a trained policy for behaviour cloning: `jsrl record RUN@TAG --to DIR --episodes 100`.
 
-If several policies play, the first one is recorded, or with RUN@POLICY/TAG that one; the others play along.
+If several policies play, their first one is recorded. RUN@POLICY/TAG records another one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--episodes",
         type=int,
         default=100,
-        help="least number of episodes (default: 100); rows of unfinished ones are recorded too",
+        help="minimum number of episodes (default: 100); rows of unfinished ones are recorded too",
     )
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
     parser.add_argument("--rollout-length", type=int, default=128, help="rows of a trajectory (default: 128)")
-    parser.add_argument("--seed", type=int, default=1, help="of environments and sampled actions (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of environments and sampled actions (default: 1)")
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
     parser.add_argument(
         "--limit-mb", type=int, default=10_000, help="maximum size of the recording in MiB (default: 10000)"

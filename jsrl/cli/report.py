@@ -26,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="a path, EXPERIMENT/NAME, NAME, EXPERIMENT for its newest run, or a pattern such as 'ppo_pong/*'",
     )
     parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
-    parser.add_argument("--to", type=Path, help="file of the page of several runs (default: RUNS_DIR/comparison.html)")
+    parser.add_argument(
+        "--to", type=Path, help="file for the page that compares several runs (default: RUNS_DIR/comparison.html)"
+    )
     parser.add_argument(
         "--marl-eval", type=Path, metavar="FILE", help="write the runs in the format of marl-eval instead"
     )

@@ -110,8 +110,10 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
         if wants_help:
             print(short_help(load("ppo"), usage(), summaries()))
             return 0
+        if args:
+            raise ConfigError(f"give the name of an experiment before {args[0]}; `jsrl list` shows the names.")
         print(f"{usage()}\n\nexperiments:\n{listing()}\n\n`{program('run')} NAME --help` shows the options of one.")
-        return 0 if not args else 2
+        return 0
     loading = f"loading {name or 'the run'} ..."
     with shown(loading):
         default = stored or load(name or "")
@@ -132,7 +134,7 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
 
         if not is_allocated(asked):
             return submit(name, args, asked)
-    if options.seeds:
+    if options.seeds is not None:
         from jsrl.cli.seeds import check, new_group, remove, run_group
 
         check(asked)

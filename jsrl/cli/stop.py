@@ -77,7 +77,7 @@ def stop(folder: Path) -> str:
         return f"process {process} was asked to end before"
     try:
         if process.interrupt():
-            return f"told process {process} to end in order"
+            return f"asked process {process} to stop"
     except PermissionError:
         raise ConfigError(f"process {process} is another user's, who can stop it.") from None
     text = f"process {process} is asked to end by a request in the run folder"

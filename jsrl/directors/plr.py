@@ -79,7 +79,7 @@ class PLR(SelfPlayTasks):
             raise ConfigError(f"PLR has score={self.score!r}; expected one of {', '.join(get_args(LevelScore))}")
         if not self.train_on_new and self.replay_share == 0.0:
             raise ConfigError(
-                "PLR has train_on_new=False and replay_share=0: nothing would be trained on; set one of them otherwise"
+                "PLR has train_on_new=False and replay_share=0: nothing would be trained on; change one of them"
             )
 
     def _start(self) -> State:

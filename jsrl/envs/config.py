@@ -132,10 +132,10 @@ class EnvConfig:
             raise ConfigError(f"backend {self.backend!r} is unknown; choose auto, sync, native or envpool")
         if self.on_fault not in ON_FAULT:
             raise ConfigError(f"on_fault {self.on_fault!r} is unknown; choose {', '.join(ON_FAULT)}")
-        if self.fault_limit < 1 or not self.fault_window_s > 0:
-            raise ConfigError(
-                f"fault_limit is {self.fault_limit} and fault_window_s {self.fault_window_s}; give at least 1, and more than 0"
-            )
+        if self.fault_limit < 1:
+            raise ConfigError(f"fault_limit is {self.fault_limit}; it must be at least 1")
+        if not self.fault_window_s > 0:
+            raise ConfigError(f"fault_window_s is {self.fault_window_s}; it must be above 0")
         if not math.isfinite(self.reward_scale):
             raise ConfigError(f"reward_scale is {self.reward_scale}; give a finite number")
         if self.reward_clip is not None and not self.reward_clip > 0:

@@ -8,7 +8,6 @@ import numpy as np
 
 from jsrl.envs.base import Episode
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.faults import describe
 from jsrl.envs.rows import slot_seeds
 from jsrl.errors import ConfigError
 
@@ -28,7 +27,7 @@ class DrawnTasks:
     def __init__(self, env: Any, config: EnvConfig, seed: int | tuple[int, ...], group: int) -> None:
         if not hasattr(env, "set_tasks"):
             raise ConfigError(
-                f"environment {describe(config.id)} takes no tasks; env.tasks is for those whose reset has options."
+                f"environment {config.id!r} takes no tasks; env.tasks is for those whose reset has options."
             )
         self._env, self._tasks, self._over = env, config.tasks, list[Episode]()
         weights = np.array(config.task_weights or [1.0] * len(config.tasks))

@@ -53,8 +53,8 @@ def first_non_finite(leaf: np.ndarray) -> tuple[int, tuple[int, ...], float] | N
 def in_making(name: Any, kwargs: Mapping[str, Any], error: BaseException) -> EnvironmentFault:
     """Return the error for an exception that a user's environment raised as it was made."""
     return EnvironmentFault(
-        f"environment {shown_target(name)!r} raised {type(error).__name__} as it was made with {dict(kwargs)}: {error}. "
-        "Its own traceback shows where"
+        f"environment {shown_target(name)!r} raised {type(error).__name__} when it was made with kwargs "
+        f"{dict(kwargs)}: {error}. Its own traceback shows where"
     )
 
 

@@ -201,10 +201,9 @@ def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> 
     has_vector = spec.vector_entry_point is not None and not config.id.startswith("phys2d/")
     if has_vector and config.backend == "auto" and config.wrappers:
         log.warning(
-            "environment %s has a vectorised implementation, which wrappers rule out: %d environments are stepped one "
-            "after another instead, several times slower; wrappers=() brings it back%s",
+            "environment %s has a vectorised implementation, but it cannot be wrapped: the environments are stepped one "
+            "after another, several times slower; without wrappers it is used%s",
             config.id,
-            num_envs,
             GYMNASIUM_GAME if is_game else "",
         )
     if config.backend == "native" and (not has_vector or config.wrappers or config.reseed_episodes):
@@ -304,7 +303,7 @@ def _wrapped(config: EnvConfig, single: Callable[[], gymnasium.Env]) -> Callable
                 env = wrapper(env, **kwargs)
             except TypeError as error:
                 raise ConfigError(
-                    f"wrapper {target} could not be made with {kwargs}: {error}. Its arguments are given as "
+                    f"wrapper {target} could not be made with kwargs {kwargs}: {error}. Its arguments are given as "
                     f'--env.wrappers \'[{{"wrapper": "{target}", "kwargs": {{"NAME": VALUE}}}}]\''
                 ) from error
         return env
@@ -322,7 +321,7 @@ def _built(config: EnvConfig, build: Callable[[], Any]) -> Any:
         raise MissingExtra(_missing(config.id, str(error))) from error
     except (TypeError, gymnasium.error.Error) as error:
         raise ConfigError(
-            f"environment {config.id!r} could not be made with {config.kwargs}: {error}. Check env.kwargs and wrappers"
+            f"environment {config.id!r} could not be made with kwargs {config.kwargs}: {error}. Check env.kwargs and wrappers"
         ) from error
     except JsrlError:
         raise

@@ -240,8 +240,10 @@ def _check_bind(e: Experiment) -> None:
 
 def _check_video(e: Experiment) -> None:
     fps, seconds = e.video.fps, e.video.max_seconds
-    if not seconds > 0 or (fps is not None and not 0 < fps < math.inf):
-        raise ConfigError(f"video.max_seconds is {seconds} and video.fps {fps}; they must be above 0, and fps finite.")
+    if not seconds > 0:
+        raise ConfigError(f"video.max_seconds is {seconds}; it must be above 0.")
+    if fps is not None and not 0 < fps < math.inf:
+        raise ConfigError(f"video.fps is {fps}; it must be above 0 and finite.")
     if not 0 <= e.video.niceness <= 19:
         raise ConfigError(f"video.niceness is {e.video.niceness}; it must be from 0 to 19.")
 

@@ -326,7 +326,7 @@ def type_text(kind: Any, name: str) -> str:
         return f"a list such as {example}"
     if kind is dict or typing.get_origin(kind) is dict:
         return f"a JSON object, or keys one by one: --{name}.KEY VALUE"
-    return names.get(kind, "a value")
+    return names.get(kind, "a value that only a config in Python can give")
 
 
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:

@@ -40,7 +40,7 @@ from jsrl.launch.resume import (
 from jsrl.launch.run_log import LOG, RunLog
 from jsrl.launch.serial import SerialRun
 from jsrl.launch.session import Session
-from jsrl.launch.start_points import begin_policies, check_kept, find_start_points
+from jsrl.launch.start_points import begin_policies, check_initial_params, check_kept, find_start_points
 from jsrl.launch.user_values import load_values
 from jsrl.metrics import tracing
 from jsrl.metrics.display import Display, make_display
@@ -263,6 +263,7 @@ def ready_plan(
             "leave out the options that contradict it, or give --graph to change the experiment's graph again."
         ) from error
     plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, show=show))
+    check_initial_params(plan)
     check_devices(plan, accelerators())
     check_shared_memory(plan)
     if resumed:

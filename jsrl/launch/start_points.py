@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
+from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.launch.links import learner_hop
 from jsrl.launch.plan import Plan
 from jsrl.launch.resume import (
@@ -19,8 +20,11 @@ from jsrl.launch.resume import (
     remove_incomplete_snapshots,
     start_point_of,
 )
+from jsrl.launch.schemas import trace_agent
 from jsrl.runs.runs import RunFolder, in_command
-from jsrl.workers.jobs import StartPoint
+from jsrl.snapshots.store import SnapshotStore
+from jsrl.types import named_leaves, spec_of
+from jsrl.workers.jobs import StartPoint, check_params
 
 
 def find_start_points(
@@ -101,6 +105,24 @@ def begin_policies(
     if resumed:
         _check_totals(plan, folder, start_points)
     return start_points
+
+
+def check_initial_params(plan: Plan) -> None:
+    """Check, before workers start, that the params of --init-from fit the agents, from the shapes in the snapshots.
+
+    Raises:
+      ConfigError: they are of another network or other spaces.
+    """
+    for policy in plan.policies.values():
+        start, schemas = plan.job(policy.learner).start_point, plan.schemas_of[policy.name]
+        if not start.params_only:
+            continue
+        folder, _, selector = str(start.restore).rpartition("@")
+        specs = SnapshotStore(folder).specs(selector)
+        prefix = "params/" if any(name.startswith("params/") for name in specs) else "state/params/"
+        given = {name.removeprefix(prefix): spec for name, spec in specs.items() if name.startswith(prefix)}
+        state, _ = trace_agent(build_agent(resolved_agent(policy.experiment), schemas.env), schemas.env)
+        check_params(start, dict(named_leaves(spec_of(state.params))), given)
 
 
 def _check_totals(plan: Plan, folder: RunFolder, starts: Mapping[str, StartPoint]) -> None:

@@ -92,7 +92,7 @@ class NetworkConfig:
         sizes = {"hidden": min(self.hidden, default=1), "core_size": self.core_size}
         for name, size in sizes.items():
             if size < 1:
-                raise ConfigError(f"network {name} must be positive, got {getattr(self, name)}")
+                raise ConfigError(f"network {name} is {getattr(self, name)}; each size must be at least 1")
         if not math.isfinite(self.log_std_init):
             raise ConfigError(f"network log_std_init is {self.log_std_init}; give a finite number")
 

@@ -116,8 +116,8 @@ def changes_learning(option: str) -> bool:
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return runs by experiment: runs of one folder, split if settings or own workers differ that change what is learned.
 
-    The names include them, such as `ppo_cartpole, agent.learning-rate 0.001` or `ppo_cartpole, my_workers:AUGMENT`. Runs that
-    began with params of others, whichever, are `ppo_cartpole, init-from`.
+    The names include them, such as `ppo_cartpole, agent.learning-rate 0.001` or `ppo_cartpole, my_workers:AUGMENT`. All runs
+    that began with params of other runs are `ppo_cartpole, init-from`.
     """
     folders: dict[str, list[Run]] = {}
     for run in runs:

@@ -127,7 +127,8 @@ def _settings(groups: Mapping[str, Sequence[Run]]) -> str:
     """Return every option, and fact of the machine, that differs between runs, with the values of each experiment."""
     runs = [run for own in groups.values() for run in own]
     facts = {id(run): flat_options(run.config) | _facts(run) for run in runs}
-    differing = [name for name in _facts(runs[0]) if len({facts[id(run)][name] for run in runs}) > 1]
+    names = dict.fromkeys(name for run in runs for name in _facts(run))
+    differing = [name for name in names if len({facts[id(run)].get(name) for run in runs}) > 1]
     differing += differing_options(runs)
     rows = [
         (name, *(", ".join(dict.fromkeys(_shown(facts[id(run)].get(name)) for run in own)) for own in groups.values()))
@@ -140,9 +141,12 @@ def _facts(run: Run) -> dict[str, str]:
     """Return the algorithm and origin of a run."""
     agent = run.config.get("fields", {}).get("agent") or {}
     algorithm = str(agent.get("$type", "?")).rpartition(":")[2]
-    return {"algorithm": algorithm} | {
-        name: str(run.environment.get(name)) for name in ("commit", "packages", "hardware")
-    }
+    facts = {"algorithm": algorithm}
+    for what in ("commit", "packages", "hardware"):
+        found = run.environment.get(what)
+        entries = found if isinstance(found, dict) else {"": found}
+        facts |= {f"{what}.{name}".removesuffix("."): str(value) for name, value in entries.items()}
+    return facts
 
 
 def _interval(value: float, interval: tuple[float, float]) -> str:

@@ -167,8 +167,7 @@ def make_report(folder: RunFolder) -> RunReport:
     for policy in policies_in(columns):
         own = with_zero_shares(of_policy(columns, policy), kinds)
         lines = steady(own)
-        own_means = {name: _mean(values, lines, own.get("wall_s")) for name, values in own.items()}
-        own_means = {name: value for name, value in own_means.items() if math.isfinite(value)}
+        own_means = _means(own, lines)
         bottlenecks[policy] = find_bottleneck(with_shared_workers(own_means, means), facts, kinds)
         means |= {f"{policy}/{name}": value for name, value in own_means.items()} if policy else own_means
         found_rates |= {_of(name, policy): value for name, value in rates(own, lines, own_means).items()}
@@ -232,12 +231,21 @@ def _unfinished(path: Path) -> str:
     return RUNS if state.is_running else "killed (it left no result)"
 
 
-def _mean(values: np.ndarray, lines: np.ndarray, wall_s: np.ndarray | None) -> float:
+def _means(columns: dict[str, np.ndarray], lines: np.ndarray) -> dict[str, float]:
+    """Return the mean of each metric that has values in `lines`, which are of the last session."""
+    start, wall_s = last_session(columns), columns.get("wall_s")
+    means = {name: _mean(values, lines, wall_s, start) for name, values in columns.items()}
+    return {name: value for name, value in means.items() if math.isfinite(value)}
+
+
+def _mean(values: np.ndarray, lines: np.ndarray, wall_s: np.ndarray | None, start: int) -> float:
     """Return the mean of a metric's values in `lines`, each weighted with the seconds since the metric's value before.
 
-    A learner reports nothing during an update, so its next line stands for more time than a line of an actor.
+    A learner reports nothing during an update, so its next line stands for more time than a line of an actor. Values
+    before line `start` do not count: otherwise the shares of an activity that is new since a resume had other weights.
     """
     at = np.flatnonzero(np.isfinite(values))
+    at = at[at >= start]
     if wall_s is None or len(at) < 2:
         weights = np.ones(len(at))
     else:
@@ -320,8 +328,7 @@ def rates(columns: dict[str, np.ndarray], lines: np.ndarray, means: dict[str, fl
 def rates_of(columns: dict[str, np.ndarray]) -> dict[str, float]:
     """Return the rates of a run's first policy, as the summary at the end of the run shows them."""
     lines = steady(columns)
-    means = {name: _mean(values, lines, columns.get("wall_s")) for name, values in columns.items()}
-    return rates(columns, lines, {name: value for name, value in means.items() if math.isfinite(value)})
+    return rates(columns, lines, _means(columns, lines))
 
 
 def worker_times(means: dict[str, float], folder: Path) -> list[WorkerTime]:

@@ -279,7 +279,7 @@ def _alternating(e: Evidence) -> bool:
 
 
 def _says_nothing(e: Evidence) -> str:
-    return "The run was too short to say what limits it."
+    return "There are too few measurements to say what limits this run."
 
 
 VERDICTS: tuple[Verdict, ...] = (

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -39,6 +39,11 @@ def environment_facts(source: Path | None = None) -> dict[str, Any]:
         "packages": dict(package_versions()),
         "hardware": hardware_facts(),
     }
+
+
+def record_command(words: Sequence[str]) -> None:
+    """Let `environment_facts` name `python -m jsrl WORDS`, which repeats what this process was started for otherwise."""
+    sys.orig_argv[1:] = ["-m", "jsrl", *words]
 
 
 @functools.cache

@@ -94,7 +94,7 @@ class RunFolder:
         Raises:
           ConfigError: the name is invalid as a folder, is taken, or the place cannot be written.
         """
-        chosen = name or new_run_name(seed)
+        chosen = new_run_name(seed) if name is None else name
         check_run_name(experiment)
         check_run_name(chosen)
         parent = Path(runs_dir).expanduser().absolute() / experiment

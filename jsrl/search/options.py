@@ -16,13 +16,13 @@ class SearchOptions:
     """An option to vary: OPTION=log:LOW:HIGH, lin:LOW:HIGH, int:LOW:HIGH, log-int:LOW:HIGH, or values such as OPTION=0.5,1,10
     (with | between values that have commas). Give it several times."""
     space: str | None = None
-    """File with more to vary: a JSON object of option and range."""
+    """JSON file with further options to vary: an object of option and range."""
     trials: int = 20
     """Trials in total; a resumed search counts its finished ones."""
     parallel: int = 1
     """Trials at the same time, each in its own processes."""
     seeds_per_trial: int = 1
-    """Runs of each trial, one after another, with the seeds from --seed on; their mean score counts."""
+    """Runs of each trial, one after another; the first one has --seed, the next one --seed + 1. Their mean score counts."""
     prune: bool = True
     """End a trial early if it scores less than the median of the others at the same time."""
     searches_dir: str = "searches"
@@ -33,7 +33,7 @@ class SearchOptions:
     """Continue a search: its folder, SEARCHES_DIR/EXPERIMENT/SEARCH. Only --trials, --parallel and --launcher may be given
     with it."""
     part: int | None = None
-    """With --resume: take part in a search of several processes, as the one of this number (the jobs of an array do)."""
+    """With --resume: number of this process in a search of several processes; a job array sets it."""
 
     def __post_init__(self) -> None:
         for name in ("trials", "parallel", "seeds_per_trial"):

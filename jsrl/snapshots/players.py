@@ -72,7 +72,7 @@ class PlayerStore:
         path = self.file(version)
         if path is None:
             raise SnapshotError(
-                f"no player of version {version} lies in {self.folder}; put the file back, or start a new run. "
+                f"there is no player of version {version} in {self.folder}; put the file back, or start a new run. "
                 f"There are: {self._listed()}."
             )
         try:

@@ -29,7 +29,7 @@ from jsrl.snapshots import format as fmt
 from jsrl.snapshots.orbax import Arrays, check_template, fill_template, host_arrays, orbax_load, orbax_save
 from jsrl.snapshots.queue import Job, WriteQueue
 from jsrl.transport.wire.schema import to_dtype
-from jsrl.types import Tree
+from jsrl.types import ArraySpec, Tree
 
 WRITE_TIMEOUT_S = 600.0
 _READ_ATTEMPTS = 6
@@ -278,6 +278,15 @@ class SnapshotStore:
           SnapshotError: missing or not ours, as in `load_snapshot`.
         """
         return self._retry(selector, lambda folder, manifest: None)[2]
+
+    def specs(self, selector: str | int = "latest") -> dict[str, ArraySpec]:
+        """Return leaf name, such as `params/weights/kernel`, -> shape and dtype, without reading the arrays.
+
+        Raises:
+          SnapshotError: missing or not ours, as in `load_snapshot`.
+        """
+        leaves = self._retry(selector, lambda folder, manifest: manifest["leaves"])[1]
+        return {fmt.leaf_name(leaf["path"]): ArraySpec(tuple(leaf["shape"]), leaf["dtype"]) for leaf in leaves}
 
     def load_snapshot(self, selector: str | int = "latest", template: Tree = None) -> Snapshot:
         """Read a snapshot and verify its digest.

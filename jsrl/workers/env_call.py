@@ -39,4 +39,5 @@ class EnvCall:
     def __str__(self) -> str:
         """Return the call, and the slot if it is known."""
         place = where(self._env)
-        return f"{self._text} ({place})," if place else f"{self._text},"
+        text = f"{self._text} ({place})" if place else self._text
+        return f"{text}," if "," in self._text else text  # the second comma of `environment 'a:B', group 0,`

@@ -17,7 +17,7 @@ from jsrl.transport.base import InferenceSpec, ProducerId
 from jsrl.transport.ledger.hops import recorded_hop
 from jsrl.transport.meeting.keys import named_by_key
 from jsrl.transport.stream import POLICY, End
-from jsrl.types import EnvSpec, Trajectory
+from jsrl.types import ArraySpec, EnvSpec, Trajectory
 from jsrl.workers.director.sides import Sides
 
 CONNECT_TIMEOUT_S = 120.0
@@ -225,6 +225,23 @@ class Job:
                 "It must bind each stream that it reads, answers or publishes; a setup that replaces that of a base class "
                 "calls super().setup()."
             ) from None
+
+
+def check_params(start: StartPoint, wanted: Mapping[str, ArraySpec], given: Mapping[str, ArraySpec]) -> None:
+    """Check that the params that a run begins with are those of its agent: name of a leaf -> shape and dtype.
+
+    Raises:
+      ConfigError: a leaf differs; the message names the first one.
+    """
+    differing = [name for name in {**wanted, **given} if wanted.get(name) != given.get(name)]
+    if differing:
+        name, others = differing[0], f", and {len(differing) - 1} more differ" if len(differing) > 1 else ""
+        leaves = (specs.get(name) for specs in (wanted, given))
+        expected, found = ("absent" if leaf is None else f"{leaf.dtype} {leaf.shape}" for leaf in leaves)
+        raise ConfigError(
+            f"the params in {start.restore} are not this experiment's: expected {name} to be {expected}, found {found}"
+            f"{others}; --init-from needs the same network and spaces."
+        )
 
 
 def kind_of(worker: str) -> str:

@@ -200,7 +200,7 @@ def find_kind(reference: str) -> Kind:
     """
     if isinstance(reference, Kind):
         raise ConfigError(
-            f"a worker's kind is the kind {reference.name!r} itself; give its location as `module:NAME`, such as "
+            f"a worker's kind is given as the object {reference.name!r}; give its location as `module:NAME`, such as "
             "'my_workers:AUGMENT', because each worker's process imports it."
         )
     module, _, name = reference.partition(":")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import runpy
 import subprocess
 import sys
 import time
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from jsrl.cli import attach, background, command_line, main
+from jsrl.cli import run as run_command
 from jsrl.cli.experiments import load
+from jsrl.runs.provenance import environment_facts
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import read_state
 
@@ -117,3 +120,16 @@ def test_messages_are_separated_from_progress_lines():
         ("actor-0 died\nwith a second line", "warning"),
         ("note: it goes on", "info"),
     ]
+
+
+@pytest.mark.parametrize(("module", "words"), [("background_child", []), ("run_child", [str(os.getppid())])])
+def test_runs_started_by_other_commands_record_a_command_that_repeats_them(module, words, monkeypatch):
+    found = []
+    monkeypatch.setattr(run_command, "main", lambda *_, **__: found.append(environment_facts()["command"]))
+    monkeypatch.setattr("jsrl.workers.process.die_with_parent", lambda pid: None)
+    monkeypatch.setattr(sys, "argv", [module, *words, "ppo", "--seed", "3"])
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-P", "-m", f"jsrl.cli.{module}", *words, "ppo"])
+    monkeypatch.delitem(sys.modules, f"jsrl.cli.{module}", raising=False)
+    with pytest.raises(SystemExit):
+        runpy.run_module(f"jsrl.cli.{module}", run_name="__main__")
+    assert found == [f"{Path(sys.executable).name} -m jsrl run ppo --seed 3"]

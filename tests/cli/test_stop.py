@@ -57,7 +57,7 @@ def test_local_run_gets_one_signal(folder: RunFolder, sleeper, capsys):
     with claimed(folder):  # as the run itself would
         (folder.path / RUNNING).write_bytes(msgspec.json.encode(identity))
         assert main.main(["stop", "x", "--wait", "0"]) == 0
-        assert f"ppo/x: told process {identity} to end in order" in capsys.readouterr().out
+        assert f"ppo/x: asked process {identity} to stop" in capsys.readouterr().out
         assert process.wait(10) == -signal.SIGTERM and is_asked_to_stop(folder.path, identity)
         assert main.main(["stop", "x", "--wait", "0.01"]) == 1  # a second signal would end it without a snapshot
         said = capsys.readouterr()

@@ -175,7 +175,7 @@ def test_contract_violations_are_refused(form: str, fault: str, told: str) -> No
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("made", r":Raises' raised RuntimeError as it was made with \{'fault': 'made'\}: no display"),
+        ("made", r":Raises' raised RuntimeError when it was made with kwargs \{'fault': 'made'\}: no display"),
         ("reset", r":Raises' \(slot 0, .*seed \d+\) raised RuntimeError in reset: no level"),
     ],
 )

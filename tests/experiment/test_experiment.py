@@ -84,7 +84,7 @@ def experiment(**values) -> Experiment:
         ({"actor": ActorConfig(step_deadline_s=0)}, r"actor\.step_deadline_s is 0; it must be above 0"),
         ({"learner": LearnerConfig(memory_share=1.5)}, r"learner\.memory_share is 1\.5; .* at most 1"),
         ({"inference": InferenceConfig(max_wait_s=float("inf"))}, r"max_wait_s is infinite, so servers would never answer"),
-        ({"video": VideoConfig(fps=float("inf"))}, r"video\.fps inf; they must be above 0, and fps finite"),
+        ({"video": VideoConfig(fps=float("inf"))}, r"video\.fps is inf; it must be above 0 and finite"),
         ({"placement": "seved"}, r"placement is 'seved'; did you mean served\?"),
         ({"transport": "tcp"}, r"transport is 'tcp'; use shared-memory or zeromq\."),
         ({"num_actors": "many"}, r"num_actors is 'many'; use auto\."),

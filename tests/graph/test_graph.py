@@ -302,7 +302,7 @@ def test_kind_with_an_invalid_field_is_refused(changes: dict, words: str, monkey
     monkeypatch.setattr(sys.modules[HERE], "WATCH", WATCH._replace(**changes))
     with pytest.raises(ConfigError, match=words):
         find_kind(f"{HERE}:WATCH")
-    with pytest.raises(ConfigError, match="is the kind 'watch' itself; give its location as `module:NAME`"):
+    with pytest.raises(ConfigError, match="is given as the object 'watch'; give its location as `module:NAME`"):
         graph_of().insert(WATCH)  # type: ignore[arg-type]
 
 

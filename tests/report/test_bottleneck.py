@@ -36,8 +36,8 @@ ASKING = {"env": 0.2, "wait_inference": 0.7, "transport": 0.05}
 
 # verdict -> (metrics, facts, required parts of the sentence)
 CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
-    ("unknown", {}, EIGHT, ("too short",)),
-    ("unknown", measured(learner=STARVED), EIGHT, ("too short",)),
+    ("unknown", {}, EIGHT, ("too few measurements",)),
+    ("unknown", measured(learner=STARVED), EIGHT, ("too few measurements",)),
     ("recording", measured(learner=STARVED), RECORDED, ("Reading the recording limits", "waits 55%")),
     ("updates", measured(learner={"update": 0.9}), RECORDED, ("Updates", "(90% with publishing); this machine has 8")),
     (

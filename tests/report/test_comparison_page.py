@@ -105,6 +105,15 @@ def test_page_has_scores_colours_and_differences(tmp_path: Path, capsys):
     assert "<td>500 to 700</td>" in text and "Runs end after different numbers of env steps" in text
 
 
+def test_page_names_each_package_and_fact_of_the_machine_that_differs(tmp_path: Path):
+    runs = [make_run(tmp_path, "ppo", seed, 1.0) for seed in range(2)]
+    runs[0].environment.update(commit="abc", packages={"jax": "0.10.2"}, hardware={"cores": 2})
+    runs[1].environment.update(commit="abc", packages={"jax": "0.10.2", "ale-py": "0.12.1"}, hardware={"cores": 4})
+    text = comparison_page(runs)
+    assert "<th>packages.ale-py</th><td>-, 0.12.1</td>" in text and "<th>hardware.cores</th><td>2, 4</td>" in text
+    assert "packages.jax" not in text and "<th>commit</th>" not in text
+
+
 def test_runs_with_opponents_are_compared_by_their_win_rates(tmp_path: Path, capsys):
     for seed, rate in enumerate((0.25, 0.75)):
         run = make_run(tmp_path, "duel", seed, 0.0)

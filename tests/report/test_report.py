@@ -237,7 +237,7 @@ def test_a_long_final_evaluation_is_not_a_resume(run_folder: RunFolder):
 
 def test_a_run_that_never_trained_has_a_report(run_folder: RunFolder):
     write_report(run_folder)
-    assert "too short" in (run_folder.path / "report.txt").read_text()
+    assert "too few measurements" in (run_folder.path / "report.txt").read_text()
     assert "svg" not in Page(run_folder.report.read_text()).tags
 
 
@@ -298,6 +298,15 @@ def test_shares_of_a_worker_add_up_to_1_with_an_activity_that_begins_late(run_fo
     (learner,) = (worker for worker in report.workers if worker.name == "learner")
     assert sum(learner.activities.values()) == pytest.approx(1.0)
     assert learner.activities["snapshot"] == pytest.approx(0.85 / 8)
+
+
+def test_shares_of_a_worker_add_up_to_1_with_an_activity_that_is_new_since_a_resume(run_folder: RunFolder):
+    second = [line | {"wall_s": line["wall_s"] + 60.0} for line in lines(4, first_update=10)[1:3]]
+    begin = {"env_steps": 1000, "updates": 20, "wall_s": second[0]["wall_s"] - 0.5, "system/resumed": 1.0}
+    second[1] |= {"learner/update_share": 0.2, "learner/wait_batch_share": 0.3, "learner/wait_others_share": 0.45}
+    write_lines(run_folder, [*lines(10), begin, *second])
+    (learner,) = (worker for worker in make_report(run_folder).workers if worker.name == "learner")
+    assert sum(learner.phases.values()) == pytest.approx(1.0)
 
 
 def test_steady_lines_exclude_the_first_and_the_last():

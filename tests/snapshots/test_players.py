@@ -117,7 +117,7 @@ def test_player_on_another_host_is_fetched_and_checked(store, tmp_path, monkeypa
     np.testing.assert_array_equal(here.load(5)[0], VALUES[0])
     assert not asked.exists()
     monkeypatch.setattr(players, "SENT_S", 0.0)
-    with pytest.raises(SnapshotError, match="no player of version 6 lies in"):
+    with pytest.raises(SnapshotError, match="there is no player of version 6 in"):
         here.load(6)
     (path,) = here.folder.glob("*.npz")
     path.write_bytes(path.read_bytes()[:-1])

@@ -233,6 +233,16 @@ def test_the_last_video_waits_for_the_last_params(last_params_s, filmed, tmp_pat
     rig.worker.close()
 
 
+def test_a_run_without_a_finished_video_says_what_gives_the_recorder_more_time(tmp_path):
+    rig = Rig(tmp_path, episodes=100_000)
+    rig.params.publish(10)
+    assert rig.worker.due
+    rig.worker.step()
+    rig.worker.command(Command("final"))
+    assert "--video.niceness 0" in str(rig.heard.named("warning"))
+    rig.worker.close()
+
+
 def test_final_video_is_not_recorded_twice(tmp_path):
     rig = Rig(tmp_path)
     rig.params.publish(4)

@@ -69,7 +69,7 @@ class Foraging:
             env: Any = gymnasium.make(name, disable_env_checker=True, **config.kwargs).unwrapped
         except (TypeError, gymnasium.error.Error) as error:
             raise ConfigError(
-                f"environment {config.id!r} could not be made with {config.kwargs}: {error}. Check env.kwargs"
+                f"environment {config.id!r} could not be made with kwargs {config.kwargs}: {error}. Check env.kwargs"
             ) from error
         for place, player in enumerate(env.players):
             player.__class__ = _hashed_by(place, type(player))

@@ -133,7 +133,9 @@ def _build(
         env = factory(**kwargs)
     except (TypeError, AssertionError, ImportError) as error:
         wrong = MissingExtra if isinstance(error, ImportError) else ConfigError
-        raise wrong(f"environment {config.id!r} could not be made with {kwargs}: {error}. Check env.kwargs") from error
+        raise wrong(
+            f"environment {config.id!r} could not be made with kwargs {kwargs}: {error}. Check env.kwargs"
+        ) from error
     if not hasattr(env, "possible_agents") or inspect.isclass(env):
         raise ConfigError(
             f"environment {config.id!r} is {type(env).__name__} without `possible_agents`; expected a PettingZoo "

@@ -53,7 +53,7 @@ def make_by_scheme(
         return make(config, num_envs, seed, group, groups)
     except (TypeError, ValueError) as error:  # an option of another type
         raise ConfigError(
-            f"environment {config.id!r} could not be made with {config.kwargs}: {error}. Check env.kwargs"
+            f"environment {config.id!r} could not be made with kwargs {config.kwargs}: {error}. Check env.kwargs"
         ) from error
 
 

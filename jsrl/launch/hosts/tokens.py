@@ -44,8 +44,8 @@ def claim(folder: Path, timeout_s: float) -> tuple[str, Path]:
             raise ConfigError(f"the run whose tokens were in {folder} has ended; there is nothing to join.")
         if time.monotonic() > until:
             raise ConfigError(
-                f"no token was found in {folder} within {timeout_s:g} s; is a run there (`jsrl run --listen`), and does it "
-                "wait for more hosts?"
+                f"no token was found in {folder} within {timeout_s:g} s; start a run there with `jsrl run --listen`, and "
+                "see whether it still waits for hosts."
             )
         time.sleep(LOOK_S)
 

@@ -217,8 +217,8 @@ class Agent:
         except AccessDenied:  # its text is about the keys of a run's streams
             self._end = (
                 1,
-                f"{self._address} does not take this token: it is used up, revoked, or of another run. Take another of the "
-                "token files that the run prints.",
+                f"{self._address} does not accept this token: it was already used, was revoked, or belongs to another run. "
+                "Use another of the token files that the run prints.",
             )
             return
         self._note_connection()

@@ -10,14 +10,13 @@ import jax
 
 from jsrl.agents.base import Agent, AgentState, adopt
 from jsrl.directors.base import wants_scores
-from jsrl.errors import ConfigError
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
 from jsrl.types import named_leaves, spec_of
 from jsrl.workers.acting import INIT_STREAM, stream_key
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_publisher
-from jsrl.workers.jobs import Job, StartPoint
+from jsrl.workers.jobs import Job, StartPoint, check_params
 from jsrl.workers.kinds import make_meter
 from jsrl.workers.learner.build_source import LearnerStart, begin_counting, make_source
 from jsrl.workers.learner.build_updater import make_updater, missed_ratio
@@ -121,13 +120,6 @@ def restore(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentStat
     params = loaded["params"] if "params" in loaded else loaded["state"]["params"]
     state = jax.device_get(jax.jit(fresh)())
     wanted, given = dict(named_leaves(spec_of(state.params))), dict(named_leaves(spec_of(params)))
-    differing = [name for name in wanted | given if wanted.get(name) != given.get(name)]
-    if differing:
-        name, others = differing[0], f", and {len(differing) - 1} more differ" if len(differing) > 1 else ""
-        raise ConfigError(
-            f"the params in {start_point.restore} are not this experiment's: expected {name} to be "
-            f"{wanted.get(name, 'absent')}, found {given.get(name, 'no such leaf')}{others}; "
-            "`init-from` needs the same network and spaces."
-        )
+    check_params(start_point, wanted, given)
     found = dict(named_leaves(params))  # tuples were saved as dicts, whose leaves have another order
     return adopt(agent, state, jax.tree.unflatten(jax.tree.structure(state.params), [found[name] for name in wanted]))

@@ -24,6 +24,10 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings
 
 HELD_S = 0.5  # how long the last picture of an episode is shown
+TOO_SLOW = (
+    "no video was finished while the run trained, so only the last params are filmed; --video.niceness 0 gives the video "
+    "recorder more time on a busy machine, and a smaller --video.max-seconds makes videos shorter"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +217,8 @@ class VideoRecorder(Player[RenderedEnv]):
         Args:
           updates: policy -> updates of its last params, which may still be on their way.
         """
+        if self._film is not None and not self._shelf.videos:
+            self._reporter.event("warning", TOO_SLOW, once="slow")
         self._abandon()
         self._final, self._last_updates = True, updates or {}
         self._wait_until_s = time.monotonic() + self._settings.last_params_s

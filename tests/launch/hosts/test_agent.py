@@ -373,7 +373,7 @@ def test_used_foreign_or_readable_tokens_are_refused(tmp_path: Path) -> None:
         status, text = agents[0].ends()
         assert status == 1 and "was used by another agent already" in text
         status, text = agents[1].ends()
-        assert status == 1 and "does not take this token: it is used up" in text and "client.key" not in text
+        assert status == 1 and "does not accept this token: it was already used" in text and "client.key" not in text
         foreign.chmod(0o644)
         agents.append(world.join(foreign, "z"))
         world.agents.append(agents[-1])
