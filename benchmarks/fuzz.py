@@ -24,7 +24,7 @@ import time
 import tracemalloc
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -212,6 +212,17 @@ def examples(incarnation: int = 0) -> list[list[bytes]]:
     return [[bytes(frame) for frame in frames] for frames in messages]
 
 
+@contextlib.contextmanager
+def traced_memory(outcome: Outcome) -> Iterator[None]:
+    """Add the largest memory that Python allocates inside to an outcome."""
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        outcome.memory_bytes = max(outcome.memory_bytes, tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+
+
 def fuzz_codec(number: int, seed: int) -> Outcome:
     """Decode broken messages in this process."""
     outcome, chance, known = Outcome("codec", limit_bytes=2 * LIMITS.message_bytes), random.Random(seed), examples()
@@ -221,22 +232,17 @@ def fuzz_codec(number: int, seed: int) -> Outcome:
     for count in range(number):
         frames = mutate(chance.choice(known), chance)
         traced = count % 10 == 0 or sum(map(len, frames)) > LIMITS.header_bytes // 2
-        if (
-            traced
-        ):  # for every tenth message, and every large one: memory used by decoding, apart from the message itself
-            tracemalloc.start()
-        try:
-            decode(frames, LIMITS)
-            outcome.answers["accepted"] += 1
-        except CodecError:
-            outcome.answers["CodecError"] += 1
-        except BaseException as error:  # any other exception is the failure that this script looks for
-            outcome.failures.append(f"{type(error).__name__}: {error}: {[f[:80] for f in frames[:4]]}")
-            if len(outcome.failures) > 20:
-                break
-        if traced:
-            outcome.memory_bytes = max(outcome.memory_bytes, tracemalloc.get_traced_memory()[1])
-            tracemalloc.stop()
+        # of every tenth message, and of every large one: memory used by decoding, apart from the message itself
+        with traced_memory(outcome) if traced else contextlib.nullcontext():
+            try:
+                decode(frames, LIMITS)
+                outcome.answers["accepted"] += 1
+            except CodecError:
+                outcome.answers["CodecError"] += 1
+            except BaseException as error:  # any other exception is the failure that this script looks for
+                outcome.failures.append(f"{type(error).__name__}: {error}: {[f[:80] for f in frames[:4]]}")
+                if len(outcome.failures) > 20:
+                    break
         outcome.frames += 1
     outcome.seconds = time.perf_counter() - begin
     outcome.check_memory()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from benchmarks import fuzz
@@ -22,6 +24,7 @@ def test_fuzz_search_finds_a_planted_fault(monkeypatch) -> None:
     monkeypatch.setattr(fuzz, "decode", lambda frames, limits: None if len(frames) > 8 else careless(frames, limits))
     monkeypatch.setattr(fuzz, "examples", lambda: [[b"abc"]])
     assert fuzz.fuzz_codec(200, seed=0).failures
+    assert not tracemalloc.is_tracing()  # it would slow down all later tests of this process
 
 
 @pytest.mark.slow
