@@ -29,6 +29,7 @@ BENCH = HERE.parent / "experiments" / "bench.py"
 sys.path[:0] = [str(HERE.parent)]
 
 from benchmarks.throughput.alone import near, split_options
+from jsrl.cli.arguments import Parser
 from jsrl.experiment.automatic import ENVS_PER_ACTOR
 from jsrl.launch.machine import accelerators, usable_cores
 from jsrl.runs.provenance import environment_facts
@@ -122,9 +123,9 @@ def devices() -> list[list[str]]:
     return json.loads(asked.stdout.replace("'", '"')) if asked.returncode == 0 else []
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the command line."""
-    line = argparse.ArgumentParser(
+    line = Parser(
         prog="jsrl bench --gpu",
         usage="%(prog)s [options] [-- options of jsrl run for whole runs, by default --num-envs: 8 for each core but one]",
         description=__doc__,

@@ -29,14 +29,15 @@ from benchmarks.peers.works import PEERS
 from benchmarks.throughput import alone, session, tables
 from benchmarks.updates import session as replay_session
 from benchmarks.updates import tables as replay_tables
+from jsrl.cli.arguments import Parser
 from jsrl.cli.main import program
 from jsrl.cli.report import check_folder
 from jsrl.errors import ConfigError, JsrlError
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the command line."""
-    line = argparse.ArgumentParser(
+    line = Parser(
         prog=program("bench"),
         description=__doc__,
         usage=f"{program('bench')} NAME [options] [-- options of jsrl run for every arm of jsrl's]",

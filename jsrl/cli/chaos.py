@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jsrl.chaos.chaos import ChaosRun, ChaosSettings, run_command
 from jsrl.cli import command_line as cli
+from jsrl.cli.arguments import Parser
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.main import program
 from jsrl.errors import ConfigError, JsrlError
@@ -45,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if card.passed else 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog=program("chaos"),
         usage=f"{program('chaos')} NAME [--option value ...]",
         description=__doc__,

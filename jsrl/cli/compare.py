@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from jsrl.cli.arguments import Parser
 from jsrl.cli.main import program
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.report.comparison import compare_runs
@@ -14,7 +14,7 @@ from jsrl.runs.runs import Run, load_runs
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare and print."""
-    parser = argparse.ArgumentParser(prog=program("compare"), description=__doc__)
+    parser = Parser(prog=program("compare"), description=__doc__)
     parser.add_argument("RUN_A", help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
     parser.add_argument("RUN_B", help="another one")
     parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import http.server
 import importlib.util
@@ -13,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from jsrl.cli.arguments import Parser
 from jsrl.errors import ConfigError, MissingExtra
 from jsrl.extras import install_command
 
@@ -23,7 +23,7 @@ NEEDED = ("mkdocs", "material", "mkdocstrings_handlers.python")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build the site, and serve it on 127.0.0.1 unless only a folder was asked for; return the exit status."""
-    parser = argparse.ArgumentParser(prog="jsrl docs", description=__doc__)
+    parser = Parser(prog="jsrl docs", description=__doc__)
     parser.add_argument("--build", metavar="FOLDER", type=Path, help="only build the site into this folder")
     parser.add_argument("--port", type=int, default=8000, help="port on 127.0.0.1 (0: any that is free)")
     options = parser.parse_args(arguments)

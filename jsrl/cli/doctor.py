@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import importlib.util
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import jsrl
+from jsrl.cli.arguments import Parser
 from jsrl.counted import counted
 from jsrl.extras import EXTRAS, install_command, pip_command
 from jsrl.launch.compilation import cache_folder
@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all checks; return 1 if something must be fixed before a run can work."""
-    argparse.ArgumentParser(prog="jsrl doctor", description=__doc__).parse_args(arguments)
+    Parser(prog="jsrl doctor", description=__doc__).parse_args(arguments)
     findings = [finding for check in CHECKS for finding in check()]
     for finding in findings:
         print(f"{SYMBOLS[finding.state]} {finding.text}" + (f"\n       -> {finding.cure}" if finding.cure else ""))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.cli import command_line
+from jsrl.cli.arguments import Parser
 from jsrl.cli.counting import Counting
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program, shown
@@ -64,10 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=program("evaluate"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> Parser:
+    parser = Parser(prog=program("evaluate"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     run = "RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default, or a frozen player"
     parser.add_argument("run", nargs="?", help=f"{run} such as frozen-3; RUN@POLICY/TAG is one of several policies")
     parser.add_argument("--against", nargs="+", action="extend", default=[], metavar="RUN@TAG", help="opponents")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from jsrl.cli.arguments import Parser
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program, shown
 from jsrl.errors import JsrlError
@@ -15,7 +15,7 @@ from jsrl.runs.runs import split_tag
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Export and print the parity report."""
-    parser = argparse.ArgumentParser(prog=program("export"), description=__doc__)
+    parser = Parser(prog=program("export"), description=__doc__)
     parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
     parser.add_argument("file", help="where to write the policy, such as policy.zip")
     parser.add_argument("--onnx", action="store_true", help="write policy.onnx into the file as well")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import signal
@@ -14,12 +13,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jsrl.cli.arguments import Parser
 from jsrl.errors import ConfigError, JsrlError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Join a run, and serve it until it ends; return the exit status."""
-    parser = argparse.ArgumentParser(prog="jsrl join", description=__doc__)
+    parser = Parser(prog="jsrl join", description=__doc__)
     parser.add_argument("address", nargs="?", help="HOST:PORT of the controller, as `jsrl run --listen` prints it")
     parser.add_argument("--token-file", help="one of the files that `jsrl run --listen` wrote; each host needs its own")
     parser.add_argument(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
+from jsrl.cli.arguments import Parser
 from jsrl.cli.experiments import summaries
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the experiments, one line each."""
-    argparse.ArgumentParser(prog="jsrl list", description=__doc__).parse_args(arguments)
+    Parser(prog="jsrl list", description=__doc__).parse_args(arguments)
     print(listing())
     return 0
 

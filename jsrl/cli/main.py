@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import difflib
 import importlib
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jsrl
+from jsrl.cli.arguments import Parser
 from jsrl.launch.interrupts import remembered, repeated
 
 COMMANDS = {
@@ -138,9 +138,9 @@ def program(command: str) -> str:
     return f"python experiments/{command}.py" if script.name == f"{command}.py" else f"jsrl {command}"
 
 
-def run_parser(command: str, about: str | None) -> argparse.ArgumentParser:
+def run_parser(command: str, about: str | None) -> Parser:
     """Return the parser of a command about one run: RUN and --runs-dir."""
-    parser = argparse.ArgumentParser(prog=program(command), description=about)
+    parser = Parser(prog=program(command), description=about)
     parser.add_argument("run", metavar="RUN", help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
     parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
     return parser

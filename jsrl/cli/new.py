@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import keyword
 import re
 import shlex
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from jsrl.cli.arguments import Parser
 from jsrl.errors import ConfigError
 
 NAME = "PROJECT"  # replaced by the project's name in copied files
@@ -26,7 +26,7 @@ FILES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the project and print the next steps."""
-    parser = argparse.ArgumentParser(prog="jsrl new", description=__doc__)
+    parser = Parser(prog="jsrl new", description=__doc__)
     parser.add_argument(
         "path", type=Path, help="folder to make, such as my_project or k/my_project; its last part names the project"
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jsrl.cli.arguments import Parser
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program
 from jsrl.envs.rendering import RenderedEnv, make_rendered
@@ -151,9 +152,7 @@ def play(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Play a policy in a window."""
-    parser = argparse.ArgumentParser(
-        prog=program("play"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog=program("play"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
     parser.add_argument("--episodes", type=int, help="stop after this many (default: when the window is closed)")
     parser.add_argument(

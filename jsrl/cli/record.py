@@ -5,10 +5,10 @@ If several policies play, their first one is recorded. RUN@POLICY/TAG records an
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from jsrl.cli.arguments import Parser
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program
 from jsrl.cli.record_policy import record_policy
@@ -19,7 +19,7 @@ from jsrl.runs.runs import split_tag
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Record, and print what was written."""
-    parser = argparse.ArgumentParser(prog=program("record"), description=__doc__)
+    parser = Parser(prog=program("record"), description=__doc__)
     parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
     parser.add_argument(
         "--to", required=True, help="folder of the recording; an existing one of the same kind is extended"

@@ -7,13 +7,13 @@ process: metrics, and which leaves of batch, old state and new state hold NaN or
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jsrl.cli.arguments import Parser
 from jsrl.errors import ConfigError, JsrlError, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.launch.graph_file import experiment_of
@@ -152,7 +152,7 @@ def report(replay: Replay) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Replay, and print; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m jsrl.cli.replay_update", description=__doc__)
+    parser = Parser(prog="python -m jsrl.cli.replay_update", description=__doc__)
     parser.add_argument("run", help="a run folder, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
     parser.add_argument("--runs-dir", default="runs", help="folder of all runs")
     parser.add_argument("--policy", default="", help="name of a policy other than the first")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jsrl.cli.arguments import Parser
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program
 from jsrl.errors import ConfigError, JsrlError
@@ -18,7 +19,7 @@ from jsrl.runs.runs import Run, load_runs
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write report.txt and report.html of a run, or a page of several runs, and print the summary."""
-    parser = argparse.ArgumentParser(prog=program("report"), description=__doc__)
+    parser = Parser(prog=program("report"), description=__doc__)
     parser.add_argument(
         "runs",
         nargs="+",

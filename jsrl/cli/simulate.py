@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jsrl.cli import command_line as cli
+from jsrl.cli.arguments import Parser
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.main import program
 from jsrl.cli.needs import check_used
@@ -31,9 +32,9 @@ from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser of the options besides those of `jsrl run`."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage=f"{program('simulate')} HOSTS.json NAME [--option value ...] | --calibrate NAME [--option value ...]",

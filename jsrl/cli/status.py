@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -11,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jsrl.cli.arguments import Parser
 from jsrl.cli.main import program
 from jsrl.cli.slurm_jobs import state_of, waiting_job
 from jsrl.counted import counted
@@ -32,7 +32,7 @@ MOST_PIDS = 16  # of workers of a kind; --json shows all
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the state of a run, or of all runs of a folder; return the exit status."""
-    parser = argparse.ArgumentParser(prog=program("status"), description=__doc__)
+    parser = Parser(prog=program("status"), description=__doc__)
     parser.add_argument(
         "run",
         nargs="?",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jsrl.cli.arguments import Parser
 from jsrl.cli.experiments import use_working_directory
 from jsrl.errors import ConfigError
 from jsrl.report.server import Server
@@ -14,7 +14,7 @@ from jsrl.report.server import Server
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve the pages until Ctrl-C; return the exit status."""
-    parser = argparse.ArgumentParser(prog="jsrl watch", description=__doc__)
+    parser = Parser(prog="jsrl watch", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="folder of the runs (default: runs)")
     parser.add_argument("--port", type=int, default=8010, help="port on 127.0.0.1 (0: any that is free)")
     options = parser.parse_args(arguments)

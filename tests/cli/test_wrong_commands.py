@@ -125,6 +125,8 @@ OTHERS = [
     ("frobnicate", "there are: run,"),
     ("ppo_cartpole", "jsrl run ppo_cartpole"),
     ("evaluate nothing", "there is no run nothing"),
+    ("watch --prot 3", "unrecognized arguments: --prot; did you mean --port?"),
+    ("evaluate nothing --episodes many", "invalid int value: 'many'; `jsrl evaluate --help` lists the options"),
     ("evaluate nothing --episodes 0", "--episodes: 0, expected at least 1"),
     ("evaluate nothing --json none/facts.json", "make it, or give another file with --json"),
     ("bench ppo_cartpole --json none/raw.json", "make it, or give another file with --json"),
@@ -191,7 +193,7 @@ def test_wrong_command_is_refused_in_one_sentence_and_leaves_no_files(command, s
     told = capsys.readouterr().err.strip()
     assert status == 2
     assert sentence in told.splitlines()[-1]
-    assert "Traceback" not in told
+    assert "Traceback" not in told and "usage" not in told
     assert not os.listdir(tmp_path)
 
 
