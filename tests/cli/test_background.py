@@ -58,7 +58,7 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         shows_live(tmp_path)
         assert read_state(folder).name == "running"  # the viewer may leave
         text = output_of(capsys, "stop", "x")
-        assert f"told process {pid} on" in text and "interrupted, " in text
+        assert f"asked process {pid} on" in text and "interrupted, " in text
         assert re.search(rf"^to continue: jsrl run --resume {folder}$", text, re.MULTILINE)
         assert read_state(folder).result["ended"] == "interrupted"
         until = time.monotonic() + 30
