@@ -144,7 +144,7 @@ def test_calls_of_the_evaluators_environment_name_the_slot(tmp_path, monkeypatch
     monkeypatch.setattr(rig.heard, "entering", lambda call, deadline_s: calls.append(call))
     rig.params.publish(5)
     rig.play()
-    assert calls and str(calls[-1]).endswith(f"(slot {rig.envs[0].clock}),")
+    assert calls and str(calls[-1]).endswith(f"(slot {rig.envs[0].clock})")
 
 
 def test_every_slot_plays_its_share_of_episodes(tmp_path):
