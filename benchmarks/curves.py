@@ -51,7 +51,12 @@ PICTURES = {
         peer=("SBX 0.28, same settings", "ppo_cartpole-sbx-seed"),
         reference=(500.0, f"{ZOO}: 500 after 100k env steps"),
     ),
-    "ppo_pong": Plot("PPO, Pong from pixels", "ppo_pong-seed", reference=(20.989, f"{ZOO}: 20.99 after 10M env steps")),
+    "ppo_pong": Plot(
+        "PPO, Pong from pixels",
+        "ppo_pong-seed",
+        peer=("SBX 0.28, same settings", "ppo_pong-sbx-seed"),
+        reference=(20.989, f"{ZOO}: 20.99 after 10M env steps"),
+    ),
     "ppo_halfcheetah": Plot(
         "PPO, HalfCheetah-v5",
         "ppo_halfcheetah-seed",
