@@ -57,14 +57,18 @@ def host_arrays(tree: Tree) -> Arrays:
     return arrays
 
 
+def specs_of(manifest: dict[str, Any]) -> dict[tuple[str, ...], ArraySpec]:
+    """Return path -> shape and dtype of a manifest's leaves."""
+    return {tuple(leaf["path"]): ArraySpec(tuple(leaf["shape"]), leaf["dtype"]) for leaf in manifest["leaves"]}
+
+
 def check_template(template: Tree, manifest: dict[str, Any], folder: Path) -> None:
     """Compare path, shape and dtype of a manifest's leaves with a template's; reads no arrays.
 
     Raises:
       SnapshotError: one differs; the message names it.
     """
-    described = {tuple(leaf["path"]): ArraySpec(tuple(leaf["shape"]), leaf["dtype"]) for leaf in manifest["leaves"]}
-    fill_template(template, described, folder)
+    fill_template(template, specs_of(manifest), folder)
 
 
 def fill_template(template: Tree, arrays: dict[tuple[str, ...], Any], folder: Path) -> Tree:

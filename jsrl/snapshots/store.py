@@ -26,7 +26,7 @@ import numpy as np
 from jsrl.errors import SnapshotError
 from jsrl.runs.files import folder_lock, process_alive, sync_folder, write_json
 from jsrl.snapshots import format as fmt
-from jsrl.snapshots.orbax import Arrays, check_template, fill_template, host_arrays, orbax_load, orbax_save
+from jsrl.snapshots.orbax import Arrays, check_template, fill_template, host_arrays, orbax_load, orbax_save, specs_of
 from jsrl.snapshots.queue import Job, WriteQueue
 from jsrl.transport.wire.schema import to_dtype
 from jsrl.types import ArraySpec, Tree
@@ -285,8 +285,8 @@ class SnapshotStore:
         Raises:
           SnapshotError: missing or not ours, as in `load_snapshot`.
         """
-        leaves = self._retry(selector, lambda folder, manifest: manifest["leaves"])[1]
-        return {fmt.leaf_name(leaf["path"]): ArraySpec(tuple(leaf["shape"]), leaf["dtype"]) for leaf in leaves}
+        found = self._retry(selector, lambda folder, manifest: specs_of(manifest))[1]
+        return {fmt.leaf_name(path): spec for path, spec in found.items()}
 
     def load_snapshot(self, selector: str | int = "latest", template: Tree = None) -> Snapshot:
         """Read a snapshot and verify its digest.
