@@ -58,7 +58,7 @@ def make_game(
 
     Args:
       groups: group of seats -> their names, in stacking order; None: each seat is a group.
-      The others are those of `make`.
+      config, num_envs, seed, group, warn: as in `make`.
 
     Raises:
       ConfigError: the environment has no seats, or as in `make`.
