@@ -15,7 +15,6 @@ import sys
 import time
 from pathlib import Path
 
-
 RESULTS = Path(__file__).resolve().parent / "results"
 TASKS = {
     "CartPole-v1": 200_000,
