@@ -103,7 +103,7 @@ class Continuous:
     * `squash`: tanh(a), scaled to [low, high]. The policy is then a tanh-squashed Gaussian; the action stored in a row
       is `a` (before tanh) and its log_prob is that of tanh(a).
 
-    `rescale` and `squash` need finite bounds.
+    `rescale` and `squash` need finite bounds. Bounds so wide that float32 cannot hold their range count as infinite.
     """
 
     low: tuple[float, ...]
@@ -122,7 +122,7 @@ class Continuous:
             raise ConfigError(
                 f"action bounds differ in length: {len(self.low)} low, {len(self.high)} high; give one of each per dimension"
             )
-        if self.transform != "clip" and not all(map(math.isfinite, (*self.low, *self.high))):
+        if self.transform != "clip" and not self.bounded:
             raise ConfigError(
                 f"action transform {self.transform!r} needs finite bounds, got low={self.low}, high={self.high}; "
                 "use transform='clip'"
@@ -134,9 +134,16 @@ class Continuous:
         return ArraySpec((len(self.low),), "float32")
 
     @cached_property
+    def bounded(self) -> bool:
+        """Return whether actions can be scaled to the bounds in float32: [0, largest float] is too wide, as is [0, inf]."""
+        widest = float(np.finfo(np.float32).max) / 2
+        return all(high - low < widest for low, high in zip(self.low, self.high, strict=True))
+
+    @cached_property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Return low and high [A] as float32, rounded inwards: environments with bounds of float64 refuse what is outside."""
-        low, high = np.array(self.low, np.float32), np.array(self.high, np.float32)
+        with np.errstate(over="ignore"):  # bounds of float64 beyond float32 are infinite
+            low, high = np.array(self.low, np.float32), np.array(self.high, np.float32)
         up, down = np.nextafter(low, np.float32(np.inf)), np.nextafter(high, np.float32(-np.inf))
         return np.where(low < np.array(self.low), up, low), np.where(high > np.array(self.high), down, high)
 
@@ -176,6 +183,7 @@ class EnvSpec:
         of a row are those of the rows before it. With is_first they may be black (0) instead; on Atari they are not after a
         lost life. Replay then keeps each frame once, and streams between hosts send it once. None: any other observation.
       state: schema of the global state that only the learner sees, in environments that have one (no batch axis).
+      notes: sentences for the user about how the environment was read; a run and check_env show them.
     """
 
     observation: Tree
@@ -185,6 +193,7 @@ class EnvSpec:
     num_agents: int | None = None
     frames: int | None = None
     state: Tree | None = None
+    notes: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -212,6 +221,7 @@ class GameSpec:
       action_repeat: as in EnvSpec.
       symmetric: seats may be exchanged without changing the game.
       zero_sum: one side's gain is the others' loss, so the mean return of players that play each other means nothing.
+      notes: as in EnvSpec.
       death: what a seat's death before the end of the episode means. `ends`: its episode terminates, and it is absent from
         then on. `team`: it goes on receiving its team's rewards, so that its rows still train the value function.
     """
@@ -223,6 +233,7 @@ class GameSpec:
     symmetric: bool = False
     death: Literal["ends", "team"] = "ends"
     zero_sum: bool = False
+    notes: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check that there are seats and that their names differ."""
@@ -265,7 +276,9 @@ class GameSpec:
                 )
         observation = map_tree(lambda spec: spec.batched(len(seats)), first.observation)
         action = _with_starts([seat.action for seat in seats])
-        return EnvSpec(observation, action, self.name, self.action_repeat, len(seats), state=self.state)
+        return EnvSpec(
+            observation, action, self.name, self.action_repeat, len(seats), state=self.state, notes=self.notes
+        )
 
 
 def _with_starts(actions: Sequence[ActionSpec]) -> ActionSpec:

@@ -7,13 +7,15 @@ feed-forward networks every row is a column (`flat`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
 from jsrl.types import Array
+
+AUTO_ROWS = 64  # rows of a minibatch, at least, where their number is `auto`: SB3's default
 
 
 def flat(batch: Any) -> Any:
@@ -42,6 +44,19 @@ def take(batch: Any, columns: Array) -> Any:
     """Return the minibatch of these columns."""
     rows = jax.tree.map(lambda x: jnp.take(x, columns, axis=1, mode="clip"), batch._replace(core=()))
     return rows._replace(core=jax.tree.map(lambda x: jnp.take(x, columns, axis=0, mode="clip"), batch.core))
+
+
+def minibatches_of(wanted: int | Literal["auto"], columns: int, rows: int, axis_name: str | None) -> int:
+    """Return the number of minibatches; `auto`: the most that divide this device's columns and keep 64 rows in each.
+
+    Args:
+      columns: of this device. rows: of a column. A minibatch's rows are those of all devices together.
+    """
+    if wanted != "auto":
+        return wanted
+    devices = 1 if axis_name is None else jax.lax.psum(1, axis_name)
+    most = min(columns, max(1, columns * rows * devices // AUTO_ROWS))
+    return next(number for number in range(most, 0, -1) if columns % number == 0)
 
 
 def plan_minibatches(

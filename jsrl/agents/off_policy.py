@@ -260,7 +260,7 @@ def action_box(spec: EnvSpec) -> ActionBox:
         case "squash":
             nearly_one = 1.0 - 1e-6  # atanh(1) is infinite
             return ActionBox(jnp.tanh, lambda unit: jnp.arctanh(jnp.clip(unit, -nearly_one, nearly_one)), lambda u: u)
-    if not all(map(math.isfinite, (*action.low, *action.high))):
+    if not action.bounded:
         raise ConfigError(
             f"{spec.name} has unbounded actions (low={action.low}, high={action.high}), but this algorithm's policy is "
             "bounded; wrap the environment so that its action space has finite bounds"

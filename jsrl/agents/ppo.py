@@ -25,7 +25,7 @@ from jsrl.agents.actor_critic import Weights
 from jsrl.agents.base import ActParams, Agent, AgentState, UpdateOutput, masked_mean, masked_sum, psum
 from jsrl.agents.distributions import Distribution, distribution
 from jsrl.agents.losses import ValueLoss, approximate_kl, clipped_surrogate, value_loss
-from jsrl.agents.minibatches import chunked, flat, plan_minibatches, take
+from jsrl.agents.minibatches import chunked, flat, minibatches_of, plan_minibatches, take
 from jsrl.agents.returns import Rows, gae, vtrace
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores, train_only
 from jsrl.errors import ConfigError, nearest_divisors
@@ -53,8 +53,8 @@ class PPOConfig:
       value_loss: mse or huber. huber_delta: error at which the Huber loss becomes linear.
       value_coef: weight of the value loss. entropy_coef: weight of the entropy bonus.
       num_epochs: passes over the rows of a batch.
-      num_minibatches: gradient steps per pass. Feed-forward networks shuffle rows; recurrent ones keep sequences together
-        and shuffle environments.
+      num_minibatches: gradient steps per pass; auto: as many as leave 64 rows in each. Feed-forward networks shuffle rows;
+        recurrent ones keep sequences together and shuffle environments.
       chunk_length: rows of the sequences that recurrent networks learn from; minibatches shuffle these chunks. Gradients end
         at the edges; each chunk begins with the state that the core has there before the first gradient step. It divides
         the rows of a trajectory. None: whole trajectories.
@@ -93,7 +93,7 @@ class PPOConfig:
     value_coef: float = 0.5
     entropy_coef: float = 0.0
     num_epochs: int = 4
-    num_minibatches: int = 4
+    num_minibatches: int | Literal["auto"] = 4
     chunk_length: int | None = None
     values: Literal["learner", "acting"] = "learner"
     normalize_advantages: bool = True
@@ -116,7 +116,7 @@ class PPOConfig:
                     f"{nearest_divisors(rows, self.chunk_length)}."
                 )
             number, what = columns * rows // self.chunk_length, "chunks"
-        if number % self.num_minibatches:
+        if self.num_minibatches != "auto" and number % self.num_minibatches:
             nearest = nearest_divisors(number, self.num_minibatches)
             raise ConfigError(
                 f"agent.num_minibatches={self.num_minibatches} does not divide the {number} {what} of a batch; use {nearest}."
@@ -132,7 +132,8 @@ class PPOConfig:
         ac.check_range("gae_lambda", self.gae_lambda, 0, 1)
         ac.check_range("clip_ratio", self.clip_ratio, 1e-6)
         ac.check_range("num_epochs", self.num_epochs, 1)
-        ac.check_range("num_minibatches", self.num_minibatches, 1)
+        if self.num_minibatches != "auto":
+            ac.check_range("num_minibatches", self.num_minibatches, 1)
         ac.check_range("chunk_length", self.chunk_length, 1)
         ac.check_range("dual_clip", self.dual_clip, 1)
         ac.check_range("value_clip", self.value_clip, 0)
@@ -434,9 +435,11 @@ def optimize(
         return (weights, opt_state, going), (metrics, carry[2], going)
 
     start = (weights, opt_state, jnp.asarray(True))
-    sizes = {"num_epochs": config.num_epochs, "num_minibatches": config.num_minibatches}
-    plan = plan_minibatches(batch.target.shape[1], **sizes, key=key, axis_name=axis_name)
+    rows, columns = batch.target.shape
+    count = minibatches_of(config.num_minibatches, columns, rows, axis_name)
+    sizes = {"num_epochs": config.num_epochs, "num_minibatches": count}
+    plan = plan_minibatches(columns, **sizes, key=key, axis_name=axis_name)
     (weights, opt_state, _), (metrics, evaluated, applied) = jax.lax.scan(body, start, plan)
     metrics = {name: masked_mean(x, evaluated.astype(jnp.float32)) for name, x in metrics.items()}
-    metrics["epochs_run"] = jnp.sum(applied) / config.num_minibatches
+    metrics["epochs_run"] = jnp.sum(applied) / count
     return weights, opt_state, metrics

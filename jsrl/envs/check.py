@@ -88,6 +88,7 @@ def check_env(
     passed, notes = _findings(one, _begins(build, one.opening, num_envs, range(seed + 1, seed + 4)))
     for env_ in (one.env, two.env, one.env):  # twice is allowed
         env_.close()
+    notes += one.env.spec.notes
     return EnvReport(one.env.spec, tuple(passed), tuple(notes), one.env_steps_per_s, len(one.episodes))
 
 

@@ -81,7 +81,7 @@ class EnvConfig:
         steps inside the wrappers: with one that repeats each action k times, an episode has 1/k as many env steps. To count
         the agent's steps, put `gymnasium.wrappers:TimeLimit` last among the wrappers.
       action_transform: how unclipped actions are mapped to a bounded Box: `clip`, `rescale` (from [-1, 1]) or `squash` (tanh);
-        see jsrl.types.Continuous.
+        see jsrl.types.Continuous. `auto`: `rescale` where all bounds are finite, else `clip`.
       backend: `auto` takes the fastest that works; `native` uses the environment's own vector entry point, `sync` a loop over
         single environments, `envpool` EnvPool.
       tasks: one of them is drawn for each episode, as options of its `reset`: a dict unchanged, another JSON value
@@ -104,7 +104,7 @@ class EnvConfig:
     reward_clip: float | None = None
     episode_metrics: tuple[str, ...] = ()
     max_episode_steps: int | None = None
-    action_transform: Literal["clip", "rescale", "squash"] = "clip"
+    action_transform: Literal["auto", "clip", "rescale", "squash"] = "auto"
     backend: Literal["auto", "sync", "native", "envpool"] = "auto"
     tasks: tuple[Any, ...] = ()
     task_weights: tuple[float, ...] = ()

@@ -29,6 +29,7 @@ from jsrl.types import ActionSpec, ArraySpec, Continuous, Discrete, EnvSpec, Mul
 
 MASK_KEY = "action_mask"
 MAX_ONE_HOT = 65_536
+SCALED = "actions in [-1, 1] are scaled to the bounds of the action space (env.action_transform is auto: rescale here)"
 
 
 class BadValue(ValueError):
@@ -243,11 +244,13 @@ class ActionLayout:
     Attributes:
       spec: for the agent. num_choices: entries of a mask (None for continuous actions).
       convert: [B, ...] of the agent's actions to [B, ...] with the environment's dtype, bounds and shape.
+      notes: for the user; see EnvSpec.
     """
 
     spec: ActionSpec
     num_choices: int | None
     convert: Callable[[np.ndarray], np.ndarray]
+    notes: tuple[str, ...] = ()
 
 
 def action_layout(space: spaces.Space, environment: str, transform: Any) -> ActionLayout:
@@ -269,7 +272,7 @@ def action_layout(space: spaces.Space, environment: str, transform: Any) -> Acti
         shape = tuple(space.shape or ())
         return _several((2,) * int(np.prod(shape)), np.zeros(shape, int), space)
     if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f":
-        return ActionLayout(*_continuous(space, transform))
+        return _continuous(space, transform)
     raise ConfigError(
         f"environment {environment!r}: the action space {space} is not supported ({type(space).__name__}"
         f"{' of ' + str(space.dtype) if isinstance(space, spaces.Box) else ''}); supported are Discrete, MultiDiscrete, "
@@ -284,18 +287,25 @@ def _several(nums: tuple[int, ...], starts: np.ndarray, space: spaces.Space) -> 
     return ActionLayout(spec, sum(nums), lambda action: action.reshape(-1, *shape).astype(dtype) + starts)
 
 
-def _continuous(space: spaces.Box, transform: Any) -> tuple[Continuous, None, Callable[[np.ndarray], np.ndarray]]:
+def continuous_spec(low: tuple[float, ...], high: tuple[float, ...], transform: Any) -> Continuous:
+    """Return the spec of a Box with these bounds; `auto` scales actions to finite bounds other than [-1, 1]."""
+    spec = Continuous(low, high, "clip" if transform == "auto" else transform)
+    fits = set(low) == {-1.0} and set(high) == {1.0}  # the same actions; clipping does not round them
+    return replace(spec, transform="rescale") if transform == "auto" and spec.bounded and not fits else spec
+
+
+def _continuous(space: spaces.Box, transform: Any) -> ActionLayout:
     shape, dtype = tuple(space.shape), np.dtype(space.dtype)
-    spec = Continuous(tuple(np.ravel(space.low).tolist()), tuple(np.ravel(space.high).tolist()), transform)
+    spec = continuous_spec(tuple(np.ravel(space.low).tolist()), tuple(np.ravel(space.high).tolist()), transform)
     low, high = spec.bounds
     bounded = bool(np.isfinite(low).any() or np.isfinite(high).any())
 
     def convert(action: np.ndarray) -> np.ndarray:
-        if transform != "clip":
+        if spec.transform != "clip":
             action = to_environment(spec, action)
         elif bounded:
             # two ufuncs: np.clip's own checks cost more than the work
             action = np.minimum(np.maximum(action, low), high)
         return action.reshape(-1, *shape).astype(dtype, copy=False)
 
-    return spec, None, convert
+    return ActionLayout(spec, None, convert, (SCALED,) if transform == "auto" and spec.transform == "rescale" else ())

@@ -262,6 +262,8 @@ def ready_plan(
             f"{str(error).removesuffix('.')}. The run continues with the changed graph that it was started with ({FILE}); "
             "leave out the options that contradict it, or give --graph to change the experiment's graph again."
         ) from error
+    for note in dict.fromkeys(note for schemas in plan.schemas_of.values() for note in schemas.env.notes):
+        show(note)
     plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, show=show))
     check_initial_params(plan)
     check_devices(plan, accelerators())

@@ -126,6 +126,7 @@ def test_units_are_shares_of_the_bounds_for_every_transform(transform):
     ("make", "action", "message"),
     [
         (sac, Continuous((-np.inf,), (1.0,)), "unbounded"),
+        (sac, Continuous((-3.4e38,), (3.4e38,)), "unbounded"),
         (sac, MultiDiscrete((2, 3)), "expected Continuous.*ppo or impala"),
         (dqn, MultiDiscrete((2, 3)), "need Discrete.*ppo or impala"),
         (td3, Discrete(3), "expected Continuous.*dqn or sac"),

@@ -43,7 +43,7 @@ def test_equals_mpe2_step_by_step(name: str, kwargs: dict, continuous: bool) -> 
     pytest.importorskip("mpe2")
     module = importlib.import_module(f"mpe2.{name}")
     options = {**kwargs, "max_cycles": STEPS, "continuous_actions": continuous}
-    game = make_particle(EnvConfig(f"particle:{name}", kwargs=options), SLOTS)
+    game = make_particle(EnvConfig(f"particle:{name}", kwargs=options, action_transform="clip"), SLOTS)
     step = game.reset()
     others = [module.parallel_env(**options) for _ in range(SLOTS)]
     for slot, other in enumerate(others):

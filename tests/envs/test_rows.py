@@ -208,12 +208,34 @@ def steps_of(env, number):
         (np.inf, "clip", [-5.0, 5.0], [-1.0, 5.0]),
         (2.0, "rescale", [0.0, 9.0], [0.5, 2.0]),
         (2.0, "squash", [0.0, 9.0], [0.5, 2.0]),
+        (2.0, "auto", [0.0, 9.0], [0.5, 2.0]),
+        (1.0, "auto", [0.1, -9.0], [0.1, -1.0]),
+        (np.inf, "auto", [-5.0, 5.0], [-1.0, 5.0]),
+        (3e38, "auto", [-5.0, 5.0], [-1.0, 5.0]),
+        (1e308, "auto", [-5.0, 5.0], [-1.0, 5.0]),
     ],
 )
 def test_actions_are_clipped_to_the_bounds(high, transform, sent, got):
     env = make(EnvConfig(S + "Bounded", kwargs={"high": high}, action_transform=transform), 1, 0)
     env.reset()
     np.testing.assert_allclose(env.step(np.array([sent], np.float32)).observation[0], got, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("high", "action_transform", "is_said"), [(2.0, "auto", 1), (1.0, "auto", 0), (2.0, "rescale", 0)]
+)
+def test_the_default_scaling_of_actions_is_said_by_check_env(high, action_transform, is_said):
+    config = EnvConfig(S + "Bounded", kwargs={"high": high}, action_transform=action_transform)
+    report = check_env(config, steps=2)
+    assert str(report).count("note  actions in [-1, 1] are scaled to the bounds") == is_said
+    assert report.spec.action.transform == ("clip" if high == 1.0 else "rescale")  # on [-1, 1] actions keep their bits
+
+
+@pytest.mark.parametrize("high", [3.4e38, 1e308])
+@pytest.mark.parametrize("transform", ["rescale", "squash"])
+def test_actions_are_not_scaled_to_a_range_beyond_float32(high, transform):
+    with pytest.raises(ConfigError, match=rf"action transform '{transform}' needs finite bounds"):
+        make(EnvConfig(S + "Bounded", kwargs={"high": high}, action_transform=transform), 1, 0)
 
 
 @pytest.mark.parametrize("transform", ["clip", "rescale"])

@@ -219,7 +219,7 @@ def test_mismatched_recordings_are_refused_before_the_start(recording, tmp_path,
 def test_recordings_with_another_action_transform_are_refused(tmp_path):
     squashed = EnvConfig("Pendulum-v1", action_transform="squash")
     quietly(recorded_run(tmp_path / "rows", env=squashed, total_env_steps=64), tmp_path)
-    with pytest.raises(SpecMismatch, match=r"action: the recording .*squash.*clip"):
+    with pytest.raises(SpecMismatch, match=r"action: the recording .*squash.*rescale"):
         quietly(cloning(tmp_path / "rows", env=EnvConfig("Pendulum-v1")), tmp_path)
 
 

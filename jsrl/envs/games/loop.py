@@ -26,14 +26,14 @@ class SeatReader:
     """Converts one seat's observations and actions.
 
     Attributes:
-      seat: its spec. wants_mask: action masks are in the environment's `info`.
+      seat: its spec. wants_mask: action masks are in the environment's `info`. notes: as in EnvSpec.
     """
 
     def __init__(self, spaces: SeatSpaces, config: EnvConfig, masked: bool):
         actions = action_layout(spaces.action, config.id, config.action_transform)
         size = actions.num_choices if masked and not _has_mask(spaces) else None
         self.layout = ObservationLayout(spaces.observation, config.id, size, actions.num_choices)
-        self.convert, self.wants_mask = actions.convert, self.layout.mask_in_info
+        self.convert, self.wants_mask, self.notes = actions.convert, self.layout.mask_in_info, actions.notes
         self.seat = Seat(spaces.name, self.layout.spec, actions.spec, spaces.side)
         self.has_mask = isinstance(self.layout.spec, dict) and MASK_KEY in self.layout.spec
         self._choices = choice_starts(actions.spec)
@@ -155,7 +155,10 @@ class SyncVectorGame(SlotRepairs):
             self._state, self._state_arrays = self._state_layout.buffers(self.num_envs)
         seats = tuple(reader.seat for reader in self._readers)
         opposed = bool(getattr(env, "zero_sum", False))
-        self.spec = GameSpec(seats, config.id, state, symmetric=env.symmetric, death=death, zero_sum=opposed)
+        notes = tuple(dict.fromkeys(note for reader in self._readers for note in reader.notes))
+        self.spec = GameSpec(
+            seats, config.id, state, symmetric=env.symmetric, death=death, zero_sum=opposed, notes=notes
+        )
 
     @property
     def metadata(self) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from jsrl.envs.particle.tasks import MOVES, TASKS, Role, Task
 from jsrl.envs.particle.world import World
 from jsrl.envs.probes import hashed
 from jsrl.envs.rows import slot_seeds
+from jsrl.envs.spaces import SCALED, continuous_spec
 from jsrl.errors import ConfigError
 from jsrl.references.importing import nearest
 from jsrl.types import ActionSpec, Array, ArraySpec, Continuous, Discrete, GameSpec, MultiDiscrete, Seat, to_environment
@@ -57,7 +58,9 @@ class ParticleGame:
             Seat(role.name, ArraySpec((role.observes,), "float32"), self._action_spec(role, config), role.side)
             for role in task.roles
         )
-        self.spec = GameSpec(seats, config.id, state=ArraySpec((size,), "float32"), symmetric=task.symmetric)
+        notes = (SCALED,) if continuous_actions and config.action_transform == "auto" else ()
+        state = ArraySpec((size,), "float32")
+        self.spec = GameSpec(seats, config.id, state=state, symmetric=task.symmetric, notes=notes)
         self._groups = SeatGroups(self.spec, groups)
         self.groups: Mapping[str, tuple[str, ...]] = self._groups.names
         seeds = slot_seeds(seed, group, num_envs)
@@ -84,7 +87,7 @@ class ParticleGame:
         if not self._continuous:
             return Discrete(max(moves, 1) * max(role.symbols, 1))
         size = moves + role.symbols
-        return Continuous((0.0,) * size, (1.0,) * size, config.action_transform)
+        return continuous_spec((0.0,) * size, (1.0,) * size, config.action_transform)
 
     def reset(self) -> GameStep:
         """Reset every slot."""

@@ -1,0 +1,72 @@
+"""The defaults of `jsrl run ppo` beside those of Stable-Baselines3: `python benchmarks/defaults.py`, then `--table`.
+
+Runs `jsrl run ppo --env.id TASK` with seeds 0 to 4 on the tasks of benchmarks/peers/run_sb3_defaults.py, which runs the other
+side with equal env steps. A row per task and seed goes to benchmarks/results/ppo-defaults.json as soon as it is known; rows
+that are there are not run again. Scores: mean return of the final params over 100 greedy episodes of fresh seeds, and of
+`@best` over 100 others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent / "results"
+TASKS = {
+    "CartPole-v1": 200_000,
+    "Acrobot-v1": 200_000,
+    "Pendulum-v1": 200_000,
+    "MountainCar-v0": 200_000,
+    "LunarLander-v3": 300_000,
+    "LunarLanderContinuous-v3": 300_000,
+    "Hopper-v5": 300_000,
+}
+
+
+def jsrl(*args: str) -> str:
+    """Run a command of jsrl, and return what it printed."""
+    return subprocess.run([sys.executable, "-m", "jsrl", *args], check=True, capture_output=True, text=True).stdout
+
+
+def train(task: str, seed: int, folder: Path, options: list[str]) -> dict:
+    """Train and score one policy."""
+    name, started = f"{task}-{seed}", time.monotonic()
+    where = ("--runs-dir", str(folder), "--run-name", name, "--overwrite")
+    how = ("--placement", "serial", "--display", "quiet", "--total-env-steps", str(TASKS[task]))
+    jsrl("run", "ppo", "--env.id", task, "--seed", str(seed), *how, *where, *options)
+    seconds = time.monotonic() - started
+    run = folder / "ppo" / name
+    result = json.loads((run / "result.json").read_text())
+    jsrl("evaluate", f"{run}@best", "--episodes", "100", "--seed", str(20_000 + seed), "--json", str(run / "best.json"))
+    best = json.loads((run / "best.json").read_text())
+    return {
+        "task": task, "seed": seed, "env_steps": result["env_steps"], "final": result["final"], "best": best,
+        "seconds": round(seconds, 1), "options": options,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Run what is missing, or print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
+    parser.add_argument("--folder", type=Path, default=Path("runs"))
+    parser.add_argument("--out", type=Path, default=RESULTS / "ppo-defaults.json")
+    args, options = parser.parse_known_args()
+    for seed in args.seeds:
+        for task in args.tasks:
+            rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
+            if any(row["task"] == task and row["seed"] == seed for row in rows):
+                continue
+            row = train(task, seed, args.folder, options)
+            print(task, seed, row["final"]["return_mean"], row["best"], row["seconds"], flush=True)
+            rows.append(row)
+            args.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
