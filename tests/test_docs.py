@@ -122,6 +122,13 @@ def wrong_commands(name: str) -> Iterator[str]:
             continue
         if not (ROOT / words[0]).is_file():
             yield f"{name}: there is no {words[0]}"
+        elif words[0].startswith("benchmarks/"):
+            source, given = (ROOT / words[0]).read_text(), words[: words.index("--")] if "--" in words else words
+            unknown = [
+                word for word in given if word.startswith("--") and f'"{word.replace("--no-", "--")}"' not in source
+            ]
+            if unknown:
+                yield f"{name}: {words[0]} has no {', '.join(unknown)}"
         elif words[0] == "experiments/run.py":
             wrong = error_of_run(tuple(word for word in words[1:] if word not in ("--help", "--help-all")))
             if wrong:
