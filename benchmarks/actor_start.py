@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import secrets
-import shutil
 import statistics
 import subprocess
 import sys
@@ -31,13 +29,12 @@ from jsrl.experiment import Experiment
 from jsrl.launch.devices import process_environment
 from jsrl.launch.launcher import Start
 from jsrl.launch.local.launcher import Local
-from jsrl.launch.memory_folder import memory_root
+from jsrl.launch.memory_folder import own_memory_folder
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.references.importing import spawn_environment
 from jsrl.runs.control import ControlServer, Crash, Stage
 from jsrl.transport.base import Reply
-from jsrl.transport.memory.segment import make_folder
 from jsrl.types import map_tree
 from jsrl.workers.ends import bind_reader, bind_server
 from jsrl.workers.jobs import Job
@@ -106,9 +103,7 @@ def measure(env: str, actors: int, envs_per_actor: int, hosted: bool) -> tuple[f
         agent=IMPALAConfig(), env=EnvConfig(env), num_envs=envs_per_actor * actors, num_actors=actors, num_groups=2 * actors,
         rollout_length=16, max_policy_lag=None, batch_envs=envs_per_actor, placement="served",
     )  # fmt: skip
-    memory = memory_root() / f"{os.getpid()}-{secrets.token_hex(4)}"
-    make_folder(memory)
-    with tempfile.TemporaryDirectory() as folder:
+    with own_memory_folder() as memory, tempfile.TemporaryDirectory() as folder:
         plan = make_plan(experiment, folder, memory)
         jobs = [job for job in plan.jobs if job.kind == "actor"]
         control = ControlServer(f"ipc://{memory}/control")
@@ -117,7 +112,6 @@ def measure(env: str, actors: int, envs_per_actor: int, hosted: bool) -> tuple[f
                 return await_actors(plan, jobs, control, Path(folder), hosted)
             finally:
                 control.close()
-                shutil.rmtree(memory, ignore_errors=True)
 
 
 def await_actors(

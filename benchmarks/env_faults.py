@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 from benchmarks.endurance.faulty import MISDEEDS
 from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio, ratio_text

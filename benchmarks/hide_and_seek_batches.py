@@ -13,15 +13,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 from benchmarks.hide_and_seek_duel import TEAMS, duel, kept_tags, learned_sides, random_side
 from jsrl.configs.hide_and_seek import config

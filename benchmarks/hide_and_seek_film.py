@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 os.environ.setdefault("MUJOCO_GL", "egl")
@@ -20,7 +19,6 @@ os.environ.setdefault("MUJOCO_GL", "egl")
 import numpy as np
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.hide_and_seek_duel import chasing_seekers, learned_sides, make_duel, random_side
 from jsrl.envs.config import EnvConfig
 from jsrl.policy import load_policy

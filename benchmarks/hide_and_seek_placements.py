@@ -17,13 +17,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 from benchmarks.scale.layouts import Layout, far_hosts
 from jsrl.agents.ppo import PPOConfig

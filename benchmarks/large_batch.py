@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 from benchmarks.peers.replay_works import works
 from benchmarks.srl.blocks import Arm, Figures, Record, alternate

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio, ratio_text
 from benchmarks.throughput.alone import split_options

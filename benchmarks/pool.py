@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 from experiments.configs.ppo_connect_four import config
 from jsrl.directors.pools import DeltaUniform

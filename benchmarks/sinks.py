@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
 from benchmarks.srl.blocks import Arm, Figures, Record, alternate, paired_ratio
 from jsrl.cli.experiments import load

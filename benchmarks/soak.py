@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
 
 from benchmarks import process_tree
 from benchmarks.endurance.holdings import Holdings, folder_usage, holdings, named_tree

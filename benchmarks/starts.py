@@ -22,9 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
-
 from benchmarks.endurance.holdings import holdings
 from benchmarks.endurance.slopes import theil_sen
 from jsrl.experiment.experiment import PlacementKind

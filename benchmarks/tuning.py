@@ -14,9 +14,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
-
 from benchmarks.srl.blocks import Arm, Record, alternate, paired_ratio, ratio_text
 from benchmarks.srl.system import whole_run
 from jsrl.cli.command_line import CommandLine, parse

@@ -7,9 +7,11 @@ import functools
 import importlib
 import importlib.util
 import io
+import json
 import os
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -120,6 +122,13 @@ def wrong_commands(name: str) -> Iterator[str]:
             continue
         if not (ROOT / words[0]).is_file():
             yield f"{name}: there is no {words[0]}"
+        elif words[0].startswith("benchmarks/"):
+            source, given = (ROOT / words[0]).read_text(), words[: words.index("--")] if "--" in words else words
+            unknown = [
+                word for word in given if word.startswith("--") and f'"{word.replace("--no-", "--")}"' not in source
+            ]
+            if unknown:
+                yield f"{name}: {words[0]} has no {', '.join(unknown)}"
         elif words[0] == "experiments/run.py":
             wrong = error_of_run(tuple(word for word in words[1:] if word not in ("--help", "--help-all")))
             if wrong:
@@ -376,6 +385,56 @@ def test_documented_python_examples_run(tmp_path: Path) -> None:
 def test_readme_and_contributing_stay_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 60
+
+
+LIBRARIES = {"SB3": "sb3", "PufferLib": "pufferlib", "SBX": "sbx", "Sample Factory": "sample-factory", "RLlib": "rllib"}
+
+
+def rows_of_results() -> dict[str, tuple[str, list[list[dict[str, Any]]]]]:
+    """Return the rows of README's table of results: name -> (text, the raw numbers of each file or pattern of files)."""
+    section = (ROOT / "README.md").read_text().partition("## Results")[2].partition("## More")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    raw = ROOT / "benchmarks" / "results"
+    return {
+        name: (text, [[json.loads(path.read_text()) for path in sorted(raw.glob(file))] for file in SPAN.findall(cell)])
+        for name, text, cell in rows
+    }
+
+
+def test_scores_in_readme_are_those_of_the_raw_files() -> None:
+    seen = 0
+    for name, (text, files) in rows_of_results().items():
+        runs = [run["outcome"] for group in files for run in group if "outcome" in run]
+        scores = re.findall(r"([\d,.]+) ± ([\d.]+)", text)
+        for (score, half), outcome in zip(scores, runs if scores else [], strict=True):
+            final, rounding = outcome["final"], 0.501 * 10 ** -len(score.partition(".")[2])
+            assert float(score.replace(",", "")) == pytest.approx(final["return_mean"], abs=rounding), name
+            assert float(half) == pytest.approx(final["return_ci95"], abs=rounding), name
+            assert f"{outcome['env_steps'] / 1e6:.2f}M" in text, name
+            seen += 1
+        if name == "`run.py ppo_cartpole`":
+            seconds = [[f"{run['outcome']['process_s']:.1f}" for run in group] for group in files]
+            assert re.findall(r"([\d.]+) to ([\d.]+) s", text) == [(min(group), max(group)) for group in seconds]
+            assert [outcome["final"]["return_mean"] >= 490 for outcome in runs] == [True] * 10
+    assert seen == 7
+
+
+def test_speeds_in_readme_are_those_of_the_raw_files() -> None:
+    def median(runs: list[dict[str, Any]], what: str = "env_steps_per_s") -> float:
+        return statistics.median(run[what] for run in runs if run[what] >= 0)  # nan: not measured
+
+    seen = 0
+    for name, (text, files) in rows_of_results().items():
+        arms = re.findall(r"(\w+), lag (\d): ([\d,]+), ([\d.]+)x the fastest of ([^;|]+)", text)
+        for place, (placement, lag, speed, ratio, libraries) in enumerate(arms):
+            (raw,) = files[min(place, len(files) - 1)]
+            ours, others = raw["end_to_end"][placement], raw["peers"]
+            fastest = max(median(arm["runs"]) for peer in others.values() for arm in peer["arms"])
+            assert (lag, speed) == (f"{median(ours, 'lag_p50'):.0f}", f"{median(ours):,.0f}"), name
+            assert ratio == f"{median(ours) / fastest:.2f}", name
+            assert {LIBRARIES[library] for library in libraries.split(", ")} == set(others), name
+            seen += 1
+    assert seen == 5
 
 
 def test_page_of_benchmarks_names_every_script() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,8 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from benchmarks.games.boards import legal_shares
 from benchmarks.games.poker import Kuhn, Leduc

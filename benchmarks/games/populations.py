@@ -8,11 +8,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from benchmarks.games.poker import Kuhn, Leduc
 from benchmarks.games.trees import Tree, unfold

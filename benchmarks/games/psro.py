@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +18,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from benchmarks.games.matrix import BIASED, nash_conv
 from jsrl.agents.ppo import PPOConfig

@@ -31,8 +31,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
-
 from benchmarks import process_tree
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig

@@ -19,8 +19,6 @@ from typing import Any
 
 import psutil
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
-
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, LearnerConfig

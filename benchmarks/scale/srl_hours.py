@@ -30,8 +30,6 @@ from typing import Any
 
 import msgspec
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
-
 from benchmarks.scale.srl_shape import CALL_S, INFER_S, TRAIN_S
 from jsrl.configs.hide_and_seek_srl import config
 from jsrl.envs.config import EnvConfig

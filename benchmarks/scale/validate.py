@@ -30,8 +30,6 @@ from typing import Any
 
 import msgspec
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
-
 from benchmarks.scale.layouts import LAYOUTS, WORKS, Layout, experiment, experiment_of, hosts_of, place
 from jsrl.simulation.acting import time_acting
 from jsrl.simulation.calibration import (

@@ -33,9 +33,7 @@ def use_working_directory() -> None:
     The folder of `python experiments/run.py` is left out, because its package `configs` would hide that of a user.
     """
     here, scripts = str(Path.cwd()), str(Path(jsrl.configs.__path__[0]).resolve().parent)
-    sys.path[:] = [path for path in sys.path if os.path.realpath(path) != scripts]
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    sys.path[:] = [here, *(path for path in sys.path if path != here and os.path.realpath(path) != scripts)]
 
 
 def files() -> dict[str, tuple[str, Path]]:

@@ -114,7 +114,7 @@ def _not_found(module_name: str, missing: str, target: str) -> str:
         hint = f"there is no module {missing!r} on sys.path{nearest(missing, known)}"
     return (
         f"{target!r}: module {module_name!r} cannot be found: {hint}. Looked in "
-        f"{', '.join(own_paths()) or 'no folder'} and the installed packages; the working directory is "
+        f"{', '.join(_own(sys.path)) or 'no folder'} and the installed packages; the working directory is "
         f"{os.getcwd()}. Start from the folder that holds the module, add that folder to PYTHONPATH, or install the "
         "package."
     )
@@ -324,9 +324,13 @@ def own_paths() -> list[str]:
     site-packages must not. The folder of jsrl's checkout is one of them: without it, a checkout of that name in the
     working directory (`git clone URL jsrl`) would be taken for the package.
     """
+    return _own([*sys.path, str(Path(__file__).parents[2])])
+
+
+def _own(entries: Iterable[str]) -> list[str]:
     provided = {os.path.realpath(path) for path in _interpreter_paths()}
     paths: list[str] = []
-    for entry in [*sys.path, str(Path(__file__).parents[2])]:
+    for entry in entries:
         path = os.path.abspath(entry or os.getcwd())
         if os.path.realpath(path) not in provided and path not in paths and os.path.exists(path):
             paths.append(path)

@@ -318,9 +318,11 @@ def test_import_names_the_missing_module_or_attribute(things, target, words):
         assert word in str(caught.value)
 
 
-def test_not_found_names_working_directory(things):
+def test_not_found_names_the_folders_that_were_searched(things, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(ConfigError) as caught:
         import_target("no_such_module_here:f")
+    assert f"Looked in {tmp_path} and the installed packages" in str(caught.value)
     assert os.getcwd() in str(caught.value)
 
 

@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import re
 import runpy
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import jsrl
@@ -11,6 +13,7 @@ import jsrl
 ROOT = Path(jsrl.__file__).parents[1]
 OWN = [str(ROOT / name) for name in ("benchmarks", "experiments", "tests")]
 LEFT_OUT = ("run_*.py",)  # drivers, which other environments run
+NAMED = re.compile(r'"(benchmarks[.\w]+):\w+"')  # an environment that workers import
 
 
 def commands() -> list[Path]:
@@ -26,6 +29,9 @@ def error_of(path: Path) -> str | None:
     sys.path.insert(0, str(path.parent))
     try:
         with contextlib.redirect_stdout(printed):
+            missing = [name for name in NAMED.findall(path.read_text()) if find_spec(name) is None]
+            if missing:
+                return f"cannot import {missing}"
             runpy.run_path(str(path), run_name="__main__")
     except SystemExit as end:
         return f"exit status {end.code}" if end.code else None if "usage" in printed.getvalue() else "no usage"
@@ -40,7 +46,7 @@ def error_of(path: Path) -> str | None:
 
 
 if __name__ == "__main__":
-    paths = [place for place in sys.path if place and Path(place).resolve() != ROOT]  # jsrl itself is imported already
+    paths = sys.path[1:]  # without this script's folder
     found = {}
     for command in commands():
         sys.path[:] = paths
