@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 
 from jsrl.envs.base import EnvStep
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.faults import describe
 from jsrl.envs.repair import close_quietly
 from jsrl.envs.rows import Rows, vector_seed
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
@@ -90,7 +91,7 @@ class GymVectorEnv:
             if self._mode is AutoresetMode.DISABLED and rows.any_first:
                 self._env.reset(options={"reset_mask": rows.first.copy()})  # it may refuse to step an ended slot
             observation, *outcome, info = self._env.step(self._actions.convert(np.asarray(action)))
-            reward, terminated, truncated = map(np.asarray, outcome)
+            reward, terminated, truncated = self._outcome(*outcome)
             tree = self._take(observation, info)
             if self._layout.mask_in_info:
                 self._without_mask(info, terminated | truncated)
@@ -111,6 +112,15 @@ class GymVectorEnv:
                 skip = skip | ended
             rows.metrics.add_all(info, skip=skip)
         return rows.step(tree, reward, terminated, truncated)
+
+    def _outcome(self, *outcome: Any) -> list[np.ndarray]:
+        """Return reward, terminated and truncated as arrays [B]; one of another shape could be filled by broadcasting."""
+        arrays = [np.asarray(each) for each in outcome]
+        for name, kinds, array in zip(("reward", "terminated", "truncated"), ("fiu", "b", "b"), arrays, strict=True):
+            if array.shape != (self.num_envs,) or array.dtype.kind not in kinds:
+                wanted = f"{'bools' if kinds == 'b' else 'numbers'} of shape {[self.num_envs]}"
+                raise self._rows.fault(0, f"returned {describe(array)} as {name}", f"Expected {wanted}")
+        return arrays
 
     def _take(self, observation: Any, info: dict[str, Any]) -> Tree:
         """Return our tree of the environment's observation; without a copy if it needs none."""

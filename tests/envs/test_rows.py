@@ -127,6 +127,7 @@ def test_discrete_start_is_added():
     env.reset()
     env.step(np.array([1], np.int32))
     assert env._envs[0].actions == [6]
+    assert env._envs[0].actions[0].item() == 6  # an integer of NumPy, as Gymnasium's own vectors give
 
 
 def test_rich_observations_and_masks():
@@ -262,7 +263,7 @@ FAULTS = {
     "shape": "declares shape [3]",
     "dtype": "declares uint8",
     "reward nan": "inf in 'reward'",
-    "reward shape": "returned what step must not",
+    "reward shape": "returned what step must not: float64 [2] array([0., 0.]) as reward",
     "none": "returned what step must not",
 }
 

@@ -25,6 +25,7 @@ from typing import Any
 from gymnasium import spaces
 
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.faults import describe, is_number
 from jsrl.envs.games.loop import SyncVectorGame
 from jsrl.envs.games.played import EnvState, SeatSpaces
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
@@ -239,7 +240,7 @@ class ParallelGame(_Wrapped):
         return EnvState(
             {name: seen for name, seen in _named(observed).items() if name in lived},
             left,
-            {name: float(value) for name, value in _named(reward).items() if name in lived},
+            _rewards(reward, lived),
             dead,
             cut,
             revived,
@@ -262,7 +263,7 @@ class TurnGame(_Wrapped):
         lived = self._here()
         (chosen,) = action.values()
         self.env.step(chosen)
-        reward = {str(agent): float(value) for agent, value in self.env.rewards.items() if str(agent) in lived}
+        reward = _rewards(self.env.rewards, lived)
         dead, cut = (
             {str(agent) for agent, flag in flags.items() if flag} & lived
             for flags in (self.env.terminations, self.env.truncations)
@@ -293,6 +294,15 @@ class TurnGame(_Wrapped):
 
 def _side(name: str, sides: Mapping[str, str]) -> str:
     return next((side for pattern, side in sides.items() if fnmatchcase(name, pattern)), "")
+
+
+def _rewards(values: Mapping[Any, Any], lived: set[str]) -> dict[str, float]:
+    """Return the rewards of the agents that lived. Raises EnvironmentFault: one is not a number."""
+    paid = {name: value for name, value in _named(values).items() if name in lived}
+    for name, value in paid.items():
+        if not is_number(value):
+            raise EnvironmentFault(f"returned {describe(value)} as reward of {name!r}; expected a number")
+    return {name: float(value) for name, value in paid.items()}
 
 
 def _named(values: Mapping[Any, Any]) -> dict[str, Any]:

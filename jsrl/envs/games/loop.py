@@ -195,11 +195,8 @@ class SyncVectorGame(SlotRepairs):
         Raises:
           EnvironmentFault: an environment raised, or returned what VectorGame forbids.
         """
-        converted: list[Any] = []
-        for reader, chosen in zip(self._readers, self._groups.actions(action), strict=True):
-            values = reader.convert(chosen)
-            # Python numbers for discrete actions: environments use them as indices of lists and dicts
-            converted.append(values.tolist() if values.ndim == 1 and values.dtype.kind in "iu" else values)
+        chosen = self._groups.actions(action)
+        converted = [reader.convert(own) for reader, own in zip(self._readers, chosen, strict=True)]
         self._reward[:] = 0.0
         for flags in self._ended:
             flags[:] = False
