@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from jsrl.envs.base import EnvStep, Episode, GameStep
-from jsrl.types import Array
+from jsrl.errors import AgentFault
+from jsrl.types import ACTING, Array
 
 NO_SEATS = ""  # the group of the agent of an environment without seats
 
@@ -61,6 +62,24 @@ def part_of(view: SeatView | None, step: EnvStep | GameStep) -> EnvStep:
         return step
     assert isinstance(step, GameStep)
     return view.step(step)
+
+
+def finite_actions(action: Array, part: EnvStep) -> Array:
+    """Return a policy's actions for its part of a step; those of rows that do not act may be anything.
+
+    Raises:
+      AgentFault: one is NaN or infinite. The environment would be blamed for what it makes of it.
+    """
+    if action.dtype.kind != "f" or np.isfinite(action).all():
+        return action
+    counts = np.array(part.acts) == ACTING
+    counts[[episode.slot for episode in part.episodes]] = False
+    for place in np.argwhere(~np.isfinite(action).all(axis=-1) & counts)[:1].tolist():
+        raise AgentFault(
+            f"the agent's act chose {action[tuple(place)].tolist()} for slot {place[0]}; expected finite actions. Look for a "
+            "division by zero, the logarithm or root of a negative number, or params that have diverged"
+        )
+    return action
 
 
 def actions_of(chosen: Iterable[tuple[SeatView | None, Array]]) -> Any:

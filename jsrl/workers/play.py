@@ -18,7 +18,7 @@ import numpy as np
 from jsrl.agents.base import Agent
 from jsrl.envs.base import EnvStep, Episode, GameStep, VectorEnv, VectorGame
 from jsrl.envs.faults import foreign
-from jsrl.envs.seats import SeatView, actions_of, part_of
+from jsrl.envs.seats import SeatView, actions_of, finite_actions, part_of
 from jsrl.errors import JsrlError
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
@@ -192,7 +192,7 @@ class Play:
     def _act_for(self, policy: Seated) -> Array:
         part = part_of(policy.view, self._latest)
         reply = policy.engine.act(self._served, Request(part.observation, part.is_first, step=self._step))
-        return np.array(reply.action)
+        return finite_actions(np.array(reply.action), part)
 
 
 @dataclass(frozen=True)
