@@ -17,6 +17,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.contract import Contract
 from jsrl.envs.make import make
 from jsrl.envs.random_play import random_actions
+from jsrl.envs.spaces import spec_notes
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import Array, EnvSpec, GameSpec, Tree, map_tree, named_leaves
 
@@ -88,7 +89,7 @@ def check_env(
     passed, notes = _findings(one, _begins(build, one.opening, num_envs, range(seed + 1, seed + 4)))
     for env_ in (one.env, two.env, one.env):  # twice is allowed
         env_.close()
-    notes += one.env.spec.notes
+    notes += spec_notes(one.env.spec)
     return EnvReport(one.env.spec, tuple(passed), tuple(notes), one.env_steps_per_s, len(one.episodes))
 
 

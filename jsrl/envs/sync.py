@@ -107,7 +107,7 @@ class SyncVectorEnv(SlotRepairs):
         self._tree, self._arrays = self._layout.buffers(self.num_envs)
         self._plain = self._layout.plain
         self._wants_info = self._layout.mask_in_info or bool(config.episode_metrics)
-        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=actions.notes)
+        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=(*actions.notes, *self._layout.notes))
         self._rows.watch_masks(self.spec)
 
     def reset(self) -> EnvStep:

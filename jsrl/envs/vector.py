@@ -64,7 +64,7 @@ class GymVectorEnv:
         self._actions = actions
         self._layout = ObservationLayout(space, config.id, mask_size, actions.num_choices)
         self._tree, self._arrays = self._layout.buffers(self.num_envs)
-        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=actions.notes)
+        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=(*actions.notes, *self._layout.notes))
         self._rows.watch_masks(self.spec)
 
     def reset(self) -> EnvStep:

@@ -5,15 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from jsrl.envs.base import Episode
 from jsrl.envs.check import check_env
 from jsrl.envs.config import AtariConfig, EnvConfig
 from jsrl.envs.make import make, make_spec
 from jsrl.envs.rows import slot_seeds
-from jsrl.envs.spaces import allowed_choices, choice_starts
+from jsrl.envs.spaces import ObservationLayout, allowed_choices, choice_starts, spec_notes
 from jsrl.errors import ConfigError, EnvironmentFault
-from jsrl.types import ArraySpec, Discrete, MultiDiscrete, map_tree
+from jsrl.types import ArraySpec, Discrete, EnvSpec, GameSpec, MultiDiscrete, Seat, map_tree
 
 S = "tests.envs.scripted:"
 
@@ -143,6 +144,34 @@ def test_rich_observations_and_masks():
     np.testing.assert_array_equal(seen["action_mask"], [[1, 0, 0, 1, 1]] * 2)
     assert all(leaf.dtype == np.float32 for leaf in (seen["inner"]["count"], seen["pair"]["0"]))
     env.step(np.array([[0, 1], [0, 2]], np.int32))
+
+
+@pytest.mark.parametrize(
+    ("space", "dtype", "note"),
+    [
+        (spaces.Box(0, 255, (84, 84, 3), np.uint8), "uint8", ""),
+        (spaces.Box(0, 255, (4, 10, 10), np.uint8), "uint8", "[4, 10, 10] is an image with the channels first"),
+        (spaces.Box(0, 255, (128,), np.uint8), "uint8", "uint8 [128]: bytes, scaled by 1/255 or normalised"),
+        (spaces.Box(0, 255, (4, 9, 9, 3), np.uint8), "uint8", "uint8 [4, 9, 9, 3]: bytes"),
+        (spaces.Box(0, 1, (3,), np.uint8), "bool", ""),
+        (spaces.Box(0, 1, (2, 8, 8), bool), "bool", ""),
+        (spaces.Box(0, 1, (3,), np.int8), "float32", ""),
+        (spaces.Box(-9, 9, (2,), np.int64), "float32", ""),
+        (spaces.Box(0, 2**40, (2,), np.int64), "float32", "is int64: float32 holds its values up to 16,777,216"),
+        (spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32), "float32", "is int32: float32 holds"),
+    ],
+)
+def test_arrays_are_read_as_images_bytes_flags_or_numbers_and_a_note_says_what_surprises(space, dtype, note):
+    layout = ObservationLayout(spaces.Dict({"seen": space}), "here")
+    assert layout.spec == {"seen": ArraySpec(space.shape, dtype)}
+    (found,) = spec_notes(EnvSpec(layout.spec, Discrete(2), notes=tuple(layout.notes))) or ("",)
+    assert note in found and bool(note) == bool(found)
+    seats = tuple(Seat(name, layout.spec, Discrete(2)) for name in "ab")
+    assert spec_notes(GameSpec(seats, notes=tuple(layout.notes))) == ((found,) if found else ())
+    value = space.sample()
+    arrays = layout.buffers(1)[1]
+    layout.write(arrays, 0, {"seen": value})
+    np.testing.assert_array_equal(arrays[0][0], value.astype(dtype))
 
 
 @pytest.mark.parametrize("mode", ["sync", "NextStep", "SameStep", "Disabled"])

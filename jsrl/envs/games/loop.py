@@ -33,7 +33,8 @@ class SeatReader:
         actions = action_layout(spaces.action, config.id, config.action_transform)
         size = actions.num_choices if masked and not _has_mask(spaces) else None
         self.layout = ObservationLayout(spaces.observation, config.id, size, actions.num_choices)
-        self.convert, self.wants_mask, self.notes = actions.convert, self.layout.mask_in_info, actions.notes
+        self.convert, self.wants_mask = actions.convert, self.layout.mask_in_info
+        self.notes = (*actions.notes, *self.layout.notes)
         self.seat = Seat(spaces.name, self.layout.spec, actions.spec, spaces.side)
         self.has_mask = isinstance(self.layout.spec, dict) and MASK_KEY in self.layout.spec
         self._choices = choice_starts(actions.spec)
