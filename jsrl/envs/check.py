@@ -16,8 +16,8 @@ from jsrl.envs.check_game import GameWalk
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.contract import Contract
 from jsrl.envs.make import make
+from jsrl.envs.notes import spec_notes
 from jsrl.envs.random_play import random_actions
-from jsrl.envs.spaces import spec_notes
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import Array, EnvSpec, GameSpec, Tree, map_tree, named_leaves
 

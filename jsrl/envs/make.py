@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -28,7 +27,6 @@ from jsrl.extras import install_command
 from jsrl.references.importing import import_named, import_target, nearest, shown_target
 from jsrl.types import EnvSpec, GameSpec
 
-log = logging.getLogger("jsrl.envs")
 Seed = int | tuple[int, ...]
 Groups = Mapping[str, tuple[str, ...]] | None
 
@@ -199,13 +197,6 @@ def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> 
     if is_game:
         _refuse_atari_options(config)
     has_vector = spec.vector_entry_point is not None and not config.id.startswith("phys2d/")
-    if has_vector and config.backend == "auto" and config.wrappers:
-        log.warning(
-            "environment %s has a vectorised implementation, but it cannot be wrapped: the environments are stepped one "
-            "after another, several times slower; without wrappers it is used%s",
-            config.id,
-            GYMNASIUM_GAME if is_game else "",
-        )
     if config.backend == "native" and (not has_vector or config.wrappers or config.reseed_episodes):
         why = "it has no vector entry point"
         if has_vector:
@@ -221,7 +212,14 @@ def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> 
         )
         return GymVectorEnv(_of_size(num_envs, vector, config), config, seed, group)
     single = _wrapped(config, lambda: gymnasium.make(config.id, disable_env_checker=True, **kwargs))
-    return SyncVectorEnv(lambda: _built(config, single), config, num_envs, seed, group)
+    env = SyncVectorEnv(lambda: _built(config, single), config, num_envs, seed, group)
+    if has_vector and config.backend == "auto" and config.wrappers:
+        note = (
+            "it has a vectorised implementation, which cannot be wrapped: the environments are stepped one after another, "
+            f"several times slower{GYMNASIUM_GAME if is_game else ''}"
+        )
+        env.spec = replace(env.spec, notes=(*env.spec.notes, note))
+    return env
 
 
 def _refuse_atari_options(config: EnvConfig) -> None:

@@ -32,13 +32,9 @@ from jsrl.types import (
     Continuous,
     Discrete,
     EnvSpec,
-    GameSpec,
     MultiDiscrete,
     Tree,
-    has_channels_first,
     is_image,
-    named_leaves,
-    own_leaves,
     to_environment,
 )
 
@@ -248,24 +244,6 @@ def _kind(space: spaces.Space, dtype: np.dtype, shape: tuple[int, ...], names: t
 def _loses_digits(space: spaces.Box) -> bool:
     ends = max(abs(int(space.low.min())), abs(int(space.high.max()))) if space.dtype.kind in "iu" else 0
     return ends > 2**24
-
-
-def spec_notes(spec: EnvSpec | GameSpec) -> tuple[str, ...]:
-    """Return sentences for the user about how an environment is read, each once."""
-    if isinstance(spec, GameSpec):
-        seen = [(path, leaf) for seat in spec.seats for path, leaf in named_leaves(seat.observation)]
-    else:
-        seen = own_leaves(spec)
-    notes = list(spec.notes)
-    for path, leaf in seen:
-        name, shape = path or "observation", list(leaf.shape)
-        if is_image(leaf) and has_channels_first(leaf.shape):
-            notes.append(f"{name} {shape} is an image with the channels first, because its first axis is the shortest")
-        elif leaf.dtype == "uint8" and not is_image(leaf) and path.rpartition("/")[2] != MASK_KEY:
-            notes.append(
-                f"{name} is uint8 {shape}: bytes, scaled by 1/255 or normalised (an image is uint8 [H, W, C], flags are bool)"
-            )
-    return tuple(dict.fromkeys(notes))
 
 
 def flat_mask(mask: Any) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 from jsrl.envs.base import EnvStep, options_of_task
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import describe, is_number
+from jsrl.envs.notes import environment_notes
 from jsrl.envs.repair import SlotRepairs, close_quietly
 from jsrl.envs.rows import Rows, slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
@@ -107,7 +108,9 @@ class SyncVectorEnv(SlotRepairs):
         self._tree, self._arrays = self._layout.buffers(self.num_envs)
         self._plain = self._layout.plain
         self._wants_info = self._layout.mask_in_info or bool(config.episode_metrics)
-        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=(*actions.notes, *self._layout.notes))
+        masked = isinstance(self._layout.spec, dict) and MASK_KEY in self._layout.spec
+        notes = [*actions.notes, *self._layout.notes, *environment_notes(env, masked)]
+        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=tuple(notes))
         self._rows.watch_masks(self.spec)
 
     def reset(self) -> EnvStep:

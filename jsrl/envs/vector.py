@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 from jsrl.envs.base import EnvStep
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import describe
+from jsrl.envs.notes import environment_notes
 from jsrl.envs.repair import close_quietly
 from jsrl.envs.rows import Rows, vector_seed
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
@@ -64,7 +65,9 @@ class GymVectorEnv:
         self._actions = actions
         self._layout = ObservationLayout(space, config.id, mask_size, actions.num_choices)
         self._tree, self._arrays = self._layout.buffers(self.num_envs)
-        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=(*actions.notes, *self._layout.notes))
+        masked = isinstance(self._layout.spec, dict) and MASK_KEY in self._layout.spec
+        notes = [*actions.notes, *self._layout.notes, *environment_notes(self._env, masked)]
+        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=tuple(notes))
         self._rows.watch_masks(self.spec)
 
     def reset(self) -> EnvStep:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jsrl.envs.spaces import spec_notes
+from jsrl.envs.notes import spec_notes
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.experiment import AUTO

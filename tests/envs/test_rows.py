@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -11,10 +12,12 @@ from jsrl.envs.base import Episode
 from jsrl.envs.check import check_env
 from jsrl.envs.config import AtariConfig, EnvConfig
 from jsrl.envs.make import make, make_spec
+from jsrl.envs.notes import spec_notes
 from jsrl.envs.rows import slot_seeds
-from jsrl.envs.spaces import ObservationLayout, allowed_choices, choice_starts, spec_notes
+from jsrl.envs.spaces import ObservationLayout, allowed_choices, choice_starts
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import ArraySpec, Discrete, EnvSpec, GameSpec, MultiDiscrete, Seat, map_tree
+from tests.envs.scripted import Counting
 
 S = "tests.envs.scripted:"
 
@@ -390,10 +393,9 @@ def test_invalid_environments_are_refused_by_name(config, message):
         make(config, 2, 0)
 
 
-def test_wrappers_warn_about_their_cost(caplog):
+def test_wrappers_wrap_single_environments():
     env = make(EnvConfig("CartPole-v1", wrappers=(S + "DoubledReward",)), 2, 0)
     env.reset()
-    assert "vectorised implementation" in caplog.text
     assert (env.step(np.zeros(2, np.int32)).reward == 2.0).all()
 
 
@@ -543,3 +545,51 @@ def test_step_limit_is_passed_to_a_vector_environment_or_refused():
     env = make(EnvConfig(S + "limited_vector", max_episode_steps=2), 1, 0)
     env.reset()
     assert [len(env.step(np.zeros(1, np.int32)).episodes) for _ in range(3)] == [0, 1, 0]
+
+
+class Masking(Counting):
+    """As environments of MaskablePPO; `told` says whether `info` has the mask, too."""
+
+    def __init__(self, told: bool = False):
+        super().__init__()
+        self.told = told
+
+    def action_masks(self):
+        return np.ones(2, bool)
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed)
+        return observation, {**info, **({"action_mask": self.action_masks()} if self.told else {})}
+
+
+def masking_vector(num_envs: int) -> gymnasium.vector.VectorEnv:
+    return gymnasium.vector.SyncVectorEnv([Masking] * num_envs)
+
+
+W = "gymnasium.wrappers:"
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (EnvConfig(S + "Counting"), ()),
+        (
+            EnvConfig(S + "Counting", wrappers=(W + "NormalizeObservation",)),
+            ("use agent.normalize_observations in its",),
+        ),
+        (
+            EnvConfig(S + "Counting", wrappers=(W + "NormalizeReward", W + "NormalizeObservation")),
+            ("use agent.normalize_observations in its place", "use agent.normalize_values in its place"),
+        ),
+        (EnvConfig(Masking, wrappers=(W + "RecordEpisodeStatistics",)), (r"action_masks() is not called; return the",)),
+        (EnvConfig(Masking, kwargs={"told": True}), ()),
+        (EnvConfig(masking_vector), ("action_masks() is not called",)),
+        (
+            EnvConfig("CartPole-v1", wrappers=(W + "RecordEpisodeStatistics",)),
+            ("a vectorised implementation, which cannot",),
+        ),
+    ],
+)
+def test_notes_name_what_jsrl_does_not_use(config, told):
+    notes = make_spec(config).notes
+    assert len(notes) == len(told) and all(part in note for part, note in zip(told, notes, strict=True))
