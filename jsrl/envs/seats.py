@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -43,6 +44,11 @@ class SeatView:
     def return_of(self, episode: Episode) -> float:
         """Return the mean of the seats' returns in an episode."""
         return float(np.mean([episode.returns[place] for place in self.places]))
+
+
+def seats_named(pattern: str, names: Sequence[str]) -> list[str]:
+    """Return the seat of this name, which may have brackets or stars; if there is none, the seats that match the pattern."""
+    return [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
 
 
 def view_of(group: str, places: Sequence[int]) -> SeatView | None:

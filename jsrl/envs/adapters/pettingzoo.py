@@ -16,8 +16,7 @@ import inspect
 import pkgutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -28,6 +27,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import describe, is_number
 from jsrl.envs.games.loop import SyncVectorGame
 from jsrl.envs.games.played import EnvState, SeatSpaces
+from jsrl.envs.seats import seats_named
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.extras import install_command
 from jsrl.references.importing import import_target, nearest
@@ -142,11 +142,11 @@ def _build(
             f"environment {config.id!r} is {type(env).__name__} without `possible_agents`; expected a PettingZoo "
             "ParallelEnv or AECEnv that names all agents that may ever play"
         )
+    names = [str(agent) for agent in env.possible_agents]
     for pattern in sides:
-        if not any(fnmatchcase(str(agent), pattern) for agent in env.possible_agents):
+        if not seats_named(pattern, names):
             raise ConfigError(
-                f"environment {config.id!r}: sides has {pattern!r}, which matches none of its agents "
-                f"{', '.join(map(str, env.possible_agents))}"
+                f"environment {config.id!r}: sides has {pattern!r}, which matches none of its agents {', '.join(names)}"
             )
     game = TurnGame(env, sides) if hasattr(env, "last") else ParallelGame(env, sides)
     game.symmetric, game.zero_sum = facts["symmetric"], facts["zero_sum"]
@@ -163,7 +163,7 @@ class _Wrapped:
         self.env = env
         self.names = tuple(str(agent) for agent in env.possible_agents)
         self.seats = tuple(
-            SeatSpaces(name, env.observation_space(agent), env.action_space(agent), _side(name, sides))
+            SeatSpaces(name, env.observation_space(agent), env.action_space(agent), _side(name, self.names, sides))
             for name, agent in zip(self.names, env.possible_agents, strict=True)
         )
         self._agents = dict(zip(self.names, env.possible_agents, strict=True))
@@ -292,8 +292,8 @@ class TurnGame(_Wrapped):
         return EnvState(observed, {str(self.env.agent_selection)}, state=self._state(), info=_named(self.env.infos))
 
 
-def _side(name: str, sides: Mapping[str, str]) -> str:
-    return next((side for pattern, side in sides.items() if fnmatchcase(name, pattern)), "")
+def _side(name: str, names: Sequence[str], sides: Mapping[str, str]) -> str:
+    return next((side for pattern, side in sides.items() if name in seats_named(pattern, names)), "")
 
 
 def _rewards(values: Mapping[Any, Any], lived: set[str]) -> dict[str, float]:
