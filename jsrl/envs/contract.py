@@ -10,7 +10,7 @@ import numpy as np
 from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.faults import describe, first_non_finite
-from jsrl.envs.spaces import MASK_KEY, allowed_choices, mask_starts
+from jsrl.envs.spaces import MASK_KEY, allowed_choices, check_paths, mask_starts
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import Array, EnvSpec, GameSpec, Tree, named_leaves
 
@@ -131,6 +131,11 @@ class CheckedVector:
                 f"environment {config.id!r} has the spec {describe(env.spec)}; expected an EnvSpec or GameSpec of jsrl.types"
             )
         self._env, self._scale, self._clip = env, config.reward_scale, config.reward_clip
+        observed = (
+            [seat.observation for seat in env.spec.seats] if isinstance(env.spec, GameSpec) else [env.spec.observation]
+        )
+        for observation in observed:
+            check_paths([path for path, _ in named_leaves(observation)], env.spec.name)
         self._contract = Contract(env, env.num_envs)
         self.spec, self.num_envs = env.spec, env.num_envs
 

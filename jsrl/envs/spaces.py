@@ -17,7 +17,8 @@ floats (any shape: the agent sees it flat).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,6 +115,11 @@ class ObservationLayout:
         self.environment, self.notes = name, list[str]()
         self.leaves: list[Leaf] = []
         self._collect(space, (), ())
+        if not self.leaves:
+            raise ConfigError(
+                f"environment {name!r}: the observation space {space} has no entries; give it something to see"
+            )
+        check_paths([leaf.name for leaf in self.leaves], name)
         self.mask_in_info = mask_size is not None
         if mask_size is not None and self.leaves[0].names == ():
             self.leaves = [replace(self.leaves[0], names=("observation",))]
@@ -204,6 +210,19 @@ class ObservationLayout:
                 f"environment {self.environment!r}: the action mask has shape {list(mask.shape)}, but there are "
                 f"{num_actions} actions; give one entry per action (for MultiDiscrete, the parts one after another)"
             )
+
+
+def check_paths(paths: Collection[str], environment: str) -> None:
+    """Refuse two leaves of an observation with the same path, such as the keys `a/b`, and `b` inside `a`.
+
+    Raises:
+      ConfigError: names the path.
+    """
+    for path in (path for path, count in Counter(paths).items() if count > 1):
+        raise ConfigError(
+            f"environment {environment!r}: two parts of its observation are called {path!r}, because the keys of nested dicts "
+            "are joined by `/`; rename one"
+        )
 
 
 def _leaf(space: spaces.Space, path: tuple[Any, ...], names: tuple[str, ...], environment: str) -> Leaf:

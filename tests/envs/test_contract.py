@@ -120,6 +120,17 @@ def test_a_users_vector_needs_a_spec_of_jsrl():
         make(EnvConfig(SpecOfGymnasium), 4, 0)
 
 
+class EqualPaths(Own):
+    def __init__(self, num_envs: int):
+        super().__init__(num_envs)
+        self.spec = EnvSpec({"a/b": VALUES, "a": {"b": VALUES}}, Discrete(2), "own")
+
+
+def test_two_parts_of_an_observation_of_a_users_vector_need_different_paths():
+    with pytest.raises(ConfigError, match=r"environment 'own': two parts of its observation are called 'a/b'"):
+        make(EnvConfig(EqualPaths), 4, 0)
+
+
 def eight(num_envs: int) -> gymnasium.vector.VectorEnv:
     return gymnasium.make_vec("CartPole-v1", 8, vectorization_mode="sync")
 

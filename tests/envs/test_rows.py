@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -593,3 +594,25 @@ W = "gymnasium.wrappers:"
 def test_notes_name_what_jsrl_does_not_use(config, told):
     notes = make_spec(config).notes
     assert len(notes) == len(told) and all(part in note for part, note in zip(told, notes, strict=True))
+
+
+def test_a_partial_of_an_environment_gives_its_arguments():
+    given = EnvConfig(functools.partial(Counting, length=5, start=7), kwargs={"start": 2})
+    assert given == EnvConfig(Counting, kwargs={"length": 5, "start": 2})
+
+
+MEET = {"a/b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})}
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Dict({}), r"the observation space Dict\(\) has no entries"),
+        (spaces.Dict({"a": spaces.Tuple(())}), "has no entries"),
+        (spaces.Dict(MEET), "two parts of its observation are called 'a/b'"),
+        (spaces.Dict({1: spaces.Discrete(2), "1": spaces.Discrete(2)}), "two parts of its observation are called '1'"),
+    ],
+)
+def test_observation_spaces_without_entries_or_with_equal_paths_are_refused(space, message):
+    with pytest.raises(ConfigError, match=message):
+        ObservationLayout(space, "here")
