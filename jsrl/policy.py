@@ -12,7 +12,7 @@ import numpy as np
 from jsrl.agents.base import ActParams, Agent
 from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.make import make_spec
-from jsrl.envs.seats import SeatView, actions_of, part_of, view_of
+from jsrl.envs.seats import SeatView, actions_of, finite_actions, part_of, view_of
 from jsrl.errors import ConfigError, SnapshotError, SpecMismatch
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import build_agent, resolved_agent
@@ -286,6 +286,6 @@ def act_together(policies: Sequence[Policy], step: EnvStep | GameStep, *, greedy
 
     def chosen(policy: Policy) -> np.ndarray:
         part = part_of(policy.view, step)
-        return policy(part.observation, part.is_first, greedy=greedy, raw=True)
+        return finite_actions(policy(part.observation, part.is_first, greedy=greedy, raw=True), part)
 
     return actions_of((policy.view, chosen(policy)) for policy in policies)

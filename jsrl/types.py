@@ -281,6 +281,22 @@ class GameSpec:
         )
 
 
+def is_image(leaf: ArraySpec) -> bool:
+    """Return whether a leaf of one agent's observation is an image; other uint8 leaves are bytes, and flags are bool."""
+    return leaf.dtype == "uint8" and len(leaf.shape) == 3
+
+
+def has_channels_first(shape: tuple[int, ...]) -> bool:
+    """Return whether an image of this shape is [C, H, W]: its first axis is the shortest; else it is [H, W, C]."""
+    return shape[0] < min(shape[1:])
+
+
+def own_leaves(spec: EnvSpec) -> list[tuple[str, ArraySpec]]:
+    """Return (path, schema) of the leaves of one agent's observation, without the axis of several seats."""
+    axes = 0 if spec.num_agents is None else 1
+    return [(path, ArraySpec(tuple(leaf.shape[axes:]), leaf.dtype)) for path, leaf in named_leaves(spec.observation)]
+
+
 def _with_starts(actions: Sequence[ActionSpec]) -> ActionSpec:
     """Return the spec of equal actions of several seats, whose first ones may have different numbers."""
     first = actions[0]

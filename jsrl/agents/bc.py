@@ -39,7 +39,7 @@ class BCConfig:
       loss: `log_prob`: minus the log-probability of the recorded action; `mse`: half the squared distance to the most
         likely action (continuous actions only).
       entropy_coef: weight of the entropy bonus.
-      normalize_observations: normalise floating-point observations by running moments of the recorded rows.
+      normalize_observations: normalise observations, except images and flags, by running moments of the recorded rows.
       network: options of the network (its value function is not trained).
     """
 

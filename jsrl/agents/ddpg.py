@@ -32,7 +32,7 @@ class DDPGConfig:
       target_period: updates between steps of the target networks.
       exploration_noise: standard deviation of the noise on played actions, as a share of half the action's range.
       random_start: play uniformly random actions until the first update is published.
-      normalize_observations: normalise floating-point observations by running moments of the sampled rows.
+      normalize_observations: normalise observations, except images and flags, by running moments of the sampled rows.
       network: options of the policy's network and of the critic's.
     """
 

@@ -52,7 +52,7 @@ class DQNConfig:
       epsilon: final epsilon (linear), or base of the ladder. ladder_alpha: exponent of the ladder.
       exploration_updates: updates until the final epsilon; None: a tenth of the run's.
       total_updates: updates of the whole run; filled in by Experiment.
-      normalize_observations: normalise floating-point observations by running moments of the sampled rows.
+      normalize_observations: normalise observations, except images and flags, by running moments of the sampled rows.
       network: options of the network; feed-forward.
     """
 

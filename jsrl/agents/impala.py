@@ -45,7 +45,7 @@ class IMPALAConfig:
       value_loss: mse or huber. huber_delta: error at which the Huber loss becomes linear.
       value_coef: weight of the value loss. entropy_coef: weight of the entropy bonus.
       normalize_advantages: scale advantages to mean 0 and std 1 over the unmasked rows of all devices.
-      normalize_observations: normalise floating-point observations by running moments.
+      normalize_observations: normalise observations, except images and flags, by running moments.
       normalize_values: normalise the value function by PopArt.
       network: options of the network.
     """

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import psum
-from jsrl.types import Array, ArraySpec, Tree, spread
+from jsrl.types import Array, ArraySpec, Tree, is_image, spread
 
 ACTION_MASK = "action_mask"
 _CLIP = 10.0
@@ -29,11 +29,12 @@ class Moments(NamedTuple):
 
 
 def init_moments(observation: Tree, name: str = "") -> Tree:
-    """Return moments for a schema of observations; leaves that are not normalised (integers, masks) get ()."""
+    """Return moments for a schema of one agent's observations; images, flags, integers and masks are not normalised: ()."""
     if isinstance(observation, dict):
         return {key: init_moments(leaf, key) for key, leaf in observation.items()}
     assert isinstance(observation, ArraySpec)
-    if name == ACTION_MASK or not np.issubdtype(np.dtype(observation.dtype), np.floating):
+    is_number = np.issubdtype(np.dtype(observation.dtype), np.floating) or observation.dtype == "uint8"
+    if name == ACTION_MASK or not is_number or is_image(observation):
         return ()
     shape = observation.shape
     return Moments(jnp.zeros(()), jnp.zeros(shape), jnp.ones(shape))

@@ -62,7 +62,7 @@ class PPOConfig:
         or by `acting` (the actors send them, which saves that pass; equal where the policy lag is 0). `acting` needs
         `returns` gae, a feed-forward network and no normalize_values.
       normalize_advantages: scale advantages to mean 0 and std 1 over the unmasked rows of all devices, once per update.
-      normalize_observations: normalise floating-point observations by running moments.
+      normalize_observations: normalise observations, except images and flags, by running moments.
       normalize_values: normalise the value function by PopArt.
       target_kl: skip the update's remaining gradient steps once approx_kl exceeds this on average over devices; None:
         off.

@@ -51,7 +51,7 @@ class R2D2Config:
       epsilon: an episode is played with epsilon^(1 + ladder_alpha x), x uniform in [0, 1]. ladder_alpha: exponent of the
         ladder.
       random_start: play uniformly random actions until the first update is published.
-      normalize_observations: normalise floating-point observations by running moments of the sampled rows.
+      normalize_observations: normalise observations, except images and flags, by running moments of the sampled rows.
       network: options of the network; recurrent.
     """
 

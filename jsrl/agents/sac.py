@@ -54,7 +54,7 @@ class SACConfig:
         or for discrete actions 0.5 log(number of actions). With an action mask the target of each row is scaled by
         log(legal actions) / log(actions).
       random_start: play uniformly random actions until the first update is published.
-      normalize_observations: normalise floating-point observations by running moments of the sampled rows.
+      normalize_observations: normalise observations, except images and flags, by running moments of the sampled rows.
       network: options of the policy's network and of each critic's.
     """
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jsrl.agents import actor_critic as ac
 from jsrl.agents.normalization import ACTION_MASK
+from jsrl.networks.torsos import as_vector
 from jsrl.types import ACTING, VALUE_ONLY, WAITING, Array, ArraySpec, EnvSpec, Trajectory, Tree, named_leaves
 
 AGENT = "agent"  # the added observation leaf: the seat's number, one-hot
@@ -40,7 +41,7 @@ def own_size(spec: EnvSpec) -> int:
 def own_vector(trajectory: Trajectory) -> Array:
     """Return each seat's observation as one vector, float32 [T+1, B, N, F], action mask excluded."""
     leaves = [leaf for path, leaf in named_leaves(trajectory.observation) if path != ACTION_MASK]
-    return jnp.concatenate([leaf.reshape(*trajectory.acts.shape, -1).astype(jnp.float32) for leaf in leaves], -1)
+    return jnp.concatenate([as_vector(leaf, trajectory.acts.ndim) for leaf in leaves], -1)
 
 
 def state_vector(trajectory: Trajectory) -> Array | None:
@@ -48,7 +49,7 @@ def state_vector(trajectory: Trajectory) -> Array | None:
     leaves = [leaf for _, leaf in named_leaves(trajectory.state)]
     if not leaves:
         return None
-    return jnp.concatenate([leaf.reshape(*trajectory.acts.shape[:2], -1).astype(jnp.float32) for leaf in leaves], -1)
+    return jnp.concatenate([as_vector(leaf, 2) for leaf in leaves], -1)
 
 
 # -- the seats of a group as one team ---------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class TD3Config:
       target_noise: standard deviation of the noise on the target policy's actions, in the same unit.
       target_noise_clip: largest noise on the target policy's actions, in the same unit.
       random_start: play uniformly random actions until the first update is published.
-      normalize_observations: normalise floating-point observations by running moments of the sampled rows.
+      normalize_observations: normalise observations, except images and flags, by running moments of the sampled rows.
       network: options of the policy's network and of each critic's.
     """
 

@@ -14,9 +14,10 @@ from jsrl.counted import counted
 from jsrl.envs.base import EnvStep, Episode, VectorEnv, VectorGame
 from jsrl.envs.check_game import GameWalk
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.contract import Contract
 from jsrl.envs.make import make
+from jsrl.envs.notes import spec_notes
 from jsrl.envs.random_play import random_actions
-from jsrl.envs.spaces import MASK_KEY, allowed_choices, mask_starts
 from jsrl.errors import ConfigError, EnvironmentFault
 from jsrl.types import Array, EnvSpec, GameSpec, Tree, map_tree, named_leaves
 
@@ -88,7 +89,7 @@ def check_env(
     passed, notes = _findings(one, _begins(build, one.opening, num_envs, range(seed + 1, seed + 4)))
     for env_ in (one.env, two.env, one.env):  # twice is allowed
         env_.close()
-    notes += one.env.spec.notes
+    notes += spec_notes(one.env.spec)
     return EnvReport(one.env.spec, tuple(passed), tuple(notes), one.env_steps_per_s, len(one.episodes))
 
 
@@ -164,20 +165,18 @@ class _Walk:
 
     def __init__(self, env: VectorEnv, num_envs: int, seed: int, *, raw_rewards: bool, whole_episodes: bool):
         self.env, self.num_envs, self.raw_rewards, self.whole_episodes = env, num_envs, raw_rewards, whole_episodes
+        self.contract = Contract(env, num_envs, whole_episodes=whole_episodes)
         self.rng = np.random.default_rng(seed)
         self.digests: list[int] = []
         self.episodes: list[Episode] = []
         self.returns, self.lengths = np.zeros(num_envs), np.zeros(num_envs, int)
-        self.ended = np.zeros(num_envs, bool)
         self.env_steps_per_s = 0.0
 
     def run(self, steps: int, max_seconds: float) -> None:
         """Reset, then step until `steps` or the time is over."""
         begun = time.monotonic()
         step = self.env.reset()
-        self._shapes(step)
-        self._expect(bool(np.all(step.is_first)), "reset returned is_first {}; expected all True", step.is_first)
-        self._expect(not np.any(step.reward), "reset returned reward {}; expected 0", step.reward)
+        self.contract.check(step, opens=True)
         self.opening: Tree = map_tree(np.array, step.observation)
         self._remember(step)
         in_env = 0.0
@@ -186,49 +185,21 @@ class _Walk:
             before = time.perf_counter()
             step = self.env.step(action)
             in_env += time.perf_counter() - before
-            self._shapes(step)
+            self.contract.check(step)
             self._endings(step)
             self._remember(step)
             self.env_steps_per_s = count * self.num_envs / in_env
             if time.monotonic() - begun > max_seconds:
                 break
 
-    def _shapes(self, step: EnvStep) -> None:
-        spec = self.env.spec
-        declared, found = dict(named_leaves(spec.observation)), dict(named_leaves(step.observation))
-        self._expect(
-            declared.keys() == found.keys(), "observation has {}; spec has {}", sorted(found), sorted(declared)
-        )
-        wanted = {f"observation {n}".strip(): (found[n], leaf.shape, leaf.dtype) for n, leaf in declared.items()}
-        agents = () if spec.num_agents is None else (spec.num_agents,)
-        wanted |= {"is_first": (step.is_first, (), "bool"), "acts": (step.acts, agents, "uint8")}
-        wanted |= {"reward": (step.reward, agents, "float32"), "discount": (step.discount, agents, "float32")}
-        for name, (array, shape, dtype) in wanted.items():
-            shape = (self.num_envs, *shape)
-            fits = np.shape(array) == shape and str(array.dtype) == dtype
-            self._expect(
-                fits, "{} is {} {}; expected {} {}", name, array.dtype, list(np.shape(array)), dtype, list(shape)
-            )
-            self._expect(bool(np.isfinite(array).all()), "{} holds NaN or infinity: {}", name, array)
-
     def _endings(self, step: EnvStep) -> None:
-        first, reward, discount = (np.asarray(part) for part in (step.is_first, step.reward, step.discount))
-        flat = reward.reshape(self.num_envs, -1)
-        self._expect(not flat[first].any(), "reward {} where is_first is {}; expected 0 there", reward, first)
-        self._expect(bool(np.isin(discount, (0.0, 1.0)).all()), "discount {}; expected 0 or 1", discount)
-        self._expect(bool(np.isin(step.acts, (0, 1, 2)).all()), "acts {}; expected 0, 1 or 2", step.acts)
-        wrong = first != self.ended if self.whole_episodes else self.ended & ~first
-        self._expect(
-            not wrong.any(), "is_first {} after the endings {}; expected is_first right after", first, self.ended
-        )
+        expect, first = self.contract.expect, np.asarray(step.is_first)
+        flat = np.asarray(step.reward).reshape(self.num_envs, -1)
         self.returns += np.where(first, 0.0, flat.sum(axis=1))
         self.lengths += ~first
-        over = np.zeros(self.num_envs, bool)
         for episode in step.episodes:
             slot = episode.slot
-            self._expect(not over[slot], "slot {} reported two episodes in one step", slot)
-            over[slot] = True
-            self._expect(
+            expect(
                 episode.length == self.lengths[slot],
                 "slot {} reported an episode of {} steps; its rows were {}",
                 slot,
@@ -238,31 +209,11 @@ class _Walk:
             if self.raw_rewards and self.whole_episodes:
                 total = self.returns[slot]
                 near = abs(episode.return_ - total) <= 1e-4 * max(1.0, abs(total))
-                self._expect(near, "slot {} reported return {}; its rewards sum to {}", slot, episode.return_, total)
-        cut = (discount.reshape(self.num_envs, -1) == 0).all(axis=1)
-        if self.whole_episodes:
-            terminated = np.zeros(self.num_envs, bool)
-            for episode in step.episodes:
-                terminated[episode.slot] = episode.terminated
-            self._expect(bool((cut == terminated).all()), "discount {}, but {} ended", discount, step.episodes)
-        self.returns[over], self.lengths[over] = 0.0, 0
-        self.ended = over | cut
-        if (starts := mask_starts(self.env.spec)) is not None:
-            shut = ~allowed_choices(np.asarray(step.observation[MASK_KEY]), starts).all(axis=1)
-            shut &= ~self.ended
-            self._expect(not shut.any(), "the action mask of slots {} allows nothing", np.flatnonzero(shut))
+                expect(near, "slot {} reported return {}; its rewards sum to {}", slot, episode.return_, total)
+            self.returns[slot], self.lengths[slot] = 0.0, 0
         self.episodes += step.episodes
 
     def _remember(self, step: EnvStep) -> None:
         parts = [np.ascontiguousarray(leaf).tobytes() for _, leaf in named_leaves(step.observation)]
         arrays: list[Array] = [step.is_first, step.reward, step.discount, step.acts]
         self.digests.append(hash(b"".join([*parts, *(np.ascontiguousarray(array).tobytes() for array in arrays)])))
-
-    def _expect(self, holds: bool, what: str, *values: Any) -> None:
-        """Raise unless it holds; only then the message is formatted: printing arrays takes longer than checking them."""
-        if not holds:
-            what = what.format(*values)
-            raise EnvironmentFault(
-                f"environment {self.env.spec.name!r}, step {max(0, len(self.digests))}: {what}. See the row table in "
-                "jsrl.types and the protocol in jsrl.envs.base"
-            )

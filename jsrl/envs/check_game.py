@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import numpy as np
 
 from jsrl.envs.base import Episode, GameStep, VectorGame
+from jsrl.envs.contract import Contract
 from jsrl.envs.random_play import random_joint_actions
-from jsrl.errors import EnvironmentFault
 from jsrl.types import ACTING, VALUE_ONLY, Tree, map_tree, named_leaves
 
 
@@ -26,6 +25,7 @@ class GameWalk:
 
     def __init__(self, game: VectorGame, num_envs: int, seed: int, *, raw_rewards: bool):
         self.env, self.num_envs, self.raw_rewards = game, num_envs, raw_rewards
+        self._contract = Contract(game, num_envs)
         self.rng = np.random.default_rng(seed)
         self.digests: list[int] = []
         self.episodes: list[Episode] = []
@@ -41,8 +41,8 @@ class GameWalk:
         """Reset, then step until `steps` or the time is over."""
         begun, in_env = time.monotonic(), 0.0
         step = self.env.reset()
+        self._contract.check(step, opens=True)
         self._look(step)
-        self._expect(bool(np.all(step.is_first)), "reset returned is_first {}; expected all True", step.is_first)
         self._first_rows(step)
         self.opening: Tree = map_tree(np.array, step.observation)
         for count in range(1, steps + 1):
@@ -50,12 +50,7 @@ class GameWalk:
             before = time.perf_counter()
             step = self.env.step(action)
             in_env += time.perf_counter() - before
-            self._expect(
-                bool((step.is_first == self._ended).all()),
-                "is_first {} after the endings {}; expected is_first right after",
-                step.is_first,
-                self._ended,
-            )
+            self._contract.check(step)
             self._first_rows(step)
             self._rewards(step)
             self._endings(step)
@@ -65,24 +60,7 @@ class GameWalk:
                 break
 
     def _look(self, step: GameStep) -> None:
-        """Check shapes and dtypes, who acts, and the masks; record the step."""
-        spec, shape = self.env.spec, self._returns.shape
-        self._fit("is_first", step.is_first, (self.num_envs,), "bool")
-        for name, array, dtype in (
-            ("reward", step.reward, "float32"),
-            ("discount", step.discount, "float32"),
-            ("acts", step.acts, "uint8"),
-        ):
-            self._fit(name, array, shape, dtype)
-        self._expect(
-            step.observation.keys() == self.env.groups.keys(),
-            "observation has the groups {}; expected {}",
-            sorted(step.observation),
-            sorted(self.env.groups),
-        )
-        for group, seats in self.env.groups.items():
-            self._tree(f"observation of {group}", step.observation[group], spec.view(seats).observation)
-        self._tree("state", step.state, () if spec.state is None else spec.state)
+        """Check who acts, and the masks; record the step."""
         self._turns(step)
         leaves = [leaf for tree in (step.observation, step.state) for _, leaf in named_leaves(tree)]
         arrays = [*leaves, step.is_first, step.reward, step.discount, step.acts]
@@ -92,11 +70,13 @@ class GameWalk:
         """Check who acts on the row of this step's observation, and its masks."""
         acts, playing = np.asarray(step.acts), ~self._ended
         allowed = (0, 1, 2) if self.env.spec.death == "team" else (0, 1)
-        self._expect(bool(np.isin(acts, allowed).all()), "acts {}; expected one of {}", acts, allowed)
+        self._contract.expect(bool(np.isin(acts, allowed).all()), "acts {}; expected one of {}", acts, allowed)
         idle = playing & ~(acts == ACTING).any(axis=1)
-        self._expect(not idle.any(), "no seat acts in slots {}, and their episodes go on", np.flatnonzero(idle))
+        self._contract.expect(
+            not idle.any(), "no seat acts in slots {}, and their episodes go on", np.flatnonzero(idle)
+        )
         wrong = (acts == ACTING) & self._out
-        self._expect(not wrong.any(), "seats {} act after they died", self._names(wrong))
+        self._contract.expect(not wrong.any(), "seats {} act after they died", self._names(wrong))
         self._out |= acts == VALUE_ONLY
         if (acts == VALUE_ONLY).any():
             self.seen.add("died")
@@ -108,43 +88,38 @@ class GameWalk:
                 continue
             mine = acts[:, list(self.env.spec.index(seats))]
             shut = (mine != 1) & ~masks.all(axis=2)
-            self._expect(not shut.any(), "the mask of a seat of {} that does not act is not all ones", group)
+            self._contract.expect(not shut.any(), "the mask of a seat of {} that does not act is not all ones", group)
             shut = (mine == 1) & ~masks.any(axis=2)
-            self._expect(not shut.any(), "the mask of a seat of {} that acts allows nothing", group)
+            self._contract.expect(not shut.any(), "the mask of a seat of {} that acts allows nothing", group)
 
     def _first_rows(self, step: GameStep) -> None:
         first = np.asarray(step.is_first)
-        self._expect(not np.any(step.reward[first]), "reward {} where is_first; expected 0 there", step.reward)
-        self._expect(bool((step.discount[first] == 1).all()), "discount {} where is_first; expected 1", step.discount)
         self._returns[first], self._lengths[first], self._out[first] = 0.0, 0, False
         self._ended[first] = False
 
     def _rewards(self, step: GameStep) -> None:
         """Check that the dead of a game without teams earn nothing, and add up the rewards."""
-        self._expect(bool(np.isfinite(step.reward).all()), "reward holds NaN or infinity: {}", step.reward)
         if self.env.spec.death == "ends":
             paid = self._out & (step.reward != 0)
-            self._expect(not paid.any(), "seats {} earn rewards after they died", self._names(paid))
+            self._contract.expect(not paid.any(), "seats {} earn rewards after they died", self._names(paid))
         self._returns += step.reward
         self._lengths += ~np.asarray(step.is_first)
 
     def _endings(self, step: GameStep) -> None:
         discount = np.asarray(step.discount)
-        self._expect(bool(np.isin(discount, (0.0, 1.0)).all()), "discount {}; expected 0 or 1", discount)
         cut = discount == 0
         ended, terminated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         for episode in step.episodes:
             slot, returns = episode.slot, self._returns[episode.slot]
-            self._expect(not ended[slot], "slot {} reported two episodes in one step", slot)
             ended[slot], terminated[slot] = True, episode.terminated
-            self._expect(
+            self._contract.expect(
                 episode.length == self._lengths[slot],
                 "slot {} reported an episode of {} steps; its rows were {}",
                 slot,
                 episode.length,
                 self._lengths[slot],
             )
-            self._expect(
+            self._contract.expect(
                 len(episode.returns) == len(returns) and np.isclose(episode.return_, np.mean(episode.returns)),
                 "slot {} reported returns {} and return {}; expected one of each seat, and their mean",
                 slot,
@@ -153,15 +128,18 @@ class GameWalk:
             )
             if self.raw_rewards:
                 near = np.allclose(episode.returns, returns, rtol=1e-4, atol=1e-4)
-                self._expect(near, "slot {} reported returns {}; its rewards sum to {}", slot, episode.returns, returns)
+                self._contract.expect(
+                    near, "slot {} reported returns {}; its rewards sum to {}", slot, episode.returns, returns
+                )
         whole = (cut | self._out).all(axis=1) & cut.any(axis=1)
-        self._expect(bool((cut.all(axis=1) == terminated).all()), "discount {}, but {} ended", discount, step.episodes)
         silent = whole & ~ended & (self.env.spec.death == "ends")
-        self._expect(not silent.any(), "every seat of slots {} has died, and no episode ended", np.flatnonzero(silent))
+        self._contract.expect(
+            not silent.any(), "every seat of slots {} has died, and no episode ended", np.flatnonzero(silent)
+        )
         if self.env.spec.death == "team":
             apart = (cut[:, :, None] != cut[:, None, :]) & self._same_side & ~ended[:, None, None]
             apart &= ~(self._out[:, :, None] | self._out[:, None, :])
-            self._expect(
+            self._contract.expect(
                 not apart.any(), "discount {} differs within a side; its end is that of all its seats", discount
             )
         died = cut & ~terminated[:, None]
@@ -171,23 +149,5 @@ class GameWalk:
         self._ended = ended
         self.episodes += step.episodes
 
-    def _tree(self, where: str, tree: Tree, spec: Tree) -> None:
-        found, declared = dict(named_leaves(tree)), dict(named_leaves(spec))
-        self._expect(found.keys() == declared.keys(), "{} has {}; spec has {}", where, sorted(found), sorted(declared))
-        for name, leaf in declared.items():
-            self._fit(f"{where} {name}".strip(), found[name], (self.num_envs, *leaf.shape), leaf.dtype)
-
-    def _fit(self, name: str, array: Any, shape: tuple[int, ...], dtype: str) -> None:
-        fits = np.shape(array) == shape and str(array.dtype) == dtype
-        self._expect(fits, "{} is {} {}; expected {} {}", name, array.dtype, list(np.shape(array)), dtype, list(shape))
-
     def _names(self, which: np.ndarray) -> list[str]:
         return [self.env.spec.names[i] for i in np.flatnonzero(which.any(axis=0))]
-
-    def _expect(self, holds: bool, what: str, *values: Any) -> None:
-        """Raise unless it holds; the message is formatted only then."""
-        if not holds:
-            raise EnvironmentFault(
-                f"environment {self.env.spec.name!r}, step {len(self.digests)}: {what.format(*values)}. See the row table "
-                "in jsrl.envs.games.rows and the protocol in jsrl.envs.base"
-            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from dataclasses import dataclass, field
@@ -118,11 +119,14 @@ class EnvConfig:
         for name in ("wrappers", "episode_metrics"):
             if isinstance(text := getattr(self, name), str):
                 raise ConfigError(f"{name} is {text!r}, a text; give a tuple: {name}=({text!r},)")
+        if isinstance(self.id, functools.partial) and not self.id.args:
+            object.__setattr__(self, "kwargs", {**self.id.keywords, **self.kwargs})
+            object.__setattr__(self, "id", self.id.func)
         object.__setattr__(self, "id", named(self.id))
         object.__setattr__(self, "wrappers", tuple(named(wrapper) for wrapper in self.wrappers))
         if not self.id:
             raise ConfigError("the environment's id is empty; give a Gymnasium id, `probe:NAME` or `module:factory`")
-        # functools.partial and gymnasium.make return objects without this name.
+        # functools.partial with positional arguments and gymnasium.make return objects without this name.
         if not isinstance(self.id, str) and not hasattr(self.id, "__qualname__"):
             raise ConfigError(
                 f"the environment's id is a {type(self.id).__name__} object; give an id, or the class or function that makes "

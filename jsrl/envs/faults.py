@@ -36,6 +36,11 @@ def describe(value: Any, limit: int = 80) -> str:
     return f"{type(value).__name__} {text}"
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a value is one number, as Python or as an array without axes."""
+    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiub"
+
+
 def float_leaves(tree: Tree) -> list[tuple[str, np.ndarray]]:
     """Return (name, leaf) of the float leaves, which may contain NaN."""
     return [(name or "observation", leaf) for name, leaf in named_leaves(tree) if leaf.dtype.kind == "f"]

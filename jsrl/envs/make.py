@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -11,24 +10,23 @@ from importlib import import_module
 from typing import Any, cast
 
 import gymnasium
-import numpy as np
 
 from jsrl.envs.adapters.pettingzoo import is_pettingzoo, make_pettingzoo
-from jsrl.envs.base import EnvStep, VectorEnv, VectorGame
+from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.config import AtariConfig, EnvConfig, main_target, split_module, split_wrapper
+from jsrl.envs.contract import CheckedVector
 from jsrl.envs.drawn_tasks import DrawnTasks
 from jsrl.envs.faults import in_making
 from jsrl.envs.games.make import SUITES, import_suite, make_by_scheme
 from jsrl.envs.probes import make_probe
-from jsrl.envs.repair import RebuiltVector, Repairs, SlotRepairs
+from jsrl.envs.repair import RebuiltVector, Repairs, SlotRepairs, close_quietly
 from jsrl.envs.sync import SyncVectorEnv
 from jsrl.envs.vector import GymVectorEnv
 from jsrl.errors import ConfigError, JsrlError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.references.importing import import_named, import_target, nearest, shown_target
-from jsrl.types import Array, EnvSpec, GameSpec
+from jsrl.types import EnvSpec, GameSpec
 
-log = logging.getLogger("jsrl.envs")
 Seed = int | tuple[int, ...]
 Groups = Mapping[str, tuple[str, ...]] | None
 
@@ -199,13 +197,6 @@ def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> 
     if is_game:
         _refuse_atari_options(config)
     has_vector = spec.vector_entry_point is not None and not config.id.startswith("phys2d/")
-    if has_vector and config.backend == "auto" and config.wrappers:
-        log.warning(
-            "environment %s has a vectorised implementation, but it cannot be wrapped: the environments are stepped one "
-            "after another, several times slower; without wrappers it is used%s",
-            config.id,
-            GYMNASIUM_GAME if is_game else "",
-        )
     if config.backend == "native" and (not has_vector or config.wrappers or config.reseed_episodes):
         why = "it has no vector entry point"
         if has_vector:
@@ -219,9 +210,16 @@ def _from_registry(config: EnvConfig, num_envs: int, seed: Seed, group: int) -> 
             config,
             lambda: gymnasium.make_vec(config.id, num_envs, vectorization_mode="vector_entry_point", **kwargs),
         )
-        return GymVectorEnv(vector, config, seed, group)
+        return GymVectorEnv(_of_size(num_envs, vector, config), config, seed, group)
     single = _wrapped(config, lambda: gymnasium.make(config.id, disable_env_checker=True, **kwargs))
-    return SyncVectorEnv(lambda: _built(config, single), config, num_envs, seed, group)
+    env = SyncVectorEnv(lambda: _built(config, single), config, num_envs, seed, group)
+    if has_vector and config.backend == "auto" and config.wrappers:
+        note = (
+            "it has a vectorised implementation, which cannot be wrapped: the environments are stepped one after another, "
+            f"several times slower{GYMNASIUM_GAME if is_game else ''}"
+        )
+        env.spec = replace(env.spec, notes=(*env.spec.notes, note))
+    return env
 
 
 def _refuse_atari_options(config: EnvConfig) -> None:
@@ -269,13 +267,23 @@ def _from_factory(
     vector = _built(config, lambda: factory(**{k: v for k, v in given.items() if k in parameters}, **config.kwargs))
     _refuse_wrappers(config)
     if isinstance(vector, gymnasium.vector.VectorEnv):
-        return GymVectorEnv(vector, config, seed, group)
+        return GymVectorEnv(_of_size(num_envs, vector, config), config, seed, group)
     if all(hasattr(vector, name) for name in ("spec", "num_envs", "reset", "step", "close")):
-        plain = config.reward_scale == 1.0 and config.reward_clip is None
-        return vector if plain else ScaledReward(vector, config)
+        return cast(VectorEnv, CheckedVector(_of_size(num_envs, vector, config), config))
     raise ConfigError(
         f"{config.id!r} has a parameter `num_envs` but returned {type(vector).__name__}; expected a "
         "gymnasium.vector.VectorEnv or jsrl's VectorEnv (for a single gymnasium.Env, drop the parameter)"
+    )
+
+
+def _of_size(num_envs: int, vector: Any, config: EnvConfig) -> Any:
+    """Return a vector after checking how many slots it has: rows of another one could be filled by broadcasting."""
+    if vector.num_envs == num_envs:
+        return vector
+    close_quietly(vector)
+    raise ConfigError(
+        f"environment {shown_target(config.id)!r} was asked for num_envs={num_envs} and made a vector of {vector.num_envs}; "
+        "expected as many slots as asked for"
     )
 
 
@@ -395,30 +403,3 @@ def _refuse_reseeding(config: EnvConfig) -> None:
             f"environment {config.id!r} is a vector from the start, seeded once, so env.reseed_episodes would have no effect; "
             "leave it out, or use an id of single environments (backend 'sync' for Atari)"
         )
-
-
-class ScaledReward:
-    """A user's own VectorEnv with the config's reward scale and clip; its episodes stay raw."""
-
-    def __init__(self, env: VectorEnv, config: EnvConfig):
-        self._env, self._scale, self._clip = env, config.reward_scale, config.reward_clip
-        self.spec: EnvSpec = replace(env.spec)
-        self.num_envs = env.num_envs
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the vector: its `groups` of seats and `set_tasks`, if it has them."""
-        return getattr(self._env, name)
-
-    def reset(self) -> EnvStep:
-        """Reset every slot."""
-        return self._env.reset()
-
-    def step(self, action: Array) -> EnvStep:
-        """Step every slot."""
-        stepped = self._env.step(action)
-        reward = np.asarray(stepped.reward) * np.float32(self._scale)
-        return stepped._replace(reward=reward if self._clip is None else np.clip(reward, -self._clip, self._clip))
-
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from jsrl.envs.base import EnvStep, Episode, GameStep
-from jsrl.types import Array
+from jsrl.errors import AgentFault
+from jsrl.types import ACTING, Array
 
 NO_SEATS = ""  # the group of the agent of an environment without seats
 
@@ -44,6 +46,11 @@ class SeatView:
         return float(np.mean([episode.returns[place] for place in self.places]))
 
 
+def seats_named(pattern: str, names: Sequence[str]) -> list[str]:
+    """Return the seat of this name, which may have brackets or stars; if there is none, the seats that match the pattern."""
+    return [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
+
+
 def view_of(group: str, places: Sequence[int]) -> SeatView | None:
     """Return the view of a policy's seats; None: the environment has one agent and no seats."""
     return SeatView(group, tuple(places)) if places else None
@@ -61,6 +68,24 @@ def part_of(view: SeatView | None, step: EnvStep | GameStep) -> EnvStep:
         return step
     assert isinstance(step, GameStep)
     return view.step(step)
+
+
+def finite_actions(action: Array, part: EnvStep) -> Array:
+    """Return a policy's actions for its part of a step; those of rows that do not act may be anything.
+
+    Raises:
+      AgentFault: one is NaN or infinite. The environment would be blamed for what it makes of it.
+    """
+    if action.dtype.kind != "f" or np.isfinite(action).all():
+        return action
+    counts = np.array(part.acts) == ACTING
+    counts[[episode.slot for episode in part.episodes]] = False
+    for place in np.argwhere(~np.isfinite(action).all(axis=-1) & counts)[:1].tolist():
+        raise AgentFault(
+            f"the agent's act chose {action[tuple(place)].tolist()} for slot {place[0]}; expected finite actions. Look for a "
+            "division by zero, the logarithm or root of a negative number, or params that have diverged"
+        )
+    return action
 
 
 def actions_of(chosen: Iterable[tuple[SeatView | None, Array]]) -> Any:

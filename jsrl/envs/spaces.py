@@ -3,8 +3,9 @@
 | observation space | becomes |
 |---|---|
 | Box, floats | float32 of its shape |
-| Box, uint8 | uint8 of its shape (images) |
-| Box, other integers or bool | float32 of its shape |
+| Box, uint8 | uint8 of its shape: an image, if it has three axes, else bytes |
+| Box, bool, or uint8 of 0 and 1 that is no image | bool of its shape |
+| Box, other integers | float32 of its shape |
 | Discrete(n, start) | float32 [n], one-hot |
 | MultiDiscrete | float32 [sum(nvec)], the one-hots of its parts one after another |
 | MultiBinary | float32 of its shape |
@@ -16,7 +17,8 @@ floats (any shape: the agent sees it flat).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +27,17 @@ from gymnasium import spaces
 
 from jsrl.envs.faults import describe
 from jsrl.errors import ConfigError
-from jsrl.types import ActionSpec, ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete, Tree, to_environment
+from jsrl.types import (
+    ActionSpec,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    Tree,
+    is_image,
+    to_environment,
+)
 
 MASK_KEY = "action_mask"
 MAX_ONE_HOT = 65_536
@@ -92,13 +104,22 @@ class Leaf:
 
 
 class ObservationLayout:
-    """The mapping of an observation space to a tree of arrays; `write` converts one slot, `write_all` a batch."""
+    """The mapping of an observation space to a tree of arrays; `write` converts one slot, `write_all` a batch.
+
+    Attributes:
+      environment: its name. leaves: of an observation. spec: for the agent. notes: for the user; see EnvSpec.
+    """
 
     def __init__(self, space: spaces.Space, name: str, mask_size: int | None = None, num_actions: int | None = None):
         """Read `space`; `mask_size` adds a leaf `action_mask` that is filled from `info`."""
-        self.environment = name
+        self.environment, self.notes = name, list[str]()
         self.leaves: list[Leaf] = []
         self._collect(space, (), ())
+        if not self.leaves:
+            raise ConfigError(
+                f"environment {name!r}: the observation space {space} has no entries; give it something to see"
+            )
+        check_paths([leaf.name for leaf in self.leaves], name)
         self.mask_in_info = mask_size is not None
         if mask_size is not None and self.leaves[0].names == ():
             self.leaves = [replace(self.leaves[0], names=("observation",))]
@@ -164,7 +185,12 @@ class ObservationLayout:
             for index, child in enumerate(space.spaces):
                 self._collect(child, (*path, index), (*names, str(index)))
         else:
-            self.leaves.append(_leaf(space, path, names, self.environment))
+            leaf = _leaf(space, path, names, self.environment)
+            self.leaves.append(leaf)
+            if leaf.spec.dtype == "float32" and isinstance(space, spaces.Box) and _loses_digits(space):
+                self.notes.append(
+                    f"{leaf.name} is {space.dtype}: float32 holds its values up to 16,777,216 without loss"
+                )
 
     def _tree(self, values: list[Any]) -> Tree:
         if self.leaves[0].names == ():
@@ -186,6 +212,19 @@ class ObservationLayout:
             )
 
 
+def check_paths(paths: Collection[str], environment: str) -> None:
+    """Refuse two leaves of an observation with the same path, such as the keys `a/b`, and `b` inside `a`.
+
+    Raises:
+      ConfigError: names the path.
+    """
+    for path in (path for path, count in Counter(paths).items() if count > 1):
+        raise ConfigError(
+            f"environment {environment!r}: two parts of its observation are called {path!r}, because the keys of nested dicts "
+            "are joined by `/`; rename one"
+        )
+
+
 def _leaf(space: spaces.Space, path: tuple[Any, ...], names: tuple[str, ...], environment: str) -> Leaf:
     where = "/".join(names) or "the observation"
     if 0 in (space.shape or ()):
@@ -205,12 +244,25 @@ def _leaf(space: spaces.Space, path: tuple[Any, ...], names: tuple[str, ...], en
         return Leaf(path, names, shape, dtype, spec, first - starts, starts, starts + nums - 1)
     if isinstance(space, spaces.Box | spaces.MultiBinary) and np.dtype(space.dtype).kind in "fiub":
         dtype, shape = np.dtype(space.dtype), tuple(space.shape)
-        stays = dtype == np.uint8 or names[-1:] == (MASK_KEY,)
-        return Leaf(path, names, shape, dtype, ArraySpec(shape, "uint8" if stays else "float32"))
+        return Leaf(path, names, shape, dtype, ArraySpec(shape, _kind(space, dtype, shape, names)))
     raise ConfigError(
         f"environment {environment!r}: {where} has the space {space}, and {type(space).__name__} is not supported; "
         "supported are Box, Discrete, MultiDiscrete, MultiBinary and Dict or Tuple of them. Convert it in a wrapper"
     )
+
+
+def _kind(space: spaces.Space, dtype: np.dtype, shape: tuple[int, ...], names: tuple[str, ...]) -> str:
+    """Return the dtype in which the agent gets a leaf: uint8 (images, bytes, action masks), bool (flags) or float32."""
+    if names[-1:] == (MASK_KEY,) or (dtype == np.uint8 and is_image(ArraySpec(shape, "uint8"))):
+        return "uint8"
+    if isinstance(space, spaces.Box) and dtype.kind in "ub" and dtype.itemsize == 1:
+        return "bool" if np.all(space.high <= 1) else "uint8"
+    return "float32"
+
+
+def _loses_digits(space: spaces.Box) -> bool:
+    ends = max(abs(int(space.low.min())), abs(int(space.high.max()))) if space.dtype.kind in "iu" else 0
+    return ends > 2**24
 
 
 def flat_mask(mask: Any) -> np.ndarray:

@@ -13,7 +13,8 @@ import numpy as np
 
 from jsrl.envs.base import EnvStep, options_of_task
 from jsrl.envs.config import EnvConfig
-from jsrl.envs.faults import describe
+from jsrl.envs.faults import describe, is_number
+from jsrl.envs.notes import environment_notes
 from jsrl.envs.repair import SlotRepairs, close_quietly
 from jsrl.envs.rows import Rows, slot_seeds
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
@@ -107,7 +108,9 @@ class SyncVectorEnv(SlotRepairs):
         self._tree, self._arrays = self._layout.buffers(self.num_envs)
         self._plain = self._layout.plain
         self._wants_info = self._layout.mask_in_info or bool(config.episode_metrics)
-        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=actions.notes)
+        masked = isinstance(self._layout.spec, dict) and MASK_KEY in self._layout.spec
+        notes = [*actions.notes, *self._layout.notes, *environment_notes(env, masked)]
+        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=tuple(notes))
         self._rows.watch_masks(self.spec)
 
     def reset(self) -> EnvStep:
@@ -123,9 +126,7 @@ class SyncVectorEnv(SlotRepairs):
         Raises:
           EnvironmentFault: an environment raised, or returned NaN, a wrong shape or a wrong dtype.
         """
-        # Python numbers for discrete actions: environments use them as indices of lists and dicts
-        converted = self._actions.convert(np.asarray(action))
-        actions: Any = converted.tolist() if converted.ndim == 1 and self._actions.num_choices else converted
+        actions = self._actions.convert(np.asarray(action))
         first = self._rows.first.tolist() if self._rows.any_first else None
         return self._visited(partial(self._step_slots, actions, first), self._stepped)
 
@@ -152,7 +153,7 @@ class SyncVectorEnv(SlotRepairs):
     def _step_slots(self, actions: Any, first: list[bool] | None, begin: int) -> None:
         """Step the slots from `begin` on; slots that are `first` start an episode instead."""
         plain, reward, terminated, truncated = self._plain, self._reward, self._terminated, self._truncated
-        slot = begin
+        slot, paid, over, cut = begin, 0.0, False, False
         try:
             for slot, env in enumerate(self._envs[begin:] if begin else self._envs, begin):
                 self._at = slot
@@ -160,7 +161,8 @@ class SyncVectorEnv(SlotRepairs):
                     reward[slot], terminated[slot], truncated[slot] = 0.0, False, False
                     self._open(slot)
                     continue
-                observation, reward[slot], terminated[slot], truncated[slot], info = env.step(actions[slot])
+                observation, paid, over, cut, info = env.step(actions[slot])
+                reward[slot], terminated[slot], truncated[slot] = paid, over, cut
                 if plain is not None and getattr(observation, "shape", None) == plain.shape:
                     if observation.dtype is not plain.dtype:
                         plain.check(observation)
@@ -174,7 +176,7 @@ class SyncVectorEnv(SlotRepairs):
         except BadValue as error:
             raise self._rows.fault(slot, str(error), ADVICE_SPACE) from None
         except (Exception, SystemExit) as error:
-            raise self._raised(slot, "step", error) from error
+            raise self._raised(slot, "step", error, {"reward": paid, "terminated": over, "truncated": cut}) from error
 
     def _open(self, slot: int, seed: int | None = None) -> None:
         """Reset one environment (a replaced one with its new seed) and write its first observation."""
@@ -220,7 +222,9 @@ class SyncVectorEnv(SlotRepairs):
         if self._rows.metrics.entries:
             self._rows.metrics.add(slot, info)
 
-    def _raised(self, slot: int, where: str, error: BaseException) -> EnvironmentFault:
+    def _raised(
+        self, slot: int, where: str, error: BaseException, outcome: Mapping[str, Any] | None = None
+    ) -> EnvironmentFault:
         own_line = raised_by_caller(error)
         if where == "reset" and isinstance(error, TypeError) and own_line:
             expected = (
@@ -229,9 +233,10 @@ class SyncVectorEnv(SlotRepairs):
             return self._rows.fault(slot, f"cannot be reset: {error}", expected)
         if isinstance(error, ValueError | TypeError) and own_line:
             # raised by our own line: it did not return five values, or not numbers
+            wrong = [f"{describe(value)} as {name}" for name, value in (outcome or {}).items() if not is_number(value)]
             return self._rows.fault(
                 slot,
-                f"returned what {where} must not: {error}",
+                f"returned what {where} must not: {wrong[0] if wrong else error}",
                 "Expected (observation, reward, terminated, truncated, info) with a number as reward and bools",
             )
         return self._rows.fault(slot, f"raised {type(error).__name__} in {where}: {error}", ADVICE_RAISED)

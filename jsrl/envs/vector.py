@@ -15,6 +15,8 @@ from gymnasium.vector import AutoresetMode
 
 from jsrl.envs.base import EnvStep
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.faults import describe
+from jsrl.envs.notes import environment_notes
 from jsrl.envs.repair import close_quietly
 from jsrl.envs.rows import Rows, vector_seed
 from jsrl.envs.spaces import MASK_KEY, BadValue, ObservationLayout, action_layout, flat_mask
@@ -63,7 +65,9 @@ class GymVectorEnv:
         self._actions = actions
         self._layout = ObservationLayout(space, config.id, mask_size, actions.num_choices)
         self._tree, self._arrays = self._layout.buffers(self.num_envs)
-        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=actions.notes)
+        masked = isinstance(self._layout.spec, dict) and MASK_KEY in self._layout.spec
+        notes = [*actions.notes, *self._layout.notes, *environment_notes(self._env, masked)]
+        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=tuple(notes))
         self._rows.watch_masks(self.spec)
 
     def reset(self) -> EnvStep:
@@ -90,7 +94,7 @@ class GymVectorEnv:
             if self._mode is AutoresetMode.DISABLED and rows.any_first:
                 self._env.reset(options={"reset_mask": rows.first.copy()})  # it may refuse to step an ended slot
             observation, *outcome, info = self._env.step(self._actions.convert(np.asarray(action)))
-            reward, terminated, truncated = map(np.asarray, outcome)
+            reward, terminated, truncated = self._outcome(*outcome)
             tree = self._take(observation, info)
             if self._layout.mask_in_info:
                 self._without_mask(info, terminated | truncated)
@@ -111,6 +115,15 @@ class GymVectorEnv:
                 skip = skip | ended
             rows.metrics.add_all(info, skip=skip)
         return rows.step(tree, reward, terminated, truncated)
+
+    def _outcome(self, *outcome: Any) -> list[np.ndarray]:
+        """Return reward, terminated and truncated as arrays [B]; one of another shape could be filled by broadcasting."""
+        arrays = [np.asarray(each) for each in outcome]
+        for name, kinds, array in zip(("reward", "terminated", "truncated"), ("fiu", "b", "b"), arrays, strict=True):
+            if array.shape != (self.num_envs,) or array.dtype.kind not in kinds:
+                wanted = f"{'bools' if kinds == 'b' else 'numbers'} of shape {[self.num_envs]}"
+                raise self._rows.fault(0, f"returned {describe(array)} as {name}", f"Expected {wanted}")
+        return arrays
 
     def _take(self, observation: Any, info: dict[str, Any]) -> Tree:
         """Return our tree of the environment's observation; without a copy if it needs none."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jsrl.errors import ConfigError
 from jsrl.experiment.experiment import AUTO, Experiment
-from jsrl.types import EnvSpec, leaves
+from jsrl.types import EnvSpec, is_image, own_leaves
 
 ENVS_PER_ACTOR = 8  # with fewer, acting in small batches costs more than another core gains
 WIDE = 512  # units of a layer from which an accelerator acts faster than a CPU core
@@ -51,7 +51,7 @@ def has_large_network(experiment: Experiment, spec: Callable[[], EnvSpec]) -> bo
         return True
     if network.core != "none" or max(network.hidden, default=0) >= WIDE:
         return True
-    return network.torso == "auto" and any(len(leaf.shape) == 3 for leaf in leaves(spec().observation))
+    return network.torso == "auto" and any(is_image(leaf) for _, leaf in own_leaves(spec()))
 
 
 def most_actors(experiment: Experiment, machine: Machine) -> int:

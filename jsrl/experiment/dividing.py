@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Collection
 
 from jsrl.envs.games.make import SUITES
 from jsrl.experiment.experiment import Experiment
@@ -17,13 +18,18 @@ def may_need_policies(experiment: Experiment) -> bool:
     return experiment.agent is not None and not experiment.policies and scheme in SUITES
 
 
-def divided(experiment: Experiment, spec: EnvSpec | GameSpec) -> tuple[Experiment, str | None]:
+def divided(
+    experiment: Experiment, spec: EnvSpec | GameSpec, taken: Collection[str] = ()
+) -> tuple[Experiment, str | None]:
     """Return an experiment with a policy for each group of equal seats, and a message; unchanged if all seats are equal.
+
+    Args:
+      taken: names that no policy may have.
 
     Raises:
       ConfigError: an option of the experiment cannot be combined with several policies.
     """
-    groups = alike_seats(spec.seats) if isinstance(spec, GameSpec) else {}
+    groups = alike_seats(spec.seats, taken) if isinstance(spec, GameSpec) else {}
     if len(groups) < 2:
         return experiment, None
     policies = {name: PolicyConfig(experiment.agent, seats=seats) for name, seats in groups.items()}
@@ -32,10 +38,11 @@ def divided(experiment: Experiment, spec: EnvSpec | GameSpec) -> tuple[Experimen
     return dataclasses.replace(experiment, agent=None, policies=policies), line
 
 
-def alike_seats(seats: tuple[Seat, ...]) -> dict[str, tuple[str, ...]]:
+def alike_seats(seats: tuple[Seat, ...], taken: Collection[str] = ()) -> dict[str, tuple[str, ...]]:
     """Return name -> the names of seats with equal observations and actions, in the order of their first seats.
 
-    A group is named after the common start of its seats' names: `adversary` for adversary_0 and adversary_1.
+    A group is named after the common start of its seats' names: `adversary` for adversary_0 and adversary_1. Where that is
+    no name for a policy, or `taken`, it is called by its number.
     """
     groups: list[list[Seat]] = []
     for seat in seats:
@@ -50,6 +57,7 @@ def alike_seats(seats: tuple[Seat, ...]) -> dict[str, tuple[str, ...]]:
         length = next((n for n, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1), None)
         common = re.sub(r"[^a-z0-9]+", "_", names[0][:length].lower())
         common = re.sub(r"[_0-9]+$", "", common)
-        name = common if re.match(r"[a-z]", common) and common not in found else f"policy_{number}"
+        usable = re.match(r"[a-z]", common) and common not in (*found, *taken)
+        name = common if usable else f"policy_{number}"
         found[name] = names
     return found

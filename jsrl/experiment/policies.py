@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
+from jsrl.envs.seats import seats_named
 from jsrl.errors import ConfigError
 from jsrl.field_names import suggesting
 from jsrl.types import EnvSpec, GameSpec
@@ -173,7 +173,7 @@ def _matching(policy: str, patterns: Sequence[str], spec: GameSpec) -> set[str]:
     """Return the seats that match the patterns of a policy."""
     mine: set[str] = set()
     for pattern in patterns:
-        matching = [name for name in spec.names if fnmatchcase(name, pattern)]
+        matching = seats_named(pattern, spec.names)
         if not matching:
             raise ConfigError(
                 f"policies.{policy}.seats: {pattern!r} matches no seat of {spec.name!r}; it has: {', '.join(spec.names)}."

@@ -137,10 +137,14 @@ def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
     return parts
 
 
+def taken_names() -> set[str]:
+    """Return the names that metrics and snapshots of every run use, so that no policy but the first may have them."""
+    return _TAKEN | {kind.prefix for kind in own_kinds()}
+
+
 def _check_name(graph: Graph, policy: str) -> None:
     """Refuse a name with which a policy's metrics and snapshots would be taken for those of the first policy."""
-    kinds = (*own_kinds(), *(find_kind(worker.kind) for worker in graph.workers))
-    if policy in _TAKEN | {kind.prefix for kind in kinds}:
+    if policy in taken_names() | {find_kind(worker.kind).prefix for worker in graph.workers}:
         raise ConfigError(
             f"a policy is called {policy!r}, a name that metrics or snapshots of every run use; choose another, such as "
             f"'{policy}_1'."

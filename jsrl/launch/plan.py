@@ -19,7 +19,7 @@ from jsrl.experiment.policies import check_team, find_seats
 from jsrl.graph.check import check
 from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.placements import check_groups
-from jsrl.graph.policies import PolicyPart, learners_of, policies_at, policies_of, policy_of
+from jsrl.graph.policies import PolicyPart, learners_of, policies_at, policies_of, policy_of, taken_names
 from jsrl.launch.directing import check_director
 from jsrl.launch.graph_file import Edit, resolve
 from jsrl.launch.launcher import ALONE, Hosts
@@ -277,7 +277,7 @@ def settle(experiment: Experiment) -> tuple[Experiment, str | None]:
     """
     line = None
     if may_need_policies(experiment):
-        experiment, line = divided(experiment, find_spec(experiment))
+        experiment, line = divided(experiment, find_spec(experiment), taken_names())
     experiment, chosen = settled(experiment, this_machine(), lambda: spec_for_one(find_spec(experiment)))
     return experiment, "\n".join(filter(None, (line, chosen))) or None
 

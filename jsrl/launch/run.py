@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jsrl.envs.notes import spec_notes
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.experiment import AUTO
@@ -262,7 +263,7 @@ def ready_plan(
             f"{str(error).removesuffix('.')}. The run continues with the changed graph that it was started with ({FILE}); "
             "leave out the options that contradict it, or give --graph to change the experiment's graph again."
         ) from error
-    for note in dict.fromkeys(note for schemas in plan.schemas_of.values() for note in schemas.env.notes):
+    for note in dict.fromkeys(note for schemas in plan.schemas_of.values() for note in spec_notes(schemas.env)):
         show(note)
     plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, show=show))
     check_initial_params(plan)

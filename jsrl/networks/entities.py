@@ -18,13 +18,12 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jsrl.errors import ConfigError
 from jsrl.field_names import suggesting
 from jsrl.networks.kernels.products import Precision, rounded_dense
 from jsrl.networks.orthogonal import orthogonal
-from jsrl.networks.torsos import ACTIVATIONS, ActivationName, Leaf, dense
+from jsrl.networks.torsos import ACTIVATIONS, ActivationName, Leaf, as_vector, dense
 from jsrl.types import Array, Tree, named_leaves
 
 LEFT_OUT = -1e10  # logit of an absent entity
@@ -38,7 +37,7 @@ class EntityConfig:
 
     Attributes:
       leaves: sets of entities: a leaf [k, F] of the observation, with its mask [k] (1: read the entity) if it has one, as in
-        `box_obs:mask_ab_obs`; a mask is uint8 or bool. Leaves that the observation lacks are ignored, but one must exist.
+        `box_obs:mask_ab_obs`; a mask is bool. Leaves that the observation lacks are ignored, but one must exist.
       value_leaves: the same for a value function with a torso of its own, which may see more; (): as `leaves`.
       rays: leaves [n] around a circle, such as a lidar's. Leaves that the observation lacks are ignored.
       heads: attention heads. Their number divides the first entry of the network's `hidden`, the size of an embedding; the
@@ -115,8 +114,7 @@ class EntityAttention(nn.Module):
         parts = []
         for leaf in self.own:
             x = arrays[leaf.path]
-            leading = x.shape[: x.ndim - len(leaf.shape)]
-            parts.append(x.reshape(*leading, int(np.prod(leaf.shape))).astype(jnp.float32))
+            parts.append(as_vector(x, x.ndim - len(leaf.shape)))
         for leaf_name in self.rays:
             x = arrays[leaf_name].astype(jnp.float32)
             near = jnp.stack([jnp.roll(x, shift, axis=-1) for shift in (1, 0, -1)], axis=-1)
@@ -178,9 +176,9 @@ def _shapes_text(leaves: tuple[Leaf, ...]) -> str:
 
 
 def _check_sets(config: EntityConfig, sets: tuple[EntitySet, ...], leaves: tuple[Leaf, ...]) -> None:
-    """Refuse no set of entities, sets of another shape than [k, F] with a mask [k], and masks of floats."""
+    """Refuse no set of entities, sets of another shape than [k, F] with a mask [k], and masks of numbers."""
     shapes = {leaf.path: leaf.shape for leaf in leaves}
-    floats = {leaf.path: leaf.dtype for leaf in leaves if np.issubdtype(np.dtype(leaf.dtype), np.floating)}
+    numbers = {leaf.path: leaf.dtype for leaf in leaves if leaf.dtype != "bool"}
     if not sets:
         raise ConfigError(
             f"torso='entities' needs sets of entities, and entities.leaves names {', '.join(config.leaves) or 'none'}; the "
@@ -192,11 +190,11 @@ def _check_sets(config: EntityConfig, sets: tuple[EntitySet, ...], leaves: tuple
                 f"entities.leaves has {leaf}:{mask}; expected a leaf [k, F] and a mask [k], and the observation has "
                 f"{_shapes_text(leaves)}"
             )
-        if mask in floats:
+        if mask in numbers:
             raise ConfigError(
-                f"entities.leaves has {leaf}:{mask}, and the mask {mask} is {floats[mask]}: normalize_observations would turn "
-                "the mask of an entity that is always present into 0. Use uint8 or bool (in Gymnasium and PettingZoo a Box of "
-                "dtype uint8; there other dtypes become float32)"
+                f"entities.leaves has {leaf}:{mask}, and the mask {mask} is {numbers[mask]}: normalize_observations would "
+                "turn the mask of an entity that is always present into 0. Use bool (in Gymnasium and PettingZoo a Box of 0 "
+                "and 1 of dtype uint8 or bool)"
             )
 
 

@@ -34,7 +34,7 @@ from jsrl.networks.torsos import (
     NatureCNN,
 )
 from jsrl.references.importing import import_target
-from jsrl.types import Array, EnvSpec, Tree, named_leaves
+from jsrl.types import Array, EnvSpec, Tree, is_image, named_leaves, own_leaves
 
 TorsoName: TypeAlias = Literal["auto", "mlp", "nature_cnn", "impala_resnet", "entities"]
 CoreName: TypeAlias = Literal["none", "gru", "lstm"]
@@ -232,17 +232,12 @@ def weights_of(variables: Tree) -> Tree:
 def observation_leaves(spec: EnvSpec) -> tuple[Leaf, ...]:
     """Return the leaves that a network reads, with the kind of each; a dict's `action_mask` is not among them.
 
-    A uint8 leaf of rank 3 is an image.
-
     Raises:
       ConfigError: there is nothing to read.
     """
-    agent_axes = 0 if spec.num_agents is None else 1
-    leaves = []
-    for path, leaf in named_leaves(spec.observation):
-        shape = tuple(leaf.shape[agent_axes:])
-        if path != ACTION_MASK:
-            leaves.append(Leaf(path, shape, len(shape) == 3 and leaf.dtype == "uint8", leaf.dtype))
+    leaves = [
+        Leaf(path, leaf.shape, is_image(leaf), leaf.dtype) for path, leaf in own_leaves(spec) if path != ACTION_MASK
+    ]
     if not leaves:
         raise ConfigError(
             f"the observation of {spec.name} is only an action mask; give the network something to read as well"

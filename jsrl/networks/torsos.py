@@ -10,13 +10,12 @@ from typing import Literal, NamedTuple, TypeAlias
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jsrl.networks.kernels.conv import Conv
 from jsrl.networks.kernels.pooling import max_pool
 from jsrl.networks.kernels.products import Precision, rounded_dense
 from jsrl.networks.orthogonal import orthogonal
-from jsrl.types import Array, Tree, named_leaves
+from jsrl.types import Array, Tree, has_channels_first, named_leaves
 
 ActivationName: TypeAlias = Literal["tanh", "relu", "elu", "gelu", "silu"]
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -174,15 +173,21 @@ class Leaf(NamedTuple):
 
     @property
     def channels_first(self) -> bool:
-        """Return whether the image is [C, H, W]: few channels in front of two long sides."""
-        return self.is_image and self.shape[0] <= 16 < min(self.shape[1:])
+        """Return whether the leaf is an image [C, H, W]."""
+        return self.is_image and has_channels_first(self.shape)
+
+
+def as_vector(x: Array, leading: int) -> Array:
+    """Return a leaf that is no image, flat behind its first axes: float32 [..., F]; bytes are scaled as pixels are."""
+    flat = x.reshape(*x.shape[:leading], math.prod(x.shape[leading:])).astype(jnp.float32)
+    return flat * _pixel_scale(x) if x.dtype == jnp.uint8 else flat
 
 
 class Encoder(nn.Module):
     """Encode an observation (an array or a tree of them, each with the same leading axes) into features [..., F].
 
-    Each image is read by its own convolutional torso; all other leaves are flattened, cast to float, joined and read by
-    one MLP. The features are concatenated. Leaves not in `leaves` (an action mask) are not read.
+    Each image is read by its own convolutional torso; all other leaves are flattened, cast to float (bytes are scaled by
+    1 / 255), joined and read by one MLP. The features are concatenated. Leaves not in `leaves` (an action mask) are not read.
 
     Attributes:
       leaves: to read. make_image_torso: () -> a module for images [..., H, W, C], called once per image leaf.
@@ -205,8 +210,7 @@ class Encoder(nn.Module):
             if leaf.is_image:
                 features.append(self.make_image_torso()(jnp.moveaxis(x, -3, -1) if leaf.channels_first else x))
             else:
-                leading = x.shape[: x.ndim - len(leaf.shape)]
-                vectors.append(x.reshape(*leading, int(np.prod(leaf.shape))).astype(jnp.float32))
+                vectors.append(as_vector(x, x.ndim - len(leaf.shape)))
         if vectors:
             read = MLP(self.hidden, self.activation, self.precision)
             features.append(read(jnp.concatenate(vectors, axis=-1)))

@@ -22,6 +22,16 @@ from jsrl.references.reference import MAX_ARRAY_VALUES, MAX_DEPTH
 _TYPING = typing.TypeVar | typing.NewType | typing.ParamSpec | types.GenericAlias | types.UnionType
 
 
+_SPACES = {  # of Gymnasium: arguments of the constructor, and the attributes that hold them
+    "Box": {"low": "low", "high": "high", "shape": "shape", "dtype": "dtype"},
+    "Discrete": {"n": "n", "start": "start"},
+    "MultiDiscrete": {"nvec": "nvec", "dtype": "dtype", "start": "start"},
+    "MultiBinary": {"n": "n"},
+    "Dict": {"spaces": "spaces"},
+    "Tuple": {"spaces": "spaces"},
+}
+
+
 class ValueWriter:
     """Write one value as an expression, and collect its dependencies.
 
@@ -76,6 +86,8 @@ class ValueWriter:
             return f"{self._module('functools')}.partial({', '.join(parts)})"
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._call(type(value), init_fields(value, self._path), depth)
+        if type(value).__module__.startswith("gymnasium.spaces.") and type(value).__name__ in _SPACES:
+            return self._call(type(value), _space_arguments(value), depth)
         return self._named(value)
 
     def _sequence(self, value: Any, depth: int) -> str:
@@ -116,6 +128,16 @@ class ValueWriter:
         alias = "_" + module.replace(".", "_")
         self.imports.add(f"import {module} as {alias}")
         return alias
+
+
+def _space_arguments(space: Any) -> dict[str, Any]:
+    """Return the arguments that make an equal space of Gymnasium; a bound that all entries share is one number."""
+    arguments = {name: getattr(space, attribute) for name, attribute in _SPACES[type(space).__name__].items()}
+    for name in {"low", "high"} & set(arguments):
+        bound = arguments[name]
+        if bound.size and (bound == bound.flat[0]).all():
+            arguments[name] = bound.flat[0].item()
+    return arguments
 
 
 def is_type_expression(value: Any) -> bool:

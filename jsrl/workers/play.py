@@ -18,7 +18,7 @@ import numpy as np
 from jsrl.agents.base import Agent
 from jsrl.envs.base import EnvStep, Episode, GameStep, VectorEnv, VectorGame
 from jsrl.envs.faults import foreign
-from jsrl.envs.seats import SeatView, actions_of, part_of
+from jsrl.envs.seats import SeatView, actions_of, finite_actions, part_of
 from jsrl.errors import JsrlError
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
@@ -52,12 +52,13 @@ class PlayerSettings:
 
 @dataclass
 class Score:
-    """Episodes of one snapshot."""
+    """Episodes of one snapshot; cancelled: those in which the returns of its seats are not 0, but sum to 0."""
 
     version: int
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     terminated: list[bool] = field(default_factory=list)
+    cancelled: int = 0
 
     def facts(self) -> dict[str, Any]:
         """Return mean, standard deviation, 95% confidence interval (half width), length and number of episodes."""
@@ -103,7 +104,9 @@ class EpisodeCounts:
         for episode in episodes:
             if self._quota[episode.slot]:
                 self._quota[episode.slot] -= 1
-                self.score.returns.append(episode.return_ if self._view is None else self._view.return_of(episode))
+                own = episode.return_ if self._view is None else self._view.return_of(episode)
+                self.score.returns.append(own)
+                self.score.cancelled += abs(own) < 1e-6 * max(map(abs, episode.returns), default=0.0)
                 self.score.lengths.append(episode.length)
                 self.score.terminated.append(episode.terminated)
                 over += [episode.slot] if not self._quota[episode.slot] else []
@@ -192,7 +195,7 @@ class Play:
     def _act_for(self, policy: Seated) -> Array:
         part = part_of(policy.view, self._latest)
         reply = policy.engine.act(self._served, Request(part.observation, part.is_first, step=self._step))
-        return np.array(reply.action)
+        return finite_actions(np.array(reply.action), part)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from jsrl.types import ArraySpec
 SPEC = {
     "state": ArraySpec((3,), "float32"),
     "image": ArraySpec((4, 4, 1), "uint8"),
+    "bytes": ArraySpec((2, 3), "uint8"),
+    "flags": ArraySpec((2,), "bool"),
     "token": ArraySpec((), "int32"),
     "action_mask": ArraySpec((2,), "float32"),
 }
@@ -22,6 +24,8 @@ def draw(seed: int, num_rows: int = 11, num_envs: int = 5):
     observation = {
         "state": (rng.normal(size=(num_rows, num_envs, 3)) * [1, 10, 0.1] + [0, 100, -5]).astype(np.float32),
         "image": rng.integers(0, 255, (num_rows, num_envs, 4, 4, 1), np.uint8),
+        "bytes": rng.integers(90, 250, (num_rows, num_envs, 2, 3), np.uint8),
+        "flags": rng.random((num_rows, num_envs, 2)) < 0.5,
         "token": rng.integers(0, 9, (num_rows, num_envs), np.int32),
         "action_mask": np.ones((num_rows, num_envs, 2), np.float32),
     }
@@ -44,13 +48,14 @@ def test_merging_updates_equals_numpy_over_all_unmasked_rows():
     np.testing.assert_allclose(moments["state"].variance, rows.var(0), rtol=1e-4)
 
 
-def test_images_integers_and_masks_are_not_normalized():
+def test_bytes_are_normalized_and_images_flags_integers_and_masks_are_not():
     observation, mask = draw(0)
     moments = norm.merge_moments(norm.init_moments(SPEC), observation, mask)
     normal = norm.normalize(moments, observation)
-    assert moments["image"] == moments["token"] == moments["action_mask"] == ()
-    for name in ("image", "token", "action_mask"):
-        assert normal[name] is observation[name]
+    for name in ("image", "flags", "token", "action_mask"):
+        assert moments[name] == () and normal[name] is observation[name]
+    rows = observation["bytes"][mask > 0].astype(np.float64)
+    np.testing.assert_allclose(normal["bytes"][mask > 0], (rows - rows.mean(0)) / rows.std(0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(np.asarray(normal["state"])[mask > 0].std(0), 1.0, rtol=1e-3)
     assert set(norm.normalize((), observation)) == set(observation)
 

@@ -58,7 +58,7 @@ class ScheduledGame:
         earned = {name: float(self.rng.uniform(-1, 1)) for name in lived}
         self.plan.rewards.append(dict(earned))
         self.plan.closed = self.time == self.plan.length
-        return earned
+        return {name: np.ones(1) for name in lived} if self.fault == "reward" else earned
 
     def ended(self, lived):
         last = self.time == self.plan.length
@@ -82,6 +82,7 @@ class ParallelGame(ScheduledGame):
     def step(self, actions):
         lived = list(self.agents)
         assert set(actions) == set(lived), f"actions of {sorted(actions)}, but the living agents are {lived}"
+        assert all(isinstance(action, np.integer) for action in actions.values())
         self.time += 1
         earned = self.earn(lived)
         died, cut = self.ended(lived)

@@ -176,7 +176,7 @@ def test_what_is_no_environment_is_refused(given: str | None) -> None:
         check_env(given)
 
 
-@pytest.mark.parametrize("given", [functools.partial(dict, a=1), object(), 3])
+@pytest.mark.parametrize("given", [functools.partial(dict, [1]), object(), 3])
 def test_an_id_that_is_neither_a_name_nor_a_class_or_function_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match=rf"id is a {type(given).__name__} object; .*EnvConfig\(MyEnv, kwargs="):
         EnvConfig(given)

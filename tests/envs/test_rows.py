@@ -1,19 +1,24 @@
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from jsrl.envs.base import Episode
 from jsrl.envs.check import check_env
 from jsrl.envs.config import AtariConfig, EnvConfig
 from jsrl.envs.make import make, make_spec
+from jsrl.envs.notes import spec_notes
 from jsrl.envs.rows import slot_seeds
-from jsrl.envs.spaces import allowed_choices, choice_starts
+from jsrl.envs.spaces import ObservationLayout, allowed_choices, choice_starts
 from jsrl.errors import ConfigError, EnvironmentFault
-from jsrl.types import ArraySpec, Discrete, MultiDiscrete, map_tree
+from jsrl.types import ArraySpec, Discrete, EnvSpec, GameSpec, MultiDiscrete, Seat, map_tree
+from tests.envs.scripted import Counting
 
 S = "tests.envs.scripted:"
 
@@ -127,6 +132,7 @@ def test_discrete_start_is_added():
     env.reset()
     env.step(np.array([1], np.int32))
     assert env._envs[0].actions == [6]
+    assert env._envs[0].actions[0].item() == 6  # an integer of NumPy, as Gymnasium's own vectors give
 
 
 def test_rich_observations_and_masks():
@@ -142,6 +148,34 @@ def test_rich_observations_and_masks():
     np.testing.assert_array_equal(seen["action_mask"], [[1, 0, 0, 1, 1]] * 2)
     assert all(leaf.dtype == np.float32 for leaf in (seen["inner"]["count"], seen["pair"]["0"]))
     env.step(np.array([[0, 1], [0, 2]], np.int32))
+
+
+@pytest.mark.parametrize(
+    ("space", "dtype", "note"),
+    [
+        (spaces.Box(0, 255, (84, 84, 3), np.uint8), "uint8", ""),
+        (spaces.Box(0, 255, (4, 10, 10), np.uint8), "uint8", "[4, 10, 10] is an image with the channels first"),
+        (spaces.Box(0, 255, (128,), np.uint8), "uint8", "uint8 [128]: bytes, scaled by 1/255 or normalised"),
+        (spaces.Box(0, 255, (4, 9, 9, 3), np.uint8), "uint8", "uint8 [4, 9, 9, 3]: bytes"),
+        (spaces.Box(0, 1, (3,), np.uint8), "bool", ""),
+        (spaces.Box(0, 1, (2, 8, 8), bool), "bool", ""),
+        (spaces.Box(0, 1, (3,), np.int8), "float32", ""),
+        (spaces.Box(-9, 9, (2,), np.int64), "float32", ""),
+        (spaces.Box(0, 2**40, (2,), np.int64), "float32", "is int64: float32 holds its values up to 16,777,216"),
+        (spaces.Box(-(2**31), 2**31 - 1, (2,), np.int32), "float32", "is int32: float32 holds"),
+    ],
+)
+def test_arrays_are_read_as_images_bytes_flags_or_numbers_and_a_note_says_what_surprises(space, dtype, note):
+    layout = ObservationLayout(spaces.Dict({"seen": space}), "here")
+    assert layout.spec == {"seen": ArraySpec(space.shape, dtype)}
+    (found,) = spec_notes(EnvSpec(layout.spec, Discrete(2), notes=tuple(layout.notes))) or ("",)
+    assert note in found and bool(note) == bool(found)
+    seats = tuple(Seat(name, layout.spec, Discrete(2)) for name in "ab")
+    assert spec_notes(GameSpec(seats, notes=tuple(layout.notes))) == ((found,) if found else ())
+    value = space.sample()
+    arrays = layout.buffers(1)[1]
+    layout.write(arrays, 0, {"seen": value})
+    np.testing.assert_array_equal(arrays[0][0], value.astype(dtype))
 
 
 @pytest.mark.parametrize("mode", ["sync", "NextStep", "SameStep", "Disabled"])
@@ -262,7 +296,7 @@ FAULTS = {
     "shape": "declares shape [3]",
     "dtype": "declares uint8",
     "reward nan": "inf in 'reward'",
-    "reward shape": "returned what step must not",
+    "reward shape": "returned what step must not: float64 [2] array([0., 0.]) as reward",
     "none": "returned what step must not",
 }
 
@@ -360,10 +394,9 @@ def test_invalid_environments_are_refused_by_name(config, message):
         make(config, 2, 0)
 
 
-def test_wrappers_warn_about_their_cost(caplog):
+def test_wrappers_wrap_single_environments():
     env = make(EnvConfig("CartPole-v1", wrappers=(S + "DoubledReward",)), 2, 0)
     env.reset()
-    assert "vectorised implementation" in caplog.text
     assert (env.step(np.zeros(2, np.int32)).reward == 2.0).all()
 
 
@@ -378,11 +411,11 @@ def test_atari_options_are_refused_where_gymnasium_makes_the_games(path):
         make(config, 1, 0)
 
 
-def test_wrappers_of_atari_games_warn_that_the_preprocessing_does_not_apply(caplog):
+def test_a_note_says_that_the_preprocessing_of_wrapped_atari_games_does_not_apply():
     pytest.importorskip("ale_py")
     env = make(EnvConfig("ALE/Breakout-v5", wrappers=(STATISTICS,)), 1, 0)
     assert env.spec.observation.shape == (210, 160, 3)
-    assert re.search("env.atari .*does not apply.*sticky actions", caplog.text)
+    assert re.search("env.atari .*does not apply.*sticky actions", env.spec.notes[0])
     env.close()
 
 
@@ -513,3 +546,73 @@ def test_step_limit_is_passed_to_a_vector_environment_or_refused():
     env = make(EnvConfig(S + "limited_vector", max_episode_steps=2), 1, 0)
     env.reset()
     assert [len(env.step(np.zeros(1, np.int32)).episodes) for _ in range(3)] == [0, 1, 0]
+
+
+class Masking(Counting):
+    """As environments of MaskablePPO; `told` says whether `info` has the mask, too."""
+
+    def __init__(self, told: bool = False):
+        super().__init__()
+        self.told = told
+
+    def action_masks(self):
+        return np.ones(2, bool)
+
+    def reset(self, *, seed=None, options=None):
+        observation, info = super().reset(seed=seed)
+        return observation, {**info, **({"action_mask": self.action_masks()} if self.told else {})}
+
+
+def masking_vector(num_envs: int) -> gymnasium.vector.VectorEnv:
+    return gymnasium.vector.SyncVectorEnv([Masking] * num_envs)
+
+
+W = "gymnasium.wrappers:"
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (EnvConfig(S + "Counting"), ()),
+        (
+            EnvConfig(S + "Counting", wrappers=(W + "NormalizeObservation",)),
+            ("use agent.normalize_observations in its",),
+        ),
+        (
+            EnvConfig(S + "Counting", wrappers=(W + "NormalizeReward", W + "NormalizeObservation")),
+            ("use agent.normalize_observations in its place", "use agent.normalize_values in its place"),
+        ),
+        (EnvConfig(Masking, wrappers=(W + "RecordEpisodeStatistics",)), (r"action_masks() is not called; return the",)),
+        (EnvConfig(Masking, kwargs={"told": True}), ()),
+        (EnvConfig(masking_vector), ("action_masks() is not called",)),
+        (
+            EnvConfig("CartPole-v1", wrappers=(W + "RecordEpisodeStatistics",)),
+            ("a vectorised implementation, which cannot",),
+        ),
+    ],
+)
+def test_notes_name_what_jsrl_does_not_use(config, told):
+    notes = make_spec(config).notes
+    assert len(notes) == len(told) and all(part in note for part, note in zip(told, notes, strict=True))
+
+
+def test_a_partial_of_an_environment_gives_its_arguments():
+    given = EnvConfig(functools.partial(Counting, length=5, start=7), kwargs={"start": 2})
+    assert given == EnvConfig(Counting, kwargs={"length": 5, "start": 2})
+
+
+MEET = {"a/b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})}
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Dict({}), r"the observation space Dict\(\) has no entries"),
+        (spaces.Dict({"a": spaces.Tuple(())}), "has no entries"),
+        (spaces.Dict(MEET), "two parts of its observation are called 'a/b'"),
+        (spaces.Dict({1: spaces.Discrete(2), "1": spaces.Discrete(2)}), "two parts of its observation are called '1'"),
+    ],
+)
+def test_observation_spaces_without_entries_or_with_equal_paths_are_refused(space, message):
+    with pytest.raises(ConfigError, match=message):
+        ObservationLayout(space, "here")

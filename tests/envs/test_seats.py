@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from jsrl.errors import ConfigError
+from jsrl.envs.base import EnvStep, Episode
+from jsrl.envs.seats import finite_actions
+from jsrl.errors import AgentFault, ConfigError
 from jsrl.types import ArraySpec, Discrete, GameSpec, Seat
 
 
@@ -34,3 +37,16 @@ def test_different_seats_are_refused_with_the_differing_leaf(other: str, leaf: s
 def test_seat_names_are_unique() -> None:
     with pytest.raises(ConfigError, match=r"has the seats \['a', 'a'\]; give at least one, each with a unique name"):
         GameSpec((seat("a"), seat("a")), "game")
+
+
+def test_only_actions_that_count_must_be_finite():
+    """Slot 0 acts, slot 1 has ended, and in slot 2 only the first seat acts."""
+    acts = np.array([[1, 1], [1, 1], [1, 0]], np.uint8)
+    zeros, first = np.zeros((3, 2), np.float32), np.zeros(3, bool)
+    part = EnvStep(zeros, first, zeros, zeros, acts, [Episode(1, 0.0, 1, True)])
+    action = np.zeros((3, 2, 1), np.float32)
+    action[1, 0] = action[2, 1] = np.nan
+    assert finite_actions(action, part) is action
+    action[2, 0] = -np.inf
+    with pytest.raises(AgentFault, match=r"chose \[-inf\] for slot 2; expected finite actions"):
+        finite_actions(action, part)

@@ -53,6 +53,13 @@ def test_choices_on_cpu(values, machine, expected) -> None:
     [
         (NetworkConfig(), VECTOR, "inline"),
         (NetworkConfig(), IMAGE, "served"),
+        (
+            NetworkConfig(),
+            EnvSpec(ArraySpec((2, 5, 7), "float32"), Discrete(2)),
+            "inline",
+        ),  # the network's MLP reads it
+        (NetworkConfig(), EnvSpec(ArraySpec((2, 5, 7), "uint8"), Discrete(2), num_agents=2), "inline"),
+        (NetworkConfig(), EnvSpec(ArraySpec((2, 84, 84, 4), "uint8"), Discrete(2), num_agents=2), "served"),
         (NetworkConfig(torso="mlp"), None, "inline"),
         (NetworkConfig(hidden=(512, 512)), None, "served"),
         (NetworkConfig(core="lstm"), None, "served"),

@@ -12,9 +12,11 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make_spec
 from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
 from jsrl.experiment.dividing import alike_seats, divided, may_need_policies
+from jsrl.experiment.policies import find_seats
+from jsrl.graph.policies import taken_names
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.types import ArraySpec, Discrete, Seat
+from jsrl.types import ArraySpec, Discrete, GameSpec, Seat
 
 TAG = EnvConfig("particle:simple_tag_v3")
 PPO = PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1)
@@ -39,12 +41,18 @@ TAGGED = Experiment(
         ("1:1 2:2", {"policy_0": ["1"], "policy_1": ["2"]}),
         ("a_0:1 a_1:2", {"a": ["a_0"], "policy_1": ["a_1"]}),
         ("a_0:1 b_0:1", {"policy_0": ["a_0", "b_0"]}),
+        ("scout:1 evaluator:2", {"scout": ["scout"], "policy_1": ["evaluator"]}),
+        ("critic:1 actor_0:2 actor_1:2", {"critic": ["critic"], "policy_1": ["actor_0", "actor_1"]}),
+        ("a[0]:1 b*:2 b_c:2 d?:3", {"a": ["a[0]"], "b": ["b*", "b_c"], "d": ["d?"]}),
     ],
 )
 def test_groups_are_named_after_the_common_part_of_seat_names(names, expected):
     sized = [name.split(":") for name in names.split()]
     seats = tuple(Seat(name, ArraySpec((int(size),), "float32"), Discrete(2)) for name, size in sized)
-    assert {name: list(own) for name, own in alike_seats(seats).items()} == expected
+    assert {name: list(own) for name, own in alike_seats(seats, taken_names()).items()} == expected
+    policies = {name: PolicyConfig(PPO, seats=tuple(own)) for name, own in expected.items()}
+    found = find_seats(policies, GameSpec(seats), shared=False)
+    assert {name: list(own) for name, own in found.items()} == expected
 
 
 def test_equal_seats_share_a_policy_and_different_seats_do_not():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jsrl.errors import ConfigError
-from jsrl.networks.model import NetworkConfig, actor_critic
+from jsrl.networks.model import NetworkConfig, actor_critic, observation_leaves
 from jsrl.networks.off_policy import policy_network, value_network
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec, MultiDiscrete
 from tests.networks.weights import drawn, programs
@@ -183,6 +183,38 @@ def test_pixels_are_scaled_inside():
     features = network.policy(policy, rows, np.zeros((1, 1), bool), ())[1]
     as_floats = network.policy(policy, rows.astype(np.float32) / 255, np.zeros((1, 1), bool), ())[1]
     np.testing.assert_allclose(features, as_floats, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "torso"), [((5,), "auto"), ((4, 6), "auto"), ((2, 9, 9, 3), "auto"), ((9, 9, 3), "mlp")]
+)
+def test_bytes_that_are_no_image_are_scaled_as_pixels_are(shape, torso):
+    spec = EnvSpec(ArraySpec(shape, "uint8"), Discrete(6))
+    network = programs(actor_critic(NetworkConfig(torso=torso, shared=True), spec))
+    policy, _ = drawn(network.init)
+    rows = np.random.default_rng(0).integers(0, 256, (1, 2, *shape)).astype(np.uint8)
+    features = network.policy(policy, rows, np.zeros((1, 2), bool), ())[1]
+    as_floats = network.policy(policy, rows.astype(np.float32) / 255, np.zeros((1, 2), bool), ())[1]
+    np.testing.assert_allclose(features, as_floats, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels"),
+    [
+        ((3, 64, 64), 3),
+        ((4, 10, 10), 4),
+        ((20, 40, 40), 20),
+        ((3, 210, 160), 3),
+        ((84, 84, 4), 4),
+        ((64, 64, 128), 128),
+        ((8, 8, 111), 111),
+        ((10, 10, 10), 10),
+        ((6, 7, 2), 2),
+    ],
+)
+def test_an_image_whose_first_axis_is_the_shortest_has_its_channels_first(shape, channels):
+    (leaf,) = observation_leaves(EnvSpec(ArraySpec(shape, "uint8"), Discrete(2)))
+    assert leaf.is_image and shape[0 if leaf.channels_first else 2] == channels
 
 
 class OwnTorso(nn.Module):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -129,6 +131,33 @@ class EvaluatorRig:
             if not self.evaluator.due:
                 return
             self.evaluator.step()
+
+
+class Opposed(Uneven):
+    """What one of two seats gains, the other loses; in `shift` of the slots both gain 1 more."""
+
+    shift = 0
+
+    def step(self, action) -> EnvStep:
+        step = super().step(action)
+        both = [float(episode.slot < self.shift) for episode in step.episodes]
+        told = [
+            replace(episode, return_=more, returns=(more + 2.0, more - 2.0))
+            for episode, more in zip(step.episodes, both, strict=True)
+        ]
+        return step._replace(episodes=told)
+
+
+@pytest.mark.parametrize(("joins", "shift", "warned"), [(True, 0, True), (True, 1, False), (False, 0, False)])
+def test_a_team_whose_seats_returns_cancel_is_warned(tmp_path, monkeypatch, joins, shift, warned):
+    monkeypatch.setattr(sys.modules[__name__], "Uneven", Opposed)
+    monkeypatch.setattr(Opposed, "shift", shift)
+    rig = EvaluatorRig(tmp_path, joins_rewards=joins)
+    rig.params.publish(5)
+    rig.play()
+    told = [event["text"] for event in rig.heard.named("warning")]
+    assert len(rig.heard.named("evaluated")) == 1 and bool(told) == warned
+    assert not warned or "returns of the policy's seats sum to 0 in each of 10 episodes" in told[0]
 
 
 def test_environments_of_the_evaluator_share_the_time_to_make_them(tmp_path, monkeypatch):

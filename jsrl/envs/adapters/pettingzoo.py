@@ -16,8 +16,7 @@ import inspect
 import pkgutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -25,8 +24,10 @@ from typing import Any
 from gymnasium import spaces
 
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.faults import describe, is_number
 from jsrl.envs.games.loop import SyncVectorGame
 from jsrl.envs.games.played import EnvState, SeatSpaces
+from jsrl.envs.seats import seats_named
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
 from jsrl.extras import install_command
 from jsrl.references.importing import import_target, nearest
@@ -141,11 +142,11 @@ def _build(
             f"environment {config.id!r} is {type(env).__name__} without `possible_agents`; expected a PettingZoo "
             "ParallelEnv or AECEnv that names all agents that may ever play"
         )
+    names = [str(agent) for agent in env.possible_agents]
     for pattern in sides:
-        if not any(fnmatchcase(str(agent), pattern) for agent in env.possible_agents):
+        if not seats_named(pattern, names):
             raise ConfigError(
-                f"environment {config.id!r}: sides has {pattern!r}, which matches none of its agents "
-                f"{', '.join(map(str, env.possible_agents))}"
+                f"environment {config.id!r}: sides has {pattern!r}, which matches none of its agents {', '.join(names)}"
             )
     game = TurnGame(env, sides) if hasattr(env, "last") else ParallelGame(env, sides)
     game.symmetric, game.zero_sum = facts["symmetric"], facts["zero_sum"]
@@ -162,7 +163,7 @@ class _Wrapped:
         self.env = env
         self.names = tuple(str(agent) for agent in env.possible_agents)
         self.seats = tuple(
-            SeatSpaces(name, env.observation_space(agent), env.action_space(agent), _side(name, sides))
+            SeatSpaces(name, env.observation_space(agent), env.action_space(agent), _side(name, self.names, sides))
             for name, agent in zip(self.names, env.possible_agents, strict=True)
         )
         self._agents = dict(zip(self.names, env.possible_agents, strict=True))
@@ -239,7 +240,7 @@ class ParallelGame(_Wrapped):
         return EnvState(
             {name: seen for name, seen in _named(observed).items() if name in lived},
             left,
-            {name: float(value) for name, value in _named(reward).items() if name in lived},
+            _rewards(reward, lived),
             dead,
             cut,
             revived,
@@ -262,7 +263,7 @@ class TurnGame(_Wrapped):
         lived = self._here()
         (chosen,) = action.values()
         self.env.step(chosen)
-        reward = {str(agent): float(value) for agent, value in self.env.rewards.items() if str(agent) in lived}
+        reward = _rewards(self.env.rewards, lived)
         dead, cut = (
             {str(agent) for agent, flag in flags.items() if flag} & lived
             for flags in (self.env.terminations, self.env.truncations)
@@ -291,8 +292,17 @@ class TurnGame(_Wrapped):
         return EnvState(observed, {str(self.env.agent_selection)}, state=self._state(), info=_named(self.env.infos))
 
 
-def _side(name: str, sides: Mapping[str, str]) -> str:
-    return next((side for pattern, side in sides.items() if fnmatchcase(name, pattern)), "")
+def _side(name: str, names: Sequence[str], sides: Mapping[str, str]) -> str:
+    return next((side for pattern, side in sides.items() if name in seats_named(pattern, names)), "")
+
+
+def _rewards(values: Mapping[Any, Any], lived: set[str]) -> dict[str, float]:
+    """Return the rewards of the agents that lived. Raises EnvironmentFault: one is not a number."""
+    paid = {name: value for name, value in _named(values).items() if name in lived}
+    for name, value in paid.items():
+        if not is_number(value):
+            raise EnvironmentFault(f"returned {describe(value)} as reward of {name!r}; expected a number")
+    return {name: float(value) for name, value in paid.items()}
 
 
 def _named(values: Mapping[Any, Any]) -> dict[str, Any]:

@@ -33,7 +33,8 @@ class SeatReader:
         actions = action_layout(spaces.action, config.id, config.action_transform)
         size = actions.num_choices if masked and not _has_mask(spaces) else None
         self.layout = ObservationLayout(spaces.observation, config.id, size, actions.num_choices)
-        self.convert, self.wants_mask, self.notes = actions.convert, self.layout.mask_in_info, actions.notes
+        self.convert, self.wants_mask = actions.convert, self.layout.mask_in_info
+        self.notes = (*actions.notes, *self.layout.notes)
         self.seat = Seat(spaces.name, self.layout.spec, actions.spec, spaces.side)
         self.has_mask = isinstance(self.layout.spec, dict) and MASK_KEY in self.layout.spec
         self._choices = choice_starts(actions.spec)
@@ -195,11 +196,8 @@ class SyncVectorGame(SlotRepairs):
         Raises:
           EnvironmentFault: an environment raised, or returned what VectorGame forbids.
         """
-        converted: list[Any] = []
-        for reader, chosen in zip(self._readers, self._groups.actions(action), strict=True):
-            values = reader.convert(chosen)
-            # Python numbers for discrete actions: environments use them as indices of lists and dicts
-            converted.append(values.tolist() if values.ndim == 1 and values.dtype.kind in "iu" else values)
+        chosen = self._groups.actions(action)
+        converted = [reader.convert(own) for reader, own in zip(self._readers, chosen, strict=True)]
         self._reward[:] = 0.0
         for flags in self._ended:
             flags[:] = False

@@ -13,7 +13,7 @@
 | mask_as_obs | (sites,) | 1: the site exists; sites are known wherever the agent is |
 
 A key of zero entities is left out: no stream carries an empty array. Positions are those of lower left corners, as in the
-original. Masks are uint8, which no agent normalises; everything else is float32.
+original. Masks are bool, which no agent normalises; everything else is float32.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def observation_spec(settings: Settings) -> dict[str, ArraySpec]:
     }
     for letter, number in (("a", others), ("b", boxes), ("r", ramps)):
         shapes[f"mask_a{letter}_obs"] = shapes[f"mask_a{letter}_obs_spoof"] = (number,)
-    kinds = {name: "uint8" if name.startswith("mask") else "float32" for name in shapes}
+    kinds = {name: "bool" if name.startswith("mask") else "float32" for name in shapes}
     return {name: ArraySpec(shape, kinds[name]) for name, shape in shapes.items() if shape[0]}
 
 

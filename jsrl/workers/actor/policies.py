@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jsrl.envs.base import EnvStep, GameStep
-from jsrl.envs.seats import SeatView, part_of
+from jsrl.envs.seats import SeatView, finite_actions, part_of
 from jsrl.errors import StreamTimeout
 from jsrl.transport.base import LATEST_VERSION, Block, InferenceClient, Reply, Request, SampleProducer
 from jsrl.types import Array, leaves, spread, version_epoch, version_updates
@@ -162,7 +162,8 @@ class PolicyRows:
             target[row] = source
         if row == 0:
             self._begin(reply)
-        return np.array(reply.action)  # the reply's arrays are only lent, and environments may keep the action
+        # a copy: the reply's arrays are only lent, and environments may keep the action
+        return finite_actions(np.array(reply.action), self.latest)
 
     def _begin(self, reply: Reply) -> None:
         assert self.block is not None

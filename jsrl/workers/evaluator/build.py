@@ -26,6 +26,7 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
         num_envs=e.evaluator.num_envs,
         goal=e.stop_at_return,
         last_params_s=e.deadlines.snapshot_s,
+        joins_rewards=getattr(e.agent, "rewards", "own") == "team",
         period_updates=e.evaluation_period,
         **common_player_settings(job),
     )

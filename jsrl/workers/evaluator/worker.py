@@ -24,7 +24,7 @@ from jsrl.types import version_updates
 from jsrl.workers.base import Reporter
 from jsrl.workers.evaluator.matches import Matches, ScoreOfMatches
 from jsrl.workers.evaluator.opponents import Opponent
-from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings
+from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings, Score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,7 @@ class EvaluatorSettings(PlayerSettings):
     """Settings of an evaluator; see EvaluatorConfig.
 
     goal: the score that ends the run; None: no goal. last_params_s: how long the final evaluation waits for the last params.
+    joins_rewards: the policy learns from the mean reward of its seats.
     """
 
     episodes: int
@@ -40,8 +41,14 @@ class EvaluatorSettings(PlayerSettings):
     num_envs: int
     goal: float | None = None
     last_params_s: float = 60.0
+    joins_rewards: bool = False
 
 
+OPPOSED = (
+    "the returns of the policy's seats sum to 0 in each of {episodes} episodes, and it learns from their mean reward: from "
+    "nothing. If one seat gains what another loses, give each side a policy of its own, or use an agent that learns from own "
+    "rewards, such as ppo"
+)
 SEEDS = {"evaluator/final": 2, "evaluator/confirmation": 3}  # of the environments of each use; 1: all others
 
 
@@ -134,6 +141,8 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         score, (name, greedy, _) = self._play.score, self._plan.pop(0)
         against = [match.away for match in score.matches] if isinstance(score, ScoreOfMatches) else []
         self._play = None
+        if self._settings.joins_rewards and isinstance(score, Score) and score.cancelled == len(score.returns):
+            self._reporter.event("warning", OPPOSED.format(episodes=score.cancelled), once="opposed")
         facts = score.facts()
         if self._final:
             self._final_score = facts

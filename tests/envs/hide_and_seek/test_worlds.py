@@ -265,7 +265,7 @@ def test_shapes_masks_and_order_of_rows(scenario: str, team: int) -> None:
         shapes[masks[rows]] = shapes[f"{masks[rows]}_spoof"] = shapes[rows][:1]
     seen = {name: step.observation[name] for name in game.spec.names}
     assert all({key: leaf.shape[2:] for key, leaf in own.items()} == shapes for own in seen.values())
-    kinds = {key: "uint8" if key.startswith("mask") else "float32" for key in shapes}
+    kinds = {key: "bool" if key.startswith("mask") else "float32" for key in shapes}
     assert all({key: str(leaf.dtype) for key, leaf in own.items()} == kinds for own in seen.values())
     for i, name in enumerate(game.spec.names):
         own = {key: leaf[:, 0] for key, leaf in seen[name].items()}
