@@ -98,7 +98,7 @@ def batch_schema(experiment: Experiment, schemas: Schemas, devices: int) -> Traj
 
 def windows_schema(experiment: Experiment, schemas: Schemas, devices: int) -> Trajectory:
     """Return the schema of a batch of windows in device form, [D, W+1, B/D, ...]."""
-    replay, one = experiment.replay, schemas.trajectory
+    replay, one = experiment.buffer, schemas.trajectory
     assert replay is not None
     number = replay.batch_size * (experiment.updates_per_call if experiment.has_replay_workers else 1)
     columns = number // devices

@@ -18,6 +18,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment.checks import check, leaves_host, split_bind, whole_numbers
 from jsrl.experiment.policies import PolicyConfig
 from jsrl.experiment.settings import (
+    AUTO,
     ActorConfig,
     DeadlineConfig,
     EvaluatorConfig,
@@ -27,11 +28,11 @@ from jsrl.experiment.settings import (
     SnapshotConfig,
     SupervisionConfig,
     VideoConfig,
+    decided_replay,
 )
 from jsrl.field_names import suggesting
 
 PlacementKind: TypeAlias = Literal["auto", "serial", "inline", "served", "apart"]
-AUTO = "auto"
 
 
 class Placement(NamedTuple):
@@ -121,8 +122,8 @@ class Experiment:
     actor: ActorConfig = field(default_factory=ActorConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
-    replay: ReplayConfig | None = None
-    """Storage and sampling of an off-policy agent's rows; None: no replay."""
+    replay: ReplayConfig | Literal["auto"] | None = AUTO
+    """Storage and sampling of an off-policy agent's rows; auto: what the agent usually has, none: fresh trajectories."""
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     video: VideoConfig = field(default_factory=VideoConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
@@ -139,6 +140,11 @@ class Experiment:
         check(self)
 
     # Derived numbers are properties, never fields.
+
+    @property
+    def buffer(self) -> ReplayConfig | None:
+        """Return the replay with `auto` decided; None: no replay."""
+        return decided_replay(self.replay, self.agent)
 
     def is_served(self, policy: str) -> bool:
         """Return whether inference servers act for a policy."""
@@ -197,7 +203,7 @@ class Experiment:
 
         Free-running replay workers follow no ratio; then it is the env steps in one trajectory of every environment.
         """
-        replay = self.replay
+        replay = self.buffer
         if replay is not None and self.has_replay_workers and replay.samples_per_insert is not None:
             return self.updates_per_call * replay.batch_size / replay.samples_per_insert
         return self.batch_columns * self.rollout_length
@@ -210,17 +216,17 @@ class Experiment:
     @property
     def has_replay_workers(self) -> bool:
         """Return whether there are replay workers between actors and learner."""
-        return self.replay is not None and self.replay.kind == "host"
+        return self.buffer is not None and self.buffer.kind == "host"
 
     @property
     def is_free_running(self) -> bool:
         """Return whether there are replay workers without a ratio of updates to env steps."""
-        return self.has_replay_workers and self.replay is not None and self.replay.samples_per_insert is None
+        return self.has_replay_workers and self.buffer is not None and self.buffer.samples_per_insert is None
 
     @property
     def updates_per_call(self) -> int:
         """Return the updates of one compiled call: K with replay, else 1."""
-        replay = self.replay
+        replay = self.buffer
         if replay is None or replay.updates_per_call is not None:
             return 1 if replay is None else replay.updates_per_call or 1
         if replay.kind == "host" or replay.samples_per_insert is None:
@@ -230,7 +236,7 @@ class Experiment:
     @property
     def windows_per_env_step(self) -> float:
         """Return the windows per env step of a replay on the device; may differ from the option, as K is a whole number."""
-        return self.updates_per_call * self.replay.batch_size / self.rows_per_update if self.replay is not None else 0.0
+        return self.updates_per_call * self.buffer.batch_size / self.rows_per_update if self.buffer is not None else 0.0
 
     @property
     def updates_per_batch(self) -> int:
@@ -254,7 +260,7 @@ class Experiment:
             return self.learner.order
         if self.has_replay_workers:
             return "fifo"
-        on_device = self.replay is not None  # columns of its ring are environments
+        on_device = self.buffer is not None  # columns of its ring are environments
         asked = self.max_policy_lag is not None or self.deterministic or on_device
         by_group = self.batch_columns == self.num_envs and asked
         return "by_group" if by_group else "fifo"

@@ -126,7 +126,7 @@ def most_counts(experiment: Experiment, updates: int, env_steps: int) -> dict[st
     """
     if experiment.is_free_running:
         return {}
-    replay = experiment.replay
+    replay = experiment.buffer
     filled = round(replay.min_size * (1 + replay.tolerance)) if replay is not None else 0
     most = {"env_steps": 2 * (env_steps + experiment.total_env_steps + experiment.rows_per_update + filled)}
     if not experiment.has_replay_workers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jsrl.errors import ConfigError, SnapshotError
@@ -124,18 +124,19 @@ def next_start_point(
     return StartPoint(epoch, updates, f"{store.folder}@{version}", env_steps=env_steps), messages
 
 
-def common_updates(folder: RunFolder, policies: Sequence[str]) -> int | None:
-    """Return the largest number of updates for which each of some policies has a good snapshot; None: there is none.
+def common_batches(folder: RunFolder, policies: Mapping[str, int]) -> int | None:
+    """Return the largest number of batches after which each of some policies has a good snapshot; None: there is none.
 
-    Policies are named by their folders under that of the snapshots.
+    Args:
+      policies: by their folders under that of the snapshots: the updates of one batch.
     """
     found = [
         {
-            version_updates(version)
+            version_updates(version) // per_batch
             for version in SnapshotStore(folder.snapshots / policy / "state").versions()
             if version_damage(folder.snapshots / policy / "state" / str(version)) is None
         }
-        for policy in policies
+        for policy, per_batch in policies.items()
     ]
     return max(set.intersection(*found), default=None)
 

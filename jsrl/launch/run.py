@@ -14,8 +14,8 @@ from typing import Any
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.experiment import AUTO
 from jsrl.experiment.options import with_changes
+from jsrl.experiment.settings import AUTO
 from jsrl.launch.controller import Controller
 from jsrl.launch.devices import check_devices, set_flags_here
 from jsrl.launch.directing import check_players

@@ -12,7 +12,7 @@ from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.launch.links import learner_hop
 from jsrl.launch.plan import Plan
 from jsrl.launch.resume import (
-    common_updates,
+    common_batches,
     continue_exactly,
     init_points,
     may_be_exact,
@@ -83,11 +83,12 @@ def begin_policies(
         )
     start_points: dict[str, StartPoint] = {}
     together = resumed and len(plan.experiment.policies) > 1 and may_be_exact(plan.experiment)
-    updates = _one_update(plan, folder) if together else None
-    if updates is not None and updates != starts[""].updates:
-        starts = {**starts, "": next_start_point(folder, updates=updates)[0]}
+    batches = _same_batch(plan, folder) if together else None
     for policy in plan.policies.values():
         is_first, messages = policy.name == first, list[str]()
+        updates = None if batches is None else batches * policy.experiment.updates_per_batch
+        if is_first and updates is not None and updates != starts[""].updates:
+            starts = {**starts, "": next_start_point(folder, updates=updates)[0]}
         start_point = starts.get("" if is_first else policy.name, StartPoint())
         if resumed and not is_first:
             start_point, messages = start_point_of(folder, policy, learner_hop(plan.graph, policy.learner), updates)
@@ -143,19 +144,20 @@ def _is_beyond(e: Experiment, start: StartPoint) -> bool:
     return start.updates >= e.total_updates + e.updates_per_batch
 
 
-def _one_update(plan: Plan, folder: RunFolder) -> int | None:
-    """Return the update at which all policies of shared environments continue exactly; None: there is none, in serial runs.
+def _same_batch(plan: Plan, folder: RunFolder) -> int | None:
+    """Return the batch after which all policies of shared environments continue exactly; None: there is none, in serial runs.
 
     Each learner writes its snapshots by its own clock.
 
     Raises:
       ConfigError: there is none, and `deterministic` is set.
     """
-    updates = common_updates(folder, [policy.folder for policy in plan.policies.values()])
-    if updates is None and plan.experiment.deterministic:
+    policies = plan.policies.values()
+    batches = common_batches(folder, {policy.folder: policy.experiment.updates_per_batch for policy in policies})
+    if batches is None and plan.experiment.deterministic:
         raise ConfigError(
             f"{folder.name} cannot be continued exactly, as --deterministic promises: its policies "
-            f"{', '.join(plan.policies)} have no snapshots of the same update. Continue it with new episodes: "
+            f"{', '.join(plan.policies)} have no snapshots of the same batch. Continue it with new episodes: "
             "--snapshots.exact false."
         )
-    return updates
+    return batches

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from jsrl.agents.dqn import DQNConfig
+from jsrl.agents.ppo import PPOConfig
+from jsrl.agents.sac import SACConfig
 from jsrl.cli.replay_update import replay_update
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, NonFiniteUpdate
-from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
+from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, PolicyConfig, ReplayConfig
 from jsrl.graph.graph import Graph, node
 from jsrl.graph.policies import PolicyPart, with_policy
 from jsrl.launch.plan import make_plan
@@ -126,6 +128,43 @@ def test_core_used_only_for_acting_is_not_stored_and_windows_start_anywhere(kind
     spec = make_plan(experiment(kind, agent=agent), str(tmp_path), tmp_path).schemas
     assert leaves(spec.act.core) and not leaves(spec.trajectory.core)
     assert ring_shape(spec.trajectory, capacity=2_000, window=1, frames=None, prioritised=True).stride == 1
+
+
+@pytest.mark.slow
+def test_three_algorithms_of_one_game_each_train_on_their_own_data(tmp_path):
+    network, small = NetworkConfig(hidden=(8,)), {"capacity": 500, "batch_size": 8, "min_size": 80}
+    policies = {
+        "dqn": PolicyConfig(
+            DQNConfig(network=network), "agent_0", replay=ReplayConfig(samples_per_insert=2.0, **small)
+        ),
+        "sac": PolicyConfig(
+            SACConfig(network=network), "agent_1", replay=ReplayConfig(samples_per_insert=1.0, **small)
+        ),
+        "ppo": PolicyConfig(PPOConfig(network=network, num_epochs=1, num_minibatches=1), "agent_2"),
+    }
+    e = Experiment(
+        env=EnvConfig("particle:simple_spread_v3"),
+        policies=policies,
+        num_envs=4,
+        rollout_length=8,
+        total_env_steps=10 * 32,
+        placement="serial",
+        evaluator=EvaluatorConfig(enabled=False),
+    )
+    result = run(e, runs_dir=tmp_path, display="quiet")
+    rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    last = {name: value for row in rows for name, value in row.items()}
+    assert (last["replay/size"], last["sac/replay/size"]) == (320.0, 320.0) and "ppo/replay/size" not in last
+    assert last["ppo/learner/policy_lag_max"] == 0.0
+    updates = {"": result.updates} | {name: other["updates"] for name, other in result.others.items()}
+    assert updates == {"": 10 * 8, "sac": 10 * 4, "ppo": 10}
+    for policy, count in updates.items():
+        store = SnapshotStore(result.folder / "snapshots" / policy / "state")
+        state = store.load("final").tree["state"]
+        made = count if policy == "ppo" else count * 8 // 10  # 80 rows are there after the third batch
+        assert (policy, int(state["updates"])) == (policy, made)
+    for ledger in (result.ledger, *result.hops.values()):
+        assert ledger["produced"] == ledger["consumed"] == 10
 
 
 @pytest.mark.slow

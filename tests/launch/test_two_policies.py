@@ -79,10 +79,10 @@ def test_policies_resume_at_the_newest_updates_of_which_all_have_a_good_snapshot
         for updates in every:
             store.save(make_version(0, updates), {"state": {"x": np.zeros(3)}}, meta={}, wait=True)
         store.close()
-    assert resume.common_updates(folder, ["", "b"]) == 12
+    assert resume.common_batches(folder, {"": 1, "b": 1}) == 12
     (folder.snapshots / "b" / "state" / str(make_version(0, 12)) / "manifest.json").write_text("{}")
-    assert resume.common_updates(folder, ["", "b"]) == 8
-    assert resume.common_updates(folder, ["", "b", "c"]) is None
+    assert resume.common_batches(folder, {"": 1, "b": 1}) == 8
+    assert resume.common_batches(folder, {"": 1, "b": 1, "c": 1}) is None
 
 
 def test_a_resume_begins_a_newer_epoch_than_its_snapshot_and_its_ledger(tmp_path: Path):

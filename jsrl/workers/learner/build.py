@@ -97,7 +97,7 @@ def director_commands(
         scores,
         reporter,
         freezes=e.director is not None or (job.keeps_initial and not job.start_point.updates),
-        on_policy=e.replay is None,
+        on_policy=e.buffer is None,
         pending=start.pending,
     )
 

@@ -104,19 +104,19 @@ def split_update(job: Job, agent: Agent, devices: list[jax.Device]) -> SplitUpda
 
 def split_over_devices(e: Experiment) -> int:
     """Return the number of columns that the learner's devices must divide evenly."""
-    if e.replay is None:
+    if e.buffer is None:
         return e.batch_columns // e.learner.num_ranks
-    return e.replay.batch_size if e.has_replay_workers else math.gcd(e.batch_columns, e.replay.batch_size)
+    return e.buffer.batch_size if e.has_replay_workers else math.gcd(e.batch_columns, e.buffer.batch_size)
 
 
 def replay_on_device(agent: Agent, job: Job) -> OnDevice | None:
     """Return the agent combined with a ring of rows, if the experiment wants one on the device."""
     e = job.experiment
-    if e.replay is None or e.replay.kind != "device":
+    if e.buffer is None or e.buffer.kind != "device":
         return None
     return on_device(
         agent,
-        dataclasses.replace(e.replay, updates_per_call=e.updates_per_call, samples_per_insert=None),
+        dataclasses.replace(e.buffer, updates_per_call=e.updates_per_call, samples_per_insert=None),
         with_columns(job.schemas.trajectory, e.batch_columns),
         frames=job.schemas.env.frames,
         total_updates=e.total_updates,
@@ -126,13 +126,13 @@ def replay_on_device(agent: Agent, job: Job) -> OnDevice | None:
 
 def missed_ratio(e: Experiment) -> str:
     """Return a warning where whole updates per batch miss replay.samples_per_insert by more than a fifth; else empty."""
-    if e.replay is None or e.has_replay_workers or e.replay.samples_per_insert is None:
+    if e.buffer is None or e.has_replay_workers or e.buffer.samples_per_insert is None:
         return ""
-    asked, made = e.replay.samples_per_insert, e.windows_per_env_step
+    asked, made = e.buffer.samples_per_insert, e.windows_per_env_step
     if abs(made - asked) <= 0.2 * asked:
         return ""
     return (
-        f"replay.samples_per_insert is {asked:g}, which is an update per {e.replay.batch_size / asked:g} env steps, but "
+        f"replay.samples_per_insert is {asked:g}, which is an update per {e.buffer.batch_size / asked:g} env steps, but "
         f"batches have {e.rows_per_update} and get {e.updates_per_call}: {made:g} windows per env step. Change num_envs or "
         "rollout_length."
     )
