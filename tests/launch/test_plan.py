@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import pytest
 
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState
+from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.happo import HAPPOConfig
 from jsrl.agents.mappo import MAPPOConfig
-from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.agents.qmix import QMIXConfig
 from jsrl.agents.vdn import RecurrentVDNConfig, VDNConfig
