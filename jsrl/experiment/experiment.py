@@ -209,9 +209,24 @@ class Experiment:
         return self.batch_columns * self.rollout_length
 
     @property
-    def total_updates(self) -> int:
-        """Return the updates of the whole run."""
+    def last_number(self) -> int:
+        """Return the number of the run's last version: its updates, if each batch gets them, also while replay fills."""
         return max(1, math.ceil(self.total_env_steps / self.env_steps_per_batch)) * self.updates_per_batch
+
+    @property
+    def total_updates(self) -> int:
+        """Return the updates of the whole run, the one for schedules."""
+        return max(1, self.updates_after(0))
+
+    def updates_after(self, env_steps: int) -> int:
+        """Return the updates from a start at these env steps to the end: a replay that does not save its rows fills first."""
+        replay, left = self.buffer, self.total_env_steps - env_steps
+        filling = 0 if replay is None else max(0, replay.min_size - replay.save * env_steps)
+        if self.has_replay_workers:
+            batches = math.ceil((left - filling) / self.env_steps_per_batch)
+        else:  # the batch that completes the fill is learned from
+            batches = math.ceil(left / self.env_steps_per_batch) - max(0, math.ceil(filling / self.rows_per_update) - 1)
+        return max(0, batches) * self.updates_per_batch
 
     @property
     def has_replay_workers(self) -> bool:

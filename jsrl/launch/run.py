@@ -283,7 +283,7 @@ def ready_plan(
 def make_session(plan: Plan, folder: RunFolder, screen: Display, sinks: Sequence[Any], hooks: Hooks) -> Session:
     """Return the session of a plan, in which each policy continues from its learner's start point."""
     starts = [(policy, plan.job(policy.learner).start_point) for policy in plan.policies.values()]
-    policies = [Progress(policy, start.updates, start.env_steps) for policy, start in starts]
+    policies = [Progress(policy, start) for policy, start in starts]
     policy_of = {job.name: job.policy for job in plan.jobs}
     return Session(
         plan.experiment, folder, screen, sinks, kinds=plan.kinds, policies=policies, policy_of=policy_of, hooks=hooks

@@ -139,9 +139,9 @@ def _check_totals(plan: Plan, folder: RunFolder, starts: Mapping[str, StartPoint
 
 def _is_beyond(e: Experiment, start: StartPoint) -> bool:
     """Return whether a policy has trained a batch more than all that it is to train."""
-    if e.is_free_running:
-        return start.env_steps >= e.total_env_steps + e.rows_per_update  # its updates follow no ratio
-    return start.updates >= e.total_updates + e.updates_per_batch
+    if e.has_replay_workers:
+        return start.env_steps >= e.total_env_steps + e.rows_per_update
+    return start.updates >= e.last_number + e.updates_per_batch
 
 
 def _same_batch(plan: Plan, folder: RunFolder) -> int | None:

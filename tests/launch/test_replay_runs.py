@@ -59,7 +59,8 @@ def experiment(kind: str, *, poison: float = 1e9, **changes) -> Experiment:
 def test_the_plan_shows_replay_on_the_device(tmp_path):
     e = experiment("device", num_envs=16, placement="served")
     assert e.updates_per_call == 8  # 2 x 16 x 4 / 16
-    assert (e.updates_per_batch, e.total_updates) == (8, 25 * 8)
+    assert (e.updates_per_batch, e.last_number) == (8, 25 * 8)
+    assert e.total_updates == 22 * 8  # 200 env steps are there with the fourth batch
     text = describe(make_plan(e, str(tmp_path), tmp_path), [])
     assert "replay (device): 2,000 env steps of 34 B" in text
     assert "8 updates per call; 2 windows per env step, from 200 env steps on" in text
@@ -80,18 +81,64 @@ def test_whole_updates_that_miss_the_ratio_are_reported(tmp_path):
     assert [missed_ratio(each) for each in kept] == [""] * 4
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "total", "rest"),
+    [
+        ("device", {}, (50 - 6) * 4, (25 - 6) * 4),  # the seventh batch of 32 env steps completes the 200
+        ("device", {"save": True}, (50 - 6) * 4, 25 * 4),
+        ("host", {}, 1_400 // 8, 600 // 8),
+        ("host", {"save": True}, 1_400 // 8, 800 // 8),
+        ("host", {"samples_per_insert": None}, 44, 19),  # no ratio: as many as batches of the actors
+    ],
+)
+def test_schedules_count_the_updates_that_will_be_made(kind, changes, total, rest, tmp_path):
+    """Replay fills first; after a resume it fills again, unless it saves its rows."""
+    job = make_plan(experiment(kind, replay=changes), str(tmp_path), tmp_path).job("learner")
+    assert job.experiment.total_updates == job.total_updates == total
+    half = StartPoint(1, 100, "folder@100", env_steps=800, unmade=24)
+    assert dataclasses.replace(job, start_point=half).total_updates == 76 + rest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["device", "host"])
+def test_updates_are_those_that_were_made_everywhere(kind, tmp_path):
+    """In result.json, metrics, scores, snapshots and after a resume, which fills the buffer again."""
+    e = experiment(
+        kind,
+        agent=DQNConfig(network=NetworkConfig(hidden=(8,))),
+        total_env_steps=640,
+        replay={"prioritised": False},
+        evaluator=EvaluatorConfig(episodes=1, num_envs=1, final_episodes=1, period_env_steps=320),
+    )
+    for total in (640, 1_280):
+        e = dataclasses.replace(e, total_env_steps=total)
+        result = run(e, runs_dir=tmp_path, name="a", resume="a" if total > 640 else None, display="quiet")
+        store = SnapshotStore(result.folder / "snapshots" / "state")
+        made = int(store.load("final").tree["state"]["updates"])
+        lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+        assert store.meta("final")["updates"] == result.updates == lines[-1]["updates"] == made
+        assert json.loads((result.folder / "result.json").read_text())["updates"] == made
+        assert result.final["version_updates"] == made
+        scores = [line for line in lines if "evaluator/version_updates" in line]
+        assert all(line["updates"] == line["evaluator/version_updates"] <= made for line in scores)
+        if kind == "device":
+            assert made == total // 640 * (20 - 6) * 4  # at a resume the next 6 batches fill again
+        else:
+            assert abs(made - total // 640 * 440 // 8) <= 8  # the limiter's tolerance
+
+
 def test_replay_workers_may_ask_for_several_updates_per_env_step(tmp_path):
     """Their number is that of the whole run: schedules, evaluations and resumes count on it."""
     e = experiment("host", replay={"samples_per_insert": 64.0})  # 4 updates per env step
-    assert (e.total_updates, e.evaluation_period) == (4 * 1_600, 4 * 40)
+    assert (e.total_updates, e.last_number, e.evaluation_period) == (4 * 1_400, 4 * 1_600, 4 * 40)
     job = SimpleNamespace(name="video-recorder", experiment=e, start_point=StartPoint())
     shared = PlayerSettings(period_updates=1, **common_player_settings(job))
     assert Player._env_steps(SimpleNamespace(_shared=shared), 6_400) == 1_600
     free = experiment("host", replay={"samples_per_insert": None})
-    for each, updates, refused in ((e, 4 * 1_600, False), (e, 4 * 1_600 + 1, True), (free, 10**6, False)):
+    for each, env_steps, refused in ((e, 1_600, False), (e, 1_601, True), (free, 1_600, False)):
         plan = make_plan(each, str(tmp_path), tmp_path)
-        starts = {name: StartPoint(updates=updates) for name in plan.policies}
-        with pytest.raises(ConfigError, match="has trained 1,600 env steps") if refused else contextlib.nullcontext():
+        starts = {name: StartPoint(updates=10**6, env_steps=env_steps) for name in plan.policies}
+        with pytest.raises(ConfigError, match="has trained 1,601 env steps") if refused else contextlib.nullcontext():
             _check_totals(plan, RunFolder(tmp_path), starts)
 
 
@@ -157,12 +204,10 @@ def test_three_algorithms_of_one_game_each_train_on_their_own_data(tmp_path):
     assert (last["replay/size"], last["sac/replay/size"]) == (320.0, 320.0) and "ppo/replay/size" not in last
     assert last["ppo/learner/policy_lag_max"] == 0.0
     updates = {"": result.updates} | {name: other["updates"] for name, other in result.others.items()}
-    assert updates == {"": 10 * 8, "sac": 10 * 4, "ppo": 10}
+    assert updates == {"": 8 * 8, "sac": 8 * 4, "ppo": 10}  # the third batch completes the 80 rows
     for policy, count in updates.items():
         store = SnapshotStore(result.folder / "snapshots" / policy / "state")
-        state = store.load("final").tree["state"]
-        made = count if policy == "ppo" else count * 8 // 10  # 80 rows are there after the third batch
-        assert (policy, int(state["updates"])) == (policy, made)
+        assert (policy, int(store.load("final").tree["state"]["updates"])) == (policy, count)
     for ledger in (result.ledger, *result.hops.values()):
         assert ledger["produced"] == ledger["consumed"] == 10
 

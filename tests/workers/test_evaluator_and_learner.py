@@ -279,7 +279,7 @@ def test_final_evaluation_plays_older_params_if_the_last_ones_do_not_arrive(upda
     if updates is None:
         assert warning["text"].startswith("no params arrived within 0 s") and rig.heard.named("skipped finally")
         return
-    assert "of update 9, did not arrive" in warning["text"] and warning["text"].endswith("plays those of update 3")
+    assert "version 9, did not arrive" in warning["text"] and warning["text"].endswith("plays version 3")
     assert [told["version_updates"] for told in rig.heard.named("evaluated finally")] == [3]
 
 

@@ -66,7 +66,7 @@ def _policy(job: Job, meter: Meter) -> ActingPolicy:
         max_lag=e.min_updates_lag,
         start_updates=job.start_point.updates,
         updates_per_batch=e.updates_per_batch,
-        total_updates=e.total_updates,
+        total_updates=e.last_number,
     )
     streams = ActorStreams(job, meter)
     return ActingPolicy(

@@ -119,7 +119,7 @@ def replay_on_device(agent: Agent, job: Job) -> OnDevice | None:
         dataclasses.replace(e.buffer, updates_per_call=e.updates_per_call, samples_per_insert=None),
         with_columns(job.schemas.trajectory, e.batch_columns),
         frames=job.schemas.env.frames,
-        total_updates=e.total_updates,
+        total_updates=job.total_updates,
         check_finite=e.learner.check_finite,
     )
 

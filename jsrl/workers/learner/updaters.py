@@ -47,6 +47,10 @@ class Updater(Protocol):
         """Return the snapshot of a state, as numpy arrays."""
         ...
 
+    def late(self) -> int:
+        """Return the updates that were made, and that no output of a call has counted."""
+        ...
+
     def close(self) -> None:
         """End its threads."""
         ...
@@ -94,6 +98,10 @@ class OwnUpdate:
     def failed(self, before: AgentState, after: AgentState, batch: Trajectory) -> Failed:
         """Return the failed update; `before` must not be donated."""
         return Failed(before, {"state": self.fetch(before), "batch": batch}, {"devices": self._spread.num_devices})
+
+    def late(self) -> int:
+        """Return 0: each call counts its own updates."""
+        return 0
 
     def close(self) -> None:
         """Do nothing: it has no threads."""
