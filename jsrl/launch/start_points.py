@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -95,6 +96,8 @@ def begin_policies(
         if resumed and start_point.restore is not None and (updates is not None or not together):
             start_point, line = continue_exactly(policy.experiment, folder, start_point, policy.groups)
             messages += [line] if line else []
+        if resumed and (line := _rate_line(policy.experiment, start_point, folder.config["fields"]["total_env_steps"])):
+            messages.append(line)
         if starts and not resumed and start_point.restore is None:
             option = "RUN@TAG" if is_first else f"{policy.name}=RUN@TAG"
             messages.append(
@@ -106,6 +109,19 @@ def begin_policies(
     if resumed:
         _check_totals(plan, folder, start_points)
     return start_points
+
+
+def _rate_line(e: Experiment, start: StartPoint, total_before: int) -> str:
+    """Return how a resume with another total changes the learning rate of a linear schedule; empty: it does not."""
+    agent, before = e.agent, dataclasses.replace(e, total_env_steps=total_before).total_updates
+    follows = getattr(agent, "schedule", "") == "linear" and agent.total_updates == e.total_updates
+    if not follows or before == e.total_updates:
+        return ""
+    old, new = (agent.learning_rate * max(0.0, 1.0 - start.made / total) for total in (before, e.total_updates))
+    return (
+        f"the learning rate jumps from {old:.3g} to {new:.3g}: its schedule ends with the run, after "
+        f"{e.total_updates:,} updates instead of {before:,}"
+    )
 
 
 def check_initial_params(plan: Plan) -> None:
