@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jsrl.agents.dqn import DQNConfig
+from jsrl.agents.finite import PRIORITIES, non_finite_metrics
 from jsrl.agents.ppo import PPOConfig
 from jsrl.agents.sac import SACConfig
 from jsrl.cli.replay_update import replay_update
@@ -34,9 +35,12 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.stream import Stream
 from jsrl.types import leaves
 from jsrl.workers.jobs import StartPoint
-from jsrl.workers.learner.build_updater import missed_ratio
+from jsrl.workers.learner.build_updater import checked, missed_ratio
+from jsrl.workers.learner.updaters import reported
 from jsrl.workers.play import Player, PlayerSettings
 from jsrl.workers.players import common_player_settings
+from tests.replay.learning import toy_agent
+from tests.replay.streams import World
 
 REPLAY = ReplayConfig(capacity=2_000, batch_size=16, min_size=200, prioritised=True, samples_per_insert=2.0)
 
@@ -97,6 +101,25 @@ def test_schedules_count_the_updates_that_will_be_made(kind, changes, total, res
     assert job.experiment.total_updates == job.total_updates == total
     half = StartPoint(1, 100, "folder@100", env_steps=800, unmade=24)
     assert dataclasses.replace(job, start_point=half).total_updates == 76 + rest
+
+
+@pytest.mark.parametrize("kind", ["device", "host"])
+def test_both_kinds_of_replay_check_priorities_alike(kind):
+    e, toy = experiment(kind), toy_agent()
+    windows, state = World(4, 1).trajectory()._replace(sampling=np.ones(4, np.float32)), toy.init(jax.random.key(0))
+
+    def update(*given, **axis):
+        new, output = toy.update(*given, **axis)
+        return new, output._replace(priorities=output.priorities * np.nan)
+
+    _, output = checked(toy._replace(update=update), e).update(state, windows, jax.random.key(0))
+    assert non_finite_metrics(output.metrics) == [PRIORITIES]
+    assert PRIORITIES not in reported({name: float(value) for name, value in output.metrics.items()})[0]
+    for prioritised in (True, False):  # none are needed for uniform sampling
+        e = experiment(kind, replay={"prioritised": prioritised})
+        plain = checked(toy_agent(priorities=False), e)
+        with pytest.raises(ConfigError, match="needs an agent that") if prioritised else contextlib.nullcontext():
+            jax.eval_shape(plain.update, state, windows, jax.random.key(0))
 
 
 @pytest.mark.slow

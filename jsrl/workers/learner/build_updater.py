@@ -71,8 +71,11 @@ def own_update(agent: Agent, e: Experiment, devices: list[jax.Device]) -> OwnUpd
 
 def checked(agent: Agent, e: Experiment) -> Agent:
     """Return the agent with checks of its update's output, and of the new state if the experiment wants that."""
-    update = with_output_check(agent.update, RESERVED)
-    return agent._replace(update=with_state_check(update) if e.learner.check_finite else update)
+    prioritised = e.buffer is not None and e.buffer.prioritised
+    update = with_output_check(agent.update, RESERVED, prioritised=prioritised)
+    return agent._replace(
+        update=with_state_check(update, prioritised=prioritised) if e.learner.check_finite else update
+    )
 
 
 def split_update(job: Job, agent: Agent, devices: list[jax.Device]) -> SplitUpdate:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import Agent, AgentState, Split, Update, UpdateOutput
-from jsrl.agents.finite import STATE, describe_non_finite, non_finite_metrics
+from jsrl.agents.finite import CHECKS, describe_non_finite, non_finite_metrics
 from jsrl.errors import NonFiniteUpdate
 from jsrl.replay.device.agent import MADE, ReplayExtra
 from jsrl.types import Array, Trajectory, Tree
@@ -238,7 +238,8 @@ class SplitUpdate:
                 f"call {side.made + 1} of the {side.name}'s side gave {describe_non_finite(bad, values)}; nothing of it was "
                 "published. Continue from the last snapshot (--resume); without learner.split the failed update is kept."
             )
-        values.pop(STATE, None)
+        for name in CHECKS:
+            values.pop(name, None)
         with self._changed:
             side.state, side.published, side.sent = state, published, sent
             side.made += 1

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from jsrl.agents.base import Agent, AgentState, UpdateOutput
-from jsrl.agents.finite import STATE
+from jsrl.agents.finite import CHECKS
 from jsrl.parallel import DataParallel
 from jsrl.replay.device.agent import MADE, OnDevice
 from jsrl.types import Array, Trajectory, Tree, map_trajectory
@@ -138,4 +138,4 @@ def reported(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, flo
     replay = {name: value for name, value in metrics.items() if "/" in name}
     if replay.get(MADE, 1.0) == 0.0:
         return {}, replay
-    return {name: value for name, value in metrics.items() if name not in replay and name != STATE}, replay
+    return {name: value for name, value in metrics.items() if name not in replay and name not in CHECKS}, replay

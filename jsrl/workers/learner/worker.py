@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jsrl.agents.base import UpdateOutput
-from jsrl.errors import AgentFault, ConfigError, SnapshotError
+from jsrl.agents.base import AgentState, UpdateOutput
+from jsrl.errors import AgentFault, SnapshotError
 from jsrl.experiment.building import agent_faults
 from jsrl.metrics.metrics import Meter
 from jsrl.replay.device.agent import MADE, ReplayExtra
@@ -98,7 +98,7 @@ class Learner:
         self.meter = self._meter = meter or Meter("learner")
         self._phases = self.meter.phases
         self._replay_metrics: dict[str, float] = {}
-        self._finished = False
+        self._finished = self._counts_checked = False
         self._unsaved = ""  # why the final snapshot was not written
         self._open = contextlib.ExitStack()  # the source, once it is bound
         self._trained_s = 0.0
@@ -210,13 +210,12 @@ class Learner:
         self._phases.enter("update")
         key = jax.random.fold_in(self._key, self.number)
         before = self._state
+        own_count = None if self._counts_checked else own_updates(before)
         self._reporter.entering("an update")
         self._state, output = self._updater(before, batch.trajectory, key)
-        if not self._trained_s:
-            check_params(before.params, self._state.params)
         fetched, params = self._updater.fetch((output.metrics, self._state.params))  # waits for the update
         self._reporter.left()
-        metrics = scalars(fetched)
+        metrics = {name: float(value) for name, value in fetched.items()}
         self._phases.enter("other")
         refused = self._check((self.number, self.updates), before, self._state, batch.trajectory, metrics)
         if refused is not None:
@@ -224,6 +223,9 @@ class Learner:
             self.save(wait=True)  # a resume starts here, with other trajectories
             raise refused.error
         made = int(metrics.get(MADE, self._settings.updates_per_call))
+        if own_count is not None and made:
+            check_own_updates(own_updates(self._state), own_count + made)
+            self._counts_checked = True
         metrics, self._replay_metrics = reported(metrics)
         self._count(made)
         self._trained_s = time.monotonic()
@@ -352,33 +354,19 @@ class Learner:
         return facts
 
 
-def check_params(before: Any, after: Any) -> None:
-    """Check that an update keeps the names, shapes and dtypes of the params.
+def own_updates(state: Any) -> int | None:
+    """Return the updates that an agent has counted in its state; None: they are spread over two devices."""
+    return int(np.ravel(state.updates)[0]) if isinstance(state, AgentState) else None
+
+
+def check_own_updates(counted: int | None, expected: int) -> None:
+    """Check that an update counts itself: schedules and exploration follow this count.
 
     Raises:
-      AgentFault: it does not; the message names the first leaf.
+      AgentFault: it does not.
     """
-
-    def types(params: Any) -> dict[str, str]:
-        found = jax.tree_util.tree_leaves_with_path(params)
-        return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in found}
-
-    was, now = types(before), types(after)
-    changed = sorted(name for name in was | now if was.get(name) != now.get(name))
-    if changed:
+    if counted != expected:
         raise AgentFault(
-            f"update changed the params: {changed[0]} was {was.get(changed[0])}, and is {now.get(changed[0])}. Expected that "
-            "names, shapes and dtypes stay; `check_agent` finds such errors before a run."
+            f"update returned a state with updates={counted}, expected {expected}: return updates=state.updates + 1, which "
+            "schedules and resumes follow"
         )
-
-
-def scalars(metrics: dict[str, Any]) -> dict[str, float]:
-    """Return the metrics of an update as numbers.
-
-    Raises:
-      ConfigError: one is not a scalar.
-    """
-    wrong = [f"{name!r} of shape {np.shape(value)}" for name, value in metrics.items() if np.ndim(value)]
-    if wrong:
-        raise ConfigError(f"the agent's update returned metric {wrong[0]}, expected scalars; return its mean.")
-    return {name: float(value) for name, value in metrics.items()}
