@@ -143,8 +143,8 @@ def non_finite_metrics(metrics: Mapping[str, Any]) -> list[str]:
 def describe_non_finite(bad: list[str], metrics: Mapping[str, Any]) -> str:
     """Return a message that says what in an update is not finite."""
     if bad[0] in CHECKS:
-        what = "a state" if bad[0] == STATE else "priorities"
-        return f"{what} with NaN or infinity, although its metrics are finite"
+        what = "a state with NaN or infinity in it" if bad[0] == STATE else "priorities with NaN or infinity among them"
+        return f"{what}, although its metrics are finite"
     ordinary = [name for name in metrics if name not in CHECKS]
     count = len([name for name in bad if name not in CHECKS])
     return f"{bad[0]} = {metrics[bad[0]]} ({count} of {len(ordinary)} metrics are not finite)"
