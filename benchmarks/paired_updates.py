@@ -31,9 +31,9 @@ def make_update(name: str) -> tuple[Callable[[], None], int]:
     schemas = make_schemas(experiment)
     agent, spec, rows = build_agent(resolved_agent(experiment), schemas.env), schemas.trajectory, 0
     batch = random_trajectory(spec, experiment.batch_columns, jax.random.key(1))
-    if experiment.replay is not None:
-        replay = experiment.replay.__class__(
-            capacity=RING_ROWS, min_size=RING_ROWS // 100, batch_size=experiment.replay.batch_size, updates_per_call=16
+    if experiment.buffer is not None:
+        replay = experiment.buffer.__class__(
+            capacity=RING_ROWS, min_size=RING_ROWS // 100, batch_size=experiment.buffer.batch_size, updates_per_call=16
         )
         agent = on_device(agent, replay, spec, frames=schemas.env.frames).agent
         batch = random_trajectory(spec, spec.reward.shape[1], jax.random.key(1))

@@ -110,7 +110,7 @@ class Policy:
             self.spec,
             self.params,
             onnx=onnx,
-            origin=f"{shown_target(self.spec.name)}, after {version_updates(self.version)} updates",
+            origin=f"{shown_target(self.spec.name)}, version {version_updates(self.version)}",
         )
 
     def reset(self) -> None:

@@ -335,6 +335,7 @@ def _words(leaf: ArraySpec | None) -> str:
     return "missing" if leaf is None else f"{leaf.dtype} of shape {leaf.shape}"
 
 
+FRESH, REPLAY, EITHER = "fresh", "replay", "either"  # what an agent learns from: the values of `learns_from`
 WAITING, ACTING, VALUE_ONLY = 0, 1, 2  # kinds of rows: the values of `acts`
 
 

@@ -371,6 +371,7 @@ def kinds_named(tree: ast.Module) -> list[str]:
 
 # Files and options that are named like a worker kind, each with its reason.
 NOT_KINDS = {
+    "types.py": "what an agent learns from",
     "agents/ppo.py": "whose values the loss takes: an option's value",
     "experiment/options.py": "names that people try for options",
     "cli/needs.py": "names of options",

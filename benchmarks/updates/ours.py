@@ -43,9 +43,9 @@ def make_update(request: dict[str, Any]) -> tuple[Callable[[], None], int]:
     from jsrl.replay.device.agent import on_device
 
     experiment = parse(request["options"], experiments()[NAMES[request["algorithm"]]]()).experiment
-    assert experiment.replay is not None
+    assert experiment.buffer is not None
     replay = dataclasses.replace(
-        experiment.replay,
+        experiment.buffer,
         capacity=request["rows"],
         min_size=request["rows"] // 2,
         batch_size=request["batch"],

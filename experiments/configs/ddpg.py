@@ -2,7 +2,7 @@
 
 from jsrl.agents.ddpg import DDPGConfig
 from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+from jsrl.experiment import EvaluatorConfig, Experiment
 
 
 def config() -> Experiment:
@@ -15,6 +15,5 @@ def config() -> Experiment:
         rollout_length=4,
         max_policy_lag=None,
         total_env_steps=100_000,
-        replay=ReplayConfig(capacity=1_000_000, batch_size=256, min_size=1_000, samples_per_insert=256.0),
         evaluator=EvaluatorConfig(episodes=10, num_envs=10, final_episodes=20),
     )

@@ -1,7 +1,7 @@
 """DQN (double, duelling, 3-step) with its usual settings; choose the environment: --env.id Acrobot-v1"""
 
 from jsrl.agents.dqn import DQNConfig
-from jsrl.experiment import Experiment, ReplayConfig
+from jsrl.experiment import Experiment
 
 
 def config() -> Experiment:
@@ -13,5 +13,4 @@ def config() -> Experiment:
         rollout_length=8,
         max_policy_lag=None,
         total_env_steps=500_000,
-        replay=ReplayConfig(capacity=100_000, batch_size=32, window=3, min_size=5_000, samples_per_insert=8.0),
     )

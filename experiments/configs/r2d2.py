@@ -1,7 +1,7 @@
 """R2D2 with its usual settings; choose the environment: --env.id probe:memory"""
 
 from jsrl.agents.r2d2 import R2D2Config
-from jsrl.experiment import Experiment, ReplayConfig
+from jsrl.experiment import Experiment
 
 
 def config() -> Experiment:
@@ -13,13 +13,4 @@ def config() -> Experiment:
         rollout_length=20,
         max_policy_lag=None,
         total_env_steps=500_000,
-        replay=ReplayConfig(
-            capacity=100_000,
-            batch_size=32,
-            window=40,
-            min_size=5_000,
-            samples_per_insert=0.2,
-            prioritised=True,
-            alpha=0.9,
-        ),
     )

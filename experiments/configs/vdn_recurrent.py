@@ -2,7 +2,7 @@
 
 from jsrl.agents.vdn import RecurrentVDNConfig
 from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+from jsrl.experiment import EvaluatorConfig, Experiment
 
 
 def config() -> Experiment:
@@ -16,6 +16,5 @@ def config() -> Experiment:
         max_policy_lag=None,
         num_actors=1,  # its steps are cheap
         total_env_steps=600_000,
-        replay=ReplayConfig(capacity=200_000, batch_size=32, window=25, min_size=5_000, samples_per_insert=0.2),
         evaluator=EvaluatorConfig(episodes=100, num_envs=100, final_episodes=500),
     )

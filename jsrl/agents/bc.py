@@ -23,7 +23,7 @@ from jsrl.agents.rows import acting_mask
 from jsrl.errors import ConfigError
 from jsrl.field_names import suggesting
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
-from jsrl.types import Array, Continuous, EnvSpec, Trajectory, Tree
+from jsrl.types import EITHER, Array, Continuous, EnvSpec, Trajectory, Tree
 
 
 @suggesting
@@ -44,6 +44,7 @@ class BCConfig:
     """
 
     factory: ClassVar[str] = "jsrl.agents.bc:bc"
+    learns_from: ClassVar[str] = EITHER
     needs_recording: ClassVar[bool] = True
 
     learning_rate: float = 1e-3

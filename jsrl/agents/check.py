@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import ActOutput, Agent, AgentState, UpdateOutput
+from jsrl.agents.finite import check_layout, check_metrics
 from jsrl.agents.random_rows import action_nums, random_observation, random_trajectory
 from jsrl.errors import AgentFault
 from jsrl.parallel import data_parallel, replicas, split_devices
@@ -97,7 +98,7 @@ class _Check:
             f"init: updates is {updates!r}, expected an int32 scalar 0",
         )
         _same("init called twice with one key", state, self.agent.init(self.key))
-        _same_layout("jitted init", state, jax.eval_shape(self.agent.init, self.key))
+        check_layout("jitted init", state, jax.eval_shape(self.agent.init, self.key))
 
     def initial_core(self) -> None:
         """Core leaves have a leading batch axis and equal rows."""
@@ -132,7 +133,7 @@ class _Check:
                 leaf.shape[:1] == (self.num_envs,),
                 f"act: extras leaf {name or 'extras'} has shape {leaf.shape}, expected the batch axis first",
             )
-        _same_layout("act: the new core against initial_core", self.core, core)
+        check_layout("act: the new core against initial_core", self.core, core)
         _same("act called twice with one key", (output, core), again)
         self.extras = map_tree(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), spec_of(output.extras))
 
@@ -213,16 +214,10 @@ class _Check:
         again, _ = jax.block_until_ready(self.update(self.state, trajectory, self.key))
         self.seconds |= {"update_compile_s": between - begin, "update_s": time.perf_counter() - between}
         _expect(isinstance(output, UpdateOutput), f"update returned {type(output).__name__}, expected UpdateOutput")
-        _same_layout("update: the new state", before, state)
+        check_layout("update: the new state", before, state)
         _finite("update: the new state", state)
-        _expect(
-            isinstance(output.metrics, dict), f"update: metrics is {type(output.metrics).__name__}, expected a dict"
-        )
+        check_metrics(output.metrics)
         for name, value in output.metrics.items():
-            _expect(
-                isinstance(name, str) and jnp.shape(value) == (),
-                f"update: metric {name!r} has shape {jnp.shape(value)}, expected a scalar; average it over rows",
-            )
             _expect(bool(np.isfinite(value)), f"update: metric {name!r} is {value}, expected a finite number")
         updates = int(state.updates)
         _expect(updates == 1, f"update: updates is {updates} after the first update, expected 1")
@@ -266,7 +261,7 @@ class _Check:
         spread = data_parallel(self.agent.update, jax.local_devices()[:2], donate=False)
         state, output = spread(spread.place(self.state), split_devices(self.trajectory, 2), self.key)
         first, second = replicas((state, output.metrics))
-        _same_layout("update on 2 devices", first[0], self.state)
+        check_layout("update on 2 devices", first[0], self.state)
         _same(
             "update: state and metrics of device 0 and device 1 (sum gradients and moments over axis_name)",
             first,
@@ -293,18 +288,6 @@ def _matches(what: str, leaf: Array, wanted: ArraySpec) -> None:
 
 def _paths(tree: Tree) -> list[tuple[str, Any]]:
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
-
-
-def _same_layout(what: str, a: Tree, b: Tree) -> None:
-    structures = jax.tree.structure(a), jax.tree.structure(b)
-    _expect(
-        str(structures[0]) == str(structures[1]), f"{what}: the tree changed from {structures[0]} to {structures[1]}"
-    )
-    for (path, x), (_, y) in zip(_paths(a), _paths(b), strict=True):
-        ours, theirs = (f"{leaf.dtype}{list(leaf.shape)}" for leaf in (x, y))
-        _expect(
-            ours == theirs, f"{what}: leaf {path} changed from {ours} to {theirs}; it would be compiled again each time"
-        )
 
 
 def _same(what: str, a: Tree, b: Tree) -> None:

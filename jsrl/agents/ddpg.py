@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jsrl.agents import off_policy as off
 from jsrl.agents.base import Agent
 from jsrl.agents.td3 import TD3Config, td3
 from jsrl.field_names import suggesting
 from jsrl.networks.model import NetworkConfig
-from jsrl.types import EnvSpec
+from jsrl.types import REPLAY, EnvSpec
 
 
 @suggesting
@@ -37,6 +37,8 @@ class DDPGConfig:
     """
 
     factory: ClassVar[str] = "jsrl.agents.ddpg:ddpg"
+    learns_from: ClassVar[str] = REPLAY
+    usual_replay: ClassVar[dict[str, Any]] = off.USUAL_REPLAY
 
     learning_rate: float = 3e-4
     critic_learning_rate: float | None = None

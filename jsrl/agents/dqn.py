@@ -28,7 +28,7 @@ from jsrl.errors import ConfigError
 from jsrl.field_names import suggesting
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValueNetwork, value_network
-from jsrl.types import Array, EnvSpec, Trajectory, Tree
+from jsrl.types import REPLAY, Array, EnvSpec, Trajectory, Tree
 
 
 @suggesting
@@ -57,6 +57,10 @@ class DQNConfig:
     """
 
     factory: ClassVar[str] = "jsrl.agents.dqn:dqn"
+    learns_from: ClassVar[str] = REPLAY
+    usual_replay: ClassVar[dict[str, Any]] = {
+        "capacity": 100_000, "batch_size": 32, "window": 3, "min_size": 5_000, "samples_per_insert": 8.0
+    }  # fmt: skip
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
     learning_rate: float = 1e-4

@@ -1,8 +1,8 @@
-"""The check of a new state for NaN and infinity, as one more scalar among an update's metrics."""
+"""Checks of an update's output: its type, the names of its metrics, and NaN and infinity in the new state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -10,15 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import AgentState, Update, UpdateOutput
-from jsrl.errors import ConfigError
-from jsrl.types import Array, Trajectory, is_pair, type_names
+from jsrl.errors import AgentFault, ConfigError
+from jsrl.types import Array, Trajectory, Tree, is_pair, type_names
 
-STATE = "state_finite"  # 0, or NaN where the new state is not finite; never reported as a metric
+# 0, or NaN where the new state or the priorities are not finite; never reported as metrics
+CHECKS = STATE, PRIORITIES = "state_finite", "priorities_finite"
 SMALL = 1 << 14  # values
 
 
-def with_state_check(update: Update) -> Update:
-    """Return `update` with the metric `STATE`, so that a check of the metrics also finds a bad state."""
+def with_output_check(update: Update, reserved: Collection[str], *, prioritised: bool = False) -> Update:
+    """Return `update` that refuses, while jax traces its first call, an output that breaks the contract of an agent.
+
+    Args:
+      reserved: names that metrics cannot have. prioritised: its priorities are needed.
+    """
 
     def checked(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
@@ -29,19 +34,100 @@ def with_state_check(update: Update) -> Update:
                 f"the agent's update returned {type_names(returned)}, expected (AgentState, UpdateOutput); "
                 "metrics belong into UpdateOutput(metrics)."
             )
-        state, output = returned
-        return state, output._replace(metrics=output.metrics | {STATE: state_metric(state)})
+        check_layout("update: the new state", state, returned[0])
+        check_metrics(returned[1].metrics, reserved)
+        if prioritised:
+            _check_priorities(returned[1].priorities, trajectory.is_first.shape[1])
+        return returned
 
     return checked
 
 
-def state_metric(state: AgentState) -> Array:
-    """Return 0, or NaN where params, learner_params or extra of a state hold NaN or infinity.
+def check_layout(what: str, before: Tree, after: Tree) -> None:
+    """Check that two trees have the same leaves, with equal shapes and dtypes.
+
+    Raises:
+      AgentFault: they have not; the message names the first leaf.
+    """
+    was, now = ({jax.tree_util.keystr(path): leaf for path, leaf in _paths(tree)} for tree in (before, after))
+    remedy = "keep names, shapes and dtypes, or it would be compiled again each time"
+    for name in [*was, *now]:
+        ours, theirs = (_layout(tree.get(name)) for tree in (was, now))
+        if ours != theirs:
+            raise AgentFault(f"{what}: leaf {name} changed from {ours} to {theirs}; {remedy}")
+    structures = jax.tree.structure(before), jax.tree.structure(after)
+    if str(structures[0]) != str(structures[1]):
+        raise AgentFault(f"{what}: the tree changed from {structures[0]} to {structures[1]}; {remedy}")
+
+
+def _paths(tree: Tree) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_leaves_with_path(tree)
+
+
+def _layout(leaf: Any) -> str:
+    return "no leaf" if leaf is None else f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+
+
+def _check_priorities(priorities: Any, columns: int) -> None:
+    if priorities is None:
+        raise ConfigError(
+            "prioritised replay needs an agent that returns priorities ([B], such as absolute TD errors); this one returns "
+            "none. Set replay.prioritised to false, or choose another agent."
+        )
+    if jnp.shape(priorities) != (columns,):
+        raise AgentFault(
+            f"update returned priorities of shape {list(jnp.shape(priorities))}, expected [{columns}]: one for each window of "
+            "its batch"
+        )
+
+
+def check_metrics(metrics: Any, reserved: Collection[str] = ()) -> None:
+    """Check the metrics of an update: a flat dict of scalars, which are shown as `learner/NAME`.
+
+    Raises:
+      AgentFault: it is not flat, a value is no scalar, or a name has a slash or is reserved.
+    """
+    if not isinstance(metrics, dict):
+        raise AgentFault(f"update: metrics is {type(metrics).__name__}, expected a dict")
+    for name, value in metrics.items():
+        if not isinstance(name, str) or not isinstance(value, int | float | np.generic | np.ndarray | jax.Array):
+            raise AgentFault(
+                f"update: metric {name!r} is {type(value).__name__}, expected a scalar; give flat names and numbers"
+            )
+        if jnp.shape(value) != ():
+            raise AgentFault(
+                f"update: metric {name!r} has shape {jnp.shape(value)}, expected a scalar; average it over rows"
+            )
+        if "/" in name or name in (*CHECKS, *reserved):
+            why = "jsrl's own metric of that name stands there" if "/" not in name else "a slash names another worker"
+            raise AgentFault(
+                f"the agent's update returned the metric {name!r}, but {why}; metrics of an agent are shown as learner/NAME: "
+                f"choose another name, such as {'agent_' + name.rpartition('/')[2]!r}."
+            )
+
+
+def with_state_check(update: Update, *, prioritised: bool = False) -> Update:
+    """Return `update` with the metrics `CHECKS`, so that a check of the metrics also finds a bad state or priorities."""
+
+    def checked(
+        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
+    ) -> tuple[AgentState, UpdateOutput]:
+        state, output = update(state, trajectory, key, axis_name=axis_name)
+        checks = {STATE: nan_unless_finite((*state[:2], state.extra))}
+        if prioritised:
+            checks[PRIORITIES] = nan_unless_finite(output.priorities)
+        return state, output._replace(metrics=output.metrics | checks)
+
+    return checked
+
+
+def nan_unless_finite(tree: Tree) -> Array:
+    """Return 0, or NaN where a tree, such as params, learner_params and extra of a state, holds NaN or infinity.
 
     The optimizer's state is left out: a bad gradient reaches the params in the same update, unless the optimizer skips it on
     purpose. Small leaves are checked together, because on CPU one reduction costs more than the leaves themselves.
     """
-    floats = [leaf for leaf in jax.tree.leaves((*state[:2], state.extra)) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     small = [leaf.astype(jnp.float32).reshape(-1) for leaf in floats if leaf.size < SMALL]
     looked_at = [leaf for leaf in floats if leaf.size >= SMALL] + ([jnp.concatenate(small)] if small else [])
     # no maximum: XLA's max reductions lose NaN on CPU
@@ -50,14 +136,15 @@ def state_metric(state: AgentState) -> Array:
 
 
 def non_finite_metrics(metrics: Mapping[str, Any]) -> list[str]:
-    """Return the names of metrics that are not finite, `STATE` last."""
-    return sorted((name for name, value in metrics.items() if not np.isfinite(value)), key=lambda name: name == STATE)
+    """Return the names of metrics that are not finite, `CHECKS` last."""
+    return sorted((name for name, value in metrics.items() if not np.isfinite(value)), key=CHECKS.__contains__)
 
 
 def describe_non_finite(bad: list[str], metrics: Mapping[str, Any]) -> str:
     """Return a message that says what in an update is not finite."""
-    if bad[0] == STATE:
-        return "a state with NaN or infinity in it, although its metrics are finite"
-    ordinary = [name for name in metrics if name != STATE]
-    count = len([name for name in bad if name != STATE])
+    if bad[0] in CHECKS:
+        what = "a state with NaN or infinity in it" if bad[0] == STATE else "priorities with NaN or infinity among them"
+        return f"{what}, although its metrics are finite"
+    ordinary = [name for name in metrics if name not in CHECKS]
+    count = len([name for name in bad if name not in CHECKS])
     return f"{bad[0]} = {metrics[bad[0]]} ({count} of {len(ordinary)} metrics are not finite)"

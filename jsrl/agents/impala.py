@@ -26,7 +26,7 @@ from jsrl.agents.returns import Rows, vtrace
 from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores, train_only
 from jsrl.field_names import suggesting
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
-from jsrl.types import Array, EnvSpec, Trajectory, Tree
+from jsrl.types import FRESH, Array, EnvSpec, Trajectory, Tree
 
 
 @suggesting
@@ -51,6 +51,7 @@ class IMPALAConfig:
     """
 
     factory: ClassVar[str] = "jsrl.agents.impala:impala"
+    learns_from: ClassVar[str] = FRESH
     scores_rows: ClassVar[bool] = True
     explorable: ClassVar[tuple[str, ...]] = (
         "learning_rate", "gamma", "vtrace_lambda", "rho_clip", "c_clip", "value_coef", "entropy_coef", "max_grad_norm",

@@ -31,7 +31,7 @@ from jsrl.agents.rows import RowMasks, row_margin, row_masks, row_scores, train_
 from jsrl.errors import ConfigError, nearest_divisors
 from jsrl.field_names import suggesting
 from jsrl.networks.model import ActorCritic, NetworkConfig, actor_critic
-from jsrl.types import Array, EnvSpec, Trajectory, Tree
+from jsrl.types import FRESH, Array, EnvSpec, Trajectory, Tree
 
 
 @suggesting
@@ -70,6 +70,7 @@ class PPOConfig:
     """
 
     factory: ClassVar[str] = "jsrl.agents.ppo:ppo"
+    learns_from: ClassVar[str] = FRESH
     explorable: ClassVar[tuple[str, ...]] = (
         "learning_rate", "gamma", "gae_lambda", "clip_ratio", "value_clip", "value_coef", "entropy_coef", "max_grad_norm",
         "target_kl",

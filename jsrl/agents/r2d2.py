@@ -29,7 +29,7 @@ from jsrl.errors import ConfigError
 from jsrl.field_names import suggesting
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import ValueNetwork, value_network
-from jsrl.types import ACTING, Array, EnvSpec, Trajectory, Tree
+from jsrl.types import ACTING, REPLAY, Array, EnvSpec, Trajectory, Tree
 
 
 @suggesting
@@ -56,6 +56,7 @@ class R2D2Config:
     """
 
     factory: ClassVar[str] = "jsrl.agents.r2d2:r2d2"
+    learns_from: ClassVar[str] = REPLAY
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
     learning_rate: float = 1e-4
@@ -77,6 +78,14 @@ class R2D2Config:
     network: NetworkConfig = field(
         default_factory=lambda: NetworkConfig(hidden=(128,), activation="relu", core="lstm", core_size=256)
     )
+
+    @property
+    def usual_replay(self) -> dict[str, Any]:
+        """Return the settings of replay: 20 rows of each window are trained on."""
+        return {
+            "capacity": 100_000, "batch_size": 32, "window": self.burn_in + 20, "min_size": 5_000,
+            "samples_per_insert": 0.2, "prioritised": True, "alpha": 0.9,
+        }  # fmt: skip
 
     def __post_init__(self) -> None:
         """Check the values.

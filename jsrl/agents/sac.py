@@ -30,7 +30,7 @@ from jsrl.agents.split import make_split
 from jsrl.field_names import suggesting
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import Network, critic_network, policy_network
-from jsrl.types import Array, Discrete, EnvSpec, Trajectory, Tree
+from jsrl.types import REPLAY, Array, Discrete, EnvSpec, Trajectory, Tree
 
 
 @suggesting
@@ -59,6 +59,8 @@ class SACConfig:
     """
 
     factory: ClassVar[str] = "jsrl.agents.sac:sac"
+    learns_from: ClassVar[str] = REPLAY
+    usual_replay: ClassVar[dict[str, Any]] = off.USUAL_REPLAY
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
     learning_rate: float = 3e-4

@@ -26,7 +26,7 @@ from jsrl.agents.split import make_split
 from jsrl.field_names import suggesting
 from jsrl.networks.model import NetworkConfig
 from jsrl.networks.off_policy import Network, critic_network, policy_network
-from jsrl.types import Array, EnvSpec, Trajectory, Tree
+from jsrl.types import REPLAY, Array, EnvSpec, Trajectory, Tree
 
 
 @suggesting
@@ -51,6 +51,8 @@ class TD3Config:
     """
 
     factory: ClassVar[str] = "jsrl.agents.td3:td3"
+    learns_from: ClassVar[str] = REPLAY
+    usual_replay: ClassVar[dict[str, Any]] = off.USUAL_REPLAY
     explorable: ClassVar[tuple[str, ...]] = ("learning_rate", "gamma", "tau", "max_grad_norm")
 
     learning_rate: float = 3e-4

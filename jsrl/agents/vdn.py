@@ -9,7 +9,7 @@ Differs: double Q-learning; `RecurrentVDNConfig` stores cores and burns in, as R
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
@@ -32,6 +32,9 @@ class VDNConfig(DQNConfig):
     """
 
     factory: ClassVar[str] = "jsrl.agents.vdn:vdn"
+    usual_replay: ClassVar[dict[str, Any]] = {
+        "capacity": 200_000, "batch_size": 128, "window": 3, "min_size": 5_000, "samples_per_insert": 4.0
+    }  # fmt: skip
     rewards: ClassVar[str] = "team"  # it learns from the mean reward of its seats
 
     learning_rate: float = 5e-4
@@ -71,6 +74,14 @@ class RecurrentVDNConfig(R2D2Config):
         default_factory=lambda: NetworkConfig(hidden=(64,), activation="relu", core="gru", core_size=64)
     )
     agent_ids: bool = True
+
+    @property
+    def usual_replay(self) -> dict[str, Any]:
+        """Return the settings of replay: 20 rows of each window are trained on."""
+        return {
+            "capacity": 200_000, "batch_size": 32, "window": self.burn_in + 20, "min_size": 5_000,
+            "samples_per_insert": 0.2,
+        }  # fmt: skip
 
 
 def vdn(config: VDNConfig, spec: EnvSpec) -> Agent:

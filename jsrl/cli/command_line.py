@@ -19,7 +19,10 @@ import tyro
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, PolicyConfig
+from jsrl.experiment.automatic import with_replays
 from jsrl.experiment.options import (
+    ABSENT,
+    WHETHER_REPLAY,
     Option,
     RunOptions,
     alternatives,
@@ -30,6 +33,7 @@ from jsrl.experiment.options import (
     type_hints,
     type_text,
 )
+from jsrl.experiment.settings import AUTO
 
 RUN_OPTIONS = RunOptions()
 
@@ -91,11 +95,20 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
             whole[option.name] = json_value(option, " ".join(values))
         elif values and typing.get_args(option.kind)[:1] == (Any,):  # tyro would expect the type of the default
             whole[option.name] = tuple(arg for value in values for arg in value.split(",") if arg)
+        elif option.kind is WHETHER_REPLAY and values in (["auto"], ["none"]):
+            whole[option.name] = None if values == ["none"] else AUTO
         else:
             args.append((option, option_args(option, name, values)))
+    parts = {option.name.rpartition(".")[0] for option, _ in args}
+    replays = {part for part in parts if part in options and options[part].kind is WHETHER_REPLAY}
+    for part in replays:
+        if whole.get(part, AUTO) is None:
+            raise ConfigError(f"--{part} none leaves no replay for --{part}.NAME; leave one of them out.")
     for name in whole.keys() - of_run.keys():  # other values may need these; those that need others are set below
         with contextlib.suppress(ConfigError):
             default = _with(default, _path(name), whole[name])
+    for path in map(_path, replays):  # their settings change what auto gives
+        default = _with(default, path, _at(default, path[:-1]).buffer)
     line = _tyro(args, default, run)
     for name in [*whole, *keys]:
         part = "run" if name in of_run else "experiment"
@@ -309,8 +322,8 @@ def spelled(experiment: Experiment, default: Experiment) -> list[str]:
     """
     args: list[str] = []
     for name, (_, value) in differences(default, experiment).items():
-        args += [f"--{name}", option_text(value)]
-    if parse(args, default).experiment != experiment:
+        args += [f"--{name}", option_text(value)] if value != ABSENT else []
+    if with_replays(parse(args, default).experiment)[0] != with_replays(experiment)[0]:
         raise ConfigError(
             "this experiment cannot be written as options; put the differences into its file, configs/NAME.py."
         )

@@ -19,6 +19,7 @@ from jsrl.envs.make import make
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import EvaluatorConfig, Experiment
 from jsrl.experiment.policies import SEED_STRIDE
+from jsrl.experiment.settings import AUTO
 from jsrl.launch.recording_plan import begin_record
 from jsrl.launch.schemas import make_schemas
 from jsrl.metrics.metrics import Meter
@@ -108,7 +109,7 @@ def _recorded(e: Experiment, folder: str | os.PathLike[str], num_envs: int, roll
     changes: dict[str, Any] = {"num_envs": num_envs, "batch_envs": None, "num_groups": 1, "num_actors": 1}
     changes |= {"rollout_length": rollout_length, "placement": "serial", "env": e.evaluation_env}
     e = dataclasses.replace(e, director=None, evaluator=EvaluatorConfig(enabled=False), stop_at_return=None)
-    return dataclasses.replace(e, **changes, learner=type(e.learner)(), replay=None, recording=None, record=str(folder))
+    return dataclasses.replace(e, **changes, learner=type(e.learner)(), replay=AUTO, recording=None, record=str(folder))
 
 
 def _acting(policy: Policy, number: int, e: Experiment, seed: int, facts: dict[str, Any]) -> ActingPolicy:

@@ -74,7 +74,7 @@ def replay_update(run: str, runs_dir: str = "runs", policy: str = "") -> Replay:
     devices = jax.local_devices()[: int(meta["devices"])]
     batch = tree["batch"] if len(devices) == int(meta["devices"]) else on_one_device(tree["batch"])
     update = data_parallel(agent.update, devices[: batch.is_first.shape[0]], donate=False)
-    key = jax.random.fold_in(stream_key(experiment.seed, UPDATE_STREAM), int(meta["updates"]))
+    key = jax.random.fold_in(stream_key(experiment.seed, UPDATE_STREAM), int(meta["version_number"]))
     if meta.get("windows"):
         key = update_keys(key, int(meta["number"]))[1]
     new_state, output = update(update.place(tree["state"]), batch, key)
@@ -98,7 +98,7 @@ def batch_schema(experiment: Experiment, schemas: Schemas, devices: int) -> Traj
 
 def windows_schema(experiment: Experiment, schemas: Schemas, devices: int) -> Trajectory:
     """Return the schema of a batch of windows in device form, [D, W+1, B/D, ...]."""
-    replay, one = experiment.replay, schemas.trajectory
+    replay, one = experiment.buffer, schemas.trajectory
     assert replay is not None
     number = replay.batch_size * (experiment.updates_per_call if experiment.has_replay_workers else 1)
     columns = number // devices

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jsrl.errors import ConfigError
-from jsrl.experiment.experiment import AUTO, Experiment
+from jsrl.experiment.experiment import Experiment
+from jsrl.experiment.policies import PolicyConfig
+from jsrl.experiment.settings import AUTO, ReplayConfig
 from jsrl.types import EnvSpec, is_image, own_leaves
 
 ENVS_PER_ACTOR = 8  # with fewer, acting in small batches costs more than another core gains
@@ -42,6 +44,26 @@ def settled(experiment: Experiment, machine: Machine, spec: Callable[[], EnvSpec
         return experiment, None
     options = " ".join(f"--{name} {value}" for name, value in chosen.items())
     return experiment, f"auto: {options} (for {_counted(machine.cores, 'core')}, {_accelerators(machine.accelerators)})"
+
+
+def with_replays(experiment: Experiment) -> tuple[Experiment, list[str]]:
+    """Return the experiment with `auto` decided for the replay of each agent, and a line about each that has one."""
+    e, lines = experiment, list[str]()
+
+    def decided(prefix: str, given: Experiment | PolicyConfig) -> ReplayConfig | None:
+        buffer = given.buffer
+        if given.replay == AUTO and buffer is not None:
+            values = {name: getattr(buffer, name) for name in getattr(given.agent, "usual_replay", {})}
+            options = [f"--{prefix}replay.{name.replace('_', '-')} {value}" for name, value in values.items()]
+            settings = " ".join(options) or f"replay of {prefix or 'the run'} with the defaults of ReplayConfig"
+            lines.append(f"auto: {settings} (usual for {type(given.agent).__name__})")
+        return buffer
+
+    policies = {
+        name: dataclasses.replace(policy, replay=decided(f"policies.{name}.", policy))
+        for name, policy in e.policies.items()
+    }
+    return dataclasses.replace(e, policies=policies, replay=AUTO if policies else decided("", e)), lines
 
 
 def has_large_network(experiment: Experiment, spec: Callable[[], EnvSpec]) -> bool:

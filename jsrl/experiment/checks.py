@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from jsrl.counted import counted
 from jsrl.errors import ConfigError, nearest_divisors
 from jsrl.experiment.policies import check_policies, check_seed
+from jsrl.experiment.settings import AUTO, ReplayConfig, learns_from
+from jsrl.types import EITHER, FRESH, REPLAY
 
 if TYPE_CHECKING:
     from jsrl.experiment import Experiment
-    from jsrl.experiment.settings import ReplayConfig
 
 PARTS = "jsrl.experiment.settings"  # the module with the parts of an experiment
 
@@ -39,6 +40,7 @@ def check(experiment: Experiment) -> None:
             "Two policies in docs/dataflow.md."
         )
     check_policies(e.policies, e.agent, e.seed)
+    _check_learns_from(e)
     _check_choices(e)
     _check_positive(e)
     check_seed("seed", e.seed)
@@ -55,12 +57,12 @@ def check(experiment: Experiment) -> None:
     _check_groups(e)
     _check_devices_and_lag(e)
     _check_director(e)
-    if e.replay is not None:
-        _check_replay(e, e.replay)
+    if e.buffer is not None:
+        _check_replay(e, e.buffer)
     _check_split(e)
     _check_ranks(e)
-    if e.recording is not None and (e.replay is not None or e.record is not None):
-        other = "replay" if e.replay is not None else f"record={e.record!r}"
+    if e.recording is not None and (e.buffer is not None or e.record is not None):
+        other = "replay" if e.buffer is not None else f"record={e.record!r}"
         raise ConfigError(
             f"recording={e.recording!r} trains on recorded trajectories, without actors; {other} is for a run that has some. "
             "Leave one of them out (`jsrl run bc --recording DIR` has no replay)."
@@ -78,7 +80,8 @@ def _check_types(e: Experiment) -> None:
     for name, kinds in _kinds(cls).items():
         value = getattr(e, name)
         part = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
-        if isinstance(part, type) and not (isinstance(value, part) or (value is None and type(None) in kinds)):
+        choices = (*_choices(cls).get(name, ()), *([None] if type(None) in kinds else []))
+        if isinstance(part, type) and not isinstance(value, part) and value not in choices:
             given = f"({value!r})" if part.__name__ == "EnvConfig" and isinstance(value, str) else "(...)"
             given = "(enabled=False)" if not value and hasattr(part, "enabled") else given
             raise ConfigError(f"{name} is {value!r}; expected {name}={part.__name__}{given}.")
@@ -153,6 +156,33 @@ def _check_groups(e: Experiment) -> None:
             f"batch_envs={e.batch_columns} is not a number of whole groups of {e.group_size} environments (of which there "
             f"are {e.groups}); the nearest that works is {nearest}."
         )
+
+
+def _check_learns_from(e: Experiment) -> None:
+    """Refuse an agent whose data is of another kind than it learns from."""
+    if e.policies and e.replay != AUTO:
+        raise ConfigError(
+            "the experiment has a replay beside its policies; each policy has its own: leave it out, and give "
+            "policies={NAME: PolicyConfig(agent, replay=...)}."
+        )
+    parts = {f"policies.{name}.": (policy.agent, policy.buffer) for name, policy in e.policies.items()}
+    for prefix, (agent, replay) in (parts or {"": (e.agent, e.buffer)}).items():
+        kind, name = learns_from(agent), type(agent).__name__
+        if kind != EITHER and e.recording is not None:
+            raise ConfigError(
+                f"{name} learns from {'replay' if kind == REPLAY else 'fresh trajectories'}, and "
+                f"recording={e.recording!r} is neither; leave it out, or use BC (`jsrl run bc --recording DIR`)."
+            )
+        if kind == REPLAY and replay is None:
+            raise ConfigError(
+                f"{prefix}replay is none, but {name} learns from replay; leave it out, for what {name} usually has, or give a "
+                "ReplayConfig."
+            )
+        if kind == FRESH and replay is not None:
+            raise ConfigError(
+                f"{name} learns from fresh trajectories, and rows of a replay are older; leave {prefix}replay out, or choose "
+                "an agent that learns from replay, such as DQN or SAC."
+            )
 
 
 def _check_positive(e: Experiment) -> None:
@@ -336,7 +366,7 @@ def _check_split(e: Experiment) -> None:
             f"learner.num_devices={e.learner.num_devices} is not possible; leave it out. To spread each batch "
             "over devices, leave learner.split out."
         )
-    if e.replay is not None and e.replay.prioritised:
+    if e.buffer is not None and e.buffer.prioritised:
         raise ConfigError(
             "learner.split draws the same windows on both sides, which replay.prioritised would change on one of them alone; "
             "set it to false."
@@ -348,7 +378,7 @@ def _check_ranks(e: Experiment) -> None:
     if ranks == 1:
         return
     others = {
-        "replay": e.replay is not None,
+        "replay": e.buffer is not None,
         f"recording={e.recording!r}": e.recording is not None,
         f"learner.split={e.learner.split}": e.learner.split != "none",
         "a director": e.director is not None,

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from jsrl.envs.games.make import SUITES
 from jsrl.experiment.experiment import Experiment
 from jsrl.experiment.policies import PolicyConfig
+from jsrl.experiment.settings import AUTO
 from jsrl.types import EnvSpec, GameSpec, Seat
 
 
@@ -32,10 +33,11 @@ def divided(
     groups = alike_seats(spec.seats, taken) if isinstance(spec, GameSpec) else {}
     if len(groups) < 2:
         return experiment, None
-    policies = {name: PolicyConfig(experiment.agent, seats=seats) for name, seats in groups.items()}
+    e = experiment
+    policies = {name: PolicyConfig(e.agent, seats=seats, replay=e.replay) for name, seats in groups.items()}
     listing = "; ".join(f"{name} plays {', '.join(seats)}" for name, seats in groups.items())
     line = f"the seats of {spec.name!r} differ, so there are {len(groups)} policies with the same options: {listing}"
-    return dataclasses.replace(experiment, agent=None, policies=policies), line
+    return dataclasses.replace(e, agent=None, replay=AUTO, policies=policies), line
 
 
 def alike_seats(seats: tuple[Seat, ...], taken: Collection[str] = ()) -> dict[str, tuple[str, ...]]:

@@ -18,6 +18,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment.checks import check, leaves_host, split_bind, whole_numbers
 from jsrl.experiment.policies import PolicyConfig
 from jsrl.experiment.settings import (
+    AUTO,
     ActorConfig,
     DeadlineConfig,
     EvaluatorConfig,
@@ -27,11 +28,11 @@ from jsrl.experiment.settings import (
     SnapshotConfig,
     SupervisionConfig,
     VideoConfig,
+    decided_replay,
 )
 from jsrl.field_names import suggesting
 
 PlacementKind: TypeAlias = Literal["auto", "serial", "inline", "served", "apart"]
-AUTO = "auto"
 
 
 class Placement(NamedTuple):
@@ -121,8 +122,8 @@ class Experiment:
     actor: ActorConfig = field(default_factory=ActorConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
-    replay: ReplayConfig | None = None
-    """Storage and sampling of an off-policy agent's rows; None: no replay."""
+    replay: ReplayConfig | Literal["auto"] | None = AUTO
+    """Storage and sampling of an off-policy agent's rows; auto: what the agent usually has, none: fresh trajectories."""
     evaluator: EvaluatorConfig = field(default_factory=EvaluatorConfig)
     video: VideoConfig = field(default_factory=VideoConfig)
     snapshots: SnapshotConfig = field(default_factory=SnapshotConfig)
@@ -139,6 +140,11 @@ class Experiment:
         check(self)
 
     # Derived numbers are properties, never fields.
+
+    @property
+    def buffer(self) -> ReplayConfig | None:
+        """Return the replay with `auto` decided; None: no replay."""
+        return decided_replay(self.replay, self.agent)
 
     def is_served(self, policy: str) -> bool:
         """Return whether inference servers act for a policy."""
@@ -197,30 +203,45 @@ class Experiment:
 
         Free-running replay workers follow no ratio; then it is the env steps in one trajectory of every environment.
         """
-        replay = self.replay
+        replay = self.buffer
         if replay is not None and self.has_replay_workers and replay.samples_per_insert is not None:
             return self.updates_per_call * replay.batch_size / replay.samples_per_insert
         return self.batch_columns * self.rollout_length
 
     @property
-    def total_updates(self) -> int:
-        """Return the updates of the whole run."""
+    def last_number(self) -> int:
+        """Return the number of the run's last version: its updates, if each batch gets them, also while replay fills."""
         return max(1, math.ceil(self.total_env_steps / self.env_steps_per_batch)) * self.updates_per_batch
+
+    @property
+    def total_updates(self) -> int:
+        """Return the updates of the whole run, the one for schedules."""
+        return max(1, self.updates_after(0))
+
+    def updates_after(self, env_steps: int) -> int:
+        """Return the updates from a start at these env steps to the end: a replay that does not save its rows fills first."""
+        replay, left = self.buffer, self.total_env_steps - env_steps
+        filling = 0 if replay is None else max(0, replay.min_size - replay.save * env_steps)
+        if self.has_replay_workers:
+            batches = math.ceil((left - filling) / self.env_steps_per_batch)
+        else:  # the batch that completes the fill is learned from
+            batches = math.ceil(left / self.env_steps_per_batch) - max(0, math.ceil(filling / self.rows_per_update) - 1)
+        return max(0, batches) * self.updates_per_batch
 
     @property
     def has_replay_workers(self) -> bool:
         """Return whether there are replay workers between actors and learner."""
-        return self.replay is not None and self.replay.kind == "host"
+        return self.buffer is not None and self.buffer.kind == "host"
 
     @property
     def is_free_running(self) -> bool:
         """Return whether there are replay workers without a ratio of updates to env steps."""
-        return self.has_replay_workers and self.replay is not None and self.replay.samples_per_insert is None
+        return self.has_replay_workers and self.buffer is not None and self.buffer.samples_per_insert is None
 
     @property
     def updates_per_call(self) -> int:
         """Return the updates of one compiled call: K with replay, else 1."""
-        replay = self.replay
+        replay = self.buffer
         if replay is None or replay.updates_per_call is not None:
             return 1 if replay is None else replay.updates_per_call or 1
         if replay.kind == "host" or replay.samples_per_insert is None:
@@ -230,7 +251,7 @@ class Experiment:
     @property
     def windows_per_env_step(self) -> float:
         """Return the windows per env step of a replay on the device; may differ from the option, as K is a whole number."""
-        return self.updates_per_call * self.replay.batch_size / self.rows_per_update if self.replay is not None else 0.0
+        return self.updates_per_call * self.buffer.batch_size / self.rows_per_update if self.buffer is not None else 0.0
 
     @property
     def updates_per_batch(self) -> int:
@@ -254,7 +275,7 @@ class Experiment:
             return self.learner.order
         if self.has_replay_workers:
             return "fifo"
-        on_device = self.replay is not None  # columns of its ring are environments
+        on_device = self.buffer is not None  # columns of its ring are environments
         asked = self.max_policy_lag is not None or self.deterministic or on_device
         by_group = self.batch_columns == self.num_envs and asked
         return "by_group" if by_group else "fifo"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jsrl.errors import ConfigError
+from jsrl.experiment.settings import AUTO
 from jsrl.field_names import ELSEWHERE
 from jsrl.references.reference import is_equal
 
@@ -166,6 +167,8 @@ class RunOptions:
     """With --tune: tune the number of environments and the batch as well, which changes what is learned."""
 
 
+ABSENT = "(absent)"  # an option that one of two experiments does not have
+WHETHER_REPLAY = typing.Literal["auto"] | None  # of --replay; --replay.NAME gives its settings
 INDENT = " " * 8  # of an option's text
 COMMON = (
     ("how long", ("total-env-steps", "max-minutes", "stop-at-return", "seed", "seeds")),
@@ -199,6 +202,11 @@ def options_of(value: Any, prefix: str = "") -> dict[str, Option]:
     for field in dataclasses.fields(value):
         name = f"{prefix}{field.name.replace('_', '-')}"
         default = getattr(value, field.name)
+        if hasattr(value, "buffer") and field.name == "replay":
+            default = value.buffer
+            options[name] = Option(name, WHETHER_REPLAY, None if default is None else AUTO, texts[field.name])
+            if default is None:
+                continue
         if (dataclasses.is_dataclass(default) and not isinstance(default, type) and hints[field.name] is not Any) or (
             field.name in ("agent", "director") and dataclasses.is_dataclass(default)
         ):
@@ -270,7 +278,7 @@ def find_option(name: str, options: dict[str, Option]) -> Option:
     usual = ELSEWHERE.get(name) or ELSEWHERE.get(name.rpartition(".")[2])
     if usual in options and usual != name:
         raise ConfigError(f"there is no option --{name}; here it is called --{usual}.")
-    off = options.get(name.partition(".")[0])
+    off = options.get(name.partition(".")[0]) or options.get(name.rpartition(".")[0])
     of_policies = [known for known in options if known.startswith("policies.") and known.endswith(f".{name}")]
     if of_policies:
         raise ConfigError(f"there is no option --{name}: each policy has its own: --{' or --'.join(of_policies)}.")
@@ -333,7 +341,7 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
     """Return option name -> (old, new) for every option that differs."""
     before, after = options_of(old), options_of(new)
     names = list(dict.fromkeys([*before, *after]))
-    missing = Option("", None, "(absent)", "")
+    missing = Option("", None, ABSENT, "")
     pairs = {n: (before.get(n, missing).default, after.get(n, missing).default) for n in names}
     return {name: pair for name, pair in pairs.items() if not is_equal(*pair)}
 

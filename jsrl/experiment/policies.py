@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jsrl.envs.seats import seats_named
 from jsrl.errors import ConfigError
+from jsrl.experiment.settings import AUTO, ReplayConfig, decided_replay
 from jsrl.field_names import suggesting
 from jsrl.types import EnvSpec, GameSpec
 
@@ -37,6 +38,13 @@ class PolicyConfig:
     """Where it acts: in the actors (inline) or in inference servers (served), in runs with several processes."""
     stop_at_return: float | None = None
     """The score that is the goal of this policy; None: the run's stop_at_return. The run stops when all goals are reached."""
+    replay: ReplayConfig | Literal["auto"] | None = AUTO
+    """Its replay; auto: what its agent usually has, none: fresh trajectories."""
+
+    @property
+    def buffer(self) -> ReplayConfig | None:
+        """Return its replay with `auto` decided; None: it has none."""
+        return decided_replay(self.replay, self.agent)
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -85,6 +93,8 @@ def check_policies(policies: Mapping[str, PolicyConfig], agent: Any, seed: int) 
             )
         if not isinstance(policy, PolicyConfig):
             raise ConfigError(f"the policy {name} is {policy!r}; give a PolicyConfig(agent, seats=...).")
+        if not isinstance(policy.replay, ReplayConfig) and policy.replay not in (AUTO, None):
+            raise ConfigError(f"policies.{name}.replay is {policy.replay!r}; give a ReplayConfig(...), 'auto' or None.")
         if policy.placement not in ("as-run", "inline", "served"):
             raise ConfigError(f"policies.{name}.placement is {policy.placement!r}; use as-run, inline or served.")
         if policy.seed is not None:

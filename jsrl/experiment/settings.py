@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
+from jsrl.errors import ConfigError
 from jsrl.field_names import suggesting
+from jsrl.types import EITHER, FRESH, REPLAY
+
+AUTO: Final = "auto"
 
 
 @suggesting
@@ -118,6 +122,25 @@ class ReplayConfig:
     """Sampling threads of each replay worker (host)."""
     save: bool = False
     """Save the rows in snapshots as well; false: a resumed run refills its replay."""
+
+
+def learns_from(agent: Any) -> str:
+    """Return what an agent learns from: fresh trajectories, replay, or either.
+
+    Raises:
+      ConfigError: its config says something else.
+    """
+    found = getattr(agent, "learns_from", EITHER)
+    if found not in (FRESH, REPLAY, EITHER):
+        raise ConfigError(f"{type(agent).__name__}.learns_from is {found!r}; use fresh, replay or either.")
+    return found
+
+
+def decided_replay(replay: ReplayConfig | str | None, agent: Any) -> ReplayConfig | None:
+    """Return a replay with `auto` decided: what the agent usually has (`usual_replay` of its config); None: fresh rows."""
+    if not isinstance(replay, str):
+        return replay
+    return ReplayConfig(**getattr(agent, "usual_replay", {})) if learns_from(agent) == REPLAY else None
 
 
 @suggesting

@@ -9,6 +9,7 @@ from jsrl.counted import counted
 from jsrl.errors import ConfigError, nearest_divisors
 from jsrl.experiment import Experiment
 from jsrl.graph.graph import Graph, Link, WorkerNode
+from jsrl.graph.policies import policy_settings
 from jsrl.graph.ranks import RANKS
 from jsrl.transport.stream import POLICY, Stream
 
@@ -27,15 +28,16 @@ def make_graph(experiment: Experiment) -> Graph:
     params = RELAYED if e.uses_zeromq else PARAMS
     policies = {name: f"-{name}" if number else "" for number, name in enumerate(e.policies or (POLICY,))}
     ends = tuple(policies.values())
+    own = [dataclasses.replace(e, **policy_settings(e, name, number)) for number, name in enumerate(policies)]
     # without actors only the evaluator acts, in its own process
     served = tuple(end for name, end in policies.items() if e.is_served(name) and e.recording is None)
-    workers = [_learner(e, end) for end in ends]
+    workers = [_learner(mine, end) for mine, end in zip(own, ends, strict=True)]
     if e.uses_zeromq:
         workers += [_relay(end) for end in ends]
     for together in [served] if served and e.inference.shared else [(end,) for end in served]:
         workers += _servers(e, params, together)
-    for end in ends if e.has_replay_workers else ():
-        workers += _replays(e, end)
+    for mine, end in zip(own, ends, strict=True):
+        workers += _replays(mine, end) if mine.has_replay_workers else []
     if e.recording is None:
         workers += _actors(e, params, ends, served)
     if e.director is not None:
@@ -45,7 +47,7 @@ def make_graph(experiment: Experiment) -> Graph:
         for end in shown if config.enabled else ():
             own_first = dict.fromkeys((end, *ends))
             workers.append(WorkerNode(name + end, name, tuple(Link("params", params + other) for other in own_first)))
-    graph = Graph(_streams(e, workers, policies), tuple(workers))
+    graph = Graph(_streams(own, workers, policies), tuple(workers))
     for end in ends if e.learner.num_ranks > 1 else ():
         graph = with_ranks(graph, "learner" + end, e.learner.num_ranks)
     return graph
@@ -89,8 +91,8 @@ def _servers(e: Experiment, params: str, ends: tuple[str, ...]) -> list[WorkerNo
 
 def _replays(e: Experiment, end: str) -> list[WorkerNode]:
     """Return the replay workers: worker i reads the rows of actors i, i + R, ..."""
-    assert e.replay is not None
-    count = e.replay.num_replays
+    assert e.buffer is not None
+    count = e.buffer.num_replays
     workers = []
     for i in range(count):
         groups = tuple(group for actor in range(i, e.actors, count) for group in groups_of(e, actor))
@@ -103,14 +105,14 @@ def _replays(e: Experiment, end: str) -> list[WorkerNode]:
     return workers
 
 
-def _streams(e: Experiment, workers: list[WorkerNode], policies: Mapping[str, str]) -> tuple[Stream, ...]:
-    """Return the streams of these workers."""
-    groups = tuple(range(e.groups))
-    replays = tuple(range(e.replay.num_replays if e.replay is not None else 0))
-    on_the_way = 2 * e.updates_per_call + e.replay.threads if e.replay is not None else 0
+def _streams(own: list[Experiment], workers: list[WorkerNode], policies: Mapping[str, str]) -> tuple[Stream, ...]:
+    """Return the streams of these workers; `own`: the experiment of each policy."""
+    groups = tuple(range(own[0].groups))
     used = {link.stream for worker in workers for link in worker.links}
     streams = []
-    for policy, end in policies.items():
+    for e, (policy, end) in zip(own, policies.items(), strict=True):
+        replays = tuple(range(e.buffer.num_replays if e.buffer is not None else 0))
+        on_the_way = 2 * e.updates_per_call + e.buffer.threads if e.buffer is not None else 0
         streams += [
             Stream(SAMPLES + end, "samples", policy, groups=groups, blocks=e.actor.blocks_per_group),
             Stream(BATCHES + end, "samples", policy, schema="batches", groups=replays, blocks=on_the_way),

@@ -16,6 +16,7 @@ from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.policies import opponents_of, seed_of
+from jsrl.experiment.settings import AUTO, decided_replay
 from jsrl.graph.graph import Graph, Link, WorkerNode
 from jsrl.graph.ranks import ranks_of
 from jsrl.transport.stream import POLICY, Stream
@@ -110,7 +111,9 @@ def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
     for number, learner in enumerate(learners_of(graph)):
         name, ranks = policy_of(graph, learner), ranks_of(graph, learner)
         groups = tuple(sorted({group for rank in ranks for group in groups_trained_on(graph, rank)}))
-        changes = _of_config(experiment, name, number) | dict(learner.settings or {})
+        changes = policy_settings(experiment, name, number) | dict(learner.settings or {})
+        if "agent" in changes and experiment.buffer == decided_replay(AUTO, experiment.agent):
+            changes = {"replay": AUTO} | changes
         if groups and groups != tuple(range(experiment.groups)):
             changes = _totals(graph, experiment, learner, groups) | changes
         try:
@@ -151,7 +154,7 @@ def _check_name(graph: Graph, policy: str) -> None:
         )
 
 
-def _of_config(experiment: Experiment, name: str, number: int) -> dict[str, Any]:
+def policy_settings(experiment: Experiment, name: str, number: int) -> dict[str, Any]:
     """Return the settings of one of several policies in the same environments that differ from the experiment."""
     if not experiment.policies:
         return {}
@@ -162,7 +165,8 @@ def _of_config(experiment: Experiment, name: str, number: int) -> dict[str, Any]
     seed = seed_of(config, number, experiment.seed)
     goal = experiment.stop_at_return if config.stop_at_return is None else config.stop_at_return
     evaluator = dataclasses.replace(experiment.evaluator, against=opponents_of(experiment, name))
-    own = {"agent": config.agent, "policies": {}, "seed": seed, "stop_at_return": goal, "evaluator": evaluator}
+    own = {"agent": config.agent, "replay": config.buffer, "policies": {}, "seed": seed}
+    own |= {"stop_at_return": goal, "evaluator": evaluator}
     if experiment.recording is not None and len(experiment.policies) > 1:
         own["recording"] = str(Path(experiment.recording) / name)
     return own
@@ -276,9 +280,9 @@ def _totals(graph: Graph, experiment: Experiment, learner: WorkerNode, groups: t
         "num_actors": len(actors) if even else len(groups),
     }
     link = learner.link("samples")
-    if experiment.replay is not None and experiment.has_replay_workers and link is not None:
+    if experiment.buffer is not None and experiment.has_replay_workers and link is not None:
         replays = sum(bool(set(graph.groups(own)) & set(graph.groups(link))) for _, own in graph.sources(link.stream))
-        totals["replay"] = dataclasses.replace(experiment.replay, num_replays=replays)
+        totals["replay"] = dataclasses.replace(experiment.buffer, num_replays=replays)
     return totals
 
 

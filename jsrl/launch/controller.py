@@ -522,7 +522,7 @@ class Controller:
         versions = [int(path.parent.name) for path in worker.job.snapshots.glob(f"state/[0-9]*/{MANIFEST}")]
         if not versions:
             return f"{what}. No snapshot is in the run folder"
-        return f"{what}. The newest snapshot in the run folder is that of update {version_updates(max(versions))}"
+        return f"{what}. The newest snapshot in the run folder is version {version_updates(max(versions))}"
 
     def _leave_s(self, worker: SupervisedWorker) -> float:
         limits = self._deadlines

@@ -94,7 +94,7 @@ def _check_explored(agent: Any, name: str, option: str, allowed: Range) -> None:
 def _check_scored(experiment: Experiment, director: Any) -> None:
     """Refuse a director that needs scores of games if learners cannot give them."""
     name = type(director).__name__
-    if experiment.replay is not None:
+    if any(policy.buffer is not None for policy in experiment.policies.values() or [experiment]):
         raise ConfigError(
             f"{name} needs scores of whole games, but replay trains on windows of them; use an agent without."
         )

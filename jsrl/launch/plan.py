@@ -12,7 +12,7 @@ from jsrl.directors.base import first_hyperparameters
 from jsrl.envs.rendering import check_rendered
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.automatic import settled
+from jsrl.experiment.automatic import settled, with_replays
 from jsrl.experiment.building import resolved_agent
 from jsrl.experiment.dividing import divided, may_need_policies
 from jsrl.experiment.policies import check_team, find_seats
@@ -243,7 +243,9 @@ def _seats_and_schemas(
 def _resolved(policy: PolicyPart) -> PolicyPart:
     """Return a policy with its experiment's values filled into its agent's config."""
     own = policy.experiment
-    return dataclasses.replace(policy, experiment=dataclasses.replace(own, agent=resolved_agent(own)))
+    return dataclasses.replace(
+        policy, experiment=dataclasses.replace(own, agent=resolved_agent(own), replay=own.buffer)
+    )
 
 
 def _check_same_rows(graph: Graph, schemas: Mapping[str, Schemas]) -> None:
@@ -278,8 +280,9 @@ def settle(experiment: Experiment) -> tuple[Experiment, str | None]:
     line = None
     if may_need_policies(experiment):
         experiment, line = divided(experiment, find_spec(experiment), taken_names())
+    experiment, replays = with_replays(experiment)
     experiment, chosen = settled(experiment, this_machine(), lambda: spec_for_one(find_spec(experiment)))
-    return experiment, "\n".join(filter(None, (line, chosen))) or None
+    return experiment, "\n".join(filter(None, (line, *replays, chosen))) or None
 
 
 def memory_mb(plan: Plan, job: Job) -> int:

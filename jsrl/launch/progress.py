@@ -9,7 +9,10 @@ import numpy as np
 from jsrl.experiment import Experiment
 from jsrl.graph.policies import PolicyPart
 from jsrl.metrics.scores import decimals_of, score_of, score_title
+from jsrl.types import version_updates
+from jsrl.workers.jobs import StartPoint
 
+BEGINNING = StartPoint()
 MOST_PROGRESS = 4096  # points of env steps by updates, and scores
 
 
@@ -17,36 +20,38 @@ class Progress:
     """One policy's training, as the launching process knows it.
 
     Args:
-      policy: of the run. start_updates, start_env_steps: before this start of the run. Only with replay workers do the env
-        steps not follow from the updates.
+      policy: of the run. start: of this start of the run. Only with replay workers do the env steps not follow from the
+        number of the version.
 
     Attributes:
-      env_steps, updates: trained so far, by the learner that got furthest. ended: why its training has ended; empty: it
-        goes on. kept: both of the newest learner, which may not have caught up with the one that it replaced.
+      env_steps, updates: trained so far, by the learner that got furthest. number: of its version.
+        ended: why its training has ended; empty: it goes on. kept, kept_number: those of the newest learner, which may not
+        have caught up with the one that it replaced.
       goal: the score to reach; None: none. reached: whether its newest score did, and a second one of the same params.
       evaluation: the last score, or the one that reached `stop_at_return`. final: of fresh episodes after the end.
       curve: (env steps, score) of each evaluation; of very many every second one, with the best.
     """
 
-    def __init__(self, policy: PolicyPart, start_updates: int = 0, start_env_steps: int = 0) -> None:
+    def __init__(self, policy: PolicyPart, start: StartPoint = BEGINNING) -> None:
         self.policy = policy
         self._experiment = e = policy.experiment
-        self.updates = self._start_updates = start_updates
-        trained = int(start_updates // e.updates_per_batch * e.env_steps_per_batch)
-        self.env_steps = start_env_steps if e.has_replay_workers else trained
+        self.updates = start.made
+        self.number = self.kept_number = self._start_number = start.updates
+        trained = int(start.updates // e.updates_per_batch * e.env_steps_per_batch)
+        self.env_steps = start.env_steps if e.has_replay_workers else trained
         self.ended = ""
         self.goal, self.reached = e.stop_at_return, False
         self.evaluation: dict[str, float] = {}
         self.final: dict[str, float] = {}
         self.curve: list[tuple[int, float]] = []
         self.kept = {"env_steps": self.env_steps, "updates": self.updates}
-        self._points = [(self.updates, self.env_steps)]
-        self._most = most_counts(e, self.updates, self.env_steps)
+        self._points = [(self.number, start.unmade, self.env_steps)]
+        self._most = most_counts(e, self.number, self.env_steps)
 
     @property
     def has_trained(self) -> bool:
-        """Return whether there was an update since this start of the run."""
-        return self.updates > self._start_updates
+        """Return whether a batch was used since this start of the run."""
+        return self.number > self._start_number
 
     @property
     def counters(self) -> dict[str, int]:
@@ -74,12 +79,16 @@ class Progress:
         """Take the counters from a report or from a worker's last message."""
         self.env_steps = max(self.env_steps, facts.get("env_steps", 0) if "updates" in facts else 0)
         self.updates = max(self.updates, facts.get("updates", 0))
-        if "updates" in facts:
-            rows_are_kept = self._experiment.has_replay_workers
-            env_steps = self.env_steps if rows_are_kept else facts.get("env_steps", self.kept["env_steps"])
-            self.kept = {"env_steps": env_steps, "updates": facts["updates"]}
-        if self._experiment.has_replay_workers and self.updates > self._points[-1][0]:
-            self._points.append((self.updates, self.env_steps))
+        if "updates" not in facts:
+            return
+        rows_are_kept = self._experiment.has_replay_workers
+        env_steps = self.env_steps if rows_are_kept else facts.get("env_steps", self.kept["env_steps"])
+        self.kept = {"env_steps": env_steps, "updates": facts["updates"]}
+        self.kept_number = number = version_updates(facts["version"]) if "version" in facts else facts["updates"]
+        self.number = max(self.number, number)
+        unmade = number - facts["updates"]
+        if number > self._points[-1][0] and (rows_are_kept or unmade != self._points[-1][1]):
+            self._points.append((number, unmade, self.env_steps))
             if len(self._points) > MOST_PROGRESS:
                 del self._points[1:-1:2]  # the points between are interpolated anyway
 
@@ -97,7 +106,7 @@ class Progress:
         """Take the second score of params whose first one reached the goal. Return a sentence."""
         goal = self.goal
         score, episodes, first = score_of(facts), int(facts["episodes"]), self.evaluation
-        if self.ended or goal is None or facts["updates"] <= self._start_updates:
+        if self.ended or goal is None or facts["updates"] <= self._start_number:
             return ""  # it has ended already, or these are its first params: no reason to end
         digits, before = decimals_of(goal), score_of(first) if first else goal
         again = f"{before:.{digits}f}, and {score:.{digits}f} over {episodes} episodes with other seeds"
@@ -110,12 +119,21 @@ class Progress:
         """Record why its training has ended; the first reason stays."""
         self.ended = self.ended or reason
 
-    def env_steps_before(self, updates: int, env_steps: int) -> int:
-        """Return the env steps at `updates` updates: `env_steps`, or with replay workers interpolated from the reports."""
-        if not self._experiment.has_replay_workers:
-            return env_steps
-        known_updates, known_steps = zip(*self._points, strict=True)
-        return int(np.interp(updates, known_updates, known_steps))
+    def made(self, number: int) -> int:
+        """Return the updates that were made up to the version of this number, as the learner reported them."""
+        numbers, unmade, _ = zip(*self._points, strict=True)
+        return number - int(np.interp(number, numbers, unmade))
+
+    def counted(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Return the facts of a player with the true counts of its params: it knows only the number of their version."""
+        number, metrics = facts["updates"], facts["metrics"]
+        made = self.made(number)
+        counts: dict[str, Any] = {"updates": made, "version_updates": made}
+        counts["metrics"] = {k: float(made) if k.endswith("/version_updates") else v for k, v in metrics.items()}
+        if self._experiment.has_replay_workers:
+            numbers, _, env_steps = zip(*self._points, strict=True)
+            counts["env_steps"] = int(np.interp(number, numbers, env_steps))
+        return facts | counts
 
 
 def most_counts(experiment: Experiment, updates: int, env_steps: int) -> dict[str, int]:
@@ -126,9 +144,9 @@ def most_counts(experiment: Experiment, updates: int, env_steps: int) -> dict[st
     """
     if experiment.is_free_running:
         return {}
-    replay = experiment.replay
+    replay = experiment.buffer
     filled = round(replay.min_size * (1 + replay.tolerance)) if replay is not None else 0
     most = {"env_steps": 2 * (env_steps + experiment.total_env_steps + experiment.rows_per_update + filled)}
     if not experiment.has_replay_workers:
-        most["updates"] = 2 * (updates + experiment.total_updates + experiment.updates_per_batch)
+        most["updates"] = 2 * (updates + experiment.last_number + experiment.updates_per_batch)
     return most

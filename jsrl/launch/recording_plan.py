@@ -9,7 +9,7 @@ from jsrl.counted import counted
 from jsrl.errors import ConfigError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.launch.plan import Plan
-from jsrl.recordings.recordings import Recording, begin_recording, make_manifest, open_recording
+from jsrl.recordings.recordings import Recording, begin_recording, check_trains, make_manifest, open_recording
 from jsrl.references.reference import to_json
 from jsrl.runs.provenance import package_versions
 from jsrl.types import EnvSpec
@@ -41,8 +41,8 @@ def check_recording(e: Experiment, schemas: Schemas) -> Recording | None:
     """Return the recording that a run learns from, after comparing it with the agent's input.
 
     Raises:
-      ConfigError: the agent learns only from recordings and none is given. RecordingError: there is none in the folder, or
-        it is broken. SpecMismatch: it comes from another environment.
+      ConfigError: the agent learns only from recordings and none is given. RecordingError: there is none in the folder, it
+        is broken, or none of its rows trains. SpecMismatch: it comes from another environment.
     """
     if e.recording is None:
         if getattr(e.agent, "needs_recording", False):
@@ -54,6 +54,7 @@ def check_recording(e: Experiment, schemas: Schemas) -> Recording | None:
     recording = open_recording(Path(e.recording))
     _compare_env(recording, schemas.env)
     wanted_leaves(recording, schemas.trajectory)
+    check_trains(recording)
     return recording
 
 

@@ -10,20 +10,20 @@ from jsrl.workers.memory import row_bytes
 
 def batch_bytes(e: Experiment, schemas: Schemas) -> int:
     """Return the bytes of one batch of windows."""
-    assert e.replay is not None
-    return int((e.replay.window + 1) * e.replay.batch_size * row_bytes(e, schemas) * (schemas.env.frames or 1))
+    assert e.buffer is not None
+    return int((e.buffer.window + 1) * e.buffer.batch_size * row_bytes(e, schemas) * (schemas.env.frames or 1))
 
 
 def replay_stream_bytes(e: Experiment, schemas: Schemas) -> int:
     """Return the bytes of all batches of windows that may be in flight to the learner."""
-    if e.replay is None or not e.has_replay_workers:
+    if e.buffer is None or not e.has_replay_workers:
         return 0
-    return batch_bytes(e, schemas) * (2 * e.updates_per_call + e.replay.threads) * e.replay.num_replays
+    return batch_bytes(e, schemas) * (2 * e.updates_per_call + e.buffer.threads) * e.buffer.num_replays
 
 
 def replay_lines(e: Experiment, schemas: Schemas) -> list[str]:
     """Return the plan's lines about replay, besides its streams."""
-    r = e.replay
+    r = e.buffer
     if r is None:
         return []
     how = "prioritised" if r.prioritised else "uniform"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jsrl.errors import ConfigError, SnapshotError
@@ -112,7 +112,7 @@ def next_start_point(
     try:
         version, broken = newest_good(store, updates)
         latest = store.meta(version)
-        epoch, updates, env_steps = int(latest["epoch"]), int(latest["updates"]), int(latest.get("env_steps", 0))
+        epoch, made, env_steps = int(latest["epoch"]), int(latest["updates"]), int(latest.get("env_steps", 0))
     except SnapshotError as error:
         begin = "" if store.versions() else " It ended before its first snapshot; start it again as a new run."
         raise ConfigError(f"{folder.name} cannot be resumed: {error}{begin}") from error
@@ -120,22 +120,24 @@ def next_start_point(
         raise ConfigError(f"{folder.name} cannot be resumed: its snapshot {version} is not a learner's.") from None
     content = read_page(ledger or folder.path / LEDGER)
     epoch = max(epoch, content.epoch if content else 0) + 1
-    messages = [*broken, f"continuing from snapshot {version} instead, of update {updates}"] if broken else []
-    return StartPoint(epoch, updates, f"{store.folder}@{version}", env_steps=env_steps), messages
+    messages = [*broken, f"continuing from snapshot {version} instead, of update {made}"] if broken else []
+    number, restore = version_updates(version), f"{store.folder}@{version}"
+    return StartPoint(epoch, number, restore, env_steps=env_steps, unmade=number - made), messages
 
 
-def common_updates(folder: RunFolder, policies: Sequence[str]) -> int | None:
-    """Return the largest number of updates for which each of some policies has a good snapshot; None: there is none.
+def common_batches(folder: RunFolder, policies: Mapping[str, int]) -> int | None:
+    """Return the largest number of batches after which each of some policies has a good snapshot; None: there is none.
 
-    Policies are named by their folders under that of the snapshots.
+    Args:
+      policies: by their folders under that of the snapshots: the updates of one batch.
     """
     found = [
         {
-            version_updates(version)
+            version_updates(version) // per_batch
             for version in SnapshotStore(folder.snapshots / policy / "state").versions()
             if version_damage(folder.snapshots / policy / "state" / str(version)) is None
         }
-        for policy in policies
+        for policy, per_batch in policies.items()
     ]
     return max(set.intersection(*found), default=None)
 
@@ -213,7 +215,7 @@ def continue_exactly(
             journal = Journal(journal_path(folder.path, group))
             played = needed - journal.header.first
             if played < 0:
-                raise SnapshotError(f"{journal.path} begins after update {start_point.updates}")
+                raise SnapshotError(f"{journal.path} begins after version {start_point.updates}")
             for _ in journal.records(played):
                 pass  # every record is read and its checksum compared
             epochs.add(journal.header.epoch)

@@ -15,8 +15,8 @@ from typing import Any
 from jsrl.envs.notes import spec_notes
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.experiment import AUTO
 from jsrl.experiment.options import with_changes
+from jsrl.experiment.settings import AUTO
 from jsrl.launch.controller import Controller
 from jsrl.launch.devices import check_devices, set_flags_here
 from jsrl.launch.directing import check_players
@@ -286,7 +286,7 @@ def ready_plan(
 def make_session(plan: Plan, folder: RunFolder, screen: Display, sinks: Sequence[Any], hooks: Hooks) -> Session:
     """Return the session of a plan, in which each policy continues from its learner's start point."""
     starts = [(policy, plan.job(policy.learner).start_point) for policy in plan.policies.values()]
-    policies = [Progress(policy, start.updates, start.env_steps) for policy, start in starts]
+    policies = [Progress(policy, start) for policy, start in starts]
     policy_of = {job.name: job.policy for job in plan.jobs}
     return Session(
         plan.experiment, folder, screen, sinks, kinds=plan.kinds, policies=policies, policy_of=policy_of, hooks=hooks

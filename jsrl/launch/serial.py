@@ -179,7 +179,7 @@ class SerialRun:
     def _report(self, *, last: bool = False) -> None:
         for name in self._learners:
             learner = self._workers[name]
-            self._session.facts(name, {"updates": learner.updates, "env_steps": learner.env_steps})
+            self._session.facts(name, learner.counts)
         if last or self._session.line_due:
             for name in list(self._workers):
                 self._guarded(name, self._report_of)

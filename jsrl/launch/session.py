@@ -41,7 +41,7 @@ from jsrl.workers.kinds import Kind, catalogue
 
 LINE_S = 1.0
 LOOK_S = 0.02
-ESTIMATES = ("evaluated", "filmed")  # events whose env steps are estimated from the updates of the params
+ESTIMATES = ("evaluated", "filmed")  # events whose counts are estimated from the version of the params
 
 
 class Session:
@@ -127,8 +127,8 @@ class Session:
 
     @property
     def last_updates(self) -> dict[str, int]:
-        """Return the updates of each policy's newest learner, by the policy's name."""
-        return {name: progress.kept["updates"] for name, progress in self.policies.items()}
+        """Return the number of the last version of each policy's newest learner, by the policy's name."""
+        return {name: progress.kept_number for name, progress in self.policies.items()}
 
     def progress_of(self, worker: str) -> Progress:
         """Return the progress of a worker's policy."""
@@ -166,7 +166,7 @@ class Session:
         if isinstance(message, Report | Bye) and not self._trains(message.worker):
             return ""
         if isinstance(message, Event) and message.name in ESTIMATES:
-            facts = facts | {"env_steps": progress.env_steps_before(facts["updates"], facts["env_steps"])}
+            facts = progress.counted(facts)
         return progress.implausible(facts)
 
     def _trains(self, worker: str) -> bool:
@@ -197,14 +197,16 @@ class Session:
         elif message.name == "confirmed":
             self._confirmed(progress, facts)
         elif message.name == FINAL:
+            if "version_updates" in facts:
+                facts = facts | {"version_updates": progress.made(facts["version_updates"])}
             progress.final = dict(facts)
             line = {f"evaluator/final_{name}": value for name, value in facts.items()}
             self._write(progress, line, progress.env_steps, progress.updates)
             counts = {"env_steps": progress.env_steps, "updates": progress.updates}
             self._show_score(progress, facts | counts, final=True)
         elif message.name == "filmed":
-            env_steps = progress.env_steps_before(facts["updates"], facts["env_steps"])
-            self._write(progress, facts["metrics"], env_steps, facts["updates"])
+            facts = progress.counted(facts)
+            self._write(progress, facts["metrics"], facts["env_steps"], facts["updates"])
             self.hub.video(self.folder.path / VIDEOS / progress.policy.folder / Path(facts["file"]).name)
         elif message.name == "saved":
             self._saved(progress, facts)
@@ -245,7 +247,7 @@ class Session:
             self.display.message(f"{message.worker}: {message.text}", "warning")
 
     def _evaluated(self, progress: Progress, facts: dict[str, Any]) -> None:
-        facts = facts | {"env_steps": progress.env_steps_before(facts["updates"], facts["env_steps"])}
+        facts = progress.counted(facts)
         progress.evaluated(facts)
         self._write(progress, facts["metrics"], facts["env_steps"], facts["updates"])
         self._show_score(progress, facts, final=False)
@@ -281,7 +283,8 @@ class Session:
         """Pass a written snapshot to the hooks."""
         policy, version = progress.policy, facts["version"]
         path = self.folder.snapshots / policy.folder / facts["store"] / str(version)
-        updates, tags = version_updates(version), tuple(facts["tags"])
+        updates = progress.made(version_updates(version))
+        tags = tuple(facts["tags"])
         self.hooks.saved(SavedSnapshot(path, tags, updates, policy.name, facts["store"] == "state"))
 
     def _write(self, progress: Progress, metrics: dict[str, float], env_steps: int, updates: int) -> None:
@@ -410,7 +413,7 @@ class Session:
         """Write a line of the workers' reports, once something was trained."""
         for progress in self._others:
             self.hub.receive(f"policy {progress.policy.name}", progress.policy.folder, progress.counters)
-        if any(progress.updates for progress in self.policies.values()):
+        if any(progress.number for progress in self.policies.values()):
             self.hub.tick(self.env_steps, self.updates)
 
     @property

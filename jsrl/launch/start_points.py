@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.launch.links import learner_hop
 from jsrl.launch.plan import Plan
 from jsrl.launch.resume import (
-    common_updates,
+    common_batches,
     continue_exactly,
     init_points,
     may_be_exact,
@@ -83,17 +84,20 @@ def begin_policies(
         )
     start_points: dict[str, StartPoint] = {}
     together = resumed and len(plan.experiment.policies) > 1 and may_be_exact(plan.experiment)
-    updates = _one_update(plan, folder) if together else None
-    if updates is not None and updates != starts[""].updates:
-        starts = {**starts, "": next_start_point(folder, updates=updates)[0]}
+    batches = _same_batch(plan, folder) if together else None
     for policy in plan.policies.values():
         is_first, messages = policy.name == first, list[str]()
+        updates = None if batches is None else batches * policy.experiment.updates_per_batch
+        if is_first and updates is not None and updates != starts[""].updates:
+            starts = {**starts, "": next_start_point(folder, updates=updates)[0]}
         start_point = starts.get("" if is_first else policy.name, StartPoint())
         if resumed and not is_first:
             start_point, messages = start_point_of(folder, policy, learner_hop(plan.graph, policy.learner), updates)
         if resumed and start_point.restore is not None and (updates is not None or not together):
             start_point, line = continue_exactly(policy.experiment, folder, start_point, policy.groups)
             messages += [line] if line else []
+        if resumed and (line := _rate_line(policy.experiment, start_point, folder.config["fields"]["total_env_steps"])):
+            messages.append(line)
         if starts and not resumed and start_point.restore is None:
             option = "RUN@TAG" if is_first else f"{policy.name}=RUN@TAG"
             messages.append(
@@ -105,6 +109,19 @@ def begin_policies(
     if resumed:
         _check_totals(plan, folder, start_points)
     return start_points
+
+
+def _rate_line(e: Experiment, start: StartPoint, total_before: int) -> str:
+    """Return how a resume with another total changes the learning rate of a linear schedule; empty: it does not."""
+    agent, before = e.agent, dataclasses.replace(e, total_env_steps=total_before).total_updates
+    follows = getattr(agent, "schedule", "") == "linear" and agent.total_updates == e.total_updates
+    if not follows or before == e.total_updates:
+        return ""
+    old, new = (agent.learning_rate * max(0.0, 1.0 - start.made / total) for total in (before, e.total_updates))
+    return (
+        f"the learning rate jumps from {old:.3g} to {new:.3g}: its schedule ends with the run, after "
+        f"{e.total_updates:,} updates instead of {before:,}"
+    )
 
 
 def check_initial_params(plan: Plan) -> None:
@@ -138,24 +155,25 @@ def _check_totals(plan: Plan, folder: RunFolder, starts: Mapping[str, StartPoint
 
 def _is_beyond(e: Experiment, start: StartPoint) -> bool:
     """Return whether a policy has trained a batch more than all that it is to train."""
-    if e.is_free_running:
-        return start.env_steps >= e.total_env_steps + e.rows_per_update  # its updates follow no ratio
-    return start.updates >= e.total_updates + e.updates_per_batch
+    if e.has_replay_workers:
+        return start.env_steps >= e.total_env_steps + e.rows_per_update
+    return start.updates >= e.last_number + e.updates_per_batch
 
 
-def _one_update(plan: Plan, folder: RunFolder) -> int | None:
-    """Return the update at which all policies of shared environments continue exactly; None: there is none, in serial runs.
+def _same_batch(plan: Plan, folder: RunFolder) -> int | None:
+    """Return the batch after which all policies of shared environments continue exactly; None: there is none, in serial runs.
 
     Each learner writes its snapshots by its own clock.
 
     Raises:
       ConfigError: there is none, and `deterministic` is set.
     """
-    updates = common_updates(folder, [policy.folder for policy in plan.policies.values()])
-    if updates is None and plan.experiment.deterministic:
+    policies = plan.policies.values()
+    batches = common_batches(folder, {policy.folder: policy.experiment.updates_per_batch for policy in policies})
+    if batches is None and plan.experiment.deterministic:
         raise ConfigError(
             f"{folder.name} cannot be continued exactly, as --deterministic promises: its policies "
-            f"{', '.join(plan.policies)} have no snapshots of the same update. Continue it with new episodes: "
+            f"{', '.join(plan.policies)} have no snapshots of the same batch. Continue it with new episodes: "
             "--snapshots.exact false."
         )
-    return updates
+    return batches

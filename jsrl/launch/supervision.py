@@ -15,6 +15,7 @@ from jsrl.rate_limit import RateLimit
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import read_page
+from jsrl.types import version_updates
 from jsrl.workers.jobs import Job, StartPoint
 from jsrl.workers.kinds import Kind, find_kind
 
@@ -122,7 +123,7 @@ def replacement_job(job: Job, folder: Path) -> tuple[Job, list[str]]:
     if find_kind(job.kind).state != "snapshot":
         return job, []
     start_point, broken = last_committed(job.start_point, job.snapshots / "state", page_of(job, folder))
-    used = [f"{job.name} continues from update {start_point.updates:,} instead"] if broken else []
+    used = [f"{job.name} continues from update {start_point.made:,} instead"] if broken else []
     return dataclasses.replace(job, start_point=start_point), broken + used
 
 
@@ -132,7 +133,7 @@ def lost_text(job: Job, updates: int) -> str:
     Args:
       job: of the replacement. updates: of the dead learner, when it last reported them.
     """
-    start, lost = job.start_point.updates, updates - job.start_point.updates
+    start, lost = job.start_point.made, updates - job.start_point.made
     if not find_kind(job.kind).must_finish or lost <= 0:
         return ""
     why = "" if job.start_point.restore and not job.start_point.params_only else ", as there is no snapshot yet"
@@ -162,5 +163,6 @@ def last_committed(start_point: StartPoint, snapshots: Path, ledger: Path) -> tu
         return dataclasses.replace(start_point, epoch=epoch), []
     version, broken = newest_good(store)
     meta = store.meta(version)
-    env_steps = int(meta.get("env_steps", 0))
-    return StartPoint(epoch, int(meta["updates"]), f"{store.folder}@{version}", env_steps=env_steps), broken
+    number, env_steps = version_updates(version), int(meta.get("env_steps", 0))
+    unmade = number - int(meta["updates"])
+    return StartPoint(epoch, number, f"{store.folder}@{version}", env_steps=env_steps, unmade=unmade), broken

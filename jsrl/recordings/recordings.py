@@ -36,7 +36,7 @@ from jsrl.transport.wire.schema import (
     schema_to_fields,
     to_dtype,
 )
-from jsrl.types import Trajectory, leaves
+from jsrl.types import ACTING, Trajectory, leaves
 
 MANIFEST, FORMAT = "recording.json", 1
 GROUP, SEQUENCE = "entry/group", "entry/sequence"
@@ -188,7 +188,7 @@ def open_recording(folder: Path) -> Recording:
     """
     manifest = read_manifest(folder)
     chunks = tuple(_look(path) for path in sorted(folder.glob("*.npz")) if not path.name.startswith("."))
-    if not chunks:
+    if not any(chunk.count for chunk in chunks):
         raise RecordingError(
             f"{folder} holds no trajectories yet (no *.npz beside {MANIFEST}); a run writes a file every minute, every 16 MiB "
             "and when it ends."
@@ -208,17 +208,27 @@ def _member_shape(file: zipfile.ZipFile, raw: IO[bytes], name: str) -> tuple[tup
     """Return shape and dtype of an array in a file, after checking that the file has the declared number of bytes.
 
     Raises:
-      ValueError: it has not, or the array is compressed (ours are not), so that a small file could become a large array.
+      ValueError: it has not. _Unlike: the array is compressed, so that a small file could become a large array.
     """
     info = file.getinfo(f"{name}.npy")
     size_bytes = os.fstat(raw.fileno()).st_size
-    if info.compress_type != zipfile.ZIP_STORED or not info.compress_size == info.file_size <= size_bytes:
-        raise ValueError(f"{name} is compressed, or larger than its file: {info.file_size} of {size_bytes} bytes")
+    if info.compress_type != zipfile.ZIP_STORED:
+        raise RecordingError(
+            f"{raw.name}: {name} is compressed, and files of a recording are not; write it by numpy.savez."
+        )
+    if not info.compress_size == info.file_size <= size_bytes:
+        raise ValueError(f"{name} is larger than its file: {info.file_size} of {size_bytes} bytes")
     with file.open(info) as member:
         return read_npy_header(member, info.file_size)
 
 
+class _Unlike(ValueError):
+    """A file is whole, but not one of this recording."""
+
+
 def _broken(path: Path, error: BaseException) -> RecordingError:
+    if isinstance(error, _Unlike):
+        return RecordingError(f"{path}: {error}.")
     return RecordingError(
         f"{path} is broken or truncated ({type(error).__name__}: {error}); move it away and the rest can be read."
     )
@@ -252,9 +262,11 @@ def read_chunk(recording: Recording, chunk: Chunk, names: Sequence[str]) -> list
     schema = {leaf.name: leaf for leaf in recording.manifest.leaves}
     try:
         with open_plain(chunk.path) as raw, zipfile.ZipFile(raw) as file:
-            return [_read_member(file, raw, chunk.count, schema[name]) for name in names]
+            arrays = [_read_member(file, raw, chunk.count, schema[name]) for name in names]
     except _BROKEN as error:
         raise _broken(chunk.path, error) from error
+    _refuse_nan(chunk.path, dict(zip(names, arrays, strict=True)))
+    return arrays
 
 
 def _read_member(file: zipfile.ZipFile, raw: IO[bytes], count: int, leaf: Leaf) -> np.ndarray:
@@ -262,6 +274,47 @@ def _read_member(file: zipfile.ZipFile, raw: IO[bytes], count: int, leaf: Leaf) 
     dtype = to_dtype(leaf.dtype)
     fits = found == dtype or (found.kind == "V" and found.itemsize == dtype.itemsize)  # numpy's files have no bfloat16
     if shape != (count, *leaf.shape) or not fits:
-        raise ValueError(f"{leaf.name} is {found}{list(shape)}, the manifest says {leaf}")
+        expected = f"{leaf.dtype}{[count, *leaf.shape]}"
+        raise _Unlike(f"{leaf.name} is {found}{list(shape)}, but {MANIFEST} says {expected}")
     with file.open(f"{leaf.name}.npy") as member:
         return np.lib.format.read_array(member, allow_pickle=False).view(dtype)
+
+
+def trained_rows(acts: np.ndarray, is_first: np.ndarray) -> np.ndarray:
+    """Return which rows [N, T, B] of files train a policy: the agent acts, and the next row does not begin an episode."""
+    acting = (acts[:, :-1] == ACTING).reshape(*is_first[:, :-1].shape, -1).any(-1)
+    return acting & ~is_first[:, 1:]
+
+
+def check_trains(recording: Recording) -> None:
+    """Check that a row of a recording trains.
+
+    Raises:
+      RecordingError: none does, or a file is broken.
+    """
+    if not any(trained_rows(*read_chunk(recording, chunk, ("acts", "is_first"))).any() for chunk in recording.chunks):
+        raise RecordingError(
+            f"no row of {recording.folder} trains: in each, the agent does not act (acts is not {ACTING}) or the next row is "
+            "is_first, which makes it the last observation of an episode. An episode of one step has two rows: its first, "
+            "with action and reward, and its last observation."
+        )
+
+
+def _refuse_nan(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Refuse NaN in observations, and in actions and rewards of rows that train; name file and row."""
+    if not {"acts", "is_first"} <= arrays.keys():
+        return
+    trains = trained_rows(arrays["acts"], arrays["is_first"])
+    for name, array in arrays.items():
+        part = name.partition("/")[0]
+        if array.dtype.kind != "f" or part not in ("observation", "action", "reward"):
+            continue
+        bad = np.isnan(array).reshape(*arrays["is_first"].shape, -1).any(-1)
+        if part != "observation":
+            bad = bad[:, :-1] & trains
+        if bad.any():
+            trajectory, row, env = np.argwhere(bad)[0]
+            raise RecordingError(
+                f"{path}: {name} is NaN in row {row} of environment {env} of trajectory {trajectory} (entry [{trajectory}, "
+                f"{row}, {env}] of the array), and in {int(bad.sum()) - 1} other rows; remove these trajectories."
+            )

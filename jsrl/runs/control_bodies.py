@@ -12,6 +12,7 @@ from jsrl.runs.control import AnyMessage, Bye, Event, Heartbeat, Report, Stage
 FINAL = "evaluated finally"  # an event with the final score; later reports repeat it, because it may be lost
 MOST = 2**53  # largest count: floats are exact up to here
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Version = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class WorkerStatus(msgspec.Struct):
@@ -22,6 +23,7 @@ class WorkerStatus(msgspec.Struct):
     """
 
     updates: Count = 0
+    version: Version = 0
     env_steps: Count = 0
     finished: bool = False
     unsaved: str = ""
@@ -32,6 +34,7 @@ class Finished(msgspec.Struct):
 
     updates: Count
     env_steps: Count
+    version: Version = 0
 
 
 class Score(msgspec.Struct):
@@ -74,7 +77,7 @@ class Saved(msgspec.Struct):
     """A written snapshot, and its store."""
 
     store: Literal["state", "params"]
-    version: Annotated[int, msgspec.Meta(ge=0)]
+    version: Version
     tags: list[str]
 
 
@@ -177,7 +180,7 @@ class Scores(msgspec.Struct):
 class Saving(msgspec.Struct):
     """A learner is about to write a snapshot of this version."""
 
-    version: Annotated[int, msgspec.Meta(ge=0)]
+    version: Version
 
 
 class Stopped(msgspec.Struct):

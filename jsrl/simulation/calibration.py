@@ -204,7 +204,7 @@ def calibrate(
         if any(run.experiment.where.has_servers for run in runs)
         else []
     )
-    updates = time_updates(experiment, updating_sizes(experiment)) if experiment.replay is None else []
+    updates = time_updates(experiment, updating_sizes(experiment)) if experiment.buffer is None else []
     found = []
     for number, run in enumerate(runs, 1):
         limits = Limits(seconds=seconds, longest_s=4 * seconds)

@@ -47,7 +47,8 @@ class StartPoint:
     """Where this start of the run begins: fresh, or from a snapshot.
 
     Attributes:
-      epoch: of the learner. updates: made before. restore: "store folder@selector" of the state to restore, or None.
+      epoch: of the learner. updates: number of the version. unmade: those of them that were not made, because replay was
+        filling or a director gave the state. restore: "store folder@selector" of the state to restore, or None.
       params_only: restore only the params (a fresh optimizer, counters at 0).
       journal_epoch: epoch in which the environments of the journals were seeded, if they are continued exactly; None:
         start new episodes.
@@ -60,6 +61,12 @@ class StartPoint:
     params_only: bool = False
     journal_epoch: int | None = None
     env_steps: int = 0
+    unmade: int = 0
+
+    @property
+    def made(self) -> int:
+        """Return the updates made before."""
+        return self.updates - self.unmade
 
 
 @dataclass(frozen=True)
@@ -189,6 +196,12 @@ class Job:
     def producer(self) -> ProducerId:
         """Return this worker's identity on its streams."""
         return ProducerId(self.name, self.incarnation)
+
+    @property
+    def total_updates(self) -> int:
+        """Return the updates of the whole run, those made before this start of it included."""
+        start = self.start_point
+        return max(1, start.made + self.experiment.updates_after(start.env_steps))
 
     @property
     def incarnation_seed(self) -> int:

@@ -60,16 +60,16 @@ def stream_bytes(job: Job) -> int:
 def replay_bytes(job: Job) -> int:
     """Return the most bytes of all rows of replay, twice for a snapshot."""
     e = job.experiment
-    return 0 if e.replay is None else 2 * e.replay.capacity * _step_bytes(job)
+    return 0 if e.buffer is None else 2 * e.buffer.capacity * _step_bytes(job)
 
 
 def windows_bytes(job: Job) -> int:
     """Return the most bytes of batches of windows that may be in flight."""
     e = job.experiment
-    if e.replay is None or not e.has_replay_workers:
+    if e.buffer is None or not e.has_replay_workers:
         return 0
-    batch = (e.replay.window + 1) * e.replay.batch_size * _step_bytes(job) * (job.schemas.env.frames or 1)
-    return batch * _BATCHES * (e.updates_per_call + e.replay.threads) * e.replay.num_replays
+    batch = (e.buffer.window + 1) * e.buffer.batch_size * _step_bytes(job) * (job.schemas.env.frames or 1)
+    return batch * _BATCHES * (e.updates_per_call + e.buffer.threads) * e.buffer.num_replays
 
 
 def _step_bytes(job: Job) -> int:
@@ -91,7 +91,7 @@ def row_bytes(e: Experiment, schemas: Schemas) -> float:
 
 def kept_rows(job: Job) -> int:
     """Return the bytes of the rows that replay keeps in one of its workers, or on the learner's devices."""
-    replay = job.experiment.replay
+    replay = job.experiment.buffer
     if replay is None:
         return 0
     return int(row_bytes(job.experiment, job.schemas) * replay.capacity / replay.num_replays)

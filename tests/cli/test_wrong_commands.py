@@ -97,7 +97,7 @@ RUN = [  # the arguments of `jsrl run`, and what the message names
     ("ppo_cartpole --sinks nothing:at_all", "there is no module 'nothing'"),
     ("ppo_cartpole --wandb.project mine", "add --wandb"),
     ("ppo_cartpole --wandb --wandb.mode nowhere", "expected one of online, offline"),
-    ("ppo_cartpole --recording nowhere", "holds no recording"),
+    ("bc --recording nowhere", "holds no recording"),
     ("ppo_cartpole --profile nowhere", "cannot be read as profile"),
     ("ppo_cartpole --tune --tune-minutes 0", "give more than 0"),
     ("ppo_cartpole --tune --profile none", "give one of them"),

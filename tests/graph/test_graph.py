@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from jsrl.agents.bc import BCConfig
+from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, ReplayConfig, VideoConfig
@@ -47,8 +49,9 @@ def resolved(name: str):
 
 
 def graph_of(**values) -> Graph:
+    agent = DQNConfig() if "replay" in values else BCConfig() if "recording" in values else PPOConfig()
     return make_graph(
-        Experiment(PPOConfig(), **({"num_envs": 16, "num_actors": 4, "num_groups": 8, "placement": "served"} | values))
+        Experiment(agent, **({"num_envs": 16, "num_actors": 4, "num_groups": 8, "placement": "served"} | values))
     )
 
 

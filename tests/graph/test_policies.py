@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
@@ -27,7 +28,7 @@ REPLAY = ReplayConfig(kind="host", num_replays=2, capacity=2_000, batch_size=16,
 def experiment(**values) -> Experiment:
     given = {"env": EnvConfig("CartPole-v1"), "num_envs": 16, "num_actors": 4, "num_groups": 8, "rollout_length": 8}
     given["placement"] = "served"
-    return Experiment(PPOConfig(), **(given | values))
+    return Experiment(DQNConfig() if "replay" in values else PPOConfig(), **(given | values))
 
 
 def divided(values: dict | None = None, **settings) -> Graph:
@@ -131,7 +132,10 @@ def test_options_that_do_not_fit_policy_groups_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"learner-b, which trains on the groups 6, 7: batch_envs=8 is not"):
         policies_of(divided({"batch_envs": 8, "max_policy_lag": 1}), experiment(batch_envs=8, max_policy_lag=1))
     with pytest.raises(ConfigError, match=r"reads trajectory from samples-b, but its replay is kind host; connect"):
-        policies_of(divided(replay=dataclasses.replace(REPLAY, num_replays=1), max_policy_lag=None), experiment())
+        policies_of(
+            divided(agent=DQNConfig(), replay=dataclasses.replace(REPLAY, num_replays=1), max_policy_lag=None),
+            experiment(),
+        )
     with pytest.raises(ConfigError, match=r"record is for runs with one policy; this graph has 2: policy, b"):
         policies_of(divided(), experiment(record="somewhere"))
     with pytest.raises(ConfigError, match=r"the policy b is given the groups 7, 8; give it some, but not all of 0, 1"):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jsrl.agents.bc import BCConfig
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.envs.config import EnvConfig
@@ -29,7 +30,7 @@ from jsrl.launch.plan_text import describe
 def experiment(ranks: int = 2, **values) -> Experiment:
     given = {"num_envs": 16, "num_actors": 4, "num_groups": 8, "rollout_length": 8, "placement": "served"}
     given["learner"] = LearnerConfig(num_ranks=ranks, num_devices=2)
-    return Experiment(PPOConfig(), EnvConfig("CartPole-v1"), **(given | values))
+    return Experiment(**({"agent": PPOConfig(), "env": EnvConfig("CartPole-v1")} | given | values))
 
 
 def test_each_rank_reads_the_groups_of_its_own_actors():
@@ -96,7 +97,7 @@ def test_options_incompatible_with_ranks_are_refused():
         dataclasses.replace(experiment(), agent=DQNConfig(), replay=ReplayConfig())
     for name, values in {
         "placement serial": {"placement": "serial"},
-        "recording='here'": {"recording": "here"},
+        "recording='here'": {"agent": BCConfig(), "recording": "here"},
         "learner.split=actor-critic": {"learner": LearnerConfig(num_ranks=2, split="actor-critic")},
     }.items():
         with pytest.raises(ConfigError, match=rf"cannot be combined with {name}"):

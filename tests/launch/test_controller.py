@@ -249,7 +249,7 @@ def test_the_end_waits_for_files_of_a_learner_on_another_host_while_more_of_them
 
 @pytest.mark.parametrize(
     ("arrived", "newest"),
-    [("7/manifest.json", "newest snapshot in the run folder is that of update 7"), ("8/arrays", "No snapshot is in")],
+    [("7/manifest.json", "newest snapshot in the run folder is version 7"), ("8/arrays", "No snapshot is in")],
 )
 def test_files_that_stop_to_arrive_from_another_host_fail_the_run_and_the_newest_snapshot_is_named(
     arrived: str, newest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

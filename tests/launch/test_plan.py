@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState
+from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.happo import HAPPOConfig
 from jsrl.agents.mappo import MAPPOConfig
 from jsrl.agents.ppo import PPOConfig
@@ -515,7 +516,13 @@ def test_reachable_streams_use_the_run_keys(bind: str, expected: list[str]) -> N
 
 def test_each_stream_of_replay_workers_has_a_port_of_its_own() -> None:
     plan = plan_of(
-        transport="zeromq", bind="127.0.0.1:7000", replay=REPLAY, placement="inline", num_actors=2, max_policy_lag=None
+        agent=DQNConfig(),
+        transport="zeromq",
+        bind="127.0.0.1:7000",
+        replay=REPLAY,
+        placement="inline",
+        num_actors=2,
+        max_policy_lag=None,
     )
     assert sorted(addresses_of(plan).values()) == [f"tcp://127.0.0.1:{port}" for port in range(7000, 7006)]
 

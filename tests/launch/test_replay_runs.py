@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from jsrl.agents.dqn import DQNConfig
+from jsrl.agents.finite import PRIORITIES, non_finite_metrics
+from jsrl.agents.ppo import PPOConfig
+from jsrl.agents.sac import SACConfig
 from jsrl.cli.replay_update import replay_update
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, NonFiniteUpdate
-from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayConfig
+from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, PolicyConfig, ReplayConfig
 from jsrl.graph.graph import Graph, node
 from jsrl.graph.policies import PolicyPart, with_policy
 from jsrl.launch.plan import make_plan
@@ -32,9 +35,12 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.stream import Stream
 from jsrl.types import leaves
 from jsrl.workers.jobs import StartPoint
-from jsrl.workers.learner.build_updater import missed_ratio
+from jsrl.workers.learner.build_updater import checked, missed_ratio
+from jsrl.workers.learner.updaters import reported
 from jsrl.workers.play import Player, PlayerSettings
 from jsrl.workers.players import common_player_settings
+from tests.replay.learning import toy_agent
+from tests.replay.streams import World
 
 REPLAY = ReplayConfig(capacity=2_000, batch_size=16, min_size=200, prioritised=True, samples_per_insert=2.0)
 
@@ -57,7 +63,8 @@ def experiment(kind: str, *, poison: float = 1e9, **changes) -> Experiment:
 def test_the_plan_shows_replay_on_the_device(tmp_path):
     e = experiment("device", num_envs=16, placement="served")
     assert e.updates_per_call == 8  # 2 x 16 x 4 / 16
-    assert (e.updates_per_batch, e.total_updates) == (8, 25 * 8)
+    assert (e.updates_per_batch, e.last_number) == (8, 25 * 8)
+    assert e.total_updates == 22 * 8  # 200 env steps are there with the fourth batch
     text = describe(make_plan(e, str(tmp_path), tmp_path), [])
     assert "replay (device): 2,000 env steps of 34 B" in text
     assert "8 updates per call; 2 windows per env step, from 200 env steps on" in text
@@ -78,18 +85,83 @@ def test_whole_updates_that_miss_the_ratio_are_reported(tmp_path):
     assert [missed_ratio(each) for each in kept] == [""] * 4
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "total", "rest"),
+    [
+        ("device", {}, (50 - 6) * 4, (25 - 6) * 4),  # the seventh batch of 32 env steps completes the 200
+        ("device", {"save": True}, (50 - 6) * 4, 25 * 4),
+        ("host", {}, 1_400 // 8, 600 // 8),
+        ("host", {"save": True}, 1_400 // 8, 800 // 8),
+        ("host", {"samples_per_insert": None}, 44, 19),  # no ratio: as many as batches of the actors
+    ],
+)
+def test_schedules_count_the_updates_that_will_be_made(kind, changes, total, rest, tmp_path):
+    """Replay fills first; after a resume it fills again, unless it saves its rows."""
+    job = make_plan(experiment(kind, replay=changes), str(tmp_path), tmp_path).job("learner")
+    assert job.experiment.total_updates == job.total_updates == total
+    half = StartPoint(1, 100, "folder@100", env_steps=800, unmade=24)
+    assert dataclasses.replace(job, start_point=half).total_updates == 76 + rest
+
+
+@pytest.mark.parametrize("kind", ["device", "host"])
+def test_both_kinds_of_replay_check_priorities_alike(kind):
+    e, toy = experiment(kind), toy_agent()
+    windows, state = World(4, 1).trajectory()._replace(sampling=np.ones(4, np.float32)), toy.init(jax.random.key(0))
+
+    def update(*given, **axis):
+        new, output = toy.update(*given, **axis)
+        return new, output._replace(priorities=output.priorities * np.nan)
+
+    _, output = checked(toy._replace(update=update), e).update(state, windows, jax.random.key(0))
+    assert non_finite_metrics(output.metrics) == [PRIORITIES]
+    assert PRIORITIES not in reported({name: float(value) for name, value in output.metrics.items()})[0]
+    for prioritised in (True, False):  # none are needed for uniform sampling
+        e = experiment(kind, replay={"prioritised": prioritised})
+        plain = checked(toy_agent(priorities=False), e)
+        with pytest.raises(ConfigError, match="needs an agent that") if prioritised else contextlib.nullcontext():
+            jax.eval_shape(plain.update, state, windows, jax.random.key(0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["device", "host"])
+def test_updates_are_those_that_were_made_everywhere(kind, tmp_path):
+    """In result.json, metrics, scores, snapshots and after a resume, which fills the buffer again."""
+    e = experiment(
+        kind,
+        agent=DQNConfig(network=NetworkConfig(hidden=(8,))),
+        total_env_steps=640,
+        replay={"prioritised": False},
+        evaluator=EvaluatorConfig(episodes=1, num_envs=1, final_episodes=1, period_env_steps=320),
+    )
+    for total in (640, 1_280):
+        e = dataclasses.replace(e, total_env_steps=total)
+        result = run(e, runs_dir=tmp_path, name="a", resume="a" if total > 640 else None, display="quiet")
+        store = SnapshotStore(result.folder / "snapshots" / "state")
+        made = int(store.load("final").tree["state"]["updates"])
+        lines = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+        assert store.meta("final")["updates"] == result.updates == lines[-1]["updates"] == made
+        assert json.loads((result.folder / "result.json").read_text())["updates"] == made
+        assert result.final["version_updates"] == made
+        scores = [line for line in lines if "evaluator/version_updates" in line]
+        assert all(line["updates"] == line["evaluator/version_updates"] <= made for line in scores)
+        if kind == "device":
+            assert made == total // 640 * (20 - 6) * 4  # at a resume the next 6 batches fill again
+        else:
+            assert abs(made - total // 640 * 440 // 8) <= 8  # the limiter's tolerance
+
+
 def test_replay_workers_may_ask_for_several_updates_per_env_step(tmp_path):
     """Their number is that of the whole run: schedules, evaluations and resumes count on it."""
     e = experiment("host", replay={"samples_per_insert": 64.0})  # 4 updates per env step
-    assert (e.total_updates, e.evaluation_period) == (4 * 1_600, 4 * 40)
+    assert (e.total_updates, e.last_number, e.evaluation_period) == (4 * 1_400, 4 * 1_600, 4 * 40)
     job = SimpleNamespace(name="video-recorder", experiment=e, start_point=StartPoint())
     shared = PlayerSettings(period_updates=1, **common_player_settings(job))
     assert Player._env_steps(SimpleNamespace(_shared=shared), 6_400) == 1_600
     free = experiment("host", replay={"samples_per_insert": None})
-    for each, updates, refused in ((e, 4 * 1_600, False), (e, 4 * 1_600 + 1, True), (free, 10**6, False)):
+    for each, env_steps, refused in ((e, 1_600, False), (e, 1_601, True), (free, 1_600, False)):
         plan = make_plan(each, str(tmp_path), tmp_path)
-        starts = {name: StartPoint(updates=updates) for name in plan.policies}
-        with pytest.raises(ConfigError, match="has trained 1,600 env steps") if refused else contextlib.nullcontext():
+        starts = {name: StartPoint(updates=10**6, env_steps=env_steps) for name in plan.policies}
+        with pytest.raises(ConfigError, match="has trained 1,601 env steps") if refused else contextlib.nullcontext():
             _check_totals(plan, RunFolder(tmp_path), starts)
 
 
@@ -126,6 +198,41 @@ def test_core_used_only_for_acting_is_not_stored_and_windows_start_anywhere(kind
     spec = make_plan(experiment(kind, agent=agent), str(tmp_path), tmp_path).schemas
     assert leaves(spec.act.core) and not leaves(spec.trajectory.core)
     assert ring_shape(spec.trajectory, capacity=2_000, window=1, frames=None, prioritised=True).stride == 1
+
+
+@pytest.mark.slow
+def test_three_algorithms_of_one_game_each_train_on_their_own_data(tmp_path):
+    network, small = NetworkConfig(hidden=(8,)), {"capacity": 500, "batch_size": 8, "min_size": 80}
+    policies = {
+        "dqn": PolicyConfig(
+            DQNConfig(network=network), "agent_0", replay=ReplayConfig(samples_per_insert=2.0, **small)
+        ),
+        "sac": PolicyConfig(
+            SACConfig(network=network), "agent_1", replay=ReplayConfig(samples_per_insert=1.0, **small)
+        ),
+        "ppo": PolicyConfig(PPOConfig(network=network, num_epochs=1, num_minibatches=1), "agent_2"),
+    }
+    e = Experiment(
+        env=EnvConfig("particle:simple_spread_v3"),
+        policies=policies,
+        num_envs=4,
+        rollout_length=8,
+        total_env_steps=10 * 32,
+        placement="serial",
+        evaluator=EvaluatorConfig(enabled=False),
+    )
+    result = run(e, runs_dir=tmp_path, display="quiet")
+    rows = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    last = {name: value for row in rows for name, value in row.items()}
+    assert (last["replay/size"], last["sac/replay/size"]) == (320.0, 320.0) and "ppo/replay/size" not in last
+    assert last["ppo/learner/policy_lag_max"] == 0.0
+    updates = {"": result.updates} | {name: other["updates"] for name, other in result.others.items()}
+    assert updates == {"": 8 * 8, "sac": 8 * 4, "ppo": 10}  # the third batch completes the 80 rows
+    for policy, count in updates.items():
+        store = SnapshotStore(result.folder / "snapshots" / policy / "state")
+        assert (policy, int(store.load("final").tree["state"]["updates"])) == (policy, count)
+    for ledger in (result.ledger, *result.hops.values()):
+        assert ledger["produced"] == ledger["consumed"] == 10
 
 
 @pytest.mark.slow

@@ -17,8 +17,9 @@ from jsrl.cli.replay_update import replay_update
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, NonFiniteUpdate
 from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl.experiment.building import resolved_agent
 from jsrl.graph.policies import PolicyPart, with_policy
-from jsrl.launch import resume
+from jsrl.launch import resume, start_points
 from jsrl.launch.progress import MOST_PROGRESS, Progress
 from jsrl.launch.result import Result
 from jsrl.launch.resume import init_points
@@ -34,6 +35,7 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.page import open_ledger
 from jsrl.types import leaves, make_version
 from jsrl.workers.director.state_file import StateFile
+from jsrl.workers.jobs import StartPoint
 from jsrl.workers.kinds import find_kind
 
 SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1)
@@ -79,10 +81,10 @@ def test_policies_resume_at_the_newest_updates_of_which_all_have_a_good_snapshot
         for updates in every:
             store.save(make_version(0, updates), {"state": {"x": np.zeros(3)}}, meta={}, wait=True)
         store.close()
-    assert resume.common_updates(folder, ["", "b"]) == 12
+    assert resume.common_batches(folder, {"": 1, "b": 1}) == 12
     (folder.snapshots / "b" / "state" / str(make_version(0, 12)) / "manifest.json").write_text("{}")
-    assert resume.common_updates(folder, ["", "b"]) == 8
-    assert resume.common_updates(folder, ["", "b", "c"]) is None
+    assert resume.common_batches(folder, {"": 1, "b": 1}) == 8
+    assert resume.common_batches(folder, {"": 1, "b": 1, "c": 1}) is None
 
 
 def test_a_resume_begins_a_newer_epoch_than_its_snapshot_and_its_ledger(tmp_path: Path):
@@ -95,6 +97,23 @@ def test_a_resume_begins_a_newer_epoch_than_its_snapshot_and_its_ledger(tmp_path
     page = tmp_path / "page"
     open_ledger(page, 7, None)  # of learners that died before their first snapshot
     assert resume.next_start_point(folder, ledger=page)[0].epoch == 8
+
+
+def test_a_resume_with_another_total_says_how_a_learning_rate_jumps() -> None:
+    agent = dataclasses.replace(SMALL, schedule="linear", learning_rate=1e-3)
+    e = dataclasses.replace(small(total_env_steps=20 * 32), agent=agent)
+    e = dataclasses.replace(e, agent=resolved_agent(e))  # as in a plan
+    start = StartPoint(1, 5, "folder@5", env_steps=160)
+    line = start_points._rate_line(e, start, 10 * 32)
+    assert line == (
+        "the learning rate jumps from 0.0005 to 0.00075: its schedule ends with the run, after 20 updates instead of 10"
+    )
+    for same_total, own in (
+        (20 * 32, e.agent),
+        (10 * 32, SMALL),
+        (10 * 32, dataclasses.replace(agent, total_updates=99)),
+    ):
+        assert start_points._rate_line(dataclasses.replace(e, agent=own), start, same_total) == ""
 
 
 @pytest.mark.slow

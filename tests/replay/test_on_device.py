@@ -142,17 +142,9 @@ def test_a_copied_or_fresh_state_takes_over_the_learners_rows():
     copied = state._replace(extra=state.extra._replace(made=np.int32(7)))
     state = state._replace(extra=state.extra._replace(ring=state.extra.ring._replace(written=np.int32(T))))
     directed = SimpleNamespace(next_state=lambda updates: copied, trains=lambda batch: True)
-    learner: Any = SimpleNamespace(_state=state, _directed=directed, _learn=lambda batch: batch, updates=3)
+    learner: Any = SimpleNamespace(_state=state, _directed=directed, _learn=lambda batch: batch, number=3)
     assert Learner._update(learner, "the batch") == "the batch"
     assert learner._state.extra.ring.written == T and learner._state.extra.made == 7
-
-
-def test_agent_without_priorities_is_refused():
-    world = World(N, T)
-    first = world.trajectory()
-    agent = on_device(toy_agent(priorities=False), CONFIG, spec_of(first)).agent
-    with pytest.raises(ConfigError, match="needs an agent that returns priorities"):
-        jax.eval_shape(agent.update, jax.eval_shape(agent.init, jax.random.key(0)), first, jax.random.key(0))
 
 
 def test_min_size_above_the_ring_size_is_refused():

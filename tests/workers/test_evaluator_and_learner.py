@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, Update, UpdateOutput
-from jsrl.agents.finite import with_state_check
+from jsrl.agents.finite import with_output_check, with_state_check
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.errors import AgentFault, ConfigError, NonFiniteUpdate
 from jsrl.parallel import data_parallel
@@ -25,9 +25,10 @@ from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_
 from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
 from jsrl.workers.learner.batching import Batcher, BatchPlan
 from jsrl.workers.learner.finite_check import FiniteCheck
+from jsrl.workers.learner.kind import RESERVED
 from jsrl.workers.learner.sources import FromStream
 from jsrl.workers.learner.updaters import OwnUpdate
-from jsrl.workers.learner.worker import Learner, LearnerSettings, scalars
+from jsrl.workers.learner.worker import Learner, LearnerSettings
 from jsrl.workers.play import PlayedPolicy
 from tests.workers.event_recorder import EventRecorder
 
@@ -308,7 +309,7 @@ def test_final_evaluation_plays_older_params_if_the_last_ones_do_not_arrive(upda
     if updates is None:
         assert warning["text"].startswith("no params arrived within 0 s") and rig.heard.named("skipped finally")
         return
-    assert "of update 9, did not arrive" in warning["text"] and warning["text"].endswith("plays those of update 3")
+    assert "version 9, did not arrive" in warning["text"] and warning["text"].endswith("plays version 3")
     assert [told["version_updates"] for told in rig.heard.named("evaluated finally")] == [3]
 
 
@@ -498,21 +499,17 @@ def test_heartbeats_during_an_update_say_so(tmp_path, monkeypatch):
     rig.learner.close()
 
 
-def test_metric_that_is_no_scalar_is_named():
-    assert scalars({"loss": np.float32(2.0), "steps": 3}) == {"loss": 2.0, "steps": 3.0}
-    with pytest.raises(ConfigError, match=r"metric 'ratio' of shape \(4, 2\), expected scalars"):
-        scalars({"loss": np.float32(2.0), "ratio": np.zeros((4, 2))})
+@pytest.mark.parametrize("rise", [0, 2])
+def test_an_update_that_does_not_count_itself_is_refused_and_not_published(rise, tmp_path):
+    def update(state, trajectory, key, *, axis_name=None):
+        new, output = update_with_noise(state, trajectory, key)
+        return new._replace(updates=state.updates + rise), output
 
-
-def update_in_another_precision(state, trajectory, key, *, axis_name=None):
-    params = ActParams({"w": state.params.weights["w"].astype(jnp.bfloat16)})
-    return state._replace(params=params, updates=state.updates + 1), UpdateOutput({"loss": jnp.float32(0)})
-
-
-def test_an_update_that_changes_the_dtype_of_params_is_named(tmp_path):
-    rig = LearnerRig(tmp_path, change=update_in_another_precision)
+    rig = LearnerRig(tmp_path, change=update)
     rig.put(1.0)
-    with pytest.raises(AgentFault, match=r"update changed the params: .*'w'.* was float32\[2\], and is bfloat16\[2\]"):
+    with pytest.raises(
+        AgentFault, match=rf"a state with updates={rise}, expected 1: return updates=state.updates \+ 1"
+    ):
         rig.learner.step()
     assert rig.published.versions == [make_version(0, 0)]
 
@@ -576,9 +573,21 @@ def test_a_gradient_that_is_not_finite_is_neither_published_nor_saved(tmp_path):
 
 def test_update_without_an_update_output_is_refused():
     for returned, name in ((((), {"loss": 1.0}), r"\(tuple, dict\)"), ({"loss": 1.0}, "dict"), (None, "NoneType")):
-        plain = with_state_check(lambda state, trajectory, key, *, axis_name=None, returned=returned: returned)
+        plain = with_output_check(lambda state, trajectory, key, *, axis_name=None, returned=returned: returned, ())
         with pytest.raises(ConfigError, match=rf"update returned {name}, expected \(AgentState, UpdateOutput\)"):
             plain(None, None, None)
+
+
+@pytest.mark.parametrize("name", ["evaluator/return_mean", "update_share", "policy_lag_max", "state_finite"])
+def test_metrics_of_an_agent_cannot_have_names_of_jsrl(name):
+    """Otherwise they replaced jsrl's own: a score of the evaluator, the learner's shares of time."""
+
+    def named(state, trajectory, key, *, axis_name=None):
+        return state, UpdateOutput({"loss": 0.0, name: 12345.0})
+
+    short = name.rpartition("/")[2]
+    with pytest.raises(AgentFault, match=rf"returned the metric '{name}', but .* learner/NAME: .* 'agent_{short}'"):
+        with_output_check(named, RESERVED)(None, None, None)
 
 
 def test_update_that_returns_no_arrays_is_a_fault_of_the_agent(tmp_path):

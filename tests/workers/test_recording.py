@@ -11,7 +11,7 @@ import pytest
 from jsrl.errors import RecordingError, SpecMismatch
 from jsrl.metrics.metrics import Meter
 from jsrl.recordings import recordings
-from jsrl.recordings.recordings import begin_recording, make_manifest, open_recording
+from jsrl.recordings.recordings import begin_recording, check_trains, make_manifest, open_recording
 from jsrl.transport.base import Entry, ProducerId
 from jsrl.types import (
     ArraySpec,
@@ -162,6 +162,69 @@ def test_an_altered_byte_is_found(tmp_path):
         found = open_recording(tmp_path)
         for name in ("observation/image",):
             recordings.read_chunk(found, found.chunks[0], [name])
+
+
+def rewritten(folder, save=np.savez, **changes) -> recordings.Recording:
+    """Return a recording of two trajectories in which functions (array -> array) have changed some of the arrays."""
+    record(folder, 2)
+    (path,) = folder.glob("*.npz")
+    arrays = dict(np.load(path))
+    arrays |= {"acts": np.ones_like(arrays["acts"]), "is_first": np.zeros_like(arrays["is_first"])}
+    save(path, **(arrays | {name: change(arrays[name]) for name, change in changes.items()}))
+    return open_recording(folder)
+
+
+def test_a_file_of_another_form_is_not_called_broken(tmp_path):
+    for name, dtype in (("a", np.float64), ("b", np.float16)):
+        found = rewritten(tmp_path / name, reward=lambda rewards, dtype=dtype: rewards.astype(dtype))
+        words = rf"npz: reward is {dtype.__name__}\[2, 7, 3\], but recording.json says float32\[2, 7, 3\]\."
+        with pytest.raises(RecordingError, match=words):
+            recordings.read_chunk(found, found.chunks[0], ["reward"])
+    with pytest.raises(
+        RecordingError, match=r"npz: .* is compressed; write the files of a recording with numpy.savez\."
+    ):
+        rewritten(tmp_path / "c", save=np.savez_compressed)
+
+
+def test_no_trajectories_are_refused(tmp_path):
+    with pytest.raises(RecordingError, match="holds no trajectories yet"):
+        rewritten(tmp_path, **{"entry/sequence": lambda numbers: numbers[:0]})
+
+
+def test_data_of_which_no_row_trains_is_refused(tmp_path):
+    check_trains(rewritten(tmp_path / "good"))
+    first = rewritten(
+        tmp_path / "first", is_first=np.ones_like
+    )  # episodes of one step, without their last observations
+    waiting = rewritten(tmp_path / "waiting", acts=np.zeros_like)
+    for found in (first, waiting):
+        with pytest.raises(RecordingError, match=rf"no row of {found.folder} trains"):
+            check_trains(found)
+
+    def one(firsts):
+        firsts[...] = True
+        firsts[1, 2, 0] = False
+        return firsts
+
+    check_trains(rewritten(tmp_path / "one", is_first=one))
+
+
+def test_nan_is_named_with_file_and_row(tmp_path):
+    def spoilt(rewards):
+        rewards[1, 1, 0] = np.nan
+        return rewards
+
+    found, names = rewritten(tmp_path / "a", reward=spoilt), ["reward", "is_first", "acts"]
+    (path,) = found.folder.glob("*.npz")
+    with pytest.raises(RecordingError, match=rf"{path.name}: reward is NaN in row 1 of environment 0 of trajectory 1 "):
+        recordings.read_chunk(found, found.chunks[0], names)
+
+    def last(firsts):
+        firsts[1, 2, 0] = True
+        return firsts
+
+    found = rewritten(tmp_path / "b", reward=spoilt, is_first=last)  # the reward of a row that trains nothing
+    assert np.isnan(recordings.read_chunk(found, found.chunks[0], names)[0][1, 1, 0])
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def keep_snapshots(root: Path, folders: Collection[str], run: str, host: str) ->
     updates = {folder: found for folder in folders if (found := _clean(root / folder)) is not None}
     if not updates:
         return []
-    text = "; ".join(f"{folder}: update {number:,}" for folder, number in updates.items())
+    text = "; ".join(f"{folder}: version {number:,}" for folder, number in updates.items())
     try:
         place = _place(f"{Path(run).name}-{secrets.token_hex(4)}")
         for folder in updates:

@@ -200,7 +200,7 @@ class _Combined:
             failure = _choose(good | (failure.number >= 0), failure, Failure(number, ids, weights))
         if self.config.prioritised:
             places = jnp.where(good, ids, jnp.iinfo(jnp.int32).max)  # beyond the tree: ignored
-            priorities = jnp.where(good, _gathered(_priorities(output), axis_name), 0.0)
+            priorities = jnp.where(good, _gathered(output.priorities, axis_name), 0.0)
             ring = reprioritise(ring, places, priorities, alpha=self.config.alpha, epsilon=self.config.epsilon)
         return _Carry(state, ring.tree, ring.highest, failure), output.metrics
 
@@ -243,15 +243,6 @@ def _all_columns(trajectory: Trajectory, axis_name: str | None) -> Trajectory:
 
 
 # -- one update -------------------------------------------------------------------------------------------------------
-
-
-def _priorities(output: UpdateOutput) -> Array:
-    if output.priorities is None:
-        raise ConfigError(
-            "prioritised replay needs an agent that returns priorities ([B], such as absolute TD errors); this one returns "
-            "none. Set replay.prioritised to false, or choose another agent."
-        )
-    return output.priorities
 
 
 def _finite(metrics: dict[str, Array]) -> Array:

@@ -23,7 +23,7 @@ from jsrl.workers.kinds import make_meter
 
 def build_actor(job: Job, reporter: Reporter) -> Actor:
     """Return the actor of a job: it steps the groups whose samples it writes."""
-    e = job.experiment
+    e, parts = job.experiment, job.by_policy
     settings = ActorSettings(
         num_rows=e.rollout_length,
         incarnation=job.incarnation,
@@ -31,14 +31,14 @@ def build_actor(job: Job, reporter: Reporter) -> Actor:
         poll_s=job.poll_s,
         environment=shown_target(e.env.id),
         makes=e.group_size,
-        most_ahead=e.actor.blocks_per_group - 1 if e.order == "by_group" else None,
+        most_ahead=e.actor.blocks_per_group - 1 if any(part.experiment.order == "by_group" for part in parts) else None,
         connects="compiling act" if job.in_process else "connecting to streams",
     )
     meter = make_meter(job)
     groups = job.end("samples").groups
     environments = {group: partial(make_group, job, group, reporter, meter) for group in groups}
     writer = recording_writer(job, meter, reporter)
-    policies = [_policy(part, meter) for part in job.by_policy]
+    policies = [_policy(part, meter) for part in parts]
     return Actor(job.name, settings, environments, policies, reporter, meter, writer, _assignments(job, reporter))
 
 
@@ -66,7 +66,7 @@ def _policy(job: Job, meter: Meter) -> ActingPolicy:
         max_lag=e.min_updates_lag,
         start_updates=job.start_point.updates,
         updates_per_batch=e.updates_per_batch,
-        total_updates=e.total_updates,
+        total_updates=e.last_number,
     )
     streams = ActorStreams(job, meter)
     return ActingPolicy(

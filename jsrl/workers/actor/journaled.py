@@ -41,7 +41,7 @@ def exact_obstacle(experiment: Experiment, *, has_core: bool = False) -> str | N
         return "its replay workers draw ahead of the learner (--replay.kind device does not)"
     if e.order != "by_group":
         return "its batches are not one trajectory of every group (learner.order by_group)"
-    if e.replay is not None and not e.replay.save:
+    if e.buffer is not None and not e.buffer.save:
         return "its snapshots leave out the rows of the replay (--replay.save keeps them)"
     if has_core:
         return "its agent's recurrent states are not part of snapshots"
@@ -173,7 +173,9 @@ def journaled(job: Job, group: int, env: Any, reporter: Reporter) -> Any:
     """Return a group's environment: with its journal if the job's run can be continued exactly, else unchanged."""
     e, first = job.experiment, job.start_point.updates // job.experiment.updates_per_batch
     path = journal_path(job.folder, group)
-    obstacle = exact_obstacle(e, has_core=job.schemas.act.core != ())
+    parts = job.by_policy
+    obstacles = [exact_obstacle(part.experiment, has_core=part.schemas.act.core != ()) for part in parts]
+    obstacle = next(filter(None, obstacles), None)
     if obstacle is not None or job.incarnation > 0:
         if obstacle is None and path.exists():
             text = (

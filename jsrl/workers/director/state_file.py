@@ -76,7 +76,7 @@ class StateFile:
             return self._of(versions[-1])
         if newest.exists():
             self._on_warning(
-                f"the director has no state of update {self._updates}; it continues with its newest one, which may include "
+                f"the director has no state of version {self._updates}; it continues with its newest one, which may include "
                 "later games"
             )
             return newest

@@ -213,8 +213,8 @@ class Evaluator(Player[VectorEnv | VectorGame]):
             self._reporter.event("skipped finally")
             return False
         for player in late:
-            last = f"the last params, of update {self._last_updates[player.policy.name]}, did not arrive {waited}"
-            self._reporter.event("warning", f"{last}; the final evaluation plays those of update {player.updates}")
+            last = f"the last params, version {self._last_updates[player.policy.name]}, did not arrive {waited}"
+            self._reporter.event("warning", f"{last}; the final evaluation plays version {player.updates}")
         self._last_updates = {}
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +38,10 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     """Return the learner of a job."""
     e, start = job.experiment, begin_counting(job, reporter)
     ranks = lead(job, start) if job.has(RANKS) else ONE_RANK  # before anything else uses jax
-    agent = trained_agent(e.agent, job.schemas.env, job.hyperparameters)
+    config = e.agent
+    if getattr(config, "total_updates", None) == e.total_updates:  # filled in for a run without a resume
+        config = dataclasses.replace(config, total_updates=job.total_updates)
+    agent = trained_agent(config, job.schemas.env, job.hyperparameters)
     updater, check, devices = make_updater(agent, job)
     if missed := missed_ratio(e):
         reporter.event("warning", missed)
@@ -63,6 +67,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         total_env_steps=e.total_env_steps,
         epoch=start.epoch,
         start_updates=job.start_point.updates,
+        start_unmade=job.start_point.unmade,
         start_trained=start.trained,
         updates_per_call=e.updates_per_call,
         calls_per_batch=e.learner.reuse,
@@ -97,7 +102,7 @@ def director_commands(
         scores,
         reporter,
         freezes=e.director is not None or (job.keeps_initial and not job.start_point.updates),
-        on_policy=e.replay is None,
+        on_policy=e.buffer is None,
         pending=start.pending,
     )
 

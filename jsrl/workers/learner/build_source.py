@@ -63,7 +63,7 @@ def source_of(job: Job) -> Callable[[Job, BatchPlan, LearnerStart, Join], Source
         return from_recording
     if job.has("priorities"):
         return from_replay
-    return from_actors if job.experiment.replay is None else into_ring
+    return from_actors if job.experiment.buffer is None else into_ring
 
 
 def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
@@ -76,7 +76,7 @@ def batch_plan(job: Job, devices: int, epoch: int) -> BatchPlan:
         columns=e.batch_columns // e.learner.num_ranks,
         num_rows=e.rollout_length,
         devices=devices,
-        max_lag=e.max_policy_lag if e.replay is None else None,
+        max_lag=e.max_policy_lag if e.buffer is None else None,
         reuse=e.updates_per_batch,
         start_updates=job.start_point.updates,
         epoch=epoch,
@@ -99,17 +99,17 @@ def from_actors(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> S
 def into_ring(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
     """Return the source of the actors' trajectories, for a ring on the devices."""
     e, spec = job.experiment, job.schemas.trajectory
-    assert e.replay is not None
-    consumer, windows = bind(job, spec, start), e.replay.batch_size * e.updates_per_call
+    assert e.buffer is not None
+    consumer, windows = bind(job, spec, start), e.buffer.batch_size * e.updates_per_call
     return IntoRing(join(consumer, spec, plan), consumer, e.rows_per_update, plan.reuse, windows)
 
 
 def from_replay(job: Job, plan: BatchPlan, start: LearnerStart, join: Join) -> Source:
     """Return the source of the windows that replay workers draw: one batch for each compiled call."""
     e, spec = job.experiment, batch_of_windows(job)
-    assert e.replay is not None
-    size, windows = e.replay.batch_size, e.replay.batch_size * e.updates_per_call
-    plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.replay.window)
+    assert e.buffer is not None
+    size, windows = e.buffer.batch_size, e.buffer.batch_size * e.updates_per_call
+    plan = dataclasses.replace(plan, judge=of_any_age, group_size=size, columns=windows, num_rows=e.buffer.window)
     consumer = replay_consumer(bind(job, replay_batch_spec(spec), start), job)
     return FromReplay(join(consumer, spec, plan), consumer, windows, job.start_point.env_steps)
 

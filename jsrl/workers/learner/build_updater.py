@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 
 from jsrl.agents.base import Agent
-from jsrl.agents.finite import with_state_check
+from jsrl.agents.finite import with_output_check, with_state_check
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import agent_name, check_split
@@ -20,6 +20,7 @@ from jsrl.replay.device.several import several_updates
 from jsrl.types import with_columns
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.finite_check import Check, FiniteCheck, no_check, only_finite
+from jsrl.workers.learner.kind import RESERVED
 from jsrl.workers.learner.split_update import SplitUpdate
 from jsrl.workers.learner.updaters import OwnUpdate, RingUpdate, Updater
 
@@ -69,8 +70,12 @@ def own_update(agent: Agent, e: Experiment, devices: list[jax.Device]) -> OwnUpd
 
 
 def checked(agent: Agent, e: Experiment) -> Agent:
-    """Return the agent; its update also reports whether the new state is finite if the experiment wants that check."""
-    return agent._replace(update=with_state_check(agent.update)) if e.learner.check_finite else agent
+    """Return the agent with checks of its update's output, and of the new state if the experiment wants that."""
+    prioritised = e.buffer is not None and e.buffer.prioritised
+    update = with_output_check(agent.update, RESERVED, prioritised=prioritised)
+    return agent._replace(
+        update=with_state_check(update, prioritised=prioritised) if e.learner.check_finite else update
+    )
 
 
 def split_update(job: Job, agent: Agent, devices: list[jax.Device]) -> SplitUpdate:
@@ -104,35 +109,35 @@ def split_update(job: Job, agent: Agent, devices: list[jax.Device]) -> SplitUpda
 
 def split_over_devices(e: Experiment) -> int:
     """Return the number of columns that the learner's devices must divide evenly."""
-    if e.replay is None:
+    if e.buffer is None:
         return e.batch_columns // e.learner.num_ranks
-    return e.replay.batch_size if e.has_replay_workers else math.gcd(e.batch_columns, e.replay.batch_size)
+    return e.buffer.batch_size if e.has_replay_workers else math.gcd(e.batch_columns, e.buffer.batch_size)
 
 
 def replay_on_device(agent: Agent, job: Job) -> OnDevice | None:
     """Return the agent combined with a ring of rows, if the experiment wants one on the device."""
     e = job.experiment
-    if e.replay is None or e.replay.kind != "device":
+    if e.buffer is None or e.buffer.kind != "device":
         return None
     return on_device(
         agent,
-        dataclasses.replace(e.replay, updates_per_call=e.updates_per_call, samples_per_insert=None),
+        dataclasses.replace(e.buffer, updates_per_call=e.updates_per_call, samples_per_insert=None),
         with_columns(job.schemas.trajectory, e.batch_columns),
         frames=job.schemas.env.frames,
-        total_updates=e.total_updates,
+        total_updates=job.total_updates,
         check_finite=e.learner.check_finite,
     )
 
 
 def missed_ratio(e: Experiment) -> str:
     """Return a warning where whole updates per batch miss replay.samples_per_insert by more than a fifth; else empty."""
-    if e.replay is None or e.has_replay_workers or e.replay.samples_per_insert is None:
+    if e.buffer is None or e.has_replay_workers or e.buffer.samples_per_insert is None:
         return ""
-    asked, made = e.replay.samples_per_insert, e.windows_per_env_step
+    asked, made = e.buffer.samples_per_insert, e.windows_per_env_step
     if abs(made - asked) <= 0.2 * asked:
         return ""
     return (
-        f"replay.samples_per_insert is {asked:g}, which is an update per {e.replay.batch_size / asked:g} env steps, but "
+        f"replay.samples_per_insert is {asked:g}, which is an update per {e.buffer.batch_size / asked:g} env steps, but "
         f"batches have {e.rows_per_update} and get {e.updates_per_call}: {made:g} windows per env step. Change num_envs or "
         "rollout_length."
     )

@@ -26,17 +26,22 @@ class Check(Protocol):
     """Checks each update before it is published."""
 
     def __call__(
-        self, updates: int, before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]
+        self, counts: tuple[int, int], before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]
     ) -> Refused | None:
-        """Return None, or why the update that made `after` and `metrics` is refused. updates: number made before it."""
+        """Return None, or why the update that made `after` and `metrics` is refused.
+
+        counts: the number of the version before it, and the updates made before it.
+        """
         ...
 
 
-def no_check(updates: int, before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]) -> None:
+def no_check(counts: tuple[int, int], before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]) -> None:
     """Refuse nothing."""
 
 
-def only_finite(updates: int, before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]) -> Refused | None:
+def only_finite(
+    counts: tuple[int, int], before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]
+) -> Refused | None:
     """Refuse non-finite updates, and keep nothing: the batch is spread over several ranks."""
     bad = non_finite_metrics(metrics)
     if not bad:
@@ -44,7 +49,7 @@ def only_finite(updates: int, before: Any, after: Any, batch: Trajectory, metric
     return Refused(
         before,
         NonFiniteUpdate(
-            f"update {updates + 1} made {describe_non_finite(bad, metrics)}; nothing of it was published. Its batch was "
+            f"update {counts[1] + 1} made {describe_non_finite(bad, metrics)}; nothing of it was published. Its batch was "
             "spread over several ranks and is not kept: with learner.num_ranks 1 it would be."
         ),
     )
@@ -62,16 +67,17 @@ class FiniteCheck:
         self._command = f"python -m jsrl.cli.replay_update {run}" + (f" --policy {policy}" if policy else "")
 
     def __call__(
-        self, updates: int, before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]
+        self, counts: tuple[int, int], before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]
     ) -> Refused | None:
         """Return None where all metrics are finite (the check of the state is one of them)."""
         bad = non_finite_metrics(metrics)
         if not bad:
             return None
         failed = self._updater.failed(before, after, batch)
-        meta = {"updates": updates, "bad_metric": bad[0]} | failed.facts
+        updates = counts[1] + failed.facts.get("number", 0)
+        meta = {"version_number": counts[0], "updates": updates, "bad_metric": bad[0]} | failed.facts
         meta["python_path"] = spawn_environment().variables["PYTHONPATH"].split(os.pathsep)
-        SnapshotStore(self._folder).save(updates, failed.tree, meta=meta, wait=True)
+        SnapshotStore(self._folder).save(counts[0], failed.tree, meta=meta, wait=True)
         error = NonFiniteUpdate(
             f"update {updates + 1} made {describe_non_finite(bad, metrics)}; nothing of it was published. The state "
             f"before it and its batch lie in {self._folder}. Replay it with: {self._command}"

@@ -125,7 +125,7 @@ class ReplayConsumer:
 
 def batch_of_windows(job: Job) -> Trajectory:
     """Return the schema [W+1, M, ...] of the replay workers' batches."""
-    config = job.experiment.replay
+    config = job.experiment.buffer
     assert config is not None
     return windows_spec(
         job.schemas.trajectory, window=config.window, number=config.batch_size, weighted=config.prioritised
@@ -134,7 +134,7 @@ def batch_of_windows(job: Job) -> Trajectory:
 
 def replay_consumer(batches: SampleConsumer, job: Job) -> ReplayConsumer:
     """Return the learner's end of replay over its bound stream of batches."""
-    config = job.experiment.replay
+    config = job.experiment.buffer
     assert config is not None
     number = config.batch_size
 

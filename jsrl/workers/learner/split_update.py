@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import Agent, AgentState, Split, Update, UpdateOutput
-from jsrl.agents.finite import STATE, describe_non_finite, non_finite_metrics
+from jsrl.agents.finite import CHECKS, describe_non_finite, non_finite_metrics
 from jsrl.errors import NonFiniteUpdate
-from jsrl.replay.device.agent import ReplayExtra
+from jsrl.replay.device.agent import MADE, ReplayExtra
 from jsrl.types import Array, Trajectory, Tree
 
 POLICY, CRITIC = 0, 1
@@ -86,7 +86,8 @@ class SplitUpdate:
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._closed = False
-        self._given = 0
+        self._given = self._late = 0
+        self._has_ring = pack is not None
         self._threads: list[threading.Thread] = []
 
     # -- what a learner calls -----------------------------------------------------------------------------------------
@@ -155,7 +156,13 @@ class SplitUpdate:
             for side in self._sides:
                 metrics |= side.newest
                 side.newest = {}
-        return self, UpdateOutput(metrics)
+        return self, UpdateOutput(metrics | ({MADE: np.float32(self.late())} if self._has_ring else {}))
+
+    def late(self) -> int:
+        """Return the updates of the critic that have ended since the last call of this."""
+        with self._changed:
+            late, self._late = self._late, 0
+        return late
 
     def fetch(self, tree: Tree) -> Tree:
         """Return a tree as numpy arrays."""
@@ -231,10 +238,12 @@ class SplitUpdate:
                 f"call {side.made + 1} of the {side.name}'s side gave {describe_non_finite(bad, values)}; nothing of it was "
                 "published. Continue from the last snapshot (--resume); without learner.split the failed update is kept."
             )
-        values.pop(STATE, None)
+        for name in CHECKS:
+            values.pop(name, None)
         with self._changed:
             side.state, side.published, side.sent = state, published, sent
             side.made += 1
+            self._late += int(values.get(MADE, 0)) if side is self._sides[CRITIC] else 0
             side.newest = values | {f"split_{side.name}_staleness": np.float32(behind * self._per_call)}
             self._changed.notify_all()
 

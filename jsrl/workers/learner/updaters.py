@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from jsrl.agents.base import Agent, AgentState, UpdateOutput
-from jsrl.agents.finite import STATE
+from jsrl.agents.finite import CHECKS
 from jsrl.parallel import DataParallel
 from jsrl.replay.device.agent import MADE, OnDevice
 from jsrl.types import Array, Trajectory, Tree, map_trajectory
@@ -45,6 +45,10 @@ class Updater(Protocol):
 
     def saved(self, state: Any) -> AgentState:
         """Return the snapshot of a state, as numpy arrays."""
+        ...
+
+    def late(self) -> int:
+        """Return the updates that were made, and that no output of a call has counted."""
         ...
 
     def close(self) -> None:
@@ -95,6 +99,10 @@ class OwnUpdate:
         """Return the failed update; `before` must not be donated."""
         return Failed(before, {"state": self.fetch(before), "batch": batch}, {"devices": self._spread.num_devices})
 
+    def late(self) -> int:
+        """Return 0: each call counts its own updates."""
+        return 0
+
     def close(self) -> None:
         """Do nothing: it has no threads."""
 
@@ -130,4 +138,4 @@ def reported(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, flo
     replay = {name: value for name, value in metrics.items() if "/" in name}
     if replay.get(MADE, 1.0) == 0.0:
         return {}, replay
-    return {name: value for name, value in metrics.items() if name not in replay and name != STATE}, replay
+    return {name: value for name, value in metrics.items() if name not in replay and name not in CHECKS}, replay

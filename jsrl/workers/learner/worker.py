@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jsrl.agents.base import UpdateOutput
-from jsrl.errors import AgentFault, ConfigError, SnapshotError
+from jsrl.agents.base import AgentState, UpdateOutput
+from jsrl.errors import AgentFault, SnapshotError
 from jsrl.experiment.building import agent_faults
 from jsrl.metrics.metrics import Meter
-from jsrl.replay.device.agent import ReplayExtra
+from jsrl.replay.device.agent import MADE, ReplayExtra
 from jsrl.runs.control import Command
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import ParamsPublisher
@@ -37,7 +37,7 @@ class LearnerSettings:
     """Settings of a learner: when it ends, where it starts, and how it makes updates and snapshots.
 
     Attributes:
-      total_env_steps: the end. epoch: of this process. start_updates: made before it.
+      total_env_steps: the end. epoch: of this process. start_updates, start_unmade: see StartPoint.
       start_trained: trajectories that its first state was trained on.
       updates_per_call: of the updater. calls_per_batch: with each batch. name: of the worker.
       drains: before it leaves it trains on the whole batches that are there, so that all learners leave after the same update.
@@ -49,6 +49,7 @@ class LearnerSettings:
     total_env_steps: int
     epoch: int = 0
     start_updates: int = 0
+    start_unmade: int = 0
     start_trained: int = 0
     updates_per_call: int = 1
     calls_per_batch: int = 1
@@ -67,6 +68,9 @@ class Learner:
       connect: () -> (source of batches, params publisher), called when the update is compiled.
       check: checks each update before it is published. store: of snapshots.
       directed: the director's commands. ranks: the connection to its other ranks.
+
+    Attributes:
+      number: of its version. It rises with every call of the update, also where replay only fills, so that actors go on.
     """
 
     _counts_rows = True
@@ -88,12 +92,13 @@ class Learner:
         self._directed, self._ranks = directed, ranks
         self._updater, self._begin, self._connect, self._check = updater, begin, connect, check
         self._store, self._settings, self._reporter = store, settings, reporter
-        self.updates, self._trained = settings.start_updates, settings.start_trained
+        self.number, self._unmade = settings.start_updates, settings.start_unmade
+        self._trained = settings.start_trained
         self._key = stream_key(settings.seed, UPDATE_STREAM)
         self.meter = self._meter = meter or Meter("learner")
         self._phases = self.meter.phases
         self._replay_metrics: dict[str, float] = {}
-        self._finished = False
+        self._finished = self._counts_checked = False
         self._unsaved = ""  # why the final snapshot was not written
         self._open = contextlib.ExitStack()  # the source, once it is bound
         self._trained_s = 0.0
@@ -102,15 +107,25 @@ class Learner:
     @property
     def version(self) -> int:
         """Return the version of the current params."""
-        return make_version(self._settings.epoch, self.updates)
+        return make_version(self._settings.epoch, self.number)
+
+    @property
+    def updates(self) -> int:
+        """Return the updates made so far."""
+        return self.number - self._unmade
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Return the progress of the training."""
+        return {"updates": self.updates, "version": self.version, "env_steps": self.env_steps}
 
     def _now(self) -> LearnerState:
-        return LearnerState(self.version, self.updates, self._state)
+        return LearnerState(self.version, self.number, self._state)
 
     @property
     def settled(self) -> bool:
         """Return whether its updates have allocated their memory."""
-        return self.updates >= self._settings.start_updates + 2 * self._settings.updates_per_call
+        return self.number >= self._settings.start_updates + 2 * self._settings.updates_per_call
 
     @property
     def turn_limit_s(self) -> float | None:
@@ -120,7 +135,7 @@ class Learner:
     @property
     def env_steps(self) -> int:
         """Return the env steps trained on so far (with replay workers: those they inserted)."""
-        return self._source.env_steps(self.updates)
+        return self._source.env_steps(self.number)
 
     @property
     def finished(self) -> bool:
@@ -162,10 +177,10 @@ class Learner:
     def _train_on(self, batch: Batch) -> int:
         if self._phases.tracing:
             self._phases.mark("queue depth", self._source.pending())
-        before = self.updates
+        before = self.number
         for _ in range(self._settings.calls_per_batch):
             output = self._update(batch)
-        batches = self.updates // (self._settings.calls_per_batch * self._settings.updates_per_call)
+        batches = self.number // (self._settings.calls_per_batch * self._settings.updates_per_call)
         self._directed.trained(batch, output, batches)
         self._trained += len(batch.lags)
         self._phases.enter("other")
@@ -175,14 +190,14 @@ class Learner:
             self._meter.rate("rows", rows)
         self._save_when_due()
         self._report_finished()
-        return self.updates - before
+        return self.number - before
 
     def _update(self, batch: Batch) -> UpdateOutput:
         """Make the next update: learn, take a director's state, or skip rows from before it.
 
         Rows in replay on the device stay: the new state takes them over, and learns from them and this batch.
         """
-        replaced = self._directed.next_state(self.updates)
+        replaced = self._directed.next_state(self.number)
         if replaced is not None:
             before, self._state = self._state, replaced
             if not isinstance(getattr(before, "extra", None), ReplayExtra):
@@ -193,37 +208,45 @@ class Learner:
     def _learn(self, batch: Batch) -> UpdateOutput:
         """Make one call of the update."""
         self._phases.enter("update")
-        key = jax.random.fold_in(self._key, self.updates)
+        key = jax.random.fold_in(self._key, self.number)
         before = self._state
+        own_count = None if self._counts_checked else own_updates(before)
         self._reporter.entering("an update")
         self._state, output = self._updater(before, batch.trajectory, key)
-        if not self._trained_s:
-            check_params(before.params, self._state.params)
         fetched, params = self._updater.fetch((output.metrics, self._state.params))  # waits for the update
         self._reporter.left()
-        metrics = scalars(fetched)
+        metrics = {name: float(value) for name, value in fetched.items()}
         self._phases.enter("other")
-        refused = self._check(self.updates, before, self._state, batch.trajectory, metrics)
+        refused = self._check((self.number, self.updates), before, self._state, batch.trajectory, metrics)
         if refused is not None:
             self._state = refused.state
             self.save(wait=True)  # a resume starts here, with other trajectories
             raise refused.error
+        made = int(metrics.get(MADE, self._settings.updates_per_call))
+        if own_count is not None and made:
+            check_own_updates(own_updates(self._state), own_count + made)
+            self._counts_checked = True
         metrics, self._replay_metrics = reported(metrics)
-        self.updates += self._settings.updates_per_call
+        self._count(made)
         self._trained_s = time.monotonic()
-        self._meter.rate("updates", self._settings.updates_per_call)
+        self._meter.rate("updates", made)
         self._note(metrics)
         self._phases.mark("updates", self.updates)
         self._publish(params)
         return UpdateOutput(metrics, output.priorities)
+
+    def _count(self, made: int) -> None:
+        """Count a call of the update that made this many updates."""
+        self.number += self._settings.updates_per_call
+        self._unmade += self._settings.updates_per_call - made
 
     def _note(self, metrics: dict[str, float]) -> None:
         """Report the metrics of an update."""
         self._meter.means(metrics)
 
     def _skip(self) -> UpdateOutput:
-        """Count an update without learning, so that actors continue. The agent's own count, which its schedules use, stays."""
-        self.updates += self._settings.updates_per_call
+        """Publish a version without learning, so that actors continue."""
+        self._count(0)
         self._meter.count("skipped", self._settings.updates_per_call)
         self._publish(self._updater.fetch(self._state.params))
         return UpdateOutput({}, None)
@@ -245,7 +268,7 @@ class Learner:
     def _report_finished(self) -> None:
         if self.finished and not self._finished:
             self._finished = True
-            self._reporter.event("finished", updates=self.updates, env_steps=self.env_steps)
+            self._reporter.event("finished", **self.counts)
 
     def _save_when_due(self) -> None:
         """Write a snapshot periodically; none without a change once all updates are made."""
@@ -260,8 +283,9 @@ class Learner:
         self._reporter.event("saving", version=self.version)
         with self._ranks.limit.lifted(self._reporter) if wait else contextlib.nullcontext():
             state = self._updater.saved(self._state)
+            self._unmade -= self._updater.late()
             meta: dict[str, Any] = {"updates": self.updates, "env_steps": self.env_steps}
-            meta |= {"epoch": self._settings.epoch, "ledger": self._counts() | {"trained": self._trained}}
+            meta |= {"epoch": self._settings.epoch, "ledger": self._ledger | {"trained": self._trained}}
             meta |= self._directed.meta()
             try:
                 self._store.save(self.version, {"state": state}, meta=meta, tags=tags, wait=wait)
@@ -296,10 +320,10 @@ class Learner:
         return metrics, self._facts()
 
     def _facts(self) -> dict[str, Any]:
-        counts = {"updates": self.updates, "env_steps": self.env_steps, "ledger": self._counts()}
-        return counts | {"finished": self.finished}
+        return self.counts | {"ledger": self._ledger, "finished": self.finished}
 
-    def _counts(self) -> dict[str, Any]:
+    @property
+    def _ledger(self) -> dict[str, Any]:
         """Return the consumer's counts, over all incarnations of the learner."""
         return self._source.ledger.counts
 
@@ -330,33 +354,19 @@ class Learner:
         return facts
 
 
-def check_params(before: Any, after: Any) -> None:
-    """Check that an update keeps the names, shapes and dtypes of the params.
+def own_updates(state: Any) -> int | None:
+    """Return the updates that an agent has counted in its state; None: they are spread over two devices."""
+    return int(np.ravel(state.updates)[0]) if isinstance(state, AgentState) else None
+
+
+def check_own_updates(counted: int | None, expected: int) -> None:
+    """Check that an update counts itself: schedules and exploration follow this count.
 
     Raises:
-      AgentFault: it does not; the message names the first leaf.
+      AgentFault: it does not.
     """
-
-    def types(params: Any) -> dict[str, str]:
-        found = jax.tree_util.tree_leaves_with_path(params)
-        return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in found}
-
-    was, now = types(before), types(after)
-    changed = sorted(name for name in was | now if was.get(name) != now.get(name))
-    if changed:
+    if counted != expected:
         raise AgentFault(
-            f"update changed the params: {changed[0]} was {was.get(changed[0])}, and is {now.get(changed[0])}. Expected that "
-            "names, shapes and dtypes stay; `check_agent` finds such errors before a run."
+            f"update returned a state with updates={counted}, expected {expected}: return updates=state.updates + 1, which "
+            "schedules and resumes follow"
         )
-
-
-def scalars(metrics: dict[str, Any]) -> dict[str, float]:
-    """Return the metrics of an update as numbers.
-
-    Raises:
-      ConfigError: one is not a scalar.
-    """
-    wrong = [f"{name!r} of shape {np.shape(value)}" for name, value in metrics.items() if np.ndim(value)]
-    if wrong:
-        raise ConfigError(f"the agent's update returned metric {wrong[0]}, expected scalars; return its mean.")
-    return {name: float(value) for name, value in metrics.items()}

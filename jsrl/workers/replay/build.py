@@ -25,7 +25,7 @@ from jsrl.workers.replay.worker import FOLDER, ReplaySettings, ReplayStreams, Re
 
 def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
     """Return the replay worker of a job: it stores the rows of the groups that it reads."""
-    e, config, spec = job.experiment, job.experiment.replay, job.schemas.trajectory
+    e, config, spec = job.experiment, job.experiment.buffer, job.schemas.trajectory
     assert config is not None
     samples = job.end("samples")
     mine, every = len(samples.groups), len(samples.stream.groups)
@@ -77,7 +77,7 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
 
 
 def _connect(job: Job, reporter: Reporter) -> Callable[[], ReplayStreams]:
-    config = job.experiment.replay
+    config = job.experiment.buffer
     assert config is not None
 
     def connect() -> ReplayStreams:

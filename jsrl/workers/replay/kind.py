@@ -65,6 +65,6 @@ KIND = Kind(
     keeps=kept_rows,
     loads_jax=lambda worker: False,
     state="snapshot",
-    needs_folder=lambda e: "it keeps its rows there" if e.replay is not None and e.replay.save else "",
+    needs_folder=lambda e: "it keeps its rows there" if e.buffer is not None and e.buffer.save else "",
     keeps_files=lambda job: tuple(f"replay/{number}" for number in job.end("batches").groups),
 )
