@@ -68,7 +68,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"jax", "msgspec", "numpy"},
     ),
-    "graph": ({"counted", "errors", "experiment", "references", "transport", "workers"}, set()),
+    "graph": ({"counted", "errors", "experiment", "references", "transport", "workers"}, {"msgspec"}),
     "launch": (
         {
             "counted",

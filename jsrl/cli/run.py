@@ -44,15 +44,11 @@ def resume_target(arguments: Sequence[str]) -> tuple[str, str] | None:
 
 def resumed(arguments: Sequence[str]) -> Experiment | None:
     """Return the experiment of the run that --resume names, if it names a run."""
-    from jsrl.references.reference import from_json
+    from jsrl.launch.graph_file import saved_experiment
     from jsrl.runs.runs import RunFolder
 
     target = resume_target(arguments)
-    if target is None:
-        return None
-    folder = RunFolder.open(*target)
-    folder.use_source()
-    return from_json(folder.config)
+    return None if target is None else saved_experiment(RunFolder.open(*target))
 
 
 def resumed_group(arguments: Sequence[str]) -> Group | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from jsrl.field_names import suggesting
 
@@ -169,9 +169,6 @@ class VideoConfig:
     """Options that differ from the evaluator's environment."""
 
 
-RecorderConfig = VideoConfig  # its name in the configs of older run folders
-
-
 @suggesting
 @dataclass(frozen=True)
 class DeadlineConfig:
@@ -204,7 +201,6 @@ class DeadlineConfig:
 class SupervisionConfig:
     """How dead, stopped and stuck workers are replaced, if `restart` allows it."""
 
-    RENAMED_FIELDS: ClassVar = {"recorder": "video_recorder"}  # in the configs of older run folders
     window_s: float = 600.0
     """Restarts of a worker count against `restart` for this many seconds."""
     backoff_s: float = 0.25

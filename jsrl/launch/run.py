@@ -19,7 +19,15 @@ from jsrl.experiment.options import with_changes
 from jsrl.launch.controller import Controller
 from jsrl.launch.devices import check_devices, set_flags_here
 from jsrl.launch.directing import check_players
-from jsrl.launch.graph_file import FILE, Edit, stored_graph, write_graph
+from jsrl.launch.graph_file import (
+    FILE,
+    Edit,
+    differences,
+    graph_of,
+    saved_experiment,
+    stored_graph,
+    write_graph,
+)
 from jsrl.launch.hooks import Hooks, load_hooks
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.interrupts import remembered
@@ -76,7 +84,7 @@ def run(
       resume: a run to continue from its latest snapshot (limits and placement may differ, network and spaces not).
       init_from: RUN@TAG whose params to begin with; `RUN@TAG,b=RUN@b/TAG` also gives policy b its params.
       graph: another dataflow than the experiment's own: a function that gets its graph and returns the changed one, such
-        a function's `module:name`, or a Graph. A resume continues with the graph of the run.
+        a function's `module:name`, or a Graph. A resume continues with the graph of the run; "own" is the experiment's.
       launcher: starts the workers (jsrl.launch.launcher.Launcher), for this run alone; None: processes of this host.
       display: auto, live, plain, quiet or log-only.
       sinks: further places for metrics (jsrl.metrics.sinks.Sink), each an object, or a function that makes some, as
@@ -120,9 +128,7 @@ def _given(value: object, resume: str | None, runs_dir: str | os.PathLike[str]) 
     if isinstance(value, Experiment):
         return value
     if value is None and resume is not None:
-        folder = RunFolder.open(resume, runs_dir)
-        folder.use_source()
-        return from_json(folder.config)
+        return saved_experiment(RunFolder.open(resume, runs_dir))
     hint = "Experiment(env=EnvConfig(...), agent=PPOConfig(...))"
     if value is None:
         raise ConfigError(f"run was given neither an Experiment nor a run to resume; give {hint}, or resume=RUN.")
@@ -253,6 +259,7 @@ def ready_plan(
     if kept is not None:
         unchanged = "--placement and --num-actors do not change its workers"
         show(f"it continues with its changed graph ({FILE}): {unchanged}; --graph gives another one")
+    before = graph_of(folder.path) if resumed else None
     try:
         plan = make_plan(experiment, str(folder.path), memory_folder, kept or graph, place)
     except ConfigError as error:
@@ -273,8 +280,10 @@ def ready_plan(
         check_recording(part.experiment, plan.job(part.learner).schemas)
     if resumed:
         begin_run_folder(experiment, folder)  # not before: a refused resume leaves the run unchanged
-    for line in write_graph(folder, plan.graph, changed=plan.changed, resumed=resumed):
-        show(line)
+    write_graph(folder, plan.graph)
+    if before is not None and (plan.changed or graph is not None):  # else the changed options say it all
+        for line in differences(before, plan.graph):
+            show(line)
     begin_record(plan.experiment, plan.schemas, source=folder.name)
     begin_encryption(plan.experiment, plan.keys, show=show)
     return plan
@@ -302,16 +311,16 @@ def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: boo
     folder.use_source()
     experiment = from_json(config)
     if resumed:
-        return experiment, allowed_changes(from_json(folder.config), experiment)
+        return experiment, allowed_changes(saved_experiment(folder), experiment)
     begin_run_folder(experiment, folder)
     return experiment, []
 
 
 def placed_as_before(experiment: Experiment, folder: RunFolder) -> Experiment:
     """Return the experiment of a resume with its `auto` options as they were in the run."""
-    before = folder.config["fields"]
+    before = saved_experiment(folder)
     auto = [name for name in ("placement", "num_actors") if getattr(experiment, name) == AUTO]
-    return dataclasses.replace(experiment, **{name: before[name] for name in auto})
+    return dataclasses.replace(experiment, **{name: getattr(before, name) for name in auto})
 
 
 def begin_run_folder(experiment: Experiment, folder: RunFolder) -> None:

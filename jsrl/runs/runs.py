@@ -198,7 +198,12 @@ class RunFolder:
     @property
     def config(self) -> dict[str, Any]:
         """Return the resolved configuration."""
-        return _read_object(self.path / "experiment.json")
+        return _read_object(self.config_path)
+
+    @property
+    def config_path(self) -> Path:
+        """Return the path of experiment.json."""
+        return self.path / "experiment.json"
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -207,7 +212,7 @@ class RunFolder:
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Replace the resolved configuration (a resume may change limits and placement)."""
-        write_json(self.path / "experiment.json", config)
+        write_json(self.config_path, config)
 
     @property
     def metrics_path(self) -> Path:
@@ -449,6 +454,9 @@ def _number(value: Any) -> float | None:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        return read_json(path)
+        value = read_json(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); the folder is not a complete run.") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds {type(value).__name__}, expected an object; the folder is not a complete run.")
+    return value
