@@ -43,7 +43,7 @@ class InferenceConfig:
     device: str = "auto"
     """Where servers act: auto (served: the learner's device; apart: its own), cpu, or an index such as gpu:1."""
     threads: int = 1
-    """CPU threads of a server's matrix products."""
+    """CPU threads that a server computes with."""
     shared: bool = False
     """With several policies: the same servers act for all of them, in fewer processes; false: each policy has its own."""
     frozen_mb: int = 512
@@ -76,7 +76,8 @@ class LearnerConfig:
     """Stop before publishing when a metric, the params, learner_params or extra contain NaN or infinity. Costs the memory of a
     second state."""
     threads: int | None = None
-    """CPU threads of the learner's matrix products; None: one per core."""
+    """CPU threads that the learner computes with; None: one per core. Results depend on it, so that a deterministic run keeps
+    the number of its first start, for all of its workers."""
     memory_share: float = 0.6
     """Share of the accelerator's memory for the learner if other workers use the accelerator as well."""
 

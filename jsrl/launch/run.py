@@ -17,7 +17,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.experiment import AUTO
 from jsrl.experiment.options import with_changes
 from jsrl.launch.controller import Controller
-from jsrl.launch.devices import check_devices, set_flags_here
+from jsrl.launch.devices import check_devices, set_flags_here, threads_obstacle
 from jsrl.launch.directing import check_players
 from jsrl.launch.graph_file import (
     FILE,
@@ -255,6 +255,8 @@ def ready_plan(
             note_alive(folder.path)
 
     set_flags_here(experiment)
+    if not resumed and (wrong := threads_obstacle(experiment)):
+        show(f"another start may have other bits: {wrong}")
     kept = stored_graph(folder) if resumed and graph is None else None
     if kept is not None:
         unchanged = "--placement and --num-actors do not change its workers"
@@ -317,10 +319,12 @@ def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: boo
 
 
 def placed_as_before(experiment: Experiment, folder: RunFolder) -> Experiment:
-    """Return the experiment of a resume with its `auto` options as they were in the run."""
+    """Return the experiment of a resume with its open options as they were in the run."""
     before = saved_experiment(folder)
     auto = [name for name in ("placement", "num_actors") if getattr(experiment, name) == AUTO]
-    return dataclasses.replace(experiment, **{name: getattr(before, name) for name in auto})
+    threads = before.learner.threads if experiment.learner.threads is None else experiment.learner.threads
+    learner = dataclasses.replace(experiment.learner, threads=threads)
+    return dataclasses.replace(experiment, learner=learner, **{name: getattr(before, name) for name in auto})
 
 
 def begin_run_folder(experiment: Experiment, folder: RunFolder) -> None:

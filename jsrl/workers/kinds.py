@@ -90,7 +90,7 @@ class Kind(NamedTuple):
       metrics: that it reports besides the shares of its activities; names without the kind. averages: those combined as
         means, and others, are means over the time since its last report, and not numbers at a moment.
       loads_jax: whether the process of a worker (of a graph, or its job) loads jax.
-      device: whether it learns or serves on an accelerator, if there is one. threads: CPU threads for its matrix products,
+      device: whether it learns or serves on an accelerator, if there is one. threads: CPU threads that it computes with,
         from the experiment; None: one per core.
       state: `snapshot`: a replaced worker starts from the run's last committed snapshot, like a resumed one.
       saves: its shutdown may take as long as writing a snapshot. must_finish: the run fails if its shutdown fails.
