@@ -105,7 +105,7 @@ class StateFile:
 
     def _write(self, path: Path, values: dict[str, Any], *, durable: bool = True) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
             write_atomic(path, msgspec.json.encode(values), durable=durable)
         except OSError as error:
             self._on_warning(
