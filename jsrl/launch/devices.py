@@ -11,7 +11,7 @@ from jsrl.experiment import Experiment
 from jsrl.graph.graph import WorkerNode
 from jsrl.graph.ranks import RANKS
 from jsrl.launch.compilation import cache_variables
-from jsrl.launch.machine import THREADS, accelerators, xla_threads
+from jsrl.launch.machine import THREADS, accelerators
 from jsrl.launch.plan import Plan
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind
@@ -145,17 +145,6 @@ def set_flags_here(e: Experiment) -> None:
     for name, value in before.items():
         os.environ.pop(name)
         os.environ.update({} if value is None else {name: value})
-
-
-def threads_obstacle(e: Experiment) -> str | None:
-    """Return why a serial run cannot compute with its number of threads in this process; None: it does."""
-    wanted, here = e.learner.threads, None if e.where.has_processes or accelerators() else xla_threads()
-    if wanted is None or here is None or here == wanted:
-        return None
-    return (
-        f"it computes with {counted(wanted, 'thread')} (--learner.threads), but jax has already started in this process with "
-        f"{here}; start it in a new process"
-    )
 
 
 def cpu_flags(threads: int | None, devices: int | None) -> dict[str, str]:

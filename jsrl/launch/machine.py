@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from jsrl.counted import counted
+from jsrl.experiment import Experiment
 from jsrl.experiment.automatic import Machine
 
 THREADS = (
@@ -45,6 +47,17 @@ def xla_threads() -> int | None:
         with contextlib.suppress(OSError):  # the thread has ended
             count += path.read_text().startswith("tf_XLAEigen")
     return count or None
+
+
+def threads_obstacle(e: Experiment) -> str | None:
+    """Return why a serial run cannot compute with its number of threads in this process; None: it does."""
+    wanted, here = e.learner.threads, None if e.where.has_processes or accelerators() else xla_threads()
+    if wanted is None or here is None or here == wanted:
+        return None
+    return (
+        f"it computes with {counted(wanted, 'thread')} (--learner.threads), but jax has already started in this process with "
+        f"{here}; start it in a new process"
+    )
 
 
 def within_gpu_memory(variables: Mapping[str, str]) -> dict[str, str]:

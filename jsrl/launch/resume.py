@@ -12,7 +12,7 @@ from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import differences
 from jsrl.graph.policies import PolicyPart
-from jsrl.launch.devices import threads_obstacle
+from jsrl.launch.machine import threads_obstacle
 from jsrl.runs.runs import RunFolder, in_command, split_tag
 from jsrl.runs.state import RUNNING, read_identity, write_identity
 from jsrl.snapshots.format import remove_incomplete, version_damage

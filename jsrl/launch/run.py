@@ -17,7 +17,7 @@ from jsrl.experiment import Experiment
 from jsrl.experiment.experiment import AUTO
 from jsrl.experiment.options import with_changes
 from jsrl.launch.controller import Controller
-from jsrl.launch.devices import check_devices, set_flags_here, threads_obstacle
+from jsrl.launch.devices import check_devices, set_flags_here
 from jsrl.launch.directing import check_players
 from jsrl.launch.graph_file import (
     FILE,
@@ -34,7 +34,7 @@ from jsrl.launch.interrupts import remembered
 from jsrl.launch.launcher import Hosts, Launcher
 from jsrl.launch.links import begin_encryption, check_address
 from jsrl.launch.local.launcher import Local
-from jsrl.launch.machine import accelerators
+from jsrl.launch.machine import accelerators, threads_obstacle
 from jsrl.launch.memory_folder import check_shared_memory, own_memory_folder
 from jsrl.launch.opponents import check_initial, found_opponents
 from jsrl.launch.plan import Plan, make_plan, settle
@@ -59,6 +59,11 @@ from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RESULT, STOP, is_asked_to_stop, note_alive
 from jsrl.workers.jobs import StartPoint
+
+CONTINUES = (
+    f"it continues with its changed graph ({FILE}): --placement and --num-actors do not change its workers; --graph gives "
+    "another one"
+)
 
 
 def run(
@@ -259,8 +264,7 @@ def ready_plan(
         show(f"another start may have other bits: {wrong}")
     kept = stored_graph(folder) if resumed and graph is None else None
     if kept is not None:
-        unchanged = "--placement and --num-actors do not change its workers"
-        show(f"it continues with its changed graph ({FILE}): {unchanged}; --graph gives another one")
+        show(CONTINUES)
     before = graph_of(folder.path) if resumed else None
     try:
         plan = make_plan(experiment, str(folder.path), memory_folder, kept or graph, place)
@@ -283,9 +287,9 @@ def ready_plan(
     if resumed:
         begin_run_folder(experiment, folder)  # not before: a refused resume leaves the run unchanged
     write_graph(folder, plan.graph)
-    if before is not None and (plan.changed or graph is not None):  # else the changed options say it all
-        for line in differences(before, plan.graph):
-            show(line)
+    listed = plan.changed or graph is not None  # else the changed options say it all
+    for line in differences(before, plan.graph) if before is not None and listed else ():
+        show(line)
     begin_record(plan.experiment, plan.schemas, source=folder.name)
     begin_encryption(plan.experiment, plan.keys, show=show)
     return plan

@@ -20,7 +20,7 @@ from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, EnvironmentFault, SnapshotError
 from jsrl.experiment import Experiment, LearnerConfig
-from jsrl.launch import devices, resume
+from jsrl.launch import machine, resume
 from jsrl.launch.plan import make_plan
 from jsrl.launch.resume import continue_exactly
 from jsrl.launch.run import run
@@ -340,9 +340,9 @@ def test_deterministic_runs_refuse_an_inexact_resume_and_others_warn(tmp_path: P
     exact, line = continue_exactly(serial, folder, start_point)
     assert exact.journal_epoch == 4 and line.endswith("replay 256 env steps")
     threads = dataclasses.replace(serial, learner=LearnerConfig(threads=3))
-    monkeypatch.setattr(devices, "xla_threads", lambda: 3)
+    monkeypatch.setattr(machine, "xla_threads", lambda: 3)
     assert continue_exactly(threads, folder, start_point)[0] == exact
-    monkeypatch.setattr(devices, "xla_threads", lambda: 2)
+    monkeypatch.setattr(machine, "xla_threads", lambda: 2)
     told = "computes with 3 threads .--learner.threads., but jax has already started in this process with 2"
     assert re.search(told, continue_exactly(threads, folder, start_point)[1])
     with pytest.raises(ConfigError, match=told):
