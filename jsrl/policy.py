@@ -19,7 +19,6 @@ from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.policies import find_seats
 from jsrl.export.file import save
 from jsrl.references.importing import shown_target
-from jsrl.references.reference import from_json
 from jsrl.runs.runs import RunFolder, split_tag
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.snapshots.store import SnapshotStore
@@ -245,8 +244,9 @@ def policies_in(folder: RunFolder) -> Mapping[str, PolicyConfig]:
 
 def whole_experiment(folder: RunFolder) -> Experiment:
     """Return the experiment of a run, with all its policies."""
-    whole: Experiment = from_json(folder.config)
-    return whole
+    from jsrl.launch.graph_file import saved_experiment
+
+    return saved_experiment(folder)
 
 
 def has_rivals(whole: Experiment) -> bool:

@@ -45,7 +45,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "experiment": ({"counted", "field_names", "envs", "types", "errors", "references"}, {"jax"}),
     "replay": ({"agents", "errors", "experiment", "plain_files", "types"}, {"jax", "numpy"}),
     "runs": ({"extras", "file_lock", "transport", "errors", "plain_files"}, {"numpy", "zmq", "msgspec", "psutil"}),
-    "metrics": ({"errors", "extras", "runs"}, {"numpy", "rich", "tensorboardX"}),
+    "metrics": ({"errors", "extras", "plain_files", "runs"}, {"numpy", "rich", "tensorboardX"}),
     "snapshots": ({"errors", "plain_files", "runs", "transport", "types"}, {"numpy"}),
     "recordings": ({"errors", "extras", "plain_files", "runs", "transport", "types"}, {"numpy", "msgspec"}),
     "workers": (
@@ -70,7 +70,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"jax", "msgspec", "numpy"},
     ),
-    "graph": ({"counted", "errors", "experiment", "references", "transport", "workers"}, set()),
+    "graph": ({"counted", "errors", "experiment", "references", "transport", "workers"}, {"msgspec"}),
     "launch": (
         {
             "counted",
@@ -133,7 +133,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "transport",
             "workers",
         },
-        {"numpy", "scipy"},
+        {"msgspec", "numpy", "scipy"},
     ),
     "search": ({"errors", "extras", "file_lock", "launch", "report"}, {"numpy", "optuna"}),
     "chaos": ({"errors", "launch", "transport", "workers"}, set()),

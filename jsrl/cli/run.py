@@ -5,6 +5,7 @@ The path through the system begins here: parse -> Experiment -> jsrl.launch.run 
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import traceback
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, Re
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions, full_help, short_help
 from jsrl.launch.interrupts import remembered
-from jsrl.metrics.wandb_sink import WandbSink
+from jsrl.metrics.wandb_sink import WandbSink, kept_names
 from jsrl.runs.groups import Group, find_group
 
 
@@ -44,15 +45,11 @@ def resume_target(arguments: Sequence[str]) -> tuple[str, str] | None:
 
 def resumed(arguments: Sequence[str]) -> Experiment | None:
     """Return the experiment of the run that --resume names, if it names a run."""
-    from jsrl.references.reference import from_json
+    from jsrl.launch.graph_file import saved_experiment
     from jsrl.runs.runs import RunFolder
 
     target = resume_target(arguments)
-    if target is None:
-        return None
-    folder = RunFolder.open(*target)
-    folder.use_source()
-    return from_json(folder.config)
+    return None if target is None else saved_experiment(RunFolder.open(*target))
 
 
 def resumed_group(arguments: Sequence[str]) -> Group | None:
@@ -232,12 +229,20 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
 
 
 def sinks_of(options: RunOptions) -> list[Any]:
-    """Return the sinks of the options; those given as `module:function` are made for each run."""
+    """Return the sinks of the options, and Weights & Biases if the run to resume was sent there.
+
+    Those given as `module:function` are made for each run.
+    """
+    from jsrl.runs.runs import RunFolder
+
     wandb = options.wandb
-    if not wandb.enabled:
+    names = kept_names(RunFolder.open(options.resume, options.runs_dir).path) if options.resume is not None else {}
+    if not wandb.enabled and not names:
         return list(options.sinks)
-    given = {name: getattr(wandb, name) for name in ("entity", "group", "name", "mode")}
-    return [WandbSink(wandb.project, **given), *options.sinks]
+    for field in dataclasses.fields(wandb)[1:]:
+        if field.name not in names or getattr(wandb, field.name) != field.default:
+            names[field.name] = getattr(wandb, field.name)
+    return [WandbSink(**names), *options.sinks]
 
 
 def fastest(asked: cli.CommandLine) -> Experiment:

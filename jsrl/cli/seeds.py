@@ -75,6 +75,10 @@ def check(asked: cli.CommandLine) -> None:
         raise ConfigError("--resume continues all seeds of a group; leave out --seeds.")
     if "seed" in asked.given:
         raise ConfigError("--seed and --seeds are given; leave one of them out.")
+    if options.wandb.name:
+        raise ConfigError(
+            "--wandb.name would name all seeds alike; --run-name NAME gives each its own, such as NAME-seed0."
+        )
     if options.jobs < 1:
         raise ConfigError(f"jobs is {options.jobs}; it must be at least 1.")
 

@@ -17,10 +17,11 @@ WIDE = 512  # units of a layer from which an accelerator acts faster than a CPU 
 
 
 class Machine(NamedTuple):
-    """The facts that decide a placement: usable cores, and accelerators."""
+    """The facts that decide a placement: usable cores, accelerators, and the threads of XLA if they are given."""
 
     cores: int
     accelerators: int = 0
+    threads: int | None = None
 
 
 def settled(experiment: Experiment, machine: Machine, spec: Callable[[], EnvSpec]) -> tuple[Experiment, str | None]:
@@ -29,7 +30,8 @@ def settled(experiment: Experiment, machine: Machine, spec: Callable[[], EnvSpec
     Placement: `served` if there is an accelerator and a large network (images, a recurrent core, layers of 512 units or
     an unknown network), else `inline`. Actors: one per core (one less if actors and learner work at the
     same time), with at least 8 environments each, as far as groups can be divided evenly. `spec` returns the
-    environment's spec; it is called only if it is needed.
+    environment's spec; it is called only if it is needed. A deterministic run on CPU also gets its number of threads:
+    XLA sums in parts, one per thread.
     """
     chosen: dict[str, str | int] = {}
     if experiment.placement == AUTO:
@@ -40,6 +42,9 @@ def settled(experiment: Experiment, machine: Machine, spec: Callable[[], EnvSpec
         experiment = dataclasses.replace(experiment, num_actors=most_actors(experiment, machine))
         if experiment.where.has_processes and experiment.recording is None:
             chosen["num-actors"] = experiment.actors
+    if experiment.is_deterministic and experiment.learner.threads is None and not machine.accelerators:
+        learner = dataclasses.replace(experiment.learner, threads=machine.threads or machine.cores)
+        experiment = dataclasses.replace(experiment, learner=learner)
     if not chosen:
         return experiment, None
     options = " ".join(f"--{name} {value}" for name, value in chosen.items())

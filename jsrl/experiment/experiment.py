@@ -11,7 +11,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
@@ -55,8 +55,6 @@ PLACEMENTS: dict[str, Placement] = {
 @dataclass(frozen=True)
 class Experiment:
     """The whole configuration of one run; `run.py` prints it, stores it, and gives each worker its part."""
-
-    RENAMED_FIELDS: ClassVar = {"road": "transport", "recorder": "video"}  # in the configs of older run folders
 
     agent: Any = None
     """A config such as PPOConfig (its class names its factory), or an AgentReference."""

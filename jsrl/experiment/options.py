@@ -109,7 +109,8 @@ class RunOptions:
     """Start with the params of RUN@TAG (a fresh optimizer, counters at 0). In a run with several
     policies, RUN@TAG,NAME=RUN@TAG also gives the policy NAME params."""
     graph: str | None = None
-    """Change the dataflow: MODULE:FUNCTION that gets the experiment's graph and returns the one to run."""
+    """Change the dataflow: MODULE:FUNCTION that gets the experiment's graph and returns the one to run.
+    A resume continues with the graph of the run; `own` is the experiment's own."""
     hooks: tuple[str, ...] = ()
     """Call your own code while the run trains: MODULE:FUNCTION that makes a hook or a list of hooks (docs/hooks.md)."""
     sinks: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, Final, Literal
 
 from jsrl.errors import ConfigError
 from jsrl.field_names import suggesting
@@ -47,7 +47,7 @@ class InferenceConfig:
     device: str = "auto"
     """Where servers act: auto (served: the learner's device; apart: its own), cpu, or an index such as gpu:1."""
     threads: int = 1
-    """CPU threads of a server's matrix products."""
+    """CPU threads that a server computes with."""
     shared: bool = False
     """With several policies: the same servers act for all of them, in fewer processes; false: each policy has its own."""
     frozen_mb: int = 512
@@ -80,7 +80,8 @@ class LearnerConfig:
     """Stop before publishing when a metric, the params, learner_params or extra contain NaN or infinity. Costs the memory of a
     second state."""
     threads: int | None = None
-    """CPU threads of the learner's matrix products; None: one per core."""
+    """CPU threads that the learner computes with; None: one per core. Results depend on it, so that a deterministic run keeps
+    the number of its first start, for all of its workers."""
     memory_share: float = 0.6
     """Share of the accelerator's memory for the learner if other workers use the accelerator as well."""
 
@@ -192,9 +193,6 @@ class VideoConfig:
     """Options that differ from the evaluator's environment."""
 
 
-RecorderConfig = VideoConfig  # its name in the configs of older run folders
-
-
 @suggesting
 @dataclass(frozen=True)
 class DeadlineConfig:
@@ -227,7 +225,6 @@ class DeadlineConfig:
 class SupervisionConfig:
     """How dead, stopped and stuck workers are replaced, if `restart` allows it."""
 
-    RENAMED_FIELDS: ClassVar = {"recorder": "video_recorder"}  # in the configs of older run folders
     window_s: float = 600.0
     """Restarts of a worker count against `restart` for this many seconds."""
     backoff_s: float = 0.25

@@ -11,9 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
-from jsrl.references.reference import current_fields, from_json, is_equal, to_json
+from jsrl.references.importing import nearest
+from jsrl.references.reference import from_json, is_equal, to_json
 from jsrl.transport.stream import Stream
 from jsrl.workers.kinds import Kind, Port, find_kind
 
@@ -379,28 +382,35 @@ class Graph:
         }
 
     @staticmethod
-    def from_json(tree: dict[str, Any]) -> Graph:
+    def from_json(tree: Any) -> Graph:
         """Return the graph from `to_json` (lists may stand for tuples).
 
         Raises:
-          ConfigError: it is not a graph.
+          ConfigError: it is not a graph; the message names the field.
         """
         try:
-            streams = [Stream(**{**current_fields(Stream, s), "groups": tuple(s["groups"])}) for s in tree["streams"]]
+            graph = msgspec.convert(tree, Graph)
+            _check_fields(tree, Graph, "the graph")
             workers = [
-                WorkerNode(
-                    w["name"],
-                    w["kind"],
-                    tuple(Link(link["port"], link["stream"], tuple(link["groups"])) for link in w["links"]),
-                    from_json(w["settings"]),
-                    w["restart"],
-                    w["own_device"],
-                )
-                for w in tree["workers"]
+                dataclasses.replace(worker, settings=from_json(worker.settings, f"{worker.name}.settings"))
+                for worker in graph.workers
             ]
-        except (KeyError, TypeError) as error:
-            raise ConfigError(f"this is not a graph of workers and streams: {error!r}.") from error
-        return Graph(tuple(streams), tuple(workers))
+        except ValueError as error:
+            raise ConfigError(f"this is not a graph of workers and streams: {error}.") from error
+        return dataclasses.replace(graph, workers=tuple(workers))
+
+
+def _check_fields(entry: dict[str, Any], cls: type, path: str) -> None:
+    """Refuse a graph, stream, worker or link with other fields than it has: they would be lost, or have other values."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    for name in entry:
+        if name not in names:
+            raise ValueError(f"{path} has no field {name!r}{nearest(name, names)}; it has: {', '.join(names)}")
+    if missing := [name for name in names if name not in entry]:
+        raise ValueError(f"{path} lacks {', '.join(missing)}")
+    for name, part in {"streams": Stream, "workers": WorkerNode, "links": Link}.items():
+        for index, value in enumerate(entry.get(name, ())):
+            _check_fields(value, part, f"{name}[{index}]" if cls is Graph else f"{path}.{name}[{index}]")
 
 
 def _named(entries: Sequence[Any], name: str, what: str) -> Any:

@@ -111,7 +111,11 @@ def policies_of(graph: Graph, experiment: Experiment) -> dict[str, PolicyPart]:
     for number, learner in enumerate(learners_of(graph)):
         name, ranks = policy_of(graph, learner), ranks_of(graph, learner)
         groups = tuple(sorted({group for rank in ranks for group in groups_trained_on(graph, rank)}))
-        changes = policy_settings(experiment, name, number) | dict(learner.settings or {})
+        if not isinstance(learner.settings, dict | None):
+            raise ConfigError(
+                f"settings of {learner.name} are {learner.settings!r}; expected fields of the experiment."
+            )
+        changes = policy_settings(experiment, name, number) | (learner.settings or {})
         if "agent" in changes and experiment.buffer == decided_replay(AUTO, experiment.agent):
             changes = {"replay": AUTO} | changes
         if groups and groups != tuple(range(experiment.groups)):

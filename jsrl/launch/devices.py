@@ -11,7 +11,7 @@ from jsrl.experiment import Experiment
 from jsrl.graph.graph import WorkerNode
 from jsrl.graph.ranks import RANKS
 from jsrl.launch.compilation import cache_variables
-from jsrl.launch.machine import accelerators
+from jsrl.launch.machine import THREADS, accelerators
 from jsrl.launch.plan import Plan
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import find_kind
@@ -42,6 +42,7 @@ def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[
         own = own[: e.learner_devices]
     if not own:
         variables |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+        threads = e.learner.threads if e.deterministic else threads  # all placements give the same bits
         return variables | cpu_flags(threads, e.learner_devices if kind.device == "learns" else None)
     variables |= {"CUDA_VISIBLE_DEVICES": ",".join(own)} | gpu_flags(e)
     serving = {w.name: gpu for w in there if find_kind(w.kind).device == "serves" for gpu in devices[w.name]}
@@ -129,32 +130,30 @@ def gpu_flags(e: Experiment) -> dict[str, str]:
 
 
 def set_flags_here(e: Experiment) -> None:
-    """Set the flags of a serial run on GPUs in this process; it has no effect once jax has found its devices.
+    """Set the flags of a serial run in this process; they have no effect once jax has found its devices.
 
     The environment is restored, because later runs in this process may start workers with it.
     """
-    flags = {} if e.where.has_processes or not accelerators() else gpu_flags(e)
+    flags = {} if e.where.has_processes else gpu_flags(e) if accelerators() else {THREADS: str(e.learner.threads)}
     if not flags:
         return
     import jax
 
-    before = os.environ.pop("XLA_FLAGS", None)
+    before = {name: os.environ.get(name) for name in flags}
     os.environ.update(flags)
     jax.local_devices()  # reads the flags
-    del os.environ["XLA_FLAGS"]
-    if before is not None:
-        os.environ["XLA_FLAGS"] = before
+    for name, value in before.items():
+        os.environ.pop(name)
+        os.environ.update({} if value is None else {name: value})
 
 
 def cpu_flags(threads: int | None, devices: int | None) -> dict[str, str]:
-    """Return XLA's flags for a CPU process with `threads` threads and `devices` (fake) devices."""
+    """Return XLA's variables for a CPU process with `threads` threads and `devices` (fake) devices."""
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag]
-    variables: dict[str, str] = {}
-    if threads == 1:
-        flags.append("--xla_cpu_multi_thread_eigen=false")
+    variables = {} if threads is None else {THREADS: str(threads)}
     if devices is not None and devices > 1:
         flags.append(f"--xla_force_host_platform_device_count={devices}")
-        variables["PJRT_NPROC"] = str(max(8, 2 * devices))  # fewer threads deadlock in the all-reduce
+        variables[THREADS] = str(max(8, 2 * devices))  # fewer threads deadlock in the all-reduce
     if flags:
         variables["XLA_FLAGS"] = " ".join(flags)
     return variables

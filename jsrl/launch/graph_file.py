@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from importlib import import_module
 from inspect import isfunction
@@ -16,12 +15,13 @@ from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.placements import make_graph
 from jsrl.graph.policies import policies_of
 from jsrl.references.reference import from_json, is_equal
-from jsrl.runs.files import write_atomic
+from jsrl.runs.files import read_json, write_json
 from jsrl.runs.runs import RunFolder
 from jsrl.transport.stream import Stream
 from jsrl.workers.kinds import Kind, find_kind, own_kinds
 
 FILE = "graph.json"  # of a run
+OWN = "own"  # in place of a function: the experiment's own graph
 Edit: TypeAlias = Graph | Callable[[Graph], Graph] | str
 
 
@@ -30,12 +30,13 @@ def resolve(experiment: Experiment, graph: Edit | None) -> tuple[Graph, bool]:
 
     Args:
       experiment: to run. graph: a graph; a function that gets the experiment's own graph and returns one; such a function as
-        `module:function`; None: the experiment's own.
+        `module:function`; None or `own`: the experiment's own.
 
     Raises:
       ConfigError: there is no such function, it refuses the experiment's graph, or it does not return a graph.
     """
     own = make_graph(experiment)
+    graph = None if graph == OWN else graph
     edit = _imported(graph) if isinstance(graph, str) else graph
     if edit is None or isinstance(edit, Graph):
         return edit or own, edit is not None and edit != own
@@ -81,27 +82,52 @@ def _a(value: object) -> str:
 
 
 def stored_graph(folder: RunFolder) -> Graph | None:
-    """Return the changed graph of a run; None: it ran its experiment's own."""
-    saved = _saved(folder.path)
-    return Graph.from_json(saved["graph"]) if saved is not None and saved["changed"] else None
+    """Return the graph of a run that differs from its experiment's own; None: it ran that.
 
-
-def write_graph(folder: RunFolder, graph: Graph, *, changed: bool, resumed: bool) -> list[str]:
-    """Write a run's graph, and whether it differs from its experiment's own; return a resume's changes."""
-    saved, lines = _saved(folder.path) if resumed else None, list[str]()
-    if saved is not None and (changed or saved["changed"]):  # else the changed options say it all
-        lines = differences(Graph.from_json(saved["graph"]), graph)
-    tree = {"changed": changed, "graph": graph.to_json()}
-    write_atomic(folder.path / FILE, f"{json.dumps(tree, indent=2)}\n".encode())
-    return lines
-
-
-def _saved(folder: Path) -> dict | None:
+    Raises:
+      ConfigError: its file is missing or damaged; the message says how to continue without it.
+    """
     try:
-        tree = json.loads((folder / FILE).read_text())
-    except (OSError, ValueError):
-        return None
-    return tree if isinstance(tree, dict) and {"changed", "graph"} <= tree.keys() else None
+        saved = read_graph(folder.path)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{str(error).removesuffix('.')}. A resume continues with the workers in this file: put it back. Without it, "
+            f"--graph {OWN} continues with the experiment's own workers, and --graph MODULE:FUNCTION changes them again."
+        ) from error
+    return saved if saved.to_json() != make_graph(saved_experiment(folder)).to_json() else None
+
+
+def read_graph(folder: Path) -> Graph:
+    """Return the graph of a run.
+
+    Raises:
+      ConfigError: its file is missing or damaged.
+    """
+    try:
+        return Graph.from_json(read_json(folder / FILE))
+    except (OSError, ValueError, ConfigError) as error:
+        raise ConfigError(f"{folder / FILE} cannot be read: {error}") from error
+
+
+def write_graph(folder: RunFolder, graph: Graph) -> None:
+    """Write a run's graph."""
+    write_json(folder.path / FILE, graph.to_json())
+
+
+def saved_experiment(folder: RunFolder) -> Experiment:
+    """Return the experiment of a run, with all its policies.
+
+    Raises:
+      ConfigError: its file is missing or damaged.
+    """
+    folder.use_source()
+    try:
+        value = from_json(folder.config)
+    except ConfigError as error:
+        raise ConfigError(f"{folder.config_path} cannot be used: {error}") from error
+    if not isinstance(value, Experiment):
+        raise ConfigError(f"{folder.config_path} has no Experiment; the folder is not a complete run.")
+    return value
 
 
 def differences(old: Graph, new: Graph) -> list[str]:
@@ -131,12 +157,9 @@ def _fields(old: WorkerNode | Stream, new: WorkerNode | Stream) -> str:
 
 
 def graph_of(folder: Path) -> Graph | None:
-    """Return the graph of a run; None: it left none, or it cannot be read any more (a user's kind is missing)."""
-    saved = _saved(folder)
-    if saved is None:
-        return None
+    """Return the graph of a run for a report; None: it left none, or it cannot be read (a user's kind is missing)."""
     try:
-        graph = Graph.from_json(saved["graph"])
+        graph = read_graph(folder)
         return graph if graph.kinds else None
     except ConfigError:
         return None
@@ -149,9 +172,11 @@ def experiment_of(folder: RunFolder, policy: str = "") -> Experiment:
       folder: the run's. policy: its name; empty: the first one's.
 
     Raises:
-      ConfigError: the run has no such policy.
+      ConfigError: the run has no such policy, or its files are damaged.
     """
-    experiment: Experiment = from_json(folder.config)
+    experiment = saved_experiment(folder)
+    if (folder.path / FILE).exists():
+        read_graph(folder.path)  # a policy with other settings than the learner's would be another one
     graph = graph_of(folder.path)
     parts = {} if graph is None else {part.folder: part for part in policies_of(graph, experiment).values()}
     if policy in parts:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from jsrl.counted import counted
+from jsrl.experiment import Experiment
 from jsrl.experiment.automatic import Machine
 
+THREADS = (
+    "PJRT_NPROC"  # variable: threads of XLA on CPU. It splits sums among them, so that bits depend on their number
+)
 GPU_MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 MOST = 0.9  # of a GPU's memory, for all workers that use it
 
@@ -34,6 +40,26 @@ def usable_cores() -> int:
     return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
 
 
+def xla_threads() -> int | None:
+    """Return the number of threads that XLA computes with on CPU in this process; None: jax has not started here."""
+    count = 0
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            count += path.read_text().startswith("tf_XLAEigen")
+    return count or None
+
+
+def threads_obstacle(e: Experiment) -> str | None:
+    """Return why a serial run cannot compute with its number of threads in this process; None: it does."""
+    wanted, here = e.learner.threads, None if e.where.has_processes or accelerators() else xla_threads()
+    if wanted is None or here is None or here == wanted:
+        return None
+    return (
+        f"it computes with {counted(wanted, 'thread')} (--learner.threads), but jax has already started in this process with "
+        f"{here}; start it in a new process"
+    )
+
+
 def within_gpu_memory(variables: Mapping[str, str]) -> dict[str, str]:
     """Return a worker's variables, with its share of the GPU memory that all workers here may use.
 
@@ -47,4 +73,5 @@ def within_gpu_memory(variables: Mapping[str, str]) -> dict[str, str]:
 
 def this_machine() -> Machine:
     """Return the facts that the choice of a placement depends on."""
-    return Machine(usable_cores(), len(accelerators()))
+    given = os.environ.get(THREADS, "")
+    return Machine(usable_cores(), len(accelerators()), xla_threads() or (int(given) if given.isdigit() else None))

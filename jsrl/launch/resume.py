@@ -12,6 +12,7 @@ from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import differences
 from jsrl.graph.policies import PolicyPart
+from jsrl.launch.machine import threads_obstacle
 from jsrl.runs.runs import RunFolder, in_command, split_tag
 from jsrl.runs.state import RUNNING, read_identity, write_identity
 from jsrl.snapshots.format import remove_incomplete, version_damage
@@ -209,7 +210,7 @@ def continue_exactly(
     if not may_be_exact(experiment):
         return start_point, ""
     needed = start_point.updates // experiment.updates_per_batch
-    reason, epochs, played = exact_obstacle(experiment), set(), 0
+    reason, epochs, played = exact_obstacle(experiment) or threads_obstacle(experiment), set(), 0
     try:
         for group in (range(experiment.groups) if groups is None else groups) if reason is None else ():
             journal = Journal(journal_path(folder.path, group))

@@ -20,14 +20,22 @@ from jsrl.experiment.settings import AUTO
 from jsrl.launch.controller import Controller
 from jsrl.launch.devices import check_devices, set_flags_here
 from jsrl.launch.directing import check_players
-from jsrl.launch.graph_file import FILE, Edit, stored_graph, write_graph
+from jsrl.launch.graph_file import (
+    FILE,
+    Edit,
+    differences,
+    graph_of,
+    saved_experiment,
+    stored_graph,
+    write_graph,
+)
 from jsrl.launch.hooks import Hooks, load_hooks
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.interrupts import remembered
 from jsrl.launch.launcher import Hosts, Launcher
 from jsrl.launch.links import begin_encryption, check_address
 from jsrl.launch.local.launcher import Local
-from jsrl.launch.machine import accelerators
+from jsrl.launch.machine import accelerators, threads_obstacle
 from jsrl.launch.memory_folder import check_shared_memory, own_memory_folder
 from jsrl.launch.opponents import check_initial, found_opponents
 from jsrl.launch.plan import Plan, make_plan, settle
@@ -53,6 +61,11 @@ from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RESULT, STOP, is_asked_to_stop, note_alive
 from jsrl.workers.jobs import StartPoint
 
+CONTINUES = (
+    f"it continues with its changed graph ({FILE}): --placement and --num-actors do not change its workers; --graph gives "
+    "another one"
+)
+
 
 def run(
     experiment: Experiment | None = None,
@@ -77,7 +90,7 @@ def run(
       resume: a run to continue from its latest snapshot (limits and placement may differ, network and spaces not).
       init_from: RUN@TAG whose params to begin with; `RUN@TAG,b=RUN@b/TAG` also gives policy b its params.
       graph: another dataflow than the experiment's own: a function that gets its graph and returns the changed one, such
-        a function's `module:name`, or a Graph. A resume continues with the graph of the run.
+        a function's `module:name`, or a Graph. A resume continues with the graph of the run; "own" is the experiment's.
       launcher: starts the workers (jsrl.launch.launcher.Launcher), for this run alone; None: processes of this host.
       display: auto, live, plain, quiet or log-only.
       sinks: further places for metrics (jsrl.metrics.sinks.Sink), each an object, or a function that makes some, as
@@ -121,9 +134,7 @@ def _given(value: object, resume: str | None, runs_dir: str | os.PathLike[str]) 
     if isinstance(value, Experiment):
         return value
     if value is None and resume is not None:
-        folder = RunFolder.open(resume, runs_dir)
-        folder.use_source()
-        return from_json(folder.config)
+        return saved_experiment(RunFolder.open(resume, runs_dir))
     hint = "Experiment(env=EnvConfig(...), agent=PPOConfig(...))"
     if value is None:
         raise ConfigError(f"run was given neither an Experiment nor a run to resume; give {hint}, or resume=RUN.")
@@ -250,10 +261,12 @@ def ready_plan(
             note_alive(folder.path)
 
     set_flags_here(experiment)
+    if not resumed and (wrong := threads_obstacle(experiment)):
+        show(f"another start may have other bits: {wrong}")
     kept = stored_graph(folder) if resumed and graph is None else None
     if kept is not None:
-        unchanged = "--placement and --num-actors do not change its workers"
-        show(f"it continues with its changed graph ({FILE}): {unchanged}; --graph gives another one")
+        show(CONTINUES)
+    before = graph_of(folder.path) if resumed else None
     try:
         plan = make_plan(experiment, str(folder.path), memory_folder, kept or graph, place)
     except ConfigError as error:
@@ -276,7 +289,9 @@ def ready_plan(
         check_recording(part.experiment, plan.job(part.learner).schemas)
     if resumed:
         begin_run_folder(experiment, folder)  # not before: a refused resume leaves the run unchanged
-    for line in write_graph(folder, plan.graph, changed=plan.changed, resumed=resumed):
+    write_graph(folder, plan.graph)
+    listed = plan.changed or graph is not None  # else the changed options say it all
+    for line in differences(before, plan.graph) if before is not None and listed else ():
         show(line)
     begin_record(plan.experiment, plan.schemas, source=folder.name)
     begin_encryption(plan.experiment, plan.keys, show=show)
@@ -305,16 +320,18 @@ def stored_experiment(experiment: Experiment, folder: RunFolder, *, resumed: boo
     folder.use_source()
     experiment = from_json(config)
     if resumed:
-        return experiment, allowed_changes(from_json(folder.config), experiment)
+        return experiment, allowed_changes(saved_experiment(folder), experiment)
     begin_run_folder(experiment, folder)
     return experiment, []
 
 
 def placed_as_before(experiment: Experiment, folder: RunFolder) -> Experiment:
-    """Return the experiment of a resume with its `auto` options as they were in the run."""
-    before = folder.config["fields"]
+    """Return the experiment of a resume with its open options as they were in the run."""
+    before = saved_experiment(folder)
     auto = [name for name in ("placement", "num_actors") if getattr(experiment, name) == AUTO]
-    return dataclasses.replace(experiment, **{name: before[name] for name in auto})
+    threads = before.learner.threads if experiment.learner.threads is None else experiment.learner.threads
+    learner = dataclasses.replace(experiment.learner, threads=threads)
+    return dataclasses.replace(experiment, learner=learner, **{name: getattr(before, name) for name in auto})
 
 
 def begin_run_folder(experiment: Experiment, folder: RunFolder) -> None:

@@ -366,19 +366,25 @@ class Session:
             self._line_s = self.now() + self._rarity * LINE_S
             self._tick()
 
+    @property
+    def _is_deleted(self) -> bool:
+        """Return whether the run folder is gone, of which parts may be left while it is deleted."""
+        try:
+            return self._was_whole and not is_whole(self.folder.path)
+        except OSError:  # the disk does not answer now
+            return False
+
     def _check_folder(self) -> None:
         """Raise RunDeleted if the run folder is gone."""
-        try:
-            deleted = self._was_whole and not is_whole(self.folder.path)
-        except OSError:  # the disk does not answer now
-            return
-        if deleted:
+        if self._is_deleted:
             raise RunDeleted(f"the run folder {self.folder.path} was deleted or moved while the run went on.")
 
     def show(self, *, now: bool = False) -> None:
         """Update the display, and the status for other processes; `now`: even if the last ones are new."""
         state = self.state()
         self.display.update(state, now=now)
+        if self._is_deleted:
+            return
         self._status.update(state, self._worker_summaries, self.reason or "", now=now)
 
     def _worker_summaries(self) -> list[WorkerSummary]:
@@ -474,9 +480,8 @@ class Session:
         facts = dataclasses.asdict(result) | {"folder": str(result.folder)} | ({"error": error} if error else {})
         text = json.dumps(facts, indent=2, default=float)
         try:
-            write_atomic(self.folder.path / RESULT, f"{text}\n".encode())
-        except FileNotFoundError:  # the folder is gone: RunDeleted says so
-            pass
+            if not self._is_deleted:  # else RunDeleted says so
+                write_atomic(self.folder.path / RESULT, f"{text}\n".encode())
         except OSError as unwritten:  # a full disk: the result is returned all the same
             self.display.message(f"result.json could not be written: {unwritten}", "warning")
         return result

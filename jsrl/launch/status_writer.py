@@ -9,6 +9,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -22,6 +23,11 @@ MANY = 500  # workers
 MOST_EVALUATIONS = 200  # the newest, and the best
 
 
+class _Moment(TypedDict):
+    metrics: dict[str, Any]
+    evaluations: list[tuple[int, Any]]
+
+
 def rarity(workers: int) -> float:
     """Return the factor by which lines and statuses come less often in a run of many workers, as each then costs more."""
     return max(1.0, workers / MANY)
@@ -33,10 +39,9 @@ def moment_of(status: ControllerStatus) -> DisplayState:
     Raises:
       ValueError: another version of jsrl wrote the status.
     """
-    metrics = {
-        name: value for name, value in status.moment.get("metrics", {}).items() if isinstance(value, int | float)
-    }
-    scores = [pair for pair in status.moment.get("evaluations", ()) if isinstance(pair[1], int | float)]
+    parts = msgspec.convert(status.moment, _Moment)
+    metrics = {name: value for name, value in parts["metrics"].items() if isinstance(value, int | float)}
+    scores = [pair for pair in parts["evaluations"] if isinstance(pair[1], int | float)]
     return msgspec.convert(status.moment | {"metrics": metrics, "evaluations": scores}, DisplayState)
 
 

@@ -321,7 +321,8 @@ class MetricsHub:
         if self._resumes:
             line["system/resumed"], self._resumes = 1, False
         try:
-            self._file.write(line)
+            if told := self._file.write(line):
+                self._warn(told)
         except (OSError, ValueError, TypeError) as error:
             if not self._complained:
                 self._complained = True

@@ -93,7 +93,7 @@ class SinkThread:
                 self._complain(method, f"{what} {self.name} ({why}).")
         else:
             if isinstance(answer, str):
-                self._messages.append((answer, "info"))
+                self._messages.append((answer, "info" if method == "start" else "warning"))
 
     def _complain(self, key: str, text: str) -> None:
         if key not in self._complained:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from jsrl.errors import MissingExtra
 from jsrl.runs.files import json_ready
 
+DELETED = "{} was deleted during the run: the values so far are lost, and a new file begins"
 Line = dict[str, Any]  # flat: name -> number (env_steps, updates and wall_s always among them)
 
 
@@ -35,8 +36,8 @@ class Sink(Protocol):
         """
         ...
 
-    def write(self, row: Line) -> None:
-        """Take one line: a flat dict that always has env_steps, updates and wall_s."""
+    def write(self, row: Line) -> str | None:
+        """Take one line; may return a line to show. It is a flat dict that always has env_steps, updates and wall_s."""
         ...
 
     def video(self, path: Path) -> None:
@@ -71,6 +72,11 @@ class AppendedFile:
                 self._file.truncate(size)
             raise
 
+    @property
+    def is_deleted(self) -> bool:
+        """Return whether the file was deleted since it was opened: further records would be lost with it."""
+        return os.fstat(self._file.fileno()).st_nlink == 0
+
     def tail(self, size_bytes: int) -> tuple[int, bytes]:
         """Return (where the last bytes begin, the bytes)."""
         size = self._file.seek(0, os.SEEK_END)
@@ -101,9 +107,14 @@ class JsonLinesSink:
         self._file = AppendedFile(self.path)
         self._continue()
 
-    def write(self, metrics: Line) -> None:
-        """Append one line."""
+    def write(self, metrics: Line) -> str | None:
+        """Append one line; return a message if the file was deleted, so that a new one begins with it."""
+        deleted = self._file.is_deleted
+        if deleted:
+            self._file.close()
+            self._file = AppendedFile(self.path)
         self._file.append((json.dumps(json_ready(metrics)) + "\n").encode())
+        return DELETED.format(self.path) if deleted else None
 
     def close(self) -> None:
         """Close the file."""
@@ -145,9 +156,15 @@ class TensorBoardSink:
         self.path = Path(folder) / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         self._file: AppendedFile | None = None
 
-    def write(self, metrics: Line) -> None:
-        """Write every finite number except env_steps as a scalar, all of them as one event."""
-        if self._file is None:
+    def write(self, metrics: Line) -> str | None:
+        """Write every finite number except env_steps as a scalar, all of them as one event.
+
+        Return a message if the file was deleted, so that a new one begins.
+        """
+        deleted = self._file is not None and self._file.is_deleted
+        if self._file is not None and deleted:
+            self._file.close()
+        if self._file is None or deleted:
             self._file = self._begun()
         values = [
             self._summary.Value(tag=re.sub(r"[^-/\w.]", "_", name), simple_value=value)
@@ -156,9 +173,10 @@ class TensorBoardSink:
         ]
         step, summary = int(metrics["env_steps"]), self._summary(value=values)
         self._append(self._file, self._event(wall_time=time.time(), step=step, summary=summary))
+        return DELETED.format(self.path) if deleted else None
 
     def _begun(self) -> AppendedFile:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(exist_ok=True)
         file = AppendedFile(self.path)
         try:
             self._append(file, self._event(wall_time=time.time(), file_version="brain.Event:2"))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from jsrl.metrics.phases import REST, Phases
+from jsrl.plain_files import read_plain
 
 FOLDER, FILE = "trace", "trace.json"
 _MAX_MARKS = 20_000
@@ -124,7 +125,7 @@ def merge_traces(folder: Path, phase_of: Mapping[str, str]) -> Path | None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_plain(path))
     except ValueError:
         return None
 

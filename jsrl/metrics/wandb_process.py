@@ -53,12 +53,13 @@ def kept_id(path: Path) -> str:
 
 def execute(run: Any, asked: dict[str, Any], env_steps: int) -> int:
     """Send a row, a video or the end; return the env steps of the last row."""
-    import wandb
-
     if "row" in asked:
-        run.log(asked["row"])
-        return asked["row"]["env_steps"]
+        row = asked["row"]
+        run.log(row, step=max(run.step + 1, int(1000 * row["wall_s"])))  # W&B drops steps from before a resume
+        return row["env_steps"]
     if VIDEO in asked and Path(asked[VIDEO]).exists():
+        import wandb
+
         run.log({VIDEO: wandb.Video(asked[VIDEO]), "env_steps": env_steps})
     if "summary" in asked:
         run.summary.update(asked["summary"])

@@ -9,14 +9,36 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from jsrl.errors import ConfigError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.metrics.sinks import Line
+from jsrl.runs.files import read_object, write_json
 
 PROCESS = [sys.executable, "-P", str(Path(__file__).with_name("wandb_process.py"))]
-LOG = "wandb.log"  # of a run
+FOLDER, LOG = "wandb", "wandb.log"  # of a run
+OPTIONS = "options.json"  # in FOLDER, for a resume
+
+
+class WandbNames(TypedDict):
+    """Where a run is in Weights & Biases, as for `WandbSink`."""
+
+    project: str
+    entity: str | None
+    group: str | None
+    name: str | None
+    mode: str
+
+
+def kept_names(run: Path) -> dict[str, Any]:
+    """Return where the run in a folder was sent to; empty: it was not.
+
+    Raises:
+      ConfigError: that cannot be read.
+    """
+    path = run / FOLDER / OPTIONS
+    return read_object(path, WandbNames) if path.exists() else {}
 
 
 class WandbSink:
@@ -66,6 +88,9 @@ class WandbSink:
             self._process = subprocess.Popen(
                 PROCESS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
             )
+        kept = Path(self._folder, FOLDER)
+        kept.mkdir(exist_ok=True)
+        write_json(kept / OPTIONS, self._options)
         named = self._options | {"name": self._options["name"] or config["run"]}
         self._send({key: config[key] for key in ("folder", "options", "end_s")} | named)
         try:
@@ -77,7 +102,12 @@ class WandbSink:
         return f"{self.name}: {url or 'offline; to send it: ' + self._sync}"
 
     def write(self, row: Line) -> None:
-        """Send the finite numbers of a line."""
+        """Send the finite numbers of a line.
+
+        Raises:
+          OSError: the process has ended, or the files that W&B keeps here were deleted.
+        """
+        self._check_kept()
         numbers = {n: v for n, v in row.items() if isinstance(v, int | float) and math.isfinite(v)}
         self._send({"row": numbers})
 
@@ -98,6 +128,7 @@ class WandbSink:
             self._answer()
         finally:
             self._close()
+        self._check_kept()
 
     def abandon(self) -> str:
         """End the process at once; return how to send the rest."""
@@ -105,9 +136,14 @@ class WandbSink:
             self._process.kill()
         return f"send the rest with: {self._sync}"
 
+    def _check_kept(self) -> None:
+        kept = Path(self._folder, FOLDER)
+        if not any(kept.glob("*run-*")):
+            raise OSError(f"{kept} was deleted during the run, with all that was not yet sent")
+
     @property
     def _sync(self) -> str:
-        return f"wandb sync {self._folder}/wandb/*run-*"
+        return f"wandb sync {self._folder}/{FOLDER}/*run-*"
 
     def _send(self, asked: dict[str, Any]) -> None:
         assert self._process is not None and self._process.stdin is not None

@@ -163,28 +163,32 @@ def from_json(tree: Any, path: str = "") -> Any:
     Only for JSON that is trusted like code: it decides what is imported and called.
 
     Raises:
-      ConfigError: an unknown tag, a name that cannot be imported, or fields that its class rejects.
+      ConfigError: an unknown or damaged tag, a name that cannot be imported, or fields that its class rejects.
     """
+    try:
+        return _decode(tree, path)
+    except RecursionError:
+        raise ConfigError(f"{path or 'tree'} is nested deeper than {MAX_DEPTH} levels.") from None
+
+
+def _decode(tree: Any, path: str) -> Any:
     if isinstance(tree, list):
-        return [from_json(value, f"{path}[{index}]") for index, value in enumerate(tree)]
+        return [_decode(value, f"{path}[{index}]") for index, value in enumerate(tree)]
     if not isinstance(tree, dict):
         return tree
     tag = next((key for key in tree if key.startswith("$")), None)
     if tag is None:
-        return {key: from_json(value, f"{path}.{key}" if path else key) for key, value in tree.items()}
+        return {key: _decode(value, f"{path}.{key}" if path else key) for key, value in tree.items()}
     decoder = _DECODERS.get(tag)
     if decoder is None:
         raise ConfigError(
             f"{path or 'tree'}: unknown tag {tag!r}{nearest(tag, _DECODERS)}; expected one of {', '.join(_DECODERS)}. "
             "Was it written by a newer jsrl?"
         )
-    return decoder(tree, path)
-
-
-def current_fields(cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a class by their current names; its RENAMED_FIELDS (old name -> name) are in older files."""
-    renamed = getattr(cls, "RENAMED_FIELDS", {})
-    return {renamed.get(name, name): value for name, value in fields.items()}
+    try:
+        return decoder(tree, path)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path or 'tree'}: {tag!r} is damaged ({type(error).__name__}: {error}).") from error
 
 
 def _make_instance(tree: dict[str, Any], path: str) -> Any:
@@ -193,7 +197,7 @@ def _make_instance(tree: dict[str, Any], path: str) -> Any:
         raise ConfigError(
             f"{path or 'tree'}: {tree['$type']!r} is not a dataclass or NamedTuple; only these are made from fields."
         )
-    fields = current_fields(cls, from_json(tree["fields"], path))
+    fields = _decode(tree["fields"], path)
     try:
         return cls(**fields)
     except TypeError as error:
@@ -207,8 +211,8 @@ def _make_instance(tree: dict[str, Any], path: str) -> Any:
 
 
 def _make_partial(tree: dict[str, Any], path: str) -> Any:
-    args, kwargs = from_json(tree["args"], path), from_json(tree["kwargs"], path)
-    return functools.partial(from_json(tree["$partial"], path), *args, **kwargs)
+    args, kwargs = _decode(tree["args"], path), _decode(tree["kwargs"], path)
+    return functools.partial(_decode(tree["$partial"], path), *args, **kwargs)
 
 
 def _make_member(tree: dict[str, Any], path: str) -> enum.Enum:
@@ -221,12 +225,12 @@ def _make_member(tree: dict[str, Any], path: str) -> enum.Enum:
 _DECODERS: dict[str, Callable[[dict[str, Any], str], Any]] = {
     "$float": lambda tree, path: float(tree["$float"]),
     "$int": lambda tree, path: int(tree["$int"]),
-    "$tuple": lambda tree, path: tuple(from_json(tree["$tuple"], path)),
-    "$set": lambda tree, path: set(from_json(tree["$set"], path)),
-    "$frozenset": lambda tree, path: frozenset(from_json(tree["$frozenset"], path)),
-    "$dict": lambda tree, path: {from_json(k, path): from_json(v, path) for k, v in tree["$dict"]},
-    "$scalar": lambda tree, path: np.dtype(tree["$scalar"]).type(from_json(tree["value"], path)),
-    "$array": lambda tree, path: np.array(from_json(tree["values"], path), tree["$array"]).reshape(tree["shape"]),
+    "$tuple": lambda tree, path: tuple(_decode(tree["$tuple"], path)),
+    "$set": lambda tree, path: set(_decode(tree["$set"], path)),
+    "$frozenset": lambda tree, path: frozenset(_decode(tree["$frozenset"], path)),
+    "$dict": lambda tree, path: {_decode(k, path): _decode(v, path) for k, v in tree["$dict"]},
+    "$scalar": lambda tree, path: np.dtype(tree["$scalar"]).type(_decode(tree["value"], path)),
+    "$array": lambda tree, path: np.array(_decode(tree["values"], path), tree["$array"]).reshape(tree["shape"]),
     "$dtype": lambda tree, path: np.dtype(tree["$dtype"]),
     "$path": lambda tree, path: pathlib.Path(tree["$path"]),
     "$enum": _make_member,

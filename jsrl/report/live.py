@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
+import msgspec
+
 from jsrl.counted import counted
+from jsrl.errors import ConfigError
 from jsrl.metrics.display_state import clock, short
 from jsrl.metrics.scores import score_of
 from jsrl.plain_files import open_plain
@@ -182,7 +185,7 @@ def row_of(run: Path) -> RunRow:
     """Return a run's line in the list, from the end of its metrics.
 
     Raises:
-      ConfigError: it is not a whole run. OSError: its metrics cannot be read.
+      ConfigError: it is not a whole run, or damaged. OSError: its metrics cannot be read.
     """
     fields = RunFolder(run).config.get("fields", {})
     result = read_result(run)
@@ -191,7 +194,7 @@ def row_of(run: Path) -> RunRow:
     score = result.get("final") or result.get("evaluation") or {}
     names = ("evaluator/win_rate", "evaluator/return_mean", "actor/return_mean")
     value = score_of(score) if score else next((last[name] for name in names if name in last), None)
-    return RunRow(
+    row = RunRow(
         state=RUNS if running else how_it_ended(run),
         env_steps=result.get("env_steps", last.get("env_steps")),
         total_env_steps=fields.get("total_env_steps"),
@@ -199,6 +202,10 @@ def row_of(run: Path) -> RunRow:
         score="" if value is None else short(float(value)),
         updated_s=updated_s,
     )
+    try:
+        return msgspec.convert(vars(row), RunRow)
+    except ValueError as error:
+        raise ConfigError(f"a file of {run} is damaged ({error}).") from None
 
 
 def last_values(metrics: Path) -> tuple[dict[str, float], float]:
@@ -214,7 +221,7 @@ def last_values(metrics: Path) -> tuple[dict[str, float], float]:
     for line in lines:
         try:
             values = json.loads(line)
-        except ValueError:  # the first line is cut off, the last not yet complete
+        except (ValueError, RecursionError):  # the first line is cut off, the last not yet complete
             continue
         if isinstance(values, dict):
             found |= {name: value for name, value in values.items() if isinstance(value, int | float)}

@@ -20,6 +20,7 @@ from jsrl.graph.policies import folder_of
 from jsrl.launch.graph_file import graph_of, kinds_of, workers_of
 from jsrl.metrics.phases import by_phase
 from jsrl.metrics.scores import WIN_RATE, score_of, score_title
+from jsrl.plain_files import read_plain
 from jsrl.recordings.video_shelf import captions
 from jsrl.references.reference import from_json
 from jsrl.report.bottleneck import Bottleneck, find_bottleneck
@@ -445,8 +446,8 @@ _STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
 def _warnings(log: Path) -> list[str]:
     """Return the displayed warnings and errors; a message may have several lines."""
     try:
-        lines = log.read_text(errors="replace").splitlines()
-    except OSError:
+        lines = read_plain(log).decode(errors="replace").splitlines()
+    except (OSError, ValueError):
         return []
     messages: list[str] = []
     for line in lines:

@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from jsrl.errors import ConfigError
 from jsrl.file_lock import file_lock
 from jsrl.plain_files import read_plain
 
@@ -75,6 +77,20 @@ def read_json(path: Path) -> Any:
         return json.loads(read_plain(path))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def read_object(path: Path, kind: Any) -> dict[str, Any]:
+    """Return the JSON object in a file of a run; its fields have the types that `kind`, a TypedDict, gives them.
+
+    Raises:
+      ConfigError: it is missing or damaged; the message names the file and the field.
+    """
+    try:
+        value = read_json(path)
+        msgspec.convert(value, kind)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}).") from None
+    return value
 
 
 def sync_folder(folder: Path) -> None:

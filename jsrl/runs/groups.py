@@ -69,9 +69,7 @@ class Group:
 def read_group(path: Path) -> Group | None:
     """Return the group in a folder; None: there is none."""
     try:
-        stored = read_json(path / FILE)
-        fields = {"args": stored.get("words")} | stored  # their name in older files
-        return msgspec.convert(fields | {"path": str(path.absolute())}, Group, dec_hook=_path)
+        return msgspec.convert(read_json(path / FILE) | {"path": str(path.absolute())}, Group, dec_hook=_path)
     except (OSError, ValueError, TypeError):
         return None
 

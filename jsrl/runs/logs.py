@@ -7,6 +7,8 @@ import shutil
 import stat
 from pathlib import Path
 
+from jsrl.plain_files import open_plain
+
 MOST_BYTES = 16 * 2**20
 PART_BYTES = 1 << 16
 CONTROLLER = "controller"  # its log has everything that was displayed
@@ -110,8 +112,8 @@ def _size(path: Path) -> int:
 
 def _read(path: Path, begin: int, end: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             file.seek(begin)
             return file.read(max(0, end - begin))
-    except OSError:
+    except (OSError, ValueError):
         return b""

@@ -26,13 +26,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypedDict
 
 import msgspec
 import numpy as np
 
 from jsrl.errors import ConfigError
-from jsrl.runs.files import folder_lock, read_json, write_json
+from jsrl.plain_files import open_plain
+from jsrl.runs.files import folder_lock, read_object, write_json
 from jsrl.runs.groups import find_group
 from jsrl.runs.provenance import environment_facts
 from jsrl.runs.state import RUNNING, STATUS, held_by, read_state
@@ -43,6 +44,22 @@ REPLACED = ".replaced"  # folder beside runs, of those that are being overwritte
 CLAIM_S = 60.0  # after this time a new folder that no process has claimed is abandoned
 _logger = logging.getLogger("jsrl.runs")
 _FOLDERS = ("logs", "tensorboard", "snapshots", "names")
+
+
+class _Config(TypedDict, total=False):
+    fields: dict[str, Any]
+
+
+class _Hardware(TypedDict, total=False):
+    cores: int
+    accelerators: list[str]
+
+
+class _Environment(TypedDict, total=False):
+    command: str
+    commit: str | None
+    packages: dict[str, str]
+    hardware: _Hardware
 
 
 def new_run_name(seed: int | None = None) -> str:
@@ -198,16 +215,21 @@ class RunFolder:
     @property
     def config(self) -> dict[str, Any]:
         """Return the resolved configuration."""
-        return _read_object(self.path / "experiment.json")
+        return read_object(self.config_path, _Config)
+
+    @property
+    def config_path(self) -> Path:
+        """Return the path of experiment.json."""
+        return self.path / "experiment.json"
 
     @property
     def environment(self) -> dict[str, Any]:
         """Return command, commit, versions and hardware."""
-        return _read_object(self.path / "environment.json")
+        return read_object(self.path / "environment.json", _Environment)
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Replace the resolved configuration (a resume may change limits and placement)."""
-        write_json(self.path / "experiment.json", config)
+        write_json(self.config_path, config)
 
     @property
     def metrics_path(self) -> Path:
@@ -408,14 +430,17 @@ def read_metrics(path: Path) -> dict[str, np.ndarray]:
     """Return the columns of a metrics.jsonl; a line that a killed process left unfinished is skipped.
 
     Lines are read one after another, so a run of days needs memory for the columns only.
+
+    Raises:
+      ConfigError: it is no regular file.
     """
     columns: dict[str, array[float]] = {}
     count = 0
-    with path.open("rb") if path.exists() else io.BytesIO() as file:
+    with _opened(path) as file:
         for text in file:
             try:
                 line = _decode(text)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 continue
             if not isinstance(line, dict):
                 continue
@@ -435,6 +460,15 @@ def read_metrics(path: Path) -> dict[str, np.ndarray]:
     return {name: np.array(column) for name, column in columns.items()}
 
 
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        return open_plain(path)
+    except FileNotFoundError:
+        return io.BytesIO()
+    except ValueError as error:
+        raise ConfigError(f"{error}; put the file back, or delete it.") from None
+
+
 def _pad(column: array[float], length: int) -> None:
     """Fill up a column with NaN."""
     if len(column) < length:
@@ -445,10 +479,3 @@ def _number(value: Any) -> float | None:
     if isinstance(value, int | float):
         return float(value)
     return float(value) if value in ("inf", "-inf") else None
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        return read_json(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}); the folder is not a complete run.") from None

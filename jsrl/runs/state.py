@@ -11,18 +11,22 @@ import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Required, TypedDict
 
 import msgspec
 
-from jsrl.runs.files import json_ready, read_json, write_atomic, write_json
+from jsrl.errors import ConfigError
+from jsrl.plain_files import read_plain
+from jsrl.runs.files import json_ready, read_json, read_object, write_atomic, write_json
 from jsrl.runs.identity import ProcessIdentity
+from jsrl.transport.ledger.reconcile import HopLedger
 from jsrl.transport.memory.segment import is_held
 
 RUNNING = "running"  # the file that a run's own process keeps locked; it has the identity of the process
 STATUS, RESULT, STOP = "status.json", "result.json", "stop.json"
 WAITS = "waits.txt"  # what a run waits for before it begins
 REVOKED = "revoked.json"  # names of hosts that may not be in the run
+UNREADABLE = "its result cannot be read"  # in place of why a run ended
 SILENT_S = 15.0  # silence after which a run of another host may have lost its host
 
 StateName = Literal["starting", "running", "ending", "silent", "killed", "ended"]
@@ -89,6 +93,33 @@ class RunState:
     def is_over(self) -> bool:
         """Return whether no process can run it any more, not even a silent one."""
         return self.name in ("ended", "killed")
+
+
+class _Score(TypedDict, total=False):
+    return_mean: float
+    return_ci95: float
+    win_rate: float
+    win_rate_low: float
+    win_rate_high: float
+    episodes: float
+    env_steps: float
+
+
+class _PolicyResult(TypedDict, total=False):
+    env_steps: float
+    updates: float
+    evaluation: _Score
+    final: _Score
+
+
+class _Result(_PolicyResult, total=False):
+    ended: Required[str]
+    error: str
+    unsaved: str
+    wall_s: float
+    ledger: HopLedger
+    hops: dict[str, HopLedger]
+    others: dict[str, _PolicyResult]
 
 
 def write_identity(path: Path) -> None:
@@ -177,12 +208,14 @@ def revoked_hosts(folder: Path) -> set[str]:
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """Return the result.json of the run in a folder; empty: there is none."""
-    try:
-        value = read_json(folder / RESULT)
-    except (OSError, ValueError):
+    """Return the result.json of the run in a folder; empty: there is none. A damaged one has ended as UNREADABLE, with why."""
+    path = folder / RESULT
+    if not path.exists():
         return {}
-    return value if isinstance(value, dict) and isinstance(value.get("ended"), str) else {}
+    try:
+        return read_object(path, _Result)
+    except ConfigError as error:
+        return {"ended": UNREADABLE, "error": str(error)}
 
 
 def held_by(folder: Path) -> str:
@@ -220,8 +253,8 @@ def _age_s(path: Path) -> float | None:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(errors="replace")
-    except OSError:
+        return read_plain(path).decode(errors="replace")
+    except (OSError, ValueError):
         return ""
 
 

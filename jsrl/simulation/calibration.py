@@ -19,8 +19,8 @@ import numpy as np
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.experiment import PLACEMENTS, PlacementKind
+from jsrl.launch.graph_file import saved_experiment
 from jsrl.launch.machine import accelerators, usable_cores
-from jsrl.references.reference import from_json
 from jsrl.runs.runs import RunFolder, read_metrics
 from jsrl.simulation.acting import time_acting
 from jsrl.simulation.environments import time_environments
@@ -268,8 +268,7 @@ def from_run(run: str, runs_dir: str) -> ServiceTimes:
       ConfigError: it is serial, or too short.
     """
     folder = RunFolder.open(run, runs_dir)
-    folder.use_source()
-    experiment: Experiment = from_json(folder.config)
+    experiment = saved_experiment(folder)
     if not experiment.where.has_processes:
         raise ConfigError(f"{folder.path} was serial: one process shows no waits; take a run with actors.")
     columns = read_metrics(folder.metrics_path)

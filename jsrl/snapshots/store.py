@@ -89,7 +89,7 @@ class SnapshotStore:
         if keep_last < 3:
             raise SnapshotError(f"keep_last is {keep_last}; at least 3, because a reader may still be in the oldest.")
         self.folder = Path(folder).absolute()
-        self._keep_last = keep_last
+        self._keep_last, self._made = keep_last, False
         self.queue = WriteQueue(self._write, on_warning or _logger.warning, str(self.folder), on_written)
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -152,7 +152,9 @@ class SnapshotStore:
             raise SnapshotError(f"tag {name} was not written in {self.folder}: {error}.") from error
 
     def _write(self, job: Job) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self._made:  # only once: a run that was deleted is not written again
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._made = True
         self._check_space(sum(array.nbytes for array in job.arrays.values()))
         partial = self.folder / f".partial-{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
         partial.mkdir()

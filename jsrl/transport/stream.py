@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 Sort = Literal["samples", "inference", "params", "ranks"]
 POLICY = "policy"  # name of the policy of a single-policy experiment
@@ -27,8 +27,6 @@ class Stream:
         the hosts of its ends.
       feedback: flows against the data (priorities); it does not decide which worker stops first.
     """
-
-    RENAMED_FIELDS: ClassVar = {"road": "transport"}  # in the graphs of older run folders
 
     name: str
     sort: Sort

@@ -26,9 +26,10 @@ import psutil
 
 from jsrl.errors import JsrlError
 from jsrl.experiment import EvaluatorConfig, Experiment, VideoConfig
+from jsrl.launch.graph_file import saved_experiment
 from jsrl.references.capture import Capture
 from jsrl.references.importing import spawn_environment
-from jsrl.references.reference import from_json, to_json
+from jsrl.references.reference import to_json
 from jsrl.runs.files import write_atomic
 from jsrl.runs.runs import RunFolder
 
@@ -317,8 +318,7 @@ def main(arguments: list[str]) -> int:
 
     folder, parent_pid = Path(arguments[0]), int(arguments[1])
     die_with_parent(parent_pid)
-    RunFolder(folder).use_source()
-    experiment = from_json(json.loads((folder / "experiment.json").read_text()))
+    experiment = saved_experiment(RunFolder(folder))
     try:
         result = run(experiment, runs_dir=folder, name=RUN_NAME, display="quiet")
     except Exception as error:  # also of the user's agent, which a serial run raises itself

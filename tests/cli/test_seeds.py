@@ -294,10 +294,3 @@ def test_array_script_starts_resumes_and_skips_finished_seeds(cluster: Path, cap
     assert play()[0] == f"run --resume {runs}/ppo/x-seed2 --num-envs 8 --runs-dir {runs} --display plain"
     (runs / "ppo" / "x-seed2" / "result.json").write_text(json.dumps({"ended": "stop_at_return"}, indent=2))
     assert play() == []
-
-
-def test_file_of_an_older_group_is_read(tmp_path: Path):
-    stored = {"experiment": "ppo", "words": ["--env.id", "CartPole-v1"], "seeds": [1, 2]}
-    (tmp_path / "group.json").write_text(json.dumps(stored))
-    group = read_group(tmp_path)
-    assert group is not None and group.args == ("--env.id", "CartPole-v1") and group.seeds == (1, 2)

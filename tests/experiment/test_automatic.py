@@ -8,7 +8,7 @@ import pytest
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import AgentReference, Experiment
+from jsrl.experiment import AgentReference, Experiment, LearnerConfig
 from jsrl.experiment.automatic import Machine, settled
 from jsrl.networks.model import NetworkConfig
 from jsrl.types import ArraySpec, Discrete, EnvSpec
@@ -46,6 +46,21 @@ def choice(experiment: Experiment, machine: Machine, spec: EnvSpec | None = None
 )
 def test_choices_on_cpu(values, machine, expected) -> None:
     assert choice(dataclasses.replace(PPO, **values), machine) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "machine", "threads"),
+    [
+        ({"placement": "serial"}, Machine(3), 3),
+        ({"placement": "inline", "deterministic": True}, Machine(3), 3),
+        ({"placement": "serial"}, Machine(3, threads=8), 8),  # jax computes with them already
+        ({"placement": "serial", "learner": LearnerConfig(threads=2)}, Machine(3), 2),
+        ({"placement": "serial"}, Machine(3, accelerators=1), None),
+        ({"placement": "inline"}, Machine(3), None),
+    ],
+)
+def test_a_deterministic_run_has_a_number_of_threads(values, machine, threads) -> None:
+    assert settled(dataclasses.replace(PPO, **values), machine, lambda: VECTOR)[0].learner.threads == threads
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from jsrl.graph.drawing import Note, draw
 from jsrl.graph.graph import Graph, Link, WorkerNode, node
 from jsrl.graph.placements import check_groups, make_graph
 from jsrl.metrics.catalogue import Metric
-from jsrl.references.reference import from_json, to_json
 from jsrl.transport.stream import Stream
 from jsrl.workers.kinds import Kind, Port, find_kind
 
@@ -67,16 +66,6 @@ ALL = [
         {"recording": "somewhere"},
     )
 ]
-
-
-def test_graphs_and_configs_of_older_run_folders_are_read() -> None:
-    """These files call the transport of streams `road`."""
-    graph, e = graph_of(placement="inline"), Experiment(PPOConfig(), transport="zeromq")
-    older_graph = json.dumps(graph.to_json()).replace('"transport":', '"road":')
-    older_config = json.dumps(to_json(e)).replace('"transport":', '"road":')
-    assert '"road"' in older_graph and '"road"' in older_config
-    assert Graph.from_json(json.loads(older_graph)) == graph
-    assert from_json(json.loads(older_config)) == e
 
 
 @pytest.mark.parametrize("values", ALL, ids=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,8 +19,8 @@ from jsrl.envs.base import EnvStep
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, EnvironmentFault, SnapshotError
-from jsrl.experiment import Experiment
-from jsrl.launch import resume
+from jsrl.experiment import Experiment, LearnerConfig
+from jsrl.launch import machine, resume
 from jsrl.launch.plan import make_plan
 from jsrl.launch.resume import continue_exactly
 from jsrl.launch.run import run
@@ -338,6 +339,14 @@ def test_deterministic_runs_refuse_an_inexact_resume_and_others_warn(tmp_path: P
     writer.close()
     exact, line = continue_exactly(serial, folder, start_point)
     assert exact.journal_epoch == 4 and line.endswith("replay 256 env steps")
+    threads = dataclasses.replace(serial, learner=LearnerConfig(threads=3))
+    monkeypatch.setattr(machine, "xla_threads", lambda: 3)
+    assert continue_exactly(threads, folder, start_point)[0] == exact
+    monkeypatch.setattr(machine, "xla_threads", lambda: 2)
+    told = "computes with 3 threads .--learner.threads., but jax has already started in this process with 2"
+    assert re.search(told, continue_exactly(threads, folder, start_point)[1])
+    with pytest.raises(ConfigError, match=told):
+        continue_exactly(dataclasses.replace(threads, deterministic=True), folder, start_point)
     monkeypatch.setattr(resume, "LONG_REPLAY", 256)
     assert continue_exactly(serial, folder, start_point)[1].endswith(
         "--snapshots.exact false begins new episodes instead"

@@ -7,6 +7,8 @@ import functools
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -378,6 +380,34 @@ def test_flags_of_a_deterministic_serial_run_stay_in_its_process(monkeypatch):
         set_flags_here(experiment(placement="serial", deterministic=True))
         assert seen.pop() == f"{before or ''} --xla_gpu_deterministic_ops=true".strip()
         assert os.environ.get("XLA_FLAGS") == before
+
+
+def test_threads_of_workers_do_not_depend_on_the_cores():
+    plain = environments([], placement="served", learner=LearnerConfig(threads=3))
+    assert [plain[kind]["PJRT_NPROC"] for kind in ("learner", "inference", "actor")] == ["3", "1", "1"]
+    assert "PJRT_NPROC" not in environments([], placement="served")["learner"]
+    fixed = environments([], placement="served", learner=LearnerConfig(threads=3), deterministic=True)
+    assert {own["PJRT_NPROC"] for own in fixed.values()} == {"3"}  # as in a serial run
+
+
+def test_a_serial_run_computes_with_its_threads_on_any_number_of_cores():
+    program = """
+import os
+os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+from jsrl.experiment import Experiment, LearnerConfig
+from jsrl.launch.devices import set_flags_here
+from jsrl.launch.machine import xla_threads
+assert xla_threads() is None
+set_flags_here(Experiment(placement="serial", learner=LearnerConfig(threads=3)))
+assert "PJRT_NPROC" not in os.environ
+print(xla_threads())
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "PJRT_NPROC"}
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(
+        command, env={**environment, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False
+    )
+    assert ran.stdout == "3\n", ran.stderr
 
 
 def test_invalid_device_is_refused():

@@ -137,7 +137,7 @@ def test_policies_share_no_bit_and_both_continue_exactly(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"no policy 'c' other than the first; it has: b"):
         load_policy(halves.folder, "c/latest")
     kept = json.loads((halves.folder / "graph.json").read_text())
-    assert [w["settings"]["seed"] for w in kept["graph"]["workers"] if w["name"] == "learner-b"] == [5]
+    assert [w["settings"]["seed"] for w in kept["workers"] if w["name"] == "learner-b"] == [5]
 
 
 @pytest.mark.slow

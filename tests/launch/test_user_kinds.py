@@ -20,7 +20,7 @@ from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayC
 from jsrl.graph.graph import Graph, node
 from jsrl.graph.placements import make_graph
 from jsrl.graph.policies import with_policy
-from jsrl.launch.graph_file import FILE, differences
+from jsrl.launch.graph_file import FILE, differences, read_graph
 from jsrl.launch.plan import make_plan
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
@@ -161,7 +161,7 @@ def test_user_workers_are_shown_and_resume(tmp_path: Path) -> None:
     columns = read_metrics(first.folder / "metrics.jsonl")
     assert {"augment/change_share", "watch/params_updates", "watch/measure_share"} <= columns.keys()
     assert "augment  " in first.summary and "watch  " in first.summary
-    kept = Graph.from_json(json.loads((first.folder / FILE).read_text())["graph"])
+    kept = read_graph(first.folder)
     assert kept.worker("augment").settings == {"noise": 0.0}
     again = run(small(total_env_steps=8 * 32), runs_dir=tmp_path, resume="one", display="log-only")
     log = (again.folder / "logs" / "controller.log").read_text()
@@ -192,6 +192,12 @@ def test_stored_graph_that_contradicts_options_is_refused(tmp_path: Path) -> Non
         run(more, runs_dir=tmp_path, resume="one", display="log-only")
     kept = json.loads((first.folder / "experiment.json").read_text())["fields"]
     assert kept["placement"] == "serial" and (first.folder / "result.json").exists(), "a refused resume changed the run"
+    content = (first.folder / FILE).read_bytes()
+    (first.folder / FILE).write_bytes(content[:100])
+    with pytest.raises(ConfigError, match=rf"{FILE} cannot be read: .* --graph own continues"):
+        run(small(num_groups=None, total_env_steps=7 * 32), runs_dir=tmp_path, resume="one", display="log-only")
+    assert (first.folder / FILE).read_bytes() == content[:100]
+    (first.folder / FILE).write_bytes(content)
     run(
         small(num_groups=None, total_env_steps=7 * 32),
         runs_dir=tmp_path,

@@ -19,9 +19,7 @@ from jsrl.launch.plan import make_plan
 from jsrl.launch.plan_text import describe
 from jsrl.launch.run import run
 from jsrl.recordings import video
-from jsrl.references.reference import from_json, to_json
 from jsrl.runs.runs import Run, RunFolder
-from jsrl.workers.kinds import find_kind
 from jsrl.workers.video_recorder.worker import VideoRecorder
 from tests.decoded import decode
 
@@ -162,12 +160,3 @@ def _leaves(tree):
     import jax
 
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-
-
-def test_configs_and_graphs_of_older_run_folders_have_other_names():
-    tree = to_json(experiment())
-    fields = tree["fields"]
-    fields["recorder"] = fields.pop("video") | {"$type": "jsrl.experiment.settings:RecorderConfig"}
-    fields["supervision"]["fields"]["recorder"] = fields["supervision"]["fields"].pop("video_recorder")
-    assert from_json(tree) == experiment()
-    assert find_kind("recorder") is find_kind("video-recorder")

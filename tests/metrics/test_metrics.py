@@ -2,6 +2,7 @@ import errno
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import pytest
 from jsrl.errors import ConfigError
 from jsrl.metrics import catalogue as metric_names
 from jsrl.metrics.metrics import Meter, MetricsHub
-from jsrl.metrics.sinks import JsonLinesSink
+from jsrl.metrics.sinks import JsonLinesSink, TensorBoardSink
 from jsrl.workers.kinds import catalogue
 
 
@@ -304,6 +305,34 @@ def test_full_disk_warns_once_and_other_sinks_continue(tmp_path, open_hub):
     hub.end({"ended": "total_env_steps"}, 10.0)
     assert len(sink.lines) == 3
     assert sink.ended == {"ended": "total_env_steps"}
+
+
+@pytest.mark.parametrize("kind", [JsonLinesSink, TensorBoardSink])
+def test_a_deleted_file_begins_anew_and_the_loss_is_said(tmp_path, kind):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    sink = JsonLinesSink(folder / "metrics.jsonl") if kind is JsonLinesSink else TensorBoardSink(folder / "tensorboard")
+    row = {"env_steps": 1, "updates": 1, "wall_s": 0.5}
+    assert sink.write(row) is None
+    sink.path.unlink()
+    told = sink.write(row)
+    assert told == f"{sink.path} was deleted during the run: the values so far are lost, and a new file begins"
+    assert sink.path.stat().st_size > 0 and sink.write(row) is None
+    shutil.rmtree(folder)
+    with pytest.raises(FileNotFoundError):
+        sink.write(row)
+    assert not folder.exists(), "a deleted run is written again"
+
+
+def test_the_run_says_that_its_metrics_were_deleted(tmp_path, open_hub):
+    warnings = []
+    hub = open_hub(tmp_path / "metrics.jsonl", on_warning=warnings.append)
+    for env_steps in (10, 20):
+        hub.write({}, env_steps, 1)
+        (tmp_path / "metrics.jsonl").unlink()
+    hub.write({}, 30, 1)
+    assert len(warnings) == 2 and "was deleted during the run" in warnings[0]
+    assert [json.loads(line)["env_steps"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [30]
 
 
 def test_tensorboard_events_hold_the_scalars(tmp_path, open_hub):

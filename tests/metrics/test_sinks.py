@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -18,9 +19,11 @@ from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, MissingExtra
 from jsrl.experiment import DeadlineConfig, EvaluatorConfig, Experiment
 from jsrl.launch.run import run
-from jsrl.metrics import wandb_sink
+from jsrl.metrics import wandb_process, wandb_sink
 from jsrl.metrics.sink_thread import SinkThread, finish_all
 from jsrl.metrics.wandb_sink import WandbSink
+from jsrl.runs.files import write_json
+from jsrl.runs.runs import RunFolder
 from tests.tiny_agent import TinyConfig
 
 EVALUATED = EvaluatorConfig(episodes=2, num_envs=2, final_episodes=2, period_env_steps=16)
@@ -112,11 +115,11 @@ def parsed(*words):
 
 def test_wandb_is_off_without_options(monkeypatch):
     made = []
-    monkeypatch.setattr(run_command, "WandbSink", lambda project, **names: made.append((project, names)))
+    monkeypatch.setattr(run_command, "WandbSink", lambda **names: made.append(names))
     assert run_command.sinks_of(parsed("--sinks", "a:b,c:d")) == ["a:b", "c:d"]
     assert not made
     run_command.sinks_of(parsed("--wandb", "--wandb.project", "p", "--wandb.group", "g", "--wandb.mode", "offline"))
-    assert made == [("p", {"entity": None, "group": "g", "name": None, "mode": "offline"})]
+    assert made == [{"project": "p", "entity": None, "group": "g", "name": None, "mode": "offline"}]
 
 
 def test_wandb_without_its_package_is_refused_with_the_install_command(monkeypatch):
@@ -128,6 +131,53 @@ def test_wandb_without_its_package_is_refused_with_the_install_command(monkeypat
 def config_of(folder: Path) -> dict:
     (folder / "logs").mkdir(exist_ok=True)
     return {"run": "tested/one", "folder": str(folder), "options": {"agent.offset": 0.25}, "end_s": 20.0}
+
+
+def test_a_resume_goes_on_with_weights_and_biases_under_the_same_name(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(run_command, "WandbSink", lambda **names: made.append(names))
+    folder = RunFolder.create(tmp_path, "ppo", "one").path
+    again = ("--resume", str(folder))
+    assert run_command.sinks_of(parsed(*again)) == [] and not made
+    names = {"project": "p", "entity": "me", "group": None, "name": "mine", "mode": "offline"}
+    (folder / "wandb").mkdir()
+    write_json(folder / "wandb" / "options.json", names)
+    run_command.sinks_of(parsed(*again))
+    run_command.sinks_of(parsed(*again, "--wandb", "--wandb.name", "other"))
+    assert made == [names, names | {"name": "other"}]
+
+
+def test_rows_after_a_resume_have_later_steps_than_before():
+    class Logged:
+        """A W&B run, whose steps begin at 0 again where it is continued offline."""
+
+        def __init__(self) -> None:
+            self.step, self.steps = 0, []
+
+        def log(self, row: dict, step: int) -> None:
+            self.step = step
+            self.steps.append(step)
+
+    before, after = Logged(), Logged()
+    for wandb_run, times_s in ((before, (1.0, 1.0, 7.5)), (after, (7.6, 8.0))):
+        for wall_s in times_s:
+            wandb_process.execute(wandb_run, {"row": {"env_steps": 32, "wall_s": wall_s}}, 0)
+    assert before.steps == [1000, 1001, 7500] and after.steps == [7600, 8000]
+
+
+def test_deleted_files_of_weights_and_biases_are_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(wandb_sink, "find_spec", lambda name: True)
+    sink = WandbSink("tried", mode="offline")
+    sink._folder, sent = str(tmp_path), []
+    monkeypatch.setattr(sink, "_send", sent.append)
+    (tmp_path / "wandb" / "offline-run-1").mkdir(parents=True)
+    thread = SinkThread(sink)
+    for _ in range(2):
+        thread.write({"env_steps": 1})
+        assert thread.settle(20.0)
+        shutil.rmtree(tmp_path / "wandb", ignore_errors=True)
+    ((text, level),) = thread.messages()
+    assert level == "warning" and f"{tmp_path / 'wandb'} was deleted during the run" in text and len(sent) == 1
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_runs_with_own_workers_are_groups_of_their_own(tmp_path: Path):
         graph = make_graph(Experiment(agent=None, placement="inline"))
         if noise is not None:
             graph = graph.insert("jsrl.graphs.relabel:RELABEL", settings={"noise": noise})
-        write_graph(run.folder, graph, changed=noise is not None, resumed=False)
+        write_graph(run.folder, graph)
     names = {name: len(own) for name, own in grouped([plain, first, second, faster]).items()}
     kind = "ppo, jsrl.graphs.relabel:RELABEL"
     assert names == {"ppo": 1, f'{kind} {{"noise": 0.1}}': 2, f'{kind} {{"noise": 0.2}}': 1}

@@ -15,7 +15,17 @@ from jsrl.errors import ConfigError
 from jsrl.launch.resume import claimed
 from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder
-from jsrl.runs.state import RESULT, RUNNING, SILENT_S, STATUS, ControllerStatus, held_by, read_state, write_status
+from jsrl.runs.state import (
+    RESULT,
+    RUNNING,
+    SILENT_S,
+    STATUS,
+    UNREADABLE,
+    ControllerStatus,
+    held_by,
+    read_state,
+    write_status,
+)
 from jsrl.transport.memory import segment
 from jsrl.transport.memory.segment import is_held
 
@@ -98,5 +108,7 @@ def test_process_on_another_host_is_judged_by_its_status_file(folder: RunFolder,
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x"}', "4711\n"])
 def test_damaged_files_count_as_missing(folder: RunFolder, content: str):
     (folder.path / STATUS).write_text(content)
-    (folder.path / RESULT).write_text(content)
     assert read_state(folder.path).name == "killed"
+    (folder.path / RESULT).write_text(content)
+    state = read_state(folder.path)
+    assert state.result["ended"] == UNREADABLE and str(folder.path / RESULT) in state.result["error"]

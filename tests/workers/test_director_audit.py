@@ -41,17 +41,6 @@ def test_the_games_of_a_league_balance(played: Path) -> None:
     assert games.assigned == games.finished + games.discarded + games.open
 
 
-def test_older_files_that_count_void_games_are_read(played: Path, tmp_path: Path) -> None:
-    run_folder = tmp_path / "run"
-    shutil.copytree(played, run_folder)
-    newest = run_folder / "director" / "newest.json"
-    newest.write_text(newest.read_text().replace('"discarded":', '"void":'))
-    assert read_games(run_folder) == read_games(played)
-    loaded = StateFile(run_folder / "director", None, lambda text: None).read()
-    expected = StateFile(played / "director", None, lambda text: None).read()
-    assert loaded == expected is not None
-
-
 def test_a_run_without_a_director_has_no_games(tmp_path: Path) -> None:
     assert read_games(tmp_path) is None
 
@@ -115,3 +104,11 @@ def test_a_changed_player_and_a_broken_state_are_found(played: Path, tmp_path: P
     (folder / "director" / "newest.json").write_text('{"state": ')
     games = read_games(folder)
     assert games is not None and "cannot be read" in games.faults[0]
+
+
+def test_a_resume_without_the_state_of_its_director_says_so(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    assert StateFile(tmp_path / "director", 3, warnings.append).read() is None
+    assert warnings == [
+        f"{tmp_path / 'director'} has no state of the director; it starts over, without ratings and frozen players"
+    ]

@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from jsrl.transport.base import Ledger
 from jsrl.transport.ledger.hop_page import LOCAL, ZEROMQ, Connection
 
@@ -82,7 +84,7 @@ class HopLedger:
 
 def hop_ledger(counts: dict[str, Any]) -> HopLedger:
     """Return a ledger from plain values; missing ones are 0."""
-    return HopLedger(**counts | {"faults": tuple(counts.get("faults", ()))})
+    return msgspec.convert(counts, HopLedger)
 
 
 def reconcile(

@@ -27,7 +27,7 @@ import numpy as np
 
 from jsrl.envs.base import EnvStep, GameStep
 from jsrl.errors import SnapshotError
-from jsrl.plain_files import open_plain
+from jsrl.plain_files import open_plain, read_plain
 from jsrl.transport.wire.schema import to_dtype
 from jsrl.types import Array, ArraySpec, leaves
 
@@ -140,7 +140,7 @@ class Journal:
         """
         if count > self.num_records:
             raise SnapshotError(f"the journal {self.path} holds {self.num_records} trajectories, {count} are needed")
-        with self.path.open("rb") as file:
+        with open_plain(self.path) as file:
             file.seek(self.begin)
             for number in range(count):
                 yield self._record(number, file.read(self.header.record_bytes))
@@ -254,7 +254,7 @@ class TaskJournal:
         self.path = path.with_name(f"{path.name}.tasks")
         self._given: dict[int, dict[int, Any]] = {}
         try:
-            text = self.path.read_text() if keep and self.path.exists() else ""
+            text = read_plain(self.path).decode() if keep and self.path.exists() else ""
             for line in text[: text.rfind("\n") + 1].splitlines():  # the last line may be half a line, of later steps
                 step, tasks = self._read(line)
                 if step < keep:

@@ -11,7 +11,7 @@ from jsrl.directors.payoff import Payoff
 from jsrl.errors import SnapshotError
 from jsrl.runs.files import read_json
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
-from jsrl.workers.director.state_file import FOLDER, NEWEST, current_names
+from jsrl.workers.director.state_file import FOLDER, NEWEST
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def read_games(run: Path) -> Games | None:
     """Return the games of the director of a run; None: no director has written its state there."""
     try:
         content = read_json(run / FOLDER / NEWEST)
-        state, leases = current_names(content["state"]), content["leases"]
+        state, leases = content["state"], content["leases"]
         counts = {name: int(state[name]) for name in ("assigned", "finished", "discarded")} | {
             "open": len(state["open"])
         }

@@ -60,7 +60,7 @@ class Standings:
             "elo_ci95": elo - low,
         }
         with contextlib.suppress(OSError):  # a full disk: the run continues without a table
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(exist_ok=True)
             write_json(self._folder / FILE, table)
         return StandingsTable(tuple(table["players"]), elo, elo - low, points, games).ranked()
 

@@ -59,9 +59,7 @@ class StateFile:
             return None
         try:
             values = read_json(path)
-            return LoadedState(
-                current_names(values["state"]), values["leases"], values["orders"], values.get("stops", False)
-            )
+            return LoadedState(values["state"], values["leases"], values["orders"], values.get("stops", False))
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise SnapshotError(
                 f"the director's state {path} cannot be read ({error}); put it back, or start a new run."
@@ -80,6 +78,9 @@ class StateFile:
                 "later games"
             )
             return newest
+        self._on_warning(
+            f"{self.folder} has no state of the director; it starts over, without ratings and frozen players"
+        )
         return None
 
     def _versions(self) -> list[int]:
@@ -104,17 +105,9 @@ class StateFile:
 
     def _write(self, path: Path, values: dict[str, Any], *, durable: bool = True) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
             write_atomic(path, msgspec.json.encode(values), durable=durable)
         except OSError as error:
             self._on_warning(
                 f"the director's state could not be written ({error}); a resume would begin with an older one"
             )
-
-
-def current_names(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state in which counts have their current names: older files count discarded games as `void`."""
-    for counts in (state, *state.get("payoff", {}).values()):
-        if isinstance(counts, dict) and "void" in counts:
-            counts["discarded"] = counts.pop("void")
-    return state

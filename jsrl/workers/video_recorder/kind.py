@@ -35,7 +35,6 @@ METRICS = (
 KIND = Kind(
     name="video-recorder",
     plural="video recorders",
-    older_names=("recorder",),
     build="jsrl.workers.video_recorder.build:build_video_recorder",
     ports=(Port("params", "params", "reads", by_policy=True),),
     activities=ACTIVITIES,
