@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import ActParams, Agent
 from jsrl.envs.base import EnvStep, GameStep
+from jsrl.envs.faults import first_non_finite
 from jsrl.envs.make import make_spec
 from jsrl.envs.seats import SeatView, actions_of, part_of, view_of
 from jsrl.errors import ConfigError, SnapshotError, SpecMismatch
@@ -18,14 +22,23 @@ from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.policies import find_seats
 from jsrl.export.file import save
+from jsrl.parallel import small_calls
 from jsrl.references.importing import shown_target
 from jsrl.references.reference import from_json
 from jsrl.runs.runs import RunFolder, split_tag
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.snapshots.store import SnapshotStore
-from jsrl.transport.base import Request
-from jsrl.types import EnvSpec, GameSpec, Tree, leaves, named_leaves, to_environment, unflatten, version_updates
-from jsrl.workers.acting import Engine
+from jsrl.types import (
+    EnvSpec,
+    GameSpec,
+    Tree,
+    leaves,
+    named_leaves,
+    to_environment,
+    unflatten,
+    version_updates,
+)
+from jsrl.workers.acting import ACT_STREAM, stream_key
 
 SEED_STRIDE = 1_009  # distance between the random streams of two seeds; policies that play together use those between
 
@@ -54,10 +67,12 @@ class Policy:
         self.experiment, self.spec, self.version, self.meta = experiment, spec, version, meta
         self.view, self.seats, self.stream = view, seats, stream
         self.agent: Agent = build_agent(resolved_agent(experiment), spec)
-        self.params = params
-        self._engines: dict[tuple[int, bool], tuple[Engine, Any]] = {}
-        self._begun: set[tuple[int, bool]] = set()  # engines that have acted since the last `reset`
-        self._step = 0
+        self.params = jax.tree.map(jnp.asarray, params)
+        self._key = jax.random.fold_in(stream_key(experiment.seed, ACT_STREAM), stream)
+        self._act = jax.jit(self._traced, static_argnames="greedy", compiler_options=small_calls())
+        self._cores: dict[int, Tree] = {}  # batch size -> recurrent state since the last `reset`
+        self._threads: dict[int, int] = {}  # batch size -> the thread whose history that is
+        self._steps = itertools.count(1)
 
     def __call__(self, observation: Any, is_first: Any = None, *, greedy: bool = True, raw: bool = False) -> np.ndarray:
         """Return actions for a batch of observations, as the environment takes them: clipped or scaled to its bounds.
@@ -72,24 +87,28 @@ class Policy:
           greedy: the most likely action instead of a sample. raw: actions as the agent stores them.
 
         Raises:
-          SpecMismatch: an array is missing, or has another shape or kind than the policy reads.
+          SpecMismatch: an array is missing, has another shape or kind than the policy reads, or holds NaN or infinity.
+          ConfigError: another thread plays this recurrent policy.
         """
         observation = checked(observation, self.spec)
         size = leaves(observation)[0].shape[0]
-        if (size, greedy) not in self._engines:
-            engine = Engine(
-                self.agent, self.spec, num_slots=size, sizes=[size], seed=self.experiment.seed, greedy=greedy
-            )
-            engine.set_params(self.version, [np.array(leaf) for leaf in jax.tree.leaves(self.params)])
-            self._engines[size, greedy] = (engine, engine.serve(self.stream, size))
-        engine, served = self._engines[size, greedy]
         first = np.zeros(size, bool) if is_first is None else np.asarray(is_first, bool)
-        if (size, greedy) not in self._begun:
-            self._begun.add((size, greedy))
-            first = np.ones(size, bool)
-        self._step += 1
-        action = np.array(engine.act(served, Request(observation, first, step=self._step)).action)
+        core = self._cores.get(size)
+        if core is None:
+            first, core = np.ones(size, bool), self.agent.initial_core(size)
+        if jax.tree.leaves(core) and self._threads.setdefault(size, (caller := threading.get_ident())) != caller:
+            raise ConfigError(
+                "two threads call one recurrent policy, which would mix their histories; load a policy for each thread, or "
+                "call `reset` before another thread goes on."
+            )
+        action, self._cores[size] = self._act(self.params, core, next(self._steps), observation, first, greedy=greedy)
+        action = np.array(action)
         return action if raw else to_environment(self.spec.action, action)
+
+    def _traced(self, params: ActParams, core: Tree, step: Any, observation: Tree, first: Any, *, greedy: bool) -> Any:
+        key = jax.random.fold_in(self._key, step)
+        output, core = self.agent.act(params, key, observation, first, core, greedy=greedy)
+        return output.action, core
 
     def save(self, path: str | os.PathLike[str], *, onnx: bool = False) -> list[str]:
         """Write the policy to one file that plays without jsrl (docs/export.md); return its parity report, a line per player.
@@ -115,14 +134,15 @@ class Policy:
 
     def reset(self) -> None:
         """Forget every recurrent state: the next call begins new episodes."""
-        self._begun.clear()
+        self._cores.clear()
+        self._threads.clear()
 
 
 def checked(observation: Any, spec: EnvSpec) -> Tree:
     """Return a batch of observations as arrays of the spec's dtypes.
 
     Raises:
-      SpecMismatch: an array is missing, or has another shape or kind.
+      SpecMismatch: an array is missing, has another shape or kind, or holds NaN or infinity.
     """
     found = dict(_entries(observation)) if isinstance(spec.observation, dict) else {"": observation}
     arrays: list[np.ndarray] = []
@@ -138,7 +158,13 @@ def checked(observation: Any, spec: EnvSpec) -> Tree:
                 f"{where} is {array.dtype} {list(array.shape)}; the policy reads {wanted}. Give it a batch, with one-hots for "
                 "the parts that the environment declares as Discrete."
             )
-        arrays.append(array.astype(leaf.dtype, copy=False))
+        array = array.astype(leaf.dtype, copy=False)
+        if array.dtype.kind == "f" and (bad := first_non_finite(array)) is not None:
+            raise SpecMismatch(
+                f"{where} has {bad[2]} in row {bad[0]}, at {list(bad[1])}; a recurrent state would keep it until the next "
+                "episode. Give finite numbers."
+            )
+        arrays.append(array)
     return unflatten(spec.observation, arrays)
 
 
