@@ -308,7 +308,7 @@ def gaussian_around(network: Network, box: ActionBox, *, noise: float, random_st
 
     def choose(weights: ActingWeights, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
         unit = network.apply(weights.network, observation)
-        log_prob = jnp.zeros(unit.shape[:-1])
+        log_prob = jnp.zeros(unit.shape[:-1], jnp.float32)
         if greedy:
             return ActOutput(box.from_unit(unit), log_prob)
         unit = jnp.clip(unit + noise * jax.random.normal(key, unit.shape), -1.0, 1.0)
