@@ -11,10 +11,9 @@ from importlib import import_module
 from typing import Any, cast
 
 import gymnasium
-import numpy as np
 
 from jsrl.envs.adapters.pettingzoo import is_pettingzoo, make_pettingzoo
-from jsrl.envs.base import EnvStep, VectorEnv, VectorGame
+from jsrl.envs.base import VectorEnv, VectorGame
 from jsrl.envs.config import AtariConfig, EnvConfig, main_target, split_module, split_wrapper
 from jsrl.envs.drawn_tasks import DrawnTasks
 from jsrl.envs.faults import in_making
@@ -26,7 +25,7 @@ from jsrl.envs.vector import GymVectorEnv
 from jsrl.errors import ConfigError, JsrlError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.references.importing import import_named, import_target, nearest, shown_target
-from jsrl.types import Array, EnvSpec, GameSpec
+from jsrl.types import EnvSpec, GameSpec
 
 log = logging.getLogger("jsrl.envs")
 Seed = int | tuple[int, ...]
@@ -271,8 +270,7 @@ def _from_factory(
     if isinstance(vector, gymnasium.vector.VectorEnv):
         return GymVectorEnv(vector, config, seed, group)
     if all(hasattr(vector, name) for name in ("spec", "num_envs", "reset", "step", "close")):
-        plain = config.reward_scale == 1.0 and config.reward_clip is None
-        return vector if plain else ScaledReward(vector, config)
+        return vector
     raise ConfigError(
         f"{config.id!r} has a parameter `num_envs` but returned {type(vector).__name__}; expected a "
         "gymnasium.vector.VectorEnv or jsrl's VectorEnv (for a single gymnasium.Env, drop the parameter)"
@@ -395,30 +393,3 @@ def _refuse_reseeding(config: EnvConfig) -> None:
             f"environment {config.id!r} is a vector from the start, seeded once, so env.reseed_episodes would have no effect; "
             "leave it out, or use an id of single environments (backend 'sync' for Atari)"
         )
-
-
-class ScaledReward:
-    """A user's own VectorEnv with the config's reward scale and clip; its episodes stay raw."""
-
-    def __init__(self, env: VectorEnv, config: EnvConfig):
-        self._env, self._scale, self._clip = env, config.reward_scale, config.reward_clip
-        self.spec: EnvSpec = replace(env.spec)
-        self.num_envs = env.num_envs
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the vector: its `groups` of seats and `set_tasks`, if it has them."""
-        return getattr(self._env, name)
-
-    def reset(self) -> EnvStep:
-        """Reset every slot."""
-        return self._env.reset()
-
-    def step(self, action: Array) -> EnvStep:
-        """Step every slot."""
-        stepped = self._env.step(action)
-        reward = np.asarray(stepped.reward) * np.float32(self._scale)
-        return stepped._replace(reward=reward if self._clip is None else np.clip(reward, -self._clip, self._clip))
-
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()

@@ -21,7 +21,10 @@ def test_64_bit_jax_changes_no_dtype_of_a_state(name):
 
     def shapes():
         state, core = jax.eval_shape(agent.init, jax.random.key(0)), jax.eval_shape(lambda: agent.initial_core(2))
-        act = lambda params, core: agent.act(params, jax.random.key(0), observation, np.ones(2, bool), core)[1]
+
+        def act(params, core):
+            return agent.act(params, jax.random.key(0), observation, np.ones(2, bool), core)[1]
+
         return spec_of((state, core, jax.eval_shape(act, state.params, core)))
 
     usual = shapes()

@@ -37,7 +37,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     """Return the learner of a job."""
     e, start = job.experiment, begin_counting(job, reporter)
     ranks = lead(job, start) if job.has(RANKS) else ONE_RANK  # before anything else uses jax
-    agent = trained_agent(e.agent, job.schemas.env, job.hyperparameters)
+    agent = trained_agent(e, job.schemas.env, job.hyperparameters)
     updater, check, devices = make_updater(agent, job)
     if missed := missed_ratio(e):
         reporter.event("warning", missed)
