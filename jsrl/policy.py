@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,10 +14,10 @@ import numpy as np
 
 from jsrl.agents.base import ActParams, Agent
 from jsrl.envs.base import EnvStep, GameStep
-from jsrl.envs.faults import first_non_finite
 from jsrl.envs.make import make_spec
+from jsrl.envs.observations import checked
 from jsrl.envs.seats import SeatView, actions_of, part_of, view_of
-from jsrl.errors import ConfigError, SnapshotError, SpecMismatch
+from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.policies import find_seats
@@ -35,7 +35,6 @@ from jsrl.types import (
     leaves,
     named_leaves,
     to_environment,
-    unflatten,
     version_updates,
 )
 from jsrl.workers.acting import ACT_STREAM, stream_key
@@ -136,45 +135,6 @@ class Policy:
         """Forget every recurrent state: the next call begins new episodes."""
         self._cores.clear()
         self._threads.clear()
-
-
-def checked(observation: Any, spec: EnvSpec) -> Tree:
-    """Return a batch of observations as arrays of the spec's dtypes.
-
-    Raises:
-      SpecMismatch: an array is missing, has another shape or kind, or holds NaN or infinity.
-    """
-    found = dict(_entries(observation)) if isinstance(spec.observation, dict) else {"": observation}
-    arrays: list[np.ndarray] = []
-    for name, leaf in named_leaves(spec.observation):
-        array, rows = np.asarray(found.get(name, ())), len(arrays[0]) if arrays else "B"
-        wanted = f"{leaf.dtype} [{', '.join(map(str, (rows, *leaf.shape)))}]"
-        where = f"{shown_target(spec.name)}: {'/'.join(filter(None, ('observation', name)))}"
-        if name not in found:
-            raise SpecMismatch(f"{where} is missing; the policy reads {wanted}.")
-        fits = array.shape[1:] == leaf.shape and array.ndim and rows in ("B", len(array))
-        if not fits or array.dtype.kind not in ("biuf" if np.dtype(leaf.dtype).kind == "f" else "biu"):
-            raise SpecMismatch(
-                f"{where} is {array.dtype} {list(array.shape)}; the policy reads {wanted}. Give it a batch, with one-hots for "
-                "the parts that the environment declares as Discrete."
-            )
-        array = array.astype(leaf.dtype, copy=False)
-        if array.dtype.kind == "f" and (bad := first_non_finite(array)) is not None:
-            raise SpecMismatch(
-                f"{where} has {bad[2]} in row {bad[0]}, at {list(bad[1])}; a recurrent state would keep it until the next "
-                "episode. Give finite numbers."
-            )
-        arrays.append(array)
-    return unflatten(spec.observation, arrays)
-
-
-def _entries(observation: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path, array) of nested dicts; an array may be a list of rows."""
-    if not isinstance(observation, Mapping):
-        yield path, observation
-        return
-    for name, entry in observation.items():
-        yield from _entries(entry, f"{path}/{name}" if path else str(name))
 
 
 def stream_of(seed: int) -> int:

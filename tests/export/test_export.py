@@ -25,6 +25,7 @@ from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.sac import SACConfig, sac
 from jsrl.cli import export
+from jsrl.envs.observations import checked
 from jsrl.envs.spaces import action_layout
 from jsrl.errors import ExportError, MissingExtra, SnapshotError, SpecMismatch
 from jsrl.experiment import Experiment
@@ -32,7 +33,7 @@ from jsrl.export import file, parity, player
 from jsrl.export.function import PolicyFunction, Port, policy_function
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.policy import Policy, check_leaves, checked, load_policy
+from jsrl.policy import Policy, check_leaves, load_policy
 from jsrl.references.reference import from_json, to_json
 from jsrl.types import (
     ArraySpec,
@@ -456,8 +457,8 @@ def test_a_policy_refuses_observations_that_it_does_not_read():
     seen = checked({"place": place.tolist(), "screen": screen}, spec)
     assert [(seen[name].dtype, seen[name].shape) for name in seen] == [("float32", (4, 3)), ("uint8", (4, 2, 2))]
     for wrong, told in {
-        ("place", ((1,), "float32")): r"place is float32 \[1\]; the policy reads float32 \[B, 3\]",
-        ("screen", ((3, 2, 2), "uint8")): r"screen is uint8 \[3, 2, 2\]; the policy reads uint8 \[4, 2, 2\]",
+        ("place", ((1,), "float32")): r"place is float32 \[1\]; expected float32 \[B, 3\]",
+        ("screen", ((3, 2, 2), "uint8")): r"screen is uint8 \[3, 2, 2\]; expected uint8 \[4, 2, 2\]",
         ("screen", ((4, 2, 2), "float32")): "screen is float32",
     }.items():
         name, (shape, dtype) = wrong
