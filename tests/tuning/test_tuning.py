@@ -12,11 +12,22 @@ import pytest
 
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.ppo import PPOConfig
+from jsrl.agents.sac import SACConfig
 from jsrl.cli import command_line, experiments, run
 from jsrl.cli import tune as tune_command
+from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import ActorConfig, Experiment, InferenceConfig
+from jsrl.experiment import (
+    ActorConfig,
+    AgentReference,
+    EvaluatorConfig,
+    Experiment,
+    InferenceConfig,
+    LearnerConfig,
+    ReplayConfig,
+)
 from jsrl.experiment.automatic import Machine
+from jsrl.networks.model import NetworkConfig
 from jsrl.references.reference import to_json
 from jsrl.tuning import profiles
 from jsrl.tuning import trial as trials
@@ -475,6 +486,12 @@ def test_profile_that_does_not_match_is_not_used(kept, tmp_path, monkeypatch):
         dataclasses.replace(PPO, num_envs=32),
         dataclasses.replace(PPO, name="another"),
         dataclasses.replace(PPO, agent=PPOConfig(num_epochs=9)),
+        dataclasses.replace(PPO, agent=PPOConfig(network=NetworkConfig(hidden=(512,)))),
+        dataclasses.replace(PPO, agent=PPOConfig(normalize_observations=True)),
+        dataclasses.replace(PPO, agent=PPOConfig(value_clip=0.2)),
+        dataclasses.replace(PPO, env=EnvConfig("CartPole-v1", max_episode_steps=9)),
+        dataclasses.replace(PPO, max_policy_lag=1),
+        dataclasses.replace(PPO, learner=LearnerConfig(check_finite=False)),
         dataclasses.replace(PPO, deterministic=True),
         dataclasses.replace(PPO, placement="serial"),
     ):
@@ -490,9 +507,29 @@ def test_profile_that_does_not_match_is_not_used(kept, tmp_path, monkeypatch):
     assert profiles.profiles_folder() is None
 
 
+def test_settings_of_replay_and_critics_belong_to_a_profile():
+    def key(agent=None, **replay) -> str:
+        e = Experiment(agent or SACConfig(), EnvConfig("Pendulum-v1"), replay=ReplayConfig(**replay))
+        return profiles.profile_key({}, profiles.work_facts(e), "0")
+
+    others = [
+        {"samples_per_insert": 32.0},
+        {"batch_size": 4096},
+        {"updates_per_call": 2},
+        {"prioritised": True},
+        {"kind": "host"},
+        {"agent": SACConfig(num_critics=10)},
+        {"agent": AgentReference("jsrl.agents.sac:sac", {"scale": 1.5})},
+        {"agent": AgentReference("jsrl.agents.sac:sac", {"scale": 1.0})},
+    ]
+    assert len({key(), *(key(**other) for other in others)}) == len(others) + 1
+    assert key() == key(SACConfig(learning_rate=1e-5, gamma=0.9))
+
+
 def test_profile_holds_for_another_learning_rate(kept):
+    env, evaluator = EnvConfig("CartPole-v1", reward_scale=0.1), EvaluatorConfig(episodes=3)
     other = dataclasses.replace(PPO, agent=PPOConfig(learning_rate=1e-5), seed=7, total_env_steps=5)
-    assert profiles.use_profile(other, "auto")[0].num_actors == 2
+    assert profiles.use_profile(dataclasses.replace(other, env=env, evaluator=evaluator), "auto")[0].num_actors == 2
 
 
 def test_explicit_options_win_over_the_profile(kept):
