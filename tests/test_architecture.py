@@ -136,7 +136,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "search": ({"errors", "extras", "file_lock", "launch", "report"}, {"numpy", "optuna"}),
     "chaos": ({"errors", "launch", "transport", "workers"}, set()),
-    "tuning": ({"counted", "errors", "experiment", "launch", "references", "runs", "workers"}, {"numpy", "psutil"}),
+    "tuning": (
+        {"counted", "errors", "experiment", "file_lock", "launch", "references", "runs", "workers"},
+        {"numpy", "psutil", "scipy"},
+    ),
     "simulation": (
         {
             "envs",
@@ -386,6 +389,7 @@ NOT_KINDS = {
     "workers/__main__.py": "the actor host is no worker",
     "launch/local/outside.py": "the actor host is no worker",
     "launch/plan_text.py": "the actor host is no worker",
+    "tuning/profiles.py": "an experiment's field",
 }
 
 

@@ -134,7 +134,7 @@ class Profile:
 
     Attributes:
       options: to set. words: the same as text. gain: speed over the default's. machine, work, version: for which it holds.
-      measurements: file that it is based on. path: of the profile.
+      trials: that succeeded. measurements: their file. path: of the profile.
     """
 
     options: dict[str, Any]
@@ -143,8 +143,20 @@ class Profile:
     machine: dict[str, Any]
     work: dict[str, Any]
     version: str
+    trials: int
     measurements: str = ""
     path: str = ""
+
+    @property
+    def key(self) -> str:
+        """Return the name of its file, without the ending."""
+        return profile_key(self.machine, self.work, self.version)
+
+    def saved_before(self, folder: Path) -> Profile | None:
+        """Return the profile that this one would replace; None: there is none that can be read."""
+        with contextlib.suppress(ConfigError):
+            return Profile.load(folder / f"{self.key}.json")
+        return None
 
     def save(self, folder: Path) -> Profile:
         """Write this profile under its key and return it with its path.
@@ -152,7 +164,7 @@ class Profile:
         Raises:
           ConfigError: the folder cannot be written.
         """
-        path = folder / f"{profile_key(self.machine, self.work, self.version)}.json"
+        path = folder / f"{self.key}.json"
         saved = dataclasses.replace(self, path=str(path))
         values = {name: value for name, value in dataclasses.asdict(saved).items() if name != "path"}
         make_folder(folder)
