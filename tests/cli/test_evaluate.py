@@ -225,7 +225,10 @@ def test_another_environment_with_the_same_spaces(runs, capsys, tmp_path):
     words = ["other@final", "--episodes", "4", "--json", str(page), "--runs-dir", str(runs)]
     assert evaluate.main(["shared@final", *words[1:], "--env.max-episode-steps", "1"]) == 0
     assert "mean length 1" in capsys.readouterr().out
-    assert json.loads(page.read_text())["env_options"] == ["--env.max-episode-steps", "1"]
+    facts = json.loads(page.read_text())
+    assert facts["env_options"] == ["--env.max-episode-steps", "1"]
+    assert len(facts["returns"]) == 4 and np.mean(facts["returns"]) == facts["return_mean"]
+    assert (facts["seed"], facts["num_envs"]) == (12345, 4)
     assert evaluate.main([*words, "--env.id", "tests.duel:Duel"]) == 2
     assert "cannot play in tests.duel:Duel: it plays alone" in capsys.readouterr().err
     assert evaluate.main([*words, "--env.id", "MountainCar-v0"]) == 2
