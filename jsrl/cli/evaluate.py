@@ -95,9 +95,7 @@ def _parser() -> Parser:
         "--seed", type=int, default=12345, help="seed of environments and sampled actions (default: 12345)"
     )
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
-    parser.add_argument(
-        "--json", metavar="FILE", help="write everything to this file as well, with the return of each episode"
-    )
+    parser.add_argument("--json", metavar="FILE", help="write everything, each episode's return too, to this file")
     parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
     return parser
 

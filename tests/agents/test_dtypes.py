@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jsrl.types import map_tree, spec_of
-from tests.agents.test_hyperparameters import CASES
+from tests.agents.test_hyperparameters import CASES, rows_for
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -25,7 +25,9 @@ def test_64_bit_jax_changes_no_dtype_of_a_state(name):
         def act(params, core):
             return agent.act(params, jax.random.key(0), observation, np.ones(2, bool), core)[1]
 
-        return spec_of((state, core, jax.eval_shape(act, state.params, core)))
+        rows = rows_for(agent, spec)
+        learned = jax.eval_shape(agent.update, state, rows, jax.random.key(0))[0]
+        return spec_of((state, core, jax.eval_shape(act, state.params, core), learned))
 
     usual = shapes()
     with jax.enable_x64(True):

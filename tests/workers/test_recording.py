@@ -26,7 +26,7 @@ from jsrl.types import (
 )
 from jsrl.workers.actor import recording
 from jsrl.workers.actor.recording import RecordingWriter
-from jsrl.workers.learner.recorded import RecordedConsumer, complete_acts
+from jsrl.workers.learner.recorded import RecordedConsumer
 
 T, B = 6, 3
 ENV, OPTIONS = {"fields": {"name": "test"}}, {"id": "test", "kwargs": {}}
@@ -246,15 +246,6 @@ def test_windows_cover_the_last_row_when_not_divisible(tmp_path):
     record(tmp_path, 1)
     consumer = consumer_of(tmp_path, rows=4, columns=2 * B)
     assert {int(place) // 100 % 100 for place in first_places(consumer, 1)} == {0, 2}
-
-
-def test_older_recordings_mark_row_t_as_acting():
-    old, turns, seats = np.ones((2, T + 1, B), np.uint8), np.ones((2, T + 1, B), np.uint8), np.ones((2, T + 1, B, 2))
-    turns[:, 1::2] = 0
-    for acts in (old, turns, seats):
-        acts[:, T] = 0
-        complete_acts(acts)
-    assert old.all() and not turns[:, T].any() and not seats[:, T].any()
 
 
 @pytest.mark.parametrize("pool_bytes", [1, 2**20])
