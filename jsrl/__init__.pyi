@@ -46,6 +46,8 @@ from jsrl.experiment import SupervisionConfig as SupervisionConfig
 from jsrl.experiment import VideoConfig as VideoConfig
 from jsrl.launch.result import Result as Result
 from jsrl.launch.run import run as run
+from jsrl.launch.write_recording import RecordedEpisode as RecordedEpisode
+from jsrl.launch.write_recording import write_recording as write_recording
 from jsrl.networks.entities import EntityConfig as EntityConfig
 from jsrl.networks.model import NetworkConfig as NetworkConfig
 from jsrl.policy import Policy as Policy

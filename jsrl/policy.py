@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import ActParams, Agent
 from jsrl.envs.base import EnvStep, GameStep
 from jsrl.envs.make import make_spec
+from jsrl.envs.observations import checked
 from jsrl.envs.seats import SeatView, actions_of, finite_actions, part_of, view_of
-from jsrl.errors import ConfigError, SnapshotError, SpecMismatch
+from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment, PolicyConfig
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.experiment.policies import find_seats
 from jsrl.export.file import save
+from jsrl.parallel import small_calls
 from jsrl.references.importing import shown_target
 from jsrl.runs.runs import RunFolder, split_tag
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
 from jsrl.snapshots.store import SnapshotStore
-from jsrl.transport.base import Request
-from jsrl.types import EnvSpec, GameSpec, Tree, leaves, named_leaves, to_environment, unflatten, version_updates
-from jsrl.workers.acting import Engine
+from jsrl.types import (
+    EnvSpec,
+    GameSpec,
+    Tree,
+    leaves,
+    named_leaves,
+    to_environment,
+    version_updates,
+)
+from jsrl.workers.acting import ACT_STREAM, stream_key
 
 SEED_STRIDE = 1_009  # distance between the random streams of two seeds; policies that play together use those between
 
@@ -53,10 +65,12 @@ class Policy:
         self.experiment, self.spec, self.version, self.meta = experiment, spec, version, meta
         self.view, self.seats, self.stream = view, seats, stream
         self.agent: Agent = build_agent(resolved_agent(experiment), spec)
-        self.params = params
-        self._engines: dict[tuple[int, bool], tuple[Engine, Any]] = {}
-        self._begun: set[tuple[int, bool]] = set()  # engines that have acted since the last `reset`
-        self._step = 0
+        self.params = jax.tree.map(jnp.asarray, params)
+        self._key = jax.random.fold_in(stream_key(experiment.seed, ACT_STREAM), stream)
+        self._act = jax.jit(self._traced, static_argnames="greedy", compiler_options=small_calls())
+        self._cores: dict[int, Tree] = {}  # batch size -> recurrent state since the last `reset`
+        self._threads: dict[int, int] = {}  # batch size -> the thread whose history that is
+        self._steps = itertools.count(1)
 
     def __call__(self, observation: Any, is_first: Any = None, *, greedy: bool = True, raw: bool = False) -> np.ndarray:
         """Return actions for a batch of observations, as the environment takes them: clipped or scaled to its bounds.
@@ -71,24 +85,28 @@ class Policy:
           greedy: the most likely action instead of a sample. raw: actions as the agent stores them.
 
         Raises:
-          SpecMismatch: an array is missing, or has another shape or kind than the policy reads.
+          SpecMismatch: an array is missing, has another shape or kind than the policy reads, or holds NaN or infinity.
+          ConfigError: another thread plays this recurrent policy.
         """
         observation = checked(observation, self.spec)
         size = leaves(observation)[0].shape[0]
-        if (size, greedy) not in self._engines:
-            engine = Engine(
-                self.agent, self.spec, num_slots=size, sizes=[size], seed=self.experiment.seed, greedy=greedy
-            )
-            engine.set_params(self.version, [np.array(leaf) for leaf in jax.tree.leaves(self.params)])
-            self._engines[size, greedy] = (engine, engine.serve(self.stream, size))
-        engine, served = self._engines[size, greedy]
         first = np.zeros(size, bool) if is_first is None else np.asarray(is_first, bool)
-        if (size, greedy) not in self._begun:
-            self._begun.add((size, greedy))
-            first = np.ones(size, bool)
-        self._step += 1
-        action = np.array(engine.act(served, Request(observation, first, step=self._step)).action)
+        core = self._cores.get(size)
+        if core is None:
+            first, core = np.ones(size, bool), self.agent.initial_core(size)
+        if jax.tree.leaves(core) and self._threads.setdefault(size, (caller := threading.get_ident())) != caller:
+            raise ConfigError(
+                "two threads call one recurrent policy, which would mix their histories; load a policy for each thread, or "
+                "call `reset` before another thread goes on."
+            )
+        action, self._cores[size] = self._act(self.params, core, next(self._steps), observation, first, greedy=greedy)
+        action = np.array(action)
         return action if raw else to_environment(self.spec.action, action)
+
+    def _traced(self, params: ActParams, core: Tree, step: Any, observation: Tree, first: Any, *, greedy: bool) -> Any:
+        key = jax.random.fold_in(self._key, step)
+        output, core = self.agent.act(params, key, observation, first, core, greedy=greedy)
+        return output.action, core
 
     def save(self, path: str | os.PathLike[str], *, onnx: bool = False) -> list[str]:
         """Write the policy to one file that plays without jsrl (docs/export.md); return its parity report, a line per player.
@@ -114,40 +132,8 @@ class Policy:
 
     def reset(self) -> None:
         """Forget every recurrent state: the next call begins new episodes."""
-        self._begun.clear()
-
-
-def checked(observation: Any, spec: EnvSpec) -> Tree:
-    """Return a batch of observations as arrays of the spec's dtypes.
-
-    Raises:
-      SpecMismatch: an array is missing, or has another shape or kind.
-    """
-    found = dict(_entries(observation)) if isinstance(spec.observation, dict) else {"": observation}
-    arrays: list[np.ndarray] = []
-    for name, leaf in named_leaves(spec.observation):
-        array, rows = np.asarray(found.get(name, ())), len(arrays[0]) if arrays else "B"
-        wanted = f"{leaf.dtype} [{', '.join(map(str, (rows, *leaf.shape)))}]"
-        where = f"{shown_target(spec.name)}: {'/'.join(filter(None, ('observation', name)))}"
-        if name not in found:
-            raise SpecMismatch(f"{where} is missing; the policy reads {wanted}.")
-        fits = array.shape[1:] == leaf.shape and array.ndim and rows in ("B", len(array))
-        if not fits or array.dtype.kind not in ("biuf" if np.dtype(leaf.dtype).kind == "f" else "biu"):
-            raise SpecMismatch(
-                f"{where} is {array.dtype} {list(array.shape)}; the policy reads {wanted}. Give it a batch, with one-hots for "
-                "the parts that the environment declares as Discrete."
-            )
-        arrays.append(array.astype(leaf.dtype, copy=False))
-    return unflatten(spec.observation, arrays)
-
-
-def _entries(observation: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path, array) of nested dicts; an array may be a list of rows."""
-    if not isinstance(observation, Mapping):
-        yield path, observation
-        return
-    for name, entry in observation.items():
-        yield from _entries(entry, f"{path}/{name}" if path else str(name))
+        self._cores.clear()
+        self._threads.clear()
 
 
 def stream_of(seed: int) -> int:

@@ -105,6 +105,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "experiment",
             "export",
             "launch",
+            "parallel",
             "references",
             "runs",
             "snapshots",
@@ -137,7 +138,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "search": ({"errors", "extras", "file_lock", "launch", "report"}, {"numpy", "optuna"}),
     "chaos": ({"errors", "launch", "transport", "workers"}, set()),
-    "tuning": ({"counted", "errors", "experiment", "launch", "references", "runs", "workers"}, {"numpy", "psutil"}),
+    "tuning": (
+        {"counted", "errors", "experiment", "file_lock", "launch", "references", "runs", "workers"},
+        {"numpy", "psutil", "scipy"},
+    ),
     "simulation": (
         {
             "envs",
@@ -171,6 +175,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "metrics",
             "parallel",
             "policy",
+            "recordings",
             "references",
             "replay",
             "report",
@@ -387,6 +392,7 @@ NOT_KINDS = {
     "workers/__main__.py": "the actor host is no worker",
     "launch/local/outside.py": "the actor host is no worker",
     "launch/plan_text.py": "the actor host is no worker",
+    "tuning/profiles.py": "an experiment's field",
 }
 
 

@@ -45,7 +45,7 @@ def ladder_epsilon(place: Array, *, base: float, alpha: float) -> Array:
 
 def episode_epsilon(key: Array, is_first: Array, kept: Array, *, base: float, alpha: float) -> Array:
     """Return the epsilon [B] of each row's episode: `kept`, or where an episode begins a random place on the ladder."""
-    drawn = ladder_epsilon(jax.random.uniform(key, is_first.shape), base=base, alpha=alpha)
+    drawn = ladder_epsilon(jax.random.uniform(key, is_first.shape, jnp.float32), base=base, alpha=alpha)
     return jnp.where(is_first, drawn, kept)
 
 
@@ -59,7 +59,7 @@ def epsilon_greedy(
     """
     best = jnp.argmax(mask_outputs(values, observation), axis=-1).astype(jnp.int32)
     if greedy:
-        return best, jnp.zeros(best.shape)
+        return best, jnp.zeros(best.shape, jnp.float32)
     explore_key, action_key = jax.random.split(key)
     uniform = jax.nn.log_softmax(mask_outputs(jnp.zeros_like(values), observation))
     explore = jax.random.uniform(explore_key, best.shape) < epsilon

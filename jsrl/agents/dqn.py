@@ -161,7 +161,7 @@ def dqn(config: DQNConfig, spec: EnvSpec) -> Agent:
     def initial_core(batch_size: int) -> Tree:
         if config.exploration == "linear":
             return ()
-        return Core(jnp.zeros(batch_size))
+        return Core(jnp.zeros(batch_size, jnp.float32))
 
     def adopt(state: AgentState, params: ActParams) -> AgentState:
         weights = params.weights

@@ -181,4 +181,6 @@ def critic_input(config: MAPPOConfig, trajectory: Trajectory, num_agents: int) -
         joined = own.reshape(*lead, 1, -1)
         read = jnp.broadcast_to(joined, (*acts.shape, joined.shape[-1]))
     read = jnp.where((acts == VALUE_ONLY)[..., None], 0.0, read)
-    return jnp.concatenate([read, jnp.broadcast_to(jnp.eye(num_agents), (*acts.shape, num_agents))], -1)
+    return jnp.concatenate(
+        [read, jnp.broadcast_to(jnp.eye(num_agents, dtype=jnp.float32), (*acts.shape, num_agents))], -1
+    )

@@ -37,7 +37,7 @@ def init_moments(observation: Tree, name: str = "") -> Tree:
     if name == ACTION_MASK or not is_number or is_image(observation):
         return ()
     shape = observation.shape
-    return Moments(jnp.zeros(()), jnp.zeros(shape), jnp.ones(shape))
+    return Moments(jnp.float32(0.0), jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32))
 
 
 def normalize(moments: Tree, observation: Tree) -> Tree:
@@ -110,7 +110,7 @@ class ValueMoments(NamedTuple):
 
 def init_value_moments() -> ValueMoments:
     """Return moments for which normalised and raw values agree."""
-    return ValueMoments(jnp.zeros(()), jnp.zeros(()), jnp.ones(()))
+    return ValueMoments(jnp.float32(0.0), jnp.float32(0.0), jnp.float32(1.0))
 
 
 def denormalize_value(moments: ValueMoments, value: Array) -> Array:

@@ -180,8 +180,8 @@ def gradient(
 def normal_columns(key: Array, shape: tuple[int, ...], axis_name: str | None) -> Array:
     """Return normal noise [B, ...]; a column's numbers do not depend on how columns are spread over devices."""
     if axis_name is None:
-        return jax.random.normal(key, shape)
-    every = jax.random.normal(key, (jax.lax.psum(1, axis_name) * shape[0], *shape[1:]))
+        return jax.random.normal(key, shape, jnp.float32)
+    every = jax.random.normal(key, (jax.lax.psum(1, axis_name) * shape[0], *shape[1:]), jnp.float32)
     return jax.lax.dynamic_slice_in_dim(every, jax.lax.axis_index(axis_name) * shape[0], shape[0])
 
 
@@ -309,10 +309,10 @@ def gaussian_around(network: Network, box: ActionBox, *, noise: float, random_st
 
     def choose(weights: ActingWeights, key: Array, observation: Tree, *, greedy: bool) -> ActOutput:
         unit = network.apply(weights.network, observation)
-        log_prob = jnp.zeros(unit.shape[:-1])
+        log_prob = jnp.zeros(unit.shape[:-1], jnp.float32)
         if greedy:
             return ActOutput(box.from_unit(unit), log_prob)
-        unit = jnp.clip(unit + noise * jax.random.normal(key, unit.shape), -1.0, 1.0)
+        unit = jnp.clip(unit + noise * jax.random.normal(key, unit.shape, jnp.float32), -1.0, 1.0)
         if not random_start:
             return ActOutput(box.from_unit(unit), log_prob)
         return ActOutput(*random_first(weights, key, box, box.from_unit(unit), log_prob))
@@ -326,7 +326,7 @@ def random_first(
     """Return uniformly random actions and their log-probability before the first update, else the given ones."""
     learned = weights.updates > 0
     key = jax.random.fold_in(key, 1)  # `key` itself has drawn the action
-    unit = jax.random.uniform(key, action.shape, minval=-1.0, maxval=1.0)
+    unit = jax.random.uniform(key, action.shape, jnp.float32, minval=-1.0, maxval=1.0)
     uniform = -action.shape[-1] * math.log(2.0)
     return jnp.where(learned, action, box.from_unit(unit)), jnp.where(learned, log_prob, uniform)
 

@@ -154,7 +154,7 @@ def r2d2(config: R2D2Config, spec: EnvSpec) -> Agent:
         return av.fresh_state(network.init(key), optimizer, moments)
 
     def initial_core(batch_size: int) -> Tree:
-        return Core(network.initial_core(batch_size), jnp.zeros(batch_size))
+        return Core(network.initial_core(batch_size), jnp.zeros(batch_size, jnp.float32))
 
     def update(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None

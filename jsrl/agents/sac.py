@@ -152,7 +152,7 @@ def sac(config: SACConfig, spec: EnvSpec) -> Agent:
         updates = jnp.zeros((), jnp.int32)
         opt_state = OptStates(*map(optimizer.init, (policy, critics, log_temperature)))
         params = ActParams(ActingWeights(policy, updates), moments)
-        reported = {name: jnp.zeros(()) for name in ("loss_policy", "entropy", "temperature")}
+        reported = {name: jnp.float32(0.0) for name in ("loss_policy", "entropy", "temperature")}
         extra = Extra(log_temperature, reported)
         return AgentState(params, Critics(critics, critics), opt_state, extra, updates)
 

@@ -29,7 +29,11 @@ def numbered_spec(spec: EnvSpec, agent_ids: bool) -> EnvSpec:
 
 def numbered(observation: Tree, num_agents: int, agent_ids: bool, *leading: int) -> dict[str, Tree]:
     """Return observations [*leading, N, ...] as `numbered_spec` describes them."""
-    ids = {AGENT: jnp.broadcast_to(jnp.eye(num_agents), (*leading, num_agents, num_agents))} if agent_ids else {}
+    ids = (
+        {AGENT: jnp.broadcast_to(jnp.eye(num_agents, dtype=jnp.float32), (*leading, num_agents, num_agents))}
+        if agent_ids
+        else {}
+    )
     return {**as_dict(observation), **ids}
 
 

@@ -125,7 +125,7 @@ def td3(config: TD3Config, spec: EnvSpec) -> Agent:
         moments = norm.init_moments(agent_spec.observation) if config.normalize_observations else ()
         params = ActParams(ActingWeights(policy, jnp.zeros((), jnp.int32)), moments)
         opt_state = OptStates(optimizer.init(policy), optimizer.init(critics))
-        reported = {"loss_policy": jnp.zeros(())}
+        reported = {"loss_policy": jnp.float32(0.0)}
         learner_params = LearnerParams(critics, critics, policy)
         return AgentState(params, learner_params, opt_state, reported, jnp.zeros((), jnp.int32))
 

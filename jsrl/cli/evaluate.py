@@ -85,12 +85,17 @@ def _parser() -> Parser:
     parser.add_argument(
         "--episodes", type=int, default=100, help="episodes, or games of each pair of players (default: 100)"
     )
-    parser.add_argument("--num-envs", type=int, default=20, help="environments stepped together (default: 20)")
+    parser.add_argument(
+        "--num-envs",
+        type=int,
+        default=20,
+        help="environments stepped together, each with a seed of its own: another number plays other episodes (default: 20)",
+    )
     parser.add_argument(
         "--seed", type=int, default=12345, help="seed of environments and sampled actions (default: 12345)"
     )
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
-    parser.add_argument("--json", metavar="FILE", help="write everything to this file as well")
+    parser.add_argument("--json", metavar="FILE", help="write everything, each episode's return too, to this file")
     parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
     return parser
 
@@ -147,6 +152,7 @@ def _one(options: argparse.Namespace, env_words: Sequence[str], counting: Counti
     counting.close()
     facts, actions = tally.score.facts(), "sampled" if options.sampled else "greedy"
     print(f"{shlex.join([options.run, *env_words])}: {score(facts, actions)}, mean length {facts['length_mean']:.0f}")
+    facts |= {"seed": options.seed, "num_envs": slots, "returns": tally.score.returns}
     return {"player": options.run, "greedy": not options.sampled, "env_options": env_words, **facts}
 
 

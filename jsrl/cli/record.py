@@ -32,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
     parser.add_argument("--rollout-length", type=int, default=128, help="rows of a trajectory (default: 128)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of environments and sampled actions (default: 1)")
+    parser.add_argument(
+        "--seed", type=int, help="seed of episodes and actions (default: 1, or the next that DIR lacks)"
+    )
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
     parser.add_argument(
         "--limit-mb", type=int, default=10_000, help="maximum size of the recording in MiB (default: 10000)"
@@ -48,6 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(
         f"{counted(recorded.episodes, 'episode')}, return {recorded.return_mean:.1f}, "
-        f"{recorded.env_steps:,} env steps. {recorded.text}"
+        f"{recorded.env_steps:,} env steps, seed {recorded.seed}. {recorded.text}"
     )
     return 0

@@ -24,6 +24,8 @@ from jsrl.launch.recording_plan import begin_record
 from jsrl.launch.schemas import make_schemas
 from jsrl.metrics.metrics import Meter
 from jsrl.policy import Policy, load_players
+from jsrl.recordings.recordings import MANIFEST, Source, read_manifest
+from jsrl.runs.runs import RunFolder
 from jsrl.transport.base import Entry, InferenceClient, Origin, ProducerId, SampleProducer
 from jsrl.types import Trajectory, leaves, zeros
 from jsrl.workers.acting import Engine
@@ -38,8 +40,9 @@ NAME = "record"
 
 
 class Recorded(NamedTuple):
-    """The result of a recording: episodes, env steps and the mean return (of the last hundred episodes); text: its folder."""
+    """The result of a recording: seed, episodes, env steps, mean return (of the last hundred episodes); text: its folder."""
 
+    seed: int
     episodes: int
     env_steps: int
     return_mean: float
@@ -54,7 +57,7 @@ def record_policy(
     episodes: int = 100,
     num_envs: int = 16,
     rollout_length: int = 128,
-    seed: int = 1,
+    seed: int | None = None,
     sampled: bool = False,
     limit_mb: int = 10_000,
     runs_dir: str = "runs",
@@ -63,19 +66,23 @@ def record_policy(
 
     Args:
       run, tag, runs_dir: as for `load_policy`. folder: of the recording; an existing one of the same kind is extended.
-      num_envs, rollout_length: B and T of the trajectories. seed: of environments and actions.
+      num_envs, rollout_length: B and T of the trajectories.
+      seed: of environments and actions; None: 1, or the next one that the folder does not hold of this policy.
       sampled: sample actions instead of taking the most likely ones. limit_mb: maximum size of the recording in MiB.
 
     Raises:
       ConfigError: there is no such run or tag. RecordingError, SpecMismatch: the folder holds something else.
     """
     _check_positive(episodes=episodes, num_envs=num_envs, rollout_length=rollout_length, limit_mb=limit_mb)
+    name = f"{RunFolder.open(run, runs_dir).name}@{tag}"
+    held = read_manifest(Path(folder)).sources if (Path(folder) / MANIFEST).exists() else ()
+    seed = max((s.seed + 1 for s in held if s.name == name), default=1) if seed is None else seed
     if seed < 0:
         raise ConfigError(f"seed is {seed}; it must be 0 or more.")
     played = load_players(run, tag, runs_dir=runs_dir)
     e = _recorded(played[0].experiment, folder, num_envs, rollout_length)
     schemas = make_schemas(e, played[0].spec, learns=False)
-    begin_record(e, schemas, source=f"{run}@{tag}")
+    begin_record(e, schemas, Source(name, seed, "sampled" if sampled else "greedy"))
     meter, warnings = Meter(ACTOR.prefix), list[str]()
     writer = RecordingWriter(
         Path(folder),
@@ -101,7 +108,7 @@ def record_policy(
     finally:
         counts = actor.close()
     env_steps = writer.recorded * rollout_length * num_envs
-    return Recorded(counts["episodes"], env_steps, return_mean, "; ".join([writer.summary, *warnings]))
+    return Recorded(seed, counts["episodes"], env_steps, return_mean, "; ".join([writer.summary, *warnings]))
 
 
 def _recorded(e: Experiment, folder: str | os.PathLike[str], num_envs: int, rollout_length: int) -> Experiment:

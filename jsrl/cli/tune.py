@@ -82,7 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted before anything was measured.", file=sys.stderr)
         return 130
-    if tuned.profile is not None:
-        print(f"  kept as the profile {tuned.profile.path}")
+    profile = tuned.profile
+    if profile is not None:
+        earlier = profile.measurements != str(tuned.path)
+        what = f"interrupted, so the profile of {profile.trials} trials stays" if earlier else "kept as the profile"
+        print(f"  {what}: {profile.path}")
         print(f"  `{command(name, args)}` uses it from now on (with --profile none it does not)")
-    return 0
+    return 130 if tuned.interrupted else 0

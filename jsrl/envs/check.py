@@ -67,14 +67,13 @@ def check_env(
         raise ConfigError(f"check_env was given {env!r}; expected {wanted}, or a function (num_envs, seed) -> vector.")
     # ignore `on_fault`: report every fault
     build: Factory = partial(make, replace(env, on_fault="auto")) if isinstance(env, EnvConfig) else env
-    raw = not isinstance(env, EnvConfig) or (env.reward_clip is None and env.reward_scale == 1.0)
     games = isinstance(env, EnvConfig) and env.is_atari and env.atari.episodic_life
 
     def walk() -> _Walk | GameWalk:
         vector = build(num_envs, seed)
         if isinstance(vector.spec, GameSpec):
-            return GameWalk(cast(VectorGame, vector), num_envs, seed, raw_rewards=raw)
-        return _Walk(vector, num_envs, seed, raw_rewards=raw, whole_episodes=not games)
+            return GameWalk(cast(VectorGame, vector), num_envs, seed)
+        return _Walk(vector, num_envs, seed, whole_episodes=not games)
 
     one = walk()
     one.run(steps, max_seconds)
@@ -163,8 +162,8 @@ def _slots_differ(observation: Tree, num_envs: int) -> bool:
 class _Walk:
     """One run with random actions, checked at every step."""
 
-    def __init__(self, env: VectorEnv, num_envs: int, seed: int, *, raw_rewards: bool, whole_episodes: bool):
-        self.env, self.num_envs, self.raw_rewards, self.whole_episodes = env, num_envs, raw_rewards, whole_episodes
+    def __init__(self, env: VectorEnv, num_envs: int, seed: int, *, whole_episodes: bool):
+        self.env, self.num_envs, self.whole_episodes = env, num_envs, whole_episodes
         self.contract = Contract(env, num_envs, whole_episodes=whole_episodes)
         self.rng = np.random.default_rng(seed)
         self.digests: list[int] = []
@@ -206,7 +205,7 @@ class _Walk:
                 episode.length,
                 self.lengths[slot],
             )
-            if self.raw_rewards and self.whole_episodes:
+            if self.whole_episodes:
                 total = self.returns[slot]
                 near = abs(episode.return_ - total) <= 1e-4 * max(1.0, abs(total))
                 expect(near, "slot {} reported return {}; its rewards sum to {}", slot, episode.return_, total)

@@ -15,16 +15,13 @@ from jsrl.types import ACTING, VALUE_ONLY, Tree, map_tree, named_leaves
 class GameWalk:
     """One run with random actions, checked at every step.
 
-    Args:
-      raw_rewards: rewards are neither scaled nor clipped, so that they must sum to the reported returns.
-
     Attributes:
       digests: of every step. episodes: those that ended. opening: the first observation. env_steps_per_s: measured.
       seen: what happened at least once: `waited`, `died`.
     """
 
-    def __init__(self, game: VectorGame, num_envs: int, seed: int, *, raw_rewards: bool):
-        self.env, self.num_envs, self.raw_rewards = game, num_envs, raw_rewards
+    def __init__(self, game: VectorGame, num_envs: int, seed: int):
+        self.env, self.num_envs = game, num_envs
         self._contract = Contract(game, num_envs)
         self.rng = np.random.default_rng(seed)
         self.digests: list[int] = []
@@ -126,11 +123,10 @@ class GameWalk:
                 episode.returns,
                 episode.return_,
             )
-            if self.raw_rewards:
-                near = np.allclose(episode.returns, returns, rtol=1e-4, atol=1e-4)
-                self._contract.expect(
-                    near, "slot {} reported returns {}; its rewards sum to {}", slot, episode.returns, returns
-                )
+            near = np.allclose(episode.returns, returns, rtol=1e-4, atol=1e-4)
+            self._contract.expect(
+                near, "slot {} reported returns {}; its rewards sum to {}", slot, episode.returns, returns
+            )
         whole = (cut | self._out).all(axis=1) & cut.any(axis=1)
         silent = whole & ~ended & (self.env.spec.death == "ends")
         self._contract.expect(

@@ -74,8 +74,8 @@ class EnvConfig:
         parameters.
       kwargs: keyword arguments of the environment.
       wrappers: Gymnasium wrappers, innermost first: `module:Class`, or {"wrapper": "module:Class", "kwargs": {...}}.
-      reward_scale, reward_clip: agents learn from clip(raw * scale, -clip, clip); returns of episodes are reported in
-        raw rewards.
+      reward_scale, reward_clip: agents learn from clip(raw * scale, -clip, clip); the learner computes it, so that rows,
+        recordings and returns of episodes are raw.
       episode_metrics: keys of the environment's `info` to aggregate per episode: `key` (its last value) or `key:sum`,
         `key:mean`, `key:min`, `key:max`.
       max_episode_steps: env steps after which an episode is truncated; None leaves the environment's own limit. Both count

@@ -107,7 +107,7 @@ _ALL = _Always()
 
 
 class Rows:
-    """Turns raw rewards and ends of episodes into EnvStep, under next-step auto-reset; sums returns and lengths.
+    """Turns rewards and ends of episodes into EnvStep, under next-step auto-reset; sums returns and lengths.
 
     Attributes:
       first: bool [B]: slots whose next step starts an episode (their action is ignored).
@@ -119,8 +119,7 @@ class Rows:
         self.name = config.id
         self.metrics = Metrics(config.episode_metrics, num_envs)
         self.num_envs = num_envs
-        self._scale, self._clip, self._seeds = config.reward_scale, config.reward_clip, seeds
-        self._plain = self._scale == 1.0 and self._clip is None
+        self._seeds = seeds
         self._none = np.zeros(num_envs, bool)
         self._ones, self._acts = np.ones(num_envs, np.float32), np.ones(num_envs, np.uint8)
         self._return = np.zeros(num_envs, np.float64)
@@ -150,7 +149,7 @@ class Rows:
         """Return one step's EnvStep.
 
         Args:
-          observation: tree of [B, ...], passed on unchanged. reward: [B], raw. terminated, truncated: bool [B]. All three
+          observation: tree of [B, ...], passed on unchanged. reward: [B]. terminated, truncated: bool [B]. All three
             are ignored in slots that start an episode in this step.
         """
         reward = reward.astype(np.float32)  # always our own copy: the environment may keep its array
@@ -173,7 +172,7 @@ class Rows:
             episodes = self._close(ended, terminated)
             discount = np.where(ended & terminated, np.float32(0.0), np.float32(1.0))
         self.first = ended
-        return EnvStep(observation, first, self.learned(reward), discount, self._acts, episodes)
+        return EnvStep(observation, first, reward, discount, self._acts, episodes)
 
     def cut(self, slot: int) -> None:
         """Let the current step start an episode in a slot, and drop the open one.
@@ -184,13 +183,6 @@ class Rows:
         self.first[slot] = True
         self.episode[slot] += 1
         self.metrics.close(slot)
-
-    def learned(self, reward: np.ndarray) -> np.ndarray:
-        """Return the reward for learning, from the raw one."""
-        if self._plain:
-            return reward
-        reward = reward * np.float32(self._scale)
-        return reward if self._clip is None else np.clip(reward, -self._clip, self._clip)
 
     def lengths(self) -> np.ndarray:
         """Return the env steps of each slot's open episode: int64 [B]."""

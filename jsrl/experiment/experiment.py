@@ -322,10 +322,9 @@ class Experiment:
 
     @property
     def evaluation_env(self) -> EnvConfig:
-        """Return the evaluator's environment: raw rewards, whole games, with its own options added."""
+        """Return the evaluator's environment: whole games, with its own options added."""
         whole_games = dataclasses.replace(self.env.atari, episodic_life=False)
-        raw = dataclasses.replace(self.env, reward_clip=None, reward_scale=1.0, atari=whole_games)
-        return _with_options(raw, "evaluator.env", self.evaluator.env)
+        return _with_options(dataclasses.replace(self.env, atari=whole_games), "evaluator.env", self.evaluator.env)
 
     @property
     def filmed_env(self) -> EnvConfig:

@@ -22,7 +22,7 @@ from jsrl.types import Continuous, EnvSpec, named_leaves
 
 STABLEHLO, ONNX = "policy.stablehlo", "policy.onnx"
 PLATFORMS = ("cpu", "cuda", "tpu")
-_MAIN = "import player\n\nprint(player.describe(player.read_contract()))\n"
+_MAIN = "import sys\n\nimport player\n\nprint(player.describe(player.read_contract(sys.argv[0])))\n"
 
 
 def save(

@@ -4,7 +4,7 @@ It is part of every policy file, so that it plays without jsrl and without JAX:
 
     import sys; sys.path.insert(0, "policy.zip")
     import player
-    policy = player.load()
+    policy = player.load("policy.zip")
     action = policy(observation, is_first)  # batches [B, ...]
 
 `python policy.zip` prints what the policy reads and returns.
@@ -21,6 +21,7 @@ import io
 import json
 import math
 import os
+import threading
 import zipfile
 from typing import Any
 
@@ -189,6 +190,7 @@ class Policy:
     def __init__(self, contract: dict, constants: dict[int, np.ndarray]) -> None:
         self.contract, self._constants = contract, constants
         self._state: dict[str, np.ndarray] | None = None
+        self._thread: int | None = None  # whose history the state is
 
     def __call__(self, observation: Any, is_first: Any = None) -> np.ndarray:
         """Return the greedy actions for a batch of observations, as the environment takes them; of several dimensions, flat.
@@ -198,14 +200,21 @@ class Policy:
           is_first: bool [B], True where an episode begins; None: True on the first call and after `reset`, then False.
 
         Raises:
-          PolicyInputError: an array is missing, or has another shape or kind than the policy reads.
+          PolicyInputError: as for `step`, or another thread plays this recurrent policy.
         """
+        caller = threading.get_ident()
+        if self.contract["state"] and caller != (self._thread or caller):
+            raise PolicyInputError(
+                "two threads call one recurrent policy, which would mix their histories; load a policy for each thread, or "
+                "give each its own state with `step`"
+            )
+        self._thread = caller
         outputs, self._state = self.step(observation, self._state, is_first)
         return outputs["action"]
 
     def reset(self) -> None:
         """Forget the recurrent state: the next call begins new episodes."""
-        self._state = None
+        self._state = self._thread = None
 
     def step(self, observation: Any, state: dict | None = None, is_first: Any = None) -> tuple[dict, dict]:
         """Return (outputs, new state); changes nothing in the policy.
@@ -217,7 +226,7 @@ class Policy:
           outputs: `action` as for a call, and the distribution's parameters by name.
 
         Raises:
-          PolicyInputError: an array is missing, or has another shape or kind than the policy reads.
+          PolicyInputError: an array is missing, has another shape or kind than the policy reads, or holds NaN or infinity.
         """
         inputs = [self._read(port, _leaf(observation, port)) for port in self.contract["inputs"]]
         batch = inputs[0].shape[0]
@@ -252,7 +261,10 @@ class Policy:
         kinds = array.dtype.kind, np.dtype(port["dtype"]).kind
         if kinds[0] != kinds[1] and not (kinds[1] == "f" and kinds[0] in "iub"):
             raise PolicyInputError(f"{name} has dtype {array.dtype}; expected {port['dtype']}")
-        return array.astype(port["dtype"], copy=False)
+        array = array.astype(port["dtype"], copy=False)
+        if kinds[1] == "f" and not np.isfinite(array).all():
+            raise PolicyInputError(f"{name} holds NaN or infinity, which a state would keep; give finite numbers")
+        return array
 
 
 def _leaf(observation: Any, port: dict) -> Any:
@@ -266,13 +278,13 @@ def _leaf(observation: Any, port: dict) -> Any:
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def load(path: str | os.PathLike[str] | None = None) -> Policy:
-    """Return the policy of a file; None: of the file that this module was imported from.
+def load(path: str | os.PathLike[str]) -> Policy:
+    """Return the policy of a file; this module plays other policy files than its own, too.
 
     Raises:
       PolicyFileError: there is no such file, it is broken, or it is of another version.
     """
-    members = read_members(path or _own_file())
+    members = read_members(path)
     contract = _contract(members["policy.json"])
     program = contract["program"]
     if program is None:
@@ -296,17 +308,13 @@ def load(path: str | os.PathLike[str] | None = None) -> Policy:
     return policy
 
 
-def _own_file() -> str:
-    return os.path.dirname(os.path.abspath(__file__))
-
-
-def read_contract(path: str | os.PathLike[str] | None = None) -> dict:
-    """Return policy.json of a file; None: of the file that this module was imported from.
+def read_contract(path: str | os.PathLike[str]) -> dict:
+    """Return policy.json of a file.
 
     Raises:
       PolicyFileError: as for `load`.
     """
-    return _contract(read_members(path or _own_file())["policy.json"])
+    return _contract(read_members(path)["policy.json"])
 
 
 def read_members(path: str | os.PathLike[str]) -> dict[str, bytes]:

@@ -6,27 +6,49 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.counted import counted
+from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.launch.plan import Plan
-from jsrl.recordings.recordings import Recording, begin_recording, check_trains, make_manifest, open_recording
+from jsrl.recordings.recordings import (
+    Recording,
+    Source,
+    begin_recording,
+    check_trains,
+    make_manifest,
+    open_recording,
+)
 from jsrl.references.reference import to_json
 from jsrl.runs.provenance import package_versions
-from jsrl.types import EnvSpec
+from jsrl.types import EnvSpec, Trajectory
 from jsrl.workers.jobs import Schemas
 from jsrl.workers.learner.recorded import wanted_leaves
 
+# Options of an environment that change what is recorded; rewards are stored raw.
+RECORDED_OPTIONS = ("id", "kwargs", "wrappers", "max_episode_steps", "tasks", "task_weights", "atari")
 
-def begin_record(e: Experiment, schemas: Schemas, *, source: str) -> None:
+
+def begin_record(e: Experiment, schemas: Schemas, source: Source) -> None:
     """Prepare the folder that a run records to, if it records.
 
     Raises:
       RecordingError: it cannot be written, or holds something else. SpecMismatch: it holds trajectories of another kind.
     """
-    if e.record is None:
-        return
-    env, versions = facts_of(schemas.env), dict(package_versions())
-    begin_recording(Path(e.record), make_manifest(env, schemas.trajectory, source=source, versions=versions))
+    if e.record is not None:
+        begin_recorded(Path(e.record), schemas.env, e.env, schemas.trajectory, source)
+
+
+def begin_recorded(folder: Path, spec: EnvSpec, env: EnvConfig, trajectory: Trajectory, source: Source) -> None:
+    """Prepare a folder for trajectories of an environment; raises as `begin_record`."""
+    versions = dict(package_versions())
+    begin_recording(
+        folder, make_manifest(facts_of(spec), options_of(env), trajectory, source=source, versions=versions)
+    )
+
+
+def options_of(env: EnvConfig) -> dict[str, Any]:
+    """Return the options of an environment that change what is recorded, as JSON."""
+    return {name: value for name, value in to_json(env)["fields"].items() if name in RECORDED_OPTIONS}
 
 
 def facts_of(env: EnvSpec) -> dict[str, Any]:
@@ -71,6 +93,18 @@ def _compare_env(recording: Recording, env: EnvSpec) -> None:
             )
 
 
+def other_environment(recording: Recording, e: Experiment) -> str:
+    """Return a warning if a recording is of another environment, with equal spaces, than its experiment's; else nothing."""
+    there, here = recording.manifest.options, options_of(e.evaluation_env)
+    if there in (here, options_of(e.env)):
+        return ""
+    unlike = [f"env.{n} {_plain(there.get(n))} (here {_plain(here[n])})" for n in here if there.get(n) != here[n]]
+    return (
+        f"the recording {recording.folder} was made with {', '.join(unlike)}: the policy learns from another environment than "
+        "it is evaluated in"
+    )
+
+
 def _plain(value: Any) -> Any:
     """Return a spec's JSON without its tags, for messages."""
     if isinstance(value, dict):
@@ -96,7 +130,8 @@ def recording_lines(plan: Plan) -> list[str]:
 
 
 def _line(recording: Recording, learner: str, e: Experiment) -> str:
-    epochs, source = e.total_env_steps / recording.env_steps, recording.manifest.source or "an unnamed run"
+    epochs, sources = e.total_env_steps / recording.env_steps, recording.manifest.sources
+    source = ", ".join(dict.fromkeys(source.name for source in sources))
     return (
         f"{recording.folder} -> {learner}   windows    {recording.env_steps:,} recorded env steps in "
         f"{counted(len(recording.chunks), 'file')}, of {source}; trained on {epochs:.1f} times"

@@ -40,7 +40,7 @@ from jsrl.launch.memory_folder import check_shared_memory, own_memory_folder
 from jsrl.launch.opponents import check_initial, found_opponents
 from jsrl.launch.plan import Plan, make_plan, settle
 from jsrl.launch.progress import Progress
-from jsrl.launch.recording_plan import begin_record, check_recording
+from jsrl.launch.recording_plan import begin_record, check_recording, other_environment
 from jsrl.launch.result import Result
 from jsrl.launch.resume import (
     allowed_changes,
@@ -53,6 +53,7 @@ from jsrl.launch.start_points import begin_policies, check_initial_params, check
 from jsrl.launch.user_values import load_values
 from jsrl.metrics import tracing
 from jsrl.metrics.display import Display, make_display
+from jsrl.recordings.recordings import Source
 from jsrl.references.capture import Capture
 from jsrl.references.reference import from_json, to_json
 from jsrl.report.report import leave_report
@@ -286,14 +287,16 @@ def ready_plan(
         check_players(folder.path, [policy.folder for policy in plan.policies.values()])
         check_initial(plan.experiment, folder.path, [policy.folder for policy in plan.policies.values()])
     for part in plan.policies.values():
-        check_recording(part.experiment, plan.job(part.learner).schemas)
+        recording = check_recording(part.experiment, plan.job(part.learner).schemas)
+        if recording is not None and (note := other_environment(recording, part.experiment)):
+            show(note, "warning")
     if resumed:
         begin_run_folder(experiment, folder)  # not before: a refused resume leaves the run unchanged
     write_graph(folder, plan.graph)
     listed = plan.changed or graph is not None  # else the changed options say it all
     for line in differences(before, plan.graph) if before is not None and listed else ():
         show(line)
-    begin_record(plan.experiment, plan.schemas, source=folder.name)
+    begin_record(plan.experiment, plan.schemas, Source(folder.name, plan.experiment.seed, "learning"))
     begin_encryption(plan.experiment, plan.keys, show=show)
     return plan
 

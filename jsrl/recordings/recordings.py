@@ -1,24 +1,26 @@
 """Recordings: trajectories on disk, in files that numpy can read. No pickle.
 
-    FOLDER/recording.json            its facts: environment, schema of one trajectory, versions, source
+    FOLDER/recording.json            its facts: environment, schema of one trajectory, versions, sources
     FOLDER/WRITER-LIFE-000007.npz    N trajectories: an array [N, T+1, B, ...] for each leaf of the schema, named by its
                                      path (`observation/image`; `core/0` is [N, B, ...]), and `entry/group`,
                                      `entry/sequence` [N]
 
-A file appears complete or not at all. Within a group, trajectories with consecutive sequence numbers join: row T of one is
-row 0 of the next. Several runs may record into one folder, if their schemas agree.
+Rewards are raw. Actions are as agents store them: before clipping, scaling and tanh (`jsrl.types.Continuous`). A file appears
+complete or not at all. Within a group, trajectories with consecutive sequence numbers join: row T of one is row 0 of the next.
+An episode that is open in the last one has no end. Runs may share a folder, if their environments and schemas agree.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import os
 import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,7 +29,7 @@ import numpy as np
 
 from jsrl.errors import CodecError, RecordingError, SpecMismatch
 from jsrl.plain_files import open_plain, read_npy_header
-from jsrl.runs.files import read_json, write_atomic, write_json
+from jsrl.runs.files import folder_lock, read_json, write_atomic, write_json
 from jsrl.transport.wire.schema import (
     Leaf,
     describe_difference,
@@ -38,7 +40,7 @@ from jsrl.transport.wire.schema import (
 )
 from jsrl.types import ACTING, Trajectory, leaves
 
-MANIFEST, FORMAT = "recording.json", 1
+MANIFEST, FORMAT = "recording.json", 2
 GROUP, SEQUENCE = "entry/group", "entry/sequence"
 _BROKEN = (  # errors from reading a broken file
     zipfile.BadZipFile,
@@ -56,20 +58,39 @@ _BROKEN = (  # errors from reading a broken file
 
 
 @dataclass(frozen=True)
+class Source:
+    """Who recorded: EXPERIMENT/RUN or a policy EXPERIMENT/RUN@TAG; seed; actions: learning, sampled, greedy or written."""
+
+    name: str
+    seed: int
+    actions: str
+
+    def repeats(self, other: Source) -> bool:
+        """Return whether it begins with the episodes that another one recorded; a resumed run does not."""
+        if (self.seed, self.actions) != (other.seed, other.actions):
+            return False
+        if self.actions != "learning":
+            return self.name == other.name
+        return self.name != other.name and self.name.partition("/")[0] == other.name.partition("/")[0]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The facts of a recording.
 
     Attributes:
-      env: the environment's spec as JSON. schema: leaves of one trajectory, from `schema_to_fields`.
-      rows, envs: T and B of each trajectory. source: its experiment, or run and tag. versions: of packages.
+      env: the environment's spec as JSON. options: those of its EnvConfig that change what is recorded, as JSON.
+      schema: leaves of one trajectory, from `schema_to_fields`. rows, envs: T and B of each trajectory.
+      sources: all who recorded into the folder. versions: of packages.
     """
 
     env: dict[str, Any]
+    options: dict[str, Any]
     schema: list[Any]
     rows: int
     envs: int
-    source: str = ""
-    versions: dict[str, str] | None = None
+    sources: tuple[Source, ...]
+    versions: dict[str, str]
     format: int = FORMAT
 
     @property
@@ -105,35 +126,51 @@ class Recording:
         return sum(math.prod(leaf.shape) * to_dtype(leaf.dtype).itemsize for leaf in self.manifest.leaves)
 
 
-def make_manifest(env: dict[str, Any], trajectory: Trajectory, *, source: str, versions: dict[str, str]) -> Manifest:
+def make_manifest(
+    env: dict[str, Any], options: dict[str, Any], trajectory: Trajectory, *, source: Source, versions: dict[str, str]
+) -> Manifest:
     """Return the manifest of trajectories of this schema."""
     rows, envs = trajectory.is_first.shape
-    return Manifest(env, schema_to_fields(flatten_schema(trajectory)), rows - 1, envs, source, versions)
+    schema = schema_to_fields(flatten_schema(trajectory))
+    return Manifest(env, options, schema, rows - 1, envs, (source,), versions)
 
 
 def begin_recording(folder: Path, manifest: Manifest) -> None:
-    """Prepare the folder for trajectories of this kind.
+    """Prepare the folder for trajectories of this kind, from one source; a run that is in it goes on.
 
     Raises:
       RecordingError: it cannot be written, or holds something else. SpecMismatch: it holds trajectories of another kind.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / MANIFEST).exists():
-            if any(not path.name.startswith(".") for path in folder.iterdir()):
-                raise RecordingError(f"{folder} has files but no {MANIFEST}: give --record a separate folder.")
+        if not (folder / MANIFEST).exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+            raise RecordingError(f"{folder} has files but no {MANIFEST}: give --record a separate folder.")
+        with folder_lock(folder):
+            if (folder / MANIFEST).exists():
+                there = read_manifest(folder)
+                _check_alike(folder, there, manifest)
+                manifest = replace(there, sources=tuple(dict.fromkeys((*there.sources, *manifest.sources))))
             write_json(folder / MANIFEST, asdict(manifest))
-            return
-    except OSError as error:
+    except OSError as error:  # a TimeoutError too
         raise RecordingError(f"{folder} cannot be recorded to: {error}. Choose another folder.") from error
-    there = read_manifest(folder)
+
+
+def _check_alike(folder: Path, there: Manifest, manifest: Manifest) -> None:
     difference = describe_difference(there.leaves, manifest.leaves, str(folder), "this run")
     if difference is not None:
         raise SpecMismatch(f"{difference}. A recording holds trajectories of one kind; record into another folder.")
-    if there.env != manifest.env:
-        raise SpecMismatch(
-            f"{folder} was recorded from {there.env}, this run has {manifest.env}; record into another folder."
-        )
+    for before, now in ((there.env, manifest.env), (there.options, manifest.options)):
+        if unlike := {name: before.get(name) for name in before | now if before.get(name) != now.get(name)}:
+            wanted = {name: now.get(name) for name in unlike}
+            raise SpecMismatch(
+                f"{folder} was recorded from an environment with {unlike}, this one has {wanted}; record into another folder."
+            )
+    for other, source in itertools.product(there.sources, manifest.sources):
+        if source.repeats(other):
+            raise RecordingError(
+                f"{folder} holds the episodes of {other.name} with seed {other.seed}, and {source.name} would begin with the "
+                "same ones; give another --seed, or another folder."
+            )
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
 
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
@@ -86,13 +90,35 @@ def label(setting: Setting) -> str:
 
 
 @dataclass(frozen=True)
+class Ranked:
+    """A setting's speed: the median of `number` measurements, half of its 95% interval (NaN: unknown), those left out."""
+
+    words: str
+    median: float
+    half: float
+    number: int
+    left_out: tuple[float, ...]
+    rising: bool
+
+    @property
+    def text(self) -> str:
+        """Return the setting, its speed and what that is based on, as a line."""
+        found = f"{self.median:,.0f}" + ("" if math.isnan(self.half) else f" ± {self.half:,.0f}")
+        notes = ["once" if self.number == 1 else f"{self.number} times"]
+        if self.left_out:
+            notes.append(f"{', '.join(f'{speed:,.0f}' for speed in self.left_out)} in the search does not count")
+        if self.rising:
+            notes.append("still rising")
+        return f"{found:>18}  {self.words} ({'; '.join(notes)})"
+
+
+@dataclass(frozen=True)
 class Advice:
     """The setting to use.
 
     Attributes:
       setting, words, options: the best one, as value and as text. env_steps_per_s: its median speed.
-      default_env_steps_per_s: of the default (0: it failed). ranking: (words, median speed, lowest, highest,
-        measurements) of every setting, best first. text: all of this as text.
+      default_env_steps_per_s: of the default (0: it failed). ranking: of every setting, best first. text: all of this as text.
     """
 
     setting: Setting
@@ -100,7 +126,7 @@ class Advice:
     options: dict[str, Any]
     env_steps_per_s: float
     default_env_steps_per_s: float
-    ranking: tuple[tuple[str, float, float, float, int], ...]
+    ranking: tuple[Ranked, ...]
     text: str
 
     @property
@@ -118,7 +144,9 @@ def advise(found: Measurements) -> Advice:
     Raises:
       ConfigError: not one measurement succeeded; with what went wrong.
     """
-    speeds = {key: values for key, values in _speeds(found.trials).items() if min(values) > 0}
+    explored, final = _by_phase(found.trials)
+    # of a setting with final measurements only those count: the first one, by which it was chosen, may be luck
+    speeds = {key: values for key, values in (explored | final).items() if min(values) > 0}
     settings = {key_of(t.setting): t.setting for t in found.trials}
     if not speeds:
         errors = [t.error for t in found.trials if t.error]
@@ -130,24 +158,42 @@ def advise(found: Measurements) -> Advice:
     default = key_of(found.default)
     chosen = min(level, key=lambda k: (k != default, _processes(settings[k]), -medians[k], str(k)))
     order = sorted(speeds, key=lambda key: (key != chosen, key not in compared, -medians[key], str(key)))
-    ranking = tuple(
-        (found.words[label(settings[k])], medians[k], min(speeds[k]), max(speeds[k]), len(speeds[k])) for k in order
-    )
+    noise, rising = _noise(speeds.values()), {key_of(t.setting) for t in found.trials if t.rising}
+    ranked = {
+        key: Ranked(
+            found.words[label(settings[key])],
+            medians[key],
+            noise * medians[key] / math.sqrt(len(speeds[key])),
+            len(speeds[key]),
+            tuple(explored.get(key, ())) if key in final else (),
+            key in rising,
+        )
+        for key in order
+    }
     setting = settings[chosen]
     options, words = found.options[label(setting)], found.words[label(setting)]
-    advice = Advice(setting, words, options, medians[chosen], medians.get(default, 0.0), ranking, "")
-    return dataclasses.replace(advice, text=_text(found, advice, chosen == default))
+    advice = Advice(setting, words, options, medians[chosen], medians.get(default, 0.0), tuple(ranked.values()), "")
+    return dataclasses.replace(advice, text=_text(found, advice, ranked.get(default)))
 
 
-def _speeds(trials: Sequence[Trial]) -> dict[Any, list[float]]:
-    """Return the speeds by setting: of its final measurements if there are any (the first one may be luck)."""
-    every: dict[Any, list[float]] = {}
+def _by_phase(trials: Sequence[Trial]) -> tuple[dict[Any, list[float]], dict[Any, list[float]]]:
+    """Return the speeds by setting: in the search, and in the final measurements."""
+    explored: dict[Any, list[float]] = {}
     final: dict[Any, list[float]] = {}
     for trial in trials:
-        every.setdefault(key_of(trial.setting), []).append(trial.env_steps_per_s)
-        if trial.phase == "final":
-            final.setdefault(key_of(trial.setting), []).append(trial.env_steps_per_s)
-    return every | final
+        speeds = final if trial.phase == "final" else explored
+        speeds.setdefault(key_of(trial.setting), []).append(trial.env_steps_per_s)
+    return explored, final
+
+
+def _noise(repeated: Iterable[Sequence[float]]) -> float:
+    """Return half of the 95% interval of one measurement as a share of the speed, from all repetitions; NaN without any."""
+    logs = [np.log(speeds) for speeds in repeated if len(speeds) > 1]
+    freedom = sum(len(own) - 1 for own in logs)
+    if not freedom:
+        return math.nan
+    spread = math.sqrt(sum(float(np.square(own - own.mean()).sum()) for own in logs) / freedom)
+    return float(stdtrit(freedom, 0.975)) * spread
 
 
 def _comparable(trials: Sequence[Trial]) -> set[Any]:
@@ -166,11 +212,12 @@ def _processes(setting: Setting) -> int:
     return 1 + setting.get("num-actors", 1) + setting.get("num-inference-servers", 0)
 
 
-def _text(found: Measurements, advice: Advice, is_default: bool) -> str:
+def _text(found: Measurements, advice: Advice, default: Ranked | None) -> str:
     """Return the advice as text: the setting, its gain, its options, and the next best ones."""
-    speed = f"{advice.env_steps_per_s:,.0f} env steps/s"
+    speed, best = f"{advice.env_steps_per_s:,.0f} env steps/s", advice.ranking[0]
+    is_default = best is default
     if is_default:
-        first = f"{found.experiment}: keep the default ({advice.words}), {speed}: nothing measured was faster by 2%"
+        first = f"{found.experiment}: keep the default ({advice.words}), {speed}: nothing measured as often was faster by 2%"
     elif not advice.default_env_steps_per_s:
         first = f"{found.experiment}: {advice.words}: {speed} (the default failed)"
     else:
@@ -182,12 +229,15 @@ def _text(found: Measurements, advice: Advice, is_default: bool) -> str:
     if found.changes_learning:
         lines.append("  the number of environments and the batch were tuned too: what is learned changes with them")
     count = len({key_of(t.setting) for t in found.trials})
+    if default and not is_default and best.median - default.median <= math.hypot(best.half, default.half):
+        lines.append(
+            "  the gain is not above the noise of the measurements; a longer --tune-minutes shows whether it is real"
+        )
     lines.append(
-        f"  {counted(len(found.trials), 'trial')} of {counted(count, 'setting')} in {found.total_s:.0f} s; fastest:"
+        f"  {counted(len(found.trials), 'trial')} of {counted(count, 'setting')} in {found.total_s:.0f} s; fastest, with 95% "
+        "intervals:"
     )
-    for words, median, low, high, number in advice.ranking[:4]:
-        spread = f"{low:,.0f} - {high:,.0f}, {number} times" if number > 1 else "once"
-        lines.append(f"    {median:>10,.0f}  {words} ({spread})")
+    lines += [f"  {ranked.text}" for ranked in advice.ranking[:4]]
     load, cores = statistics.median(t.load for t in found.trials), found.machine.get("cores", 1)
     if load > BUSY * cores:
         lines.append(

@@ -28,9 +28,12 @@ from jsrl.tuning.space import applied
 
 VARIABLE = "JSRL_PROFILES"
 OFF, AUTO = "none", "auto"
-FAULT_FIELDS = ("on_fault", "fault_limit", "fault_window_s")  # of an environment: they do not change the workload
-# Fields of an agent that decide its computation; for agents without these fields everything counts.
-COSTLY_FIELDS = ("network", "num_epochs", "num_minibatches")
+# Fields of an experiment that do not change how fast it trains; trials have no evaluator, video and recording.
+FREE = (
+    "seed", "total_env_steps", "max_minutes", "stop_at_return", "evaluator", "video", "record", "record_limit_mb",
+    "trace", "trace_spans", "restart", "supervision", "deadlines", "actor.step_deadline_s",
+    "env.on_fault", "env.fault_limit", "env.fault_window_s", "env.reward_scale", "env.reward_clip",
+)  # fmt: skip
 # Options that a tuning may change: a profile tuned with some of these given holds for runs with the same ones given.
 TUNED = (
     "placement", "num-actors", "num-groups", "num-inference-servers", "inference.max-rows", "inference.max-wait-s",
@@ -59,29 +62,35 @@ def machine_facts() -> dict[str, Any]:
 
 
 def work_facts(experiment: Experiment, given: Collection[str] = ()) -> dict[str, Any]:
-    """Return the facts that decide an experiment's workload: environment, network, batch; not its learning rate or seed.
+    """Return everything that decides an experiment's workload: all but what is free and what is tuned.
+
+    Of an agent's config, numbers with a fraction count only as zero or not: they change values, and no shapes.
 
     Args:
       experiment: to describe. given: options that were given explicitly, and are not tuned.
     """
-    e = experiment
     own = options_of(experiment)
-    environment = to_json(e.env)
-    for name in FAULT_FIELDS:
-        environment["fields"].pop(name, None)
-    agent = {name: getattr(e.agent, name) for name in COSTLY_FIELDS if hasattr(e.agent, name)} or {"whole": e.agent}
+    facts = _without(to_json(experiment), (*FREE, *(name.replace("-", "_") for name in TUNED)))["fields"]
+    for part in (facts, *(policy["fields"] for policy in facts["policies"].values())):
+        part.pop("stop_at_return", None)
+        agent = part["agent"] or {}
+        if "factory" not in agent.get("fields", {"factory": None}):  # of a user's AgentReference everything counts
+            values = {name: bool(v) if isinstance(v, float) else v for name, v in agent["fields"].items()}
+            part["agent"] = {**agent, "fields": values}
     return {
-        "experiment": e.name,
-        "env": environment,
-        "agent": {"kind": type(e.agent).__name__, **{name: to_json(value) for name, value in agent.items()}},
-        "num_envs": e.num_envs,
-        "rollout_length": e.rollout_length,
-        "batch_envs": e.batch_columns,
-        "max_policy_lag": e.max_policy_lag,
-        "reuse": e.learner.reuse,
-        "order": e.order,
+        "experiment": experiment.name,
+        "settings": facts,
         "fixed": {name: own[name].default for name in TUNED if name in given},
     }
+
+
+def _without(tree: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return a config's JSON without fields, which may be those of its parts: `learner.threads`."""
+    fields = {name: value for name, value in tree["fields"].items() if name not in names}
+    for name, value in fields.items():
+        if inner := [other.partition(".")[2] for other in names if other.startswith(f"{name}.")]:
+            fields[name] = _without(value, inner)
+    return {**tree, "fields": fields}
 
 
 def version() -> str:
@@ -125,7 +134,7 @@ class Profile:
 
     Attributes:
       options: to set. words: the same as text. gain: speed over the default's. machine, work, version: for which it holds.
-      measurements: file that it is based on. path: of the profile.
+      trials: that succeeded. measurements: their file. path: of the profile.
     """
 
     options: dict[str, Any]
@@ -134,8 +143,20 @@ class Profile:
     machine: dict[str, Any]
     work: dict[str, Any]
     version: str
+    trials: int
     measurements: str = ""
     path: str = ""
+
+    @property
+    def key(self) -> str:
+        """Return the name of its file, without the ending."""
+        return profile_key(self.machine, self.work, self.version)
+
+    def saved_before(self, folder: Path) -> Profile | None:
+        """Return the profile that this one would replace; None: there is none that can be read."""
+        with contextlib.suppress(ConfigError):
+            return Profile.load(folder / f"{self.key}.json")
+        return None
 
     def save(self, folder: Path) -> Profile:
         """Write this profile under its key and return it with its path.
@@ -143,7 +164,7 @@ class Profile:
         Raises:
           ConfigError: the folder cannot be written.
         """
-        path = folder / f"{profile_key(self.machine, self.work, self.version)}.json"
+        path = folder / f"{self.key}.json"
         saved = dataclasses.replace(self, path=str(path))
         values = {name: value for name, value in dataclasses.asdict(saved).items() if name != "path"}
         make_folder(folder)

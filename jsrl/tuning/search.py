@@ -22,6 +22,8 @@ WORTH = 0.005  # expected gain (of the log speed) below which exploration ends e
 MAX_LEADERS = 3
 LEADER_MARGIN = 0.10  # how far behind the best (log speed, in the model) a leader may be
 MIN_ROUNDS, MAX_ROUNDS = 2, 6
+FINALS = 4  # trials that are left for the leaders, in turns: the best two, twice
+USERS_FAULTS = ("EnvironmentFault:", "AgentFault:")  # errors of the user's own code, which every setting would repeat
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Trial:
     Attributes:
       setting: measured one. phase: `explore` or `final`. env_steps_per_s: trained, 0: it failed.
       seconds: of the measurement. updates: in that time. start_s: from the command to the first update.
-      cut: ended early, because it was far behind. error: why it failed. load: load average of the machine at its end.
+      cut: ended early, because it was far behind. rising: it was still getting faster at its end. warm_s: after the first
+        update, that do not count. error: why it failed. load: load average of the machine at its end.
     """
 
     setting: Setting
@@ -41,6 +44,8 @@ class Trial:
     updates: int = 0
     start_s: float = 0.0
     cut: bool = False
+    rising: bool = False
+    warm_s: float = 0.0
     error: str = ""
     load: float = 0.0
 
@@ -79,10 +84,11 @@ class Budget:
         """Record the duration of a trial."""
         self._durations.append(seconds)
 
-    def allows(self, share: float = 1.0) -> bool:
-        """Return whether another trial of the usual length fits into a share of the time."""
+    def allows(self, share: float = 1.0, later: int = 0) -> bool:
+        """Return whether another trial of the usual length fits into a share of the time, and `later` ones into all of it."""
         usual_s = statistics.median(self._durations) if self._durations else 0.0
-        return not self.stopped() and self.elapsed_s + usual_s <= share * self.total_s
+        most_s = min(share * self.total_s, self.total_s - later * usual_s)
+        return not self.stopped() and self.elapsed_s + usual_s <= most_s
 
 
 def search(space: Space, measure: Measure, budget: Budget) -> list[Trial]:
@@ -100,7 +106,7 @@ def search(space: Space, measure: Measure, budget: Budget) -> list[Trial]:
         budget.took(budget.clock() - begin_s)
 
     make(space.default, "explore")
-    while budget.allows(EXPLORE_SHARE):
+    while not _is_hopeless(trials) and budget.allows(EXPLORE_SHARE, FINALS if len(trials) > 1 else 0):
         setting = propose(space, trials)
         if setting is None:
             break
@@ -110,6 +116,12 @@ def search(space: Space, measure: Measure, budget: Budget) -> list[Trial]:
             break
         make(setting, "final")
     return trials
+
+
+def _is_hopeless(trials: Sequence[Trial]) -> bool:
+    """Return whether no setting can work: the user's own code fails, or the first two failed alike."""
+    errors = [trial.error for trial in trials]
+    return all(errors) and (any(fault in errors[0] for fault in USERS_FAULTS) or errors[:2] == 2 * errors[:1])
 
 
 # -- what to try next -------------------------------------------------------------------------------------------------
@@ -240,6 +252,8 @@ def finals(space: Space, trials: Sequence[Trial]) -> Iterator[Setting]:
       trials: a list that grows by the measurements.
     """
     running = leaders(space, trials)
+    if not running:
+        return
     default = space.default
     for number in range(MAX_ROUNDS):
         order = running if number % 2 == 0 else running[::-1]

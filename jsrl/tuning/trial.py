@@ -38,6 +38,7 @@ FOREVER_STEPS = 10**12
 MOST_UPDATES = 2**22  # far more than a trial makes, and few enough for schedules of int32, such as those of optax
 POLL_S = 0.05
 LEAVE_S = 15.0
+RISE = 0.1  # a later half of the measurement that is this much faster than the earlier one: the run is not warm yet
 ENDED = "the run ended"
 
 
@@ -47,7 +48,7 @@ class Limits:
 
     Attributes:
       seconds: least duration of the measurement. updates: least number of updates. warm_s: after the first update, not
-        counted.
+        counted; where the speed still rises, its earlier half is not counted either, and the trial goes on.
       start_s: until the first update. longest_s: for the measurement, even with slow updates.
       give_up_share: share of the best speed below which a trial is ended early.
     """
@@ -66,9 +67,9 @@ class Speed:
 
     Attributes:
       env_steps_per_s: trained; 0: it failed. seconds, updates: of the measurement. start_s: from the command to the first
-        update. cut: ended early, far behind the best. error: why it failed. load: load average of the machine at the end.
-      metrics: the run's last line. means: of its lines since it was warm. launcher_cores: cores that the launching
-        process kept busy.
+        update. cut: ended early, far behind the best. rising: it was still getting faster.
+      warm_s: after the first update, that do not count. error: why it failed. load: load average of the machine at the end.
+      metrics: the run's last line. means: of its lines since it was warm. launcher_cores: of the launching process.
     """
 
     env_steps_per_s: float = 0.0
@@ -76,6 +77,8 @@ class Speed:
     updates: int = 0
     start_s: float = 0.0
     cut: bool = False
+    rising: bool = False
+    warm_s: float = 0.0
     error: str = ""
     load: float = 0.0
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -219,6 +222,7 @@ class Progress:
         self._last: dict[str, float] = {}
         self._lines: list[dict[str, float]] = []  # since it was warm
         self._used: list[tuple[float, float]] = []  # of the launching process: first and last (CPU seconds, time)
+        self._later = 0  # how often an earlier half was dropped
         self.start_s = 0.0
 
     def take(self, line: dict[str, float], waited_s: float) -> None:
@@ -232,6 +236,9 @@ class Progress:
             self._lines.append(line)
         if self._warm is None and line["learner/trained_s"] - self._first["learner/trained_s"] >= self._limits.warm_s:
             self._warm = line
+        if self._measured and (later := self._rising_from()) is not None:
+            self._warm, self._later = later, self._later + 1
+            self._lines = [own for own in self._lines if _seconds(later, own) > 0]
 
     def used(self, cpu_s: float, waited_s: float) -> None:
         """Record the CPU seconds of the launching process, once the run is warm."""
@@ -257,6 +264,22 @@ class Progress:
         return 0.0 if self._warm is None else self._last[name] - self._warm[name]
 
     @property
+    def _measured(self) -> bool:
+        """Return whether the measurement is as long as it should be at least."""
+        return (
+            self._since("learner/trained_s") >= self._limits.seconds and self._since("updates") >= self._limits.updates
+        )
+
+    def _rising_from(self) -> dict[str, float] | None:
+        """Return the line in the middle of the measurement if the speed rises from there; None: it is steady."""
+        warm, last = self._warm, self._last
+        assert warm is not None
+        middle = next((own for own in self._lines if 2 * _seconds(warm, own) >= _seconds(warm, last)), last)
+        if _seconds(middle, last) <= 0 or _speed(middle, last) <= (1 + RISE) * _speed(warm, middle):
+            return None
+        return middle
+
+    @property
     def cut(self) -> bool:
         """Return whether to give up: measured for a third of the time, and far behind the best."""
         sure = self._since("learner/trained_s") >= self._limits.seconds / 3 and self._since("updates") >= 2
@@ -265,8 +288,7 @@ class Progress:
     @property
     def enough(self) -> bool:
         """Return whether the measurement is complete."""
-        long = self._since("learner/trained_s") >= self._limits.seconds
-        return (long and self._since("updates") >= self._limits.updates) or self.cut
+        return self._measured or self.cut
 
     @property
     def speed_now(self) -> float:
@@ -290,6 +312,8 @@ class Progress:
             updates=int(self._since("updates")),
             start_s=round(self.start_s, 2),
             cut=self.cut and short,
+            rising=self._later > 0 and short,
+            warm_s=0.0 if self._first is None or self._warm is None else _seconds(self._first, self._warm),
             metrics=_numbers(self._last),
             means=self._means(),
             launcher_cores=self._launcher_cores(),
@@ -305,6 +329,16 @@ class Progress:
             return 0.0
         (cpu_s, from_s), (last_s, to_s) = self._used
         return (last_s - cpu_s) / (to_s - from_s)
+
+
+def _seconds(one: dict[str, float], two: dict[str, float]) -> float:
+    """Return the time between two lines."""
+    return two["learner/trained_s"] - one["learner/trained_s"]
+
+
+def _speed(one: dict[str, float], two: dict[str, float]) -> float:
+    """Return the env steps per second between two lines."""
+    return (two["env_steps"] - one["env_steps"]) / _seconds(one, two)
 
 
 def _numbers(line: dict[str, Any]) -> dict[str, float]:

@@ -5,17 +5,19 @@ Inspired by Spreeze, which adapts its parallelism to the hardware. Source: Hou e
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
+from jsrl.file_lock import file_lock
 from jsrl.launch.interrupts import interrupts
 from jsrl.launch.machine import this_machine
 from jsrl.launch.plan import settle
@@ -35,6 +37,7 @@ from jsrl.tuning.space import (
 from jsrl.tuning.trial import Limits, measure
 
 MINUTES = 3.0
+FIRST = 4  # times as long as the others is the first trial measured
 TRIALS_PER_BUDGET = 60  # part of the time for a trial's measurement; starting takes as long again, or longer
 
 
@@ -44,7 +47,7 @@ class Tuned:
 
     Attributes:
       experiment: with the best settings. advice: the settings, and their gain. measurements: that it is based on.
-      profile, path: files of profile and measurements (None: not saved).
+      profile, path: files of profile and measurements (None: not saved). interrupted: by Ctrl-C.
     """
 
     experiment: Experiment
@@ -52,6 +55,7 @@ class Tuned:
     measurements: Measurements
     profile: Profile | None
     path: Path | None
+    interrupted: bool
 
 
 def tune(
@@ -68,7 +72,7 @@ def tune(
     """Measure settings of an experiment on this machine, and save the best as the profile of later runs.
 
     What is learned stays the same (environments, rollout, batch, policy lag), unless `batch` is true. Ctrl-C ends
-    the tuning and keeps the best so far.
+    the tuning and keeps the best so far, unless an earlier profile is based on more trials.
 
     Args:
       experiment: to tune. given: options that keep their values. minutes: for all trials together.
@@ -76,7 +80,7 @@ def tune(
       profiles_dir: where to save; see jsrl.tuning.profiles. output: file for the measurements. show: stream for progress.
 
     Raises:
-      ConfigError: nothing can be tuned, or nothing could be measured.
+      ConfigError: nothing can be tuned, nothing could be measured, or another tuning is running.
     """
     if experiment.deterministic:
         raise ConfigError("a deterministic run fixes its groups and their order; tune without --deterministic.")
@@ -93,42 +97,65 @@ def tune(
     seconds = min(max(minutes * 60 / TRIALS_PER_BUDGET, 1.0), 4.0) if trial_seconds is None else trial_seconds
     began = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     screen = Screen(show, experiment, space, minutes * 60)
-    trials, total_s = run_search(experiment, space, minutes * 60, seconds, screen)
+    with _alone(folder):
+        trials, total_s, interrupted = run_search(experiment, space, minutes * 60, seconds, screen)
     found = measurements_of(experiment, space, trials, work, began=began, total_s=total_s, batch=batch)
     advice = advise(found)
     profile, path = None, output
     if folder is not None:
         profile = profile_of(found, advice)
-        path = path or folder / f"{Path(profile.save(folder).path).stem}.measurements.json"
-        profile = dataclasses.replace(profile, measurements=str(path)).save(folder)
+        if interrupted and (before := profile.saved_before(folder)) and before.trials >= profile.trials:
+            profile = before
+        else:
+            path = output or folder / f"{profile.key}.measurements.json"
+            profile = dataclasses.replace(profile, measurements=str(path)).save(folder)
     if path is not None:
         found.save(path)
     screen.close(advice, path)
-    return Tuned(applied(experiment, advice.options), advice, found, profile, path)
+    return Tuned(applied(experiment, advice.options), advice, found, profile, path, interrupted)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path | None) -> Iterator[None]:
+    """Hold the lock of a folder of profiles: two tunings at once would measure each other.
+
+    Raises:
+      ConfigError: another tuning holds it.
+    """
+    try:
+        with contextlib.nullcontext() if folder is None else file_lock(folder / ".tuning", 0.0):
+            yield
+    except TimeoutError:
+        raise ConfigError(
+            f"another tuning with profiles in {folder} is running, and each would slow the other; wait until it has ended."
+        ) from None
 
 
 def run_search(
     experiment: Experiment, space: Space, total_s: float, seconds: float, screen: Screen
-) -> tuple[list[Trial], float]:
-    """Search with real trials; return (trials, seconds spent). The first Ctrl-C ends it cleanly.
+) -> tuple[list[Trial], float, bool]:
+    """Search with real trials; return (trials, seconds spent, whether Ctrl-C ended it, which happens cleanly).
 
     Raises:
       KeyboardInterrupt: it came before the end of the first trial.
     """
     interrupted: list[bool] = []
     starts: list[float] = []
+    warm_s = Limits.warm_s  # the default is measured for longer, and shows when a run is warm
     budget = Budget(total_s, time.monotonic, stopped=lambda: bool(interrupted))
 
     def one(setting: Setting, phase: str, best: float) -> Trial:
-        tuned = screen.begin(setting, phase)
-        limits = Limits(seconds, start_s=start_limit_s(starts, budget.left_s), longest_s=max(4 * seconds, 8.0))
+        nonlocal warm_s
+        tuned, least_s = screen.begin(setting, phase), seconds if starts else FIRST * seconds
+        start_s = start_limit_s(starts, budget.left_s)
         speed = measure(
             tuned,
-            limits,
+            Limits(least_s, warm_s=warm_s, start_s=start_s, longest_s=max(4 * least_s, 8.0)),
             best=best if phase == "explore" else 0.0,
             stopped=lambda: bool(interrupted),
             on_progress=lambda text: screen.progress(text, budget.elapsed_s),
         )
+        warm_s = warm_s if starts else max(warm_s, speed.warm_s)
         if speed.start_s:
             starts.append(speed.start_s)
         values = {f.name: getattr(speed, f.name) for f in dataclasses.fields(Trial) if hasattr(speed, f.name)}
@@ -141,7 +168,7 @@ def run_search(
     trials = [trial for trial in trials if trial.error != "interrupted"]
     if interrupted and not trials:
         raise KeyboardInterrupt
-    return trials, round(budget.elapsed_s, 1)
+    return trials, round(budget.elapsed_s, 1), bool(interrupted)
 
 
 def start_limit_s(starts: list[float], left_s: float) -> float:
@@ -181,7 +208,8 @@ def measurements_of(
 def profile_of(found: Measurements, advice: Advice) -> Profile:
     """Return the profile of an advice."""
     gain = round(advice.gain, 2) if advice.default_env_steps_per_s else None
-    return Profile(advice.options, advice.words, gain, found.machine, found.work, found.version)
+    trials = sum(not trial.error for trial in found.trials)
+    return Profile(advice.options, advice.words, gain, found.machine, found.work, found.version, trials)
 
 
 class Screen:
@@ -192,8 +220,8 @@ class Screen:
         self._live = stream is not None and stream.isatty()
         self._words, self._phase, self._number, self._best = "", "", 0, 0.0
         self._write(
-            f"tuning {experiment.name} for up to {total_s / 60:g} min ({len(space.candidates)} settings; "
-            "Ctrl-C keeps the best so far)"
+            f"tuning {experiment.name} for up to {total_s / 60:g} min (as many of {len(space.candidates):,} settings as "
+            "fit, the most promising first; Ctrl-C keeps the best so far)"
         )
 
     def begin(self, setting: Setting, phase: str) -> Experiment:

@@ -340,9 +340,9 @@ def test_environment_options_of_an_evaluation():
     words, of_env = evaluate.split_options(["x@best", "--env.id", "A-v0", "--episodes", "3", "--env.kwargs.size=4"])
     assert (words, of_env) == (["x@best", "--episodes", "3"], ["--env.id", "A-v0", "--env.kwargs.size=4"])
     evaluator = EvaluatorConfig(env={"max_episode_steps": 9, "kwargs": {"evaluated": 1}})
-    trained = Experiment(PPOConfig(), EnvConfig("B-v0", {"old": 1}, reward_clip=1.0), evaluator=evaluator)
+    trained = Experiment(PPOConfig(), EnvConfig("B-v0", {"old": 1}), evaluator=evaluator)
     found = evaluate.environment_with(trained, of_env)
-    assert (found.id, found.kwargs, found.max_episode_steps, found.reward_clip) == ("A-v0", {"size": 4}, 9, None)
+    assert (found.id, found.kwargs, found.max_episode_steps) == ("A-v0", {"size": 4}, 9)
     with pytest.raises(ConfigError, match=r"--env.reward-scale has no effect: evaluations .* raw rewards"):
         evaluate.environment_with(trained, ["--env.reward-scale", "3"])
     with pytest.raises(ConfigError, match=r"did you mean --env.max-episode-steps"):

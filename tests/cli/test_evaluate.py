@@ -225,14 +225,17 @@ def test_another_environment_with_the_same_spaces(runs, capsys, tmp_path):
     words = ["other@final", "--episodes", "4", "--json", str(page), "--runs-dir", str(runs)]
     assert evaluate.main(["shared@final", *words[1:], "--env.max-episode-steps", "1"]) == 0
     assert "mean length 1" in capsys.readouterr().out
-    assert json.loads(page.read_text())["env_options"] == ["--env.max-episode-steps", "1"]
+    facts = json.loads(page.read_text())
+    assert facts["env_options"] == ["--env.max-episode-steps", "1"]
+    assert len(facts["returns"]) == 4 and np.mean(facts["returns"]) == facts["return_mean"]
+    assert (facts["seed"], facts["num_envs"]) == (12345, 4)
     assert evaluate.main([*words, "--env.id", "tests.duel:Duel"]) == 2
     assert "cannot play in tests.duel:Duel: it plays alone" in capsys.readouterr().err
     assert evaluate.main([*words, "--env.id", "MountainCar-v0"]) == 2
     assert "cannot play in MountainCar-v0: " in capsys.readouterr().err
 
 
-def test_reset_forgets_the_recurrent_state_and_compiles_nothing(monkeypatch):
+def test_reset_forgets_the_recurrent_state():
     network = NetworkConfig(hidden=(4,), core="gru", core_size=4)
     experiment = dataclasses.replace(DUEL, policies={}, agent=PPOConfig(network=network))
     spec = EnvSpec(ArraySpec((2,), "float32"), Continuous((-9.0,), (9.0,)))
@@ -241,7 +244,6 @@ def test_reset_forgets_the_recurrent_state_and_compiles_nothing(monkeypatch):
     ones = np.ones((3, 2), np.float32)
     first, second = policy(ones), policy(ones)
     assert (first != second).all()
-    monkeypatch.setattr("jsrl.policy.Engine", None)  # a new one would compile again
     policy.reset()
     assert (policy(ones, np.zeros(3, bool)) == first).all() and (policy(ones) == second).all()
 

@@ -9,9 +9,6 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from jsrl.envs.config import EnvConfig
-from jsrl.envs.games.matrix import END, MatrixGame
-
 
 class Counting(gymnasium.Env):
     """Observation (t, draw of the episode); reward t + 1; episodes of `length` steps, terminated or truncated."""
@@ -45,18 +42,6 @@ def counting_vector(num_envs: int, mode: str, **kwargs) -> gymnasium.vector.Vect
 
 def limited_vector(num_envs: int, max_episode_steps: int) -> gymnasium.vector.VectorEnv:
     return counting_vector(num_envs, "NextStep", length=max_episode_steps)
-
-
-class OwnGame(MatrixGame):
-    """A user's own vector of environments with seats, which takes tasks."""
-
-    def __init__(self, num_envs: int, groups: Any = None):
-        payoffs = np.array([[[[2.0, 0.0], [0.0, 4.0]]] * 2])
-        super().__init__(EnvConfig("own"), payoffs, np.full((1, 2, 2), END), num_envs, groups=groups)
-        self.tasks: dict[int, Any] = {}
-
-    def set_tasks(self, tasks: Any) -> None:
-        self.tasks |= tasks
 
 
 class DoubledReward(gymnasium.Wrapper):

@@ -25,7 +25,7 @@ GOOD = [
     (EnvConfig("matrix:climbing", kwargs={"rounds": 3, "see_last": True}), {"waited", "died"}),
     (EnvConfig(FATE + "ParallelGame"), set()),
     (EnvConfig(FATE + "ParallelGame", kwargs={"death": "team", "sides": SIDES}), set()),
-    (EnvConfig(FATE + "TurnGame", reward_scale=0.5), set()),
+    (EnvConfig(FATE + "TurnGame"), set()),
     (EnvConfig(FATE + "TurnGame", kwargs={"death": "team", "sides": SIDES}, max_episode_steps=4), set()),
     (EnvConfig(FATE + "Masked", reseed_episodes=True), set()),
 ]

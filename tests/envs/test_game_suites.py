@@ -129,17 +129,6 @@ def test_one_game_of_a_vector_is_rebuilt_and_the_others_play_on() -> None:
     assert first[1] and not reward[1].any() and (discount[1] == 1).all()
 
 
-def test_scaled_and_clipped_rewards_are_learned_from_and_raw_ones_reported() -> None:
-    raw, scaled = (
-        make_game(EnvConfig("matrix:climbing", **options), 1, 0)
-        for options in ({}, {"reward_scale": 0.5, "reward_clip": 4.0})
-    )
-    for game, reward in ((raw, 11.0), (scaled, 4.0)):
-        game.reset()
-        step = game.step({"player_0": np.array([[0]]), "player_1": np.array([[0]])})
-        assert step.reward.tolist() == [[reward, reward]] and step.episodes[0].returns == (11.0, 11.0)
-
-
 def test_pettingzoo_class_is_given_by_reference() -> None:
     """Also for the class itself, as in notebooks."""
     base = pytest.importorskip("pettingzoo").ParallelEnv

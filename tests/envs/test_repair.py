@@ -90,7 +90,6 @@ def frail(what: str, told: list[str] | None = None, seed: int = 5, **options: An
         kwargs={"what": what, **options},
         on_fault="restart-env",
         episode_metrics=("score:sum",),
-        reward_scale=2.0,
         **limits,
     )
     return make(config, 2, seed, group=3, warn=None if told is None else told.append)
@@ -114,7 +113,7 @@ def test_failed_slot_is_rebuilt_and_its_episode_cut(what: str) -> None:
     assert [s.is_first[0] for s in steps] == [t % 6 == 0 for t in range(13)]
     assert [s.is_first[1] for s in steps] == [t == 0 or (t >= 3 and (t - 3) % 6 == 0) for t in range(13)]
     assert all((s.discount == 1.0).all() for s in steps)  # a truncation: it is not reported as a termination
-    assert [s.reward[1] for s in steps] == [0.0 if s.is_first[1] else 2.0 for s in steps]
+    assert [s.reward[1] for s in steps] == [0.0 if s.is_first[1] else 1.0 for s in steps]
     assert [tuple(s.observation[1]) for s in steps[:6]] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     assert [tuple(s.observation[0]) for s in steps[:6]] == [(0, t) for t in range(6)]
     ended = [(t, e.slot, e.length, e.return_, e.metrics) for t, s in enumerate(steps) for e in s.episodes]

@@ -169,11 +169,11 @@ def test_reuse_counts_updates_not_batches():
     assert (e.order, e.min_updates_lag) == ("by_group", 2)
 
 
-def test_evaluation_uses_raw_rewards_and_full_games():
-    env = EnvConfig("ALE/Pong-v5", reward_clip=1.0, reward_scale=0.1)
+def test_evaluation_uses_full_games():
+    env = EnvConfig("ALE/Pong-v5")
     env = dataclasses.replace(env, atari=dataclasses.replace(env.atari, episodic_life=True))
     played = experiment(env=env, evaluator=EvaluatorConfig(env={"max_episode_steps": 9})).evaluation_env
-    assert (played.reward_clip, played.reward_scale, played.atari.episodic_life) == (None, 1.0, False)
+    assert not played.atari.episodic_life
     assert played.max_episode_steps == 9
 
 

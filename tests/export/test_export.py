@@ -8,6 +8,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import threading
 import types
 import zipfile
 
@@ -24,6 +25,7 @@ from jsrl.agents.ppo import PPOConfig, ppo
 from jsrl.agents.r2d2 import R2D2Config, r2d2
 from jsrl.agents.sac import SACConfig, sac
 from jsrl.cli import export
+from jsrl.envs.observations import checked
 from jsrl.envs.spaces import action_layout
 from jsrl.errors import ExportError, MissingExtra, SnapshotError, SpecMismatch
 from jsrl.experiment import Experiment
@@ -31,7 +33,7 @@ from jsrl.export import file, parity, player
 from jsrl.export.function import PolicyFunction, Port, policy_function
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
-from jsrl.policy import Policy, check_leaves, checked, load_policy
+from jsrl.policy import Policy, check_leaves, load_policy
 from jsrl.references.reference import from_json, to_json
 from jsrl.types import (
     ArraySpec,
@@ -173,6 +175,57 @@ def test_recurrent_state_is_passed_between_steps(folder, monkeypatch):
     assert not np.allclose(carried["logits"][0], fresh["logits"][0])
 
 
+def loaded(name: str, folder: str) -> Policy:
+    """The policy of a case, as `load_policy` returns it."""
+    _, agent, spec, params, _ = exported(name, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jsrl.policy.build_agent", lambda config, spec: agent)
+        return Policy(Experiment(agent=PPOConfig()), spec, params, 0, {})
+
+
+def test_greedy_and_sampled_calls_share_one_history(folder):
+    policy, oracle = loaded("lstm", folder), file.load(exported("lstm", folder)[0])
+    rows = 3 * np.random.default_rng(5).standard_normal((4, 64, 5)).astype(np.float32)
+    for number, row in enumerate(rows):
+        action, wanted = policy(row, greedy=number in (0, 3)), oracle(row)
+    np.testing.assert_array_equal(action, wanted)
+    assert not np.array_equal(oracle.step(rows[3])[0]["action"], wanted)  # the history counts
+
+
+def test_a_player_plays_the_file_that_it_is_given():
+    """An imported module stays the first file's, so that no other file may be its own without a word."""
+    with pytest.raises(TypeError, match="path"):
+        player.load()  # type: ignore[call-arg]
+
+
+def in_a_thread(call) -> BaseException | None:
+    """Return what a call raised in another thread."""
+    raised = []
+
+    def target():
+        try:
+            call()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join(60)
+    return raised[0] if raised else None
+
+
+def test_two_threads_do_not_mix_the_histories_of_a_recurrent_policy(folder):
+    row = np.ones((2, 5), np.float32)
+    for policy in (loaded("lstm", folder), file.load(exported("lstm", folder)[0])):
+        policy(row)
+        assert "mix their histories" in str(in_a_thread(lambda own=policy: own(row)))
+        policy.reset()
+        assert in_a_thread(lambda own=policy: own(row)) is None
+    for policy in (loaded("mlp", folder), file.load(exported("mlp", folder)[0])):
+        policy(row)
+        assert in_a_thread(lambda own=policy: own(row)) is None
+
+
 def test_a_mask_forbids_actions(folder):
     policy = file.load(exported("masked", folder)[0])
     for allowed in range(4):
@@ -188,6 +241,7 @@ def test_a_mask_forbids_actions(folder):
         (np.ones((1, 4), np.float32), "observation has shape \\(1, 4\\); expected \\(B, 5\\)"),
         (np.full((1, 5), "x"), "dtype <U1; expected float32"),
         (None, "observation is missing"),
+        (np.full((1, 5), np.nan), "observation holds NaN or infinity"),
     ],
 )
 def test_an_observation_that_does_not_fit_is_refused(given, told, folder):
@@ -321,8 +375,8 @@ for path in sys.argv[1:]:
     np.savez(path + ".played.npz", *results)
 """
 NUMPY = """
-    sys.path.insert(0, sys.argv[1])
-    import player
+    sys.path.insert(0, path)
+    import player  # that of the first file plays the others, too
     observation = rows["observation"] if "observation" in rows else {k.split("/")[1]: rows[k] for k in rows if "/" in k}
     state = {k: rows[k] for k in rows if k.startswith("state")}
     outputs, state = player.load(path).step(observation, state or None, rows["is_first"])
@@ -403,8 +457,8 @@ def test_a_policy_refuses_observations_that_it_does_not_read():
     seen = checked({"place": place.tolist(), "screen": screen}, spec)
     assert [(seen[name].dtype, seen[name].shape) for name in seen] == [("float32", (4, 3)), ("uint8", (4, 2, 2))]
     for wrong, told in {
-        ("place", ((1,), "float32")): r"place is float32 \[1\]; the policy reads float32 \[B, 3\]",
-        ("screen", ((3, 2, 2), "uint8")): r"screen is uint8 \[3, 2, 2\]; the policy reads uint8 \[4, 2, 2\]",
+        ("place", ((1,), "float32")): r"place is float32 \[1\]; expected float32 \[B, 3\]",
+        ("screen", ((3, 2, 2), "uint8")): r"screen is uint8 \[3, 2, 2\]; expected uint8 \[4, 2, 2\]",
         ("screen", ((4, 2, 2), "float32")): "screen is float32",
     }.items():
         name, (shape, dtype) = wrong
@@ -414,6 +468,9 @@ def test_a_policy_refuses_observations_that_it_does_not_read():
         checked({"place": place}, spec)
     with pytest.raises(SpecMismatch, match="observation/place is missing"):
         checked(place, spec)
+    place[2, 1] = np.nan
+    with pytest.raises(SpecMismatch, match=r"observation/place has nan in row 2, at \[1\]"):
+        checked({"place": place, "screen": screen}, spec)
 
 
 def test_params_that_do_not_fit_the_agent_are_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import jax
@@ -25,14 +26,17 @@ from jsrl.graph.policies import policies_of
 from jsrl.launch.links import learner_hop
 from jsrl.launch.plan import make_plan
 from jsrl.launch.plan_text import describe
-from jsrl.launch.recording_plan import facts_of
+from jsrl.launch.recording_plan import facts_of, other_environment
 from jsrl.launch.run import run
+from jsrl.launch.write_recording import RecordedEpisode, write_recording
 from jsrl.networks.model import NetworkConfig
 from jsrl.policy import Policy, load_policy
 from jsrl.recordings.recordings import SEQUENCE, open_recording, read_chunk
+from jsrl.runs.runs import RunFolder
 from jsrl.types import ArraySpec, Discrete, EnvSpec, MultiDiscrete
 
 SMALL = NetworkConfig(hidden=(16,))
+ONE_STEP = RecordedEpisode(np.zeros((2, 4)), np.ones(1), np.ones(1))
 
 
 def recorded_run(folder: Path, **changes) -> Experiment:
@@ -75,7 +79,8 @@ def same(one, two) -> None:
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
-    result = quietly(recorded_run(folder / "rows"), folder)
+    env = EnvConfig("CartPole-v1", reward_scale=0.1)
+    result = quietly(recorded_run(folder / "rows", env=env), folder)
     assert result.ledger["consumed"] == 10
     return folder / "rows"
 
@@ -84,9 +89,11 @@ def recording(tmp_path_factory) -> Path:
 def test_a_run_records_every_trajectory_that_it_was_trained_on(recording):
     found = open_recording(recording)
     assert found.env_steps == 640
-    assert found.manifest.source.startswith("experiment/")
+    (source,) = found.manifest.sources
+    assert source.name.startswith("experiment/") and (source.seed, source.actions) == (0, "learning")
     for chunk in found.chunks:
-        place, first, action = read_chunk(found, chunk, ["observation", "is_first", "action"])
+        place, first, action, reward = read_chunk(found, chunk, ["observation", "is_first", "action", "reward"])
+        assert set(np.unique(reward[:, :-1][~first[:, 1:]])) == {1.0}  # raw
         assert place.shape == (chunk.count, 17, 4, 4)
         np.testing.assert_array_equal(place[:-1, -1], place[1:, 0])  # row T is row 0 of the next one
         assert first[0, 0].all() and set(np.unique(action)) == {0, 1}
@@ -165,6 +172,7 @@ def test_of_several_policies_only_the_first_ones_rows_are_recorded(tmp_path, mon
         return found
 
     monkeypatch.setattr("jsrl.cli.record_policy.load_players", untrained)
+    monkeypatch.setattr("jsrl.cli.record_policy.RunFolder.open", lambda run, runs_dir: RunFolder(Path("x") / run))
     told = record_policy(
         "run", tmp_path / "rows", episodes=2, num_envs=2, rollout_length=5
     )  # 4 minibatches do not divide 10
@@ -178,6 +186,13 @@ def test_of_several_policies_only_the_first_ones_rows_are_recorded(tmp_path, mon
         with np.load(chunk.path) as file:
             assert file[SEQUENCE].tolist() == list(range(chunk.count))
     assert told.return_mean == pytest.approx(earned / (told.episodes * shape[0]), rel=1e-4)
+    with pytest.raises(RecordingError, match=r"x/run@best with seed 1"):
+        record_policy("run", tmp_path / "rows", num_envs=2, rollout_length=5, seed=1)
+    again = record_policy("run", tmp_path / "rows", episodes=2, num_envs=2, rollout_length=5)
+    assert again.seed == 2
+    found = open_recording(tmp_path / "rows")
+    first, last = (read_chunk(found, found.chunks[place], ["observation"])[0] for place in (0, -1))
+    assert not np.array_equal(first[0, 0], last[0, 0])
 
 
 def test_recordings_count_actions_from_0_whatever_their_space():
@@ -256,6 +271,18 @@ def test_two_policies_are_cloned_from_their_recordings_and_resumed(tmp_path):
         assert [counts["consumed"] for counts in (result.ledger, result.hops["samples-runner"])] == [40, 40]
     for policy in ("chaser/latest", "runner/latest"):
         same(*(load_policy(str(result.folder), policy).params for result in (whole, both)))
+
+
+def test_a_recording_of_another_environment_with_equal_spaces_is_said(tmp_path):
+    write_recording(tmp_path, EnvConfig("CartPole-v1", max_episode_steps=9), [ONE_STEP], source="me")
+    for env, told in (
+        (
+            EnvConfig("CartPole-v1"),
+            r"env.max_episode_steps 9 \(here None\): the policy learns from another environment",
+        ),
+        (EnvConfig("CartPole-v1", max_episode_steps=9, reward_scale=0.1), "^$"),
+    ):
+        assert re.search(told, other_environment(open_recording(tmp_path), cloning(tmp_path, env=env)))
 
 
 @pytest.mark.parametrize("other", [{"replay": ReplayConfig()}, {"record": "elsewhere"}])

@@ -16,7 +16,15 @@ import pytest
 from jsrl.errors import ConfigError, RecordingError, SnapshotError, StreamClosed
 from jsrl.plain_files import open_plain, read_npy_header, read_plain
 from jsrl.recordings import recordings
-from jsrl.recordings.recordings import MANIFEST, begin_recording, make_manifest, open_recording, read_chunk, write_chunk
+from jsrl.recordings.recordings import (
+    MANIFEST,
+    Source,
+    begin_recording,
+    make_manifest,
+    open_recording,
+    read_chunk,
+    write_chunk,
+)
 from jsrl.replay.host.files import COUNTERS, ROWS, load_replay, save_replay
 from jsrl.runs.files import read_json
 from jsrl.runs.names import FileNames
@@ -67,7 +75,7 @@ def store_fixture(tmp_path: Path):
 @pytest.fixture(name="recording")
 def recording_fixture(tmp_path: Path) -> Path:
     folder = tmp_path / "recording"
-    begin_recording(folder, make_manifest({}, SCHEMA, source="here", versions={}))
+    begin_recording(folder, make_manifest({}, {}, SCHEMA, source=Source("here", 0, "learning"), versions={}))
     write_chunk(folder / "actor-0-000000.npz", NAMES, [(0, n, zeros(SCHEMA)) for n in range(3)])
     return folder
 
@@ -222,7 +230,7 @@ def test_fifos_in_recordings(recording: Path, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(promptly(lambda: open_recording(recording)), RecordingError)
     fifo(recording / MANIFEST)
     assert isinstance(promptly(lambda: open_recording(recording)), RecordingError)
-    assert recordings.FORMAT == 1
+    assert recordings.FORMAT == 2
 
 
 # -- replay

@@ -12,11 +12,23 @@ import pytest
 
 from jsrl.agents.impala import IMPALAConfig
 from jsrl.agents.ppo import PPOConfig
+from jsrl.agents.sac import SACConfig
 from jsrl.cli import command_line, experiments, run
 from jsrl.cli import tune as tune_command
+from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
-from jsrl.experiment import ActorConfig, Experiment, InferenceConfig
+from jsrl.experiment import (
+    ActorConfig,
+    AgentReference,
+    EvaluatorConfig,
+    Experiment,
+    InferenceConfig,
+    LearnerConfig,
+    ReplayConfig,
+)
 from jsrl.experiment.automatic import Machine
+from jsrl.file_lock import file_lock
+from jsrl.networks.model import NetworkConfig
 from jsrl.references.reference import to_json
 from jsrl.tuning import profiles
 from jsrl.tuning import trial as trials
@@ -266,6 +278,34 @@ def test_failed_setting_is_not_tried_again():
     assert "the default failed" in advice.text
 
 
+@pytest.mark.parametrize(
+    ("errors", "trials"),
+    [
+        (["WorkerDied: actor-1: EnvironmentFault: it broke"] * 9, 1),
+        (["AgentFault: update raised"] * 9, 1),
+        (["ConfigError: no room"] * 9, 2),
+        (["WorkerDied: actor-1", "", "WorkerDied: actor-1"], 9),
+        (["WorkerDied: actor-1", "SharedMemoryError: full", ""], 9),
+    ],
+)
+def test_what_fails_with_every_setting_is_not_tried_with_all_of_them(errors, trials):
+    machine = SimulatedMachine(random_surface(0, 2), np.random.default_rng(0))
+
+    def measure(setting, phase, best):
+        trial = machine.measure(setting, phase, best)
+        error = errors[machine.made - 1] if machine.made <= len(errors) else ""
+        return dataclasses.replace(trial, env_steps_per_s=0.0, error=error) if error else trial
+
+    found = search(space_of(2), measure, Budget(9 * 7.0 / 0.75, lambda: machine.now_s))
+    assert (len(found) == trials) if trials < 9 else len(found) >= 9
+
+
+def test_the_best_two_are_measured_again_in_turns_in_a_short_tuning():
+    machine = SimulatedMachine(random_surface(0, 2), np.random.default_rng(0), noise=0.01, outliers=0.0, trial_s=12.0)
+    finals = [key_of(t.setting) for t in machine.search(space_of(2), 120.0) if t.phase == "final"]
+    assert len(finals) >= 4 and len(set(finals[:2])) == 2
+
+
 def test_initial_settings_cover_every_placement():
     assert {s["placement"] for s in openings(space_of(2))} == {"serial", "inline", "served"}
     assert openings(space_of(16))[0] == space_of(16).default
@@ -319,6 +359,23 @@ def test_advice_names_the_setting_and_its_gain():
     assert advice.text.startswith("some: served, 2 actors x 32 slots, ring 2: 1.9x the default, 189 env steps/s")
     assert "--num-actors 2 --num-groups 4" in advice.text
     assert "--placement served" in advice.text
+
+
+def test_speeds_have_intervals_and_what_they_rest_on():
+    fast, default = plain("served", 2, 2), space_of(2).default
+    once = [Trial(default, "explore", 100.0), Trial(fast, "explore", 355.0, rising=True)]
+    text = advise(measured([*once, Trial(fast, "final", 116.0), Trial(default, "final", 100.0)])).text
+    assert "116  served, 2 actors x 32 slots, ring 2 (once; 355 in the search does not count; still rising)" in text
+    finals = [Trial(fast, "final", v) for v in (100.0, 121.0)] + [Trial(default, "final", v) for v in (96.0, 104.0)]
+    advice = advise(measured([*once, *finals]))
+    logs = np.log([[100.0, 121.0], [96.0, 104.0]])
+    spread = np.sqrt(np.square(logs - logs.mean(axis=1, keepdims=True)).sum() / 2)
+    for ranked in advice.ranking[:2]:  # Student's t of two degrees of freedom
+        assert ranked.half == pytest.approx(4.302653 * spread * ranked.median / np.sqrt(2), rel=1e-5)
+    assert f"110 ± {advice.ranking[0].half:.0f}  served" in advice.text and "(2 times; 355 in the search" in advice.text
+    assert "the gain is not above the noise" in advice.text
+    sure = [Trial(fast, "final", v) for v in (200.0, 201.0)] + [Trial(default, "final", v) for v in (100.0, 100.5)]
+    assert "noise" not in advise(measured([*once, *sure])).text
 
 
 def test_default_is_kept_within_two_percent_else_fewer_processes():
@@ -384,6 +441,24 @@ def test_a_trial_counts_between_updates_once_it_is_warm():
     assert speed.env_steps_per_s == 1000.0
     assert (speed.seconds, speed.updates, speed.cut) == (2.0, 20, False)
     assert speed.start_s == 5.0
+
+
+def test_a_trial_goes_on_while_its_speed_rises():
+    """Slow for the first 3 seconds: 20 updates a second, then 200."""
+    progress, updates = Progress(Limits(seconds=2.0, updates=4, warm_s=1.0)), 0
+    for half in range(1, 40):
+        updates += 10 if half <= 6 else 100
+        progress.take(line(updates, 10.0 + half / 2), 0.0)
+        if progress.enough:
+            break
+    speed = progress.speed()
+    assert 0.99 * 20_000 < speed.env_steps_per_s <= 20_000 and speed.seconds >= 2.0 and not speed.rising
+    assert 2.5 <= speed.warm_s < 4.0
+    rising = Progress(Limits(seconds=2.0, updates=4, warm_s=1.0))
+    for half in range(1, 12):
+        rising.take(line(2**half, 10.0 + half / 2), 0.0)
+        assert not rising.enough
+    assert rising.speed().rising
 
 
 def test_trial_start_has_a_deadline():
@@ -455,7 +530,7 @@ def kept(tmp_path, monkeypatch):
     options = {"placement": "inline", "num-actors": 2, "num-groups": 4, "learner.threads": 1}
     profile = profiles.Profile(
         options, "inline, 2 actors x 8 slots, ring 2", 1.94, profiles.machine_facts(), profiles.work_facts(PPO),
-        profiles.version(),
+        profiles.version(), 7,
     )  # fmt: skip
     return profile.save(tmp_path)
 
@@ -475,6 +550,12 @@ def test_profile_that_does_not_match_is_not_used(kept, tmp_path, monkeypatch):
         dataclasses.replace(PPO, num_envs=32),
         dataclasses.replace(PPO, name="another"),
         dataclasses.replace(PPO, agent=PPOConfig(num_epochs=9)),
+        dataclasses.replace(PPO, agent=PPOConfig(network=NetworkConfig(hidden=(512,)))),
+        dataclasses.replace(PPO, agent=PPOConfig(normalize_observations=True)),
+        dataclasses.replace(PPO, agent=PPOConfig(value_clip=0.2)),
+        dataclasses.replace(PPO, env=EnvConfig("CartPole-v1", max_episode_steps=9)),
+        dataclasses.replace(PPO, max_policy_lag=1),
+        dataclasses.replace(PPO, learner=LearnerConfig(check_finite=False)),
         dataclasses.replace(PPO, deterministic=True),
         dataclasses.replace(PPO, placement="serial"),
     ):
@@ -490,9 +571,29 @@ def test_profile_that_does_not_match_is_not_used(kept, tmp_path, monkeypatch):
     assert profiles.profiles_folder() is None
 
 
+def test_settings_of_replay_and_critics_belong_to_a_profile():
+    def key(agent=None, **replay) -> str:
+        e = Experiment(agent or SACConfig(), EnvConfig("Pendulum-v1"), replay=ReplayConfig(**replay))
+        return profiles.profile_key({}, profiles.work_facts(e), "0")
+
+    others = [
+        {"samples_per_insert": 32.0},
+        {"batch_size": 4096},
+        {"updates_per_call": 2},
+        {"prioritised": True},
+        {"kind": "host"},
+        {"agent": SACConfig(num_critics=10)},
+        {"agent": AgentReference("jsrl.agents.sac:sac", {"scale": 1.5})},
+        {"agent": AgentReference("jsrl.agents.sac:sac", {"scale": 1.0})},
+    ]
+    assert len({key(), *(key(**other) for other in others)}) == len(others) + 1
+    assert key() == key(SACConfig(learning_rate=1e-5, gamma=0.9))
+
+
 def test_profile_holds_for_another_learning_rate(kept):
+    env, evaluator = EnvConfig("CartPole-v1", reward_scale=0.1), EvaluatorConfig(episodes=3)
     other = dataclasses.replace(PPO, agent=PPOConfig(learning_rate=1e-5), seed=7, total_env_steps=5)
-    assert profiles.use_profile(other, "auto")[0].num_actors == 2
+    assert profiles.use_profile(dataclasses.replace(other, env=env, evaluator=evaluator), "auto")[0].num_actors == 2
 
 
 def test_explicit_options_win_over_the_profile(kept):
@@ -513,7 +614,7 @@ def test_profile_tuned_with_options_is_used_only_with_the_same_options(kept, tmp
     served = dataclasses.replace(PPO, placement="served", num_actors=2)
     facts = profiles.machine_facts(), profiles.work_facts(served, {"placement", "seed"}), profiles.version()
     assert facts[1]["fixed"] == {"placement": "served"}
-    profiles.Profile({"placement": "served", "num-actors": 4, "num-groups": 4}, "four served", 2.0, *facts).save(
+    profiles.Profile({"placement": "served", "num-actors": 4, "num-groups": 4}, "four served", 2.0, *facts, 7).save(
         tmp_path
     )
     assert profiles.use_profile(served, "auto", given={"placement"})[0].num_actors == 4
@@ -538,7 +639,7 @@ def test_run_uses_the_profile_and_its_plan_shows_it(tmp_path, monkeypatch, capsy
     monkeypatch.setenv(profiles.VARIABLE, str(tmp_path))
     experiment = experiments.load("ppo_cartpole")
     facts = profiles.machine_facts(), profiles.work_facts(experiment), profiles.version()
-    profiles.Profile({"placement": "inline", "num-actors": 4, "num-groups": 4}, "four inline", 2.0, *facts).save(
+    profiles.Profile({"placement": "inline", "num-actors": 4, "num-groups": 4}, "four inline", 2.0, *facts, 7).save(
         tmp_path
     )
     assert run.main(["ppo_cartpole", "--plan"]) == 0
@@ -597,12 +698,34 @@ def test_ctrl_c_in_the_first_trial_is_an_interrupt(monkeypatch, capsys):
     assert capsys.readouterr().err.endswith("interrupted before anything was measured.\n")
 
 
+def test_an_interrupted_tuning_keeps_the_profile_of_more_trials_and_exits_130(kept, tmp_path, monkeypatch, capsys):
+    made = []
+
+    def search(experiment, space, total_s, seconds, screen):
+        return [Trial(space.default, "explore", 50.0)] * made[-1], 1.0, True
+
+    monkeypatch.setattr(sys.modules["jsrl.tuning.tune"], "run_search", search)
+    monkeypatch.setattr("jsrl.cli.tune.load", lambda name: PPO)
+    for trials_, stays in ((7, True), (8, False)):
+        made.append(trials_)
+        assert tune_command.main(["ppo"]) == 130
+        assert ("so the profile of 7 trials stays" in capsys.readouterr().out) == stays
+        assert (profiles.Profile.load(Path(kept.path)).options == kept.options) == stays
+    assert len(list(tmp_path.glob("*.measurements.json"))) == 1
+
+
+def test_a_second_tuning_at_the_same_time_is_refused(tmp_path, capsys):
+    with file_lock(tmp_path / ".tuning"):
+        assert tune_command.main(["ppo_cartpole", "--profiles-dir", str(tmp_path)]) == 2
+    assert "another tuning with profiles in" in capsys.readouterr().err
+
+
 def test_a_tuning_names_the_command_that_uses_its_profile(tmp_path, monkeypatch, capsys):
     """Seats that differ: the tuned run has two policies, and the experiment one agent."""
 
     def search(experiment, space, total_s, seconds, screen):
         fast = next(setting for setting in space.candidates if setting != space.default)
-        return [Trial(space.default, "explore", 50.0), Trial(fast, "explore", 150.0)], 1.0
+        return [Trial(space.default, "explore", 50.0), Trial(fast, "explore", 150.0)], 1.0, False
 
     monkeypatch.setattr(sys.modules["jsrl.tuning.tune"], "run_search", search)
     monkeypatch.chdir(tmp_path)

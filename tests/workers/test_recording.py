@@ -11,7 +11,14 @@ import pytest
 from jsrl.errors import RecordingError, SpecMismatch
 from jsrl.metrics.metrics import Meter
 from jsrl.recordings import recordings
-from jsrl.recordings.recordings import begin_recording, check_trains, make_manifest, open_recording
+from jsrl.recordings.recordings import (
+    Source,
+    begin_recording,
+    check_trains,
+    make_manifest,
+    open_recording,
+    read_manifest,
+)
 from jsrl.transport.base import Entry, ProducerId
 from jsrl.types import (
     ArraySpec,
@@ -26,10 +33,10 @@ from jsrl.types import (
 )
 from jsrl.workers.actor import recording
 from jsrl.workers.actor.recording import RecordingWriter
-from jsrl.workers.learner.recorded import RecordedConsumer, complete_acts
+from jsrl.workers.learner.recorded import RecordedConsumer
 
 T, B = 6, 3
-ENV = {"fields": {"name": "test"}}
+ENV, OPTIONS = {"fields": {"name": "test"}}, {"id": "test", "kwargs": {}}
 OBSERVATION = {"image": ArraySpec((2, 2), "uint8"), "place": ArraySpec((), "float32")}
 
 
@@ -50,9 +57,13 @@ def numbered(number: int, spec: Trajectory = SPEC) -> Trajectory:
     return made._replace(observation=made.observation | {"place": place}, action=(place % 97).astype(np.int32))
 
 
+def manifest_of(source: Source, spec: Trajectory = SPEC, env=ENV, options=OPTIONS):
+    return make_manifest(env, options, spec, source=source, versions={"jsrl": "0"})
+
+
 def writer_to(folder, **options) -> RecordingWriter:
     warned = options.pop("warned", [])
-    begin_recording(folder, make_manifest(ENV, SPEC, source="a test", versions={"jsrl": "0"}))
+    begin_recording(folder, manifest_of(Source("a test/one", 0, "learning")))
     values = {"meter": Meter("actor"), "warn": warned.append, "limit_bytes": 2**30, "wait": True}
     return RecordingWriter(folder, "actor-0", SPEC, **(values | options))
 
@@ -74,7 +85,7 @@ def test_files_hold_the_committed_trajectories(tmp_path):
     found = open_recording(tmp_path)
     assert [chunk.count for chunk in found.chunks] == [1] * 7
     assert found.env_steps == 7 * T * B
-    assert not list(tmp_path.glob(".*"))  # no partial files
+    assert not list(tmp_path.glob(".*.draft"))  # no partial files
     assert found.manifest.versions == {"jsrl": "0"}
     with np.load(found.chunks[3].path, allow_pickle=False) as file:  # numpy alone reads it
         expected = numbered(3)
@@ -129,11 +140,33 @@ def test_equal_runs_share_a_folder_and_others_do_not(tmp_path):
     record(tmp_path, 2)
     record(tmp_path, 3, first=2)
     assert sum(chunk.count for chunk in open_recording(tmp_path).chunks) == 5
-    other = make_manifest(ENV, make_spec(rows=T + 1), source="", versions={})
-    with pytest.raises(SpecMismatch, match="leaf observation/image"):
-        begin_recording(tmp_path, other)
-    with pytest.raises(SpecMismatch, match="another folder"):
-        begin_recording(tmp_path, make_manifest({"fields": {"name": "b"}}, SPEC, source="", versions={}))
+    source = Source("other/one", 0, "learning")
+    for other, told in {
+        "leaf observation/image": manifest_of(source, make_spec(rows=T + 1)),
+        "'name': 'b'.* another folder": manifest_of(source, env={"fields": {"name": "b"}}),
+        r"'kwargs': \{\}\}, this one has \{'kwargs': \{'gravity': 2\}\}": manifest_of(
+            source, options=OPTIONS | {"kwargs": {"gravity": 2}}
+        ),
+    }.items():
+        with pytest.raises(SpecMismatch, match=other):
+            begin_recording(tmp_path, told)
+
+
+def test_every_source_is_in_the_manifest_and_none_records_the_same_episodes_twice(tmp_path):
+    sources = [
+        Source("ppo/one", 0, "learning"),
+        Source("ppo/two", 1, "learning"),
+        Source("ppo/one@best", 1, "greedy"),
+        Source("ppo/one@best", 1, "sampled"),
+        Source("ppo/two@best", 1, "greedy"),
+        Source("sac/one", 0, "learning"),
+    ]
+    for source in (*sources, sources[0]):  # a resumed run goes on
+        begin_recording(tmp_path, manifest_of(source))
+    assert read_manifest(tmp_path).sources == tuple(sources)
+    for again in (Source("ppo/three", 0, "learning"), sources[2]):
+        with pytest.raises(RecordingError, match=f"{again.name} would begin with the same ones; give another --seed"):
+            begin_recording(tmp_path, manifest_of(again))
 
 
 def test_foreign_folder_is_not_changed(tmp_path):
@@ -229,9 +262,10 @@ def test_nan_is_named_with_file_and_row(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{", "cannot be read"), ("[]", "format None"), ('{"format": 2}', "format 2, expected 1"),
-     ('{"format": 1, "env": {}}', "not a manifest"),
-     ('{"format": 1, "env": {}, "schema": [], "rows": 3, "envs": 2}', "not a manifest")],
+    [("{", "cannot be read"), ("[]", "format None"), ('{"format": 1}', "format 1, expected 2"),
+     ('{"format": 2, "env": {}}', "not a manifest"),
+     ('{"format": 2, "env": {}, "options": {}, "schema": [], "rows": 3, "envs": 2, "sources": [], "versions": {}}',
+      "is_first is None")],
 )  # fmt: skip
 def test_a_foreign_manifest_is_refused(tmp_path, text, message):
     (tmp_path / "recording.json").write_text(text)
@@ -284,15 +318,6 @@ def test_windows_cover_the_last_row_when_not_divisible(tmp_path):
     assert {int(place) // 100 % 100 for place in first_places(consumer, 1)} == {0, 2}
 
 
-def test_older_recordings_mark_row_t_as_acting():
-    old, turns, seats = np.ones((2, T + 1, B), np.uint8), np.ones((2, T + 1, B), np.uint8), np.ones((2, T + 1, B, 2))
-    turns[:, 1::2] = 0
-    for acts in (old, turns, seats):
-        acts[:, T] = 0
-        complete_acts(acts)
-    assert old.all() and not turns[:, T].any() and not seats[:, T].any()
-
-
 @pytest.mark.parametrize("pool_bytes", [1, 2**20])
 @pytest.mark.parametrize("start", [1, 17, 18, 40])
 def test_later_session_continues_the_recording(tmp_path, pool_bytes, start):
@@ -318,4 +343,5 @@ def test_differing_leaves_are_named(tmp_path):
 def test_a_manifest_is_plain_json(tmp_path):
     record(tmp_path, 1)
     found = json.loads((tmp_path / "recording.json").read_text())
-    assert found["source"] == "a test" and ["reward", [T + 1, B], "float32"] in found["schema"]
+    assert found["sources"] == [{"name": "a test/one", "seed": 0, "actions": "learning"}]
+    assert ["reward", [T + 1, B], "float32"] in found["schema"]

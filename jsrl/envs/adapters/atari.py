@@ -152,7 +152,7 @@ class AtariVector:
         self._game_over, self._life_lost = over, lost
         raw[first] = 0.0
         observation = self._stack.push(frames, started)
-        return EnvStep(observation, first, self._rows.learned(raw), discount, self._acts, episodes)
+        return EnvStep(observation, first, raw, discount, self._acts, episodes)
 
     def _close(self, over: np.ndarray, terminated: np.ndarray) -> list[Episode]:
         episodes = []

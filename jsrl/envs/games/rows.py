@@ -130,7 +130,7 @@ class GameRows:
             shown = np.where(over[:, None], last, self.alive)
         acts = self._acts(shown, turns)
         episodes = [self._with_returns(episode) for episode in stepped.episodes]
-        return GameStep(observation, first, self._rows.learned(reward), discount, acts, state, episodes)
+        return GameStep(observation, first, reward, discount, acts, state, episodes)
 
     def fault(self, slot: int, what: str, advice: str) -> EnvironmentFault:
         """Return an EnvironmentFault that names the slot's seed, episode and step."""

@@ -38,10 +38,10 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     """Return the learner of a job."""
     e, start = job.experiment, begin_counting(job, reporter)
     ranks = lead(job, start) if job.has(RANKS) else ONE_RANK  # before anything else uses jax
-    config = e.agent
-    if getattr(config, "total_updates", None) == e.total_updates:  # filled in for a run without a resume
-        config = dataclasses.replace(config, total_updates=job.total_updates)
-    agent = trained_agent(config, job.schemas.env, job.hyperparameters)
+    trained = e
+    if getattr(e.agent, "total_updates", None) == e.total_updates:  # filled in for a run without a resume
+        trained = dataclasses.replace(e, agent=dataclasses.replace(e.agent, total_updates=job.total_updates))
+    agent = trained_agent(trained, job.schemas.env, job.hyperparameters)
     updater, check, devices = make_updater(agent, job)
     if missed := missed_ratio(e):
         reporter.event("warning", missed)

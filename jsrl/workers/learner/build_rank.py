@@ -29,7 +29,7 @@ def build_rank(job: Job, reporter: Reporter) -> Rank:
     e, ranks = job.experiment, Follower(job)
     begins = ranks.join(own_devices(e))
     job = dataclasses.replace(job, start_point=StartPoint(begins.epoch, begins.updates))
-    agent = trained_agent(e.agent, job.schemas.env, job.hyperparameters)
+    agent = trained_agent(e, job.schemas.env, job.hyperparameters)
     updater, _, devices = make_updater(agent, job)
     start, meter = begin_counting(job, begins, reporter), make_meter(job)
     fresh = functools.partial(updater.fresh, stream_key(e.seed, INIT_STREAM))

@@ -132,7 +132,6 @@ class RecordedConsumer:
             self._pool, self._loaded = [], ()  # free memory before loading the next ones
             parts = [read_chunk(self._recording, chunk, self._names) for chunk in chunks]
             self._pool = [np.concatenate(leaf) if len(leaf) > 1 else leaf[0] for leaf in zip(*parts, strict=True)]
-            complete_acts(self._pool[self._names.index("acts")])
             self._loaded = chunks
         rng = np.random.default_rng((self._seed, self._epoch, self._pool_number))
         self._order, self._at = rng.permutation(self._size(chunks)), at
@@ -181,12 +180,6 @@ class RecordedConsumer:
         self._ledger.hold(0)
         self._page.stop_reading()
         self._pool, self._loaded = [], ()
-
-
-def complete_acts(acts: np.ndarray) -> None:
-    """Set row T of a single agent's recorded trajectories [N, T+1, B] to acting: earlier versions left it 0."""
-    if acts.ndim == 3 and acts[:, :-1].all() and not acts[:, -1].any():
-        acts[:, -1] = 1
 
 
 def recorded_consumer(folder: str, spec: Trajectory, **options: Any) -> RecordedConsumer:
