@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import ActOutput, Agent, AgentState, UpdateOutput
+from jsrl.agents.finite import check_names
 from jsrl.agents.random_rows import action_nums, random_observation, random_trajectory
 from jsrl.errors import AgentFault
 from jsrl.parallel import data_parallel, replicas, split_devices
@@ -224,6 +225,7 @@ class _Check:
                 f"update: metric {name!r} has shape {jnp.shape(value)}, expected a scalar; average it over rows",
             )
             _expect(bool(np.isfinite(value)), f"update: metric {name!r} is {value}, expected a finite number")
+        check_names(output.metrics)
         updates = int(state.updates)
         _expect(updates == 1, f"update: updates is {updates} after the first update, expected 1")
         _same("update called twice with the same arguments", state, again)

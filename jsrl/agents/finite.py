@@ -1,8 +1,8 @@
-"""The check of a new state for NaN and infinity, as one more scalar among an update's metrics."""
+"""Checks of an update's output: its type, the names of its metrics, and NaN and infinity in the new state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jsrl.agents.base import AgentState, Update, UpdateOutput
-from jsrl.errors import ConfigError
+from jsrl.errors import AgentFault, ConfigError
 from jsrl.types import Array, Trajectory, is_pair, type_names
 
 STATE = "state_finite"  # 0, or NaN where the new state is not finite; never reported as a metric
 SMALL = 1 << 14  # values
 
 
-def with_state_check(update: Update) -> Update:
-    """Return `update` with the metric `STATE`, so that a check of the metrics also finds a bad state."""
+def with_output_check(update: Update, reserved: Collection[str]) -> Update:
+    """Return `update` that refuses output of another type, and metrics whose names jsrl uses itself (`reserved`)."""
 
     def checked(
         state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
@@ -29,7 +29,34 @@ def with_state_check(update: Update) -> Update:
                 f"the agent's update returned {type_names(returned)}, expected (AgentState, UpdateOutput); "
                 "metrics belong into UpdateOutput(metrics)."
             )
-        state, output = returned
+        check_names(returned[1].metrics, reserved)
+        return returned
+
+    return checked
+
+
+def check_names(metrics: Mapping[str, Any], reserved: Collection[str] = ()) -> None:
+    """Check the names of an agent's metrics, which are shown as `learner/NAME`.
+
+    Raises:
+      AgentFault: one has a slash, or is reserved.
+    """
+    for name in metrics:
+        if "/" in name or name in (STATE, *reserved):
+            why = "jsrl's own metric of that name stands there" if "/" not in name else "a slash names another worker"
+            raise AgentFault(
+                f"the agent's update returned the metric {name!r}, but {why}; metrics of an agent are shown as learner/NAME: "
+                f"choose another name, such as {'agent_' + name.rpartition('/')[2]!r}."
+            )
+
+
+def with_state_check(update: Update) -> Update:
+    """Return `update` with the metric `STATE`, so that a check of the metrics also finds a bad state."""
+
+    def checked(
+        state: AgentState, trajectory: Trajectory, key: Array, *, axis_name: str | None = None
+    ) -> tuple[AgentState, UpdateOutput]:
+        state, output = update(state, trajectory, key, axis_name=axis_name)
         return state, output._replace(metrics=output.metrics | {STATE: state_metric(state)})
 
     return checked

@@ -260,8 +260,12 @@ def _mean(values: np.ndarray, lines: np.ndarray, wall_s: np.ndarray | None, star
 
 
 def policies_in(columns: Mapping[str, np.ndarray]) -> list[str]:
-    """Return the policies that wrote a run's metrics; the first one is called ""."""
-    return ["", *(name.removesuffix("/env_steps") for name in columns if name.endswith("/env_steps"))]
+    """Return the policies that wrote a run's metrics; the first one is called "".
+
+    Each writes both of its counters; workers of a user may have a metric with the name of one.
+    """
+    counted = [name.removesuffix("/env_steps") for name in columns if name.endswith("/env_steps")]
+    return ["", *(policy for policy in counted if f"{policy}/updates" in columns)]
 
 
 def of_policy(columns: Mapping[str, np.ndarray], policy: str) -> dict[str, np.ndarray]:

@@ -182,6 +182,13 @@ def test_page_is_self_contained_and_runs_no_script(run_folder: RunFolder):
     assert all((run_folder.path / link).exists() for link in page.links if not link.startswith("videos/"))
 
 
+def test_a_metric_called_env_steps_is_no_policy(run_folder: RunFolder):
+    write_lines(run_folder, [line | {"watch/env_steps": 3.0} for line in lines(10)])
+    end(run_folder)
+    assert make_report(run_folder).policies == [""]
+    assert make_report(run_folder).rates["updates"] == pytest.approx(2)
+
+
 def test_the_games_of_a_director_are_in_text_and_page(run_folder: RunFolder):
     entries = lines(4)
     for index, line in enumerate(entries):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, Update, UpdateOutput
-from jsrl.agents.finite import with_state_check
+from jsrl.agents.finite import with_output_check, with_state_check
 from jsrl.envs.base import EnvStep, Episode
 from jsrl.errors import AgentFault, ConfigError, NonFiniteUpdate
 from jsrl.parallel import data_parallel
@@ -23,6 +23,7 @@ from jsrl.types import ArraySpec, Discrete, EnvSpec, make_trajectory_spec, make_
 from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
 from jsrl.workers.learner.batching import Batcher, BatchPlan
 from jsrl.workers.learner.finite_check import FiniteCheck
+from jsrl.workers.learner.kind import RESERVED
 from jsrl.workers.learner.sources import FromStream
 from jsrl.workers.learner.updaters import OwnUpdate
 from jsrl.workers.learner.worker import Learner, LearnerSettings, scalars
@@ -547,9 +548,21 @@ def test_a_gradient_that_is_not_finite_is_neither_published_nor_saved(tmp_path):
 
 def test_update_without_an_update_output_is_refused():
     for returned, name in ((((), {"loss": 1.0}), r"\(tuple, dict\)"), ({"loss": 1.0}, "dict"), (None, "NoneType")):
-        plain = with_state_check(lambda state, trajectory, key, *, axis_name=None, returned=returned: returned)
+        plain = with_output_check(lambda state, trajectory, key, *, axis_name=None, returned=returned: returned, ())
         with pytest.raises(ConfigError, match=rf"update returned {name}, expected \(AgentState, UpdateOutput\)"):
             plain(None, None, None)
+
+
+@pytest.mark.parametrize("name", ["evaluator/return_mean", "update_share", "policy_lag_max", "state_finite"])
+def test_metrics_of_an_agent_cannot_have_names_of_jsrl(name):
+    """Otherwise they replaced jsrl's own: a score of the evaluator, the learner's shares of time."""
+
+    def named(state, trajectory, key, *, axis_name=None):
+        return state, UpdateOutput({"loss": 0.0, name: 12345.0})
+
+    short = name.rpartition("/")[2]
+    with pytest.raises(AgentFault, match=rf"returned the metric '{name}', but .* learner/NAME: .* 'agent_{short}'"):
+        with_output_check(named, RESERVED)(None, None, None)
 
 
 def test_update_that_returns_no_arrays_is_a_fault_of_the_agent(tmp_path):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 
 from jsrl.agents.base import Agent
-from jsrl.agents.finite import with_state_check
+from jsrl.agents.finite import with_output_check, with_state_check
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import agent_name, check_split
@@ -20,6 +20,7 @@ from jsrl.replay.device.several import several_updates
 from jsrl.types import with_columns
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.finite_check import Check, FiniteCheck, no_check, only_finite
+from jsrl.workers.learner.kind import RESERVED
 from jsrl.workers.learner.split_update import SplitUpdate
 from jsrl.workers.learner.updaters import OwnUpdate, RingUpdate, Updater
 
@@ -69,8 +70,9 @@ def own_update(agent: Agent, e: Experiment, devices: list[jax.Device]) -> OwnUpd
 
 
 def checked(agent: Agent, e: Experiment) -> Agent:
-    """Return the agent; its update also reports whether the new state is finite if the experiment wants that check."""
-    return agent._replace(update=with_state_check(agent.update)) if e.learner.check_finite else agent
+    """Return the agent with checks of its update's output, and of the new state if the experiment wants that."""
+    update = with_output_check(agent.update, RESERVED)
+    return agent._replace(update=with_state_check(update) if e.learner.check_finite else update)
 
 
 def split_update(job: Job, agent: Agent, devices: list[jax.Device]) -> SplitUpdate:

@@ -160,3 +160,6 @@ KIND = Kind(
     needs_folder=needs_folder,
     keeps_files=kept_files,
 )
+
+# names that metrics of an agent cannot have
+RESERVED = frozenset([*(metric.name for metric in MEASURED), *(f"{a.name}_share" for a in KIND.all_activities)])
