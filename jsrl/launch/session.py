@@ -41,6 +41,7 @@ from jsrl.workers.kinds import Kind, catalogue
 
 LINE_S = 1.0
 LOOK_S = 0.02
+OF_FIRST = ("saving", "evaluated")  # events that other workers receive of the first policy only
 ESTIMATES = ("evaluated", "filmed")  # events whose env steps are estimated from the updates of the params
 
 
@@ -218,9 +219,10 @@ class Session:
     def _pass_on(self, message: Event) -> None:
         """Pass an event on to workers that listen to it, and execute their commands to others.
 
-        A director's state belongs to snapshots of the first policy, so `saving` of other learners is not passed on.
+        A director's state belongs to snapshots of the first policy, and a video's score is that policy's, so `saving` and
+        `evaluated` of other policies are not passed on.
         """
-        left_out = message.name == "saving" and self.progress_of(message.worker) is not self._first
+        left_out = message.name in OF_FIRST and self.progress_of(message.worker) is not self._first
         for worker, kind in self._kinds.items():
             if message.name in kind.receives and not left_out:
                 who = {"worker": message.worker, "incarnation": message.incarnation}

@@ -114,7 +114,6 @@ class Kind(NamedTuple):
         Empty: it may run on other hosts. From (experiment) where its options decide. A worker that reads samples counts them
         in the run folder, and needs it unless it has `keeps_files`.
       keeps_files: folders below the run's, from (job), in which it keeps files of its own: they travel with it to other hosts.
-      older_names: its names in the graphs of older run folders.
       check: refuses a worker of a graph with invalid ports or settings.
     """
 
@@ -147,7 +146,6 @@ class Kind(NamedTuple):
     is_hit: bool = True
     receives: tuple[str, ...] = ()
     relays: bool = False
-    older_names: tuple[str, ...] = ()
     needs_folder: str | Callable[[Experiment], str] = "its kind does not say that it may leave the run folder"
     keeps_files: Callable[[Job], tuple[str, ...]] = lambda job: ()
     check: Callable[[Any], None] | None = None
@@ -206,7 +204,7 @@ def find_kind(reference: str) -> Kind:
     module, _, name = reference.partition(":")
     if not name:
         for kind in own_kinds():
-            if reference in (kind.name, *kind.older_names):
+            if reference == kind.name:
                 return kind
         names = ", ".join(kind.name for kind in own_kinds())
         raise ConfigError(

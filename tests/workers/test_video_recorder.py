@@ -127,6 +127,16 @@ class Rig:
         return decode(self.folder / self.videos[number].file)
 
 
+def test_the_best_video_is_that_of_the_highest_score(tmp_path):
+    rig = Rig(tmp_path, scored=True)
+    for updates, scored in ((0, None), (10, 0.9), (20, 0.4)):
+        if scored is not None:
+            rig.worker.command(Command("evaluated", {"return_mean": 0.0, "win_rate": scored, "updates": updates}))
+        rig.params.publish(updates, weight=updates)
+        rig.film()
+    assert [(v.version_updates, v.score, v.best) for v in rig.videos] == [(10, 0.9, True), (20, 0.4, False)]
+
+
 def test_videos_are_recorded_once_per_period_and_hold_the_whole_episode(tmp_path):
     rig = Rig(tmp_path)
     for updates in (0, 5, 12, 13, 25):
@@ -137,7 +147,7 @@ def test_videos_are_recorded_once_per_period_and_hold_the_whole_episode(tmp_path
     assert told["env_steps"] == 1200
     assert told["metrics"]["video_recorder/return_mean"] == 12.0
     assert told["metrics"]["video_recorder/video_frames"] == LENGTH + 2  # the last frame is held for half a second
-    assert [(v.version_updates, v.return_mean, v.best) for v in rig.videos] == [(12, 12.0, True), (25, 12.0, False)]
+    assert [(v.version_updates, v.return_mean, v.best) for v in rig.videos] == [(12, 12.0, False), (25, 12.0, True)]
     frames, fps = rig.frames()
     assert (len(frames), fps) == (LENGTH + 2, 4.0)
     top = Captions(320, 2).height

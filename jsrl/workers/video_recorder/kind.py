@@ -26,7 +26,6 @@ METRICS = (
     Metric("failed", "videos that could not be written", "count", "0", "total"),
     Metric("lost", "video recorders lost for good; the run went on without them", "count", "0", "sum"),
     Metric("return_mean", "mean raw return of the filmed episodes", "reward", "rises"),
-    Metric("best_return", "that of the best video", "reward", "rises", "max"),
     Metric("length_mean", "mean length of the filmed episodes", "steps", "depends"),
     Metric("version_updates", "updates that the filmed params have seen", "updates", "rises"),
     Metric("video_frames", "pictures in the video", "count", "fps x max_seconds at most"),
@@ -35,7 +34,6 @@ METRICS = (
 KIND = Kind(
     name="video-recorder",
     plural="video recorders",
-    older_names=("recorder",),
     build="jsrl.workers.video_recorder.build:build_video_recorder",
     ports=(Port("params", "params", "reads", by_policy=True),),
     activities=ACTIVITIES,
@@ -48,6 +46,7 @@ KIND = Kind(
     metrics=METRICS,
     loss_ends_run=False,
     is_hit=False,
+    receives=("evaluated",),
     needs_folder="it writes videos",
     death_hint=end_hint,
 )

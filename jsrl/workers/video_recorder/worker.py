@@ -16,6 +16,7 @@ from jsrl.envs.side_by_side import Returns
 from jsrl.errors import VideoError
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
+from jsrl.metrics.scores import score_of
 from jsrl.recordings.video import VideoWriter, require_video
 from jsrl.recordings.video_shelf import Video, VideoShelf
 from jsrl.runs.control import Command
@@ -35,7 +36,7 @@ class VideoRecorderSettings(PlayerSettings):
     """Settings of a video recorder; see VideoConfig.
 
     niceness: None: leave the priority of the process (it is shared). last_params_s: how long the last video waits for the last
-    params.
+    params. scored: evaluations score the policy; otherwise the return of a video is its score.
     """
 
     episodes: int
@@ -43,6 +44,7 @@ class VideoRecorderSettings(PlayerSettings):
     max_seconds: float
     niceness: int | None = None
     last_params_s: float = 30.0
+    scored: bool = False
 
 
 class OpenVideo:
@@ -111,6 +113,7 @@ class VideoRecorder(Player[RenderedEnv]):
         self._film: OpenVideo | None = None
         self._path = Path()
         self._filmed_version: int | None = None
+        self._score: float | None = None  # of the newest evaluation
         self._final = False
         self._last_updates: Mapping[str, int] = {}  # policy -> updates of the params for which the last video waits
         self._wait_until_s: float | None = None  # None: it waits for none
@@ -172,16 +175,15 @@ class VideoRecorder(Player[RenderedEnv]):
             width,
             height,
             players=", ".join(player.policy.name for player in self._players) if len(self._players) > 1 else "",
+            score=self._score if self._settings.scored else facts["return_mean"],
         )
         self._shelf.add(video)
         self._play = self._film = None
         self._filmed_version = score.version
         self._phases.enter("other")
         self.meter.count("videos")
-        best = max(known.return_mean for known in self._shelf.videos)
         metrics = {
             "video_recorder/return_mean": facts["return_mean"],
-            "video_recorder/best_return": best,
             "video_recorder/length_mean": facts["length_mean"],
             "video_recorder/version_updates": float(updates),
             "video_recorder/video_frames": float(writer.frames),
@@ -207,9 +209,11 @@ class VideoRecorder(Player[RenderedEnv]):
             return 0
 
     def command(self, command: Command) -> None:
-        """Execute `final`: film the last params."""
+        """Execute `final`: film the last params; `evaluated`: take the policy's score."""
         if command.name == "final":
             self.begin_final(**command.facts)
+        elif command.name == "evaluated":
+            self._score = score_of(command.facts)
 
     def begin_final(self, updates: Mapping[str, int] | None = None) -> None:
         """Film the last params next, also in the middle of a video; report `filmed finally` afterwards.
