@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from jsrl.experiment import Experiment
 from jsrl.graph.policies import PolicyPart
 from jsrl.metrics.scores import decimals_of, score_of, score_title
+from jsrl.runs.state import read_best
 
 MOST_PROGRESS = 4096  # points of env steps by updates, and scores
 
@@ -53,10 +55,17 @@ class Progress:
         """Return its env steps and updates, under their names in lines of metrics."""
         return {self.policy.named("env_steps"): self.env_steps, self.policy.named("updates"): self.updates}
 
-    @property
-    def outcome(self) -> dict[str, Any]:
-        """Return its part of the run's result."""
-        return {"ended": self.ended, **self.kept, "evaluation": self.evaluation, "final": self.final}
+    def best(self, run: Path) -> dict[str, Any]:
+        """Return the score and env steps of its snapshot `best` in the folder of the run; empty: it has none."""
+        facts = read_best(run, self.policy.folder)
+        if "env_steps" in facts:
+            facts["env_steps"] = self.env_steps_before(int(facts["version_updates"]), facts["env_steps"])
+        return facts
+
+    def outcome(self, run: Path) -> dict[str, Any]:
+        """Return its part of the result of the run in a folder."""
+        scores = {"evaluation": self.evaluation, "final": self.final, "best": self.best(run)}
+        return {"ended": self.ended, **self.kept, **scores}
 
     def implausible(self, facts: dict[str, Any]) -> str:
         """Return why the counts of one of its workers are impossible in this run; empty: they are possible.

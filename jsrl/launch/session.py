@@ -466,7 +466,8 @@ class Session:
             evaluation=self._first.evaluation,
             final=self._first.final,
             unsaved="; ".join(f"{worker}: {why}" for worker, why in self._unsaved.items() if why),
-            others={progress.policy.name: progress.outcome for progress in self._others},
+            best=self._first.best(self.folder.path),
+            others={progress.policy.name: progress.outcome(self.folder.path) for progress in self._others},
             policy=self._first_name,
         )
         self.outcome = result
@@ -509,6 +510,6 @@ def summary_of(result: Result | None) -> dict[str, Any]:
     if result is None:
         return {"ended": "failed"}
     counters = {name: getattr(result, name) for name in ("ended", "env_steps", "updates", "wall_s")}
-    scores = {"evaluation": result.evaluation, "final": result.final}
+    scores = {"evaluation": result.evaluation, "final": result.final, "best": result.best}
     scores |= {f"{name}/final": facts["final"] for name, facts in result.others.items()}
     return counters | {f"{title}/{name}": v for title, facts in scores.items() for name, v in facts.items()}

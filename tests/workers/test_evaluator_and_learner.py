@@ -200,9 +200,9 @@ def test_evaluations_run_once_per_period_and_the_best_is_kept(tmp_path):
         rig.play()
     assert [told["updates"] for told in rig.heard.named("evaluated")] == [0, 5, 12]
     rig.evaluator.close()
-    assert SnapshotStore(tmp_path / "params").load_snapshot("best").version == make_version(
-        0, 0
-    )  # equal scores: the first
+    best = SnapshotStore(tmp_path / "params").load_snapshot("best")
+    assert best.version == make_version(0, 12), "of equal scores the newest: in self-play all are 0"
+    assert best.meta["env_steps"] == 1200
 
 
 @pytest.mark.parametrize(("goal", "seconds"), [(None, 0), (2.5, 0), (2.0, 2)])

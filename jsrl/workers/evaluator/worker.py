@@ -147,15 +147,16 @@ class Evaluator(Player[VectorEnv | VectorGame]):
             prefixes = ("return", "win_rate")
             self._metrics |= {f"evaluator/sampled_{k}": v for k, v in facts.items() if k.startswith(prefixes)}
             return
+        env_steps = self._env_steps(updates)
         self._metrics |= {f"{name}/{key}": value for key, value in facts.items()}
         if isinstance(score, ScoreOfMatches):
             self._metrics |= {f"{name}/{key}": value for key, value in score.by_opponent().items()}
-        if (
-            score_of(facts) > self._best or against != self._best_against
-        ):  # scores against different opponents do not compare
+        # of equal scores the newest is the best: those of opposed sides in self-play all are 0. Scores against different
+        # opponents do not compare.
+        if score_of(facts) >= self._best or against != self._best_against:
             self._best, self._best_against, self._best_params = score_of(facts), against, self._params
-            self._save(score.version, facts | ({"against": against} if against else {}))
-        env_steps = self._env_steps(updates)
+            named = {"against": against} if against else {}
+            self._save(score.version, facts | named | {"env_steps": env_steps})
         metrics, self._metrics = self._metrics, {}
         self._reporter.event("evaluated", updates=updates, env_steps=env_steps, metrics=metrics, **facts)
         complete = len(against) == len(self._opponents)
