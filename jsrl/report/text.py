@@ -23,7 +23,7 @@ def number(value: float | None) -> str:
 
 def summary(report: RunReport) -> str:
     """Return rates, where time went, lag and the bottleneck, one line each."""
-    lines = []
+    lines = [f"learning{f' of {policy}' if policy else ''}: {text}" for policy, text in report.signs.items()]
     if report.rates:
         lines.append("rates: " + ", ".join(f"{number(value)} {name}/s" for name, value in report.rates.items()))
     if report.workers:

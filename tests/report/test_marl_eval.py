@@ -27,7 +27,14 @@ def make_run(
         scored |= {"evaluator/win_rate": i / 10} if won else {}
         lines += [{"env_steps": 100 * i + 50, "actor/return_mean": 1.0}, {"env_steps": 100 * (i + 1), **scored}]
         if won:
-            lines.append({"env_steps": 100 * (i + 1), "prey/env_steps": 1, "prey/updates": 1, "prey/evaluator/return_mean": -1.0 * i})
+            lines.append(
+                {
+                    "env_steps": 100 * (i + 1),
+                    "prey/env_steps": 1,
+                    "prey/updates": 1,
+                    "prey/evaluator/return_mean": -1.0 * i,
+                }
+            )
     folder.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     facts = {"return_mean": 99.0, "length_mean": 24.0, "return_ci95": 1.0} | ({"win_rate": 0.9} if won else {})
     others = {"prey": {"final": {"return_mean": -9.0}}} if won else {}

@@ -184,6 +184,15 @@ def test_page_is_self_contained_and_runs_no_script(run_folder: RunFolder):
     assert all((run_folder.path / link).exists() for link in page.links if not link.startswith("videos/"))
 
 
+def test_a_run_that_learned_nothing_says_so_at_its_end(run_folder: RunFolder):
+    score = {"evaluator/return_mean": -200.0, "evaluator/return_ci95": 0.0, "learner/entropy": float(np.log(3))}
+    write_lines(run_folder, [line | score for line in lines(10)])
+    end(run_folder)
+    said = "learning: No evaluation is clearly above the first (-200; the last is -200)"
+    assert write_report(run_folder).startswith(said)
+    assert "learner/entropy stays at its maximum" in run_folder.report.read_text()
+
+
 def test_a_metric_called_env_steps_is_no_policy(run_folder: RunFolder):
     write_lines(run_folder, [line | {"watch/env_steps": 3.0} for line in lines(10)])
     end(run_folder)
