@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jsrl.envs.endless import refuse_endless
 from jsrl.envs.make import make_game
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
@@ -122,7 +123,7 @@ class Arena:
         loaded = [load_player(one, runs_dir=runs_dir) if isinstance(one, str) else one for one in players]
         self.names = [player.name for player in loaded]
         self._num_envs, self._seed = num_envs, seed
-        self._env = loaded[0].experiment.evaluation_env
+        self._env, self._max_steps = loaded[0].experiment.evaluation_env, loaded[0].experiment.evaluator.max_steps
         game = make_game(self._env, 1, seed)
         self.spec: GameSpec = game.spec
         game.close()
@@ -130,6 +131,11 @@ class Arena:
             check_same(loaded[0].name, loaded[0].experiment, player, self.spec)
         streams = range(stream_of(seed), stream_of(seed) + len(loaded))
         self._contestants = [contestant_of(*one, greedy) for one in zip(loaded, streams, strict=True)]
+
+    def _check(self, games: Table) -> None:
+        """Refuse to play on if a game seems to have no end."""
+        if games.endless:
+            refuse_endless(self.spec.name, self._max_steps)
 
     def can_play(self, home: int, away: int) -> bool:
         """Return whether two players have the seats for a match."""
@@ -152,8 +158,9 @@ class Arena:
         find_sides(self.spec, one, other)
         env = make_game(self._env, min(self._num_envs, games), self._seed)
         try:
-            match = Match(env, one, other, games)
+            match = Match(env, one, other, games, max_steps=self._max_steps)
             while not match.advance(STEP_S):
+                self._check(match)
                 progress(f"{one.name} against {other.name}", len(match.score.games), games)
             return match.score
         finally:
@@ -202,8 +209,9 @@ class Arena:
         for number, (players, orders) in enumerate(possible):
             env = make_game(self._env, min(self._num_envs, games), self._seed + number)
             try:
-                table = Table(env, self._seated(players), orders, games)
+                table = Table(env, self._seated(players), orders, games, max_steps=self._max_steps)
                 while not table.advance(STEP_S):
+                    self._check(table)
                     names = ", ".join(self.names[player] for player in players)
                     _tell(progress, number, len(possible), names, len(table.finished), games)
             finally:

@@ -23,6 +23,7 @@ from jsrl.cli.main import program, shown
 from jsrl.cli.report import check_folder
 from jsrl.contest import Arena, frozen_players, why_unfit
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.endless import refuse_endless
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
@@ -137,12 +138,15 @@ def _one(options: argparse.Namespace, env_words: Sequence[str], counting: Counti
         if reason := why_unfit(policy, env.spec):
             env.close()
             raise ConfigError(f"{options.run} cannot play in {config.id}: {reason}.")
-    tally, step = EpisodeCounts(first.version, options.episodes, slots, first.view), env.reset()
+    limit = first.experiment.evaluator.max_steps
+    tally, step = EpisodeCounts(first.version, options.episodes, slots, first.view, limit), env.reset()
     rest = rest_of(env)
     while not tally.complete:
         step = env.step(act_together(policies, step, greedy=not options.sampled))
         rest(tally.count(step.episodes))
         counting.show(options.run, len(tally.score.returns), options.episodes)
+        if tally.endless:
+            refuse_endless(env.spec.name, limit)
     env.close()
     counting.close()
     facts, actions = tally.score.facts(), "sampled" if options.sampled else "greedy"

@@ -145,6 +145,11 @@ class Session:
         """Return whether the next tick writes a line; measurements for lines are made then, once per line."""
         return self.now() >= max(self._line_s, self._look_s)
 
+    @property
+    def time_is_over(self) -> bool:
+        """Return whether the training has had its `max_minutes`."""
+        return self._trained_s is not None and self.now() - self._trained_s >= self._limit_s
+
     def now(self) -> float:
         """Return the time by the session's clock."""
         return time.monotonic()
@@ -352,7 +357,7 @@ class Session:
         line_due, self._look_s = self.line_due, self.now() + LOOK_S
         if line_due:
             self._check_folder()
-        if self._trained_s is not None and self.now() - self._trained_s >= self._limit_s:
+        if self.time_is_over:
             self.end("max_minutes")
         self._poll_hooks()
         self.hub.show_messages()

@@ -42,6 +42,13 @@ def test_sides_are_swapped_evenly_and_seats_go_to_their_players():
     assert match.score.repeats_itself
 
 
+def test_a_game_without_an_end_ends_the_waiting():
+    """The first game takes 2 steps, with the sides changed one takes 9."""
+    match = Match(Bids(("", "")), bidder("strong", 2.0, (0, 1)), bidder("weak", 1.0, (0, 1)), 6, max_steps=8)
+    assert not match.advance() and match.endless and len(match.score.games) == 3
+    assert not Match(Bids(("", "")), bidder("a", 2.0, (0, 1)), bidder("b", 1.0, (0, 1)), 6).endless
+
+
 def test_equal_bids_win_half_of_the_games():
     """Seat 1 adds a tenth: without swapped sides one of two equals would win everything."""
     match = Match(Bids(("", "")), bidder("one", 1.0, (0, 1)), bidder("two", 1.0, (0, 1)), 8)

@@ -243,6 +243,31 @@ def test_the_last_video_waits_for_the_last_params(last_params_s, filmed, tmp_pat
     rig.worker.close()
 
 
+def test_a_video_of_an_episode_without_an_end_is_cut(tmp_path):
+    rig = Rig(tmp_path, max_steps=4)
+    rig.params.publish(0)
+    rig.film()
+    assert "did not end within 4 steps" in rig.heard.named("warning")[0]["text"]
+    assert rig.videos == [] and not list(tmp_path.glob("*.mp4*"))
+    rig.params.publish(3)
+    rig.worker.command(Command("final"))
+    rig.film()
+    assert len(rig.heard.named("filmed finally")) == 1
+    rig.worker.close()
+
+
+def test_videos_that_fall_behind_say_so(tmp_path):
+    rig = Rig(tmp_path)
+    for filmed, newest in ((0, 12), (30, 60), (60, 90)):
+        rig.params.publish(filmed)
+        rig.worker.due  # noqa: B018 (it takes the params)
+        rig.worker._begin()
+        rig.params.publish(newest)
+        rig.film()
+    told = [warning for warning in rig.heard.named("warning") if warning.get("once") == "behind"]
+    assert len(told) == 2 and "update 30 was finished when training had made 30 more" in told[0]["text"]
+
+
 def test_a_run_without_a_finished_video_says_what_gives_the_recorder_more_time(tmp_path):
     rig = Rig(tmp_path, episodes=100_000)
     rig.params.publish(10)

@@ -12,6 +12,7 @@ import numpy as np
 
 from jsrl.directors.ratings import win_rate_interval
 from jsrl.envs.base import VectorGame
+from jsrl.envs.endless import LONG_STEPS
 from jsrl.matches.match import Match, MatchScore
 from jsrl.matches.players import Contestant, SeatPolicy, places_of_sides
 from jsrl.metrics.phases import Phases
@@ -59,7 +60,7 @@ class Matches:
     """Matches of one snapshot against some opponents, in bounded steps; see jsrl.workers.play.Play.
 
     Args:
-      policies: play the seats of the run, the scored one first. episodes: games against each opponent.
+      policies: play the seats of the run, the scored one first. episodes: games against each opponent. max_steps: of a game.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Matches:
         episodes: int,
         watch: Callable[[], AbstractContextManager[None]],
         phases: Phases,
+        max_steps: int = LONG_STEPS,
     ) -> None:
         self.score = ScoreOfMatches(policies[0].engine.version)
         home = Contestant("newest", tuple(_seat_policy(policy, env.num_envs) for policy in policies))
@@ -77,12 +79,25 @@ class Matches:
         assert scored is not None
         sides = [side for side, own in enumerate(places_of_sides(env.spec)) if own & set(scored.places)]
         self._matches = [
-            Match(env, home, one, episodes, sides=sides, watch=watch, enter=phases.enter) for one in opponents
+            Match(env, home, one, episodes, sides=sides, watch=watch, enter=phases.enter, max_steps=max_steps)
+            for one in opponents
         ]
+        self._over = 0  # env steps of the matches that are over
+
+    @property
+    def endless(self) -> bool:
+        """Return whether a game seems to have no end."""
+        return bool(self._matches) and self._matches[0].endless
+
+    @property
+    def env_steps(self) -> int:
+        """Return the env steps played so far."""
+        return self._over + (self._matches[0].env_steps if self._matches else 0)
 
     def advance(self, budget_s: float) -> bool:
-        """Play until all matches are over (True) or the time budget is used (False)."""
+        """Play until all matches are over (True), a game seems endless, or the time budget is used (False)."""
         if self._matches[0].advance(budget_s):
+            self._over = self.env_steps
             self.score.matches.append(self._matches.pop(0).score)
         return not self._matches
 

@@ -32,6 +32,7 @@ class EvaluatorSettings(PlayerSettings):
     """Settings of an evaluator; see EvaluatorConfig.
 
     goal: the score that ends the run; None: no goal. last_params_s: how long the final evaluation waits for the last params.
+    most_share: of the env steps trained since the start; evaluations do not begin while they have played more.
     """
 
     episodes: int
@@ -39,6 +40,7 @@ class EvaluatorSettings(PlayerSettings):
     final_episodes: int
     num_envs: int
     goal: float | None = None
+    most_share: float = math.inf
     last_params_s: float = 60.0
 
 
@@ -75,6 +77,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         self._best, self._best_against = -math.inf, list[str]()
         self._best_params: tuple[int, list[np.ndarray]] | None = None
         self._metrics: dict[str, float] = {}
+        self._played = 0  # env steps of all evaluations
         self._final = False
         # policy -> updates of the params for which the final evaluation waits, and until when
         self._last_updates: Mapping[str, int] = {}
@@ -107,7 +110,14 @@ class Evaluator(Player[VectorEnv | VectorGame]):
     @property
     def due(self) -> bool:
         """Return whether an evaluation is running, or params are due for one."""
-        return bool(self._plan) or (not self._final and super().due)
+        return bool(self._plan) or (not self._final and super().due and self._within_share)
+
+    @property
+    def _within_share(self) -> bool:
+        """Return whether evaluations have played no more than their share of the env steps."""
+        assert self._params is not None
+        begun, now = (self._env_steps(n) for n in (self._settings.start_updates, version_updates(self._params[0])))
+        return self._played <= self._settings.most_share * (now - begun) or not self._played
 
     def _begin(self) -> None:
         if self._final and not self._has_last_params():
@@ -125,12 +135,17 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         policies, env = self._seated(greedy, slots), self._env(slots, SEEDS.get(name, 1))
         watch = partial(self._watched, env)
         if there:
-            self._play = Matches(policies, there, cast(VectorGame, env), episodes, watch, self._phases)
+            self._play = Matches(
+                policies, there, cast(VectorGame, env), episodes, watch, self._phases, self._settings.max_steps
+            )
         else:
-            self._play = Play(policies, env, episodes, watch, self._phases, rests=self._final)
+            self._play = Play(
+                policies, env, episodes, watch, self._phases, rests=self._final, max_steps=self._settings.max_steps
+            )
 
     def _complete(self) -> None:
         assert self._play is not None and self._params is not None
+        self._played += self._play.env_steps
         score, (name, greedy, _) = self._play.score, self._plan.pop(0)
         against = [match.away for match in score.matches] if isinstance(score, ScoreOfMatches) else []
         self._play = None
@@ -162,6 +177,19 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         complete = len(against) == len(self._opponents)
         if self._settings.goal is not None and complete and score_of(facts) >= self._settings.goal:
             self._plan.append(("evaluator/confirmation", True, self._settings.episodes))
+
+    def _cut(self, why: str) -> None:
+        self._played += 0 if self._play is None else self._play.env_steps
+        self._plan, self._play, self._metrics = [], None, {}
+        self.meter.count("cut")
+        self._reporter.event("warning", f"{self._of} was cut and gives no score: {why}")
+        if self._final:
+            self._reporter.event("skipped finally")
+
+    @property
+    def _of(self) -> str:
+        """Return what is played, for messages."""
+        return "the final evaluation" if self._final else "an evaluation"
 
     def _save(self, version: int, facts: dict[str, Any]) -> None:
         assert self._params is not None

@@ -39,7 +39,7 @@ KIND = Kind(
     activities=ACTIVITIES,
     final=lambda experiment, reason: {} if experiment.video.final else None,
     final_name="final video",
-    final_is_limited=True,
+    final_deadline="snapshot_s",
     final_hint="; --video.niceness 0 gives it more time on a busy machine, and a smaller --video.max-seconds makes the "
     "video shorter",
     when_due=True,
