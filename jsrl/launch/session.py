@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from jsrl.envs.config import split_metric
 from jsrl.errors import RunDeleted
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import options_of
@@ -441,6 +442,7 @@ class Session:
             rows=dict(self._stages.rows),
             metrics=dict(self.hub.latest),
             evaluations=self._first.curve,
+            episode_metric=next((split_metric(one)[0] for one in self.experiment.env.episode_metrics), ""),
             policy=self._first_name,
             others=tuple(map(other_policy, self._others)),
             players=self._players.rows() if self.experiment.director is not None else (),
