@@ -171,4 +171,4 @@ def contradicted(result: dict[str, Any]) -> bool:
 
 def score(facts: dict[str, float], actions: str = "greedy") -> str:
     """Return an evaluation's score as text; actions: greedy or sampled."""
-    return f"{score_text(facts).removesuffix(')')}, {counted(int(facts['episodes']), f'{actions} episode')})"
+    return score_text(facts, counted(int(facts["episodes"]), f"{actions} episode"))

@@ -21,6 +21,7 @@ from jsrl.directors.ratings import win_rate_interval
 from jsrl.envs.base import Episode, GameStep, VectorGame
 from jsrl.envs.endless import LONG_STEPS, OpenEpisodes
 from jsrl.errors import ConfigError
+from jsrl.intervals import mean_interval, with_half
 from jsrl.matches.players import Contestant, find_sides, places_of_sides
 from jsrl.types import Array, Tree, map_tree, spread
 
@@ -100,8 +101,8 @@ class MatchScore:
         return (
             f"{self.home} against {self.away}: {f['won']} won, {f['drawn']} drawn, {f['lost']} lost of "
             f"{counted(f['games'], 'game')}; win rate {f['win_rate']:.3f} (95%: {f['win_rate_low']:.3f} to "
-            f"{f['win_rate_high']:.3f}; {sides}); return {f['return_mean']:.2f} ± {f['return_ci95']:.2f}, opponent "
-            f"{f['opponent_return_mean']:.2f} ± {f['opponent_return_ci95']:.2f}; mean length {f['length_mean']:.0f}"
+            f"{f['win_rate_high']:.3f}; {sides}); return {with_half(f['return_mean'], f['return_ci95'])}, opponent "
+            f"{with_half(f['opponent_return_mean'], f['opponent_return_ci95'])}; mean length {f['length_mean']:.0f}"
         )
 
 
@@ -264,11 +265,3 @@ def stack_seats(observations: list[Tree]) -> Tree:
     if len(observations) == 1:
         return observations[0]
     return map_tree(lambda *seats: np.concatenate(seats, axis=1), *observations)
-
-
-def mean_interval(values: list[float]) -> tuple[float, float]:
-    """Return the mean and the half width of its 95% interval."""
-    if not values:
-        return 0.0, 0.0
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-    return float(np.mean(values)), 1.96 * std / math.sqrt(len(values))

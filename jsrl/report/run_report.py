@@ -148,7 +148,9 @@ class RunReport:
         """
         facts = self.result.get("final") or self.result.get("evaluation") or {}
         if facts:
-            half = (facts["win_rate_high"] - facts["win_rate_low"]) / 2 if WIN_RATE in facts else facts["return_ci95"]
+            half = (
+                (facts["win_rate_high"] - facts["win_rate_low"]) / 2 if WIN_RATE in facts else facts.get("return_ci95")
+            )
             return score_title(facts), score_of(facts), half
         if (value := self.last("evaluator/win_rate")) is not None:
             return "win rate, newest evaluation", value, None

@@ -23,6 +23,7 @@ from jsrl.envs.endless import LONG_STEPS, OpenEpisodes, endless_text
 from jsrl.envs.faults import foreign
 from jsrl.envs.seats import SeatView, actions_of, part_of
 from jsrl.errors import JsrlError
+from jsrl.intervals import return_facts
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
 from jsrl.references.importing import shown_target
@@ -66,17 +67,9 @@ class Score:
     terminated: list[bool] = field(default_factory=list)
 
     def facts(self) -> dict[str, Any]:
-        """Return mean, standard deviation, 95% confidence interval (half width), length and number of episodes."""
-        returns, n = np.array(self.returns), len(self.returns)
-        std = float(returns.std(ddof=1)) if n > 1 else 0.0
-        return {
-            "return_mean": float(returns.mean()),
-            "return_std": std,
-            "return_ci95": 1.96 * std / math.sqrt(n),
-            "length_mean": float(np.mean(self.lengths)),
-            "episodes": n,
-            "version_updates": version_updates(self.version),
-        }
+        """Return mean and deviation of the returns, half width of the mean's 95% interval, length and number of episodes."""
+        lengths = {"length_mean": float(np.mean(self.lengths)), "episodes": len(self.returns)}
+        return return_facts(self.returns) | lengths | {"version_updates": version_updates(self.version)}
 
 
 def rest_of(env: Any) -> Callable[[list[int]], None]:

@@ -12,7 +12,7 @@ import pytest
 
 from jsrl.envs.seats import SeatView
 from jsrl.errors import ConfigError
-from jsrl.matches.match import Game, Match, MatchScore, Table, TableGame, mean_interval
+from jsrl.matches.match import Game, Match, MatchScore, Table, TableGame
 from jsrl.matches.players import seatings, tables
 from jsrl.matches.standings import Standings
 from jsrl.metrics.phases import Phases
@@ -196,12 +196,6 @@ def test_players_tied_for_first_share_the_first_place():
     assert [each["return_mean"] for each in standings.of_each()] == [3.0, 1.0, 3.0]
     rates = standings.win_rates
     assert (rates[2, 0], rates[2, 1], rates[0, 1], rates[1, 0]) == (0.5, 1.0, 1.0, 0.0)
-
-
-def test_intervals_of_means_use_the_sample_standard_deviation():
-    mean, half = mean_interval([1.0, 2.0, 6.0])
-    assert (mean, half) == (3.0, pytest.approx(1.96 * 7**0.5 / 3**0.5))
-    assert mean_interval([2.0]) == (2.0, 0.0) and mean_interval([]) == (0.0, 0.0)
 
 
 class Bidder:

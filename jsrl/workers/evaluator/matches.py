@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -13,6 +12,7 @@ import numpy as np
 from jsrl.directors.ratings import win_rate_interval
 from jsrl.envs.base import VectorGame
 from jsrl.envs.endless import LONG_STEPS
+from jsrl.intervals import return_facts
 from jsrl.matches.match import Match, MatchScore
 from jsrl.matches.players import Contestant, SeatPolicy, places_of_sides
 from jsrl.metrics.phases import Phases
@@ -31,18 +31,15 @@ class ScoreOfMatches:
     def facts(self) -> dict[str, Any]:
         """Return the win rate over all opponents with its 95% interval, and return, length and number of games."""
         games = [game for match in self.matches for game in match.games]
-        points, returns = sum(game.points for game in games), np.array([game.home_return for game in games])
+        points = sum(game.points for game in games)
         low, high = win_rate_interval(points, len(games))
-        std = float(returns.std(ddof=1)) if len(games) > 1 else 0.0
         return {
             "win_rate": points / len(games),
             "win_rate_low": low,
             "win_rate_high": high,
             "draw_rate": sum(game.points == 0.5 for game in games) / len(games),
             "opponents": len(self.matches),
-            "return_mean": float(returns.mean()),
-            "return_std": std,
-            "return_ci95": 1.96 * std / math.sqrt(len(games)),
+            **return_facts([game.home_return for game in games]),
             "length_mean": float(np.mean([game.length for game in games])),
             "episodes": len(games),
             "version_updates": version_updates(self.version),
