@@ -50,8 +50,8 @@ def load_player(text: str, *, runs_dir: str | os.PathLike[str] = "runs") -> Load
       ConfigError: there is no such run, policy or tag. SnapshotError: a frozen player has changed.
     """
     run, tag = split_tag(text)
-    tag = tag or "best"
-    several = [] if "/" in tag else list(policies_in(RunFolder.open(run, runs_dir)))
+    folder, tag = RunFolder.open(run, runs_dir), tag or "best"
+    run, several = os.fspath(folder.path), [] if "/" in tag else list(policies_in(folder))
     found, refusals = list[Policy](), list[ConfigError]()
     for each in [f"{name}/{tag}" for name in several] or [tag]:
         try:
@@ -96,6 +96,12 @@ def frozen_players(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[s
     return [f"{run}@{name}" for name in (*sorted(versions, key=lambda name: versions[name]), *latest)]
 
 
+def located(text: str, runs_dir: str | os.PathLike[str]) -> str:
+    """Return `RUN@TAG` with the path of the run: loading it may make an environment that changes the working directory."""
+    run, tag = split_tag(text)
+    return f"{RunFolder.open(run, runs_dir).path}@{tag or 'best'}"
+
+
 class Arena:
     """An environment in which trained players meet: the evaluation environment of the first player.
 
@@ -120,7 +126,11 @@ class Arena:
         seed: int = 12345,
         greedy: bool = False,
     ) -> None:
-        loaded = [load_player(one, runs_dir=runs_dir) if isinstance(one, str) else one for one in players]
+        places = [located(one, runs_dir) if isinstance(one, str) else "" for one in players]
+        loaded = [
+            load_player(place)._replace(name=one) if isinstance(one, str) else one
+            for one, place in zip(players, places, strict=True)
+        ]
         self.names = [player.name for player in loaded]
         self._num_envs, self._seed = num_envs, seed
         self._env, self._max_steps = loaded[0].experiment.evaluation_env, loaded[0].experiment.evaluator.max_steps

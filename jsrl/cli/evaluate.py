@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.cli import command_line
-from jsrl.cli.arguments import Parser
+from jsrl.cli.arguments import Parser, user_path
 from jsrl.cli.counting import Counting
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program, shown
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_folder(options.json, "--json")
         facts = _tournament(options, counting) if options.tournament else _one(options, env_words, counting)
         if options.json:
-            _write(Path(options.json), facts)
+            _write(options.json, facts)
     except JsrlError as error:
         counting.close()
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -91,8 +91,8 @@ def _parser() -> Parser:
         "--seed", type=int, default=12345, help="seed of environments and sampled actions (default: 12345)"
     )
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
-    parser.add_argument("--json", metavar="FILE", help="write everything to this file as well")
-    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
+    parser.add_argument("--json", type=user_path, metavar="FILE", help="write everything to this file as well")
+    parser.add_runs_dir()
     return parser
 
 

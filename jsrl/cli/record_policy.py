@@ -72,6 +72,7 @@ def record_policy(
     _check_positive(episodes=episodes, num_envs=num_envs, rollout_length=rollout_length, limit_mb=limit_mb)
     if seed < 0:
         raise ConfigError(f"seed is {seed}; it must be 0 or more.")
+    folder = Path(folder).expanduser().absolute()  # an environment may change the working directory
     played = load_players(run, tag, runs_dir=runs_dir)
     max_steps = played[0].experiment.evaluator.max_steps
     e = _recorded(played[0].experiment, folder, num_envs, rollout_length)

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="RUN|FOLDER",
         help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run; or a folder of runs (default: RUNS_DIR)",
     )
-    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
+    parser.add_runs_dir()
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     options = parser.parse_args(arguments)
     try:
