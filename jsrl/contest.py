@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jsrl.envs.endless import refuse_endless
 from jsrl.envs.make import make_game
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
@@ -49,8 +50,8 @@ def load_player(text: str, *, runs_dir: str | os.PathLike[str] = "runs") -> Load
       ConfigError: there is no such run, policy or tag. SnapshotError: a frozen player has changed.
     """
     run, tag = split_tag(text)
-    tag = tag or "best"
-    several = [] if "/" in tag else list(policies_in(RunFolder.open(run, runs_dir)))
+    folder, tag = RunFolder.open(run, runs_dir), tag or "best"
+    run, several = os.fspath(folder.path), [] if "/" in tag else list(policies_in(folder))
     found, refusals = list[Policy](), list[ConfigError]()
     for each in [f"{name}/{tag}" for name in several] or [tag]:
         try:
@@ -95,6 +96,12 @@ def frozen_players(run: str | os.PathLike[str], *, runs_dir: str | os.PathLike[s
     return [f"{run}@{name}" for name in (*sorted(versions, key=lambda name: versions[name]), *latest)]
 
 
+def located(text: str, runs_dir: str | os.PathLike[str]) -> str:
+    """Return `RUN@TAG` with the path of the run: loading it may make an environment that changes the working directory."""
+    run, tag = split_tag(text)
+    return f"{RunFolder.open(run, runs_dir).path}@{tag or 'best'}"
+
+
 class Arena:
     """An environment in which trained players meet: the evaluation environment of the first player.
 
@@ -119,10 +126,14 @@ class Arena:
         seed: int = 12345,
         greedy: bool = False,
     ) -> None:
-        loaded = [load_player(one, runs_dir=runs_dir) if isinstance(one, str) else one for one in players]
+        places = [located(one, runs_dir) if isinstance(one, str) else "" for one in players]
+        loaded = [
+            load_player(place)._replace(name=one) if isinstance(one, str) else one
+            for one, place in zip(players, places, strict=True)
+        ]
         self.names = [player.name for player in loaded]
         self._num_envs, self._seed = num_envs, seed
-        self._env = loaded[0].experiment.evaluation_env
+        self._env, self._max_steps = loaded[0].experiment.evaluation_env, loaded[0].experiment.evaluator.max_steps
         game = make_game(self._env, 1, seed)
         self.spec: GameSpec = game.spec
         game.close()
@@ -130,6 +141,11 @@ class Arena:
             check_same(loaded[0].name, loaded[0].experiment, player, self.spec)
         streams = range(stream_of(seed), stream_of(seed) + len(loaded))
         self._contestants = [contestant_of(*one, greedy) for one in zip(loaded, streams, strict=True)]
+
+    def _check(self, games: Table) -> None:
+        """Refuse to play on if a game seems to have no end."""
+        if games.endless:
+            refuse_endless(self.spec.name, self._max_steps)
 
     def can_play(self, home: int, away: int) -> bool:
         """Return whether two players have the seats for a match."""
@@ -152,8 +168,9 @@ class Arena:
         find_sides(self.spec, one, other)
         env = make_game(self._env, min(self._num_envs, games), self._seed)
         try:
-            match = Match(env, one, other, games)
+            match = Match(env, one, other, games, max_steps=self._max_steps)
             while not match.advance(STEP_S):
+                self._check(match)
                 progress(f"{one.name} against {other.name}", len(match.score.games), games)
             return match.score
         finally:
@@ -202,8 +219,9 @@ class Arena:
         for number, (players, orders) in enumerate(possible):
             env = make_game(self._env, min(self._num_envs, games), self._seed + number)
             try:
-                table = Table(env, self._seated(players), orders, games)
+                table = Table(env, self._seated(players), orders, games, max_steps=self._max_steps)
                 while not table.advance(STEP_S):
+                    self._check(table)
                     names = ", ".join(self.names[player] for player in players)
                     _tell(progress, number, len(possible), names, len(table.finished), games)
             finally:

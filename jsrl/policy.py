@@ -254,8 +254,13 @@ def load_players(
     Raises:
       ConfigError: as load_policy.
     """
+    run, named = split_tag(run)
+    folder, tag = (
+        RunFolder.open(run, runs_dir),
+        named or tag,
+    )  # before an environment is made, which may change the directory
+    run, several = folder.path, list(policies_in(folder))
     first = load_policy(run, tag, runs_dir=runs_dir, stream=stream)
-    several = list(policies_in(RunFolder.open(run, runs_dir)))
     name, _, plain = tag.rpartition("/")
     played = [first]
     for other in several:

@@ -25,6 +25,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "__main__": ({"cli"}, set()),
     "errors": (set(), set()),
     "counted": (set(), set()),
+    "intervals": (set(), {"numpy", "scipy"}),
     "rate_limit": (set(), set()),
     "file_lock": (set(), set()),
     "lazy": (set(), set()),
@@ -45,7 +46,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "experiment": ({"counted", "field_names", "envs", "types", "errors", "references"}, {"jax"}),
     "replay": ({"agents", "errors", "experiment", "plain_files", "types"}, {"jax", "numpy"}),
     "runs": ({"extras", "file_lock", "transport", "errors", "plain_files"}, {"numpy", "zmq", "msgspec", "psutil"}),
-    "metrics": ({"errors", "extras", "plain_files", "runs"}, {"numpy", "rich", "tensorboardX"}),
+    "metrics": ({"errors", "extras", "intervals", "plain_files", "runs"}, {"numpy", "rich", "tensorboardX"}),
     "snapshots": ({"errors", "plain_files", "runs", "transport", "types"}, {"numpy"}),
     "recordings": ({"errors", "extras", "plain_files", "runs", "transport", "types"}, {"numpy", "msgspec"}),
     "workers": (
@@ -57,6 +58,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "errors",
             "experiment",
             "matches",
+            "intervals",
             "metrics",
             "parallel",
             "plain_files",
@@ -95,7 +97,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"jax", "msgspec", "numpy", "psutil", "ray", "tyro", "zmq"},
     ),
     "directors": ({"errors", "types"}, {"numpy", "scipy"}),
-    "matches": ({"counted", "directors", "envs", "errors", "types"}, {"numpy"}),
+    "matches": ({"counted", "directors", "envs", "errors", "intervals", "types"}, {"numpy"}),
     "export": ({"agents", "errors", "extras", "types"}, {"jax", "numpy", "onnx"}),
     "policy": (
         {
@@ -126,6 +128,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
             "experiment",
             "graph",
             "launch",
+            "intervals",
             "metrics",
             "plain_files",
             "recordings",

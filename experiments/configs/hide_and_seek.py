@@ -6,9 +6,10 @@ from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
 from jsrl.networks.model import NetworkConfig
 
 STATISTICS = (
+    "seen_share",  # the first is on the line of progress
     *("max_box_move_prep", "max_box_move", "num_box_lock_prep", "num_box_lock"),
     *("max_ramp_move_prep", "max_ramp_move", "num_ramp_lock_prep", "num_ramp_lock"),
-    *("hider_return", "seeker_return", "seen_share", "nearest_distance"),
+    *("hider_return", "seeker_return", "nearest_distance"),
     *("out_of_bounds_share", "grab_share", "discard_episode"),
 )
 

@@ -46,7 +46,7 @@ class DQNConfig:
       dueling: separate streams for state value and advantages.
       num_atoms: 1, or the number of atoms of the value distribution (C51). value_min: lowest atom. value_max: highest
         atom.
-      loss: huber or mse (one atom). huber_delta: error at which the Huber loss becomes linear.
+      loss: huber or mse, half the squared error (one atom). huber_delta: error at which the Huber loss becomes linear.
       exploration: `linear`: epsilon falls from 1 to `epsilon` over `exploration_updates`; `ladder`: an episode is played
         with epsilon^(1 + ladder_alpha x), x uniform in [0, 1] (1 before the first update).
       epsilon: final epsilon (linear), or base of the ladder. ladder_alpha: exponent of the ladder.

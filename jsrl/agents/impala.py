@@ -42,8 +42,9 @@ class IMPALAConfig:
         global norm; None: no clipping.
       gamma: discount factor. vtrace_lambda: trace decay of V-trace.
       rho_clip: ceiling of the importance ratio rho. c_clip: ceiling of the importance ratio c.
-      value_loss: mse or huber. huber_delta: error at which the Huber loss becomes linear.
-      value_coef: weight of the value loss. entropy_coef: weight of the entropy bonus.
+      value_loss: mse (half the squared error) or huber. huber_delta: error at which the Huber loss becomes linear.
+      value_coef: weight of the value loss; that of a library with the whole squared error is half as large.
+      entropy_coef: weight of the entropy bonus.
       normalize_advantages: scale advantages to mean 0 and std 1 over the unmasked rows of all devices.
       normalize_observations: normalise observations, except images and flags, by running moments.
       normalize_values: normalise the value function by PopArt.

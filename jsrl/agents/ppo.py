@@ -50,8 +50,9 @@ class PPOConfig:
       clip_ratio: clip range of the probability ratio. dual_clip: bound of the loss for negative advantages (> 1); None:
         off.
       value_clip: clip range of the change of the value function, in units of its (normalised) output; None: off.
-      value_loss: mse or huber. huber_delta: error at which the Huber loss becomes linear.
-      value_coef: weight of the value loss. entropy_coef: weight of the entropy bonus.
+      value_loss: mse (half the squared error) or huber. huber_delta: error at which the Huber loss becomes linear.
+      value_coef: weight of the value loss; that of a library with the whole squared error is half as large.
+      entropy_coef: weight of the entropy bonus.
       num_epochs: passes over the rows of a batch.
       num_minibatches: gradient steps per pass; auto: as many as leave 64 rows in each. Feed-forward networks shuffle rows;
         recurrent ones keep sequences together and shuffle environments.

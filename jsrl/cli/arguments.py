@@ -5,9 +5,15 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+from pathlib import Path
 from typing import NoReturn
 
 UNKNOWN = re.compile(r"unrecognized arguments: .*?(--[\w-]+)")
+
+
+def user_path(text: str) -> Path:
+    """Return a path of the user as an absolute one: an environment may change the working directory."""
+    return Path(text).expanduser().absolute()
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,3 +26,7 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(unknown[1], options, n=1) if unknown else []
         hint = f"did you mean {near[0]}?" if near else f"`{self.prog} --help` lists the options."
         self.exit(2, f"{self.prog}: {message}; {hint}\n")
+
+    def add_runs_dir(self) -> None:
+        """Add --runs-dir."""
+        self.add_argument("--runs-dir", type=user_path, default="runs", help="folder of all runs (default: runs)")

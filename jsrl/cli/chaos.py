@@ -90,7 +90,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--patience-s", type=float, default=60.0, help="seconds within which the run must recover (default: 60)"
     )
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs"), help="folder of all runs (default: runs)")
+    parser.add_runs_dir()
     return parser
 
 

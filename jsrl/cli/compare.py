@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(prog=program("compare"), description=__doc__)
     parser.add_argument("RUN_A", help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
     parser.add_argument("RUN_B", help="another one")
-    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
+    parser.add_runs_dir()
     options = parser.parse_args(arguments)
     names = [options.RUN_A, options.RUN_B]
     try:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.cli import command_line
-from jsrl.cli.arguments import Parser
+from jsrl.cli.arguments import Parser, user_path
 from jsrl.cli.counting import Counting
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program, shown
 from jsrl.cli.report import check_folder
 from jsrl.contest import Arena, frozen_players, why_unfit
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.endless import refuse_endless
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_folder(options.json, "--json")
         facts = _tournament(options, counting) if options.tournament else _one(options, env_words, counting)
         if options.json:
-            _write(Path(options.json), facts)
+            _write(options.json, facts)
     except JsrlError as error:
         counting.close()
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -95,8 +96,10 @@ def _parser() -> Parser:
         "--seed", type=int, default=12345, help="seed of environments and sampled actions (default: 12345)"
     )
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
-    parser.add_argument("--json", metavar="FILE", help="write everything, each episode's return too, to this file")
-    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
+    parser.add_argument(
+        "--json", type=user_path, metavar="FILE", help="write everything, each episode's return too, to this file"
+    )
+    parser.add_runs_dir()
     return parser
 
 
@@ -142,12 +145,15 @@ def _one(options: argparse.Namespace, env_words: Sequence[str], counting: Counti
         if reason := why_unfit(policy, env.spec):
             env.close()
             raise ConfigError(f"{options.run} cannot play in {config.id}: {reason}.")
-    tally, step = EpisodeCounts(first.version, options.episodes, slots, first.view), env.reset()
+    limit = first.experiment.evaluator.max_steps
+    tally, step = EpisodeCounts(first.version, options.episodes, slots, first.view, limit), env.reset()
     rest = rest_of(env)
     while not tally.complete:
         step = env.step(act_together(policies, step, greedy=not options.sampled))
         rest(tally.count(step.episodes))
         counting.show(options.run, len(tally.score.returns), options.episodes)
+        if tally.endless:
+            refuse_endless(env.spec.name, limit)
     env.close()
     counting.close()
     facts, actions = tally.score.facts(), "sampled" if options.sampled else "greedy"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from jsrl.cli.arguments import Parser
+from jsrl.cli.arguments import Parser, user_path
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program, shown
 from jsrl.errors import JsrlError
@@ -17,9 +17,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Export and print the parity report."""
     parser = Parser(prog=program("export"), description=__doc__)
     parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
-    parser.add_argument("file", help="where to write the policy, such as policy.zip")
+    parser.add_argument("file", type=user_path, help="where to write the policy, such as policy.zip")
     parser.add_argument("--onnx", action="store_true", help="write policy.onnx into the file as well")
-    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
+    parser.add_runs_dir()
     options = parser.parse_args(arguments)
     use_working_directory()
     run, tag = split_tag(options.run)

@@ -142,7 +142,7 @@ def run_parser(command: str, about: str | None) -> Parser:
     """Return the parser of a command about one run: RUN and --runs-dir."""
     parser = Parser(prog=program(command), description=about)
     parser.add_argument("run", metavar="RUN", help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
-    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
+    parser.add_runs_dir()
     return parser
 
 

@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--speed", type=float, default=1.0, help="speed, as a multiple of the environment's own (default: 1)"
     )
-    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
+    parser.add_runs_dir()
     options = parser.parse_args(arguments)
     if options.episodes is not None and options.episodes < 1:
         parser.error(f"argument --episodes: {options.episodes}, expected at least 1")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from jsrl.cli.arguments import Parser
+from jsrl.cli.arguments import Parser, user_path
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program
 from jsrl.cli.record_policy import record_policy
@@ -22,7 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(prog=program("record"), description=__doc__)
     parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
     parser.add_argument(
-        "--to", required=True, help="folder of the recording; an existing one of the same kind is extended"
+        "--to",
+        type=user_path,
+        required=True,
+        help="folder of the recording; an existing one of the same kind is extended",
     )
     parser.add_argument(
         "--episodes",
@@ -39,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--limit-mb", type=int, default=10_000, help="maximum size of the recording in MiB (default: 10000)"
     )
-    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
+    parser.add_runs_dir()
     options = vars(parser.parse_args(arguments))
     use_working_directory()
     run, tag = split_tag(options.pop("run"))

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jsrl.envs.base import VectorEnv, VectorGame
+from jsrl.envs.endless import endless_text
 from jsrl.envs.make import make
 from jsrl.errors import ConfigError, StreamTimeout
 from jsrl.experiment import EvaluatorConfig, Experiment
@@ -40,7 +41,7 @@ NAME = "record"
 
 
 class Recorded(NamedTuple):
-    """The result of a recording: seed, episodes, env steps, mean return (of the last hundred episodes); text: its folder."""
+    """The result of a recording: seed, episodes, env steps and their mean return; text: its folder, and warnings."""
 
     seed: int
     episodes: int
@@ -79,7 +80,9 @@ def record_policy(
     seed = max((s.seed + 1 for s in held if s.name == name), default=1) if seed is None else seed
     if seed < 0:
         raise ConfigError(f"seed is {seed}; it must be 0 or more.")
+    folder = Path(folder).expanduser().absolute()  # an environment may change the working directory
     played = load_players(run, tag, runs_dir=runs_dir)
+    max_steps = played[0].experiment.evaluator.max_steps
     e = _recorded(played[0].experiment, folder, num_envs, rollout_length)
     schemas = make_schemas(e, played[0].spec, learns=False)
     begin_record(e, schemas, Source(name, seed, "sampled" if sampled else "greedy"))
@@ -98,15 +101,17 @@ def record_policy(
         groups = {policy.view.group: policy.seats for policy in played if policy.view is not None}
         return make(e.env, num_envs, seed, group=0, groups=groups or None)
 
-    settings = ActorSettings(rollout_length, poll_s=0.0, environment=str(e.env.id))
+    settings = ActorSettings(rollout_length, poll_s=0.0, environment=str(e.env.id), mean_over=None)
     facts = {"num_slots": num_envs, "sizes": [num_envs], "greedy": not sampled}
     policies = [_acting(policy, number, e, seed, facts) for number, policy in enumerate(played)]
     actor = Actor(NAME, settings, {0: make_group}, policies, NullReporter(), meter, writer)
     actor.setup()
     try:
-        return_mean = _play(actor, episodes, rollout_length * num_envs, writer)
+        return_mean, cut = _play(actor, episodes, rollout_length * num_envs, writer, max_steps * num_envs)
     finally:
         counts = actor.close()
+    if cut:
+        warnings.append(f"it was cut: {endless_text(played[0].spec.name, max_steps)}")
     env_steps = writer.recorded * rollout_length * num_envs
     return Recorded(seed, counts["episodes"], env_steps, return_mean, "; ".join([writer.summary, *warnings]))
 
@@ -138,16 +143,23 @@ def _check_positive(**numbers: int) -> None:
             raise ConfigError(f"{name} is {value}; it must be at least 1.")
 
 
-def _play(actor: Actor, episodes: int, rows: int, writer: RecordingWriter) -> float:
-    """Step until enough episodes have ended and the trajectory with the last one's end is complete."""
-    played = 0
+def _play(actor: Actor, episodes: int, rows: int, writer: RecordingWriter, limit: int) -> tuple[float, bool]:
+    """Step until enough episodes have ended and the trajectory with the last one's end is complete.
+
+    Returns:
+      Their mean return, and whether they were cut: no episode ended within `limit` env steps.
+    """
+    played = ended = since = 0
     while writer.dropped == 0:
         played += actor.step()
         if played % rows == 0:
             metrics, counts = actor.report()
-            if counts["episodes"] >= episodes:
-                return metrics["actor/return_mean"]
-    return float("nan")
+            if counts["episodes"] > ended:
+                ended, since = counts["episodes"], played
+            cut = played - since >= limit
+            if ended >= episodes or cut:
+                return metrics.get("actor/return_mean", float("nan")), cut
+    return float("nan"), False
 
 
 class FixedParams:

@@ -154,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Replay, and print; return the exit status."""
     parser = Parser(prog="python -m jsrl.cli.replay_update", description=__doc__)
     parser.add_argument("run", help="a run folder, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
-    parser.add_argument("--runs-dir", default="runs", help="folder of all runs")
+    parser.add_runs_dir()
     parser.add_argument("--policy", default="", help="name of a policy other than the first")
     options = parser.parse_args(arguments)
     try:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.cli.arguments import Parser
+from jsrl.cli.arguments import Parser, user_path
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import program
 from jsrl.errors import ConfigError, JsrlError
@@ -26,12 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="RUN",
         help="a path, EXPERIMENT/NAME, NAME, EXPERIMENT for its newest run, or a pattern such as 'ppo_pong/*'",
     )
-    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
+    parser.add_runs_dir()
     parser.add_argument(
-        "--to", type=Path, help="file for the page that compares several runs (default: RUNS_DIR/comparison.html)"
+        "--to", type=user_path, help="file for the page that compares several runs (default: RUNS_DIR/comparison.html)"
     )
     parser.add_argument(
-        "--marl-eval", type=Path, metavar="FILE", help="write the runs in the format of marl-eval instead"
+        "--marl-eval", type=user_path, metavar="FILE", help="write the runs in the format of marl-eval instead"
     )
     options = parser.parse_args(arguments)
     use_working_directory()  # kinds of workers may be there

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jsrl.cli import command_line as cli
+from jsrl.cli.arguments import user_path
 from jsrl.cli.experiments import load, summaries, take_name, use_working_directory
 from jsrl.cli.hosts import launcher_of
 from jsrl.cli.list import listing
@@ -203,6 +204,7 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
     from jsrl.launch.start_points import find_start_points
     from jsrl.runs.runs import RunFolder
 
+    plan_file, hosts_file = (one and user_path(one) for one in (options.plan_file, options.hosts_file))
     experiment, chosen = settle(experiment)
     if chosen:
         print(chosen)
@@ -212,19 +214,19 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
         graph = stored_graph(RunFolder.open(options.resume, options.runs_dir))
     plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"), graph=graph)
     print(describe(plan, accelerators()))
-    if options.plan_file is not None:
+    if plan_file is not None:
         try:
-            Path(options.plan_file).write_text(draw(plan.graph))
+            plan_file.write_text(draw(plan.graph))
         except OSError as error:
-            raise ConfigError(f"the plan cannot be drawn to {options.plan_file}: {error.strerror}.") from error
-        print(f"picture: {options.plan_file}")
-    if options.hosts_file is not None:
+            raise ConfigError(f"the plan cannot be drawn to {plan_file}: {error.strerror}.") from error
+        print(f"picture: {plan_file}")
+    if hosts_file is not None:
         if not experiment.where.has_processes:
             raise ConfigError(
                 "a serial run has one process on one host; choose another placement to lay workers on hosts."
             )
         needs = placed(needs_of(plan), options.keep_here, options.learner_on or "")
-        print("", layout_text(lay_out(needs, read_hosts(options.hosts_file))), sep="\n")
+        print("", layout_text(lay_out(needs, read_hosts(hosts_file))), sep="\n")
     return 0
 
 

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.arguments import Parser
+from jsrl.cli.arguments import Parser, user_path
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.main import program
 from jsrl.cli.needs import check_used
@@ -48,7 +48,9 @@ def parser() -> Parser:
     made.add_argument(
         "--core-speed", action="store_true", help="print this machine's core_speed for a file of hosts, from --times"
     )
-    made.add_argument("--times", type=Path, metavar="FILE", help="file of service times (default: times-NAME.json)")
+    made.add_argument(
+        "--times", type=user_path, metavar="FILE", help="file of service times (default: times-NAME.json)"
+    )
     made.add_argument(
         "--trial-seconds", type=float, default=6.0, metavar="S", help="seconds measured of each calibration run"
     )
@@ -63,7 +65,7 @@ def parser() -> Parser:
     made.add_argument(
         "--restart-s", type=float, default=10.0, metavar="S", help="seconds until a dead actor works again"
     )
-    made.add_argument("--page", type=Path, metavar="FILE.html", help="draw the outcome")
+    made.add_argument("--page", type=user_path, metavar="FILE.html", help="draw the outcome")
     return made
 
 
@@ -81,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check(own)
         asked = cli.parse(args, load(name))
         check_used(asked, () if own.run is None else ("runs-dir",), "simulate")
-        path = own.times or Path(f"times-{name}.json")
+        path = own.times or Path(f"times-{name}.json").absolute()
         if own.calibrate or own.run is not None:
             _measure(own, asked, path)
         if own.core_speed:

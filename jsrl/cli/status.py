@@ -15,7 +15,7 @@ from jsrl.cli.main import program
 from jsrl.cli.slurm_jobs import state_of, waiting_job
 from jsrl.counted import counted
 from jsrl.errors import ConfigError, JsrlError
-from jsrl.launch.result import INTENDED, is_intended, missing, score
+from jsrl.launch.result import INTENDED, is_intended, missing, score_lines
 from jsrl.launch.status_writer import moment_of
 from jsrl.metrics.display_state import DisplayState, clock, percent, short
 from jsrl.report.comparison import text_table
@@ -24,7 +24,7 @@ from jsrl.report.run_report import RUNS
 from jsrl.runs.files import json_ready
 from jsrl.runs.groups import Group, find_group, read_group
 from jsrl.runs.runs import RunFolder, in_command, to_resume
-from jsrl.runs.state import NO_SNAPSHOT, RunState, WorkerSummary, has_snapshot, is_whole, read_state
+from jsrl.runs.state import NO_SNAPSHOT, RunState, WorkerSummary, has_snapshot, is_whole, read_best, read_state
 
 MOST_RUNS = 20  # in the table of a folder
 MOST_PIDS = 16  # of workers of a kind; --json shows all
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="RUN|FOLDER",
         help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run; or a folder of runs (default: RUNS_DIR)",
     )
-    parser.add_argument("--runs-dir", default="runs", help="folder of all runs (default: runs)")
+    parser.add_runs_dir()
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     options = parser.parse_args(arguments)
     try:
@@ -124,6 +124,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
         "wall_s": result.get("wall_s"),
         "evaluation": result.get("evaluation") or evaluation_of(seen),
         "final": result.get("final") or None,
+        "best": result.get("best") or read_best(folder) or None,
         "workers": [vars(worker) for worker in status.workers] if status and state.is_running else [],
         "resume": resume_command(folder, state),
     }
@@ -152,7 +153,7 @@ def text(folder: RunFolder) -> str:
     seen = moment(state)
     lines = [
         f"{folder.name}: {headline(state)}",
-        *(f"  {line}" for line in (progress(state, seen), *scores(state, seen))),
+        *(f"  {line}" for line in (progress(state, seen), *scores(folder.path, state, seen))),
     ]
     if state.is_running and state.status is not None:
         lines.append(f"  workers: {workers_text(state.status.workers, state.process.host if state.process else '')}")
@@ -206,15 +207,14 @@ def progress(state: RunState, seen: DisplayState | None) -> str:
     return ", ".join([*parts, *map(str, seen.others), *map(str, calls)])
 
 
-def scores(state: RunState, seen: DisplayState | None) -> list[str]:
-    """Return the last evaluation, and the final one."""
-    titles = {"evaluation": "evaluation", "final": "final evaluation, fresh seeds"}
-    found = [f"{title}: {score(state.result[name])}" for name, title in titles.items() if state.result.get(name)]
-    if not found and seen is not None and seen.evaluations:
+def scores(folder: Path, state: RunState, seen: DisplayState | None) -> list[str]:
+    """Return the last evaluation, the final one, and the best with its name."""
+    found = score_lines(state.result or {"best": read_best(folder)})
+    if not state.result and seen is not None and seen.evaluations:
         at, newest = seen.evaluations[-1]
-        best = max(value for _, value in seen.evaluations)
-        found = [f"evaluation: {seen.score_title} {short(newest)} at {short(at)} env steps, best {short(best)}"]
-    return found
+        found.insert(0, ("evaluation", f"{seen.score_title} {short(newest)} at {short(at)} env steps"))
+    named = {"best": f" ({in_command(folder)}@best)"}
+    return [f"{title}: {text}{named.get(title, '')}" for title, text in found]
 
 
 def workers_text(workers: Iterable[WorkerSummary], own_host: str) -> str:

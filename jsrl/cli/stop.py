@@ -57,8 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def stop(folder: Path) -> str:
     """Ask the process of a run to end it; return what was done.
 
-    A process of this host gets a signal, after boot, id and start time were compared. One of another host finds a request
-    in the run folder within seconds; if it is a Slurm job, Slurm also sends it a signal, or cancels it if it waits.
+    A process of this host that handles signals gets one, after boot, id and start time were compared. Others (on another
+    host, or a notebook whose run is in a thread) find a request in the run folder within seconds; if it is a Slurm job,
+    Slurm also sends it a signal, or cancels it if it waits.
 
     Raises:
       ConfigError: the run is over, or another user's. OSError: the request cannot be written.

@@ -10,10 +10,9 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.arguments import Parser
+from jsrl.cli.arguments import Parser, user_path
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.main import program
 from jsrl.cli.needs import check_used
@@ -35,10 +34,10 @@ def parser() -> Parser:
         epilog="All other options are those of `jsrl run NAME`, such as --tune-minutes 5 or --placement inline.",
     )
     made.add_argument(
-        "--from", dest="saved", metavar="FILE", type=Path, help="only print advice, from saved measurements"
+        "--from", dest="saved", metavar="FILE", type=user_path, help="only print advice, from saved measurements"
     )
     made.add_argument(
-        "--output", metavar="FILE", type=Path, help="where to write the measurements (default: beside the profile)"
+        "--output", metavar="FILE", type=user_path, help="where to write the measurements (default: beside the profile)"
     )
     made.add_argument(
         "--trial-seconds", type=float, metavar="S", help="seconds measured per trial (default: from --tune-minutes)"

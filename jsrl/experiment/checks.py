@@ -200,6 +200,7 @@ def _check_positive(e: Experiment) -> None:
         "record_limit_mb": e.record_limit_mb,
         "evaluator.num_envs": e.evaluator.num_envs,
         "evaluator.episodes": e.evaluator.episodes,
+        "evaluator.max_steps": e.evaluator.max_steps,
         "video.episodes": e.video.episodes,
         "snapshots.keep": e.snapshots.keep,
         "video.keep_newest": e.video.keep_newest,
@@ -274,8 +275,9 @@ def _check_video(e: Experiment) -> None:
         raise ConfigError(f"video.max_seconds is {seconds}; it must be above 0.")
     if fps is not None and not 0 < fps < math.inf:
         raise ConfigError(f"video.fps is {fps}; it must be above 0 and finite.")
-    if not 0 <= e.video.niceness <= 19:
-        raise ConfigError(f"video.niceness is {e.video.niceness}; it must be from 0 to 19.")
+    for name, niceness in (("video", e.video.niceness), ("evaluator", e.evaluator.niceness)):
+        if not 0 <= niceness <= 19:
+            raise ConfigError(f"{name}.niceness is {niceness}; it must be from 0 to 19.")
 
 
 def _check_against(e: Experiment) -> None:

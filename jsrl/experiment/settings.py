@@ -160,7 +160,12 @@ class EvaluatorConfig:
     num_envs: int = 20
     """Environments stepped together; each plays the same number of episodes."""
     period_env_steps: int | None = None
-    """Env steps of training between evaluations; None: a fortieth of the total."""
+    """Env steps of training between evaluations; None: a fortieth of the total. In a serial run, where training waits for
+    evaluations, None also limits their env steps to a tenth of those of the training: long episodes are scored less often."""
+    max_steps: int = 30_000
+    """Env steps of an episode after which an evaluation, a match or a video is cut, because it seems to have no end."""
+    niceness: int = 5
+    """Niceness of the evaluator's process: 0 (normal priority) to 19 (lowest)."""
     against: tuple[str, ...] = ()
     """Opponents, in environments with seats: frozen players of this run (initial, frozen-3) or RUN@TAG. The score is then the
     mean result of `episodes` games against each (win 1, draw 0.5) instead of the mean return. Opponents sample actions."""
@@ -214,6 +219,8 @@ class DeadlineConfig:
     """Seconds for a worker to shut down; a tenth of it after Ctrl-C."""
     snapshot_s: float = 60.0
     """Seconds for the final snapshot."""
+    evaluation_s: float = 3600.0
+    """Seconds of one evaluation or video, after which it is cut; also those of the final evaluation after the training."""
     hooks_s: float = 10.0
     """Seconds that the end of a run waits for hooks."""
     sinks_s: float = 5.0

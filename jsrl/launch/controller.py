@@ -558,14 +558,14 @@ class Controller:
         self._session.stage(name, kind.final_name)
         self._wait_with(name, lambda _: name in self._session.finals)
         if not (name in self._session.finals or self._workers[name].replaced):
-            waited = f"within {self._deadlines.snapshot_s:g} s (deadlines.snapshot_s){kind.final_hint}"
+            limit_s = getattr(self._deadlines, kind.final_deadline)
+            waited = f"within {limit_s:g} s (deadlines.{kind.final_deadline}){kind.final_hint}"
             why = "because it was interrupted" if self._interrupted else waited
             self._session.display.message(f"{name}: its {kind.final_name} was not finished {why}", "warning")
 
     def _wait_with(self, name: str, reached: Callable[[SupervisedWorker], bool]) -> None:
         """Wait until a worker has reached a state; see `_died` if it dies meanwhile."""
-        limited = self._plan.kinds[name].final_is_limited
-        limit_s, begun_s = self._deadlines.snapshot_s if limited else float("inf"), time.monotonic()
+        limit_s, begun_s = getattr(self._deadlines, self._plan.kinds[name].final_deadline), time.monotonic()
         while not (reached(self._workers[name]) or self._interrupted or self._pauses.since(begun_s) > limit_s):
             if name in self._session.finals:
                 return

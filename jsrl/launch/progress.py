@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from jsrl.experiment import Experiment
 from jsrl.graph.policies import PolicyPart
 from jsrl.metrics.scores import decimals_of, score_of, score_title
+from jsrl.runs.state import read_best
 from jsrl.types import version_updates
 from jsrl.workers.jobs import StartPoint
 
@@ -58,10 +60,18 @@ class Progress:
         """Return its env steps and updates, under their names in lines of metrics."""
         return {self.policy.named("env_steps"): self.env_steps, self.policy.named("updates"): self.updates}
 
-    @property
-    def outcome(self) -> dict[str, Any]:
-        """Return its part of the run's result."""
-        return {"ended": self.ended, **self.kept, "evaluation": self.evaluation, "final": self.final}
+    def best(self, run: Path) -> dict[str, Any]:
+        """Return the score and env steps of its snapshot `best` in the folder of the run; empty: it has none."""
+        facts = read_best(run, self.policy.folder)
+        if "env_steps" in facts:
+            number = int(facts["version_updates"])
+            facts |= {"version_updates": self.made(number), "env_steps": self._env_steps_at(number, facts["env_steps"])}
+        return facts
+
+    def outcome(self, run: Path) -> dict[str, Any]:
+        """Return its part of the result of the run in a folder."""
+        scores = {"evaluation": self.evaluation, "final": self.final, "best": self.best(run)}
+        return {"ended": self.ended, **self.kept, **scores}
 
     def implausible(self, facts: dict[str, Any]) -> str:
         """Return why the counts of one of its workers are impossible in this run; empty: they are possible.
@@ -130,10 +140,16 @@ class Progress:
         made = self.made(number)
         counts: dict[str, Any] = {"updates": made, "version_updates": made}
         counts["metrics"] = {k: float(made) if k.endswith("/version_updates") else v for k, v in metrics.items()}
-        if self._experiment.has_replay_workers:
-            numbers, _, env_steps = zip(*self._points, strict=True)
-            counts["env_steps"] = int(np.interp(number, numbers, env_steps))
+        if "env_steps" in facts:
+            counts["env_steps"] = self._env_steps_at(number, facts["env_steps"])
         return facts | counts
+
+    def _env_steps_at(self, number: int, env_steps: int) -> int:
+        """Return the env steps at a version: `env_steps`, or with replay workers interpolated from the reports."""
+        if not self._experiment.has_replay_workers:
+            return env_steps
+        numbers, _, known = zip(*self._points, strict=True)
+        return int(np.interp(number, numbers, known))
 
 
 def most_counts(experiment: Experiment, updates: int, env_steps: int) -> dict[str, int]:

@@ -11,7 +11,7 @@ from typing import Any
 from jsrl.counted import counted
 from jsrl.metrics.scores import score_text
 from jsrl.runs.groups import Group
-from jsrl.runs.runs import to_resume
+from jsrl.runs.runs import in_command, to_resume
 from jsrl.runs.state import NO_SNAPSHOT, has_snapshot, read_result
 from jsrl.transport.ledger.reconcile import hop_ledger
 
@@ -47,7 +47,8 @@ class Result:
         training.
       ledger: of the learner's sample stream, reconciled (jsrl.transport.ledger.reconcile). hops: the other streams', by name.
       others: the other policies, by name: why each ended, its env steps, updates, evaluation and final.
-      evaluation: the last score (or the one that reached stop_at_return). final: of 100 fresh episodes.
+      evaluation: the last score (or the one that reached stop_at_return). final: of 100 fresh episodes. best: that of the
+        snapshot `best`, which `load_policy(run)` loads.
       policy: the name of the first of several policies, which the other fields are about.
       unsaved: which learner's final snapshot was not written, and why; empty: all were.
       summary: rates, shares of time and the bottleneck, as text; report.html has more.
@@ -63,6 +64,7 @@ class Result:
     hops: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)
     others: dict[str, dict[str, Any]] = field(default_factory=dict)
     policy: str = ""
     unsaved: str = ""
@@ -100,17 +102,15 @@ class Result:
             f"({self.process_s:.1f} s from the start of the process)",
         ]
         whose = f" of {self.policy}" if self.policy else ""
-        if self.evaluation:
-            e = self.evaluation
-            lines.append(f"evaluation{whose}: {score(e)} at {int(e.get('env_steps', 0)):,} env steps")
-        if self.final:
-            lines.append(f"final evaluation{whose}, fresh seeds: {score(self.final)}")
+        lines += [f"{title}: {text}" for title, text in score_lines(vars(self), whose)]
         lines += [f"{name}: {text}" for name, text in other_lines(self.others)]
         lines += ledger_lines(self.ledger, self.hops)
         if self.summary:
             lines.append(self.summary)
         summary = fitted("\n".join(lines), min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
         whole = [f"run folder: {self.folder}"]  # paths and commands are copied: they are not wrapped
+        if self.best:
+            whole.append(f"to load the best: jsrl evaluate {in_command(self.folder)}@best")
         if (report := self.folder / "report.html").exists():
             whole.append(f"report: {report}")
         if self.unsaved or not self.as_intended:
@@ -131,13 +131,23 @@ def fitted(text: str, width: int = WIDTH) -> str:
     return "\n".join(lines)
 
 
+def score_lines(result: dict[str, Any], whose: str = "") -> list[tuple[str, str]]:
+    """Return the scores of a policy: (title, text). The last params and the best ones often differ."""
+    titles = {"evaluation": f"evaluation{whose}", "final": f"final evaluation{whose}, fresh seeds"}
+    titles |= {"best": f"best{whose}"}
+    found = [(title, result[name]) for name, title in titles.items() if result.get(name)]
+    return [
+        (title, score(facts) + (f" at {int(facts['env_steps']):,} env steps" if "env_steps" in facts else ""))
+        for title, facts in found
+    ]
+
+
 def other_lines(others: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
     """Return the results of each policy other than the first: (name, value)."""
     lines = []
     for name, facts in others.items():
         counts = f"{facts['env_steps']:,} env steps, {counted(facts['updates'], 'update')}"
-        titles = {"evaluation": "evaluation", "final": "final evaluation"}
-        scores = [f"{title}: {score(facts[what])}" for what, title in titles.items() if facts[what]]
+        scores = [f"{title}: {text}" for title, text in score_lines(facts)]
         lines.append((f"policy {name}", "; ".join([counts, *scores])))
     return lines
 
@@ -161,4 +171,4 @@ def contradicted(result: dict[str, Any]) -> bool:
 
 def score(facts: dict[str, float], actions: str = "greedy") -> str:
     """Return an evaluation's score as text; actions: greedy or sampled."""
-    return f"{score_text(facts).removesuffix(')')}, {counted(int(facts['episodes']), f'{actions} episode')})"
+    return score_text(facts, counted(int(facts["episodes"]), f"{actions} episode"))

@@ -102,7 +102,8 @@ def run(
       EnvironmentFault, AgentFault: the user's own code raised, before the start or in serial mode.
       WorkerDied: a worker failed; the message says which and why.
     """
-    experiment = found_opponents(with_changes(_given(experiment, resume, runs_dir), changes), runs_dir)
+    runs_dir = Path(runs_dir).expanduser().absolute()
+    experiment = found_opponents(with_paths(with_changes(_given(experiment, resume, runs_dir), changes)), runs_dir)
     launcher, hooks, sinks = fitting(launcher, experiment), load_hooks(hooks), load_values("sink", sinks, ("write",))
     made, resumed = [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()], resume is not None
     if resume is None:
@@ -128,6 +129,13 @@ def run(
         finally:
             summary = leave_report(folder, functools.partial(screen.message, level="warning"))
         return dataclasses.replace(result, summary=summary)
+
+
+def with_paths(experiment: Experiment) -> Experiment:
+    """Return an experiment whose recordings have absolute paths: an environment may change the working directory."""
+    named = {name: getattr(experiment, name) for name in ("record", "recording")}
+    absolute = {name: str(Path(path).expanduser().absolute()) for name, path in named.items() if path is not None}
+    return dataclasses.replace(experiment, **absolute)
 
 
 def _given(value: object, resume: str | None, runs_dir: str | os.PathLike[str]) -> Experiment:

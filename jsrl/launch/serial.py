@@ -189,10 +189,13 @@ class SerialRun:
         self._session.report(Report(worker.name, 0, metrics, facts))
 
     def _finish_due_work(self, worker: Any) -> None:
-        """Finish the due work, so that scores depend on updates only and not on the clock."""
-        while self._session.reason != "interrupted" and worker.due:
+        """Finish the due work, so that scores depend on updates only; it is cut when `max_minutes` are over."""
+        while not self._interrupted and worker.due:
             worker.step()
             self._session.tick()
+            if self._session.time_is_over and worker.due:
+                self._session.display.message(f"{worker.name}: what it played was cut, because max_minutes are over")
+                return
 
     def _close(self) -> None:
         session = self._session

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from jsrl.envs.config import split_metric
 from jsrl.errors import RunDeleted
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import options_of
@@ -41,7 +42,8 @@ from jsrl.workers.kinds import Kind, catalogue
 
 LINE_S = 1.0
 LOOK_S = 0.02
-ESTIMATES = ("evaluated", "filmed")  # events whose counts are estimated from the version of the params
+OF_FIRST = ("saving", "evaluated")  # events that other workers receive of the first policy only
+ESTIMATES = ("evaluated", "filmed")  # events whose env steps are estimated from the version of the params
 
 
 class Session:
@@ -144,6 +146,11 @@ class Session:
         """Return whether the next tick writes a line; measurements for lines are made then, once per line."""
         return self.now() >= max(self._line_s, self._look_s)
 
+    @property
+    def time_is_over(self) -> bool:
+        """Return whether the training has had its `max_minutes`."""
+        return self._trained_s is not None and self.now() - self._trained_s >= self._limit_s
+
     def now(self) -> float:
         """Return the time by the session's clock."""
         return time.monotonic()
@@ -220,9 +227,10 @@ class Session:
     def _pass_on(self, message: Event) -> None:
         """Pass an event on to workers that listen to it, and execute their commands to others.
 
-        A director's state belongs to snapshots of the first policy, so `saving` of other learners is not passed on.
+        A director's state belongs to snapshots of the first policy, and a video's score is that policy's, so `saving` and
+        `evaluated` of other policies are not passed on.
         """
-        left_out = message.name == "saving" and self.progress_of(message.worker) is not self._first
+        left_out = message.name in OF_FIRST and self.progress_of(message.worker) is not self._first
         for worker, kind in self._kinds.items():
             if message.name in kind.receives and not left_out:
                 who = {"worker": message.worker, "incarnation": message.incarnation}
@@ -353,7 +361,7 @@ class Session:
         line_due, self._look_s = self.line_due, self.now() + LOOK_S
         if line_due:
             self._check_folder()
-        if self._trained_s is not None and self.now() - self._trained_s >= self._limit_s:
+        if self.time_is_over:
             self.end("max_minutes")
         self._poll_hooks()
         self.hub.show_messages()
@@ -443,6 +451,7 @@ class Session:
             rows=dict(self._stages.rows),
             metrics=dict(self.hub.latest),
             evaluations=self._first.curve,
+            episode_metric=next((split_metric(one)[0] for one in self.experiment.env.episode_metrics), ""),
             policy=self._first_name,
             others=tuple(map(other_policy, self._others)),
             players=self._players.rows() if self.experiment.director is not None else (),
@@ -473,7 +482,8 @@ class Session:
             evaluation=self._first.evaluation,
             final=self._first.final,
             unsaved="; ".join(f"{worker}: {why}" for worker, why in self._unsaved.items() if why),
-            others={progress.policy.name: progress.outcome for progress in self._others},
+            best=self._first.best(self.folder.path),
+            others={progress.policy.name: progress.outcome(self.folder.path) for progress in self._others},
             policy=self._first_name,
         )
         self.outcome = result
@@ -515,6 +525,6 @@ def summary_of(result: Result | None) -> dict[str, Any]:
     if result is None:
         return {"ended": "failed"}
     counters = {name: getattr(result, name) for name in ("ended", "env_steps", "updates", "wall_s")}
-    scores = {"evaluation": result.evaluation, "final": result.final}
+    scores = {"evaluation": result.evaluation, "final": result.final, "best": result.best}
     scores |= {f"{name}/final": facts["final"] for name, facts in result.others.items()}
     return counters | {f"{title}/{name}": v for title, facts in scores.items() for name, v in facts.items()}

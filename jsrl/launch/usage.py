@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
@@ -29,7 +30,8 @@ class Usage:
     def sample(self, workers: Collection[SupervisedWorker]) -> dict[str, float]:
         """Return `system/KIND_rss_mb` and `system/KIND_cpu_share` (in cores) since the last sample.
 
-        `system/others_cpu_share` is the CPU time of neither workers nor this process; absent if it is unknown.
+        `system/others_cpu_share` is the CPU time of neither workers nor this process, `system/load` the machine's; both are
+        absent if the CPU time is unknown.
         """
         now = time.monotonic()
         passed_s, self._sampled_s = max(now - self._sampled_s, 1e-6), now
@@ -53,5 +55,6 @@ class Usage:
         if busy_s is not None and self._busy_s is not None:
             ours_s = sum(spent - self._cpu_s.get(handle, 0.0) for handle, spent in cpu_s.items())
             metrics["system/others_cpu_share"] = max(0.0, busy_s - self._busy_s - ours_s) / passed_s
+            metrics["system/load"] = os.getloadavg()[0]
         self._cpu_s, self._busy_s = cpu_s, busy_s
         return metrics

@@ -19,7 +19,9 @@ import numpy as np
 from jsrl.counted import counted
 from jsrl.directors.ratings import win_rate_interval
 from jsrl.envs.base import Episode, GameStep, VectorGame
+from jsrl.envs.endless import LONG_STEPS, OpenEpisodes
 from jsrl.errors import ConfigError
+from jsrl.intervals import mean_interval, with_half
 from jsrl.matches.players import Contestant, find_sides, places_of_sides
 from jsrl.types import Array, Tree, map_tree, spread
 
@@ -99,8 +101,8 @@ class MatchScore:
         return (
             f"{self.home} against {self.away}: {f['won']} won, {f['drawn']} drawn, {f['lost']} lost of "
             f"{counted(f['games'], 'game')}; win rate {f['win_rate']:.3f} (95%: {f['win_rate_low']:.3f} to "
-            f"{f['win_rate_high']:.3f}; {sides}); return {f['return_mean']:.2f} ± {f['return_ci95']:.2f}, opponent "
-            f"{f['opponent_return_mean']:.2f} ± {f['opponent_return_ci95']:.2f}; mean length {f['length_mean']:.0f}"
+            f"{f['win_rate_high']:.3f}; {sides}); return {with_half(f['return_mean'], f['return_ci95'])}, opponent "
+            f"{with_half(f['opponent_return_mean'], f['opponent_return_ci95'])}; mean length {f['length_mean']:.0f}"
         )
 
 
@@ -120,9 +122,10 @@ class Table:
       game: with each seat as a group (`make_game` without groups). games: how many to play.
       seatings: who plays which side, by number, in one game after the other (jsrl.matches.players).
       watch: entered around each step of the environment. enter: called with the activity that begins.
+      max_steps: of a game; a longer one seems to have no end.
 
     Attributes:
-      finished: the games that ended so far.
+      finished: the games that ended so far. env_steps: played so far.
     """
 
     def __init__(
@@ -134,6 +137,7 @@ class Table:
         *,
         watch: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
         enter: Callable[[str], Any] = lambda activity: None,
+        max_steps: int = LONG_STEPS,
     ) -> None:
         if any(len(seats) != 1 for seats in game.groups.values()):
             raise ConfigError("matches need an environment of which each seat is a group; make it without `groups`.")
@@ -146,6 +150,7 @@ class Table:
         self._left = np.array([games // slots + (slot < games % slots) for slot in range(slots)])
         self._number = np.cumsum(self._left) - self._left  # of the game that each slot plays
         self._latest: GameStep | None = None
+        self._open, self.env_steps = OpenEpisodes(slots, max_steps), 0
         self.finished: list[TableGame] = []
 
     @property
@@ -153,20 +158,27 @@ class Table:
         """Return whether all games are played."""
         return not self._left.any()
 
+    @property
+    def endless(self) -> bool:
+        """Return whether a game that counts seems to have no end."""
+        return self._open.any_endless(self._left > 0)
+
     def advance(self, budget_s: float = math.inf) -> bool:
-        """Play until all games are over (True) or the time budget is used (False)."""
+        """Play until all games are over (True), one seems to have no end, or the time budget is used (False)."""
         until = time.perf_counter() + budget_s
         if self._latest is None:
             self._enter("env")
             with self._watch():
                 self._latest = self._game.reset()
-        while not self.complete:
+        while not (self.complete or self.endless):
             self._enter("act")
             actions = self._act(self._latest)
             self._enter("env")
             with self._watch():
                 self._latest = self._game.step(actions)
             self._enter("other")
+            self.env_steps += self._game.num_envs
+            self._open.see(self._latest.episodes)
             for episode in self._latest.episodes:
                 self._count(episode)
             if time.perf_counter() >= until:
@@ -230,11 +242,12 @@ class Match(Table):
         sides: Collection[int] | None = None,
         watch: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
         enter: Callable[[str], Any] = lambda activity: None,
+        max_steps: int = LONG_STEPS,
     ) -> None:
         found = find_sides(game.spec, home, away, sides)
         number = len(places_of_sides(game.spec))
         seatings = [tuple(int(side != own) for side in range(number)) for own in found]
-        super().__init__(game, (home, away), seatings, games, watch=watch, enter=enter)
+        super().__init__(game, (home, away), seatings, games, watch=watch, enter=enter, max_steps=max_steps)
         names = tuple(", ".join(game.spec.names[place] for place in sorted(own)) for own in self._places)
         self.score = MatchScore(home.name, away.name, names)
 
@@ -252,11 +265,3 @@ def stack_seats(observations: list[Tree]) -> Tree:
     if len(observations) == 1:
         return observations[0]
     return map_tree(lambda *seats: np.concatenate(seats, axis=1), *observations)
-
-
-def mean_interval(values: list[float]) -> tuple[float, float]:
-    """Return the mean and the half width of its 95% interval."""
-    if not values:
-        return 0.0, 0.0
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-    return float(np.mean(values)), 1.96 * std / math.sqrt(len(values))

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from jsrl.directors.ratings import Ratings, rate, win_rate_interval
-from jsrl.matches.match import MatchScore, TableGame, mean_interval
+from jsrl.intervals import mean_interval, with_half
+from jsrl.matches.match import MatchScore, TableGame
 
 
 class Standings:
@@ -122,7 +123,7 @@ class Standings:
                 rows[-1] += [
                     f"{each[player]['first_share']:.2f}",
                     f"{each[player]['first_share_low']:.2f} to {each[player]['first_share_high']:.2f}",
-                    f"{each[player]['return_mean']:.2f} ± {each[player]['return_ci95']:.2f}",
+                    with_half(each[player]["return_mean"], each[player]["return_ci95"]),
                 ]
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = [_aligned(row, widths) for row in rows]

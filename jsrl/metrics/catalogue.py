@@ -74,6 +74,12 @@ COMMON: tuple[Metric, ...] = (
     Metric("snapshots/failed", "snapshots that could not be written", "count", "0", "total"),
     Metric("snapshots/superseded", "snapshots given up for a newer one", "count", "0; else the disk is slow", "total"),
     Metric("snapshots/last_write_s", "duration of the last write", "s", "below the snapshot period", "max"),
+    Metric(
+        "system/load",
+        "processes of this machine that run or wait for a core, over a minute",
+        "count",
+        "below twice the cores",
+    ),
     Metric("system/others_cpu_share", "CPU time of other programs on this machine per second", "cores", "0", "sum"),
 )
 

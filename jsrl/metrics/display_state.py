@@ -92,6 +92,7 @@ class DisplayState:
       workers: living processes by kind, such as {"actor": 4, "learner": 1}. rows: the table's row of each kind.
       metrics: the newest value of every metric (`MetricsHub.latest`).
       evaluations: (env_steps, return) of every evaluation so far.
+      episode_metric: the environment's own metric on the line, of those that `env.episode_metrics` names; empty: none.
       policy: name of the first policy, which the other fields are about; empty: it is the only one. others: the others.
       players: the best players and those that learn, best first, if a director rates them.
       waiting: workers that are starting, restarting or at their last task; () while all work.
@@ -111,6 +112,7 @@ class DisplayState:
     rows: dict[str, WorkerRow] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     evaluations: list[tuple[int, float]] = field(default_factory=list)
+    episode_metric: str = ""
     policy: str = ""
     others: tuple[OtherPolicy, ...] = ()
     players: tuple[PlayerRow, ...] = ()
@@ -177,12 +179,17 @@ class DisplayState:
         return "return" if self.metric("evaluator/win_rate") is None else "win rate"
 
     @property
-    def return_(self) -> tuple[str, float] | None:
-        """Return ("eval", score) of the newest evaluation, else ("train", the actors' mean return), else None."""
-        if self.evaluations:
-            return "eval", self.evaluations[-1][1]
-        value = self.metric("actor/return_mean")
-        return None if value is None else ("train", value)
+    def scores(self) -> list[str]:
+        """Return the newest evaluation's score, the actors' mean return, and the environment's own metric, as far as known.
+
+        Evaluations are greedy and actors sample, so the first two may be far apart.
+        """
+        found = [f"{self.score_title} {short(self.evaluations[-1][1])} (eval)"] if self.evaluations else []
+        if (value := self.metric("actor/return_mean")) is not None:
+            found.append(f"{'' if found and self.score_title == 'return' else 'return '}{short(value)} (train)")
+        if (value := self.metric(f"actor/episode_{self.episode_metric}_mean")) is not None:
+            found.append(f"{self.episode_metric} {short(value)}")
+        return found
 
 
 def names(waiting: list[Waiting], most: int = 3) -> str:

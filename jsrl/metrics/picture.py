@@ -36,7 +36,7 @@ _GAP = "  "
 
 
 def plain_line(state: DisplayState, env_steps_per_s: float | None) -> str:
-    """Return the state as one line: time, steps (share), steps/s, updates, return, loss, entropy, lag, time to go.
+    """Return the state as one line: time, steps (share), steps/s, updates, returns, loss, entropy, lag, time to go.
 
     Before the first update it shows the waits of the start instead.
     """
@@ -47,9 +47,7 @@ def plain_line(state: DisplayState, env_steps_per_s: float | None) -> str:
         parts.append(f"{short(env_steps_per_s)} steps/s")
     if state.updates:
         parts.append(f"{state.prefix}updates {short(state.updates)}")
-    if state.return_ is not None:
-        kind, value = state.return_
-        parts.append(f"{state.score_title if kind == 'eval' else 'return'} {short(value)} ({kind})")
+    parts += state.scores
     parts += [f"{title} {short(value)}" for title, value in _learning(state)[:2]]
     parts += map(str, state.others)
     if (elo := state.metric("director/elo_latest")) is not None:
@@ -81,6 +79,8 @@ def picture(state: DisplayState, env_steps_per_s: float | None, messages: Sequen
             learning.append("lag mean/p95/max " + "/".join(map(short, lags)))
         if (value := state.metric("actor/return_mean")) is not None:
             learning.append(f"training return {short(value)}")
+        if (value := state.metric(f"actor/episode_{state.episode_metric}_mean")) is not None:
+            learning.append(f"{state.episode_metric} {short(value)}")
         parts.append(_Facts(["learning:", *learning]))
     if state.evaluations:
         parts.append(_evaluations(state))

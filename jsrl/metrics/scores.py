@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from jsrl.intervals import with_half
+
 WIN_RATE, RETURN = "win_rate", "return_mean"
 
 
@@ -22,12 +24,16 @@ def score_title(facts: Mapping[str, float]) -> str:
     return "win rate" if score_name(facts) == WIN_RATE else "return"
 
 
-def score_text(facts: Mapping[str, float]) -> str:
-    """Return a score and its 95% interval as text."""
+def score_text(facts: Mapping[str, float], of: str = "") -> str:
+    """Return a score and its 95% interval as text; of: what was scored, such as `20 greedy episodes`."""
     if score_name(facts) == WIN_RATE:
-        return f"win rate {facts[WIN_RATE]:.3f} (95%: {facts['win_rate_low']:.3f} to {facts['win_rate_high']:.3f})"
-    decimals = decimals_of(facts[RETURN])
-    return f"return {facts[RETURN]:.{decimals}f} ± {facts['return_ci95']:.{decimals}f} (95% CI)"
+        value, interval = f"{facts[WIN_RATE]:.3f}", f"95%: {facts['win_rate_low']:.3f} to {facts['win_rate_high']:.3f}"
+    else:
+        half = facts.get("return_ci95")
+        value = with_half(facts[RETURN], half, decimals_of(facts[RETURN]))
+        interval = "" if half is None else "95% CI"
+    inside = ", ".join(filter(None, (interval, of)))
+    return f"{score_title(facts)} {value}" + (f" ({inside})" if inside else "")
 
 
 def decimals_of(value: float) -> int:

@@ -19,6 +19,7 @@ class Video:
       file: its name in the folder. version_updates: updates of the params. env_steps: trained on until then.
       return_mean: of its episodes, raw. episodes: in it. frames, fps, width, height: of the file. best: the best so far.
       players: the policies in it, if there are several; the return is the first one's.
+      score: of its policy; None: not known.
     """
 
     file: str
@@ -32,10 +33,11 @@ class Video:
     height: int
     best: bool = False
     players: str = ""
+    score: float | None = None
 
     def caption(self) -> str:
         """Return a line about it."""
-        tag = "best · " if self.best else ""
+        tag = f"best, score {self.score:,.4g} · " if self.best else ""
         first = f" of {self.players.partition(',')[0]}" if self.players else ""
         prefix = f"{self.players} · " if self.players else ""
         prefix += f"version {self.version_updates:,} · {self.env_steps:,} env steps"
@@ -67,7 +69,8 @@ class VideoShelf:
           OSError: the folder cannot be written.
         """
         videos = [known for known in self.videos if known.file != video.file] + [video]
-        best = max(videos, key=lambda one: one.return_mean)  # the first of equals: the earlier best stays
+        scored = [one for one in reversed(videos) if one.score is not None]  # of equal scores the newest is the best
+        best = max(scored, key=lambda one: one.score or 0.0, default=None)
         newest = videos[-self._keep_newest :]
         kept = [one for one in videos if one is best or one in newest]
         self.videos = [_tagged(one, one is best) for one in kept]
@@ -88,12 +91,12 @@ def read_index(folder: Path) -> list[Video]:
     except (OSError, ValueError, KeyError, TypeError):
         return []
     names = {field.name for field in fields(Video)}
-    entries = [entry for entry in entries if isinstance(entry, dict) and set(entry) in (names, names - {"players"})]
+    entries = [entry for entry in entries if isinstance(entry, dict) and set(entry) == names]
     return [Video(**entry) for entry in entries if (folder / str(entry["file"])).is_file()]
 
 
 def captions(run: Path) -> dict[str, str]:
-    """Return path relative to the run's folder -> caption of each of its videos: the best, the newest, then others.
+    """Return path relative to the run's folder -> caption of each of its videos, the newest first.
 
     Videos of policies other than the first are in folders with their names, and come last.
     """
@@ -101,8 +104,7 @@ def captions(run: Path) -> dict[str, str]:
     for folder in (run / FOLDER, *sorted(path for path in (run / FOLDER).glob("*") if path.is_dir())):
         where = folder.relative_to(run).as_posix()
         prefix = "" if folder == run / FOLDER else f"policy {folder.name} · "
-        known = sorted(reversed(read_index(folder)), key=lambda one: not one.best)
-        found |= {f"{where}/{one.file}": prefix + one.caption() for one in known}
+        found |= {f"{where}/{one.file}": prefix + one.caption() for one in reversed(read_index(folder))}
         others = sorted(path.name for path in folder.glob("*.mp4"))
         found |= {f"{where}/{name}": prefix + name for name in others if f"{where}/{name}" not in found}
     return found

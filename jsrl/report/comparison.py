@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from jsrl.errors import ConfigError
+from jsrl.intervals import seeds_interval, t_factor
 from jsrl.launch.graph_file import graph_of
 from jsrl.metrics.display_state import clock, short
 from jsrl.metrics.scores import RETURN, WIN_RATE
@@ -44,17 +46,13 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     return np.sort(values, axis=-1) @ (inside / inside.sum())
 
 
-def bootstrap_interval(values: np.ndarray, statistic: Any = None, *, resamples: int = 5000) -> tuple[float, float]:
-    """Return the 95% percentile bootstrap interval of a statistic (default: the mean) over values [seeds].
+def interval_of(values: np.ndarray, *, middle: bool) -> tuple[Any, Any]:
+    """Return the ends of the 95% t interval of the mean, or of the mean of the `middle` half, over [..., seeds].
 
-    The resamples are always the same, so a table is reproducible. With fewer than 2 values both ends are the value.
+    NaN with one seed.
     """
-    values = np.asarray(values, np.float64)
-    rng = np.random.default_rng(0)
-    drawn = values[rng.integers(0, values.size, (resamples, values.size))]
-    results = np.mean(drawn, axis=-1) if statistic is None else statistic(drawn)
-    low, high = np.percentile(results, [2.5, 97.5])
-    return float(low), float(high)
+    centre = interquartile_mean(values) if middle else values.mean(axis=-1)
+    return seeds_interval(values, centre, values.shape[-1] // 4 if middle else 0)
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Difference:
     """How the scores of two settings, A and B, differ.
 
     Attributes:
-      mean: A's mean less B's. interval: its 95% bootstrap interval. p: of a permutation test of the means, two-sided.
+      mean: A's mean less B's. interval: its 95% t interval (Welch's). p: of a permutation test of the means, two-sided.
       wins: how often a seed of A scores more than a seed of B, 0 to 1; equal scores count half.
     """
 
@@ -89,14 +87,14 @@ def difference(a: np.ndarray, b: np.ndarray) -> Difference:
         raise ConfigError(f"there are {a.size} and {b.size} scores; a test needs at least two seeds of each setting.")
     from scipy import stats  # here, as it takes half a second
 
-    rng = np.random.default_rng(0)
-    drawn = rng.choice(a, (10_000, a.size)).mean(axis=1) - rng.choice(b, (10_000, b.size)).mean(axis=1)
-    low, high = np.percentile(drawn, [2.5, 97.5])
+    mean, (va, vb) = float(a.mean() - b.mean()), (own.var(ddof=1) / own.size for own in (a, b))
+    degrees = (va + vb) ** 2 / max(va**2 / (a.size - 1) + vb**2 / (b.size - 1), 1e-300)
+    half = t_factor(max(degrees, 1.0)) * math.sqrt(va + vb)
     test = stats.permutation_test(
         (a, b), lambda x, y, axis: x.mean(axis=axis) - y.mean(axis=axis), vectorized=True, random_state=0
     )
     wins = np.mean(a[:, None] > b) + 0.5 * np.mean(a[:, None] == b)
-    return Difference(float(a.mean() - b.mean()), (float(low), float(high)), float(test.pvalue), float(wins))
+    return Difference(mean, (mean - half, mean + half), float(test.pvalue), float(wins))
 
 
 LEARNED = (
@@ -167,10 +165,9 @@ def band(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Band | None:
         return None
     x = np.linspace(low_x, high_x, BAND_POINTS)
     values = np.stack([np.interp(x, *curve) for curve in curves], axis=-1)
-    statistic = interquartile_mean if len(curves) >= 4 else None
-    middle = values.mean(-1) if statistic is None else statistic(values)
-    intervals = np.array([bootstrap_interval(own, statistic, resamples=1000) for own in values])
-    return Band(x, middle, intervals[:, 0], intervals[:, 1])
+    robust = len(curves) >= 4
+    middle = interquartile_mean(values) if robust else values.mean(-1)
+    return Band(x, middle, *interval_of(values, middle=robust))
 
 
 @dataclass(frozen=True)
@@ -196,6 +193,12 @@ class Summary:
         return (self.env_steps,) if close else (self.fewest_env_steps, self.most_env_steps)
 
 
+def with_interval(value: float, interval: tuple[float, float], text: Callable[[float], str]) -> str:
+    """Return a value with its interval, if there is one, as text; text: of a number."""
+    low, high = interval
+    return text(value) + (f" [{text(low)}, {text(high)}]" if math.isfinite(low) else "")
+
+
 UNEQUAL = "runs end after different numbers of env steps, and each counts with its own end value."
 
 
@@ -213,9 +216,9 @@ def summaries(runs: Sequence[Run], key: str = "evaluator/return_mean") -> list[S
                 experiment,
                 len(values),
                 float(values.mean()),
-                bootstrap_interval(values),
+                interval_of(values, middle=False),
                 float(interquartile_mean(values)),
-                bootstrap_interval(values, interquartile_mean),
+                interval_of(values, middle=True),
                 float(values.min()),
                 float(values.max()),
                 float(env_steps.mean()),
@@ -259,19 +262,21 @@ def difference_text(runs: Sequence[Run], key: str = "evaluator/return_mean") -> 
 
 
 def summarise(runs: Sequence[Run], key: str = "evaluator/return_mean") -> str:
-    """Return a table: mean and interquartile mean over seeds with 95% bootstrap intervals, one line per experiment.
+    """Return a table: mean and interquartile mean over seeds with 95% t intervals, one line per experiment.
 
     Of two experiments it also says whether they differ; see difference_text.
     """
     header = ("experiment", "seeds", "env steps", "mean [95%]", "IQM [95%]", "lowest", "highest")
     rows, found = [], summaries(runs, key)
     for summary in found:
-        mean = f"{short(summary.mean)} [{short(summary.interval[0])}, {short(summary.interval[1])}]"
-        iqm = f"{short(summary.iqm)} [{short(summary.iqm_interval[0])}, {short(summary.iqm_interval[1])}]"
+        mean, iqm = (
+            with_interval(value, ends, short)
+            for value, ends in ((summary.mean, summary.interval), (summary.iqm, summary.iqm_interval))
+        )
         ends = (short(summary.lowest), short(summary.highest))
         steps = " to ".join(map(short, summary.ends))
         rows.append((summary.experiment, str(summary.seeds), steps, mean, iqm, *ends))
-    note = "\none seed is not enough: its interval is a point." if any(row[1] == "1" for row in rows) else ""
+    note = "\none seed has no interval." if any(row[1] == "1" for row in rows) else ""
     note += f"\n{UNEQUAL}" if any(len(summary.ends) > 1 for summary in found) else ""
     note += "".join(f"\n{line}" for line in repeated_seeds(runs))
     test = difference_text(runs, key)

@@ -8,7 +8,16 @@ from html import escape
 import numpy as np
 
 from jsrl.report.charts import SMALL, WIDE, Series, chart, keys_of
-from jsrl.report.comparison import UNEQUAL, band, difference_text, differing_options, grouped, repeated_seeds, summaries
+from jsrl.report.comparison import (
+    UNEQUAL,
+    band,
+    difference_text,
+    differing_options,
+    grouped,
+    repeated_seeds,
+    summaries,
+    with_interval,
+)
 from jsrl.report.curves import STEPS, algorithm_metrics, title_of
 from jsrl.report.html import section, shell
 from jsrl.report.run_report import flat_options, how_it_ended
@@ -32,7 +41,7 @@ CURVES = (
 )
 NOTE = (
     "Thin: each seed. Thick: their mean, from 4 seeds on the interquartile mean, up to the end of the shortest; around it "
-    "its 95% bootstrap interval."
+    "its 95% t interval."
 )
 
 
@@ -107,13 +116,11 @@ def _scores(runs: Sequence[Run]) -> str:
     head = ("experiment", "seeds", "env steps", "mean [95%]", "interquartile mean [95%]", "lowest", "highest")
     rows, found = [], summaries(scored, metric)
     for s in found:
-        mean, iqm = _interval(s.mean, s.interval), _interval(s.iqm, s.iqm_interval)
+        mean, iqm = with_interval(s.mean, s.interval, number), with_interval(s.iqm, s.iqm_interval, number)
         steps = " to ".join(map(number, s.ends))
         rows.append((s.experiment, str(s.seeds), steps, mean, iqm, number(s.lowest), number(s.highest)))
     few = any(row[1] == "1" for row in rows)
-    note = f"{metric}, the last value of each run." + (
-        " One seed is not enough: its interval is a point." if few else ""
-    )
+    note = f"{metric}, the last value of each run." + (" One seed has no interval." if few else "")
     note += f" {UNEQUAL[0].upper()}{UNEQUAL[1:]}" if any(len(s.ends) > 1 for s in found) else ""
     note += "".join(f" {line}" for line in repeated_seeds(scored))
     if test := difference_text(scored, metric):
@@ -147,10 +154,6 @@ def _facts(run: Run) -> dict[str, str]:
         entries = found if isinstance(found, dict) else {"": found}
         facts |= {f"{what}.{name}".removesuffix("."): str(value) for name, value in entries.items()}
     return facts
-
-
-def _interval(value: float, interval: tuple[float, float]) -> str:
-    return f"{number(value)} [{number(interval[0])}, {number(interval[1])}]"
 
 
 def _shown(value: object) -> str:

@@ -7,10 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from jsrl.workers.actor.kind import KIND as ACTOR
+from jsrl.workers.inference.kind import KIND as INFERENCE
 from jsrl.workers.kinds import Kind, own_kinds
 from jsrl.workers.learner.kind import KIND as LEARNER
 
 FULL = 0.85  # share of the cores above which no process fits
+MOST_LOAD = 2.0  # processes per core that run or wait for a core; above it, each waits half of the time
+LEAST_CPU = 0.25  # of the time in which a worker computes; with less it waits for a core
 ROOM_CORES = 0.5  # free cores, so that another process would be worth starting
 
 
@@ -23,6 +26,7 @@ class RunSetup:
       servers: inference servers. synchronous: max_policy_lag is 0. zeromq: rows go over sockets on one machine.
       accelerators: on this machine. more_actors: larger numbers of actors that divide the groups, ascending.
       more_groups: the next valid number of groups, None: there is none. recorded: a recording is read, without actors.
+      options: names of the run's options. hosts: of actors, other than the learner's.
     """
 
     placement: str = "served"
@@ -36,6 +40,8 @@ class RunSetup:
     more_actors: tuple[int, ...] = ()
     more_groups: int | None = None
     recorded: bool = False
+    options: frozenset[str] = frozenset()
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,9 +68,25 @@ class Evidence:
         return min(self.metrics.get("system/others_cpu_share", 0.0), float(self.facts.cores))
 
     @property
+    def load(self) -> float:
+        """Return the processes that run or wait for a core; 0 if that is not known."""
+        return self.metrics.get("system/load", 0.0)
+
+    @property
+    def crowded(self) -> bool:
+        """Return whether processes wait for cores: by the load, or because workers that compute get little CPU time."""
+        computes = ((LEARNER, "update", 1), (INFERENCE, "act", self.facts.servers))
+        hungry = not (self.facts.accelerators or self.facts.hosts) and any(
+            kind in self.cpu and self.cpu[kind] < LEAST_CPU * self.share(kind, work) * count
+            for kind, work, count in computes
+        )
+        return hungry or self.load >= MOST_LOAD * self.facts.cores
+
+    @property
     def full(self) -> bool:
         """Return whether every core is busy."""
-        return bool(self.cpu) and self.cores_used + self.others >= FULL * self.facts.cores
+        busy = self.cores_used + self.others >= FULL * self.facts.cores
+        return bool(self.cpu) and (busy or self.crowded)
 
     @property
     def room(self) -> bool:

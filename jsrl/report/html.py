@@ -37,6 +37,7 @@ def body(report: RunReport) -> str:
     sections = [
         _header(report),
         _figures(report),
+        section("What it learned", "".join(f"<p>{escape(text)}</p>" for text in report.signs.values())),
         _verdicts(report),
         _warnings(report),
         section("Learning", "".join(learning(report)), "grid2"),

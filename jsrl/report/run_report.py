@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from jsrl.recordings.video_shelf import captions
 from jsrl.references.reference import from_json
 from jsrl.report.bottleneck import Bottleneck, find_bottleneck
 from jsrl.report.evidence import RunSetup
+from jsrl.report.signs import learning_text
 from jsrl.runs.runs import Run, RunFolder
 from jsrl.runs.standings import StandingsTable, read_standings
 from jsrl.runs.state import read_result, read_state
@@ -75,7 +76,8 @@ class RunReport:
       policies: the run's; the first one is called "". steady: means of metrics over the lines between the first and the last
         (since the last resume), by name.
       rates: name -> per second. columns: the metrics of every line. ledger, hops: as in result.json.
-      bottlenecks: what limits each policy's training; in serial runs the same for all.
+      bottlenecks: what limits each policy's training; in serial runs the same for all. signs: of each policy that learned
+        nothing, or lost it again: a text.
       standings: of the players, if a director assigns them.
       environment: command, commit, versions, hardware. options: the experiment's, by name.
       videos: path of each, relative to the folder -> its facts. files: paths relative to the folder.
@@ -91,6 +93,7 @@ class RunReport:
     rates: dict[str, float]
     workers: list[WorkerTime]
     bottlenecks: dict[str, Bottleneck]
+    signs: dict[str, str]
     ledger: dict[str, Any]
     hops: dict[str, dict[str, Any]]
     environment: dict[str, Any]
@@ -146,7 +149,9 @@ class RunReport:
         """
         facts = self.result.get("final") or self.result.get("evaluation") or {}
         if facts:
-            half = (facts["win_rate_high"] - facts["win_rate_low"]) / 2 if WIN_RATE in facts else facts["return_ci95"]
+            half = (
+                (facts["win_rate_high"] - facts["win_rate_low"]) / 2 if WIN_RATE in facts else facts.get("return_ci95")
+            )
             return score_title(facts), score_of(facts), half
         if (value := self.last("evaluator/win_rate")) is not None:
             return "win rate, newest evaluation", value, None
@@ -161,14 +166,18 @@ def make_report(folder: RunFolder) -> RunReport:
     columns = Run(folder).metrics
     config, environment = folder.config, folder.environment
     result = read_result(folder.path)
-    facts, kinds = facts_of(derived(config), environment), kinds_of(folder.path)
+    options = flat_options(config)
+    facts, kinds = facts_of(derived(config), environment, options, hosts_of_actors(folder.path)), kinds_of(folder.path)
     means: dict[str, float] = {}
     found_rates: dict[str, float] = {}
     bottlenecks: dict[str, Bottleneck] = {}
+    signs: dict[str, str] = {}
     for policy in policies_in(columns):
         own = with_zero_shares(of_policy(columns, policy), kinds)
         lines = steady(own)
         own_means = _means(own, lines)
+        if text := learning_text(own, options):
+            signs[policy] = text
         bottlenecks[policy] = find_bottleneck(with_shared_workers(own_means, means), facts, kinds)
         means |= {f"{policy}/{name}": value for name, value in own_means.items()} if policy else own_means
         found_rates |= {_of(name, policy): value for name, value in rates(own, lines, own_means).items()}
@@ -188,10 +197,11 @@ def make_report(folder: RunFolder) -> RunReport:
         rates=found_rates,
         workers=workers,
         bottlenecks=bottlenecks,
+        signs=signs,
         ledger=hops.pop(SAMPLES, {}),
         hops=hops,
         environment=environment,
-        options=flat_options(config),
+        options=options,
         warnings=_warnings(folder.logs / "controller.log"),
         standings=read_standings(folder.path),
         videos=captions(folder.path),
@@ -385,12 +395,24 @@ def derived(config: dict[str, Any]) -> Experiment | None:
         return None
 
 
-def facts_of(experiment: Experiment | None, environment: dict[str, Any]) -> RunSetup:
-    """Return the facts that advice depends on."""
+def hosts_of_actors(folder: Path) -> tuple[str, ...]:
+    """Return the hosts of a run's actors, other than its controller's, by its last status."""
+    status = read_state(folder).status
+    workers = () if status is None else status.workers
+    return tuple(sorted({worker.host for worker in workers if worker.kind == ACTOR.name} - {""}))
+
+
+def facts_of(
+    experiment: Experiment | None,
+    environment: dict[str, Any],
+    options: Collection[str] = (),
+    hosts: tuple[str, ...] = (),
+) -> RunSetup:
+    """Return the facts that advice depends on; options: of the run, by name. hosts: of its actors."""
     hardware = environment.get("hardware", {})
     cores, accelerators = int(hardware.get("cores", 1)), len(hardware.get("accelerators", ()))
     if experiment is None:
-        return RunSetup(cores=cores, accelerators=accelerators)
+        return RunSetup(cores=cores, accelerators=accelerators, options=frozenset(options))
     e = experiment
     most = min(MOST_ACTORS, max(2 * cores, 4 * e.actors))
     actors = range(e.actors + 1, most + 1) if e.placement != "serial" else ()
@@ -407,6 +429,8 @@ def facts_of(experiment: Experiment | None, environment: dict[str, Any]) -> RunS
         more_actors=tuple(n for n in actors if _works(e, num_actors=n)),
         more_groups=next((n for n in groups if _works(e, num_groups=n)), None),
         recorded=e.recording is not None,
+        options=frozenset(options),
+        hosts=hosts,
     )
 
 

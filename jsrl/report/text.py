@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
-from jsrl.launch.result import fitted, ledger_lines, other_lines, score
+from jsrl.launch.result import fitted, ledger_lines, other_lines, score_lines
 from jsrl.metrics.display_state import games_text, percent
 from jsrl.metrics.phases import of_main_thread
 from jsrl.report.run_report import RunReport, WorkerTime
 from jsrl.report.standings import standings_lines
+from jsrl.runs.state import read_best
 
 
 def number(value: float | None) -> str:
@@ -22,7 +23,7 @@ def number(value: float | None) -> str:
 
 def summary(report: RunReport) -> str:
     """Return rates, where time went, lag and the bottleneck, one line each."""
-    lines = []
+    lines = [f"learning{f' of {policy}' if policy else ''}: {text}" for policy, text in report.signs.items()]
     if report.rates:
         lines.append("rates: " + ", ".join(f"{number(value)} {name}/s" for name, value in report.rates.items()))
     if report.workers:
@@ -104,11 +105,8 @@ def outcome_lines(report: RunReport) -> list[tuple[str, str]]:
         ("ended", report.ended + (f": {failure(report.error)[0]}" if report.error else "")),
         ("reached", f"{number(env_steps)} env steps, {number(updates)} updates in {number(report.whole_s)} s{again}"),
     ]
-    for title, name in (("evaluation", "evaluation"), ("final evaluation", "final")):
-        if result.get(name):
-            at = f" at {number(result[name]['env_steps'])} env steps" if "env_steps" in result[name] else ""
-            lines.append((title, score(result[name]) + at))
-    return lines + other_lines(result.get("others", {}))
+    scores = result or {"best": read_best(report.folder)}
+    return [*lines, *score_lines(scores), *other_lines(result.get("others", {}))]
 
 
 def failure(error: str) -> tuple[str, str]:

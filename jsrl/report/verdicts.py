@@ -1,7 +1,7 @@
 """The table of verdicts on a run: when each applies, its text, and the option that would help.
 
-A worker that waits is not the limit. One that works while others wait for it is, unless all cores are busy:
-then the machine is. CPU time distinguishes environments that compute from environments that wait.
+The kind of worker that waits least is the limit, unless all cores are busy: then the machine is. CPU time distinguishes
+environments that compute from environments that wait.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from jsrl.metrics.display_state import percent
-from jsrl.report.evidence import Evidence
+from jsrl.report.evidence import MOST_LOAD, Evidence
+from jsrl.report.signs import known_advice
 from jsrl.workers.actor.kind import KIND as ACTOR
 from jsrl.workers.evaluator.kind import KIND as EVALUATOR
 from jsrl.workers.inference.kind import KIND as INFERENCE
@@ -21,6 +22,7 @@ from jsrl.workers.replay.kind import KIND as REPLAY
 from jsrl.workers.video_recorder.kind import KIND as VIDEO_RECORDER
 
 WAITS = 0.25  # a worker that waits for less than this share of its time is busy
+MORE = 0.05  # by this share the learner waits longer than actors, if they limit it
 
 # -- the parts of sentences -------------------------------------------------------------------------------------------
 
@@ -36,6 +38,7 @@ def cores_text(e: Evidence) -> str:
     if not e.cpu:
         return f"this machine has {cores} core{'s' if cores > 1 else ''}"
     others = f" (other programs take {e.others:.1f})" if e.others >= 0.15 * cores else ""
+    others += f" (load {e.load:.0f})" if e.load >= MOST_LOAD * cores else ""
     if e.full:
         return {1: "the one core is busy", 2: "both cores are busy"}.get(cores, f"all {cores} cores are busy") + others
     return f"{e.cores_used:.1f} of {cores} cores are used{others}"
@@ -66,6 +69,15 @@ def groups_advice(e: Evidence) -> str:
     return "more --num-envs in more groups keep each actor busy while it waits"
 
 
+CHEAPER_UPDATES = (
+    "fewer --agent.num-epochs",
+    "fewer --replay.samples-per-insert",
+    "a smaller --replay.batch-size",
+    "a smaller network",
+    "a larger batch of rows (--batch-envs, --num-envs)",
+)
+
+
 # -- verdicts: (name, condition, text); the first one that applies -----------------------------------------------------
 
 Verdict = tuple[str, Callable[[Evidence], bool], Callable[[Evidence], str]]
@@ -82,12 +94,10 @@ def _learner_text(e: Evidence) -> str:
     text += f"({percent(busy)} with publishing){actors}; {cores_text(e)}"
     if e.facts.accelerators > 1:
         return text + ". More devices help (--learner.num-devices), then a larger batch."
+    cheaper = known_advice(CHEAPER_UPDATES, e.facts.options)
     if e.facts.accelerators or e.room:
-        return (
-            text
-            + ". Fewer epochs, a smaller network or a larger batch (--batch-envs, --num-envs) make updates cheaper."
-        )
-    return text + ", so only cheaper updates help: fewer epochs, a smaller network, or an accelerator."
+        return text + f". Cheaper updates help: {', '.join(cheaper)}."
+    return text + f", so only cheaper updates help: {', '.join(cheaper)}, or an accelerator."
 
 
 def _publishing_text(e: Evidence) -> str:
@@ -107,18 +117,21 @@ def _machine_text(e: Evidence) -> str:
         return text + "Evaluate less often: a larger --evaluator.period-env-steps, or fewer --evaluator.episodes."
     if first is VIDEO_RECORDER:
         return text + "Film less often: a larger --video.period-env-steps, or a larger --video.niceness."
+    if first is ACTOR and e.facts.actors > 2 * e.facts.cores:
+        return text + "Fewer --num-actors, with more environments each, would share the cores better."
     return text + {
         ACTOR: "Cheaper environments or acting would help.",
         INFERENCE: "A smaller network would help, or larger inference batches (more slots per group).",
-        LEARNER: "Fewer epochs or a smaller network would help, or an accelerator.",
+        LEARNER: f"Cheaper updates would help: {', '.join(known_advice(CHEAPER_UPDATES, e.facts.options))}.",
     }.get(first, "Fewer of them would help.")
 
 
 def _crowded_text(e: Evidence) -> str:
-    return (
-        f"Other programs limit this run: they take {e.others:.1f} of {e.facts.cores} cores, this run {e.cores_used:.1f}. On "
-        "an idle machine it would be faster, and these measurements would differ."
-    )
+    taken = f"they take {e.others:.1f} of {e.facts.cores} cores, this run {e.cores_used:.1f}"
+    if e.others <= e.cores_used:  # by the load, or by what its own workers get
+        load = f" (the load is {e.load:.0f})" if e.load else ""
+        taken = f"this run gets {e.cores_used:.1f} of {e.facts.cores} cores, and its workers wait for a core{load}"
+    return f"Other programs limit this run: {taken}. On an idle machine it would be faster."
 
 
 def _environments_text(e: Evidence) -> str:
@@ -197,6 +210,14 @@ def _transport_text(e: Evidence) -> str:
     return text + "Larger groups (fewer --num-groups) move more rows at once."
 
 
+def _link_text(e: Evidence) -> str:
+    return (
+        f"The network limits this run: actors on {', '.join(e.facts.hosts)} wait {percent(_actor_waits(e))} of their time, "
+        f"{percent(e.share(ACTOR, 'wait_block'))} until rows have left, and {learner_waits_text(e)}; {cores_text(e)}. Send "
+        "fewer bytes: smaller observations (uint8 instead of float32), --compress, or actors on the learner's host."
+    )
+
+
 def _blocks_text(e: Evidence) -> str:
     return (
         f"Room in the sample stream limits this run: actors wait {percent(e.share(ACTOR, 'wait_block'))} of their time for "
@@ -269,7 +290,14 @@ def _mostly(e: Evidence, *activities: str) -> bool:
 
 
 def _starved(e: Evidence) -> bool:
-    return e.learner_waits >= WAITS
+    """Return whether others limit the learner: it waits long, or longer than actors do."""
+    acting = ACTOR in e.shares and not e.facts.recorded
+    return e.learner_waits >= WAITS or (acting and e.learner_waits > _actor_waits(e) + MORE)
+
+
+def _shares_cores(e: Evidence) -> bool:
+    """Return whether actors wait for others that have no core."""
+    return e.full and _actor_waits(e) >= WAITS
 
 
 def _alternating(e: Evidence) -> bool:
@@ -291,9 +319,10 @@ VERDICTS: tuple[Verdict, ...] = (
     ("joining", lambda e: e.share(LEARNER, "prefetch_transport") >= 0.7, _joining_text),
     ("recording", lambda e: e.facts.recorded, _recording_text),
     ("alternating", _alternating, _alternating_text),
-    ("environments", lambda e: _mostly(e, "env"), _environments_text),
-    ("acting", lambda e: _mostly(e, "act"), _acting_text),
-    ("crowded", lambda e: e.full and e.others > e.cores_used, _crowded_text),
+    ("link", lambda e: bool(e.facts.hosts) and e.share(ACTOR, "wait_block") >= WAITS, _link_text),
+    ("environments", lambda e: _mostly(e, "env") and not _shares_cores(e), _environments_text),
+    ("acting", lambda e: _mostly(e, "act") and not _shares_cores(e), _acting_text),
+    ("crowded", lambda e: e.full and max(e.others, e.facts.cores / 2) > e.cores_used, _crowded_text),
     ("machine", lambda e: e.full, _machine_text),
     (
         "inference",
@@ -324,11 +353,7 @@ def _serial_text(e: Evidence) -> str:
     shares = [(what, share) for what, share in _turns(e) if share >= 0.01]
     rest = 1.0 - sum(share for _, share in shares)
     turns = [f"{what} {percent(share)}" for what, share in [*shares, *([("other", rest)] if rest >= 0.01 else [])]]
-    text = f"This run is serial, one process that does everything in turn: {', '.join(turns)}."
-    cores = e.facts.cores
-    if cores == 1:
-        return text + f" On one core, only cheaper {_turns(e)[0][0]} would help."
-    return text + f" It uses one of {cores} cores; --placement inline or served uses the others."
+    return f"This run is serial, one process that does everything in turn: {', '.join(turns)}."
 
 
 SERIAL: tuple[Verdict, ...] = (

@@ -41,8 +41,8 @@ class Score(msgspec.Struct):
     """The score of an evaluation."""
 
     return_mean: float
-    return_ci95: float
     episodes: Count
+    return_ci95: float = 0.0
     return_std: float = 0.0
     length_mean: float = 0.0
     win_rate: float | None = None

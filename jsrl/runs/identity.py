@@ -7,7 +7,8 @@ import os
 import re
 import signal
 import socket
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jsrl.runs.files import process_alive
@@ -20,6 +21,7 @@ class ProcessIdentity:
     Attributes:
       host: its host's name. boot: id of the host's current boot. namespace: of its process ids (a container has its own).
       pid: process id. started: start time, in clock ticks after the boot. job: of Slurm; empty: none.
+      in_main_thread: signals reach the run; in another thread, as in an idle notebook, they would end the process instead.
     """
 
     host: str
@@ -28,12 +30,13 @@ class ProcessIdentity:
     pid: int
     started: int
     job: str = ""
+    in_main_thread: bool = field(default=True, compare=False)
 
     @classmethod
     def own(cls) -> ProcessIdentity:
         """Return the identity of this process."""
-        job = os.environ.get("SLURM_JOB_ID", "")
-        return cls(socket.gethostname(), *_here(), os.getpid(), start_ticks(os.getpid()) or 0, job)
+        job, main = os.environ.get("SLURM_JOB_ID", ""), threading.current_thread() is threading.main_thread()
+        return cls(socket.gethostname(), *_here(), os.getpid(), start_ticks(os.getpid()) or 0, job, main)
 
     @property
     def is_near(self) -> bool:
@@ -46,22 +49,22 @@ class ProcessIdentity:
         return self.is_near and process_alive(self.pid) and start_ticks(self.pid) == self.started
 
     def interrupt(self) -> bool:
-        """Ask it to end regularly, like Ctrl-C; return whether it was there. No other process is signalled.
+        """Ask it by SIGTERM to end regularly; return whether it was there and handles signals. No other one is signalled.
 
         Raises:
           PermissionError: it is another user's.
         """
-        if not self.is_near:
+        if not (self.is_near and self.in_main_thread):
             return False
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return False
         try:
-            if start_ticks(self.pid) != self.started:  # the process of the descriptor cannot change any more
+            # the process of the descriptor cannot change any more
+            if start_ticks(self.pid) != self.started or not catches(self.pid, signal.SIGTERM):
                 return False
-            caught = [number for number in (signal.SIGTERM, signal.SIGINT) if catches(self.pid, number)]
-            signal.pidfd_send_signal(descriptor, caught[0] if caught else signal.SIGTERM)
+            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
             return True
         except ProcessLookupError:
             return False

@@ -237,6 +237,18 @@ def has_snapshot(folder: Path) -> bool:
     return (folder / "snapshots" / "state" / "tags" / "latest.json").exists()
 
 
+def read_best(folder: Path, policy: str = "") -> dict[str, Any]:
+    """Return the score of the snapshot `best` of a policy, as its evaluation reported it, with its env steps; empty: none.
+
+    policy: folder of one after the first.
+    """
+    try:
+        meta = read_json(folder / "snapshots" / policy / "params" / "tags" / "best.json")["meta"]
+        return {name: value for name, value in meta.items() if isinstance(value, int | float)}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # none, or damaged
+        return {}
+
+
 def _locked(path: Path) -> bool:
     try:
         return is_held(path)

@@ -104,7 +104,7 @@ class Kind(NamedTuple):
       final: the facts of its command `final`, from (experiment, why the run ends); None: it has no task after training. The
         controller adds `updates`: policy -> updates of its last params, which may still be on their way. The worker
         reports the end of this task with an event whose name ends with `finally`. final_name: of this task, for the
-        display. final_is_limited: within `deadlines.snapshot_s`. final_hint: advice if it was not finished in time.
+        display. final_deadline: its limit, one of `deadlines`. final_hint: advice if it was not finished in time.
       when_due: in serial mode it works after updates, until it is no longer `due`.
       death_hint: text added to the message of a death without an error, from (job, exit status or None).
       headline: its row of the live display. is_hit: `jsrl chaos` kills it by default.
@@ -138,7 +138,7 @@ class Kind(NamedTuple):
     keeps: Callable[[Job], int] = lambda job: 0
     final: Callable[[Experiment, str], dict[str, Any] | None] = lambda experiment, reason: None
     final_name: str = "last task"
-    final_is_limited: bool = False
+    final_deadline: str = "evaluation_s"
     final_hint: str = ""
     when_due: bool = False
     death_hint: Callable[[Job, int | None], str] = lambda job, status: ""

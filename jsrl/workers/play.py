@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from jsrl.agents.base import Agent
 from jsrl.envs.base import EnvStep, Episode, GameStep, VectorEnv, VectorGame
+from jsrl.envs.endless import LONG_STEPS, OpenEpisodes, endless_text
 from jsrl.envs.faults import foreign
 from jsrl.envs.seats import SeatView, actions_of, finite_actions, part_of
 from jsrl.errors import JsrlError
+from jsrl.intervals import return_facts
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
 from jsrl.references.importing import shown_target
@@ -30,7 +34,6 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.env_call import EnvCall
 
 STEP_S = 0.05
-LONG_STEPS = 30_000  # longer than any usual episode; Atari's have at most 27,000 env steps
 PlayedEnv = TypeVar("PlayedEnv", bound="VectorEnv | VectorGame")
 
 
@@ -38,7 +41,8 @@ PlayedEnv = TypeVar("PlayedEnv", bound="VectorEnv | VectorGame")
 class PlayerSettings:
     """Settings of every player. period_updates: updates between the params that are played. name: of the worker.
 
-    env_steps_per_batch: may be below 1, with replay workers.
+    env_steps_per_batch: may be below 1, with replay workers. max_steps: of an episode, and max_s: of what is played for one
+    snapshot; beyond them it is cut. niceness: None: leave the priority of the process (it is shared).
     """
 
     seed: int
@@ -47,6 +51,9 @@ class PlayerSettings:
     updates_per_batch: int = 1
     start_updates: int = 0
     step_deadline_s: float = 60.0
+    max_steps: int = LONG_STEPS
+    max_s: float = math.inf
+    niceness: int | None = None
     name: str = ""
 
 
@@ -61,17 +68,9 @@ class Score:
     cancelled: int = 0
 
     def facts(self) -> dict[str, Any]:
-        """Return mean, standard deviation, 95% confidence interval (half width), length and number of episodes."""
-        returns, n = np.array(self.returns), len(self.returns)
-        std = float(returns.std(ddof=1)) if n > 1 else 0.0
-        return {
-            "return_mean": float(returns.mean()),
-            "return_std": std,
-            "return_ci95": 1.96 * std / math.sqrt(n),
-            "length_mean": float(np.mean(self.lengths)),
-            "episodes": n,
-            "version_updates": version_updates(self.version),
-        }
+        """Return mean and deviation of the returns, half width of the mean's 95% interval, length and number of episodes."""
+        lengths = {"length_mean": float(np.mean(self.lengths)), "episodes": len(self.returns)}
+        return return_facts(self.returns) | lengths | {"version_updates": version_updates(self.version)}
 
 
 def rest_of(env: Any) -> Callable[[list[int]], None]:
@@ -86,11 +85,14 @@ def ignore(slots: list[int]) -> None:
 class EpisodeCounts:
     """Counts the episodes of one snapshot: the same number per slot, so that short episodes count no more than long ones.
 
-    Of environments with seats it counts the mean return of the seats in `view`.
+    Of environments with seats it counts the mean return of the seats in `view`. max_steps: of an episode.
     """
 
-    def __init__(self, version: int, episodes: int, slots: int, view: SeatView | None) -> None:
+    def __init__(
+        self, version: int, episodes: int, slots: int, view: SeatView | None, max_steps: int = LONG_STEPS
+    ) -> None:
         self.score, self._view = Score(version), view
+        self._open = OpenEpisodes(slots, max_steps)
         self._quota = np.array([episodes // slots + (slot < episodes % slots) for slot in range(slots)])
 
     @property
@@ -98,8 +100,14 @@ class EpisodeCounts:
         """Return whether every slot played its episodes."""
         return not self._quota.any()
 
+    @property
+    def endless(self) -> bool:
+        """Return whether the episode of a slot that has not played its share seems to have no end."""
+        return self._open.any_endless(self._quota > 0)
+
     def count(self, episodes: list[Episode]) -> list[int]:
-        """Count finished episodes; those beyond a slot's share are ignored. Return the slots that now have their share."""
+        """Count a step and its finished episodes, without those beyond a slot's share. Return the slots that now have it."""
+        self._open.see(episodes)
         over = []
         for episode in episodes:
             if self._quota[episode.slot]:
@@ -125,9 +133,15 @@ class Playing(Protocol):
     """Whole episodes, in bounded steps."""
 
     score: Any
+    env_steps: int  # played so far
+
+    @property
+    def endless(self) -> bool:
+        """Return whether an episode seems to have no end."""
+        ...
 
     def advance(self, budget_s: float) -> bool:
-        """Play until all episodes are over (True) or the time budget is used (False)."""
+        """Play until all episodes are over (True), one seems to have no end, or the time budget is used (False)."""
         ...
 
 
@@ -137,6 +151,7 @@ class Play:
     Args:
       policies: of all seats; the first one's return is counted.
       rests: do not step slots that have played their share. The episodes after the next reset are then others.
+      max_steps: of an episode.
     """
 
     def __init__(
@@ -148,6 +163,7 @@ class Play:
         phases: Phases,
         camera: Callable[[Any], None] | None = None,
         rests: bool = False,
+        max_steps: int = LONG_STEPS,
     ):
         self._policies, self._env, self._watch, self._phases = policies, env, watch, phases
         self._camera, self._rest = camera, rest_of(env) if rests else ignore
@@ -158,15 +174,15 @@ class Play:
             self._latest: EnvStep | GameStep = env.reset()
         if camera is not None:
             camera(self._latest)
-        self._step = self._ended = 0
+        self._step = self.env_steps = 0
         first = policies[0]
-        self._counts = EpisodeCounts(first.engine.version, episodes, env.num_envs, first.view)
+        self._counts = EpisodeCounts(first.engine.version, episodes, env.num_envs, first.view, max_steps)
         self.score = self._counts.score
 
     def advance(self, budget_s: float) -> bool:
-        """Step until every slot played its episodes (True) or the time budget is used (False)."""
+        """Step until every slot played its episodes (True), one seems endless, or the time budget is used (False)."""
         until = time.perf_counter() + budget_s
-        while not self._counts.complete:
+        while not (self._counts.complete or self.endless):
             self._phases.enter("act")
             action = self._act()
             self._step += 1
@@ -177,16 +193,15 @@ class Play:
                 self._camera(self._latest)
             self._phases.enter("other")
             self._rest(self._counts.count(self._latest.episodes))
-            if self._latest.episodes:
-                self._ended = self._step
+            self.env_steps += self._env.num_envs
             if time.perf_counter() >= until:
                 break
         return self._counts.complete
 
     @property
-    def steps_since_end(self) -> int:
-        """Return the steps since an episode of any slot ended."""
-        return self._step - self._ended
+    def endless(self) -> bool:
+        """Return whether an episode seems to have no end."""
+        return self._counts.endless
 
     def _act(self) -> Any:
         """Return the actions of all policies: [B, ...], or by group of seats."""
@@ -281,11 +296,13 @@ class Player(Generic[PlayedEnv]):
         self._phases = self.meter.phases
         self._envs: dict[tuple[int, int], PlayedEnv] = {}
         self._play: Playing | None = None
-        self._warned = False
+        self._begun_s = 0.0  # of what is played
         self._next_updates = settings.start_updates
 
     def _set_up_player(self, slots: int) -> None:
-        """Make the environments of one use, compile, connect."""
+        """Lower the priority, make the environments of one use, compile, connect."""
+        if self._shared.niceness is not None:
+            lower_priority(self._shared.niceness)
         self._reporter.stage("making environments")
         self._env(slots, 1)
         self._reporter.stage("compiling act")
@@ -366,26 +383,19 @@ class Player(Generic[PlayedEnv]):
             return 0
         self._phases.enter("other")
         if self._play is None:
+            self._begun_s = time.monotonic()
             self._begin()
         if self._play is None:  # another policy's params are not there yet
             time.sleep(0.01)
             return 0
-        if not self._play.advance(STEP_S):
-            self._warn_of_endless_episodes()
-            return 0
-        self._complete()
-        return 1
-
-    def _warn_of_endless_episodes(self) -> None:
-        """Warn once if episodes seem to have no end, as what is played then never ends."""
-        if self._warned or not isinstance(self._play, Play) or self._play.steps_since_end < LONG_STEPS:
-            return
-        self._warned = True
-        self._reporter.event(
-            "warning",
-            f"no episode has ended within {LONG_STEPS:,} steps of {shown_target(self._players[0].policy.spec.name)!r}. If "
-            "they have no end, give them one with --env.max-episode-steps, or this is played forever.",
-        )
+        if self._play.advance(STEP_S):
+            self._complete()
+            return 1
+        if self._play.endless:
+            self._cut(endless_text(shown_target(self._players[0].policy.spec.name), self._shared.max_steps))
+        elif time.monotonic() - self._begun_s > self._shared.max_s:
+            self._cut(f"it took longer than {self._shared.max_s:g} s (deadlines.evaluation_s)")
+        return 0
 
     def _begin(self) -> None:
         """Start to play: set `_play`, if everything it needs is there."""
@@ -393,6 +403,10 @@ class Player(Generic[PlayedEnv]):
 
     def _complete(self) -> None:
         """Take the result of `_play`, and set it to None."""
+        raise NotImplementedError
+
+    def _cut(self, why: str) -> None:
+        """Say why `_play` is not completed, and set it to None."""
         raise NotImplementedError
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
@@ -404,3 +418,11 @@ class Player(Generic[PlayedEnv]):
             env.close()
         for player in self._players:
             player.close()
+
+
+def lower_priority(niceness: int) -> None:
+    """Lower this process's priority, and that of its session if the kernel schedules by session (Linux's autogroup)."""
+    os.nice(niceness)
+    with contextlib.suppress(OSError):  # not Linux, or scheduled without sessions: the line above is enough
+        Path("/proc/self/autogroup").write_text(str(niceness))
+    os.environ.setdefault("LP_NUM_THREADS", "1")  # Mesa's threads, without a graphics card

@@ -1,18 +1,21 @@
 """`jsrl record` and `jsrl compare` on a small run, as a user calls them."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import main
-from jsrl.cli.record_policy import record_policy
+from jsrl.cli.record_policy import _play, record_policy
+from jsrl.envs.base import Episode
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
 from jsrl.recordings.recordings import open_recording
+from jsrl.workers.actor.worker import Actor, ActorSettings
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,38 @@ def test_a_policy_is_recorded_with_batches_and_schedules_that_its_update_could_n
         runs_dir=str(tmp_path / "runs"),
     )
     assert told.episodes >= 2 and open_recording(tmp_path / "rows").env_steps == told.env_steps
+
+
+class ScriptedActor:
+    """An actor of one env step per call; episode n has the return n, and the 150th is the last that ends."""
+
+    def __init__(self) -> None:
+        self.steps, self.returns = 0, list[float]()
+
+    def step(self) -> int:
+        self.steps += 1
+        if self.steps % 4 == 0 and len(self.returns) < 150:
+            self.returns.append(float(len(self.returns)))
+        return 1
+
+    def report(self):
+        return {"actor/return_mean": sum(self.returns) / len(self.returns)}, {"episodes": len(self.returns)}
+
+
+def test_a_recording_ends_with_its_last_episode_or_where_none_ends():
+    writer = SimpleNamespace(dropped=0)
+    assert _play(ScriptedActor(), 120, 4, writer, 40) == (59.5, False)
+    actor = ScriptedActor()
+    assert _play(actor, 200, 4, writer, 40) == (74.5, True) and actor.steps == 640
+
+
+def test_an_actor_may_report_means_over_all_of_its_episodes():
+    assert ActorSettings(4).mean_over == 100
+    actor = Actor(
+        "a", ActorSettings(4, mean_over=None), {}, [SimpleNamespace(settings=SimpleNamespace(view=None))], None
+    )
+    actor._count_episodes([Episode(0, float(number), 1, True) for number in range(200)])
+    assert actor.report()[0]["actor/return_mean"] == 99.5
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def test_each_seed_is_a_run_in_one_table(set_outcomes, capsys):
         for n in (1, 3, 5)
     ]
     row = re.search(r"^ppo +3 +100 +(\S+) \[(\S+), (\S+)\]", said.out, re.MULTILINE)
-    assert row is not None and row.groups() == ("3", "1", "5")
+    assert row is not None and row.groups() == ("3", "-1.97", "7.97")
     assert "seed 3 starts: ppo/x-seed3" in said.err and "seed 5 ended: total_env_steps, 100 env steps" in said.err
     page = runs_dir / "ppo" / "x" / "comparison.html"
     assert f"report: {page}" in said.out

@@ -50,8 +50,16 @@ def add_snapshot(folder: RunFolder) -> None:
     (tags / "latest.json").write_text("{}")
 
 
+def add_best(folder: RunFolder, score: float) -> None:
+    tags = folder.snapshots / "params" / "tags"
+    tags.mkdir(parents=True)
+    meta = {"return_mean": score, "return_ci95": 2.0, "episodes": 8, "env_steps": 3000, "version_updates": 24}
+    (tags / "best.json").write_text(json.dumps({"version": 24, "digest": "", "wall_time_s": 0.0, "meta": meta}))
+
+
 def test_status_of_a_running_run(folder: RunFolder, capsys):
     add_snapshot(folder)
+    add_best(folder, 30.0)
     with claimed(folder):
         assert "ppo/x: starting, process" in output_of("x", capsys=capsys)
         tell(folder)
@@ -59,7 +67,9 @@ def test_status_of_a_running_run(folder: RunFolder, capsys):
         facts = json.loads(output_of("x", "--json", capsys=capsys))
     assert text.startswith("ppo/x: running since 20") and f"process {os.getpid()} on " in text
     assert "5000 of 20.0k (25%) env steps, 40 updates" in text
-    assert "evaluation: return 20 at 4000 env steps, best 30" in text
+    assert "\n  evaluation: return 20 at 4000 env steps\n" in text
+    assert "\n  best: return 30.0 ± 2.0 (95% CI, 8 greedy episodes) at 3,000 env steps (ppo/x@best)\n" in text
+    assert facts["best"]["return_mean"] == 30.0
     assert "actor 2 (b 1, c 1), pid 41 42, 2 restarts, actor-1 restarting for 1:05" in text and "learner 1;" in text
     assert "jsrl attach ppo/x | jsrl logs ppo/x | jsrl stop ppo/x" in text and "to continue" not in text
     assert facts["state"] == "running" and facts["pid"] == os.getpid() and facts["env_steps"] == 5000

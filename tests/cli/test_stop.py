@@ -6,8 +6,9 @@ import dataclasses
 import json
 import os
 import shutil
-import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,10 +34,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 @pytest.fixture
 def sleeper() -> Iterator[tuple[subprocess.Popen[bytes], ProcessIdentity]]:
-    process = subprocess.Popen(["sleep", "60"])
-    yield process, dataclasses.replace(OWN, pid=process.pid, started=start_ticks(process.pid) or 0)
-    process.kill()
-    process.wait()
+    code = "import signal, time; signal.signal(15, lambda *_: exit(7)); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()  # the handler is set
+        yield process, dataclasses.replace(OWN, pid=process.pid, started=start_ticks(process.pid) or 0)
+        process.kill()
 
 
 def test_only_the_recorded_process_is_signalled(sleeper):
@@ -49,7 +51,33 @@ def test_only_the_recorded_process_is_signalled(sleeper):
     ):
         assert not stranger.interrupt()
     assert process.poll() is None
-    assert identity.interrupt() and process.wait(10) == -signal.SIGTERM and not identity.interrupt()
+    assert identity.interrupt() and process.wait(10) == 7 and not identity.interrupt()
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_process_that_does_not_handle_signals_is_not_ended(folder: RunFolder, sleeper, capsys, ignored):
+    """An idle notebook: SIGTERM would end the kernel, without a result or a snapshot."""
+    process, identity = sleeper
+    if ignored:  # the run is in a thread; what SIGTERM does here is another's affair
+        identity = dataclasses.replace(identity, in_main_thread=False)
+    else:
+        process = subprocess.Popen(["sleep", "60"])
+        identity = dataclasses.replace(identity, pid=process.pid, started=start_ticks(process.pid) or 0)
+    with claimed(folder):
+        (folder.path / RUNNING).write_bytes(msgspec.json.encode(identity))
+        assert main.main(["stop", "x", "--wait", "0"]) == 0
+    assert "is asked to end by a request in the run folder" in capsys.readouterr().out
+    assert is_asked_to_stop(folder.path, identity) and process.poll() is None
+    process.kill()
+    process.wait()
+
+
+def test_an_identity_says_whether_signals_reach_its_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(ProcessIdentity.own()))
+    thread.start()
+    thread.join()
+    assert OWN.in_main_thread and not found[0].in_main_thread and found[0] == OWN
 
 
 def test_local_run_gets_one_signal(folder: RunFolder, sleeper, capsys):
@@ -58,7 +86,7 @@ def test_local_run_gets_one_signal(folder: RunFolder, sleeper, capsys):
         (folder.path / RUNNING).write_bytes(msgspec.json.encode(identity))
         assert main.main(["stop", "x", "--wait", "0"]) == 0
         assert f"ppo/x: asked process {identity} to stop" in capsys.readouterr().out
-        assert process.wait(10) == -signal.SIGTERM and is_asked_to_stop(folder.path, identity)
+        assert process.wait(10) == 7 and is_asked_to_stop(folder.path, identity)
         assert main.main(["stop", "x", "--wait", "0.01"]) == 1  # a second signal would end it without a snapshot
         said = capsys.readouterr()
         assert "was asked to end before" in said.out and "ppo/x has not ended within 0.01 s: starting" in said.err

@@ -17,6 +17,7 @@ from jsrl.launch.opponents import check_scores
 from jsrl.launch.run import run
 from jsrl.policy import load_policy
 from jsrl.runs.runs import read_metrics
+from jsrl.snapshots.store import SnapshotStore
 from tests.duel import MarkedConfig
 
 EVALUATOR = EvaluatorConfig(episodes=6, num_envs=3, final_episodes=8, period_env_steps=4 * 32, against=("initial",))
@@ -41,7 +42,7 @@ def scores(result, name="evaluator/win_rate"):
 
 @pytest.mark.slow
 def test_first_params_are_an_opponent_and_the_win_rate_is_the_score(tmp_path):
-    """The side with more updates wins, so that every evaluation wins all games and the first one stays the best."""
+    """The side with more updates wins, so that every evaluation wins all games and the newest is the best."""
     result = run(DUEL, runs_dir=tmp_path, name="one", display="quiet")
     rates = scores(result)
     assert set(rates) == {1.0} and len(rates) >= 4
@@ -49,7 +50,10 @@ def test_first_params_are_an_opponent_and_the_win_rate_is_the_score(tmp_path):
     assert result.evaluation["win_rate"] == 1.0 and result.evaluation["episodes"] == 6
     assert result.final["win_rate"] == 1.0 and result.final["episodes"] == 8
     assert "evaluation: win rate 1.000 (95%: 0.610 to 1.000, 6 greedy episodes)" in str(result)
-    assert load_policy(result.folder, "best").version & 0xFFFF == scores(result, "evaluator/version_updates")[0]
+    known = SnapshotStore(result.folder / "snapshots" / "params").meta("best")
+    assert {name: known[name] for name in result.best} == result.best  # env steps included
+    assert {"win_rate", "env_steps", "version_updates"} <= result.best.keys()
+    assert load_policy(result.folder, "best").version & 0xFFFF == scores(result, "evaluator/version_updates")[-1]
     assert load_policy(result.folder, "initial").version & 0xFFFF == 0
     # another run's snapshots as opponents, in processes, with a goal
     goal = dataclasses.replace(EVALUATOR, against=("one@best", "one@initial"))
@@ -58,7 +62,7 @@ def test_first_params_are_an_opponent_and_the_win_rate_is_the_score(tmp_path):
         runs_dir=tmp_path, name="two", display="quiet", num_actors=1, total_env_steps=200_000,
     )  # fmt: skip
     assert second.ended == "stop_at_return" and second.final["opponents"] == 2 and second.final["win_rate"] == 1.0
-    assert second.evaluation["version_updates"] > scores(result, "evaluator/version_updates")[0]
+    assert second.evaluation["version_updates"] > scores(result, "evaluator/version_updates")[-1]
     columns = read_metrics(second.folder / "metrics.jsonl")
     assert {"evaluator/win_rate_duel_one_best", "evaluator/win_rate_duel_one_initial"} <= set(columns)
     assert "goal of 0.9 is reached" in (second.folder / "logs" / "controller.log").read_text()

@@ -168,3 +168,16 @@ def test_running_update_of_a_serial_run_is_shown() -> None:
     assert {call[:2] for call in calls[:-1]} == {("learner", "an update")} and all(call[2] >= 0 for call in calls)
     assert calls[-1] == ("learner", "", 0.0) and len(calls) == number
     assert "update-display" not in [thread.name for thread in threading.enumerate()]
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_due_work_after_the_time_limit_ends_at_ctrl_c_and_at_the_limit(over: bool) -> None:
+    """The reason for the end is max_minutes already when Ctrl-C or `jsrl stop` comes."""
+    run, _ = serial_run(Scripted("learner"))
+    evaluator, told = Scripted("evaluator"), list[str]()
+    run._session.reason, run._session.time_is_over, run._running = "max_minutes", over, True
+    run._session.end, run._session.display.message = lambda reason: None, lambda text, *_: told.append(text)
+    run._session.tick = lambda: run._interrupt() if evaluator.steps == 2 and not over else None
+    run._finish_due_work(evaluator)
+    assert evaluator.steps == (1 if over else 2)
+    assert told == (["evaluator: what it played was cut, because max_minutes are over"] if over else [])

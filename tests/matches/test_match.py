@@ -12,7 +12,7 @@ import pytest
 
 from jsrl.envs.seats import SeatView
 from jsrl.errors import ConfigError
-from jsrl.matches.match import Game, Match, MatchScore, Table, TableGame, mean_interval
+from jsrl.matches.match import Game, Match, MatchScore, Table, TableGame
 from jsrl.matches.players import seatings, tables
 from jsrl.matches.standings import Standings
 from jsrl.metrics.phases import Phases
@@ -40,6 +40,13 @@ def test_sides_are_swapped_evenly_and_seats_go_to_their_players():
     }
     assert facts["win_rate_low"] == pytest.approx(0.722, abs=1e-3) and facts["win_rate_high"] == 1.0
     assert match.score.repeats_itself
+
+
+def test_a_game_without_an_end_ends_the_waiting():
+    """The first game takes 2 steps, with the sides changed one takes 9."""
+    match = Match(Bids(("", "")), bidder("strong", 2.0, (0, 1)), bidder("weak", 1.0, (0, 1)), 6, max_steps=8)
+    assert not match.advance() and match.endless and len(match.score.games) == 3
+    assert not Match(Bids(("", "")), bidder("a", 2.0, (0, 1)), bidder("b", 1.0, (0, 1)), 6).endless
 
 
 def test_equal_bids_win_half_of_the_games():
@@ -189,12 +196,6 @@ def test_players_tied_for_first_share_the_first_place():
     assert [each["return_mean"] for each in standings.of_each()] == [3.0, 1.0, 3.0]
     rates = standings.win_rates
     assert (rates[2, 0], rates[2, 1], rates[0, 1], rates[1, 0]) == (0.5, 1.0, 1.0, 0.0)
-
-
-def test_intervals_of_means_use_the_sample_standard_deviation():
-    mean, half = mean_interval([1.0, 2.0, 6.0])
-    assert (mean, half) == (3.0, pytest.approx(1.96 * 7**0.5 / 3**0.5))
-    assert mean_interval([2.0]) == (2.0, 0.0) and mean_interval([]) == (0.0, 0.0)
 
 
 class Bidder:

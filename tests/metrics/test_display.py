@@ -135,6 +135,20 @@ def test_the_share_of_the_time_limit_counts_from_the_first_update():
     assert "250k / 1.00M env steps (25%)  65% of 1 minute  " in render(make_state(total_s=60, elapsed_s=39), width=160)
 
 
+def test_the_line_shows_the_sampled_return_beside_the_greedy_one_and_the_first_metric_of_the_environment():
+    metrics = {
+        "learner/loss": 1.0,
+        "actor/return_mean": -32.0,
+        "actor/episode_seen_share_mean": 0.46,
+        "actor/episode_other_mean": 1.0,
+    }
+    state = make_state(metrics=metrics, evaluations=[(100, -1338.0)], episode_metric="seen_share")
+    assert "  return -1338 (eval)  -32 (train)  seen_share 0.46" in plain_line(state, None)
+    wins = make_state(metrics=metrics | {"evaluator/win_rate": 0.5}, evaluations=[(100, 0.5)])
+    assert "  win rate 0.5 (eval)  return -32 (train)" in plain_line(wins, None)
+    assert "training return -32  seen_share 0.46" in render(state)
+
+
 def test_plain_line_has_the_main_numbers():
     line = plain_line(make_state(), 4000.0)
     assert line.split("  ")[-8:] == [

@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from scipy import stats
 
 from jsrl.agents.ppo import PPOConfig
 from jsrl.experiment import Experiment
+from jsrl.intervals import return_facts
 from jsrl.launch.display_rows import other_policy
 from jsrl.launch.progress import Progress
 from jsrl.metrics.scores import score_text
@@ -20,6 +22,14 @@ def test_small_returns_keep_their_digits() -> None:
     assert text(0.9654, 0.0012) == "return 0.965 ± 0.001 (95% CI)"
     assert text(-4.126, 0.5) == "return -4.13 ± 0.50 (95% CI)"
     assert text(476.34, 12.01) == "return 476.3 ± 12.0 (95% CI)"
+
+
+def test_few_episodes_have_an_interval_of_student_and_one_has_none() -> None:
+    returns = [60.0, 64.0, 71.5]
+    facts = return_facts(returns)
+    assert facts["return_ci95"] == pytest.approx(stats.t.interval(0.95, 2, scale=stats.sem(returns))[1])
+    assert score_text(return_facts([64.0]), "1 greedy episode") == "return 64.0 (1 greedy episode)"
+    assert score_text(facts, "3 greedy episodes") == "return 65.2 ± 14.5 (95% CI, 3 greedy episodes)"
 
 
 @pytest.mark.parametrize(

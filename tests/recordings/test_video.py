@@ -116,18 +116,18 @@ def test_missing_package_names_the_extra_in_one_sentence(monkeypatch):
     assert "\n" not in text
 
 
-def put(shelf: VideoShelf, env_steps: int, return_: float) -> str:
+def put(shelf: VideoShelf, env_steps: int, score: float | None, return_: float = 0.0) -> str:
     path = shelf.path(env_steps, env_steps // 10)
     path.write_bytes(b"x")
-    shelf.add(Video(path.name, env_steps // 10, env_steps, return_, 1, 50, 25.0, 320, 200))
+    shelf.add(Video(path.name, env_steps // 10, env_steps, return_, 1, 50, 25.0, 320, 200, score=score))
     return path.name
 
 
 def test_the_best_and_the_newest_are_kept(tmp_path):
     shelf = VideoShelf(tmp_path, 2)
-    names = [put(shelf, 100 * n, return_) for n, return_ in enumerate([1.0, 9.0, 3.0, 9.0, 5.0, 4.0])]
+    names = [put(shelf, 100 * n, score) for n, score in enumerate([1.0, 9.0, 3.0, 9.0, 5.0, 4.0])]
     files = {path.name for path in tmp_path.glob("*.mp4")}
-    assert files == {names[1], names[4], names[5]}, "the first of two equal ones stays the best"
+    assert files == {names[3], names[4], names[5]}, "the newest of two equal ones is the best"
     assert [one.best for one in shelf.videos] == [True, False, False]
     assert list(captions(tmp_path.parent)) == []
     again = VideoShelf(tmp_path, 2)  # a resumed run
@@ -139,22 +139,30 @@ def test_the_best_and_the_newest_are_kept(tmp_path):
 
 def test_a_version_that_is_filmed_again_replaces_its_video(tmp_path):
     shelf = VideoShelf(tmp_path, 3)
-    put(shelf, 100, 50.0)
-    put(shelf, 100, 2.0)
+    put(shelf, 100, 1.0, 50.0)
+    put(shelf, 100, 1.0, 2.0)
     assert [one.return_mean for one in shelf.videos] == [2.0]
     assert len(list(tmp_path.glob("*.mp4"))) == 1
 
 
-def test_captions_list_known_facts_most_important_first(tmp_path):
+def test_without_a_score_no_video_is_the_best(tmp_path):
+    """In self-play of opposed sides the returns of both cancel: the first video, of the untrained policy, won the tie."""
+    shelf = VideoShelf(tmp_path, 1)
+    put(shelf, 100, None)
+    newest = put(shelf, 200, None)
+    assert [(one.file, one.best) for one in shelf.videos] == [(newest, False)]
+
+
+def test_captions_list_known_facts_newest_first(tmp_path):
     shelf = VideoShelf(tmp_path / "videos", 3)
-    first, second = put(shelf, 100, 7.0), put(shelf, 200, 5.0)
+    first, second = put(shelf, 100, 0.75, 7.0), put(shelf, 200, 0.5, 5.0)
     (tmp_path / "videos" / "own.mp4").write_bytes(b"x")
     (tmp_path / "videos" / "b").mkdir()
     (tmp_path / "videos" / "b" / "other.mp4").write_bytes(b"x")
     found = captions(tmp_path)
-    assert list(found) == [f"videos/{first}", f"videos/{second}", "videos/own.mp4", "videos/b/other.mp4"]
+    assert list(found) == [f"videos/{second}", f"videos/{first}", "videos/own.mp4", "videos/b/other.mp4"]
     assert found["videos/b/other.mp4"] == "policy b · other.mp4"
-    assert found[f"videos/{first}"] == "best · return 7.0 · version 10 · 100 env steps · 2 s"
+    assert found[f"videos/{first}"] == "best, score 0.75 · return 7.0 · version 10 · 100 env steps · 2 s"
     assert found["videos/own.mp4"] == "own.mp4"
 
 

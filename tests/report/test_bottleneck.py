@@ -243,7 +243,7 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
             evaluator={"env": 0.05, "act": 0.04, "wait_turn": 0.9},
         ),
         dataclasses.replace(TWO, placement="serial"),
-        ("acting 50%, stepping environments 20%, updates 20%, evaluating 10%", "one of 2 cores"),
+        ("acting 50%, stepping environments 20%, updates 20%, evaluating 10%.",),
     ),
     (
         "serial",
@@ -261,11 +261,66 @@ CASES: list[tuple[str, dict[str, float], RunSetup, tuple[str, ...]]] = [
         dataclasses.replace(TWO, placement="serial"),
         ("stepping environments 60%, acting 20%, updates 10%, other 10%.",),
     ),
+    (  # the actors wait less than the learner: they are the limit
+        "environments",
+        measured(
+            {"actor": 1.23, "learner": 0.67},
+            actor={"env": 0.85, "act": 0.05, "wait_params": 0.06},
+            learner={"wait_batch": 0.14, "update": 0.8},
+        ),
+        dataclasses.replace(EIGHT, placement="inline"),
+        ("Environments", "85%", "waits 14%", "raise --num-actors"),
+    ),
     (
-        "serial",
-        measured(actor={"env": 0.2, "act": 0.5, "wait_turn": 0.3}, learner={"update": 0.2, "wait_turn": 0.8}),
-        RunSetup(placement="serial", cores=1),
-        ("cheaper acting",),
+        "updates",
+        measured(
+            {"actor": 1.0, "learner": 0.9},
+            actor={"env": 0.6, "wait_params": 0.3},
+            learner={"wait_batch": 0.14, "update": 0.8},
+        ),
+        dataclasses.replace(TWO, options=frozenset({"replay.batch-size", "replay.samples-per-insert"})),
+        ("fewer --replay.samples-per-insert, a smaller --replay.batch-size, a smaller network",),
+    ),
+    (  # actors wait 29% for actions on full cores: neither their environments nor the server are the limit
+        "machine",
+        measured(
+            {"actor": 1.2, "inference": 0.3, "learner": 0.1},
+            actor={"env": 0.4, "wait_inference": 0.29, "transport": 0.1},
+            inference={"act": 0.5, "wait": 0.2},
+            learner={"wait_batch": 0.9},
+        )
+        | {"system/load": 200.0},
+        dataclasses.replace(TWO, actors=256),
+        ("both cores are busy (load 200)", "actors 1.2", "Fewer --num-actors"),
+    ),
+    (  # a server that gets 0.08 cores of a loaded machine
+        "crowded",
+        measured(
+            {"actor": 0.05, "inference": 0.08, "learner": 0.02},
+            actor=ASKING,
+            learner=STARVED | {"update": 0.05},
+            inference={"act": 0.9},
+        )
+        | {"system/load": 60.0},
+        TWO,
+        ("Other programs", "gets 0.1 of 2 cores", "the load is 60"),
+    ),
+    (  # the same where the load is not known
+        "crowded",
+        measured(
+            {"actor": 0.05, "inference": 0.08, "learner": 0.02},
+            actor=ASKING,
+            learner=STARVED | {"update": 0.05},
+            inference={"act": 0.9},
+        ),
+        TWO,
+        ("Other programs", "its workers wait for a core"),
+    ),
+    (
+        "link",
+        measured({"actor": 0.4, "learner": 0.2}, actor={"env": 0.3, "wait_block": 0.6}, learner=STARVED),
+        dataclasses.replace(EIGHT, zeromq=True, hosts=("b", "c")),
+        ("The network", "actors on b, c wait 60%", "waits 55%", "--compress"),
     ),
 ]
 

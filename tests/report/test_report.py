@@ -98,7 +98,8 @@ def write_lines(folder: RunFolder, entries: list[dict]) -> None:
 def end(folder: RunFolder, **changes) -> None:
     ledger = {"produced": 10, "consumed": 7, "in_flight": 2, "dropped": {"stale": 1}}
     score = {"return_mean": 12.5, "return_ci95": 0.5, "episodes": 20, "env_steps": 800}
-    result = Result(folder.path, "total_env_steps", 1000, 20, 10.0, ledger=ledger, evaluation=score)
+    best = score | {"return_mean": 14.0, "env_steps": 600}
+    result = Result(folder.path, "total_env_steps", 1000, 20, 10.0, ledger=ledger, evaluation=score, best=best)
     facts = dataclasses.asdict(dataclasses.replace(result, **changes)) | {"folder": str(folder.path)}
     (folder.path / "result.json").write_text(json.dumps(facts))
 
@@ -143,6 +144,7 @@ def test_report_of_a_finished_run(run_folder: RunFolder):
     assert "produced 10 = consumed 7 + dropped (stale 1) + in flight 2: balanced" in text
     assert f"command: python run.py {EVIL}" in text and "abc with uncommitted changes" in text
     assert "return 12.5 ± 0.5 (95% CI, 20 greedy episodes) at 800 env steps" in text
+    assert "\nbest: return 14.0 ± 0.5 (95% CI, 20 greedy episodes) at 600 env steps" in text
 
 
 def test_the_closing_lines_fit_the_terminal(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
@@ -180,6 +182,15 @@ def test_page_is_self_contained_and_runs_no_script(run_folder: RunFolder):
     assert page.tags.count("svg") == 8 and page.tags.count("pre") == 2
     assert "videos/a%20%22b%22%20%3Cc%3E.mp4" in page.links
     assert all((run_folder.path / link).exists() for link in page.links if not link.startswith("videos/"))
+
+
+def test_a_run_that_learned_nothing_says_so_at_its_end(run_folder: RunFolder):
+    score = {"evaluator/return_mean": -200.0, "evaluator/return_ci95": 0.0, "learner/entropy": float(np.log(3))}
+    write_lines(run_folder, [line | score for line in lines(10)])
+    end(run_folder)
+    said = "learning: No evaluation is clearly above the first (-200; the last is -200)"
+    assert write_report(run_folder).startswith(said)
+    assert "learner/entropy stays at its maximum" in run_folder.report.read_text()
 
 
 def test_a_metric_called_env_steps_is_no_policy(run_folder: RunFolder):
@@ -348,8 +359,11 @@ def test_compared_rates_are_those_of_the_reports(run_folder: RunFolder):
 def test_scores_of_several_policies_name_their_policies(run_folder: RunFolder):
     score = {"return_mean": 2.5, "return_ci95": 0.1, "episodes": 20, "env_steps": 100}
     other = {"env_steps": 100, "updates": 1, "evaluation": score, "final": score}
-    result = Result(run_folder.path, "total_env_steps", 100, 1, 1.0, evaluation=score, final=score)
+    best = score | {"return_mean": 500.0, "env_steps": 41_216}
+    result = Result(run_folder.path, "total_env_steps", 100, 1, 1.0, evaluation=score, final=score, best=best)
     assert "\nevaluation: return 2.50" in str(result)
+    assert "\nbest: return 500.0 ± 0.1 (95% CI, 20 greedy episodes) at 41,216 env steps\n" in str(result)
+    assert f"\nto load the best: jsrl evaluate {run_folder.path}@best" in str(result)
     text = str(dataclasses.replace(result, policy="hider", others={"seeker": other}))
     assert "\nevaluation of hider: return 2.50" in text and "\nfinal evaluation of hider, fresh seeds: return" in text
     assert "\npolicy seeker: 100 env steps" in text

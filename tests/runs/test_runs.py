@@ -10,16 +10,17 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+from scipy import stats
 
 from jsrl.errors import ConfigError
 from jsrl.launch.resume import claimed, params_source
 from jsrl.metrics.metrics import MetricsHub
 from jsrl.report.comparison import (
-    bootstrap_interval,
     compare_runs,
     config_differences,
     difference,
     interquartile_mean,
+    interval_of,
     summaries,
     summarise,
 )
@@ -253,15 +254,19 @@ def test_interquartile_mean_against_whole_quarters_and_by_hand():
     np.testing.assert_allclose(interquartile_mean(values), np.sort(values)[:, 2:6].mean(axis=-1))
 
 
-def test_bootstrap_interval_has_its_coverage():
-    rng = np.random.default_rng(3)
-    covered = 0
-    for _ in range(200):
-        low, high = bootstrap_interval(rng.normal(size=30), resamples=400)
-        covered += low <= 0 <= high
-    assert 0.88 <= covered / 200 <= 0.99
-    assert bootstrap_interval(np.array([5.0])) == (5.0, 5.0)
-    assert bootstrap_interval(np.array([1.0, 2, 9])) == bootstrap_interval(np.array([1.0, 2, 9]))
+@pytest.mark.parametrize("middle", [False, True])
+@pytest.mark.parametrize("seeds", [2, 3, 4, 5, 10])
+def test_intervals_over_few_seeds_have_their_coverage(seeds, middle):
+    """A percentile bootstrap of two seeds covers half: its ends are the lowest and the highest."""
+    low, high = interval_of(np.random.default_rng(3).normal(size=(4000, seeds)), middle=middle)
+    assert 0.915 <= np.mean((low <= 0) & (high >= 0)) <= 0.97
+
+
+def test_the_interval_of_a_mean_is_students():
+    values = np.array([1.0, 2.0, 9.0])
+    found = stats.t.interval(0.95, 2, loc=4.0, scale=stats.sem(values))
+    assert interval_of(values, middle=False) == pytest.approx(found)
+    assert np.isnan(interval_of(np.array([5.0]), middle=False)).all()
 
 
 def test_summary_over_seeds(tmp_path):
@@ -271,13 +276,12 @@ def test_summary_over_seeds(tmp_path):
     runs = load_runs("*/*", str(tmp_path))
     found = {summary.experiment: summary for summary in summaries(runs)}
     assert found["ppo"].mean == pytest.approx(460)
-    assert found["ppo"].interval[0] >= 400
-    assert found["ppo"].interval[1] <= 500
+    assert found["ppo"].interval == pytest.approx((328.55, 591.45), abs=0.01)  # 460 ± 4.303 * 52.9 / sqrt(3)
     assert (found["ppo"].lowest, found["ppo"].highest, found["ppo"].env_steps) == (400, 500, 100)
     text = summarise(runs)
     assert "ppo" in text
-    assert "460 [400, 500]" in text
-    assert "one seed is not enough" in text
+    assert "460 [329, 591]" in text
+    assert "one seed has no interval" in text
     make_run(tmp_path, "bad", "s0", [np.nan])
     with pytest.raises(ConfigError, match="bad/s0 has no"):
         summarise(load_runs("bad/*", str(tmp_path)))

@@ -127,6 +127,16 @@ class Rig:
         return decode(self.folder / self.videos[number].file)
 
 
+def test_the_best_video_is_that_of_the_highest_score(tmp_path):
+    rig = Rig(tmp_path, scored=True)
+    for updates, scored in ((0, None), (10, 0.9), (20, 0.4)):
+        if scored is not None:
+            rig.worker.command(Command("evaluated", {"return_mean": 0.0, "win_rate": scored, "updates": updates}))
+        rig.params.publish(updates, weight=updates)
+        rig.film()
+    assert [(v.version_updates, v.score, v.best) for v in rig.videos] == [(10, 0.9, True), (20, 0.4, False)]
+
+
 def test_videos_are_recorded_once_per_period_and_hold_the_whole_episode(tmp_path):
     rig = Rig(tmp_path)
     for updates in (0, 5, 12, 13, 25):
@@ -137,7 +147,7 @@ def test_videos_are_recorded_once_per_period_and_hold_the_whole_episode(tmp_path
     assert told["env_steps"] == 1200
     assert told["metrics"]["video_recorder/return_mean"] == 12.0
     assert told["metrics"]["video_recorder/video_frames"] == LENGTH + 2  # the last frame is held for half a second
-    assert [(v.version_updates, v.return_mean, v.best) for v in rig.videos] == [(12, 12.0, True), (25, 12.0, False)]
+    assert [(v.version_updates, v.return_mean, v.best) for v in rig.videos] == [(12, 12.0, False), (25, 12.0, True)]
     frames, fps = rig.frames()
     assert (len(frames), fps) == (LENGTH + 2, 4.0)
     top = Captions(320, 2).height
@@ -231,6 +241,31 @@ def test_the_last_video_waits_for_the_last_params(last_params_s, filmed, tmp_pat
     assert len(rig.heard.named("filmed finally")) == 1
     assert [v.version_updates for v in rig.videos] == filmed
     rig.worker.close()
+
+
+def test_a_video_of_an_episode_without_an_end_is_cut(tmp_path):
+    rig = Rig(tmp_path, max_steps=4)
+    rig.params.publish(0)
+    rig.film()
+    assert "did not end within 4 steps" in rig.heard.named("warning")[0]["text"]
+    assert rig.videos == [] and not list(tmp_path.glob("*.mp4*"))
+    rig.params.publish(3)
+    rig.worker.command(Command("final"))
+    rig.film()
+    assert len(rig.heard.named("filmed finally")) == 1
+    rig.worker.close()
+
+
+def test_videos_that_fall_behind_say_so(tmp_path):
+    rig = Rig(tmp_path)
+    for filmed, newest in ((0, 12), (30, 60), (60, 90)):
+        rig.params.publish(filmed)
+        rig.worker.due  # noqa: B018 (it takes the params)
+        rig.worker._begin()
+        rig.params.publish(newest)
+        rig.film()
+    told = [warning for warning in rig.heard.named("warning") if warning.get("once") == "behind"]
+    assert len(told) == 2 and "update 30 was finished when training had made 30 more" in told[0]["text"]
 
 
 def test_a_run_without_a_finished_video_says_what_gives_the_recorder_more_time(tmp_path):

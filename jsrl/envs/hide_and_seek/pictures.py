@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jsrl.envs.hide_and_seek.hands import Hands
-from jsrl.envs.hide_and_seek.models import FIRST_GEOM, GEOMS_PER_AGENT
+from jsrl.envs.hide_and_seek.models import FIRST_GEOM, GEOMS_PER_AGENT, RAMP_VERTICES
 from jsrl.envs.hide_and_seek.settings import Settings
 from jsrl.envs.hide_and_seek.sight import Sight
 from jsrl.envs.hide_and_seek.worlds import Worlds
@@ -18,6 +18,7 @@ EYE, HELD = (1.0, 1.0, 1.0, 1.0), (0.10, 0.10, 0.10, 1.0)
 LIDAR = ((0.27, 0.55, 0.95, 0.35), (0.90, 0.25, 0.22, 0.35))
 EYES = ((-0.06, -0.13, 0.06), (0.06, -0.13, 0.06))  # in the agent's frame, which looks along -y
 EXTRA_GEOMS = 1000
+SLOPE = ((2, 3), (3, 5), (5, 4), (4, 2))  # edges of a ramp's slope, by its vertices
 
 
 class Pictures:
@@ -45,6 +46,7 @@ class Pictures:
         self._paint_locked(mujoco, slot)
         self._add_eyes(mujoco, slot)
         self._add_held(mujoco, slot)
+        self._add_slopes(mujoco, world.simulation)
         if lidar:
             self._add_lidar(mujoco, slot)
         return self._renderer.render()
@@ -58,7 +60,7 @@ class Pictures:
     def _camera(self, mujoco: Any) -> Any:
         camera, middle = mujoco.MjvCamera(), self._settings.floor_size / 2
         camera.lookat[:] = middle, middle, 0.0
-        camera.distance, camera.azimuth, camera.elevation = 3.4 * middle, 90.0, -65.0
+        camera.distance, camera.azimuth, camera.elevation = 3.7 * middle, 65.0, -58.0  # oblique: ramps show their slope
         return camera
 
     def _paint_locked(self, mujoco: Any, slot: int) -> None:
@@ -86,6 +88,14 @@ class Pictures:
         for agent, body in enumerate(self._hands.held[slot].tolist()):
             if body >= 0:
                 self._line(mujoco, centres[agent], centres[body], 6.0, HELD)
+
+    def _add_slopes(self, mujoco: Any, simulation: Any) -> None:
+        """Draw the edges of the ramps' slopes: seen from behind, a ramp's faces look like those of a box."""
+        for ramp in range(self._settings.n_ramps):
+            body = simulation.body(f"ramp{ramp}")
+            corners = np.array(RAMP_VERTICES) @ body.xmat.reshape(3, 3).T + body.xpos
+            for one, other in SLOPE:
+                self._line(mujoco, corners[one], corners[other], 2.0, EYE)
 
     def _add_lidar(self, mujoco: Any, slot: int) -> None:
         for agent in range(self._settings.n_agents):

@@ -41,7 +41,8 @@ class ActorSettings:
 
     `environment`: its name, for messages. `makes`: environments of a group, which share the time to make them.
     `most_ahead`: trajectories by which a group may be ahead of another if batches take one of every group (None: any
-    number). `connects`: the stage in which its policies connect to streams, or in one process compile.
+    number). `connects`: the stage in which its policies connect to streams, or in one process compile. `mean_over`: the
+    newest episodes of which it reports means; None: all.
     """
 
     num_rows: int
@@ -52,6 +53,7 @@ class ActorSettings:
     makes: int = 1
     most_ahead: int | None = None
     connects: str = "connecting to streams"
+    mean_over: int | None = 100
 
 
 class Actor:
@@ -81,8 +83,8 @@ class Actor:
         self._to_renew: list[ActingPolicy] = []  # policies whose streams are lost
         self._environments = environments
         self._groups: dict[int, Group] = {}
-        self._returns: deque[float] = deque(maxlen=100)
-        self._lengths: deque[int] = deque(maxlen=100)
+        self._returns: deque[float] = deque(maxlen=settings.mean_over)
+        self._lengths: deque[int] = deque(maxlen=settings.mean_over)
         self._custom: dict[str, deque[float]] = {}
         self.meter = self._meter = meter or Meter("actor")
         self._phases = self.meter.phases
@@ -399,10 +401,10 @@ class Actor:
             self._returns.append(episode.return_ if view is None else view.return_of(episode))
             self._lengths.append(episode.length)
             for name, value in episode.metrics.items():
-                self._custom.setdefault(name, deque(maxlen=100)).append(value)
+                self._custom.setdefault(name, deque(maxlen=self._settings.mean_over)).append(value)
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return rates and shares of time since the last report, and the last 100 episodes' means."""
+        """Return rates and shares of time since the last report, and the means of the newest episodes."""
         if self._returns:
             self._meter.last("return_mean", float(np.mean(self._returns)))
             self._meter.last("length_mean", float(np.mean(self._lengths)))

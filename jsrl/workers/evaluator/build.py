@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 
 from jsrl.envs.base import VectorEnv, VectorGame
@@ -14,6 +15,8 @@ from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
 from jsrl.workers.players import common_player_settings, make_agent, params_store, played_policies
+
+SHARE = 0.1  # of the env steps: evaluations of a run in one process, where training waits for them
 
 
 def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
@@ -28,6 +31,8 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
         last_params_s=e.deadlines.snapshot_s,
         joins_rewards=getattr(e.agent, "rewards", "own") == "team",
         period_updates=e.evaluation_period,
+        niceness=None if job.in_process else e.evaluator.niceness,
+        most_share=SHARE if job.in_process and e.evaluator.period_env_steps is None else math.inf,
         **common_player_settings(job),
     )
 

@@ -34,6 +34,9 @@ METRICS = (
     Metric("win_rate_low", "lower end of its 95% interval", "0-1", "near win_rate"),
     Metric("win_rate_high", "upper end of its 95% interval", "0-1", "near win_rate"),
     Metric("draw_rate", "share of games that were drawn", "0-1", "depends"),
+    Metric(
+        "cut", "evaluations without a score, because an episode had no end, or time was over", "count", "0", "total"
+    ),
     Metric("opponents", "opponents available so far; others are frozen later", "count", "all named ones"),
     Metric("sampled_win_rate", "mean result against the opponents when the policy samples its actions", "0-1", "rises"),
     Metric("sampled_win_rate_low", "lower end of its 95% interval", "0-1", "near sampled_win_rate"),

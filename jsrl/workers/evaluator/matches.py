@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,6 +11,8 @@ import numpy as np
 
 from jsrl.directors.ratings import win_rate_interval
 from jsrl.envs.base import VectorGame
+from jsrl.envs.endless import LONG_STEPS
+from jsrl.intervals import return_facts
 from jsrl.matches.match import Match, MatchScore
 from jsrl.matches.players import Contestant, SeatPolicy, places_of_sides
 from jsrl.metrics.phases import Phases
@@ -30,18 +31,15 @@ class ScoreOfMatches:
     def facts(self) -> dict[str, Any]:
         """Return the win rate over all opponents with its 95% interval, and return, length and number of games."""
         games = [game for match in self.matches for game in match.games]
-        points, returns = sum(game.points for game in games), np.array([game.home_return for game in games])
+        points = sum(game.points for game in games)
         low, high = win_rate_interval(points, len(games))
-        std = float(returns.std(ddof=1)) if len(games) > 1 else 0.0
         return {
             "win_rate": points / len(games),
             "win_rate_low": low,
             "win_rate_high": high,
             "draw_rate": sum(game.points == 0.5 for game in games) / len(games),
             "opponents": len(self.matches),
-            "return_mean": float(returns.mean()),
-            "return_std": std,
-            "return_ci95": 1.96 * std / math.sqrt(len(games)),
+            **return_facts([game.home_return for game in games]),
             "length_mean": float(np.mean([game.length for game in games])),
             "episodes": len(games),
             "version_updates": version_updates(self.version),
@@ -59,7 +57,7 @@ class Matches:
     """Matches of one snapshot against some opponents, in bounded steps; see jsrl.workers.play.Play.
 
     Args:
-      policies: play the seats of the run, the scored one first. episodes: games against each opponent.
+      policies: play the seats of the run, the scored one first. episodes: games against each opponent. max_steps: of a game.
     """
 
     def __init__(
@@ -70,6 +68,7 @@ class Matches:
         episodes: int,
         watch: Callable[[], AbstractContextManager[None]],
         phases: Phases,
+        max_steps: int = LONG_STEPS,
     ) -> None:
         self.score = ScoreOfMatches(policies[0].engine.version)
         home = Contestant("newest", tuple(_seat_policy(policy, env.num_envs) for policy in policies))
@@ -77,12 +76,25 @@ class Matches:
         assert scored is not None
         sides = [side for side, own in enumerate(places_of_sides(env.spec)) if own & set(scored.places)]
         self._matches = [
-            Match(env, home, one, episodes, sides=sides, watch=watch, enter=phases.enter) for one in opponents
+            Match(env, home, one, episodes, sides=sides, watch=watch, enter=phases.enter, max_steps=max_steps)
+            for one in opponents
         ]
+        self._over = 0  # env steps of the matches that are over
+
+    @property
+    def endless(self) -> bool:
+        """Return whether a game seems to have no end."""
+        return bool(self._matches) and self._matches[0].endless
+
+    @property
+    def env_steps(self) -> int:
+        """Return the env steps played so far."""
+        return self._over + (self._matches[0].env_steps if self._matches else 0)
 
     def advance(self, budget_s: float) -> bool:
-        """Play until all matches are over (True) or the time budget is used (False)."""
+        """Play until all matches are over (True), a game seems endless, or the time budget is used (False)."""
         if self._matches[0].advance(budget_s):
+            self._over = self.env_steps
             self.score.matches.append(self._matches.pop(0).score)
         return not self._matches
 

@@ -33,6 +33,7 @@ class EvaluatorSettings(PlayerSettings):
 
     goal: the score that ends the run; None: no goal. last_params_s: how long the final evaluation waits for the last params.
     joins_rewards: the policy learns from the mean reward of its seats.
+    most_share: of the env steps trained since the start; evaluations do not begin while they have played more.
     """
 
     episodes: int
@@ -40,6 +41,7 @@ class EvaluatorSettings(PlayerSettings):
     final_episodes: int
     num_envs: int
     goal: float | None = None
+    most_share: float = math.inf
     last_params_s: float = 60.0
     joins_rewards: bool = False
 
@@ -82,6 +84,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         self._best, self._best_against = -math.inf, list[str]()
         self._best_params: tuple[int, list[np.ndarray]] | None = None
         self._metrics: dict[str, float] = {}
+        self._played = 0  # env steps of all evaluations
         self._final = False
         # policy -> updates of the params for which the final evaluation waits, and until when
         self._last_updates: Mapping[str, int] = {}
@@ -114,7 +117,14 @@ class Evaluator(Player[VectorEnv | VectorGame]):
     @property
     def due(self) -> bool:
         """Return whether an evaluation is running, or params are due for one."""
-        return bool(self._plan) or (not self._final and super().due)
+        return bool(self._plan) or (not self._final and super().due and self._within_share)
+
+    @property
+    def _within_share(self) -> bool:
+        """Return whether evaluations have played no more than their share of the env steps."""
+        assert self._params is not None
+        begun, now = (self._env_steps(n) for n in (self._settings.start_updates, version_updates(self._params[0])))
+        return self._played <= self._settings.most_share * (now - begun) or not self._played
 
     def _begin(self) -> None:
         if self._final and not self._has_last_params():
@@ -132,12 +142,17 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         policies, env = self._seated(greedy, slots), self._env(slots, SEEDS.get(name, 1))
         watch = partial(self._watched, env)
         if there:
-            self._play = Matches(policies, there, cast(VectorGame, env), episodes, watch, self._phases)
+            self._play = Matches(
+                policies, there, cast(VectorGame, env), episodes, watch, self._phases, self._settings.max_steps
+            )
         else:
-            self._play = Play(policies, env, episodes, watch, self._phases, rests=self._final)
+            self._play = Play(
+                policies, env, episodes, watch, self._phases, rests=self._final, max_steps=self._settings.max_steps
+            )
 
     def _complete(self) -> None:
         assert self._play is not None and self._params is not None
+        self._played += self._play.env_steps
         score, (name, greedy, _) = self._play.score, self._plan.pop(0)
         against = [match.away for match in score.matches] if isinstance(score, ScoreOfMatches) else []
         self._play = None
@@ -156,20 +171,34 @@ class Evaluator(Player[VectorEnv | VectorGame]):
             prefixes = ("return", "win_rate")
             self._metrics |= {f"evaluator/sampled_{k}": v for k, v in facts.items() if k.startswith(prefixes)}
             return
+        env_steps = self._env_steps(updates)
         self._metrics |= {f"{name}/{key}": value for key, value in facts.items()}
         if isinstance(score, ScoreOfMatches):
             self._metrics |= {f"{name}/{key}": value for key, value in score.by_opponent().items()}
-        if (
-            score_of(facts) > self._best or against != self._best_against
-        ):  # scores against different opponents do not compare
+        # of equal scores the newest is the best: those of opposed sides in self-play all are 0. Scores against different
+        # opponents do not compare.
+        if score_of(facts) >= self._best or against != self._best_against:
             self._best, self._best_against, self._best_params = score_of(facts), against, self._params
-            self._save(score.version, facts | ({"against": against} if against else {}))
-        env_steps = self._env_steps(updates)
+            named = {"against": against} if against else {}
+            self._save(score.version, facts | named | {"env_steps": env_steps})
         metrics, self._metrics = self._metrics, {}
         self._reporter.event("evaluated", updates=updates, env_steps=env_steps, metrics=metrics, **facts)
         complete = len(against) == len(self._opponents)
         if self._settings.goal is not None and complete and score_of(facts) >= self._settings.goal:
             self._plan.append(("evaluator/confirmation", True, self._settings.episodes))
+
+    def _cut(self, why: str) -> None:
+        self._played += 0 if self._play is None else self._play.env_steps
+        self._plan, self._play, self._metrics = [], None, {}
+        self.meter.count("cut")
+        self._reporter.event("warning", f"{self._of} was cut and gives no score: {why}")
+        if self._final:
+            self._reporter.event("skipped finally")
+
+    @property
+    def _of(self) -> str:
+        """Return what is played, for messages."""
+        return "the final evaluation" if self._final else "an evaluation"
 
     def _save(self, version: int, facts: dict[str, Any]) -> None:
         assert self._params is not None

@@ -24,6 +24,7 @@ def build_video_recorder(job: Job, reporter: Reporter) -> VideoRecorder:
         max_seconds=e.video.max_seconds,
         niceness=None if job.in_process else e.video.niceness,
         period_updates=e.filming_period,
+        scored=e.evaluator.enabled,
         last_params_s=e.deadlines.snapshot_s / 2,  # half of the time that the run waits for the last video
         **common_player_settings(job),
     )

@@ -26,7 +26,6 @@ METRICS = (
     Metric("failed", "videos that could not be written", "count", "0", "total"),
     Metric("lost", "video recorders lost for good; the run went on without them", "count", "0", "sum"),
     Metric("return_mean", "mean raw return of the filmed episodes", "reward", "rises"),
-    Metric("best_return", "that of the best video", "reward", "rises", "max"),
     Metric("length_mean", "mean length of the filmed episodes", "steps", "depends"),
     Metric("version_updates", "updates that the filmed params have seen", "updates", "rises"),
     Metric("video_frames", "pictures in the video", "count", "fps x max_seconds at most"),
@@ -40,13 +39,14 @@ KIND = Kind(
     activities=ACTIVITIES,
     final=lambda experiment, reason: {} if experiment.video.final else None,
     final_name="final video",
-    final_is_limited=True,
+    final_deadline="snapshot_s",
     final_hint="; --video.niceness 0 gives it more time on a busy machine, and a smaller --video.max-seconds makes the "
     "video shorter",
     when_due=True,
     metrics=METRICS,
     loss_ends_run=False,
     is_hit=False,
+    receives=("evaluated",),
     needs_folder="it writes videos",
     death_hint=end_hint,
 )

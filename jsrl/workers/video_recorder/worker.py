@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from jsrl.envs.side_by_side import Returns
 from jsrl.errors import VideoError
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
+from jsrl.metrics.scores import score_of
 from jsrl.recordings.video import VideoWriter, require_video
 from jsrl.recordings.video_shelf import Video, VideoShelf
 from jsrl.runs.control import Command
@@ -24,6 +23,7 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.play import Play, PlayedPolicy, Player, PlayerSettings
 
 HELD_S = 0.5  # how long the last picture of an episode is shown
+BEHIND = 2  # periods of training during one video, from which on the user is told
 TOO_SLOW = (
     "no video was finished while the run trained, so only the last params are filmed; --video.niceness 0 gives the video "
     "recorder more time on a busy machine, and a smaller --video.max-seconds makes videos shorter"
@@ -34,15 +34,15 @@ TOO_SLOW = (
 class VideoRecorderSettings(PlayerSettings):
     """Settings of a video recorder; see VideoConfig.
 
-    niceness: None: leave the priority of the process (it is shared). last_params_s: how long the last video waits for the last
-    params.
+    last_params_s: how long the last video waits for the last params. scored: evaluations score the policy; otherwise the
+    return of a video is its score.
     """
 
     episodes: int
     fps: float | None
     max_seconds: float
-    niceness: int | None = None
     last_params_s: float = 30.0
+    scored: bool = False
 
 
 class OpenVideo:
@@ -111,15 +111,14 @@ class VideoRecorder(Player[RenderedEnv]):
         self._film: OpenVideo | None = None
         self._path = Path()
         self._filmed_version: int | None = None
+        self._score: float | None = None  # of the newest evaluation
         self._final = False
         self._last_updates: Mapping[str, int] = {}  # policy -> updates of the params for which the last video waits
         self._wait_until_s: float | None = None  # None: it waits for none
 
     def setup(self) -> None:
-        """Lower the priority, render a first picture, compile, connect."""
+        """Render a first picture, compile, connect."""
         require_video()
-        if self._settings.niceness is not None:
-            lower_priority(self._settings.niceness)
         self._shelf = self._open_shelf()
         self._set_up_player(1)
         env = self._env(1, 1)
@@ -140,7 +139,15 @@ class VideoRecorder(Player[RenderedEnv]):
         most = max(1, round(settings.max_seconds * writer.fps))
         returns = Returns(env.spec, [(player.policy.name, player.policy.view) for player in self._players])
         self._film = OpenVideo(env, writer, version, settings.episodes, most, self._phases, returns)
-        self._play = Play(self._seated(True, 1), env, settings.episodes, self._watched, self._phases, self._film.see)
+        self._play = Play(
+            self._seated(True, 1),
+            env,
+            settings.episodes,
+            self._watched,
+            self._phases,
+            self._film.see,
+            max_steps=settings.max_steps,
+        )
 
     def _whose(self, updates: int) -> str:
         """Return which versions play."""
@@ -172,16 +179,15 @@ class VideoRecorder(Player[RenderedEnv]):
             width,
             height,
             players=", ".join(player.policy.name for player in self._players) if len(self._players) > 1 else "",
+            score=self._score if self._settings.scored else facts["return_mean"],
         )
         self._shelf.add(video)
         self._play = self._film = None
         self._filmed_version = score.version
         self._phases.enter("other")
         self.meter.count("videos")
-        best = max(known.return_mean for known in self._shelf.videos)
         metrics = {
             "video_recorder/return_mean": facts["return_mean"],
-            "video_recorder/best_return": best,
             "video_recorder/length_mean": facts["length_mean"],
             "video_recorder/version_updates": float(updates),
             "video_recorder/video_frames": float(writer.frames),
@@ -189,6 +195,22 @@ class VideoRecorder(Player[RenderedEnv]):
         self._reporter.event("filmed", updates=updates, env_steps=env_steps, metrics=metrics, file=video.file)
         if self._final:
             self._reporter.event("filmed finally")
+        else:
+            self._say_if_behind(updates)
+
+    def _say_if_behind(self, filmed: int) -> None:
+        """Say, once, that training made several periods of updates during one video."""
+        self._take_newest()
+        assert self._params is not None
+        late = version_updates(self._params[0]) - filmed
+        if late >= BEHIND * self._settings.period_updates:
+            self._reporter.event(
+                "warning",
+                f"videos fall behind: the one of update {filmed:,} was finished when training had made {late:,} more, and a "
+                f"video is due every {self._settings.period_updates:,}. --video.niceness 0 gives them more time, a smaller "
+                "--video.max-seconds makes them shorter, a larger --video.period-env-steps rarer",
+                once="behind",
+            )
 
     def _advance(self) -> int:
         if self._wait_until_s is not None:
@@ -206,10 +228,19 @@ class VideoRecorder(Player[RenderedEnv]):
                 self._reporter.event("filmed finally")
             return 0
 
+    def _cut(self, why: str) -> None:
+        self._abandon()
+        self._reporter.event("warning", f"a video was cut and dropped: {why}")
+        if self._final:
+            self._players[0].params = None
+            self._reporter.event("filmed finally")
+
     def command(self, command: Command) -> None:
-        """Execute `final`: film the last params."""
+        """Execute `final`: film the last params; `evaluated`: take the policy's score."""
         if command.name == "final":
             self.begin_final(**command.facts)
+        elif command.name == "evaluated":
+            self._score = score_of(command.facts)
 
     def begin_final(self, updates: Mapping[str, int] | None = None) -> None:
         """Film the last params next, also in the middle of a video; report `filmed finally` afterwards.
@@ -253,11 +284,3 @@ class VideoRecorder(Player[RenderedEnv]):
         self._abandon()
         self._close_player()
         return {}
-
-
-def lower_priority(niceness: int) -> None:
-    """Lower this process's priority, and that of its session if the kernel schedules by session (Linux's autogroup)."""
-    os.nice(niceness)
-    with suppress(OSError):  # not Linux, or scheduled without sessions: the line above is enough
-        Path("/proc/self/autogroup").write_text(str(niceness))
-    os.environ.setdefault("LP_NUM_THREADS", "1")  # Mesa's threads, without a graphics card

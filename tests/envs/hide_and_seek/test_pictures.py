@@ -18,6 +18,7 @@ DRAWN = """
 import json, sys
 import numpy as np
 from jsrl.envs.config import EnvConfig
+from jsrl.envs.hide_and_seek.pictures import Pictures
 from jsrl.envs.random_play import random_joint_actions
 from jsrl.envs.rendering import make_rendered
 from tests.envs.hide_and_seek.scenes import EAST, act, scene
@@ -52,12 +53,21 @@ def films():
         env.close()
     return env.fps
 
+def slope():
+    env = make_rendered(EnvConfig("hide_and_seek:quadrant"), 3)
+    env.reset()
+    edges = env.picture()
+    Pictures._add_slopes = lambda *_: None
+    without = env.picture()
+    env.close()
+    return int((edges.astype(int) - without).min(axis=2).clip(0).astype(bool).sum())
+
 try:
     scene([(2, 3), (4, 3)]).render()
 except Exception as error:
     print(json.dumps({"missing": str(error)}))
     sys.exit()
-print(json.dumps({**scenes(), "fps": films()}))
+print(json.dumps({**scenes(), "fps": films(), "slope": slope()}))
 """
 
 
@@ -81,3 +91,4 @@ def test_teams_locks_and_lidar_are_drawn_in_every_scenario(backend: str) -> None
     assert seen["red"] > 0.0005 and seen["blue"] > 0.0005
     assert seen["blue, locked"] > seen["blue"] + 0.002, "the box has turned blue"
     assert seen["lidar"] > 0.005 and seen["fps"] == pytest.approx(1 / 0.075)
+    assert seen["slope"] > 40, "light edges show which side of a ramp is its slope"

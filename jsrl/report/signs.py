@@ -1,0 +1,176 @@
+"""What a run's curves say about its learning: whether any evaluation beats the first, and the first sign of the cause.
+
+The signs are those of docs/troubleshooting.md, "It does not learn", in its order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+FEWEST = 5  # evaluations
+LOGS = [np.log(n) for n in range(2, 17)]  # entropies of uniform choices
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A policy's metrics: name -> values by line."""
+
+    columns: Mapping[str, np.ndarray]
+
+    def known(self, name: str) -> np.ndarray:
+        """Return the finite values of a metric."""
+        values = self.columns.get(name, np.zeros(0))
+        return values[np.isfinite(values)]
+
+    def ends(self, name: str) -> tuple[float, float]:
+        """Return the means of a metric over its first and its last tenth; NaN: it has no values."""
+        values = self.known(name)
+        tenth = max(1, len(values) // 10)
+        return (float(values[:tenth].mean()), float(values[-tenth:].mean())) if values.size else (np.nan, np.nan)
+
+    def last(self, name: str) -> float:
+        """Return the mean of its last tenth."""
+        return self.ends(name)[1]
+
+    def grows(self, name: str, factor: float) -> bool:
+        """Return whether the end of a metric is that many times its start."""
+        start, end = self.ends(name)
+        return abs(end) > factor * abs(start) > 0
+
+    @property
+    def scores(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the score of each evaluation, and the ends of its 95% interval (NaN: none)."""
+        wins = "evaluator/win_rate" in self.columns
+        score = self.columns.get("evaluator/win_rate" if wins else "evaluator/return_mean", np.zeros(0))
+        nothing = np.full(len(score), np.nan)
+        if wins:
+            low, high = (self.columns.get(f"evaluator/win_rate_{end}", nothing) for end in ("low", "high"))
+        else:
+            half = self.columns.get("evaluator/return_ci95", nothing)
+            low, high = score - half, score + half
+        at = np.isfinite(score)
+        return score[at], low[at], high[at]
+
+
+def _becomes_certain(c: Curves) -> bool:
+    start, end = c.ends("learner/entropy")
+    return start > 0.1 and end < 0.05 * start
+
+
+def _stays_uniform(c: Curves) -> bool:
+    start, end = c.ends("learner/entropy")
+    return any(abs(start - most) < 0.02 * most and end > 0.97 * most for most in LOGS)
+
+
+def _only_sampled_rises(c: Curves) -> bool:
+    start, end = c.ends("actor/return_mean")
+    values = c.known("actor/return_mean")
+    return bool(values.size >= FEWEST and end - start > 0.5 * abs(start) and end >= np.quantile(values, 0.8))
+
+
+# (condition, sign, cause, what to try)
+SIGNS: tuple[tuple[Callable[[Curves], bool], str, str, tuple[str, ...]], ...] = (
+    (
+        _becomes_certain,
+        "learner/entropy fell to 0 early",
+        "the policy became deterministic too early",
+        ("a lower learning rate", "a higher --agent.entropy-coef", "a smaller --env.reward-scale"),
+    ),
+    (
+        _stays_uniform,
+        "learner/entropy stays at its maximum",
+        "no learning signal reaches the policy",
+        ("easier starts or longer episodes if no episode reaches a reward", "else a higher learning rate"),
+    ),
+    (
+        lambda c: c.last("learner/approx_kl") > 0.05 or c.last("learner/clip_fraction") > 0.3,
+        "learner/approx_kl is above 0.05 or learner/clip_fraction above 0.3",
+        "steps are too large",
+        ("a lower learning rate", "fewer --agent.num-epochs", "--agent.target-kl 0.02"),
+    ),
+    (
+        lambda c: c.last("learner/approx_kl") < 0.0001,
+        "learner/approx_kl is below 0.0001",
+        "steps are too small",
+        ("a higher learning rate", "more --agent.num-epochs", "more --agent.num-minibatches"),
+    ),
+    (
+        lambda c: c.last("learner/explained_variance") <= 0 and np.ptp(c.known("actor/return_mean")) > 0,
+        "learner/explained_variance stays at or below 0",
+        "the value function predicts nothing",
+        ("truncated instead of terminated at time limits", "a smaller --agent.gamma", "--agent.normalize-values true"),
+    ),
+    (
+        lambda c: c.last("learner/loss_value") >= 1000,
+        "learner/loss_value is in the thousands",
+        "returns are large",
+        ("--env.reward-scale", "--agent.normalize-values true"),
+    ),
+    (
+        lambda c: c.grows("learner/grad_norm", 10.0),
+        "learner/grad_norm grows",
+        "observations or rewards have very different scales",
+        ("--agent.normalize-observations true", "a lower learning rate"),
+    ),
+    (
+        lambda c: abs(c.last("learner/value_mean")) > 2 * np.abs(c.known("actor/return_mean")).max(initial=1.0),
+        "learner/value_mean is larger than any return",
+        "Q is overestimated",
+        ("a lower learning rate", "fewer updates per env step", "smaller rewards"),
+    ),
+    (
+        _only_sampled_rises,
+        "actor/return_mean rises, evaluator/return_mean does not",
+        "the evaluator plays greedily, the actors sample",
+        ("--evaluator.sampled-episodes 20 shows both",),
+    ),
+    (
+        lambda c: c.last("learner/policy_lag_max") > 2 and bool(c.known("learner/clip_fraction").size),
+        "learner/policy_lag_max is above 2",
+        "rows are too old for PPO",
+        ("--max-policy-lag 0 or 1", "--agent.returns vtrace"),
+    ),
+    (
+        lambda c: True,
+        "the return never rises",
+        "episodes end before actions matter, every action is right, or the algorithm does not learn",
+        ("watch an episode with jsrl play RUN@latest", "longer training", "another algorithm"),
+    ),
+)
+
+
+def known_advice(advice: Collection[str], options: Collection[str]) -> list[str]:
+    """Return the pieces of advice without those that name an option of an agent or a replay that the run does not have."""
+    named = re.compile(r"--((?:agent|replay)\.[\w.-]+)")
+    return [one for one in advice if all(option in options for option in named.findall(one))]
+
+
+def learning_text(columns: Mapping[str, np.ndarray], options: Collection[str]) -> str:
+    """Return a text about a run that learned nothing, or lost it again; empty: neither is seen.
+
+    Args:
+      columns: of one policy. options: of the experiment.
+    """
+    c = Curves(columns)
+    scores, low, high = c.scores
+    if len(scores) < FEWEST or not np.isfinite(low + high).all():
+        return ""
+    best = int(low.argmax())
+    if low[best] <= high[0]:
+        sign, cause, tries = next((sign, cause, tries) for applies, sign, cause, tries in SIGNS if applies(c))
+        return (
+            f"No evaluation is clearly above the first ({scores[0]:,.4g}; the last is {scores[-1]:,.4g}), so the run has "
+            f"learned nothing yet. First sign: {sign} ({cause}). Try: {', '.join(known_advice(tries, options))}. "
+            "docs/troubleshooting.md has all signs."
+        )
+    if high[-1] < low[best] and high[-1] - low[0] < 0.5 * (low[best] - high[0]):
+        tries = known_advice(("--agent.schedule linear", "a lower learning rate"), options)
+        return (
+            f"The run learned and lost it again: the score rose from {scores[0]:,.4g} to {scores[best]:,.4g} and fell to "
+            f"{scores[-1]:,.4g}. Late updates are too large. The snapshot `best` is kept. Try: {', '.join(tries)}."
+        )
+    return ""
