@@ -35,7 +35,7 @@ STATE_STORE = "state"
 
 def build_learner(job: Job, reporter: Reporter) -> Learner:
     """Return the learner of a job."""
-    e, start = job.experiment, begin_counting(job, reporter)
+    e, start = job.experiment, begin_counting(job)
     ranks = lead(job, start) if job.has(RANKS) else ONE_RANK  # before anything else uses jax
     agent = trained_agent(e.agent, job.schemas.env, job.hyperparameters)
     updater, check, devices = make_updater(agent, job)
