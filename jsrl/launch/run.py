@@ -27,7 +27,7 @@ from jsrl.launch.launcher import Hosts, Launcher
 from jsrl.launch.links import begin_encryption, check_address
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.machine import accelerators
-from jsrl.launch.memory_folder import check_shared_memory, own_memory_folder
+from jsrl.launch.memory_folder import check_memory, check_shared_memory, own_memory_folder
 from jsrl.launch.opponents import check_initial, found_opponents
 from jsrl.launch.plan import Plan, make_plan, settle
 from jsrl.launch.progress import Progress
@@ -265,6 +265,7 @@ def ready_plan(
     plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, show=show))
     check_initial_params(plan)
     check_devices(plan, accelerators())
+    check_memory(plan)
     check_shared_memory(plan)
     if resumed:
         check_players(folder.path, [policy.folder for policy in plan.policies.values()])

@@ -19,8 +19,9 @@ import numpy as np
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.experiment import PLACEMENTS, PlacementKind
-from jsrl.launch.machine import accelerators, usable_cores
+from jsrl.launch.machine import accelerators
 from jsrl.references.reference import from_json
+from jsrl.runs.limits import usable_cores
 from jsrl.runs.runs import RunFolder, read_metrics
 from jsrl.simulation.acting import time_acting
 from jsrl.simulation.environments import time_environments

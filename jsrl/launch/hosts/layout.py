@@ -78,6 +78,7 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
     """
     check_names(tuple(hosts), "the list of hosts")
     rooms = [_Room(host) for host in hosts]
+    _share_machines(rooms)
     seeing = [room for room in rooms if room.host.shares_folder or room is rooms[0]]
     of: dict[str, _Room] = {}
     for need in sorted((need for need in needs if need.device == "learns"), key=lambda need: bool(need.follows)):
@@ -96,6 +97,15 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
     for need in last:  # where cores are idle
         of[need.worker] = _for_one(need, rooms, None)
     return Layout(tuple(hosts), {need.worker: of[need.worker].host.name for need in needs}, tuple(needs))
+
+
+def _share_machines(rooms: list[_Room]) -> None:
+    """Divide the memory of a machine between hosts on it, such as two tasks on one node, which may each use all of it."""
+    for machine, most_mb in {(room.host.machine, room.host.machine_mb) for room in rooms if room.host.machine_mb}:
+        same = [room for room in rooms if room.host.machine == machine]
+        whole_mb = sum(room.memory_mb for room in same)
+        for room in same:
+            room.memory_mb = room.memory_mb * min(most_mb, whole_mb) // whole_mb
 
 
 def _for_learners(need: Need, seeing: list[_Room], rooms: list[_Room], leader: _Room | None) -> list[_Room]:

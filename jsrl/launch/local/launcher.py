@@ -17,6 +17,7 @@ from jsrl.launch.local.actor_host import ActorHost, control_args
 from jsrl.launch.local.processes import HostedHandle, LocalHandle
 from jsrl.launch.machine import within_gpu_memory
 from jsrl.references.reference import to_json
+from jsrl.runs.limits import owns_machine
 from jsrl.workers.jobs import Job
 
 
@@ -111,15 +112,6 @@ def spawn(kind: str, name: str, incarnation: int, start: Start) -> LocalHandle:
             start_new_session=True,
         )
     return LocalHandle(popen, log, name)
-
-
-def owns_machine() -> bool:
-    """Return whether this process may use every core (no limit by its affinity or a container's quota)."""
-    try:
-        quota = Path("/sys/fs/cgroup/cpu.max").read_text().split()[0]
-    except (OSError, IndexError):
-        quota = "max"
-    return quota == "max" and len(os.sched_getaffinity(0)) == os.cpu_count()
 
 
 def machine_cpu_s() -> float:

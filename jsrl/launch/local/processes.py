@@ -14,12 +14,14 @@ import psutil
 from jsrl.launch.launcher import Exit, ResourceUsage
 from jsrl.launch.local.actor_host import HostedActor
 from jsrl.runs.identity import catches
+from jsrl.runs.limits import killed_for_memory, usable_memory_bytes
 from jsrl.runs.stacks import MAX_STACKS_CHARS
 from jsrl.workers.kinds import CRASHES
 from jsrl.workers.process import stacks_path
 
 MOST_CRASH_LINES = 40
 GONE_S, LOOK_S = 5.0, 0.02
+NO_MEMORY = "the kernel killed it because the {:,} MB of memory that may be used here were full; use fewer workers"
 CHILDREN_S = 10.0  # between two looks at all processes of the host
 
 
@@ -33,6 +35,7 @@ class LocalHandle:
     def __init__(self, popen: subprocess.Popen[bytes] | HostedActor, log: Path, name: str) -> None:
         self.popen, self._log, self._name = popen, log, name
         self._seen: psutil.Process | None = None
+        self._memory_kills, self._ending = killed_for_memory(), ""
 
     @property
     def pid(self) -> int | None:
@@ -63,7 +66,11 @@ class LocalHandle:
     def exit(self) -> Exit | None:
         """Return how it ended; None while it is alive."""
         status = self.popen.poll()
-        return None if status is None else Exit(status, ending(status))
+        if status is not None and not self._ending:  # once: the kernel's later kills are of others
+            self._ending = ending(status)
+            if status == -signal.SIGKILL and killed_for_memory() > self._memory_kills:
+                self._ending += f": {NO_MEMORY.format(usable_memory_bytes() >> 20)}"
+        return None if status is None else Exit(status, self._ending)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for its end; return whether it has ended."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
@@ -225,6 +226,18 @@ def test_the_samples_of_a_host_go_to_one_rank_and_first_to_its_own():
 def test_memory_limits_the_actors_of_a_host():
     layout = lay_out(actors(20), [host("a", cores=100, memory_mb=550), host("b", cores=1)])
     assert counts(layout) == {"a": 5, "b": 15}
+
+
+def test_hosts_on_one_machine_share_its_memory():
+    """Two tasks on one node, each of which may use all of it; a third has a limit of its own."""
+    hosts = [host("main", 8, 4_000), *(host(name, 8, size) for name, size in (("a", 3_000), ("b", 3_000), ("c", 500)))]
+    shared = [each if each.name == "main" else replace(each, machine="n1", machine_mb=4_000) for each in hosts]
+    least = [("a", 18), ("b", 18), ("c", 3)]  # of 100 MB, in 4000/6500 of what they have
+    needs = [LEARNER, *actors(69)]
+    assert counts(lay_out(needs, shared)) == {"main": 30, **dict(least)}
+    with pytest.raises(ConfigError, match=r"70 workers .* enough for 69"):
+        lay_out([LEARNER, *actors(70)], shared)
+    assert sum(counts(lay_out([LEARNER, *actors(90)], hosts)).values()) == 90
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,8 @@ def test_full_disk_keeps_the_counts_of_pages_that_are_there(tmp_path: Path, monk
         raise OSError("no space")
 
     monkeypatch.setattr("jsrl.runs.files.os.replace", no_space)
-    keep_pages(tmp_path, {"samples/a.0.000000000001.page": b"b" * PAGE_BYTES, "samples/ledger": b"b" * PAGE_BYTES}, known)
+    keep_pages(
+        tmp_path, {"samples/a.0.000000000001.page": b"b" * PAGE_BYTES, "samples/ledger": b"b" * PAGE_BYTES}, known
+    )
     assert ledger_path(tmp_path, SAMPLES).read_bytes() == b"b" * PAGE_BYTES
     assert not list(hop_folder(tmp_path, SAMPLES).iterdir())
