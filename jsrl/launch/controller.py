@@ -472,7 +472,7 @@ class Controller:
             self._listen(0.1) if not worker.left else None
             late = f"did not leave in order within {self._leave_s(worker):g} s"
             if not worker.left:
-                self._left_late(worker, late if worker.alive else f"ended with {worker.ending}")
+                self._left_late(worker, late if worker.alive else f"ended: {worker.ending}")
             elif self._sends_files(worker) and ((end := worker.handle.exit) is None or end.with_host):
                 self._left_late(worker, self._files_missing(worker))
 

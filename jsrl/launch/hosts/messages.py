@@ -307,7 +307,7 @@ class Signal(Order, tag="signal"):
 
     worker: str
     incarnation: int
-    what: Literal["stop", "kill", "pause", "resume"]
+    what: Literal["kill", "pause", "resume"]
 
 
 class TextRequest(ControllerMessage, tag="ask"):

@@ -78,10 +78,6 @@ class LocalHandle:
             self.popen.wait(timeout_s)
         return not self.alive
 
-    def stop(self) -> None:
-        """Ask it to leave."""
-        self._signal(signal.SIGTERM)
-
     def kill(self) -> None:
         """End it and the processes it started, and wait a few seconds for that."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
