@@ -151,6 +151,8 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
     """Plan, or run."""
     with shown(LOADING):
         from jsrl.launch.run import run
+        from jsrl.runs.identity import ProcessIdentity
+        from jsrl.runs.state import is_asked_to_stop
 
     options: RunOptions = asked.run
     sinks = sinks_of(options)
@@ -176,7 +178,8 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
     if result.unsaved:
         print(f"SnapshotError: the result is complete, but the last params are lost: {result.unsaved}", file=sys.stderr)
         return 1
-    return 0 if result.as_intended else 130
+    stopped = is_asked_to_stop(result.folder, ProcessIdentity.own())
+    return 0 if result.as_intended or stopped else 130
 
 
 def settled_args(asked: cli.CommandLine) -> list[str]:
