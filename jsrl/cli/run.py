@@ -201,10 +201,11 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
     from jsrl.launch.graph_file import Edit, stored_graph
     from jsrl.launch.hosts.facts import read_hosts
     from jsrl.launch.hosts.launcher import placed
-    from jsrl.launch.hosts.layout import lay_out, layout_text
+    from jsrl.launch.hosts.layout import Layout, lay_out, layout_text
     from jsrl.launch.hosts.needs import needs_of
+    from jsrl.launch.launcher import ALONE, Hosts
     from jsrl.launch.machine import accelerators
-    from jsrl.launch.plan import make_plan, settle
+    from jsrl.launch.plan import Plan, make_plan, settle
     from jsrl.launch.plan_text import describe
     from jsrl.launch.start_points import find_start_points
     from jsrl.runs.runs import RunFolder
@@ -216,21 +217,27 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
     graph: Edit | None = options.graph
     if graph is None and options.resume is not None:  # a resume continues with the graph of the run
         graph = stored_graph(RunFolder.open(options.resume, options.runs_dir))
-    plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"), graph=graph)
-    print(describe(plan, accelerators()))
+    if options.hosts_file is not None and not experiment.where.has_processes:
+        raise ConfigError("a serial run has one process on one host; choose another placement to lay workers on hosts.")
+    layouts: list[Layout] = []
+
+    def place(alone: Plan) -> Hosts:
+        if options.hosts_file is None:
+            return ALONE
+        needs = placed(needs_of(alone), options.keep_here, options.learner_on or "")
+        layouts.append(layout := lay_out(needs, read_hosts(options.hosts_file)))
+        return layout.hosts_of_workers
+
+    plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"), graph=graph, place=place)
+    print(describe(plan, accelerators(), *layouts))
     if options.plan_file is not None:
         try:
             Path(options.plan_file).write_text(draw(plan.graph))
         except OSError as error:
             raise ConfigError(f"the plan cannot be drawn to {options.plan_file}: {error.strerror}.") from error
         print(f"picture: {options.plan_file}")
-    if options.hosts_file is not None:
-        if not experiment.where.has_processes:
-            raise ConfigError(
-                "a serial run has one process on one host; choose another placement to lay workers on hosts."
-            )
-        needs = placed(needs_of(plan), options.keep_here, options.learner_on or "")
-        print("", layout_text(lay_out(needs, read_hosts(options.hosts_file))), sep="\n")
+    for layout in layouts:
+        print("", layout_text(layout), sep="\n")
     return 0
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from jsrl.errors import ConfigError
 from jsrl.launch.hosts.facts import HostFacts, check_names
-from jsrl.launch.launcher import Need
+from jsrl.launch.launcher import Hosts, Need
 
 _MOST_RANGES = 4  # of a family of workers, in texts
 _GPU_LEARNER_CORES = 2  # cores that feed its accelerators
@@ -34,6 +34,14 @@ class Layout:
     def on(self, host: str) -> list[str]:
         """Return the workers of a host, in the graph's order."""
         return [need.worker for need in self.needs if self.of[need.worker] == host]
+
+    @property
+    def hosts_of_workers(self) -> Hosts:
+        """Return the address of each worker's host; its name where that is not known."""
+        own, *others = self.hosts
+        addresses = {host.name: host.address or host.name for host in others}
+        of = {worker: addresses[host] for worker, host in self.of.items() if host != own.name}
+        return Hosts(own.address or own.name, of)
 
 
 @dataclass

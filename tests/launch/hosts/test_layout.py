@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -357,7 +358,14 @@ def test_command_prints_the_placement(tmp_path: Path, capsys):
     file = tmp_path / "hosts.json"
     file.write_text(json.dumps(HOSTS))
     assert command.main([*WORDS, "--hosts-file", str(file)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert re.search(r"learner +1 +gpu 0 \(60% of memory\)", text) and re.search(
+        r"inference +1 +gpu 0 \(30%", text
+    )
+    assert re.search(r"actor +4 +cpu", text) and re.search(
+        r"actor -> learner +samples +zeromq \(tcp, encrypted\): ", text
+    )
     assert lines[-2].split()[:2] == ["gpu-1", "10.0.0.5"] and "learner, inference-0, actor-0" in lines[-2]
     assert lines[-1].endswith("actor-2 to actor-3 (2), evaluator")
     elsewhere = [*WORDS, "--hosts-file", str(file), "--learner-on", "cpu-1"]
