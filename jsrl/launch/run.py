@@ -51,6 +51,7 @@ from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RESULT, STOP, is_asked_to_stop, note_alive
 from jsrl.workers.jobs import StartPoint
+from jsrl.workers.process import FORKS
 
 
 def run(
@@ -99,6 +100,7 @@ def run(
         remembered(),
         claimed(folder),
         own_memory_folder(folder.path) as memory,
+        FORKS,
     ):
         found, messages = find_start_points(folder, init_from, runs_dir) if resumed else (starts, [])
         experiment, chosen = settle(placed_as_before(experiment, folder) if resumed else experiment)

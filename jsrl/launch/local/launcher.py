@@ -14,7 +14,7 @@ import psutil
 from jsrl.graph.graph import Graph
 from jsrl.launch.launcher import ALONE, Hosts, Need, Start
 from jsrl.launch.local.actor_host import ActorHost, control_args
-from jsrl.launch.local.processes import HostedHandle, LocalHandle
+from jsrl.launch.local.processes import HostedHandle, Leader, LocalHandle
 from jsrl.launch.machine import within_gpu_memory
 from jsrl.references.reference import to_json
 from jsrl.runs.limits import owns_machine
@@ -102,7 +102,7 @@ def spawn(kind: str, name: str, incarnation: int, start: Start) -> LocalHandle:
     command = [sys.executable, "-m", "jsrl.workers", kind, "--job", str(job_file), *control_args(start)]
     command += ["--name", name, "--incarnation", str(incarnation), "--parent", str(os.getpid())]
     with log.open("ab") as output:
-        popen = subprocess.Popen(
+        popen = Leader(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,

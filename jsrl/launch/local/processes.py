@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -23,6 +24,33 @@ MOST_CRASH_LINES = 40
 GONE_S, LOOK_S = 5.0, 0.02
 NO_MEMORY = "the kernel killed it because the {:,} MB of memory that may be used here were full; use fewer workers"
 CHILDREN_S = 10.0  # between two looks at all processes of the host
+
+
+class Leader(subprocess.Popen[bytes]):
+    """A process that leads its session; the processes that it started end with it."""
+
+    def poll(self) -> int | None:
+        """Return the exit status, None while it is alive."""
+        with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
+            if (
+                self.returncode is None
+                and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+            ):
+                os.killpg(self.pid, signal.SIGKILL)  # while its id is still taken
+        return super().poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit status, waiting for it.
+
+        Raises:
+          TimeoutExpired: it still runs.
+        """
+        until_s = math.inf if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() >= until_s:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            time.sleep(LOOK_S / 4)
+        return status
 
 
 class LocalHandle:

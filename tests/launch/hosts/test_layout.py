@@ -360,9 +360,7 @@ def test_command_prints_the_placement(tmp_path: Path, capsys):
     assert command.main([*WORDS, "--hosts-file", str(file)]) == 0
     text = capsys.readouterr().out
     lines = text.splitlines()
-    assert re.search(r"learner +1 +gpu 0 \(60% of memory\)", text) and re.search(
-        r"inference +1 +gpu 0 \(30%", text
-    )
+    assert re.search(r"learner +1 +gpu 0 \(60% of memory\)", text) and re.search(r"inference +1 +gpu 0 \(30%", text)
     assert re.search(r"actor +4 +cpu", text) and re.search(
         r"actor -> learner +samples +zeromq \(tcp, encrypted\): ", text
     )
