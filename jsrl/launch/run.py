@@ -84,9 +84,8 @@ def run(
         `module:function`. hooks: likewise; their methods are called during the run (jsrl.launch.hooks.METHODS).
 
     Raises:
-      ConfigError: something cannot work; the message says what would.
+      ConfigError: something cannot work; the message says what would. WorkerDied: a worker failed; it says which and why.
       EnvironmentFault, AgentFault: the user's own code raised, before the start or in serial mode.
-      WorkerDied: a worker failed; the message says which and why.
     """
     experiment = found_opponents(with_changes(_given(experiment, resume, runs_dir), changes), runs_dir)
     launcher, hooks, sinks = fitting(launcher, experiment), load_hooks(hooks), load_values("sink", sinks, ("write",))
