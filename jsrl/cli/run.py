@@ -149,6 +149,8 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
     """Plan, or run."""
     with shown(LOADING):
         from jsrl.launch.run import run
+        from jsrl.runs.identity import ProcessIdentity
+        from jsrl.runs.state import is_asked_to_stop
 
     options: RunOptions = asked.run
     sinks = sinks_of(options)
@@ -174,7 +176,8 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
     if result.unsaved:
         print(f"SnapshotError: the result is complete, but the last params are lost: {result.unsaved}", file=sys.stderr)
         return 1
-    return 0 if result.as_intended else 130
+    stopped = is_asked_to_stop(result.folder, ProcessIdentity.own())
+    return 0 if result.as_intended or stopped else 130
 
 
 def settled_args(asked: cli.CommandLine) -> list[str]:
@@ -196,15 +199,16 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
     from jsrl.launch.graph_file import Edit, stored_graph
     from jsrl.launch.hosts.facts import read_hosts
     from jsrl.launch.hosts.launcher import placed
-    from jsrl.launch.hosts.layout import lay_out, layout_text
+    from jsrl.launch.hosts.layout import Layout, lay_out, layout_text
     from jsrl.launch.hosts.needs import needs_of
+    from jsrl.launch.launcher import ALONE, Hosts
     from jsrl.launch.machine import accelerators
-    from jsrl.launch.plan import make_plan, settle
+    from jsrl.launch.plan import Plan, make_plan, settle
     from jsrl.launch.plan_text import describe
     from jsrl.launch.start_points import find_start_points
     from jsrl.runs.runs import RunFolder
 
-    plan_file, hosts_file = (one and user_path(one) for one in (options.plan_file, options.hosts_file))
+    plan_file, hosts_file = (user_path(one) if one else None for one in (options.plan_file, options.hosts_file))
     experiment, chosen = settle(experiment)
     if chosen:
         print(chosen)
@@ -212,21 +216,27 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
     graph: Edit | None = options.graph
     if graph is None and options.resume is not None:  # a resume continues with the graph of the run
         graph = stored_graph(RunFolder.open(options.resume, options.runs_dir))
-    plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"), graph=graph)
-    print(describe(plan, accelerators()))
+    if hosts_file is not None and not experiment.where.has_processes:
+        raise ConfigError("a serial run has one process on one host; choose another placement to lay workers on hosts.")
+    layouts: list[Layout] = []
+
+    def place(alone: Plan) -> Hosts:
+        if hosts_file is None:
+            return ALONE
+        needs = placed(needs_of(alone), options.keep_here, options.learner_on or "")
+        layouts.append(layout := lay_out(needs, read_hosts(hosts_file)))
+        return layout.hosts_of_workers
+
+    plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"), graph=graph, place=place)
+    print(describe(plan, accelerators(), *layouts))
     if plan_file is not None:
         try:
             plan_file.write_text(draw(plan.graph))
         except OSError as error:
             raise ConfigError(f"the plan cannot be drawn to {plan_file}: {error.strerror}.") from error
         print(f"picture: {plan_file}")
-    if hosts_file is not None:
-        if not experiment.where.has_processes:
-            raise ConfigError(
-                "a serial run has one process on one host; choose another placement to lay workers on hosts."
-            )
-        needs = placed(needs_of(plan), options.keep_here, options.learner_on or "")
-        print("", layout_text(lay_out(needs, read_hosts(hosts_file))), sep="\n")
+    for layout in layouts:
+        print("", layout_text(layout), sep="\n")
     return 0
 
 

@@ -20,6 +20,7 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import Parser, user_path
@@ -30,6 +31,9 @@ from jsrl.cli.report import check_folder
 from jsrl.counted import counted
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.experiment import Experiment
+
+if TYPE_CHECKING:
+    from jsrl.simulation.times import ServiceTimes
 
 
 def parser() -> Parser:
@@ -129,6 +133,15 @@ def _measure(own: argparse.Namespace, asked: cli.CommandLine, path: Path) -> Non
         )
     times.save(path)
     print(f"service times: {path}")
+    _warn(times)
+
+
+def _warn(times: ServiceTimes) -> None:
+    """Say that times were measured on a busy machine, if they were."""
+    from jsrl.simulation.speed import disturbed
+
+    if why := disturbed(times):
+        print(f"warning: {why}.", file=sys.stderr)
 
 
 def _show_speed(path: Path) -> None:
@@ -145,6 +158,7 @@ def _simulate(own: argparse.Namespace, experiment: Experiment, hosts: str, path:
     from jsrl.launch.plan import settle
     from jsrl.simulation.outcome import simulate
     from jsrl.simulation.page import page, summary
+    from jsrl.simulation.speed import interval
     from jsrl.simulation.system import lay_out_on
     from jsrl.simulation.times import read_times
 
@@ -162,10 +176,12 @@ def _simulate(own: argparse.Namespace, experiment: Experiment, hosts: str, path:
         restart_s=own.restart_s,
     )
     print(layout_text(layout))
+    _warn(times)
     outcome = simulate(system, times, seconds=own.seconds)
-    print("", f"{experiment.name} on {counted(len(facts), 'host')}, simulated:", summary(outcome), sep="\n")
+    low, high = interval(outcome.env_steps_per_s, times)
+    expected = f"  a real run is expected at {low:,.0f} to {high:,.0f} env steps/s"
+    title = f"{experiment.name} on {counted(len(facts), 'host')}"
+    print("", f"{title}, simulated:", summary(outcome), expected, sep="\n")
     if own.page is not None:
-        own.page.write_text(
-            page(f"{experiment.name} on {counted(len(facts), 'host')}", outcome, layout_text(layout).splitlines())
-        )
+        own.page.write_text(page(title, outcome, [expected, *layout_text(layout).splitlines()]))
         print(f"page: {own.page}")

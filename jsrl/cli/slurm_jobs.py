@@ -26,9 +26,9 @@ def ask(*args: str) -> str | None:
 def state_of(job: str) -> str:
     """Return the state of a job as text: `RUNNING on n1`, `PENDING (Resources)`, `COMPLETED`; empty: unknown.
 
-    squeue knows a job until a few minutes after its end; sacct, if the cluster keeps accounts, also later.
+    With `-t all` squeue knows a job until a few minutes after its end; sacct, if the cluster keeps accounts, also later.
     """
-    output = ask("squeue", "-h", "-j", job, "-o", "%T|%N|%r")
+    output = ask("squeue", "-h", "-t", "all", "-j", job, "-o", "%T|%N|%r")
     if output:
         state, nodes, reason = output.splitlines()[0].split("|", maxsplit=2)
         return f"{state} on {nodes}" if nodes else f"{state} ({reason})"

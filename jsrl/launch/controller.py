@@ -266,6 +266,8 @@ class Controller:
             return
         self._listen(0.1)
         late = worker.alive and not worker.left
+        if not worker.left:
+            self._session.note_end(worker.name, worker.job.incarnation)
         worker.handle.kill()
         worker.replaced = True
         crash = self._crashes.pop(worker.name, None)
@@ -287,6 +289,7 @@ class Controller:
         seen = self._watchdog.look(worker)  # before it is killed
         worker.handle.kill()
         worker, what, crash = self._cause(worker, what)
+        self._session.note_end(worker.name, worker.job.incarnation)
         reason = crash_text(worker.name, crash) if crash else what
         noticed = f"{worker.name} {reason}" + (f"\n\n{crash.trace}" if crash else "")
         report = self._watchdog.write(worker.name, noticed, seen)
@@ -472,7 +475,7 @@ class Controller:
             self._listen(0.1) if not worker.left else None
             late = f"did not leave in order within {self._leave_s(worker):g} s"
             if not worker.left:
-                self._left_late(worker, late if worker.alive else f"ended with {worker.ending}")
+                self._left_late(worker, late if worker.alive else f"ended: {worker.ending}")
             elif self._sends_files(worker) and ((end := worker.handle.exit) is None or end.with_host):
                 self._left_late(worker, self._files_missing(worker))
 

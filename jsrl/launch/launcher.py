@@ -172,10 +172,6 @@ class Handle(Protocol):
         """Wait for its end; return whether it has ended."""
         ...
 
-    def stop(self) -> None:
-        """Ask it to leave; returns at once."""
-        ...
-
     def kill(self) -> None:
         """End it and the processes it started; wait a few seconds. A process that hangs in the kernel may remain."""
         ...

@@ -1,4 +1,4 @@
-"""What this host offers: its accelerators and CPU cores, found without loading jax."""
+"""What this host offers: its accelerators, found without loading jax."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from jsrl.counted import counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.automatic import Machine
+from jsrl.runs.limits import usable_cores
 
 THREADS = (
     "PJRT_NPROC"  # variable: threads of XLA on CPU. It splits sums among them, so that bits depend on their number
@@ -28,16 +29,6 @@ def accelerators() -> list[str]:
         return [index for index in visible.split(",") if index.strip() not in ("", "-1")]
     devices = [path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()]
     return [str(index) for index in range(len(devices))]  # CUDA counts from 0 what a container shows, such as nvidia3
-
-
-def usable_cores() -> int:
-    """Return the CPU cores that this process may use: by its affinity, and by the quota of its container."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
 
 
 def xla_threads() -> int | None:

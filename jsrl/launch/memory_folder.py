@@ -6,13 +6,18 @@ import contextlib
 import os
 import secrets
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from jsrl.counted import counted
 from jsrl.errors import ConfigError
-from jsrl.launch.plan import Plan
+from jsrl.launch.machine import accelerators
+from jsrl.launch.plan import JAX_PROCESS_MB, Plan, memory_mb
+from jsrl.runs.limits import usable_memory_bytes
 from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import living_folder, make_folder, remove_unless_living
+from jsrl.workers.kinds import find_kind
 
 
 @contextlib.contextmanager
@@ -37,6 +42,31 @@ def memory_root() -> Path:
         with contextlib.suppress(OSError):
             remove_unless_living(folder)
     return root
+
+
+def check_memory(plan: Plan) -> None:
+    """Refuse a run on this host that needs more memory than its job may use; other hosts are checked with the layout.
+
+    Raises:
+      ConfigError: with the memory of the largest workers.
+    """
+    if plan.hosts.of:
+        return
+    learns_here = not accelerators()  # else replay and params are on the GPUs
+    sizes = Counter[str]()
+    for job in plan.jobs:
+        kind = find_kind(job.kind)
+        on_gpu = kind.device == "learns" and not learns_here
+        sizes[kind.name] += JAX_PROCESS_MB if on_gpu else memory_mb(plan, job)
+    needed_mb, most_mb = sizes.total(), usable_memory_bytes() >> 20
+    if needed_mb > most_mb:
+        e, counts = plan.experiment, Counter(find_kind(job.kind).name for job in plan.jobs)
+        each = ", ".join(f"{counted(counts[name], name)} {size:,}" for name, size in sizes.most_common(3) if size)
+        kept = "" if e.buffer is None else f"a smaller --replay.capacity (now {e.buffer.capacity:,}), or "
+        raise ConfigError(
+            f"this run needs about {needed_mb:,} MB of memory ({each}), but may use {most_mb:,} MB here. Use {kept}fewer "
+            "environments or actors (--num-envs, --num-actors)."
+        )
 
 
 def check_shared_memory(plan: Plan) -> None:

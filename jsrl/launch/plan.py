@@ -286,13 +286,18 @@ def settle(experiment: Experiment) -> tuple[Experiment, str | None]:
 
 
 def memory_mb(plan: Plan, job: Job) -> int:
-    """Return the estimated memory of a worker: interpreter, libraries, its kind's data, and blocks in flight."""
+    """Return the estimated memory of a worker: interpreter, libraries, its kind's data, and blocks in flight.
+
+    Workers of a serial run share one process, which is counted with the learner.
+    """
     kind = find_kind(job.kind)
     found = kind.keeps(job)
     if plan.experiment.uses_zeromq:  # each end has its own
         block = sum(leaf.size_bytes for leaf in leaves(plan.schemas.trajectory))
         ends = [end for _, end in job.ends if end.stream.sort == "samples" and end.stream.schema == "trajectory"]
         found += block * sum(len(end.groups) * end.stream.blocks for end in ends)
+    if job.in_process and not kind.must_finish:
+        return found // 2**20
     if kind.loads_jax(job):
         return JAX_PROCESS_MB + (found + 2 * plan.schemas.state_bytes) // 2**20
     return (HOSTED_ACTOR_MB if job.name in plan.forked else ACTOR_MB) + found // 2**20

@@ -7,6 +7,8 @@ from jsrl.experiment import Experiment
 from jsrl.graph.graph import Link, WorkerNode
 from jsrl.graph.policies import PolicyPart
 from jsrl.launch.devices import process_environment
+from jsrl.launch.hosts.layout import Layout
+from jsrl.launch.links import stays_here
 from jsrl.launch.machine import within_gpu_memory
 from jsrl.launch.plan import ACTOR_MB, Plan, memory_mb
 from jsrl.launch.recording_plan import recording_lines
@@ -16,9 +18,15 @@ from jsrl.transport.stream import Stream
 from jsrl.types import leaves
 from jsrl.workers.jobs import Job
 
+BETWEEN_HOSTS = "zeromq (tcp, encrypted)"
 
-def describe(plan: Plan, gpus: list[str]) -> str:
-    """Return the worker and stream graph with process counts, devices and memory, as text."""
+
+def describe(plan: Plan, gpus: list[str], layout: Layout | None = None) -> str:
+    """Return the worker and stream graph with process counts, devices and memory, as text.
+
+    Args:
+      gpus: accelerators of this host. layout: the hosts of the workers; None: this one.
+    """
     e, schemas = plan.experiment, plan.schemas
     agents = dict.fromkeys(type(policy.experiment.agent).__name__ for policy in plan.policies.values())
     lines = [
@@ -37,10 +45,10 @@ def describe(plan: Plan, gpus: list[str]) -> str:
         memory = len(jobs) * memory_mb(plan, jobs[0])
         total += memory
         count = str(len(jobs)) if e.where.has_processes else "0 (serial)"
-        lines.append(f"  {kind:<18}{count:>9}  {_device(plan, jobs[0], gpus):<24}{memory:>20}")
+        lines.append(f"  {kind:<18}{count:>9}  {_devices(plan, jobs, gpus, layout):<24}{memory:>20}")
         if plan.forked and jobs[0].name in plan.forked:
             total += ACTOR_MB
-            lines.append(f"  {'actor-host':<18}{1:>9}  {_device(plan, jobs[0], gpus):<24}{ACTOR_MB:>20}")
+            lines.append(f"  {'actor-host':<18}{1:>9}  {'cpu':<24}{ACTOR_MB:>20}")
     lines += [
         f"  {'in all':<18}{len(plan.jobs) + bool(plan.forked) if e.where.has_processes else 1:>9}  {'':<24}{total:>20}",
         "",
@@ -66,10 +74,22 @@ def _transport(e: Experiment) -> str:
     return e.transport if e.where.has_processes else "in-process"
 
 
-def _device(plan: Plan, job: Job, gpus: list[str]) -> str:
+def _devices(plan: Plan, jobs: list[Job], gpus: list[str], layout: Layout | None) -> str:
+    """Return the devices of the workers of a kind: of one on each of their hosts."""
+    if layout is None:
+        return _device(plan, jobs[0], gpus)
+    found = []
+    for host in layout.hosts:
+        here = layout.on(host.name)
+        first = next((job for job in jobs if job.name in here), None)
+        found += [_device(plan, first, [str(i) for i in range(host.gpus)], here)] if first is not None else []
+    return ", ".join(dict.fromkeys(found))
+
+
+def _device(plan: Plan, job: Job, gpus: list[str], here: list[str] | None = None) -> str:
     if job.in_process:
         return "this process"
-    variables = within_gpu_memory(process_environment(plan, job, gpus))
+    variables = within_gpu_memory(process_environment(plan, job, gpus, here))
     visible = variables.get("CUDA_VISIBLE_DEVICES", "")
     share = variables.get("XLA_PYTHON_CLIENT_MEM_FRACTION")
     if not visible:
@@ -94,7 +114,9 @@ def _stream(plan: Plan, stream: Stream) -> str:
     """Return a stream as a line: its workers, its content, and its transport."""
     graph, schemas, e = plan.graph, plan.schemas_of[stream.policy], plan.policies[stream.policy].experiment
     left, right = _families(graph.sources(stream.name)), _families(graph.sinks(stream.name))
-    arrow, transport = ("<->" if stream.sort in ("inference", "ranks") else "->"), stream.transport or _transport(e)
+    arrow = "<->" if stream.sort in ("inference", "ranks") else "->"
+    own = _transport(e) if stays_here(graph, stream, plan.hosts) else BETWEEN_HOSTS
+    transport = stream.transport or own
     if stream.sort == "inference":
         row = sum(leaf.size_bytes for leaf in leaves(schemas.act.observation))
         what = f"{transport}: {row} B per observation, groups of {e.group_size}"

@@ -36,7 +36,7 @@ from jsrl.launch.launcher import Hosts, Launcher
 from jsrl.launch.links import begin_encryption, check_address
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.machine import accelerators, threads_obstacle
-from jsrl.launch.memory_folder import check_shared_memory, own_memory_folder
+from jsrl.launch.memory_folder import check_memory, check_shared_memory, own_memory_folder
 from jsrl.launch.opponents import check_initial, found_opponents
 from jsrl.launch.plan import Plan, make_plan, settle
 from jsrl.launch.progress import Progress
@@ -61,6 +61,7 @@ from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RESULT, STOP, is_asked_to_stop, note_alive
 from jsrl.workers.jobs import StartPoint
+from jsrl.workers.process import FORKS
 
 CONTINUES = (
     f"it continues with its changed graph ({FILE}): --placement and --num-actors do not change its workers; --graph gives "
@@ -98,9 +99,8 @@ def run(
         `module:function`. hooks: likewise; their methods are called during the run (jsrl.launch.hooks.METHODS).
 
     Raises:
-      ConfigError: something cannot work; the message says what would.
+      ConfigError: something cannot work; the message says what would. WorkerDied: a worker failed; it says which and why.
       EnvironmentFault, AgentFault: the user's own code raised, before the start or in serial mode.
-      WorkerDied: a worker failed; the message says which and why.
     """
     runs_dir = Path(runs_dir).expanduser().absolute()
     experiment = found_opponents(with_paths(with_changes(_given(experiment, resume, runs_dir), changes)), runs_dir)
@@ -115,6 +115,7 @@ def run(
         remembered(),
         claimed(folder),
         own_memory_folder(folder.path) as memory,
+        FORKS,
     ):
         found, messages = find_start_points(folder, init_from, runs_dir) if resumed else (starts, [])
         experiment, chosen = settle(placed_as_before(experiment, folder) if resumed else experiment)
@@ -290,6 +291,7 @@ def ready_plan(
     plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, show=show))
     check_initial_params(plan)
     check_devices(plan, accelerators())
+    check_memory(plan)
     check_shared_memory(plan)
     if resumed:
         check_players(folder.path, [policy.folder for policy in plan.policies.values()])

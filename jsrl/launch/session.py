@@ -97,6 +97,7 @@ class Session:
         self.finals: set[str] = set()
         self.ledger: dict[str, Any] = {}
         self.hops: dict[str, dict[str, Any]] = {}
+        self._ends: dict[str, str] = {}  # incarnation of a worker -> where and when it ended unexpectedly
         self._unsaved: dict[str, str] = {}  # learner -> why its final snapshot was not written
         self._begin_s = self.now()
         self._trained_s: float | None = None  # time of the first reported update since this start,
@@ -335,9 +336,19 @@ class Session:
 
     def read_ledgers(self) -> list[str]:
         """Read the ledgers of all hops again from the pages in the run folder; return a line for each."""
-        self.hops = {name: ledger.counts for name, ledger in read_hops(self.folder.path).items()}
+        self.hops = {name: ledger.placed(self._place).counts for name, ledger in read_hops(self.folder.path).items()}
         self.ledger = self.hops.pop(SAMPLES, {})
         return ledger_lines(self.ledger, self.hops)
+
+    def note_end(self, worker: str, incarnation: int) -> None:
+        """Record where and when a worker's incarnation ended unexpectedly: the ledger may not find its last trajectories."""
+        _, host, _ = self.hosts_of_workers().get(worker, (0, "", 0))
+        self._ends[f"{worker}.{incarnation}"] = (
+            f"{f'host {host}' if host else worker}, {time.strftime('%Y-%m-%d %H:%M')}"
+        )
+
+    def _place(self, producer: str) -> str:
+        return self._ends.get(producer, producer.rpartition(".")[0])
 
     def stage(self, worker: str, stage: str) -> None:
         """Record the stage of a worker; `ready` ends its start."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import os
 
+from jsrl.runs.limits import free_memory_bytes
+
 MIB = 1 << 20
 HURRY_BYTES = 16 << 20  # growth between two checks after which checks become frequent
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -23,16 +25,6 @@ def resident_bytes() -> int:
             _, resident, mapped, *_ = file.read().split()
         return (int(resident) - int(mapped)) * _PAGE_BYTES
     except (OSError, ValueError):
-        return 0
-
-
-def available_bytes() -> int:
-    """Return the memory available to processes of this host; 0 if the system does not report it."""
-    try:
-        with open("/proc/meminfo", "rb") as file:
-            lines = dict(line.split(b":", 1) for line in file)
-        return int(lines[b"MemAvailable"].split()[0]) << 10
-    except (OSError, ValueError, KeyError, IndexError):
         return 0
 
 
@@ -64,12 +56,12 @@ class MemoryWatch:
     def begin(self, *, settled: bool) -> None:
         """Use the current memory as the baseline.
 
-        Not settled: the memory of the worker's first work is not known yet. Until the next `begin`, half of the host's free
+        Not settled: the memory of the worker's first work is not known yet. Until the next `begin`, half of the free
         memory is allowed as well.
         """
         self._baseline = self._last = resident_bytes()
         if self._baseline:
-            more = 0 if settled else available_bytes() // 2
+            more = 0 if settled else free_memory_bytes() // 2
             self.bound_bytes = self._baseline + self._declared + self._margin + more
 
     def look(self) -> str | None:

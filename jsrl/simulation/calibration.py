@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,13 +19,14 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.experiment import PLACEMENTS, PlacementKind
 from jsrl.launch.graph_file import saved_experiment
-from jsrl.launch.machine import accelerators, usable_cores
+from jsrl.launch.machine import accelerators
+from jsrl.runs.limits import usable_cores
 from jsrl.runs.runs import RunFolder, read_metrics
 from jsrl.simulation.acting import time_acting
 from jsrl.simulation.environments import time_environments
 from jsrl.simulation.fits import fit
 from jsrl.simulation.params import time_params
-from jsrl.simulation.speed import LOOP, beside_loop
+from jsrl.simulation.speed import LOOP, beside_loop, busy_cores
 from jsrl.simulation.system import check_known
 from jsrl.simulation.times import (
     ActorTimes,
@@ -197,6 +197,7 @@ def calibrate(
         raise ConfigError(
             f"{experiment.name} cannot run with 1 to {MOST_ACTORS} actors; choose --num-envs and --batch-envs that divide."
         )
+    busy = busy_cores()
     env = time_environments(experiment, [run.experiment.group_size for run in runs])
     notify(f"environments: {_text(env.step)} on a core, {_text(env.step_idle)} asleep, for each step of a group")
     acting = (
@@ -220,7 +221,7 @@ def calibrate(
         machine={
             "cores": usable_cores(),
             "accelerators": len(accelerators()),
-            "load": round(os.getloadavg()[0], 2),
+            "busy_cores": busy,
             LOOP: statistics.median(one.loop_s for one in found),
         },
         measured=[msgspec.to_builtins(one) for one in found],

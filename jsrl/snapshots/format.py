@@ -23,7 +23,8 @@ import numpy as np
 from jsrl.errors import CodecError, SnapshotError
 from jsrl.plain_files import open_plain
 from jsrl.runs.files import json_ready, read_json
-from jsrl.runs.memory import MIB, available_bytes
+from jsrl.runs.limits import free_memory_bytes
+from jsrl.runs.memory import MIB
 from jsrl.transport.wire.schema import to_dtype
 
 FORMAT = "jsrl-snapshot"
@@ -133,8 +134,8 @@ def check_size(folder: Path, manifest: dict[str, Any]) -> None:
     """
     declared = sum(math.prod(leaf["shape"]) * to_dtype(leaf["dtype"]).itemsize for leaf in manifest["leaves"])
     stored = sum(written["size_bytes"] for written in manifest["files"].values())
-    free = available_bytes()
-    if declared > MAX_INFLATION * stored + MIB or (free and declared > free):
+    free = free_memory_bytes()
+    if declared > MAX_INFLATION * stored + MIB or declared > free:
         raise SnapshotError(
             f"snapshot {folder.name} declares arrays of {declared // MIB} MiB, in files of {stored // MIB} MiB; this host has "
             f"{free // MIB} MiB free. Either {folder / MANIFEST} was changed, or a larger host is needed."

@@ -51,7 +51,8 @@ def host_actors(control_address: str, parent_pid: int, keys: str | None, nice: i
     die_with_parent(parent_pid)
     show_name("actor-host")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # Slurm sends them to all processes; actors inherit that, see `work`
+        signal.signal(number, signal.SIG_IGN)
     host = _Host(socket.socket(fileno=os.dup(0)), control_address, keys, nice)
     _redirect(os.devnull, os.O_RDONLY, 0)
     order = host.serve()

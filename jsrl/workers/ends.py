@@ -23,7 +23,6 @@ from jsrl.transport.samples.transports import bind_samples, connect_samples
 from jsrl.transport.stream import End, name_at
 from jsrl.transport.wire.packing import Packing
 from jsrl.types import Tree
-from jsrl.workers.base import Reporter
 from jsrl.workers.jobs import Job
 from jsrl.workers.peers import FollowingParams, Peer
 
@@ -47,15 +46,10 @@ def bind_reader(job: Job, port: str, schema: Tree, ledger: Ledger | None = None)
     return consumer
 
 
-def begin_counting(job: Job, port: str, reporter: Reporter) -> Ledger:
+def begin_counting(job: Job, port: str) -> Ledger:
     """Return the ledger of a worker's input port over all incarnations: earlier counts are kept."""
     path = ledger_path(Path(job.folder), job.end(port).hop)
-    try:
-        return open_ledger(path, 0, None, hop=path.parent, rolls_back=False)[1]
-    except OSError as error:
-        text = f"the ledger cannot be kept in {path.parent} ({error}); this process counts in memory only"
-        reporter.event("warning", text)
-        return Ledger(dropped={})
+    return open_ledger(path, 0, None, hop=path.parent, rolls_back=False)[1]
 
 
 def join_rules_of(job: Job, end: End) -> JoinRules:

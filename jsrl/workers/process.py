@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -47,7 +48,10 @@ def work(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     leave_traces(stacks_path(job_path.parent.parent, name))
     control = ControlClient(control_address, name, incarnation, parent_pid=parent_pid, keys=keys)
-    signal.signal(signal.SIGTERM, lambda *_: control.stop.set())
+    is_forked = (
+        signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    )  # by an actor host; programs of its environment end by it
+    signal.signal(signal.SIGTERM, lambda *_: None if is_forked else control.stop.set())
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -75,7 +79,8 @@ def work(
             return _ReportsJax(worker, reporter)
         return worker
 
-    return run(build_from_file, control)
+    with FORKS:
+        return run(build_from_file, control)
 
 
 def run(build: Callable[[Reporter], Worker], control: ControlClient) -> int:
@@ -249,6 +254,38 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
         pass  # not Linux: the control thread watches the parent's pid instead
     if os.getppid() != parent_pid:
         os._exit(0)
+
+
+class Forks:
+    """Lets what an environment forks, inside a `with` block, end with the main thread of its process (Linux).
+
+    A fork also keeps the locks of its process, by which others know that a run goes on.
+    """
+
+    def __init__(self) -> None:
+        self._active, self._parent = False, 0
+        os.register_at_fork(before=self._before, after_in_child=self._after)
+
+    def _before(self) -> None:
+        ends = (
+            self._active and threading.current_thread() is threading.main_thread()
+        )  # the kernel ends it with its thread
+        self._parent = os.getpid() if ends else 0
+
+    def _after(self) -> None:
+        if self._parent:
+            die_with_parent(self._parent)
+
+    def __enter__(self) -> None:
+        """Begin the block."""
+        self._active = True
+
+    def __exit__(self, *_: object) -> None:
+        """End the block."""
+        self._active = False
+
+
+FORKS = Forks()
 
 
 def outlive_parent() -> None:

@@ -85,7 +85,7 @@ class TrajectoryTransform:
         self._producer = FollowingProducer(self.job, "onwards", schema)
         self._producer.open()
         self._announce_epoch()
-        self._consumer = bind_reader(self.job, "rows", schema, begin_counting(self.job, "rows", self.reporter))
+        self._consumer = bind_reader(self.job, "rows", schema, begin_counting(self.job, "rows"))
 
     def step(self) -> int:
         """Take a trajectory and pass it on; return 1 if that was possible, 0 otherwise.

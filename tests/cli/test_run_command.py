@@ -17,7 +17,9 @@ from jsrl.launch.graph_file import write_graph
 from jsrl.launch.plan import make_plan
 from jsrl.launch.result import Result
 from jsrl.references.reference import to_json
+from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder, read_metrics
+from jsrl.runs.state import ask_to_stop
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "experiments" / "run.py"
@@ -156,6 +158,16 @@ def test_a_run_without_its_final_snapshot_exits_with_1(tmp_path, monkeypatch, ca
     assert said.err.endswith(
         "SnapshotError: the result is complete, but the last params are lost: learner: the final snapshot of update 2 failed\n"
     )
+
+
+@pytest.mark.parametrize(("asked", "status"), [(True, 0), (False, 130)])
+def test_a_run_stopped_by_jsrl_stop_exits_with_0_and_by_ctrl_c_with_130(asked, status, tmp_path, monkeypatch):
+    """A job of Slurm that exits with another status is booked as failed."""
+    result = Result(tmp_path, "interrupted", 100, 1, 2.0)
+    monkeypatch.setattr("jsrl.launch.run.run", lambda *_, **__: result)
+    if asked:
+        ask_to_stop(tmp_path, ProcessIdentity.own())
+    assert run.main(["ppo_cartpole", "--profile", "none", "--display", "quiet"]) == status
 
 
 def test_a_drawn_plan_names_its_file(tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -51,6 +52,25 @@ def test_layout_is_simulated_and_plotted(files: Path, capsys):
     assert "env steps/s trained" in out and "limit" in out and "network out of away" in out and "policy lag" in out
     page = (files / "page.html").read_text()
     assert "Simulated, not measured" in page and "<svg" in page and "How busy everything is" in page
+
+
+def test_an_interval_and_a_warning_after_a_calibration_on_a_busy_machine(files: Path, capsys):
+    words = ["hosts.json", "impala", "--num-actors", "4", "--placement", "inline", "--seconds", "1"]
+
+    def said(busy: float, *loops_s: float) -> tuple[float, float, float, str]:
+        measured = [{"placement": "inline", "far": True, "loop_s": seconds} for seconds in loops_s]
+        machine = {"busy_cores": busy, "cores": 2}
+        msgspec.structs.replace(TIMES, machine=machine, measured=measured).save(files / "times-impala.json")
+        assert main(words) == 0
+        out, err = capsys.readouterr()
+        (rate,) = re.findall(r"([0-9,]+) env steps/s trained", out)
+        ((low, high),) = re.findall(r"expected at ([0-9,]+) to ([0-9,]+) env steps/s", out)
+        return *(float(number.replace(",", "")) for number in (rate, low, high)), err  # type: ignore[return-value]
+
+    rate, low, high, warned = said(0.1, 0.01, 0.011)
+    assert (low, high) == (pytest.approx(rate / 1.3, abs=1), pytest.approx(rate * 1.3, abs=2)) and not warned
+    assert "other programs kept 1.9 of 2 cores busy before it began. Calibrate again" in said(1.9, 0.01)[3]
+    assert "its cores were 50% slower in one trial than in another" in said(0.1, 0.01, 0.015)[3]
 
 
 def test_invalid_simulations_are_refused_in_one_sentence(files: Path, capsys):

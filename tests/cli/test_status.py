@@ -136,7 +136,7 @@ def test_slurm_is_queried_if_installed(folder: RunFolder, monkeypatch, capsys, t
     with claimed(folder):
         assert "Slurm job 12: not known here" in output_of("x", capsys=capsys)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        for name, answer in (("squeue", '[ "$3" = 12 ] && echo "RUNNING|n1|None"'), ("sacct", "echo COMPLETED")):
+        for name, answer in (("squeue", '[ "$3$5" = all12 ] && echo "RUNNING|n1|None"'), ("sacct", "echo COMPLETED")):
             (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
             (tmp_path / name).chmod(0o755)
         assert "Slurm job 12: RUNNING on n1" in output_of("x", capsys=capsys)

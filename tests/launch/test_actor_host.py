@@ -119,6 +119,16 @@ def test_host_killed_at_any_moment_ends_all_its_actors(hosted: Hosted, after_s: 
     hosted.assert_gone()
 
 
+def test_signals_that_slurm_sends_to_all_processes_end_neither_host_nor_actors(hosted: Hosted) -> None:
+    hosted.let_run(0.05)  # some are just being forked
+    for wait_s in (0.0, 0.1):
+        hosted.await_forks()
+        for pid in (hosted.host.popen.pid, *(actor.handle.pid for actor in hosted.actors)):
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+        hosted.let_run(0.1 + wait_s)  # all live
+
+
 def test_process_list_shows_the_actor_in_place_of_its_host(hosted: Hosted) -> None:
     hosted.await_forks()
     first, until = psutil.Process(hosted.actors[0].handle.pid), time.monotonic() + 10.0

@@ -54,7 +54,9 @@ def dead(kind: str, **changes: Any) -> SupervisedWorker:
 def ending(worker: SupervisedWorker, lost: list[str]) -> Any:
     """Return a controller of a run that has ended, except for this worker's last task."""
     made: Any = object.__new__(Controller)
-    made._session = SimpleNamespace(reason="total_env_steps", lose=lambda name, _: lost.append(name))
+    made._session = SimpleNamespace(
+        reason="total_env_steps", lose=lambda name, _: lost.append(name), note_end=lambda *_: None
+    )
     made._session.display = SimpleNamespace(message=lambda *_: None)
     made._deadlines, made._supervision = worker.job.experiment.deadlines, Supervision(worker.job.experiment)
     made._plan = SimpleNamespace(kinds={worker.name: find_kind(worker.job.kind)})
@@ -124,7 +126,7 @@ def test_last_tasks_of_several_policies_begin_after_the_updates_that_learners_ma
         graph=SimpleNamespace(stop_order=order),
         kinds={name: find_kind(name) for name in ("actor", "learner", "evaluator")},
     )
-    made._session = SimpleNamespace(reason="stop_at_return")  # type: ignore[assignment]
+    made._session = SimpleNamespace(reason="stop_at_return", note_end=lambda *_: None)  # type: ignore[assignment]
     made._wanted_finals = lambda: {"evaluator": {}}  # type: ignore[method-assign]
     made._begin_final = lambda name, facts: done.append(f"begin {name}")  # type: ignore[method-assign]
     made._await_final = lambda name: done.append(f"await {name}")  # type: ignore[method-assign]
@@ -147,7 +149,8 @@ def test_learners_save_after_a_death_at_the_end_of_a_run(interrupt: type[BaseExc
             raise interrupt
 
     made._plan = SimpleNamespace(jobs=())  # type: ignore[assignment]
-    made._session = SimpleNamespace(reason="total_env_steps", folder=SimpleNamespace(path=Path("nowhere")))  # type: ignore[assignment]
+    made._session = SimpleNamespace(reason="total_env_steps", note_end=lambda *_: None)  # type: ignore[assignment]
+    made._session.folder = SimpleNamespace(path=Path("nowhere"))
     made._end_in_order, made._save_learners = end, save  # type: ignore[method-assign]
     with pytest.raises(WorkerDied, match=r"the evaluator died\n\(it cannot be continued: .*--snapshots\.period-s"):
         made._work()

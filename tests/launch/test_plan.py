@@ -36,11 +36,13 @@ from jsrl.experiment import (
 )
 from jsrl.experiment.policies import check_team
 from jsrl.graph.placements import make_graph
+from jsrl.launch import memory_folder
 from jsrl.launch.devices import process_environment, set_flags_here
 from jsrl.launch.launcher import Hosts
 from jsrl.launch.links import begin_encryption, bind_addresses, check_address, ends_of
 from jsrl.launch.machine import accelerators, within_gpu_memory
-from jsrl.launch.plan import Plan, make_plan
+from jsrl.launch.memory_folder import check_memory
+from jsrl.launch.plan import Plan, make_plan, memory_mb
 from jsrl.launch.plan_text import describe
 from jsrl.launch.run import run
 from jsrl.launch.schemas import make_schemas
@@ -408,6 +410,47 @@ print(xla_threads())
         command, env={**environment, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False
     )
     assert ran.stdout == "3\n", ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "most_mb", "sentence"),
+    [
+        (
+            {"agent": DQNConfig(), "placement": "serial", "replay": ReplayConfig(capacity=10**9)},
+            24_000,
+            r"\(1 learner 3\d,\d{3}\), but may use 24,000 MB.*smaller --replay.capacity \(now 1,000,000,000\)",
+        ),
+        (
+            {"agent": DQNConfig(), "placement": "inline", "replay": ReplayConfig(kind="host", capacity=10**9)},
+            24_000,
+            r"\(1 replay 40,\d{3}.*--replay.capacity",
+        ),
+        (
+            {"placement": "inline", "num_actors": 64, "num_envs": 64},
+            16_000,
+            r"needs about 19,\d{3} MB.*64 actors 19,200.* may use 16,000 MB here. Use fewer environments or actors",
+        ),
+    ],
+)
+def test_a_run_that_needs_more_memory_than_it_may_use_is_refused(values, most_mb, sentence, monkeypatch):
+    plan = plan_of(**values)
+    monkeypatch.setattr(memory_folder, "usable_memory_bytes", lambda: most_mb << 20)
+    with pytest.raises(ConfigError, match=sentence):
+        check_memory(plan)
+    monkeypatch.setattr(memory_folder, "usable_memory_bytes", lambda: 10**12)
+    check_memory(plan)
+
+
+def test_replay_on_a_gpu_needs_no_memory_of_the_host(monkeypatch):
+    plan = plan_of(agent=DQNConfig(), placement="serial", replay=ReplayConfig(capacity=10**9))
+    monkeypatch.setattr(memory_folder, "usable_memory_bytes", lambda: 4_000 << 20)
+    monkeypatch.setattr(memory_folder, "accelerators", lambda: ["0"])
+    check_memory(plan)
+
+
+def test_a_serial_run_is_one_process():
+    serial, inline = (plan_of(placement=placement) for placement in ("serial", "inline"))
+    assert sum(memory_mb(serial, job) for job in serial.jobs) < 400 < sum(memory_mb(inline, job) for job in inline.jobs)
 
 
 def test_invalid_device_is_refused():

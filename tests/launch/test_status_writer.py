@@ -19,6 +19,8 @@ from jsrl.report.report import leave_report
 from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import STATUS, ask_to_stop, read_state
+from jsrl.transport.ledger.hops import SAMPLES
+from jsrl.transport.ledger.reconcile import HopLedger
 from jsrl.workers.kinds import find_kind
 
 
@@ -31,6 +33,18 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session
     session = Session(Experiment(agent=None), folder, make_display("log-only"), kinds=kinds)
     yield session
     session.close()
+
+
+def test_a_ledger_names_the_host_that_lost_trajectories(session: Session, monkeypatch: pytest.MonkeyPatch):
+    lost = HopLedger(produced=8, consumed=3, unknown=5, lost_at={"actor-0.3": 4, "actor-1.0": 1})
+    monkeypatch.setattr("jsrl.launch.session.read_hops", lambda _: {SAMPLES: lost})
+    monkeypatch.setattr("jsrl.launch.session.time.strftime", lambda _: "2026-11-28 14:03")
+    session.hosts_of_workers = lambda: {"actor-0": (3, "n2", 41)}
+    session.note_end("actor-0", 3)
+    session.hosts_of_workers = lambda: {"actor-0": (4, "n1", 42)}  # it was replaced
+    (line,) = session.read_ledgers()
+    assert line.endswith("balanced except 5 unknown (1 of actor-1; 4 of host n2, 2026-11-28 14:03)")
+    assert session.ledger["lost_at"] == {"host n2, 2026-11-28 14:03": 4, "actor-1": 1}
 
 
 def test_status_file_has_display_values_and_worker_hosts(session: Session):

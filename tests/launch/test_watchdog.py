@@ -120,7 +120,7 @@ def test_stopped_process_is_not_signalled_or_waited_for(tmp_path: Path, sleeper,
     process.handle.resume()
     while process.handle.usage().state == STOPPED:
         time.sleep(0.01)
-    process.handle.stop()
+    os.kill(process.handle.pid, signal.SIGTERM)
     assert process.handle.wait(5.0) and process.handle.usage() is None
     assert "killed by signal 15 (SIGTERM)" in watchdog.look() and "the process has ended" in watchdog.look()
 

@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from jsrl.transport.ledger.hops import read_hop
+from jsrl.transport.ledger.reconcile import hop_ledger
 from tests.system.launched import FOREVER
 
 pytestmark = pytest.mark.slow
 WRITERS = ("--trace", "--video.niceness", "0", "--video.period-env-steps", "200")
 FILMS = ("--video.enabled",)
+ENV_STEPS = 2 * 8  # of one trajectory of `tiny`
 OFTEN = ("--snapshots.period-s", "0.5", "--evaluator.period-env-steps", "2000", "--evaluator.final-episodes", "5")
 
 
@@ -122,3 +125,21 @@ def test_run_with_output_on_the_full_disk_ends_normally(launch, disk) -> None:
     run.await_updates()
     with disk.full():
         run.expect(0, 120.0)
+
+
+@pytest.mark.nightly
+def test_learner_replaced_while_the_disk_is_full_counts_on(launch, disk, tmp_path) -> None:
+    """Its trajectories are in the ledger: no sum of the dead learner's counts alone."""
+    run = launch(*FOREVER, "--restart", "2", runs_dir=disk.folder, output_dir=tmp_path)
+    run.await_updates(5)
+    with disk.full():
+        learner = run.await_worker("learner")
+        learner.kill()
+        run.await_another("learner", learner.pid)
+        run.until(lambda: (hop := read_hop(run.folder)) and hop.dropped.get("rolled_back"), "the next one's counts")
+        consumed = read_hop(run.folder).consumed
+        run.until(lambda: read_hop(run.folder).consumed > consumed + 10, "its updates")
+    run.popen.terminate()
+    run.expect(130, 60.0)
+    result, ledger = run.result(), hop_ledger(run.result()["ledger"])
+    assert ledger.holds and ledger.uncounted and ledger.consumed * ENV_STEPS == result["env_steps"]

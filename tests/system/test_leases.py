@@ -158,7 +158,8 @@ def test_workers_of_a_silent_host_end_and_are_replaced(hosts, fault: str, tmp_pa
     assert silence.epochs[1] > silence.epochs[0] and silence.joined_s <= 15.0
     assert any(f"host {networks[0]} is gone: it sent no message for {LOST_S:g} s" in line for line in told)
     assert "ended; joining again" in agents[networks[0]].log.read_text()
-    assert_balanced(json.loads((folder / "result.json").read_text()), unknown_allowed=True)
+    assert_balanced(found := json.loads((folder / "result.json").read_text()), unknown_allowed=True)
+    assert all(place.startswith("host ") for place in found["ledger"]["lost_at"])
 
 
 JSRL = [sys.executable, "-m", "jsrl.cli.main"]

@@ -248,7 +248,8 @@ def test_killed_consumer_leaves_no_unknown_trajectory(
     known = producer_lives or transport == "shm"
     assert found.holds and found.balanced == known
     lost = {"lost": 2} if known else {}
-    assert found == HopLedger(6, 3, lost, in_flight=1, unknown=0 if known else 2)
+    unknown = {} if known else {"actor-0.0": 2}
+    assert found == HopLedger(6, 3, lost, in_flight=1, unknown=0 if known else 2, lost_at=unknown)
     again = bind(run, address_of(transport, run))  # trajectories in the dead one's queue are lost too
     after = ledger_of(run)
     assert (after.in_flight, after.dropped["lost"], after.produced) == (0, lost.get("lost", 0) + 1, 6)

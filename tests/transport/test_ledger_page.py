@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -185,3 +187,35 @@ def test_invalid_page_is_refused_by_name(tmp_path: Path, content: bytes) -> None
     path.write_bytes(content)
     with pytest.raises(SnapshotError, match="not a ledger of jsrl"):
         read_page(path)
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A function from whose call on no new file can be completed."""
+
+    def no_space(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    return lambda: monkeypatch.setattr(os, "replace", no_space)
+
+
+def test_full_disk_leaves_the_next_incarnation_the_old_page(tmp_path: Path, full_disk: Callable[[], None]) -> None:
+    path = tmp_path / "ledger"
+    _, older = open_ledger(path, 0, None)
+    for _ in range(5):
+        older.arrive()
+        older.settle("consumed")
+    full_disk()
+    epoch, newer = open_ledger(path, 0, saved(3, 3, 3))
+    newer.arrive()
+    newer.settle("consumed")
+    content = read_page(path)
+    assert content is not None and content.epoch == epoch == 1
+    assert content.ledger.counts == newer.counts == Ledger(6, 4, {"rolled_back": 2}).counts
+    assert [file.name for file in tmp_path.iterdir()] == ["ledger"]
+
+
+def test_full_disk_is_an_error_where_there_is_no_page(tmp_path: Path, full_disk: Callable[[], None]) -> None:
+    full_disk()
+    with pytest.raises(OSError, match="No space left"):
+        open_ledger(tmp_path / "ledger", 0, None)

@@ -70,7 +70,7 @@ def test_sends_of_a_killed_producer_are_unknown_up_to_its_blocks(committed: int,
         assert (found.unknown, found.holds) == (unknown, holds)
         assert found.balanced == (unknown == 0)
         if holds and unknown:
-            assert str(found).endswith(f"+ unknown {unknown}: balanced except {unknown} unknown")
+            assert str(found).endswith(f": balanced except {unknown} unknown ({unknown} of actor-0.0)")
 
 
 def test_lost_memory_is_unknown() -> None:
@@ -83,7 +83,18 @@ def test_remote_producer_is_counted_from_its_last_report() -> None:
     assert told.balanced and told.produced == 7
     silent = reconcile(accounted(), [connection(ZEROMQ, 0, attached=False, left=-1)])
     assert silent.holds and not silent.balanced and (silent.produced, silent.uncounted) == (7, 4)
-    assert silent.verdict == "balanced except 4 unknown"
+    assert silent.verdict == "balanced except 4 unknown (4 of actor-0.0)"
+
+
+def test_the_verdict_says_where_unknown_trajectories_were_lost() -> None:
+    """Two actors of a lost host, one of them twice connected, and a killed one elsewhere."""
+    lost = [connection(ZEROMQ, 9, left=-1)._replace(name=name) for name in ("a.0", "b.2", "b.2", "c.1")]
+    found = reconcile(accounted(28), lost)
+    assert found.lost_at == {"a.0": 2, "b.2": 4, "c.1": 2}
+    ends = {"a.0": "host n1, 2026-11-28 14:03", "b.2": "host n1, 2026-11-28 14:03"}
+    placed = found.placed(lambda producer: ends.get(producer, "c"))
+    assert placed.verdict == "balanced except 8 unknown (2 of c; 6 of host n1, 2026-11-28 14:03)"
+    assert hop_ledger(placed.counts) == placed
 
 
 @pytest.mark.parametrize("received", [7, 8])

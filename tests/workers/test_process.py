@@ -1,16 +1,21 @@
 """The start and the end of a worker's process."""
 
 import gc
+import os
+import signal
 import subprocess
 import sys
+import time
 from queue import Queue
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from jsrl.errors import ConfigError
+from jsrl.launch.local.processes import Leader
 from jsrl.runs.control import Bye, Crash
 from jsrl.runs.names import FileNames
 from jsrl.workers.jobs import Job
@@ -131,3 +136,50 @@ def test_serial_worker_does_not_wait_for_a_stream_that_no_setup_bound(tmp_path) 
     job: Any = SimpleNamespace(in_process=True, names=FileNames(tmp_path), name="actor-0")
     with pytest.raises(ConfigError, match=r"actor-0 cannot connect to samples.count .* did not bind the stream"):
         Job.find(job, "samples.count")
+
+
+FORKING = """
+import os, time
+from jsrl.workers.process import FORKS
+
+def fork():
+    pid = os.fork()
+    if not pid:
+        time.sleep(60)
+        os._exit(0)
+    print(pid, flush=True)
+
+with FORKS:
+    fork()
+fork()  # of the user's own program, after the run
+"""
+
+
+def test_what_an_environment_forks_ends_with_its_process() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", FORKING], stdout=subprocess.PIPE)
+    assert ended.stdout is not None
+    during, after = (int(ended.stdout.readline()) for _ in range(2))
+    try:
+        assert ended.wait(30) == 0
+        until_s = time.monotonic() + 10.0
+        while psutil.pid_exists(during) and psutil.Process(during).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        assert psutil.pid_exists(after)
+    finally:
+        os.kill(after, signal.SIGKILL)
+        ended.stdout.close()
+
+
+def test_what_a_worker_has_started_ends_with_it() -> None:
+    program = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
+    worker = Leader([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
+    assert worker.stdout is not None
+    child = psutil.Process(int(worker.stdout.readline()))
+    assert worker.wait(30.0) == 0 and worker.poll() == 0
+    child.wait(10.0)
+    worker.stdout.close()
+    with Leader(["sleep", "60"], start_new_session=True) as sleeper:
+        with pytest.raises(subprocess.TimeoutExpired):
+            sleeper.wait(0.0)
+        sleeper.kill()

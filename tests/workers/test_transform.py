@@ -166,7 +166,7 @@ def test_broadcast_waits_for_the_slowest_reader(plan: Plan, tmp_path: Path) -> N
             dataclasses.replace(jobs(name), incarnation=incarnation),
             "samples" if name == "replay-0" else "rows",
         )
-        return bind_reader(job, port, schema, begin_counting(job, port, Silent()))
+        return bind_reader(job, port, schema, begin_counting(job, port))
 
     def taken(consumer: SampleConsumer) -> list[int]:
         leases = [consumer.get(1.0) for _ in range(consumer.pending())]

@@ -23,10 +23,10 @@ class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       name: unique among the hosts of a run. address: IP address for the other hosts.
       cores: CPU cores for workers. memory_mb, shm_mb: memory, and size of /dev/shm (0: unknown).
       gpus: accelerators. shares_folder: it sees the run folder under the same path as the first host.
-      out_mbit, in_mbit: bandwidth of its network, out and in, in Mbit/s (0: unknown). machine: hosts with the same name
-        share its cores; empty: its own. busy_cores: that other programs would keep busy without the run; they share all cores
-        evenly with its workers. core_speed: of its cores, over those of the calibrated machine. These are only for
-        `jsrl simulate`.
+      machine: hosts with the same name share its cores and memory; empty: its own. machine_mb: that memory (0: unknown).
+      out_mbit, in_mbit: bandwidth of its network, out and in, in Mbit/s (0: unknown). busy_cores: that other programs would
+        keep busy without the run; they share all cores evenly with its workers. core_speed: of its cores, over those of the
+        calibrated machine. These are only for `jsrl simulate`.
     """
 
     name: str
@@ -39,6 +39,7 @@ class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     out_mbit: float = 0.0
     in_mbit: float = 0.0
     machine: str = ""
+    machine_mb: int = 0
     busy_cores: float = 0.0
     core_speed: float = 1.0
 

@@ -51,10 +51,6 @@ class HostHandle:
         """Wait for its end; return whether it has ended."""
         return self._port.wait(lambda: not self.alive, timeout_s)
 
-    def stop(self) -> None:
-        """Ask it to leave."""
-        self._signal("stop")
-
     def kill(self) -> None:
         """End it and the processes it started, and wait a few seconds for that."""
         self._signal("kill")

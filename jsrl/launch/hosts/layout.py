@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from jsrl.errors import ConfigError
 from jsrl.launch.hosts.facts import HostFacts, check_names
-from jsrl.launch.launcher import Need
+from jsrl.launch.launcher import Hosts, Need
 
 _MOST_RANGES = 4  # of a family of workers, in texts
 _GPU_LEARNER_CORES = 2  # cores that feed its accelerators
@@ -34,6 +34,14 @@ class Layout:
     def on(self, host: str) -> list[str]:
         """Return the workers of a host, in the graph's order."""
         return [need.worker for need in self.needs if self.of[need.worker] == host]
+
+    @property
+    def hosts_of_workers(self) -> Hosts:
+        """Return the address of each worker's host; its name where that is not known."""
+        own, *others = self.hosts
+        addresses = {host.name: host.address or host.name for host in others}
+        of = {worker: addresses[host] for worker, host in self.of.items() if host != own.name}
+        return Hosts(own.address or own.name, of)
 
 
 @dataclass
@@ -78,6 +86,7 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
     """
     check_names(tuple(hosts), "the list of hosts")
     rooms = [_Room(host) for host in hosts]
+    _share_machines(rooms)
     seeing = [room for room in rooms if room.host.shares_folder or room is rooms[0]]
     of: dict[str, _Room] = {}
     for need in sorted((need for need in needs if need.device == "learns"), key=lambda need: bool(need.follows)):
@@ -96,6 +105,15 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
     for need in last:  # where cores are idle
         of[need.worker] = _for_one(need, rooms, None)
     return Layout(tuple(hosts), {need.worker: of[need.worker].host.name for need in needs}, tuple(needs))
+
+
+def _share_machines(rooms: list[_Room]) -> None:
+    """Divide the memory of a machine between hosts on it, such as two tasks on one node, which may each use all of it."""
+    for machine, most_mb in {(room.host.machine, room.host.machine_mb) for room in rooms if room.host.machine_mb}:
+        same = [room for room in rooms if room.host.machine == machine]
+        whole_mb = sum(room.memory_mb for room in same)
+        for room in same:
+            room.memory_mb = room.memory_mb * min(most_mb, whole_mb) // whole_mb
 
 
 def _for_learners(need: Need, seeing: list[_Room], rooms: list[_Room], leader: _Room | None) -> list[_Room]:

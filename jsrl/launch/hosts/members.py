@@ -314,7 +314,8 @@ class Members:
                 self._tokens.revoke(host.token)
             self.lose(host, "its agent joined again without workers")
         self._epoch += 1
-        facts = HostFacts(hello.name, hello.cores, hello.memory_mb, hello.address, hello.gpus, hello.shm_mb)
+        shared = {name: getattr(hello, name) for name in ("name", "cores", "memory_mb", "address", "gpus", "shm_mb")}
+        facts = HostFacts(**shared, machine=hello.boot, machine_mb=hello.machine_mb)
         host = JoinedHost(facts, self._epoch, token, hello.session, hello.boot, hello.folder, identity, self._clock())
         host.joined_s = host.heard_s
         self.hosts.append(host)

@@ -57,7 +57,8 @@ class Hello(AgentMessage, tag="hello"):
     Attributes:
       session: a secret random number of this agent process. name, boot: of the host, and the id of its last boot.
       versions: of jsrl, Python and jax. code: digest of jsrl's sources. folder: for a run's files.
-      address: its IP address on the network to the controller's host. cores, memory_mb, gpus, shm_mb: see HostFacts.
+      address: its IP address on the network to the controller's host. cores, memory_mb, machine_mb, gpus, shm_mb: see
+        HostFacts.
       lacks: what it has too little of to run workers, as text; empty: nothing.
     """
 
@@ -70,6 +71,7 @@ class Hello(AgentMessage, tag="hello"):
     address: str
     cores: int
     memory_mb: int
+    machine_mb: int = 0
     gpus: int = 0
     shm_mb: int = 0
     lacks: str = ""
@@ -305,7 +307,7 @@ class Signal(Order, tag="signal"):
 
     worker: str
     incarnation: int
-    what: Literal["stop", "kill", "pause", "resume"]
+    what: Literal["kill", "pause", "resume"]
 
 
 class TextRequest(ControllerMessage, tag="ask"):

@@ -55,7 +55,7 @@ def keep_pages(folder: Path, pages: Mapping[str, bytes], known: set[str]) -> Non
         pages of an earlier host are deleted.
 
     Raises:
-      OSError: they cannot be written.
+      OSError: they cannot be written. (Where the disk is full, a page that is new is missing, and the ledger says so.)
     """
     for hop in {name.partition("/")[0] for name in pages}:
         if hop not in known:
@@ -65,4 +65,8 @@ def keep_pages(folder: Path, pages: Mapping[str, bytes], known: set[str]) -> Non
     for name, content in pages.items():
         hop, _, file = name.partition("/")
         path = ledger_path(folder, hop) if file == LEDGER else hop_folder(folder, hop) / file
-        write_atomic(path, content, durable=False)
+        try:
+            write_atomic(path, content, durable=False)
+        except OSError:  # a full disk: the blocks of the old page are there
+            with contextlib.suppress(FileNotFoundError), path.open("r+b") as page:
+                page.write(content)

@@ -22,6 +22,7 @@ from jsrl.runs.groups import Group
 from jsrl.runs.runs import check_run_name
 
 TRIES, QUICK_S = 5, 60  # ends of an agent within this time, in a row, after which an actor host gives up
+LONG_S, WAIT_S = 180, 1800  # an agent was in the run if it lasted that long; for which an actor host waits for the run
 NOTICE_S = 120  # notice before a job's time limit: enough for one update and one snapshot
 
 
@@ -231,6 +232,9 @@ def slurm_script(run: SlurmRun) -> str:
         "replaced": str(REPLACED),
         "tries": str(TRIES),
         "quick_s": str(QUICK_S),
+        "long_s": str(LONG_S),
+        "wait_s": str(WAIT_S),
+        "job_name": shlex.quote(run.job_name),
     }
     return filled(SCRIPT, values)
 
@@ -249,18 +253,19 @@ GPU_PART = r"""if [ -n "${SLURM_SHARDS_ON_NODE-}" ] && [ -z "${XLA_PYTHON_CLIENT
   [ -z "$part" ] || export XLA_PYTHON_CLIENT_MEM_FRACTION=$part  # of the GPU of which this job has a part
 fi"""
 
-SIGNALS = r"""child= stopped=
+SIGNALS = r"""child= stopped= interrupted=130
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-${SLURM_JOB_ID-}}
 await_child() {  # sets its status; a signal interrupts `wait`
   local seen=none
   until [ "$seen" = "$stopped" ]; do seen=$stopped; wait "$child"; status=$?; done
+  [ "$status" != 130 ] || status=$interrupted
 }
 is_preempted() { scontrol -o show job "$job" 2>/dev/null | grep -q 'JobState=RUNNING .*PreemptTime=[0-9]'; }
 requeue_if_preempted() {  # a job that ends within GraceTime is not requeued by Slurm
   if is_preempted; then echo "jsrl: Slurm preempts job $job, which goes back to the queue"; scontrol requeue "$job"; fi
 }
-trap 'stopped+=1' TERM  # which Slurm sends to all processes of a job
+trap 'stopped+=1 interrupted=0' TERM  # which Slurm sends to all processes of a job, for scancel
 trap 'stopped+=1; [ -z "$child" ] || kill -TERM "$child"' USR1  # before the time limit or a preemption, to this shell alone
 (  # Slurm announces a preemption only to steps of a job. This step waits for that.
   unset -v $(compgen -e SLURM_ | grep -vxE 'SLURM_(CONF|JOB_ID)')  # options of the job, such as its GPUs per node
@@ -281,12 +286,19 @@ folder=@folder@
 @signals@
 
 if [ -n "$SLURM_ARRAY_TASK_ID" ]; then  # an actor host: it stays until the run has ended, also while that is requeued
-  failed=0  # times in a row that it could not join
+  failed=0 seen=$SECONDS  # times in a row that it could not join, and when it was last in the run
   while [ -z "$stopped" ] && [ ! -e "$tokens.ended" ]; do
     begun=$SECONDS
     @join@ & child=$!
     await_child
     [ "$status" != @replaced@ ] || break  # by the same job, requeued: Slurm had lost this one
+    [ $((SECONDS - begun)) -lt @long_s@ ] || seen=$SECONDS
+    queue=$(squeue --me -h -n @job_name@ -o %i 2>/dev/null) && [ -z "$queue" ] && why="its job neither waits nor runs" || why=
+    [ $((SECONDS - seen)) -lt @wait_s@ ] || why="it was not there for @wait_s@ s"
+    if [ -n "$why" ] && [ -z "$stopped" ] && [ ! -e "$tokens.ended" ]; then
+      echo "jsrl: this host leaves the run, because $why. Submit the script again for hosts when it goes on" >&2
+      exit 0
+    fi
     if [ "$status" != 0 ] && [ $((SECONDS - begun)) -lt @quick_s@ ]; then failed=$((failed + 1)); else failed=0; fi
     if [ "$failed" = @tries@ ] && [ -z "$stopped" ]; then
       again="scontrol requeue ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"

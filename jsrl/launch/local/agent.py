@@ -74,12 +74,12 @@ from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.launch.interrupts import may_repeat
 from jsrl.launch.links import KEYS
 from jsrl.launch.local.children import Children, ChildrenControl, within_size
-from jsrl.launch.local.facts import address_towards, boot_id, lacks, own_facts
+from jsrl.launch.local.facts import address_towards, lacks, own_facts
 from jsrl.launch.local.processes import LocalHandle, size_of
 from jsrl.launch.local.relays import HostRelays
 from jsrl.launch.local.unsent import STATES, keep_snapshots
-from jsrl.launch.machine import usable_cores
 from jsrl.runs.lease import Lease, now_s
+from jsrl.runs.limits import usable_cores
 from jsrl.runs.names import FileNames
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
@@ -338,13 +338,14 @@ class Agent:
             0,
             session=self._session,
             name=facts.name,
-            boot=boot_id(),
+            boot=facts.machine,
             versions=versions(),
             code=code_digest(),
             folder=str(self._folder),
             address=facts.address,
             cores=min(facts.cores, self._most[0] or facts.cores),
             memory_mb=memory_mb,
+            machine_mb=facts.machine_mb,
             gpus=facts.gpus,
             shm_mb=facts.shm_mb,
             lacks=lacks(self._folder, memory_mb),

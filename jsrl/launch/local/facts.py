@@ -6,40 +6,22 @@ import shutil
 import socket
 from pathlib import Path
 
-import psutil
+import msgspec
 
 from jsrl.launch.hosts.facts import HostFacts
-from jsrl.launch.machine import accelerators, usable_cores
+from jsrl.launch.machine import accelerators
+from jsrl.runs.limits import free_memory_bytes, machine_memory_bytes, usable_cores, usable_memory_bytes
 
 SHM, BOOT = Path("/dev/shm"), Path("/proc/sys/kernel/random/boot_id")
-CONTAINER = Path("/sys/fs/cgroup")
 LEAST_MEMORY_MB, LEAST_FOLDER_MB = 64, 16  # that a host agent and one worker need
 
 
 def own_facts(name: str, address: str) -> HostFacts:
-    """Return this host's resources for workers: its cores and memory, or its container's share of them."""
+    """Return this host's resources for workers: cores and memory that its job or container may use."""
     shm_mb = shutil.disk_usage(SHM).total >> 20 if SHM.is_dir() else 0
-    return HostFacts(name, usable_cores(), usable_memory_bytes() >> 20, address, len(accelerators()), shm_mb)
-
-
-def usable_memory_bytes() -> int:
-    """Return the memory of this host, or of its container."""
-    total = psutil.virtual_memory().total
-    try:
-        return min(total, int((CONTAINER / "memory.max").read_text()))
-    except (OSError, ValueError):  # none, or `max`
-        return total
-
-
-def free_memory_bytes() -> int:
-    """Return the memory of this host, or of its container, that no program uses; caches of files count as free."""
-    free = psutil.virtual_memory().available
-    try:
-        limit, used = (int((CONTAINER / name).read_text()) for name in ("memory.max", "memory.current"))
-        counts = dict(line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
-        return min(free, limit - used + int(counts.get("inactive_file", 0)))
-    except (OSError, ValueError):
-        return free
+    memory_mb, machine_mb = usable_memory_bytes() >> 20, machine_memory_bytes() >> 20
+    facts = HostFacts(name, usable_cores(), memory_mb, address, len(accelerators()), shm_mb)
+    return msgspec.structs.replace(facts, machine=boot_id(), machine_mb=machine_mb)
 
 
 def lacks(folder: Path, memory_mb: int) -> str:

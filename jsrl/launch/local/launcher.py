@@ -14,9 +14,10 @@ import psutil
 from jsrl.graph.graph import Graph
 from jsrl.launch.launcher import ALONE, Hosts, Need, Start
 from jsrl.launch.local.actor_host import ActorHost, control_args
-from jsrl.launch.local.processes import HostedHandle, LocalHandle
+from jsrl.launch.local.processes import HostedHandle, Leader, LocalHandle
 from jsrl.launch.machine import within_gpu_memory
 from jsrl.references.reference import to_json
+from jsrl.runs.limits import owns_machine
 from jsrl.workers.jobs import Job
 
 
@@ -101,7 +102,7 @@ def spawn(kind: str, name: str, incarnation: int, start: Start) -> LocalHandle:
     command = [sys.executable, "-m", "jsrl.workers", kind, "--job", str(job_file), *control_args(start)]
     command += ["--name", name, "--incarnation", str(incarnation), "--parent", str(os.getpid())]
     with log.open("ab") as output:
-        popen = subprocess.Popen(
+        popen = Leader(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -111,15 +112,6 @@ def spawn(kind: str, name: str, incarnation: int, start: Start) -> LocalHandle:
             start_new_session=True,
         )
     return LocalHandle(popen, log, name)
-
-
-def owns_machine() -> bool:
-    """Return whether this process may use every core (no limit by its affinity or a container's quota)."""
-    try:
-        quota = Path("/sys/fs/cgroup/cpu.max").read_text().split()[0]
-    except (OSError, IndexError):
-        quota = "max"
-    return quota == "max" and len(os.sched_getaffinity(0)) == os.cpu_count()
 
 
 def machine_cpu_s() -> float:

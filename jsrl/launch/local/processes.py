@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -14,13 +15,42 @@ import psutil
 from jsrl.launch.launcher import Exit, ResourceUsage
 from jsrl.launch.local.actor_host import HostedActor
 from jsrl.runs.identity import catches
+from jsrl.runs.limits import killed_for_memory, usable_memory_bytes
 from jsrl.runs.stacks import MAX_STACKS_CHARS
 from jsrl.workers.kinds import CRASHES
 from jsrl.workers.process import stacks_path
 
 MOST_CRASH_LINES = 40
 GONE_S, LOOK_S = 5.0, 0.02
+NO_MEMORY = "the kernel killed it because the {:,} MB of memory that may be used here were full; use fewer workers"
 CHILDREN_S = 10.0  # between two looks at all processes of the host
+
+
+class Leader(subprocess.Popen[bytes]):
+    """A process that leads its session; the processes that it started end with it."""
+
+    def poll(self) -> int | None:
+        """Return the exit status, None while it is alive."""
+        with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
+            if (
+                self.returncode is None
+                and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+            ):
+                os.killpg(self.pid, signal.SIGKILL)  # while its id is still taken
+        return super().poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit status, waiting for it.
+
+        Raises:
+          TimeoutExpired: it still runs.
+        """
+        until_s = math.inf if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() >= until_s:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            time.sleep(LOOK_S / 4)
+        return status
 
 
 class LocalHandle:
@@ -33,6 +63,7 @@ class LocalHandle:
     def __init__(self, popen: subprocess.Popen[bytes] | HostedActor, log: Path, name: str) -> None:
         self.popen, self._log, self._name = popen, log, name
         self._seen: psutil.Process | None = None
+        self._memory_kills, self._ending = killed_for_memory(), ""
 
     @property
     def pid(self) -> int | None:
@@ -63,17 +94,17 @@ class LocalHandle:
     def exit(self) -> Exit | None:
         """Return how it ended; None while it is alive."""
         status = self.popen.poll()
-        return None if status is None else Exit(status, ending(status))
+        if status is not None and not self._ending:  # once: the kernel's later kills are of others
+            self._ending = ending(status)
+            if status == -signal.SIGKILL and killed_for_memory() > self._memory_kills:
+                self._ending += f": {NO_MEMORY.format(usable_memory_bytes() >> 20)}"
+        return None if status is None else Exit(status, self._ending)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for its end; return whether it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(timeout_s)
         return not self.alive
-
-    def stop(self) -> None:
-        """Ask it to leave."""
-        self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End it and the processes it started, and wait a few seconds for that."""

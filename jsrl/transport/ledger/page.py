@@ -9,7 +9,8 @@
 
 Every change is one aligned store. Between the stores for one trajectory word 9 is 1, so an incarnation that is killed
 then is wrong by at most one trajectory. Each incarnation of a learner writes a new file with a higher epoch and renames
-it over the old one: an incarnation that only seemed dead continues to count in a file that is not read.
+it over the old one: an incarnation that only seemed dead continues to count in a file that is not read. Where the disk has
+no space for a new file, it goes on in the old one, whose blocks it has.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ def open_ledger(
       rolls_back: what was consumed after the snapshot is lost. A replay worker's insertions are kept.
 
     Raises:
-      OSError: the page cannot be written.
+      OSError: the page can be written neither to a new file nor in place. Nothing may be trained then: it would be missing
+        in the run's ledger.
     """
     last = read_page(path)
     epoch = least_epoch if last is None else max(least_epoch, last.epoch + 1)
@@ -114,22 +116,40 @@ def open_ledger(
         for page_path in pages_in(hop) if hop is not None else ():
             page_path.unlink(missing_ok=True)
         last = PageContent(epoch, ledger, carried=ledger.received)
+    content = _page_of(last._replace(epoch=epoch, ledger=ledger))
+    try:
+        return epoch, PersistedLedger(ledger, _new_page(path, content))
+    except OSError:
+        if not path.exists():
+            raise
+    return epoch, PersistedLedger(ledger, _write_page(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), content))
+
+
+def _new_page(path: Path, content: bytes) -> mmap.mmap:
+    """Write a page to a new file, and put it in the place of the old one."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     draft.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(descriptor, _page_of(last._replace(epoch=epoch, ledger=ledger)))
-        os.fsync(descriptor)
-        page = mmap.mmap(descriptor, _PAGE_BYTES)
+        page = _write_page(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), content)
+        os.replace(draft, path)
     finally:
-        os.close(descriptor)
-    os.replace(draft, path)
+        draft.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
-    return epoch, PersistedLedger(ledger, page)
+    return page
+
+
+def _write_page(descriptor: int, content: bytes) -> mmap.mmap:
+    """Write a page to an open file, which is closed; return it mapped."""
+    try:
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+        return mmap.mmap(descriptor, _PAGE_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def continued(last: PageContent | None, saved: dict[str, Any] | None, *, rolls_back: bool = True) -> Ledger:

@@ -14,8 +14,9 @@ connections = outcomes + its queue. The whole: the sum above.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,6 +34,7 @@ class HopLedger:
     Attributes:
       unknown: produced trajectories whose outcome cannot be determined. uncounted: upper bound of further ones
         from producers whose counts cannot be read. faults: counts that contradict each other.
+      lost_at: how many of both belong to each producer (with its incarnation), or to where and when it ended.
     """
 
     produced: int = 0
@@ -42,6 +44,7 @@ class HopLedger:
     unknown: int = 0
     uncounted: int = 0
     faults: tuple[str, ...] = ()
+    lost_at: dict[str, int] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
@@ -63,13 +66,21 @@ class HopLedger:
             return "; ".join(["NOT BALANCED", *self.faults[:_MOST_FAULTS]]) + more
         if self.balanced:
             return "balanced"
-        return f"balanced except {self.unknown + self.uncounted} unknown"
+        where = "; ".join(f"{count} of {place}" for place, count in sorted(self.lost_at.items()))
+        return f"balanced except {self.unknown + self.uncounted} unknown" + (f" ({where})" if where else "")
+
+    def placed(self, place: Callable[[str], str]) -> HopLedger:
+        """Return it with what `place` returns for a producer (`actor-0.1`: its incarnation 1) in the place of producers."""
+        found = Counter[str]()
+        for producer, count in self.lost_at.items():
+            found[place(producer)] += count
+        return replace(self, lost_at=dict(found))
 
     @property
     def counts(self) -> dict[str, Any]:
         """Return the ledger as plain values."""
         counts = {name: getattr(self, name) for name in ("produced", "consumed", "in_flight", "unknown", "uncounted")}
-        return counts | {"dropped": dict(self.dropped), "faults": list(self.faults)}
+        return counts | {"dropped": dict(self.dropped), "faults": list(self.faults), "lost_at": dict(self.lost_at)}
 
     def __str__(self) -> str:
         """Return one line for messages."""
@@ -103,7 +114,10 @@ def reconcile(
       joined: number of connections; if pages are missing, their producers are uncounted. None: do not compare.
       uncertain: incarnations of the consumer killed between two stores; each may be wrong by one trajectory.
     """
-    compared = [_compare(connection) for connection in connections]
+    compared, lost_at = list[_Compared](), Counter[str]()
+    for connection in connections:
+        compared.append(one := _compare(connection))
+        lost_at[connection.name] += one.unknown + one.uncounted
     faults = [one.fault for one in compared if one.fault]
     dropped = dict(ledger.dropped or {})
     settled, in_queue = ledger.consumed + sum(dropped.values()), ledger.in_flight
@@ -127,6 +141,7 @@ def reconcile(
         unknown=sum(one.unknown for one in compared),
         uncounted=sum(one.uncounted for one in compared) + (max(1, absent) if missing else 0),
         faults=tuple(faults),
+        lost_at={name: count for name, count in lost_at.items() if count},
     )
 
 

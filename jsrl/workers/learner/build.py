@@ -36,7 +36,7 @@ STATE_STORE = "state"
 
 def build_learner(job: Job, reporter: Reporter) -> Learner:
     """Return the learner of a job."""
-    e, start = job.experiment, begin_counting(job, reporter)
+    e, start = job.experiment, begin_counting(job)
     ranks = lead(job, start) if job.has(RANKS) else ONE_RANK  # before anything else uses jax
     trained = e
     if getattr(e.agent, "total_updates", None) == e.total_updates:  # filled in for a run without a resume

@@ -31,7 +31,7 @@ def build_rank(job: Job, reporter: Reporter) -> Rank:
     job = dataclasses.replace(job, start_point=StartPoint(begins.epoch, begins.updates))
     agent = trained_agent(e, job.schemas.env, job.hyperparameters)
     updater, _, devices = make_updater(agent, job)
-    start, meter = begin_counting(job, begins, reporter), make_meter(job)
+    start, meter = begin_counting(job, begins), make_meter(job)
     fresh = functools.partial(updater.fresh, stream_key(e.seed, INIT_STREAM))
 
     def begin() -> Any:
@@ -56,11 +56,11 @@ def build_rank(job: Job, reporter: Reporter) -> Rank:
     return Rank(updater, begin, connect, no_check, nothing, settings, reporter, meter, ranks=ranks)
 
 
-def begin_counting(job: Job, begins: RankStart, reporter: Reporter) -> LearnerStart:
+def begin_counting(job: Job, begins: RankStart) -> LearnerStart:
     """Return the counters that a rank starts from: as many trajectories as the learner, from its own share."""
     saved = None
     if begins.saved_epoch is not None:
         trained = begins.trained
         saved = {"epoch": begins.saved_epoch, "consumed": trained, "dropped": {}, "trained": trained}
-    _, ledger = count_on(job, saved, reporter)
+    _, ledger = count_on(job, saved)
     return LearnerStart(begins.epoch, begins.trained, ledger)

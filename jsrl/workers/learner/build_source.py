@@ -11,7 +11,7 @@ from jsrl.metrics.metrics import Meter
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.base import Ledger, SampleConsumer
 from jsrl.transport.ledger.hops import hop_folder, ledger_path
-from jsrl.transport.ledger.page import continued, open_ledger
+from jsrl.transport.ledger.page import open_ledger
 from jsrl.transport.samples.replay_batch import replay_batch_spec
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, with_columns
@@ -131,7 +131,7 @@ def bind(job: Job, schema: Tree, start: LearnerStart) -> SampleConsumer:
     return bind_reader(job, "samples", schema, start.ledger)
 
 
-def begin_counting(job: Job, reporter: Reporter) -> LearnerStart:
+def begin_counting(job: Job) -> LearnerStart:
     """Return the starting point of a learner.
 
     The epoch on disk rises at each start, even if no snapshot was written since the last one, so that no two incarnations
@@ -144,21 +144,16 @@ def begin_counting(job: Job, reporter: Reporter) -> LearnerStart:
         pending, open_games = meta.get("told"), meta.get("open_games", [])
         saved = meta["ledger"] | {"epoch": meta["epoch"]} if "ledger" in meta else None
     trained, saved_epoch = (int(saved["trained"]), int(saved["epoch"])) if saved else (0, None)
-    epoch, ledger = count_on(job, saved, reporter)
+    epoch, ledger = count_on(job, saved)
     return LearnerStart(epoch, trained, ledger, pending, saved_epoch, open_games)
 
 
-def count_on(job: Job, saved: dict[str, Any] | None, reporter: Reporter) -> tuple[int, Ledger]:
-    """Return (new epoch, ledger of the worker's input); in memory only if the disk write fails.
+def count_on(job: Job, saved: dict[str, Any] | None) -> tuple[int, Ledger]:
+    """Return (new epoch, ledger of the worker's input).
 
     Args:
       saved: ledger of the restored snapshot, see open_ledger.
     """
-    try:
-        run = Path(job.folder)
-        path, hop = ledger_path(run, job.input_hop), hop_folder(run, job.input_hop)
-        return open_ledger(path, job.start_point.epoch, saved, hop=hop)
-    except OSError as error:
-        text = f"the ledger cannot be kept in {job.folder} ({error}); this process counts in memory only"
-        reporter.event("warning", text)
-        return job.start_point.epoch, continued(None, saved)
+    run = Path(job.folder)
+    path, hop = ledger_path(run, job.input_hop), hop_folder(run, job.input_hop)
+    return open_ledger(path, job.start_point.epoch, saved, hop=hop)

@@ -73,16 +73,16 @@ def build_replay(job: Job, reporter: Reporter) -> ReplayWorker:
         load_replay(Path(settings.folder), replay, limiter)
     if job.incarnation and (page := read_page(ledger_path(Path(job.folder), samples.hop))) is not None:
         limiter.count_lost(page.ledger.consumed * shape.num_rows * shape.group_size)
-    return ReplayWorker(job.name, settings, replay, limiter, _connect(job, reporter), reporter, make_meter(job))
+    return ReplayWorker(job.name, settings, replay, limiter, _connect(job), reporter, make_meter(job))
 
 
-def _connect(job: Job, reporter: Reporter) -> Callable[[], ReplayStreams]:
+def _connect(job: Job) -> Callable[[], ReplayStreams]:
     config = job.experiment.buffer
     assert config is not None
 
     def connect() -> ReplayStreams:
         size = config.batch_size
-        rows = bind_reader(job, "samples", job.schemas.trajectory, begin_counting(job, "samples", reporter))
+        rows = bind_reader(job, "samples", job.schemas.trajectory, begin_counting(job, "samples"))
         priorities = bind_reader(job, "priorities", priorities_spec(size))
         windows = windows_spec(job.schemas.trajectory, window=config.window, number=size, weighted=config.prioritised)
 

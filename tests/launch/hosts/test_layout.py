@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
@@ -227,6 +229,18 @@ def test_memory_limits_the_actors_of_a_host():
     assert counts(layout) == {"a": 5, "b": 15}
 
 
+def test_hosts_on_one_machine_share_its_memory():
+    """Two tasks on one node, each of which may use all of it; a third has a limit of its own."""
+    hosts = [host("main", 8, 4_000), *(host(name, 8, size) for name, size in (("a", 3_000), ("b", 3_000), ("c", 500)))]
+    shared = [each if each.name == "main" else replace(each, machine="n1", machine_mb=4_000) for each in hosts]
+    least = [("a", 18), ("b", 18), ("c", 3)]  # of 100 MB, in 4000/6500 of what they have
+    needs = [LEARNER, *actors(69)]
+    assert counts(lay_out(needs, shared)) == {"main": 30, **dict(least)}
+    with pytest.raises(ConfigError, match=r"70 workers .* enough for 69"):
+        lay_out([LEARNER, *actors(70)], shared)
+    assert sum(counts(lay_out([LEARNER, *actors(90)], hosts)).values()) == 90
+
+
 @pytest.mark.parametrize(
     ("needs", "hosts", "sentence"),
     [
@@ -344,7 +358,12 @@ def test_command_prints_the_placement(tmp_path: Path, capsys):
     file = tmp_path / "hosts.json"
     file.write_text(json.dumps(HOSTS))
     assert command.main([*WORDS, "--hosts-file", str(file)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert re.search(r"learner +1 +gpu 0 \(60% of memory\)", text) and re.search(r"inference +1 +gpu 0 \(30%", text)
+    assert re.search(r"actor +4 +cpu", text) and re.search(
+        r"actor -> learner +samples +zeromq \(tcp, encrypted\): ", text
+    )
     assert lines[-2].split()[:2] == ["gpu-1", "10.0.0.5"] and "learner, inference-0, actor-0" in lines[-2]
     assert lines[-1].endswith("actor-2 to actor-3 (2), evaluator")
     elsewhere = [*WORDS, "--hosts-file", str(file), "--learner-on", "cpu-1"]

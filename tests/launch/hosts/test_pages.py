@@ -81,3 +81,18 @@ def test_page_names_that_escape_the_folder_are_refused(name: str) -> None:
         Pages(1, {name: bytes(PAGE_BYTES)})
     with pytest.raises(ValueError, match="page"):
         Pages(1, {"samples.rank-1/ledger": b"short"})
+
+
+def test_full_disk_keeps_the_counts_of_pages_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = set[str]()
+    keep_pages(tmp_path, {"samples/ledger": b"a" * PAGE_BYTES}, known)
+
+    def no_space(*_: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr("jsrl.runs.files.os.replace", no_space)
+    keep_pages(
+        tmp_path, {"samples/a.0.000000000001.page": b"b" * PAGE_BYTES, "samples/ledger": b"b" * PAGE_BYTES}, known
+    )
+    assert ledger_path(tmp_path, SAMPLES).read_bytes() == b"b" * PAGE_BYTES
+    assert not list(hop_folder(tmp_path, SAMPLES).iterdir())

@@ -69,7 +69,10 @@ def slurm(tmp_path: Path) -> Iterator[SlurmRun]:
 def play(run: SlurmRun, **variables: str) -> subprocess.Popen[bytes]:
     """Start the script as Slurm would."""
     path = run.folder.parents[2] / "script.sh"
-    path.write_text(slurm_script(run).replace("sleep 5", "sleep 0.05").replace("-lt 60", "-lt ${QUICK_S:-60}"))
+    text = slurm_script(run).replace("sleep 5", "sleep 0.05")
+    for name, seconds in (("QUICK_S", 60), ("LONG_S", 180), ("WAIT_S", 1800)):
+        text = text.replace(f"-lt {seconds} ", f"-lt ${{{name}:-{seconds}}} ")
+    path.write_text(text)
     if variables.get("SLURM_ARRAY_TASK_ID"):  # the controller's job has made it
         run.tokens.parent.mkdir(parents=True, exist_ok=True)
     known = {"LOG": str(log_of(run)), "TOKENS": str(run.tokens), "SLURM_JOB_ID": "7", "JSRL_ADDRESS": "10.0.0.5"}
@@ -124,15 +127,15 @@ def test_script_starts_a_new_run_or_resumes_a_snapshot(slurm: SlurmRun):
     assert asked(slurm)[-1].startswith(f"-P -m jsrl.cli.main run --resume {slurm.folder} --env.id it's a game")
 
 
-@pytest.mark.parametrize("who", ["everybody", "the shell"])
-def test_job_signal_stops_the_run_once_and_leaves_it_resumable(slurm: SlurmRun, who: str):
+@pytest.mark.parametrize(("who", "status"), [("everybody", 0), ("the shell", 130)])
+def test_job_signal_stops_the_run_once_and_leaves_it_resumable(slurm: SlurmRun, who: str, status: int):
     script = play(slurm, WAITS="1")
     await_that(lambda: asked(slurm))
     if who == "everybody":  # a requeue, a preemption, scancel
         os.killpg(script.pid, signal.SIGTERM)
     else:  # before the time limit
         script.send_signal(signal.SIGUSR1)
-    assert script.wait(60) == 130 and not slurm.ended.exists()
+    assert script.wait(60) == status and not slurm.ended.exists()
     assert asked(slurm)[1:] == ["TERM"]
 
 
@@ -193,7 +196,7 @@ def test_signal_during_the_last_snapshot_does_not_end_the_script(slurm: SlurmRun
     script.send_signal(signal.SIGUSR1)
     await_that(lambda: "TERM" in asked(slurm))
     script.send_signal(signal.SIGTERM)
-    assert script.wait(60) == 130
+    assert script.wait(60) == 0
     assert asked(slurm)[1:] == ["TERM", "ended"]
 
 
@@ -237,9 +240,24 @@ def test_an_actor_host_that_cannot_join_gives_up(slurm: SlurmRun):
     )
 
 
-def test_an_actor_host_without_a_run_for_a_long_time_waits_on(slurm: SlurmRun):
-    script = play(slurm, QUICK_S="0", SLURM_ARRAY_TASK_ID="2", STATUS="1", JOINS="9")
-    assert script.wait(60) == 0 and len(asked(slurm)) == 9
+@pytest.mark.parametrize(
+    ("queue", "variables", "tries", "why"),
+    [
+        ("echo 7", {}, 9, ""),  # the run waits, and this host for it
+        ("exit 1", {}, 9, ""),  # Slurm does not answer
+        ("echo 7", {"WAIT_S": "0"}, 1, "because it was not there for 1800 s"),
+        ("echo 7", {"WAIT_S": "1", "LONG_S": "0"}, 9, ""),  # it was just in the run
+        ('[ "$4" = jsrl:ppo:x ]', {}, 1, "because its job neither waits nor runs"),
+    ],
+)
+def test_an_actor_host_without_a_run_leaves_after_a_while(
+    queue: str, variables: dict[str, str], tries: int, why: str, slurm: SlurmRun, tmp_path: Path, monkeypatch
+):
+    """Its allocation costs money."""
+    fake(tmp_path, monkeypatch, squeue=f"#!/bin/sh\n{queue}\n")
+    script = play(slurm, QUICK_S="0", SLURM_ARRAY_TASK_ID="2", STATUS="1", JOINS="9", **variables)
+    assert script.wait(60) == 0 and len(asked(slurm)) == tries
+    assert why in errors_of(slurm).read_text() and bool(errors_of(slurm).read_text()) == bool(why)
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,6 @@ class AgentHandle:
     def wait(self, timeout_s: float) -> bool:
         return self._ask("wait", timeout_s)
 
-    def stop(self) -> None:
-        self._ask("stop")
-
     def kill(self) -> None:
         self._ask("kill")
 

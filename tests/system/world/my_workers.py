@@ -102,7 +102,7 @@ class Counter:
 
     def setup(self):
         schema = self.job.schemas.trajectory
-        self._rows = bind_reader(self.job, "rows", schema, begin_counting(self.job, "rows", self.reporter))
+        self._rows = bind_reader(self.job, "rows", schema, begin_counting(self.job, "rows"))
 
     def step(self):
         try:
