@@ -119,7 +119,7 @@ def test_commands_wait_for_a_relay_that_reconnects(tmp_path, monkeypatch):
 
 def test_few_commands_wait_for_a_worker_that_is_gone(transport, monkeypatch):
     server, _ = transport
-    monkeypatch.setattr(control, "MAX_WAITING", 5)
+    monkeypatch.setattr(control, "MAX_COMMANDS", 5)
     gone = ControlClient(server.address, "actor-1", 0)
     heard(server, Heartbeat)
     gone.close()

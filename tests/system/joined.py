@@ -59,8 +59,8 @@ class Events(threading.Thread):
 def agents_on(launcher: JoinedHosts, networks: list[str], folder: Path, patience_s: float = 20.0) -> dict[str, Agent]:
     """Start an agent in each network; their logs go to a folder."""
     return {
-        network: Agent(launcher.address, token, network, folder / f"{network}.txt", network, patience_s)
-        for token, network in zip(launcher.token_files, networks, strict=True)
+        network: Agent(launcher.join_key, network, folder / f"{network}.txt", network, patience_s)
+        for network in networks
     }
 
 

@@ -243,7 +243,7 @@ def test_deterministic_run_is_bit_identical_with_server_and_learner_on_another_h
     own, results = HostFacts("here", 1, 8_000, "127.0.0.1"), [alone]
     for learner_on in ("here", "far"):
         launcher = JoinedHosts(Local(), own, 0, 1, tmp_path / "join", lambda line: None, learner_on=learner_on)
-        agent = Agent(launcher.address, launcher.token_files[0], "far", tmp_path / "far.txt")
+        agent = Agent(launcher.join_key, "far", tmp_path / "far.txt")
         try:
             far = run(
                 experiment, runs_dir=tmp_path, name=learner_on, launcher=launcher, graph=GRAPH, display="log-only"
@@ -279,7 +279,7 @@ def test_frozen_players_are_copied_to_the_host_that_plays_them(placement: str, t
     launcher = JoinedHosts(
         Local(), HostFacts("here", 1, 8_000, "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None
     )
-    agent = Agent(launcher.address, launcher.token_files[0], "far", tmp_path / "far.txt")
+    agent = Agent(launcher.join_key, "far", tmp_path / "far.txt")
     try:
         result = run(duel, runs_dir=tmp_path, name="far", launcher=launcher, display="log-only")
         acting = {"served": "inference-0", "inline": "actor-0"}[placement]
@@ -302,19 +302,17 @@ class JoinAndLeave(Events):
     def __init__(self, launcher: JoinedHosts, folder: Path) -> None:
         super().__init__()
         self._launcher, self._folder = launcher, folder
-        self._join("first", 0)
+        self._join("first")
         self.moved, self.left = set[str](), (-1, "")
 
-    def _join(self, name: str, token: int) -> None:
-        self.agent = Agent(
-            self._launcher.address, self._launcher.token_files[token], name, self._folder / f"{name}.txt"
-        )
+    def _join(self, name: str) -> None:
+        self.agent = Agent(self._launcher.join_key, name, self._folder / f"{name}.txt")
 
     def make(self) -> None:
         trained = TrainingProgress(self._folder / "experiment" / "moves")
         trained.some_more()
         first = self.agent
-        self._join("second", 1)
+        self._join("second")
         await_that(lambda: len(self._launcher.members.hosts) == 2)
         second = self._launcher.members.hosts[1]
         await_that(lambda: second.num_living == 2 and all(life.pid for life in second.living_workers))
@@ -354,8 +352,8 @@ class Agents:
         self._folder = folder
         self.agents: dict[str, Agent] = {}
 
-    def begin(self, host: str, address: str, token: Path) -> None:
-        self.agents[host] = Agent(address, token, host, self._folder / f"{host}.txt")
+    def begin(self, host: str, key: Path) -> None:
+        self.agents[host] = Agent(key, host, self._folder / f"{host}.txt")
 
     def ended(self, host: str) -> str:
         status = self.agents[host].popen.poll()

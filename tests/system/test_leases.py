@@ -186,9 +186,9 @@ def training(folder: Path, *more: str, patience_s: float = 20.0) -> Iterator[tup
         controller = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
     agent: Agent | None = None
     try:
-        await_that(lambda: "--token-file" in output.read_text(), 60.0)
-        ((address, token),) = re.findall(r"jsrl join (\S+) --token-file (\S+)", output.read_text())
-        agent = Agent(address, Path(token), "far", runs_dir / "far.txt", patience_s=patience_s)
+        await_that(lambda: "jsrl join" in output.read_text(), 60.0)
+        (key,) = re.findall(r"jsrl join (\S+)", output.read_text())
+        agent = Agent(Path(key), "far", runs_dir / "far.txt", patience_s=patience_s)
         await_that(lambda: updates_of(folder) > 5, 120.0)
         yield controller, agent
     finally:

@@ -48,6 +48,7 @@ KIND = Kind(
     metrics=METRICS,
     loss_ends_run=False,
     is_hit=False,
+    says=("filmed",),
     needs_folder="it writes videos",
     death_hint=end_hint,
 )

@@ -16,30 +16,28 @@ import psutil
 from tests.patience import stretched
 
 ALONE = 'T=$(cat "$1"); shift; hostname "$NAME"; mount -t tmpfs none /tmp; mount -t tmpfs none /dev/shm; umask 077; '
-ALONE += 'printf %s "$T" > /tmp/token; unset T; cd /; exec "$@" --token-file /tmp/token'
+ALONE += 'printf %s "$T" > /tmp/join.key; unset T; cd /; exec "$@" /tmp/join.key'
 
 
 class Agent:
     """`jsrl join` on a host.
 
     Args:
-      address: of the controller. token: file. name: of the host. log: file of its output.
+      key: the run's key file. name: of the host. log: file of its output.
       namespace: of its network; it then has its own /tmp, /dev/shm and host name. None: it runs on this host.
       patience_s: see `jsrl join`.
     """
 
-    def __init__(
-        self, address: str, token: Path, name: str, log: Path, namespace: str | None = None, patience_s: float = 20.0
-    ) -> None:
+    def __init__(self, key: Path, name: str, log: Path, namespace: str | None = None, patience_s: float = 20.0) -> None:
         self.log = log
-        words = [sys.executable, "-m", "jsrl.cli.main", "join", address, "--patience-s", str(patience_s)]
+        words = [sys.executable, "-m", "jsrl.cli.main", "join", "--patience-s", str(patience_s)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NAME": name}
         environment["XDG_STATE_HOME"] = str(log.parent / "state of agents")
         if namespace is None:
-            words += ["--token-file", str(token), "--name", name]
+            words += ["--name", name, str(key)]
         else:
             environment |= {"XDG_CACHE_HOME": "/tmp/cache", "TMPDIR": "/tmp"}
-            alone = ["unshare", "--mount", "--uts", "sh", "-c", ALONE, "sh", str(token)]
+            alone = ["unshare", "--mount", "--uts", "sh", "-c", ALONE, "sh", str(key)]
             words = ["ip", "netns", "exec", namespace, *alone, *words]
         with log.open("wb") as output:
             self.popen = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=environment)
