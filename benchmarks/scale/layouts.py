@@ -239,7 +239,7 @@ def far_hosts(layout: Layout, folder: Path, limits: Limits = LIMITS) -> Iterator
         links = [_shape(name, number, layout.mbit) for number, name in enumerate(names)]
         own = HostFacts("here", 1, 8_000, address)
         families = [name for name in STAYS if layout.placement == "served"]
-        launcher = JoinedHosts(Local(), own, 0, layout.far, folder / "join", lambda line: None, keep=families)
+        launcher = JoinedHosts(Local(), own, 0, layout.far, folder / "join.key", lambda line: None, keep=families)
         stack.callback(launcher.close)
         agents = []
         for number, name in enumerate(names):

@@ -213,7 +213,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         folder = Path(name)
         own = HostFacts("here", 1, 16_000, "127.0.0.1")
         told: list[str] = []
-        launcher = JoinedHosts(Local(), own, 0, given.agents, folder / "join", told.append, keep=("inference",))
+        launcher = JoinedHosts(Local(), own, 0, given.agents, folder / "join.key", told.append, keep=("inference",))
         run_folder = folder / "scale" / "many"
         try:
             with agents_of(launcher, given.agents, folder) as agents:

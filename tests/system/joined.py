@@ -13,8 +13,6 @@ from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.networks.model import NetworkConfig
 from tests.launch.hosts.agents import Agent
 
-HIDDEN = ("/tmp", "/dev/shm")  # of the hosts of the fixture `hosts`, each of which has its own
-
 
 def endless(hidden: tuple[int, ...] = (8,), max_minutes: float = 5.0, **options: Any) -> Experiment:
     """Return an experiment with served actors that a hook must end; `options` are more of its fields."""

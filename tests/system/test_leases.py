@@ -133,7 +133,7 @@ def train_on(folder: Path) -> None:
 def test_workers_of_a_silent_host_end_and_are_replaced(hosts, fault: str, tmp_path: Path) -> None:
     address, networks = hosts
     folder, own, told = tmp_path / "experiment" / "far", HostFacts("here", 1, 8_000, address), list[str]()
-    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", told.append, keep=["inference"])
+    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join.key", told.append, keep=["inference"])
     agents = agents_on(launcher, networks, tmp_path, patience_s=120.0)
     silence = Silence(launcher, agents, folder, fault)
     silence.start()

@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
+import jsrl
 from tests.patience import stretched
 
+HIDDEN = ("/tmp", "/dev/shm")  # of agents in namespaces, each of which has its own
 ALONE = 'T=$(cat "$1"); shift; hostname "$NAME"; mount -t tmpfs none /tmp; mount -t tmpfs none /dev/shm; umask 077; '
 ALONE += 'printf %s "$T" > /tmp/join.key; unset T; cd /; exec "$@" /tmp/join.key'
 
@@ -75,6 +78,20 @@ def await_that(reached: Callable[[], object], timeout_s: float = 30.0) -> None:
     while not reached():
         assert time.monotonic() - begun_s < stretched(timeout_s), reached
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def hosts_without_files(count: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield namespaces of agents that do not see the folders HIDDEN; the test is skipped where that is impossible."""
+    for needed in (sys.prefix, jsrl.__file__):
+        if any(Path(needed).is_relative_to(folder) for folder in HIDDEN):
+            pytest.skip(
+                f"these hosts cannot see {needed}, which they need; use a checkout and an environment elsewhere"
+            )
+    with namespaces(count) as (address, names):
+        if not names:
+            pytest.skip("network namespaces are not allowed here (they need root)")
+        yield address, names
 
 
 @contextlib.contextmanager
