@@ -396,7 +396,7 @@ class Members:
         self._epoch += 1
         facts = HostFacts(hello.name, hello.cores, hello.memory_mb, hello.address, hello.gpus, hello.shm_mb)
         host = JoinedHost(facts, self._epoch, key, hello.session, hello.boot, hello.folder, identity, self._clock())
-        host.joined_s = host.heard_s
+        host.joined_s, host.drops = host.heard_s, Drops(self._clock)
         self.hosts.append(host)
         self.notices.append(
             f"host {host.name} ({facts.address}, {counted(facts.cores, 'core')}, {facts.memory_mb:,} MB) joined"
