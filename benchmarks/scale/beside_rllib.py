@@ -93,7 +93,9 @@ class Progress:
 
 def drive(system: str, address: str, hosts: int, actors: int, folder: Path) -> None:
     """Run the process of a jsrl run: print the path of the join key, then the progress."""
-    launcher = JoinedHosts(Local(), HostFacts("here", 1, 8_000, address), 0, hosts, folder / "join.key", lambda line: None)
+    launcher = JoinedHosts(
+        Local(), HostFacts("here", 1, 8_000, address), 0, hosts, folder / "join.key", lambda line: None
+    )
     print(json.dumps({"key": str(launcher.join_key)}), flush=True)
     try:
         run(

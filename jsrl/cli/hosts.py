@@ -16,7 +16,7 @@ from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions
-from jsrl.shown_text import printable
+from jsrl.runs.texts import printable
 
 if TYPE_CHECKING:
     from jsrl.launch.hosts.engine import Engine

@@ -23,7 +23,7 @@ from jsrl.experiment.options import RunOptions, full_help, short_help
 from jsrl.launch.interrupts import remembered
 from jsrl.metrics.wandb_sink import WandbSink
 from jsrl.runs.groups import Group, find_group
-from jsrl.shown_text import printable
+from jsrl.runs.texts import printable
 
 
 def usage() -> str:

@@ -29,7 +29,7 @@ from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Hear
 from jsrl.runs.pauses import Pauses
 from jsrl.runs.runs import to_resume
 from jsrl.runs.state import NO_SNAPSHOT, has_snapshot
-from jsrl.shown_text import printable
+from jsrl.runs.texts import printable
 from jsrl.snapshots.format import MANIFEST
 from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import make_folder

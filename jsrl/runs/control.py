@@ -30,7 +30,7 @@ from jsrl.runs.logs import MOST_BYTES, cut_log
 from jsrl.runs.memory import MIB, MemoryWatch, give_freed_memory_back, resident_bytes
 from jsrl.runs.pauses import Pauses
 from jsrl.runs.stacks import all_stacks, main_stack
-from jsrl.shown_text import shortened
+from jsrl.runs.texts import shortened
 from jsrl.transport.meeting.curve import (
     ConnectionWatch,
     Listener,

@@ -7,7 +7,7 @@ import io
 from jsrl.metrics.display import make_display
 from jsrl.runs.control import Crash, Event, encoded
 from jsrl.runs.door import DROPS_S, MAX_DROPS, NAME_BYTES, TEXT_BYTES, TEXT_BYTES_PER_S, Drops, TextBudget
-from jsrl.shown_text import MAX_CHARS, printable, shortened
+from jsrl.runs.texts import MAX_CHARS, printable, shortened
 
 
 def test_text_is_paid_each_time_and_a_name_once() -> None:

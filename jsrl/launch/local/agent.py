@@ -84,7 +84,7 @@ from jsrl.launch.machine import usable_cores
 from jsrl.runs.door import MAX_MESSAGE_BYTES
 from jsrl.runs.lease import Lease, now_s
 from jsrl.runs.names import FileNames
-from jsrl.shown_text import shortened
+from jsrl.runs.texts import shortened
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
 from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, admit_hosts
