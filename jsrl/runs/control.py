@@ -363,13 +363,14 @@ def _plain(value: Any) -> Any:
 
 def with_texts(message: Any, change: Callable[[str], str]) -> Any:
     """Return a message with its texts changed, and those of its facts."""
-
-    def changed(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: changed(part) if isinstance(part, str) else part for name, part in value.items()}
-        return change(value) if isinstance(value, str) else value
-
-    return type(message)(**{name: changed(value) for name, value in msgspec.structs.asdict(message).items()})
+    changed: dict[str, Any] = {}
+    for field in message.__struct_fields__:
+        value = getattr(message, field)
+        if isinstance(value, str):
+            changed[field] = change(value)
+        elif field == "facts":
+            changed[field] = {name: change(part) if isinstance(part, str) else part for name, part in value.items()}
+    return msgspec.structs.replace(message, **changed)
 
 
 def identity_of(worker: str, incarnation: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ import msgspec
 from jsrl.runs.control import AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stacks, Stage
 
 FINAL = "evaluated finally"  # an event with the final score; later reports repeat it, because it may be lost
+_NUMBER = re.compile(r"\d[\d,.]*")
 MOST = 2**53  # largest count: floats are exact up to here
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
@@ -231,10 +233,8 @@ def texts_of(message: AnyMessage) -> tuple[list[str], list[str]]:
         return [message.error, message.text, message.trace], []
     if isinstance(message, Stacks):
         return [message.text], []
-    if isinstance(message, Stage):
-        return [], [message.stage]
-    if isinstance(message, Heartbeat):
-        return [], [message.activity]
+    if isinstance(message, Stage | Heartbeat):  # only the newest is kept
+        return [], [_NUMBER.sub("0", message.stage if isinstance(message, Stage) else message.activity)]
     if isinstance(message, Event):
         is_note = message.name == "note"
         said = [value for value in message.facts.values() if isinstance(value, str)]

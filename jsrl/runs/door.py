@@ -35,7 +35,7 @@ class TextBudget:
         now_s = self._clock()
         self._left = min(TEXT_BYTES, self._left + TEXT_BYTES_PER_S * (now_s - self._since_s))
         self._since_s = now_s
-        new = set(names) - self._names
+        new = {name for name in names if name not in self._names}
         price = sum(map(len, texts)) + sum(len(name) + NAME_BYTES for name in new)
         if price > self._left:
             return False

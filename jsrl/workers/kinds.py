@@ -209,20 +209,20 @@ def objection(message: AnyMessage, kind: Kind, budget: TextBudget) -> str:
         return why
     if isinstance(message, Event) and message.name in RESERVED_EVENTS and message.name not in kind.says:
         return f"a worker of kind {kind.name} does not send it"
-    own, others = kind.heads, _heads_of_own_kinds()
-    is_own = any(kind.name == known.name for known in own_kinds())
-    for name in metrics_of(message):
-        head = name.partition("/")[0]
-        if head not in own and (is_own or head in others):
-            return f"a worker of kind {kind.name} does not measure {name[:80]!r}"
+    if metrics := metrics_of(message):
+        foreign, known = {name.partition("/")[0] for name in metrics} - kind.heads, _heads_of_own_kinds()
+        if kind.name not in known:  # a user's kind
+            foreign &= {"controller", "system"}.union(*known.values())
+        if foreign:
+            return f"a worker of kind {kind.name} does not measure {min(foreign)[:80]!r}"
     if not budget.pay(*texts_of(message)):
         return f"it has more text than its sender may still say: {TEXT_BYTES >> 20} MiB, and {TEXT_BYTES_PER_S} bytes a second"
     return ""
 
 
 @cache
-def _heads_of_own_kinds() -> set[str]:
-    return {"controller", "system"}.union(*(kind.heads for kind in own_kinds()))
+def _heads_of_own_kinds() -> dict[str, set[str]]:
+    return {kind.name: kind.heads for kind in own_kinds()}
 
 
 def find_kind(reference: str) -> Kind:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 
 from jsrl.metrics.display import make_display
-from jsrl.runs.control import Crash, Event, encoded
+from jsrl.runs.control import Crash, Event, Report, Stage, encoded
 from jsrl.runs.door import DROPS_S, MAX_DROPS, NAME_BYTES, TEXT_BYTES, TEXT_BYTES_PER_S, Drops, TextBudget
 from jsrl.runs.texts import MAX_CHARS, printable, shortened
+from jsrl.workers.kinds import find_kind, objection
 
 
 def test_text_is_paid_each_time_and_a_name_once() -> None:
@@ -20,6 +21,14 @@ def test_text_is_paid_each_time_and_a_name_once() -> None:
     assert budget.pay(["x" * 200], []) and not budget.pay([], ["another name"]) and budget.pay([], names)
     now_s[0] = 1e9
     assert budget.pay(["x" * TEXT_BYTES], []) and not budget.pay(["x"], [])
+
+
+def test_numbers_in_stages_are_free_and_those_in_metric_names_are_not() -> None:
+    kind, budget = find_kind("actor"), TextBudget(lambda: 0.0)
+    for number in range(20_000):
+        assert not objection(Stage("actor-0", 0, f"replaying trajectory {number:,} of 20,000", 42), kind, budget)
+    fit = sum(not objection(Report("actor-0", 0, {f"actor/{n}": 1.0}, {"n": n}), kind, budget) for n in range(20_000))
+    assert TEXT_BYTES / (NAME_BYTES + 12) - 10 < fit < TEXT_BYTES / (NAME_BYTES + 7)
 
 
 def test_ten_drops_within_a_minute_cut_off() -> None:
