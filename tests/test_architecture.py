@@ -45,7 +45,10 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "transport": ({"rate_limit", "types", "errors", "plain_files"}, {"numpy", "ml_dtypes", "zmq", "msgspec", "lz4"}),
     "experiment": ({"counted", "field_names", "envs", "types", "errors", "references"}, {"jax"}),
     "replay": ({"agents", "errors", "experiment", "plain_files", "types"}, {"jax", "numpy"}),
-    "runs": ({"extras", "file_lock", "transport", "errors", "plain_files"}, {"numpy", "zmq", "msgspec", "psutil"}),
+    "runs": (
+        {"extras", "file_lock", "rate_limit", "transport", "errors", "plain_files"},
+        {"numpy", "zmq", "msgspec", "psutil"},
+    ),
     "metrics": ({"errors", "extras", "intervals", "plain_files", "runs"}, {"numpy", "rich", "tensorboardX"}),
     "snapshots": ({"errors", "plain_files", "runs", "transport", "types"}, {"numpy"}),
     "recordings": ({"errors", "extras", "plain_files", "runs", "transport", "types"}, {"numpy", "msgspec"}),

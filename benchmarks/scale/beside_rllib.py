@@ -90,9 +90,11 @@ class Progress:
 
 
 def drive(system: str, address: str, hosts: int, actors: int, folder: Path) -> None:
-    """Run the process of a jsrl run: print the address and the token files, then the progress."""
-    launcher = JoinedHosts(Local(), HostFacts("here", 1, 8_000, address), 0, hosts, folder / "join", lambda line: None)
-    print(json.dumps({"address": launcher.address, "tokens": list(map(str, launcher.token_files))}), flush=True)
+    """Run the process of a jsrl run: print the path of the join key, then the progress."""
+    launcher = JoinedHosts(
+        Local(), HostFacts("here", 1, 8_000, address), 0, hosts, folder / "join.key", lambda line: None
+    )
+    print(json.dumps({"key": str(launcher.join_key)}), flush=True)
     try:
         run(
             experiment(actors, 0 if system == "jsrl" else None),
@@ -182,8 +184,8 @@ def _jsrl(
     driver = Driver(words, dict(os.environ), folder / "driver.txt")
     met = driver.read()
     roots = []
-    for number, (name, token) in enumerate(zip(names, met["tokens"], strict=True)):
-        agent = Agent(met["address"], Path(token), f"host-{number}", folder / f"{name}.txt", name)
+    for number, name in enumerate(names):
+        agent = Agent(Path(met["key"]), f"host-{number}", folder / f"{name}.txt", name)
         stack.callback(agent.close)
         roots.append(agent.popen.pid)
     return driver, roots

@@ -237,11 +237,11 @@ def far_hosts(layout: Layout, folder: Path, limits: Limits = LIMITS) -> Iterator
         links = [_shape(name, number, layout.mbit) for number, name in enumerate(names)]
         own = HostFacts("here", 1, 8_000, address)
         families = [name for name in STAYS if layout.placement == "served"]
-        launcher = JoinedHosts(Local(), own, 0, layout.far, folder / "join", lambda line: None, keep=families)
+        launcher = JoinedHosts(Local(), own, 0, layout.far, folder / "join.key", lambda line: None, keep=families)
         stack.callback(launcher.close)
         agents = []
-        for number, (name, token) in enumerate(zip(names, launcher.token_files, strict=True)):
-            agent = Agent(launcher.address, token, f"host-{number}", folder / f"{name}.txt", name)
+        for number, name in enumerate(names):
+            agent = Agent(launcher.join_key, f"host-{number}", folder / f"{name}.txt", name)
             stack.callback(agent.close)
             agents.append(agent.process)
         yield launcher, Meter(links, agents, limits)

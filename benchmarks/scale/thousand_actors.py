@@ -180,8 +180,8 @@ def agents_of(launcher: JoinedHosts, count: int, folder: Path) -> Iterator[list[
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     started = []
     try:
-        for number, token in zip(range(count), launcher.token_files, strict=True):
-            words = [sys.executable, "-m", "jsrl.cli.main", "join", launcher.address, "--token-file", str(token)]
+        for number in range(count):
+            words = [sys.executable, "-m", "jsrl.cli.main", "join", str(launcher.join_key)]
             words += ["--name", f"host-{number}", "--patience-s", "60", "--memory-mb", "16000"]
             with (folder / f"agent-{number}.txt").open("wb") as log:
                 started.append(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=environment))
@@ -213,7 +213,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         folder = Path(name)
         own = HostFacts("here", 1, 16_000, "127.0.0.1")
         told: list[str] = []
-        launcher = JoinedHosts(Local(), own, 0, given.agents, folder / "join", told.append, keep=("inference",))
+        launcher = JoinedHosts(Local(), own, 0, given.agents, folder / "join.key", told.append, keep=("inference",))
         run_folder = folder / "scale" / "many"
         try:
             with agents_of(launcher, given.agents, folder) as agents:

@@ -16,6 +16,7 @@ from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions
+from jsrl.runs.texts import printable
 
 if TYPE_CHECKING:
     from jsrl.launch.hosts.engine import Engine
@@ -47,10 +48,10 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
     count = options.num_hosts if engine is None else len(engine.hosts)
     host, port = parse_listen(options.listen) if options.listen else (address, 0)
     own = own_facts(socket.gethostname(), host)
-    tokens = Path(options.tokens_dir or Path(options.runs_dir, f"join-{host}-{port or os.getpid()}"))
+    key = Path(options.join_key or Path(options.runs_dir, f"join-{host}-{port or os.getpid()}.key"))
     try:
         launcher = JoinedHosts(
-            Local(), own, port, count, tokens, notify, engine=engine, join_s=options.join_s, keep=options.keep_here,
+            Local(), own, port, count, key, notify, engine=engine, join_s=options.join_s, keep=options.keep_here,
             learner_on=options.learner_on or "", least=options.min_hosts,
         )  # fmt: skip
     except ConfigError:
@@ -61,9 +62,11 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
         if engine is None:
             least = options.min_hosts or count
             later = f", and {count - least} more that may come later" if least < count else ""
-            notify(f"waiting for {counted(least, 'host')} to join{later}; copy a token file to each, and give there:")
-        for path in launcher.token_files:
-            notify(f"  {shlex.join(['jsrl', 'join', launcher.address, '--token-file', str(path.absolute())])}")
+            notify(
+                f"waiting at {launcher.address} for {counted(least, 'host')} to join{later}; copy the key file to each, and "
+                "give its path there:"
+            )
+            notify(f"  {shlex.join(['jsrl', 'join', str(key.absolute())])}")
         yield launcher
     finally:
         launcher.close()
@@ -72,7 +75,7 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
 def notify(line: str) -> None:
     """Show a line on standard error. Without a reader the run continues, as it does without its display."""
     with contextlib.suppress(OSError, ValueError):
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def engine_of(options: RunOptions, notify: Callable[[str], None]) -> tuple[Engine | None, str]:

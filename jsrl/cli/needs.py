@@ -18,7 +18,7 @@ NEEDS = {  # option, or the first part of its name -> what it needs: one of thes
     "ray": ("--launcher ray",),
     "num-hosts": ("--listen", "--launcher ray", "--launcher slurm without --seeds"),
     "min-hosts": ("--listen", "--hosts", "--launcher slurm without --seeds"),
-    "tokens-dir": JOINED,
+    "join-key": JOINED,
     "join-s": JOINED,
     "host-python": ("--hosts", "--launcher ray"),
     "keep-here": (*ANY_HOSTS, "--hosts-file"),

@@ -1,7 +1,8 @@
 """Remove a joined host from a run, with its keys: `jsrl revoke RUN HOST`, on any host that sees the run folder.
 
-Its connections end within seconds, its workers start again elsewhere, and no host of this name can join. Names are in the
-run folder, in revoked.json; remove one there to let the host join again, with a new token.
+Its connections end within seconds, its workers start again elsewhere, and no host of this name can join. The join key is
+replaced: hosts that are in the run stay, others need the new file. Names are in the run folder, in revoked.json; remove one
+there to let the host join again, with the new file.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from jsrl.experiment.options import RunOptions, full_help, short_help
 from jsrl.launch.interrupts import remembered
 from jsrl.metrics.wandb_sink import WandbSink, kept_names
 from jsrl.runs.groups import Group, find_group
+from jsrl.runs.texts import printable
 
 
 def usage() -> str:
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str] | None = None, hooks: Sequence[Any] = ()) -> i
     except JsrlError as error:
         if isinstance(error, AgentFault | EnvironmentFault):  # a user's own code: show where
             traceback.print_exception(error.__cause__ or error)
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 2 if isinstance(error, ConfigError | RecordingError | SpecMismatch) else 1
     except KeyboardInterrupt:
         print("interrupted before the run had begun.", file=sys.stderr)

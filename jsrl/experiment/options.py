@@ -132,8 +132,8 @@ class RunOptions:
     """With --listen, --launcher slurm or --launcher ray: how many other hosts to wait for."""
     min_hosts: int | None = None
     """With --listen, --hosts or --launcher slurm: start when this many have joined; others may come later (default: all)."""
-    tokens_dir: str | None = None
-    """With --listen, --hosts or --launcher ray: folder for the files that hosts join with (default: RUNS_DIR/join-ADDRESS)."""
+    join_key: str | None = None
+    """With --listen, --hosts or --launcher ray: the key file that hosts join with (default: RUNS_DIR/join-ADDRESS.key)."""
     launcher: typing.Literal["local", "slurm", "ray"] = "local"
     """slurm: submit a job for the controller and an array of num-hosts jobs for the actors, and return; inside a job of
     several nodes: run on these nodes.

@@ -25,17 +25,17 @@ from jsrl.launch.supervision import Restart, Supervision, lost_text, replacement
 from jsrl.launch.usage import Usage
 from jsrl.launch.watchdog import Watchdog
 from jsrl.references.importing import spawn_environment
-from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Heartbeat, Report, Stage
-from jsrl.runs.control_bodies import complaint
+from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Heartbeat, Report, Stage, with_texts
 from jsrl.runs.pauses import Pauses
 from jsrl.runs.runs import to_resume
 from jsrl.runs.state import NO_SNAPSHOT, has_snapshot
+from jsrl.runs.texts import printable
 from jsrl.snapshots.format import MANIFEST
 from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import make_folder
 from jsrl.types import version_updates
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import Kind
+from jsrl.workers.kinds import Kind, objection
 
 POLL_S = 0.05
 CHECK_S = 0.001  # between two checks of all workers, per worker
@@ -193,11 +193,16 @@ class Controller:
         worker = self._workers.get(message.worker)
         if worker is None or message.incarnation != worker.job.incarnation:
             return  # the last messages of a replaced incarnation
-        if why := complaint(message) or self._session.implausible(message):
-            self._control.refuse(message, why)
+        if why := self._objection(worker, message):
+            kind = f"{type(message).__name__.lower()} {getattr(message, 'name', '')}".strip()
+            line, cut_off = worker.drops.add(worker.name, f"{kind}: {why}")
+            if line:
+                self._session.display.message(line, "warning")
+            worker.cut_off = worker.cut_off or cut_off
             worker.beat_s = time.monotonic()  # any message shows that it is alive
             worker.left = worker.left or isinstance(message, Bye)
             return
+        message = with_texts(message, printable)
         worker.receive(message)
         if isinstance(message, Stage):
             self._session.stage(message.worker, message.stage)
@@ -213,9 +218,17 @@ class Controller:
             worker.left = True
             self._session.facts(message.worker, message.facts)
 
+    def _objection(self, worker: SupervisedWorker, message: AnyMessage) -> str:
+        """Return why a message of a worker is dropped; empty: it is not. Those of other hosts were checked at their port."""
+        why = "" if worker.handle.host else objection(message, self._kind(worker), worker.budget)
+        return why or self._session.implausible(message)
+
     def _check(self, worker: SupervisedWorker) -> None:
-        """Check that a worker is alive, becomes ready in time, and sends heartbeats."""
+        """Check that a worker is alive, becomes ready in time, sends heartbeats, and no wrong messages."""
         if worker.replaced:
+            return
+        if worker.cut_off:
+            self._died(worker, f"was cut off: {worker.cut_off}")
             return
         limits, running = self._deadlines, self._session.reason is None
         if not worker.alive and not (worker.left or worker.moves):

@@ -8,6 +8,7 @@ from typing import Any
 
 from jsrl.launch.launcher import Handle
 from jsrl.runs.control import REPLAYING, AnyMessage, Crash, Heartbeat, Report, Stacks, Stage
+from jsrl.runs.door import Drops, TextBudget
 from jsrl.workers.jobs import Job
 
 EXPECTED = ("ConfigError", "MissingExtra", "VideoError")  # errors whose message is complete without a traceback
@@ -20,6 +21,7 @@ class SupervisedWorker:
     """A worker's handle and state. Times are of the monotonic clock.
 
     Attributes:
+      drops, budget: of its messages, if it is on this host. cut_off: why none are read any more; empty: they are.
       stage: of its start; `ready` ends it. pid: of its process, once it sent a stage; else 0.
       beat_s: time of its last message. left: it said goodbye.
       restarts: earlier incarnations.
@@ -32,6 +34,9 @@ class SupervisedWorker:
     job: Job
     handle: Handle
     restarts: int = 0
+    drops: Drops = field(default_factory=Drops)
+    budget: TextBudget = field(default_factory=TextBudget)
+    cut_off: str = ""
     stage: str = NOT_BEGUN
     pid: int = 0
     started_s: float = field(default_factory=time.monotonic)

@@ -23,6 +23,7 @@ from rich.live import Live
 from jsrl.errors import ConfigError
 from jsrl.metrics.display_state import DisplayState
 from jsrl.metrics.picture import picture, plain_line
+from jsrl.runs.texts import printable
 
 MODES = ("auto", "live", "plain", "quiet", "log-only")
 RATE_WINDOW_S = 30.0
@@ -127,11 +128,11 @@ class LineDisplay:
 
     def message(self, text: str, level: str = "info") -> None:
         """Write a message at once."""
-        prefix = "" if level == "info" else f"{level}: "
+        line = printable(text if level == "info" else f"{level}: {text}")
         if level in self._shown:
-            self._write(prefix + text)
+            self._write(line)
         if self._log is not None:
-            self._log(prefix + text)
+            self._log(line)
 
     def close(self) -> None:
         """Write the last line if it was not shown yet."""
@@ -181,7 +182,7 @@ class LiveDisplay:
     def message(self, text: str, level: str = "info") -> None:
         """Add a line to the last messages and redraw."""
         self._behind.message(text, level)
-        self._messages.append((level, text))
+        self._messages.append((level, printable(text)))
         self._next_s = 0.0
         self._draw()
 

@@ -23,11 +23,14 @@ import msgspec
 import zmq
 
 from jsrl.errors import AccessDenied, CodecError, StreamClosed
+from jsrl.rate_limit import is_reported
+from jsrl.runs.door import MAX_MESSAGE_BYTES, MAX_WAITING
 from jsrl.runs.lease import Lease
 from jsrl.runs.logs import MOST_BYTES, cut_log
 from jsrl.runs.memory import MIB, MemoryWatch, give_freed_memory_back, resident_bytes
 from jsrl.runs.pauses import Pauses
 from jsrl.runs.stacks import all_stacks, main_stack
+from jsrl.runs.texts import shortened
 from jsrl.transport.meeting.curve import (
     ConnectionWatch,
     Listener,
@@ -40,14 +43,13 @@ from jsrl.transport.meeting.curve import (
 from jsrl.transport.meeting.keys import KeyPath
 
 _logger = logging.getLogger("jsrl.control")
-MAX_MESSAGE_BYTES = 16 << 20
 HEARTBEAT_S = 0.2
 REPLAYING = "replaying"  # begins the stages in which a worker replays a journal, which may take as long as the run did
 LEASE_GRACE_S = 0.5  # after a lease: a running agent ends its workers first
 _HURRY_S = 0.02  # between checks of memory that grows fast
 MARGIN_BYTES = 256 << 20  # growth of the controller's memory before its socket is recreated
 MAX_MESSAGES = 4096  # most messages read at once
-MAX_WAITING = 1000  # most commands that wait for a lost connection; then the oldest is dropped
+MAX_COMMANDS = 1000  # most commands that wait for a lost connection; then the oldest is dropped
 RELAY = b"relay/"  # prefix of the identity of a connection that carries the messages of workers on other hosts
 
 
@@ -340,15 +342,17 @@ class ControlClient:
 
 
 def encoded(message: Message) -> bytes:
-    """Return a message as bytes; numbers and arrays of NumPy or JAX become plain ones.
+    """Return a message as bytes, with long texts shortened; numbers and arrays of NumPy or JAX become plain ones.
 
     Raises:
       TypeError: a fact has another type.
     """
+    message = with_texts(message, shortened)
     try:
         return msgspec.msgpack.encode(message, enc_hook=_plain)
     except UnicodeEncodeError:  # an error may name a file whose name is not UTF-8
-        return msgspec.msgpack.encode(_encodable(message), enc_hook=_plain)
+        valid = with_texts(message, lambda text: text.encode("utf-8", "backslashreplace").decode())
+        return msgspec.msgpack.encode(valid, enc_hook=_plain)
 
 
 def _plain(value: Any) -> Any:
@@ -357,11 +361,16 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a fact is of type {type(value).__name__}; facts are numbers, texts, lists and dicts.")
 
 
-def _encodable(message: Message) -> Message:
-    """Return a message whose texts are valid in UTF-8, with escapes for the rest."""
-    texts = {name: value for name, value in msgspec.structs.asdict(message).items() if isinstance(value, str)}
-    valid = {name: text.encode("utf-8", "backslashreplace").decode() for name, text in texts.items()}
-    return msgspec.structs.replace(message, **valid)
+def with_texts(message: Any, change: Callable[[str], str]) -> Any:
+    """Return a message with its texts changed, and those of its facts."""
+    changed: dict[str, Any] = {}
+    for field in message.__struct_fields__:
+        value = getattr(message, field)
+        if isinstance(value, str):
+            changed[field] = change(value)
+        elif field == "facts":
+            changed[field] = {name: change(part) if isinstance(part, str) else part for name, part in value.items()}
+    return msgspec.structs.replace(message, **changed)
 
 
 def identity_of(worker: str, incarnation: int) -> bytes:
@@ -378,10 +387,9 @@ class ControlServer:
 
     def __init__(self, address: str, *, keys: KeyPath = None, margin_bytes: int = MARGIN_BYTES) -> None:
         self._keys = keys_to_bind(address, keys)
-        self.refused = 0  # messages of others, or with invalid content
+        self.refused = 0  # messages that cannot be read, or are not in the name of their sender
         self._relays: dict[bytes, bytes] = {}  # worker/incarnation -> the connection that carries its messages
         self._waiting: dict[bytes, deque[list[bytes]]] = {}  # connection that has sent a message -> commands to send
-        self._complained: set[str] = set()
         self._margin_bytes, self._baseline_bytes = margin_bytes, resident_bytes()
         self._open(address)
 
@@ -391,6 +399,7 @@ class ControlServer:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # without it, commands to a lost connection vanish
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
         old = os.umask(0o177)
         try:
             self._listener = Listener(self._socket, address, self._keys)
@@ -436,34 +445,40 @@ class ControlServer:
             if not self._socket.poll(0):
                 break
             frames = [frame.bytes for frame in self._listener.receive()]
+            sender = frames[0]
             try:
-                sender, *words = map(bytes, incoming(frames, self._keys, MAX_MESSAGE_BYTES))
-                for word in words:
-                    messages.append(msgspec.msgpack.decode(word, type=AnyMessage))
-                    if sender.startswith(RELAY):
-                        self._relays[identity_of(messages[-1].worker, messages[-1].incarnation)] = sender
-                self._waiting.setdefault(sender, deque(maxlen=MAX_WAITING))
+                words = incoming(frames[1:], self._keys, MAX_MESSAGE_BYTES)
+            except CodecError as error:
+                self._drop(error)
+                continue
+            for word in words:
+                try:
+                    messages.append(self._read(sender, word))
+                except (ValueError, RecursionError) as error:
+                    self._drop(error)
+            if words:
+                self._waiting.setdefault(sender, deque(maxlen=MAX_COMMANDS))
                 self._send_waiting(sender)
-            except (CodecError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                if not self.refused:
-                    _logger.warning(
-                        "a message on the control connection is not from a worker (%s); it was dropped", error
-                    )
-                self.refused += 1
         return messages
 
-    def refuse(self, message: Message, why: str) -> None:
-        """Count a message with an invalid body, and log the first of each worker."""
+    def _read(self, sender: bytes, word: Any) -> AnyMessage:
+        """Return a message, after checking that it is in the name of its sender; the port of hosts has checked theirs.
+
+        Raises:
+          ValueError: it is not, or cannot be read.
+        """
+        message: AnyMessage = msgspec.msgpack.decode(word, type=AnyMessage)
+        name = identity_of(message.worker, message.incarnation)
+        if sender.startswith(RELAY):
+            self._relays[name] = sender
+        elif name != sender:
+            raise ValueError(f"{sender!r} sent it in the name of {name!r}")
+        return message
+
+    def _drop(self, why: Exception) -> None:
         self.refused += 1
-        if message.worker not in self._complained:
-            self._complained.add(message.worker)
-            kind = f"{type(message).__name__.lower()} {getattr(message, 'name', '')}".strip()
-            _logger.warning(
-                "a control message of %s was dropped (%s: %s); the run continues, and further ones are only counted",
-                message.worker,
-                kind,
-                why,
-            )
+        if is_reported(self.refused):
+            _logger.warning("a message on the control connection was dropped (%d so far): %s", self.refused, why)
 
     def send_command(self, worker: str, incarnation: int, name: str, facts: Mapping[str, Any] | None = None) -> None:
         """Send a command, now or once the worker has reconnected; lost when the worker is gone or has sent no message."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from jsrl.runs.control import AnyMessage, Bye, Event, Heartbeat, Report, Stage
+from jsrl.runs.control import AnyMessage, Bye, Crash, Event, Heartbeat, Report, Stacks, Stage
 
 FINAL = "evaluated finally"  # an event with the final score; later reports repeat it, because it may be lost
+_NUMBER = re.compile(r"\d[\d,.]*")
 MOST = 2**53  # largest count: floats are exact up to here
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 Version = Annotated[int, msgspec.Meta(ge=0)]
@@ -207,6 +210,9 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
 }
 
 
+RESERVED_EVENTS = EVENTS.keys() - {"warning", "note"}  # see Kind.says
+
+
 def complaint(message: AnyMessage) -> str:
     """Return why the body of a message is invalid; empty: it is valid."""
     if isinstance(message, Report):
@@ -222,6 +228,39 @@ def complaint(message: AnyMessage) -> str:
     if isinstance(message, Stage):
         return _unlike({"pid": message.pid}, _Place)
     return ""
+
+
+def texts_of(message: AnyMessage) -> tuple[list[str], list[str]]:
+    """Return (texts, names) of a message: what the controller shows each time; what it keeps or shows once."""
+    if isinstance(message, Crash):
+        return [message.error, message.text, message.trace], []
+    if isinstance(message, Stacks):
+        return [message.text], []
+    if isinstance(message, Stage | Heartbeat):  # only the newest is kept
+        return [], [_NUMBER.sub("0", message.stage if isinstance(message, Stage) else message.activity)]
+    if isinstance(message, Event):
+        is_note = message.name == "note"
+        said = [value for value in message.facts.values() if isinstance(value, str)]
+        return [message.text] if is_note else [], [*said, *metrics_of(message), *([] if is_note else [message.text])]
+    return [], [*metrics_of(message), *_names_in(message.facts)]
+
+
+def metrics_of(message: AnyMessage) -> dict[str, float]:
+    """Return the metrics in a message."""
+    found = message.facts.get("metrics") if isinstance(message, Event) else getattr(message, "metrics", {})
+    return found if isinstance(found, dict) else {}
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    """Yield the texts in a fact that do not change with its numbers."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield str(name)
+            yield from _names_in(part)
+    elif isinstance(value, str):
+        yield value
+    elif not isinstance(value, int | float | None):
+        yield repr(value)
 
 
 class _Beat(msgspec.Struct):

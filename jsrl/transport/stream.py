@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Sort = Literal["samples", "inference", "params", "ranks"]
+EPOCH = ".epoch"  # ends the name of an epoch, see epoch_at
 POLICY = "policy"  # name of the policy of a single-policy experiment
 
 
@@ -89,4 +90,4 @@ def name_at(stream: str, worker: str) -> str:
 
 def epoch_at(stream: str, worker: str) -> str:
     """Return the name under which the reader of a stream publishes the epoch that trains on its rows."""
-    return f"{name_at(stream, worker)}.epoch"
+    return f"{name_at(stream, worker)}{EPOCH}"

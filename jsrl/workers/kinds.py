@@ -19,6 +19,9 @@ from jsrl.metrics.catalogue import Catalogue, Metric, worker_metrics
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import REST, REST_ACTIVITY, TURN, Activity
 from jsrl.metrics.tracing import Tracer
+from jsrl.runs.control import AnyMessage, Event
+from jsrl.runs.control_bodies import RESERVED_EVENTS, complaint, metrics_of, texts_of
+from jsrl.runs.door import TEXT_BYTES, TEXT_BYTES_PER_S, TextBudget
 from jsrl.transport.stream import Sort
 
 if TYPE_CHECKING:
@@ -109,6 +112,8 @@ class Kind(NamedTuple):
       death_hint: text added to the message of a death without an error, from (job, exit status or None).
       headline: its row of the live display. is_hit: `jsrl chaos` kills it by default.
       receives: names of other workers' events that it gets as commands; it may send commands to other workers.
+      says: events of jsrl.runs.control_bodies.EVENTS that it may send, besides warnings and notes; and the first parts of its
+        metrics' names besides its own name, with a slash.
       relays: it runs on the host of the stream that it reads, for workers on other hosts.
       needs_folder: what it does in the run folder, such as `it writes videos`; it then runs on a host that sees the folder.
         Empty: it may run on other hosts. From (experiment) where its options decide. A worker that reads samples counts them
@@ -145,6 +150,7 @@ class Kind(NamedTuple):
     headline: Headline = Headline()
     is_hit: bool = True
     receives: tuple[str, ...] = ()
+    says: tuple[str, ...] = ()
     relays: bool = False
     needs_folder: str | Callable[[Experiment], str] = "its kind does not say that it may leave the run folder"
     keeps_files: Callable[[Job], tuple[str, ...]] = lambda job: ()
@@ -173,6 +179,11 @@ class Kind(NamedTuple):
         return self.name.replace("-", "_")
 
     @property
+    def heads(self) -> set[str]:
+        """Return the first parts of its metrics' names."""
+        return {self.prefix, *(said.removesuffix("/") for said in self.says if said.endswith("/"))}
+
+    @property
     def title(self) -> str:
         """Return its name for messages."""
         return self.name.replace("-", " ")
@@ -188,6 +199,28 @@ def own_kinds() -> tuple[Kind, ...]:
     """Return the kinds of jsrl itself."""
     folders = sorted(path.parent.name for path in Path(__file__).parent.glob("*/kind.py"))
     return tuple(import_module(f"jsrl.workers.{folder}.kind").KIND for folder in folders)
+
+
+def objection(message: AnyMessage, kind: Kind, budget: TextBudget) -> str:
+    """Return why a message of a worker of this kind must be dropped, though the worker sent it; empty: it need not."""
+    if why := complaint(message):
+        return why
+    if isinstance(message, Event) and message.name in RESERVED_EVENTS and message.name not in kind.says:
+        return f"a worker of kind {kind.name} does not send it"
+    if metrics := metrics_of(message):
+        foreign, known = {name.partition("/")[0] for name in metrics} - kind.heads, _heads_of_own_kinds()
+        if kind.name not in known:  # a user's kind
+            foreign &= {"controller", "system"}.union(*known.values())
+        if foreign:
+            return f"a worker of kind {kind.name} does not measure {min(foreign)[:80]!r}"
+    if not budget.pay(*texts_of(message)):
+        return f"it has more text than its sender may still say: {TEXT_BYTES >> 20} MiB, and {TEXT_BYTES_PER_S} bytes a second"
+    return ""
+
+
+@cache
+def _heads_of_own_kinds() -> dict[str, set[str]]:
+    return {kind.name: kind.heads for kind in own_kinds()}
 
 
 def find_kind(reference: str) -> Kind:

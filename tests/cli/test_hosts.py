@@ -33,11 +33,11 @@ def test_the_port_for_hosts_outlives_the_reader_of_its_lines(tmp_path: Path, mon
     monkeypatch.setattr(sys, "stderr", pipe := Pipe())
     options = RunOptions(runs_dir=str(tmp_path / "my runs"), listen="127.0.0.1")
     with launcher_of(options, load("ppo_cartpole")) as launcher:
-        assert "waiting for 1 host to join" in pipe.getvalue()
-        token = shlex.split(pipe.getvalue().splitlines()[-1])[-1]
-        assert Path(token).is_file() and Path(token).is_relative_to(tmp_path / "my runs")
+        assert " for 1 host to join; copy the key file" in pipe.getvalue()
+        key = Path(shlex.split(pipe.getvalue().splitlines()[-1])[-1])
+        assert key.is_file() and key.is_relative_to(tmp_path / "my runs")
         pipe.is_read = False
-        launcher.members.notices.append("a host joined")
+        launcher.members.notices.append("a host\x1b[2J joined")
         await_that(lambda: not launcher.members.notices)
         assert launcher._port._thread.is_alive()
         launcher.members.notices.append("a host is gone")
@@ -51,7 +51,7 @@ def test_wrong_ports_are_refused_before_hosts_join(tmp_path: Path, monkeypatch: 
     with pytest.raises(ConfigError, match="JSRL_PORTS is '80-90'"), launcher_of(options, load("ppo_cartpole")):
         pass
     with pytest.raises(ConfigError, match="JSRL_PORTS is '80-90'"):
-        join("127.0.0.1:7000", str(tmp_path / "token"), "a", 0.0)
+        join(tmp_path / "join.key", "a", 0.0)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -13,7 +14,18 @@ import pytest
 import zmq
 
 from jsrl.runs import control, lease
-from jsrl.runs.control import HEARTBEAT_S, LEASE_GRACE_S, Bye, ControlClient, ControlServer, Event, Heartbeat
+from jsrl.runs.control import (
+    HEARTBEAT_S,
+    LEASE_GRACE_S,
+    RELAY,
+    Bye,
+    ControlClient,
+    ControlServer,
+    Event,
+    Heartbeat,
+    Stage,
+    encoded,
+)
 from jsrl.runs.lease import Lease
 from jsrl.workers.kinds import find_kind
 from jsrl.workers.process import slowness
@@ -119,7 +131,7 @@ def test_commands_wait_for_a_relay_that_reconnects(tmp_path, monkeypatch):
 
 def test_few_commands_wait_for_a_worker_that_is_gone(transport, monkeypatch):
     server, _ = transport
-    monkeypatch.setattr(control, "MAX_WAITING", 5)
+    monkeypatch.setattr(control, "MAX_COMMANDS", 5)
     gone = ControlClient(server.address, "actor-1", 0)
     heard(server, Heartbeat)
     gone.close()
@@ -197,3 +209,23 @@ def test_worker_ends_after_the_lease_of_its_host(tmp_path, monkeypatch):
     agent.extend(130.0)
     assert ControlClient._check_lease(worker) > 0.0 and len(statuses) == 1
     assert ControlClient._check_lease(SimpleNamespace(lease=None)) == math.inf
+
+
+def test_one_wrong_message_drops_no_other_and_nobody_uses_another_name(tmp_path: Path) -> None:
+    server = ControlServer(f"ipc://{tmp_path}/control")
+    context = zmq.Context()
+    right = [encoded(Stage("actor-0", 0, stage, 42)) for stage in ("building", "ready")]
+    wrong = [b"\xff", encoded(Stage("learner", 0, "ready", 42)), encoded(Stage("actor-0", 1, "ready", 42))]
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, b"actor-0/0")
+    socket.connect(server.address)
+    socket.send_multipart([wrong[0], right[0], *wrong[1:], right[1]])
+    assert [message.stage for message in server.poll(20.0)] == ["building", "ready"] and server.refused == 3
+    relay = context.socket(zmq.DEALER)
+    relay.setsockopt(zmq.IDENTITY, RELAY + b"hosts")
+    relay.connect(server.address)
+    relay.send_multipart([b"\xff", encoded(Stage("actor-1", 0, "ready", 42))])
+    (message,) = server.poll(20.0)
+    assert message.worker == "actor-1"
+    context.destroy(linger=0)
+    server.close()

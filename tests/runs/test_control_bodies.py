@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from jsrl.launch.supervised import SupervisedWorker
 from jsrl.metrics.display import make_display
 from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Heartbeat, Report, Stacks, Stage
 from jsrl.runs.control_bodies import MOST, complaint
+from jsrl.runs.door import TEXT_BYTES
 from jsrl.runs.runs import RunFolder
 from jsrl.workers.kinds import find_kind
 
@@ -92,11 +93,14 @@ class Rig:
         self.controller = Controller.__new__(Controller)
         self.control = ControlServer(f"ipc://{folder}/control")
         self.controller._session, self.controller._control, self.controller._crashes = self.session, self.control, {}
+        self.controller._plan = SimpleNamespace(kinds=kinds)  # type: ignore[assignment]
+        self.told: list[str] = []
+        self.session.display.message = lambda text, level="info": self.told.append(text)  # type: ignore[method-assign]
         self.controller._workers = {name: self._life(name) for name in WORKERS}
 
     def _life(self, name: str) -> SupervisedWorker:
         job: Any = type("job", (), {"name": name, "incarnation": 0, "kind": WORKERS[name]})
-        return SupervisedWorker(job, handle=None)  # type: ignore[arg-type]
+        return SupervisedWorker(job, SimpleNamespace(host="", exit=None))  # type: ignore[arg-type]
 
     def receive(self, message: AnyMessage) -> None:
         """Read a message as if it came from the socket."""
@@ -117,20 +121,20 @@ def rig(tmp_path):
 @pytest.mark.parametrize("message", GOOD, ids=lambda m: f"{type(m).__name__} {getattr(m, 'name', '')}")
 def test_valid_worker_messages_are_accepted(rig, message) -> None:
     rig.receive(message)
-    assert rig.control.refused == 0
+    assert not any("dropped" in line for line in rig.told)
 
 
 @pytest.mark.parametrize(("message", "why"), BAD)
-def test_invalid_messages_are_named_counted_and_logged_once(rig, caplog, message, why) -> None:
-    with caplog.at_level(logging.WARNING, "jsrl.control"):
-        for _ in range(3):
-            rig.receive(message)
-    assert rig.control.refused == 3
-    (text,) = caplog.messages
+def test_invalid_messages_are_named_counted_and_shown_ever_more_rarely(rig, message, why) -> None:
+    for _ in range(3):
+        rig.receive(message)
+    worker = rig.controller._workers[message.worker]
+    text, again = [line for line in rig.told if "dropped" in line]
+    assert worker.drops.count == 3 and "was dropped (2 so far)" in again and not worker.cut_off
     assert re.search(why, text), text
     assert message.worker in text and (rig.session.updates, rig.session.env_steps) == (0, 0)
     assert rig.session.reason is None
-    assert rig.controller._workers[message.worker].left == isinstance(message, Bye)
+    assert worker.left == isinstance(message, Bye)
 
 
 def test_refused_message_still_counts_as_a_heartbeat(rig) -> None:
@@ -138,6 +142,44 @@ def test_refused_message_still_counts_as_a_heartbeat(rig) -> None:
     process.beat_s = 0.0
     rig.receive(Report("learner", 0, {}, {"updates": "x"}))
     assert process.beat_s > 0 and process.known == {}
+
+
+OTHER_KINDS: list[AnyMessage] = [
+    Event("actor-0", 0, "evaluated", "", SCORE | AT | {"metrics": {"evaluator/return_mean": 1.0}}),
+    Event("actor-0", 0, "evaluated finally", "", SCORE),
+    Event("evaluator", 0, "finished", "", AT),
+    Event("evaluator", 0, "evaluated", "", SCORE | AT | {"metrics": {"learner/loss": 1.0}}),
+    Report("actor-0", 0, {"evaluator/return_mean": 9999.0}, {}),
+    Report("actor-0", 0, {"ledger/consumed": 9999.0}, {}),
+    Report("actor-0", 0, {"controller/restarts": 9999.0}, {}),
+]
+
+
+@pytest.mark.parametrize("message", OTHER_KINDS, ids=lambda m: f"{m.worker} {getattr(m, 'name', 'report')}")
+def test_a_worker_says_and_measures_only_what_its_kind_does(rig, message) -> None:
+    rig.receive(message)
+    (line,) = rig.told
+    assert f"a worker of kind {WORKERS[message.worker]} does not" in line
+    assert rig.session.result().final == rig.session.result().evaluation == {}
+    assert not rig.session.finals and not rig.session.hub.tick(0, 0).keys() - {"env_steps", "updates", "wall_s"}
+
+
+def test_own_worker_with_too_much_text_is_cut_off_with_a_sentence(rig, monkeypatch) -> None:
+    died = list[str]()
+    monkeypatch.setattr(rig.controller, "_died", lambda worker, what: died.append(f"{worker.name} {what}"))
+    worker = rig.controller._workers["actor-0"]
+    worker.job.incarnation, note = 0, Event("actor-0", 0, "note", "x" * (TEXT_BYTES // 2 - 200))
+    for number in range(12):
+        rig.receive(note)
+        rig.receive(Heartbeat("actor-0", 0, number, "env"))  # its other messages are read
+        assert bool(worker.cut_off) is (number >= 11)
+    assert sum("actor-0: x" in line for line in rig.told) == 2  # as its budget allows
+    rig.controller._check(worker)
+    (line,) = died
+    assert line.startswith(
+        "actor-0 was cut off: 10 of its messages were dropped within 60 s, the last because event note:"
+    )
+    assert "more text than its sender may still say: 1 MiB, and 1024 bytes a second" in line
 
 
 TEXTS = st.text("aB0_/. \x00é☃𝄞", max_size=5)  # one to four bytes each

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
-from tests.launch.hosts.agents import namespaces
-from tests.system.joined import HIDDEN
+from tests.launch.hosts.agents import hosts_without_files
 from tests.system.launched import Launched
 
 
@@ -33,9 +31,5 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
 @pytest.fixture
 def hosts() -> Iterator[tuple[str, list[str]]]:
     """Yield the address of this host, and two network namespaces; files below HIDDEN are to be kept from them."""
-    if any(Path(sys.prefix).is_relative_to(folder) for folder in HIDDEN):
-        pytest.skip(f"the interpreter lies in {sys.prefix}, which these hosts cannot see; use an environment elsewhere")
-    with namespaces(2) as (address, names):
-        if not names:
-            pytest.skip("network namespaces are not allowed here (they need root)")
-        yield address, names
+    with hosts_without_files(2) as found:
+        yield found

@@ -13,8 +13,6 @@ from jsrl.launch.hosts.launcher import JoinedHosts
 from jsrl.networks.model import NetworkConfig
 from tests.launch.hosts.agents import Agent
 
-HIDDEN = ("/tmp", "/dev/shm")  # of the hosts of the fixture `hosts`, each of which has its own
-
 
 def endless(hidden: tuple[int, ...] = (8,), max_minutes: float = 5.0, **options: Any) -> Experiment:
     """Return an experiment with served actors that a hook must end; `options` are more of its fields."""
@@ -59,8 +57,8 @@ class Events(threading.Thread):
 def agents_on(launcher: JoinedHosts, networks: list[str], folder: Path, patience_s: float = 20.0) -> dict[str, Agent]:
     """Start an agent in each network; their logs go to a folder."""
     return {
-        network: Agent(launcher.address, token, network, folder / f"{network}.txt", network, patience_s)
-        for token, network in zip(launcher.token_files, networks, strict=True)
+        network: Agent(launcher.join_key, network, folder / f"{network}.txt", network, patience_s)
+        for network in networks
     }
 
 

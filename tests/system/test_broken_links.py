@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,19 +17,11 @@ from jsrl.launch.run import run
 from jsrl.snapshots.format import version_damage
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.hops import read_hop
-from tests.launch.hosts.agents import await_that, namespaces
+from tests.launch.hosts.agents import await_that
 from tests.system.joined import Events, agents_on, close_all, endless
 from tests.system.launched import assert_balanced
 
 SHAPED = ["root", "tbf", "rate", "100mbit", "burst", "64kb", "latency", "300ms"]  # a snapshot takes a second or more
-
-
-@pytest.fixture
-def hosts() -> Iterator[tuple[str, list[str]]]:
-    with namespaces(2) as (address, names):
-        if not names:
-            pytest.skip("network namespaces are not allowed here (they need root)")
-        yield address, names
 
 
 class Breaks(Events):
@@ -95,7 +86,7 @@ def test_a_learner_goes_on_after_five_seconds_and_elsewhere_after_sixty(hosts, t
         within = ["ip", "netns", "exec", network]
         subprocess.run([*within, "tc", "qdisc", "add", "dev", inner_end(network), *SHAPED], check=True)
     said: list[str] = []
-    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", said.append, learner_on=networks[0])
+    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join.key", said.append, learner_on=networks[0])
     agents = agents_on(launcher, networks, tmp_path)
     breaks = Breaks(launcher, networks[0], folder)
     breaks.start()

@@ -136,7 +136,7 @@ def test_run_survives_a_lost_server_and_a_lost_host(hosts, tmp_path: Path) -> No
     told: list[str] = []
     learner, *_ = needs_of(make_plan(experiment, str(tmp_path), tmp_path))
     own = HostFacts("here", 2, learner.memory_mb + 1, address)  # so that what can leave leaves
-    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", told.append, lease_s=5.0, lost_s=8.0)
+    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join.key", told.append, lease_s=5.0, lost_s=8.0)
     agents = agents_on(launcher, networks, tmp_path)
     folder = tmp_path / "experiment" / "far"
     storm = KillServerAndHost(launcher, agents, folder)
@@ -157,7 +157,7 @@ def test_run_survives_a_lost_server_and_a_lost_host(hosts, tmp_path: Path) -> No
     assert metrics["restarts/actor"][-1] == metrics["restarts/inference"][-1] == 2
     assert any(f"host {networks[0]} is gone: it sent no message for 8 s" in line for line in told)
     assert launcher._laid["evaluator"] in networks and "best" in SnapshotStore(folder / "snapshots" / "params").tags()
-    assert not (tmp_path / "join").exists() and not (folder / "names").exists()
+    assert not (tmp_path / "join.key").exists() and not (folder / "names").exists()
 
 
 class RevokeHost(Events):
@@ -207,7 +207,7 @@ def connections(address: str, pid: str) -> list[str]:
 def test_revoked_host_loses_its_connections_and_others_keep_theirs(hosts, tmp_path: Path) -> None:
     address, networks = hosts
     told: list[str] = []
-    launcher = JoinedHosts(Local(), HostFacts("here", 2, 8_000, address), 0, 2, tmp_path / "join", told.append)
+    launcher = JoinedHosts(Local(), HostFacts("here", 2, 8_000, address), 0, 2, tmp_path / "join.key", told.append)
     agents = agents_on(launcher, networks, tmp_path)
     folder = tmp_path / "experiment" / "far"
     revoke = RevokeHost(launcher, agents, folder)
@@ -242,8 +242,8 @@ def test_deterministic_run_is_bit_identical_with_server_and_learner_on_another_h
     alone = run(experiment, runs_dir=tmp_path, name="alone", placement="serial", graph=GRAPH, display="log-only")
     own, results = HostFacts("here", 1, 8_000, "127.0.0.1"), [alone]
     for learner_on in ("here", "far"):
-        launcher = JoinedHosts(Local(), own, 0, 1, tmp_path / "join", lambda line: None, learner_on=learner_on)
-        agent = Agent(launcher.address, launcher.token_files[0], "far", tmp_path / "far.txt")
+        launcher = JoinedHosts(Local(), own, 0, 1, tmp_path / "join.key", lambda line: None, learner_on=learner_on)
+        agent = Agent(launcher.join_key, "far", tmp_path / "far.txt")
         try:
             far = run(
                 experiment, runs_dir=tmp_path, name=learner_on, launcher=launcher, graph=GRAPH, display="log-only"
@@ -277,9 +277,9 @@ def test_frozen_players_are_copied_to_the_host_that_plays_them(placement: str, t
         )
         duel = dataclasses.replace(duel, policies=policies, director=league, inference=InferenceConfig(shared=True))
     launcher = JoinedHosts(
-        Local(), HostFacts("here", 1, 8_000, "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None
+        Local(), HostFacts("here", 1, 8_000, "127.0.0.1"), 0, 1, tmp_path / "join.key", lambda line: None
     )
-    agent = Agent(launcher.address, launcher.token_files[0], "far", tmp_path / "far.txt")
+    agent = Agent(launcher.join_key, "far", tmp_path / "far.txt")
     try:
         result = run(duel, runs_dir=tmp_path, name="far", launcher=launcher, display="log-only")
         acting = {"served": "inference-0", "inline": "actor-0"}[placement]
@@ -302,19 +302,17 @@ class JoinAndLeave(Events):
     def __init__(self, launcher: JoinedHosts, folder: Path) -> None:
         super().__init__()
         self._launcher, self._folder = launcher, folder
-        self._join("first", 0)
+        self._join("first")
         self.moved, self.left = set[str](), (-1, "")
 
-    def _join(self, name: str, token: int) -> None:
-        self.agent = Agent(
-            self._launcher.address, self._launcher.token_files[token], name, self._folder / f"{name}.txt"
-        )
+    def _join(self, name: str) -> None:
+        self.agent = Agent(self._launcher.join_key, name, self._folder / f"{name}.txt")
 
     def make(self) -> None:
         trained = TrainingProgress(self._folder / "experiment" / "moves")
         trained.some_more()
         first = self.agent
-        self._join("second", 1)
+        self._join("second")
         await_that(lambda: len(self._launcher.members.hosts) == 2)
         second = self._launcher.members.hosts[1]
         await_that(lambda: second.num_living == 2 and all(life.pid for life in second.living_workers))
@@ -329,7 +327,7 @@ class JoinAndLeave(Events):
 def test_actors_move_to_a_host_that_joins_late_and_away_from_one_that_leaves(tmp_path: Path) -> None:
     experiment = endless()
     own = HostFacts("here", 1, 8_000, "127.0.0.1")
-    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", lambda line: None, least=1)
+    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join.key", lambda line: None, least=1)
     moves = JoinAndLeave(launcher, tmp_path)
     moves.start()
     try:
@@ -354,8 +352,8 @@ class Agents:
         self._folder = folder
         self.agents: dict[str, Agent] = {}
 
-    def begin(self, host: str, address: str, token: Path) -> None:
-        self.agents[host] = Agent(address, token, host, self._folder / f"{host}.txt")
+    def begin(self, host: str, key: Path) -> None:
+        self.agents[host] = Agent(key, host, self._folder / f"{host}.txt")
 
     def ended(self, host: str) -> str:
         status = self.agents[host].popen.poll()
@@ -418,7 +416,7 @@ def test_agents_killed_twenty_times_return_and_actors_are_replaced(
     experiment = endless(max_minutes=20.0, restart=1)  # which the loss of a host does not use up
     engine, told = Agents(tmp_path), list[str]()
     own = HostFacts("here", 1, 8_000, "127.0.0.1")
-    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", told.append, engine=engine, keep=["inference"])
+    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join.key", told.append, engine=engine, keep=["inference"])
     kills = KillAgents(launcher, engine, tmp_path / "experiment" / "killed", 20)
     kills.start()
     try:
@@ -490,7 +488,7 @@ def test_replay_and_evaluator_on_joined_hosts_keep_counts_and_files(hosts, tmp_p
     needs = {need.worker: need for need in needs_of(make_plan(experiment, str(tmp_path), tmp_path))}
     memory_mb = needs["learner"].memory_mb + needs["inference-0"].memory_mb + 1  # nothing else fits
     own = HostFacts("here", 2, memory_mb, address)
-    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", lambda line: None, keep=["inference"])
+    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join.key", lambda line: None, keep=["inference"])
     agents = agents_on(launcher, networks, tmp_path)
     folder = tmp_path / "experiment" / "far"
     moves = ReplayMoves(launcher, agents, folder)
@@ -546,7 +544,7 @@ def test_learner_on_a_joined_host_resumes_from_its_last_snapshot_on_any_host(hos
     address, networks = hosts
     experiment = endless(restart=2, snapshots=SnapshotConfig(period_s=0.5))
     own, folder = HostFacts("here", 2, 8_000, address), tmp_path / "experiment" / "far"
-    join = functools.partial(JoinedHosts, Local(), own, 0, 2, tmp_path / "join", lambda line: None)
+    join = functools.partial(JoinedHosts, Local(), own, 0, 2, tmp_path / "join.key", lambda line: None)
     launcher = join(learner_on=networks[0], lease_s=5.0, lost_s=8.0)
     agents = agents_on(launcher, networks, tmp_path)
     moves = LearnerMoves(launcher, agents, folder)

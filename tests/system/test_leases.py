@@ -133,7 +133,7 @@ def train_on(folder: Path) -> None:
 def test_workers_of_a_silent_host_end_and_are_replaced(hosts, fault: str, tmp_path: Path) -> None:
     address, networks = hosts
     folder, own, told = tmp_path / "experiment" / "far", HostFacts("here", 1, 8_000, address), list[str]()
-    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join", told.append, keep=["inference"])
+    launcher = JoinedHosts(Local(), own, 0, 2, tmp_path / "join.key", told.append, keep=["inference"])
     agents = agents_on(launcher, networks, tmp_path, patience_s=120.0)
     silence = Silence(launcher, agents, folder, fault)
     silence.start()
@@ -187,9 +187,9 @@ def training(folder: Path, *more: str, patience_s: float = 20.0) -> Iterator[tup
         controller = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
     agent: Agent | None = None
     try:
-        await_that(lambda: "--token-file" in output.read_text(), 60.0)
-        ((address, token),) = re.findall(r"jsrl join (\S+) --token-file (\S+)", output.read_text())
-        agent = Agent(address, Path(token), "far", runs_dir / "far.txt", patience_s=patience_s)
+        await_that(lambda: "jsrl join" in output.read_text(), 60.0)
+        (key,) = re.findall(r"jsrl join (\S+)", output.read_text())
+        agent = Agent(Path(key), "far", runs_dir / "far.txt", patience_s=patience_s)
         await_that(lambda: updates_of(folder) > 5, 120.0)
         yield controller, agent
     finally:

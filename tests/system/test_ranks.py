@@ -19,7 +19,7 @@ from jsrl.launch.local.hang import HungProcess
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.page import LEDGER, read_page
 from jsrl.types import named_leaves
-from tests.launch.hosts.agents import Agent, namespaces
+from tests.launch.hosts.agents import Agent, hosts_without_files
 from tests.system.launched import FOREVER, Launched, assert_balanced
 
 pytestmark = pytest.mark.slow
@@ -116,9 +116,7 @@ MAIN = 'hostname "$NAME"; exec "$@"'
 @pytest.fixture
 def hosts() -> Iterator[tuple[str, list[str]]]:
     """Three networks that act as hosts with their own names, and the address of the first."""
-    with namespaces(3) as (address, names):
-        if not names:
-            pytest.skip("network namespaces are not allowed here (they need root)")
+    with hosts_without_files(3) as (address, names):
         net = address.rpartition(".")[0]
         lines = ["127.0.0.1 localhost", *(f"{net}.{i} {name}" for i, name in enumerate(names, 2))]
         folders = [Path("/etc/netns", name) for name in names]
@@ -141,13 +139,13 @@ def test_ranks_on_two_hosts(hosts, tmp_path: Path, rank: str, fault: str) -> Non
     address, (main, far, _) = hosts
     run = Launched(
         tmp_path,
-        *(*TWO, *AGAIN, "--listen", f"{address}:7000", "--num-hosts", "1", "--tokens-dir", str(tmp_path / "join")),
+        *(*TWO, *AGAIN, "--listen", f"{address}:7000", "--num-hosts", "1", "--join-key", str(tmp_path / "join.key")),
         within=["ip", "netns", "exec", main, "unshare", "--uts", "sh", "-c", MAIN.replace("$NAME", main), "sh"],
     )
     agent = None
     try:
-        token = run.until(lambda: next((tmp_path / "join").glob("*.token"), None), "a token", 120.0)
-        agent = Agent(f"{address}:7000", token, far, tmp_path / "far.txt", far)
+        run.until((tmp_path / "join.key").exists, "the join key", 120.0)
+        agent = Agent(tmp_path / "join.key", far, tmp_path / "far.txt", far)
         run.until(lambda: list(tmp_path.glob("*/*/experiment.json")), "the run", 120.0)
         await_training(run, 0, 300.0)
         took, moments = list[float](), random.Random(f"{rank} {fault} on two hosts")
@@ -181,7 +179,7 @@ def far_rank(agent: Agent) -> psutil.Process:
 def test_a_learner_with_ranks_on_a_joined_host(hosts, tmp_path: Path) -> None:
     """The first rank is on another host than the run folder; each rank is killed once, and both begin again."""
     address, (main, first, second) = hosts
-    words = ("--listen", f"{address}:7000", "--num-hosts", "2", "--tokens-dir", str(tmp_path / "join"))
+    words = ("--listen", f"{address}:7000", "--num-hosts", "2", "--join-key", str(tmp_path / "join.key"))
     run = Launched(
         tmp_path,
         *(*TWO, *AGAIN, *words, "--learner-on", first),
@@ -189,11 +187,9 @@ def test_a_learner_with_ranks_on_a_joined_host(hosts, tmp_path: Path) -> None:
     )
     agents: list[Agent] = []
     try:
-        tokens = run.until(
-            lambda: found if len(found := list((tmp_path / "join").glob("*.token"))) == 2 else [], "tokens", 120.0
-        )
-        for name, token in zip((first, second), tokens, strict=True):
-            agents.append(Agent(f"{address}:7000", token, name, tmp_path / f"{name}.txt", name))
+        run.until((tmp_path / "join.key").exists, "the join key", 120.0)
+        for name in (first, second):
+            agents.append(Agent(tmp_path / "join.key", name, tmp_path / f"{name}.txt", name))
         run.until(lambda: list(tmp_path.glob("*/*/experiment.json")), "the run", 120.0)
         await_training(run, 0, 300.0)
         snapshots = SnapshotStore(run.folder / "snapshots" / "state")
@@ -246,7 +242,7 @@ def assert_equal_after_fifty_updates(*runs: Launched) -> None:
 def test_two_ranks_on_two_hosts_equal_one_of_four_devices(hosts, launch, tmp_path: Path) -> None:
     address, (main, far, _) = hosts
     common = ("--placement", "inline", "--num-actors", "2", "--deterministic", "--total-env-steps", str(50 * 32))
-    words = ("--listen", f"{address}:7000", "--num-hosts", "1", "--tokens-dir", str(tmp_path / "join"))
+    words = ("--listen", f"{address}:7000", "--num-hosts", "1", "--join-key", str(tmp_path / "join.key"))
     two = Launched(
         tmp_path / "two",
         *(*common, *words, "--learner.num-ranks", "2", "--learner.num-devices", "2"),
@@ -254,8 +250,8 @@ def test_two_ranks_on_two_hosts_equal_one_of_four_devices(hosts, launch, tmp_pat
     )
     agent = None
     try:
-        token = two.until(lambda: next((tmp_path / "join").glob("*.token"), None), "a token", 120.0)
-        agent = Agent(f"{address}:7000", token, far, tmp_path / "far.txt", far)
+        two.until((tmp_path / "join.key").exists, "the join key", 120.0)
+        agent = Agent(tmp_path / "join.key", far, tmp_path / "far.txt", far)
         text = two.expect_status(0, 300.0)
         assert re.search(rf"^  {far} .* rank-1", text, re.MULTILINE) and agent.ends()[0] == 0
     finally:

@@ -22,8 +22,8 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.reconcile import hop_ledger
 from jsrl.types import named_leaves
-from tests.launch.hosts.agents import await_that
-from tests.system.joined import HIDDEN, agents_on, close_all
+from tests.launch.hosts.agents import HIDDEN, await_that
+from tests.system.joined import agents_on, close_all
 
 SEEDS = 3
 
@@ -32,7 +32,7 @@ def run_on_three(experiment: Experiment, hosts: tuple[str, list[str]], folder: P
     """Run an experiment on this host and two others that do not see its files; nothing may be left of it there."""
     address, networks = hosts
     own = HostFacts("here", 2, 8_000, address)
-    launcher = JoinedHosts(Local(), own, 0, len(networks), folder / f"join-{name}", lambda line: None)
+    launcher = JoinedHosts(Local(), own, 0, len(networks), folder / f"join-{name}.key", lambda line: None)
     agents = agents_on(launcher, networks, folder)
     try:
         await_that(lambda: len(launcher.members.hosts) == len(networks))

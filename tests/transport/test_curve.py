@@ -364,8 +364,9 @@ def test_connections_end_when_the_key_of_their_host_is_revoked(world: Path, tmp_
 
 
 def host_with_keys(run: Path, folder: Path) -> tuple[Path, Path]:
-    """Create the keys of a host of a run; return (file that admits it, folder of its keys)."""
+    """Create the keys of a host of a run, on which actor-0, actor-1 and actor-3 are; return (its file, folder of its keys)."""
     keys = make_host_keys(run)
+    admit_hosts(run, {keys.file.name: ["actor-0", "actor-1", "actor-3"]})
     folder.mkdir(mode=0o700)
     for name, content in (("client.key", keys.client), ("server.key", keys.server)):
         (folder / name).write_bytes(content)
@@ -377,7 +378,7 @@ def host_with_keys(run: Path, folder: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_host_binds_with_its_own_key_named_in_addresses(world: Path, tmp_path: Path, transport: str) -> None:
     own, first = host_with_keys(world / "run", tmp_path / "first")
-    admit_hosts(first, [own.name])
+    admit_hosts(first, {own.name: ["actor-1"]})
     sender, second = host_with_keys(world / "run", tmp_path / "second")
     with opened(transport, first) as end:
         plain = end.address
@@ -387,15 +388,32 @@ def test_host_binds_with_its_own_key_named_in_addresses(world: Path, tmp_path: P
         end.use("actor-1", first)  # from its own
         with pytest.raises(AccessDenied, match="refused this end's key"):
             end.use("actor-2", second)
-        admit_hosts(first, [own.name, sender.name])
+        admit_hosts(first, {own.name: ["actor-1"], sender.name: ["actor-3"]})
         end.use("actor-3", second)  # from another
-        admit_hosts(first, [own.name])
+        admit_hosts(first, {own.name: ["actor-1"]})
         with pytest.raises(AccessDenied, match="refused this end's key"):
             end.use("actor-4", second)
         end.address = named_by_key(plain, second)  # a wrong key: another host's
         with pytest.raises(AccessDenied, match="server key is not the one"):
             end.use("actor-5", world / "run")
     assert named_by_key(plain, world / "run") == plain and named_by_key("shm:/x/y", first) == "shm:/x/y"
+
+
+@slow
+@pytest.mark.parametrize("transport", ["samples", "inference"])
+def test_key_of_a_host_takes_no_name_of_a_worker_elsewhere(world: Path, tmp_path: Path, transport: str) -> None:
+    """Else it could lock that worker out, with a higher incarnation."""
+    _, own = host_with_keys(world / "run", tmp_path / "own")
+    with opened(transport, world / "run") as end:
+        connect: Any = {"samples": connect_samples, "inference": connect_inference}[transport]
+        more = {
+            "samples": (SCHEMA, ProducerId("actor-2", 10**6), 1),
+            "inference": (SPEC, ProducerId("actor-2", 10**6), {0: 3}),
+        }
+        with pytest.raises(StreamClosed, match="actor-2 cannot join with the key of this host"):
+            connect(end.address, *more[transport], TIMEOUT_S, keys=own)
+        end.use("actor-2", world / "run")  # incarnation 0, which is not locked out
+        end.use("actor-1", own)
 
 
 # -- at the level of sockets

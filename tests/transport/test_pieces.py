@@ -93,12 +93,12 @@ def test_large_requests(keys: Path) -> None:
 def test_large_report_on_the_control_connection(keys: Path) -> None:
     server = ControlServer(LOOPBACK, keys=keys)
     client = ControlClient(server.address, "actor-0", 0, keys=keys)
-    text = "x" * (2 * PIECE_BYTES)
-    client.send(Event, name="note", text=text)
+    text = ["x" * (2 * PIECE_BYTES)]
+    client.send(Event, name="note", facts={"lines": text})
     heard: list[Any] = []
     while not any(isinstance(message, Event) for message in heard):
         heard += server.poll(5.0)
-    assert next(message.text for message in heard if isinstance(message, Event)) == text
+    assert next(message.facts["lines"] for message in heard if isinstance(message, Event)) == text
     client.close()
     server.close()
 

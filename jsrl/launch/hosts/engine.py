@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from jsrl.errors import ConfigError
 from jsrl.rate_limit import RateLimit
 
 LOOK_S = 0.3
@@ -28,8 +27,8 @@ class Engine(Protocol):
 
     hosts: tuple[str, ...]
 
-    def begin(self, host: str, address: str, token: Path) -> None:
-        """Start the agent of a host, which joins at `address` with this host's token file; returns at once.
+    def begin(self, host: str, key: Path) -> None:
+        """Start the agent of a host, which joins with the run's key file; returns at once.
 
         Raises:
           OSError: nothing could be started.
@@ -49,8 +48,7 @@ class AgentStarter:
     """A thread that starts the agents of an engine, and starts them again when they end.
 
     Args:
-      engine: to keep running. address: of the controller. make_token: writes a new token. discard: revokes the token of an
-        ended agent.
+      engine: to keep running. key: the run's key file.
       lose: called with a host whose agent ended, and why; returns for how many seconds it was a member of the run.
       notify: shows a line to the user.
 
@@ -61,15 +59,11 @@ class AgentStarter:
     def __init__(
         self,
         engine: Engine,
-        address: str,
-        make_token: Callable[[], Path],
-        discard: Callable[[Path], None],
+        key: Path,
         lose: Callable[[str, str], float],
         notify: Callable[[str], None],
     ) -> None:
-        self._engine, self._address, self._make_token, self._discard = engine, address, make_token, discard
-        self._tokens: dict[str, Path] = {}  # host -> the token of its agent
-        self._lose, self._notify = lose, notify
+        self._engine, self._key, self._lose, self._notify = engine, key, lose, notify
         self.given_up: dict[str, str] = {}
         self._tired: set[str] = set()  # hosts given up since their last success, which get one start per window
         self._starts = {host: RateLimit(STARTS, WINDOW_S) for host in engine.hosts}
@@ -96,9 +90,8 @@ class AgentStarter:
         self.given_up.pop(host, None)
         self._starts[host].spend()
         try:
-            self._tokens[host] = self._make_token()
-            self._engine.begin(host, self._address, self._tokens[host])
-        except (OSError, ConfigError) as error:
+            self._engine.begin(host, self._key)
+        except OSError as error:
             self._end(host, str(error))
 
     def _end(self, host: str, why: str) -> None:
@@ -110,8 +103,6 @@ class AgentStarter:
             self._starts[host] = RateLimit(STARTS, WINDOW_S)
             self._starts[host].spend()
             self._tired.discard(host)
-        if (token := self._tokens.pop(host, None)) is not None:
-            self._discard(token)
         used = self._starts[host].used
         if used >= STARTS or host in self._tired:
             self._tired.add(host)

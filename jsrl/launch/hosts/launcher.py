@@ -16,19 +16,19 @@ from jsrl.launch.hosts.archive import archive, modules_named
 from jsrl.launch.hosts.engine import AgentStarter, Engine
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
+from jsrl.launch.hosts.join_key import JoinKey
 from jsrl.launch.hosts.layout import evened_out, lay_out, layout_text
 from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
 from jsrl.launch.hosts.messages import CHUNK_BYTES, LEASE_S, LOST_S, VARIABLES, Begin, CodePart, Keys
 from jsrl.launch.hosts.port import HostPort
-from jsrl.launch.hosts.tokens import Tokens
 from jsrl.launch.launcher import Handle, Hosts, Launcher, Need, Start
 from jsrl.launch.links import KEYS, stays_here, tcp
 from jsrl.references.reference import to_json
 from jsrl.runs.names import Registration
 from jsrl.snapshots.store import SnapshotStore
-from jsrl.transport.meeting.keys import hex_of, make_host_keys
+from jsrl.transport.meeting.keys import admit_hosts, hex_of, make_host_keys
 from jsrl.transport.params.relay import ancestors
-from jsrl.transport.stream import name_at
+from jsrl.transport.stream import epoch_at, name_at
 from jsrl.workers.jobs import Job, kind_of
 from jsrl.workers.kinds import find_kind
 
@@ -45,19 +45,19 @@ class JoinedHosts:
 
     Args:
       here: starts the workers of this host. own: facts of this host, with the IP address at which others reach it.
-      port: to listen at; 0: any. count: maximum number of hosts that join. least: number of hosts for which a run waits, up to
-        `join_s`; None: all.
-      tokens: folder for the join tokens, one file for each host. notify: shows a line to the user.
+      port: to listen at; 0: any. count: number of hosts that are expected. least: number of hosts for which a run waits, up
+        to `join_s`; None: all. More may join later.
+      join_key: file for the join key. notify: shows a line to the user.
       engine: starts the agents, on its hosts; None: the user starts them. keep: families of workers that stay on this host.
       learner_on: name of the host on which learners run; empty: see lay_out.
       lease_s: time without a message of the controller after which an agent ends its workers. lost_s: time without a message
         of an agent after which its workers are replaced; longer than the lease.
 
     Attributes:
-      address: at which hosts join. token_files: one for each host.
+      address: at which hosts join. join_key: the file with which they do.
 
     Raises:
-      ConfigError: the number of hosts is invalid, the port cannot be bound, or the tokens cannot be written.
+      ConfigError: the number of hosts is invalid, the port cannot be bound, or the join key cannot be written.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class JoinedHosts:
         own: HostFacts,
         port: int,
         count: int,
-        tokens: Path,
+        join_key: Path,
         notify: Callable[[str], None],
         *,
         engine: Engine | None = None,
@@ -84,9 +84,9 @@ class JoinedHosts:
             raise ConfigError(f"min_hosts is {least}, expected 1 to {count}, which is num_hosts.")
         self._here, self._own, self._join_s, self._notify = here, own, join_s, notify
         self._count, self._least = count, least
-        self._tokens = Tokens(tokens)
-        self.members = Members(self._tokens, lease_s, lost_s, own=own.name, on_loss=self._after_loss)
-        self._port = HostPort(tcp(own.address, port), self._tokens, self.members, notify)
+        self.join_key, self._key = join_key, JoinKey(join_key)
+        self.members = Members(self._key, lease_s, lost_s, own=own.name, on_loss=self._after_loss)
+        self._port = HostPort(tcp(own.address, port), self._key, self.members, notify)
         self.address = self._port.address.removeprefix("tcp://")
         self._home: dict[str, str] = {}  # worker -> name of the joined host that it belongs to
         self._laid: dict[str, str] = {}  # worker -> name of the host that the layout gave it
@@ -104,32 +104,21 @@ class JoinedHosts:
         self._params: dict[str, set[str]] = {}  # name of a params stream -> its readers
         self._serves = self._closed = False
         self._keeper: AgentStarter | None = None
-        self.token_files: list[Path] = []
         try:
-            if engine is None:
-                self.token_files = [self._tokens.make() for _ in range(count)]
-                self._tokens.publish(self.address)
-            else:
-                self._keeper = AgentStarter(
-                    engine, self.address, self._tokens.make, self._tokens.discard, self._lose, notify
-                )
+            self._key.publish(self.address)
         except ConfigError:
             self.close()
             raise
+        if engine is not None:
+            self._keeper = AgentStarter(engine, join_key, self._lose, notify)
 
-    def _after_loss(self, host: JoinedHost) -> str:
-        """Revoke the key of a lost host; return how its place is filled: by a host with a new token, or by the engine."""
+    def _after_loss(self, host: JoinedHost) -> None:
+        """Revoke the stream keys of a lost host; an engine starts no agent again on a host that had to leave."""
         if (file := self._host_keys.pop(host.epoch, None)) is not None:
             file.unlink(missing_ok=True)
         self._lived_s[host.name] = time.monotonic() - host.joined_s
-        if self._keeper is not None:
-            if host.leaves:
-                self._keeper.release(host.name, host.leaves)
-            return ""
-        try:
-            return f"another may join with {self._tokens.make()}"
-        except ConfigError as error:
-            return str(error)
+        if self._keeper is not None and host.leaves:
+            self._keeper.release(host.name, host.leaves)
 
     def _lose(self, name: str, why: str) -> float:
         """Note that the agent of a host has ended; return for how many seconds it was a member."""
@@ -184,9 +173,8 @@ class JoinedHosts:
                 hosts = [host.name for host in self.members.staying]
                 raise ConfigError(
                     f"{len(hosts)} of {counted(self._least, 'host')} joined within {self._join_s:g} s: "
-                    f"{', '.join(hosts) or 'none'}. Start `jsrl join {self.address} --token-file FILE` on each, and check "
-                    "that the port is open in the "
-                    "firewall of this host."
+                    f"{', '.join(hosts) or 'none'}. Start `jsrl join {self.join_key}` on each, and check that port "
+                    f"{self.address.rpartition(':')[2]} is open in the firewall of this host."
                 )
 
     def moves(self) -> Mapping[str, str]:
@@ -222,8 +210,11 @@ class JoinedHosts:
         with self._port.changed:
             host = self._host_for(job.name)
             if host is not None:
-                hops = tuple(end.hop for _, end in job.ends if end.address and end.hop)
-                remote = RemoteWorker(host, job.name, job.incarnation, hops)
+                bound = [end for one in (job, *job.others) for _, end in one.ends if end.address]
+                hops = tuple(end.hop for end in bound if end.hop)
+                names = {name_at(end.stream.name, job.name) for end in bound}
+                names |= {epoch_at(end.stream.name, job.name) for end in bound}
+                remote = RemoteWorker(host, job.name, job.incarnation, find_kind(job.kind), hops, frozenset(names))
         self._at[job.name] = self._own.name if host is None else host.name
         if host is None:
             self._notify(f"{job.name} starts on this host: no other host has joined")
@@ -254,8 +245,12 @@ class JoinedHosts:
                 found.setdefault(host.epoch, {})[name] = [*above, names[name].address]
         return found
 
-    def _admitted_keys(self) -> list[str]:
-        return [file.name for file in list(self._host_keys.values())]
+    def _admitted_keys(self) -> dict[str, list[str]]:
+        """Return the stream keys of hosts -> the workers for which each speaks."""
+        with self._port.changed:
+            hosts = [host for host in self.members.hosts if host.epoch in self._host_keys]
+            workers = {host.epoch: sorted({remote.worker for remote in host.living_workers}) for host in hosts}
+            return {self._host_keys[epoch].name: names for epoch, names in workers.items()}
 
     def _start_here(self, job: Job, start: Start) -> Handle:
         self._kept_at.pop(job.name, None)
@@ -300,7 +295,6 @@ class JoinedHosts:
             keys = make_host_keys(job.keys)
             self._host_keys[host.epoch], host.server_key = keys.file, hex_of(keys.public)
             self._send_keys(host, Keys(host.epoch, keys.client, keys.server))
-            self._port.send_names()  # others must admit its keys
         if digest and self._is_new(host, digest):
             parts = [(at, content[at : at + CHUNK_BYTES]) for at in range(0, len(content), CHUNK_BYTES)]
             with self._port.changed:  # they are sent as the host confirms those before them
@@ -316,6 +310,8 @@ class JoinedHosts:
             host.add(remote)
             if host.lost:  # since the last check
                 host.lose(host.lost)
+            admit_hosts(Path(job.keys), self._admitted_keys())
+        self._port.send_names()  # others must admit its keys
         self._port.begin(remote, begin, with_files=lacks_files)
 
     def _send_keys(self, host: JoinedHost, message: Keys) -> None:
@@ -341,7 +337,7 @@ class JoinedHosts:
             self._port.close("the run has ended")
             if self._keeper is not None:
                 self._keeper.close()
-            self._tokens.close()
+            self._key.close()
             for file in self._host_keys.values():
                 file.unlink(missing_ok=True)
         self._here.close()

@@ -1,27 +1,28 @@
 """The joined hosts of a run in the controller: admission, states of their workers, losses.
 
 No code here sends or waits: `handle` processes a message and returns the replies. Times are of this host's monotonic clock.
-`own` is the name of this host, which no other may have; `on_loss` is called with a lost host and returns a text for the
-user about its replacement.
+`own` is the name of this host, which no other may have; `on_loss` is called with a lost host.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+
+import msgspec
 
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.launch.hosts.facts import HostFacts
+from jsrl.launch.hosts.join_key import JOIN, JoinKey
 from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, log_name
 from jsrl.launch.hosts.messages import (
     CLOSED_LOST_S,
     LEASE_S,
     LOST_S,
     PROMPT_S,
+    Admitted,
     AnyAgentMessage,
     AnyControllerMessage,
     AnyOrder,
@@ -32,6 +33,7 @@ from jsrl.launch.hosts.messages import (
     Exited,
     Farewell,
     Hello,
+    Join,
     KeptFile,
     Leaving,
     Pages,
@@ -42,14 +44,16 @@ from jsrl.launch.hosts.messages import (
     Welcome,
     WorkerMessages,
 )
-from jsrl.launch.hosts.tokens import CLAIM_S, Tokens
 from jsrl.launch.hosts.versions import difference
 from jsrl.launch.launcher import Exit, ResourceUsage
 from jsrl.rate_limit import is_reported
+from jsrl.runs.control import AnyMessage
+from jsrl.runs.door import Drops, TextBudget
 from jsrl.runs.names import Registration
-from jsrl.transport.stream import epoch_at, name_at
+from jsrl.transport.stream import EPOCH
+from jsrl.workers.kinds import Kind, objection
 
-MAX_NAME_CHARS, MAX_STREAM_CHARS = 64, 200
+MAX_NAME_CHARS = 64
 REVOKED = "its key was revoked"
 LACKS_S = 5.0  # after which keys, modules and orders that have not arrived are sent again
 MOST_CODE_BYTES = 4 << 20  # of modules that a host has not confirmed: heartbeats wait behind them on a slow network
@@ -62,14 +66,18 @@ class RemoteWorker:
     """One incarnation of a worker on a joined host.
 
     Attributes:
-      hops: whose trajectories it counts as their reader.
+      kind: of worker; None: unknown, it may say nothing. hops: whose trajectories it counts as their reader. binds: names of
+        the streams that it registers. budget: of its text.
       begin: its start message, last sent at `asked_s`. pid: once it has started. tail: the end of its log, once it has ended.
     """
 
     host: JoinedHost
     worker: str
     incarnation: int
+    kind: Kind | None = None
     hops: tuple[str, ...] = ()
+    binds: frozenset[str] = frozenset()
+    budget: TextBudget = field(default_factory=TextBudget)
     begin: Begin | None = None
     asked_s: float = 0.0
     pid: int | None = None
@@ -83,10 +91,11 @@ class JoinedHost:
     """A host during its membership.
 
     Attributes:
-      facts: its resources. epoch: the number of this membership. token, session, boot, folder: see Hello.
+      facts: its resources. epoch: the number of this membership. key: its own. session, boot, folder: see Hello.
       identity: of its connection. joined_s, heard_s: times of its admission and of its last message. lost: why its
         membership ended; empty: it has not.
-      workers: of workers, by (worker, incarnation). answers: to questions, by their numbers.
+      workers: of workers, by (worker, incarnation). placed: all that were placed here so far. drops: of its messages.
+      asked: numbers of the questions that it has not answered. newest_asked: the last one. answers: by these numbers.
       wanted: frozen players for which its workers wait; see Beat. leaves: why it gets no new workers; empty: it does.
       has_answered: whether a message came since its welcome. num_pages: number of its newest Pages.
       silent: whether the user was told that its lease has ended. closed_s: when its connection closed; None: it is open.
@@ -99,7 +108,7 @@ class JoinedHost:
 
     facts: HostFacts
     epoch: int
-    token: str
+    key: str
     session: str
     boot: str
     folder: str
@@ -107,6 +116,10 @@ class JoinedHost:
     heard_s: float
     lost: str = ""
     workers: dict[tuple[str, int], RemoteWorker] = field(default_factory=dict)
+    placed: set[tuple[str, int]] = field(default_factory=set)
+    drops: Drops = field(default_factory=Drops)
+    asked: set[int] = field(default_factory=set)
+    newest_asked: int = 0
     answers: dict[int, str] = field(default_factory=dict)
     server_key: str = ""
     names: list[Registration] = field(default_factory=list)
@@ -148,6 +161,7 @@ class JoinedHost:
             if self.workers[key].exit is not None:
                 del self.workers[key]
         self.workers[remote.worker, remote.incarnation] = remote
+        self.placed.add((remote.worker, remote.incarnation))
 
     def lose(self, why: str) -> None:
         """End its membership: its workers have ended, or end when its lease expires."""
@@ -165,37 +179,46 @@ class Members:
       pages: (host epoch, counts of its workers for the streams that they read), for the run folder.
       kept_files: parts of files that workers keep there. given_up: folders that lost hosts may have sent in part.
       stored: confirmations of files that hosts have got.
-      notices: lines for the user, not shown yet.
+      farewells: (identity, message) pairs for hosts that were sent away. notices: lines for the user, not shown yet.
     """
 
     def __init__(
         self,
-        tokens: Tokens,
+        join_key: JoinKey,
         lease_s: float = LEASE_S,
         lost_s: float = LOST_S,
         clock: Callable[[], float] = time.monotonic,
         own: str = "",
-        on_loss: Callable[[JoinedHost], str] = lambda host: "",
+        on_loss: Callable[[JoinedHost], None] = lambda host: None,
     ) -> None:
         self._on_loss = on_loss
-        self._tokens, self._lease_s, self._lost_s, self._clock, self._own = tokens, lease_s, lost_s, clock, own
+        self._join_key, self._lease_s, self._lost_s, self._clock, self._own = join_key, lease_s, lost_s, clock, own
         self.hosts: list[JoinedHost] = []
         self.frames: list[bytes] = []
         self.pages: list[tuple[int, dict[str, bytes]]] = []
         self.kept_files: list[tuple[JoinedHost, KeptFile]] = []
         self.given_up: list[str] = []
         self.stored: list[Stored] = []
+        self.farewells: list[tuple[bytes, AnyControllerMessage]] = []
         self.notices: list[str] = []
-        self._refused = Counter[str]()  # joins by token: the names of hosts are theirs to choose
+        self._refused = 0  # joins
+        self._unknown = Drops()  # messages of hosts that are not members
         self._epoch = 0
-        self._revoked: frozenset[str] = frozenset()  # names of hosts that may not join
+        self._revoked: frozenset[str] | None = None  # names of hosts that may not join; None: not read yet
+        self._cut_off: set[str] = set()  # the same, because of their messages
 
-    def handle(self, token: str, identity: bytes, message: AnyAgentMessage) -> list[tuple[bytes, AnyControllerMessage]]:
-        """Process a message sent with a token; return (identity, message) pairs to send."""
-        if isinstance(message, Hello):
-            return self._admit(token, identity, message)
-        host = self._member(token, message.epoch)
-        if host is None:
+    def handle(self, key: str, identity: bytes, message: AnyAgentMessage) -> list[tuple[bytes, AnyControllerMessage]]:
+        """Process a message sent with a key; return (identity, message) pairs to send."""
+        if isinstance(message, Join) and key == JOIN:
+            self._join_key.admit(message.key.encode())
+            return [(identity, Admitted(0))]
+        if isinstance(message, Hello) and key != JOIN:
+            return self._admit(key, identity, message)
+        if key == JOIN or isinstance(message, Join):
+            self.drop(key, f"it is a {type(message).__name__.lower()}, with the wrong key for that")
+            return []
+        host = self._member(key)
+        if host is None or message.epoch != host.epoch:
             return []  # of an earlier membership: its workers are already replaced
         host.heard_s, host.closed_s, host.has_answered = self._clock(), None, True
         if isinstance(message, Beat):
@@ -210,28 +233,84 @@ class Members:
         elif isinstance(message, KeptFile):
             if any(message.name.startswith(f"{folder}/") for folder in _kept_by(host)) or _is_log_of(host, message):
                 self.kept_files.append((host, message))
+            elif not _is_late(host, message):
+                self.drop(key, f"the file {message.name} belongs to no worker there")
         elif isinstance(message, Stored):
             self.stored.append(message)
         elif isinstance(message, WorkerMessages):
-            self.frames += message.frames
+            self._take_frames(host, message.frames)
         elif isinstance(message, Exited):
             self._note_exit(host, message)
         elif isinstance(message, TextReply):
-            host.answers[message.number] = message.text
+            if message.number in host.asked:
+                host.asked.remove(message.number)
+                host.answers[message.number] = message.text
+            elif message.number > host.newest_asked:  # else it is late
+                self.drop(key, "it answers what was not asked")
         elif isinstance(message, Leaving):
-            self.lose(host, message.text[:200])
+            self.lose(host, message.text)
         return []
+
+    def drop(self, key: str, why: str) -> None:
+        """Count a message that is not processed; a host with too many of them is cut off."""
+        host = self._member(key)
+        line, cut_off = (host.drops if host is not None else self._unknown).add(
+            "a host that has not joined" if host is None else f"host {host.name}", why
+        )
+        if line:
+            self.notices.append(line)
+        if cut_off and host is not None:
+            self._cut_off.add(host.name)
+            self._send_away(host, f"it was cut off: {cut_off}")
+
+    def _send_away(self, host: JoinedHost, why: str) -> None:
+        """Remove a host with its key; no host of its name joins again."""
+        self.farewells.append((host.identity, Refused(host.epoch, why)))
+        self._join_key.drop(host.key)
+        host.leaves = why  # an engine starts no agent there again
+        self.lose(host, why)
+
+    def _take_frames(self, host: JoinedHost, frames: list[bytes]) -> None:
+        """Pass on the messages of a host's workers; drop those in the name of others, and those that may not be sent."""
+        for frame in frames:
+            if host.lost:
+                return
+            try:
+                message: AnyMessage = msgspec.msgpack.decode(frame, type=AnyMessage)
+            except (ValueError, RecursionError) as error:
+                self.drop(host.key, f"a worker's message cannot be read ({error})")
+                continue
+            remote = self._worker(host, message.worker, message.incarnation)
+            if remote is None or remote.kind is None:
+                continue
+            if why := objection(message, remote.kind, remote.budget):
+                self.drop(host.key, f"{message.worker}, {type(message).__name__.lower()}: {why}")
+            else:
+                self.frames.append(frame)
+
+    def _worker(self, host: JoinedHost, worker: str, incarnation: int) -> RemoteWorker | None:
+        """Return the worker of a host that a message is about; None: it is not, or not any more, on this host."""
+        key = (worker, incarnation)
+        if key not in host.placed:
+            self.drop(
+                host.key, f"it speaks for {worker[:MAX_NAME_CHARS]}, incarnation {incarnation}, which is not there"
+            )
+        return host.workers.get(key)
 
     def _note_beat(self, host: JoinedHost, message: Beat) -> list[tuple[bytes, AnyControllerMessage]]:
         """Record a host's beat; return the answers to send, with what the host lacks and orders that it has not confirmed."""
-        self.frames += message.frames
-        host.names = [entry for entry in message.names if _is_of(host, entry)]
+        self._take_frames(host, message.frames)
+        if host.lost:
+            return []
+        host.names = [entry for entry in message.names if self._registers(host, entry)]
         host.relays = {name: address for name, address in message.relays.items() if _is_bound_by(host, address)}
         host.wanted = message.wanted
         for usage in message.usage:
             self._note_usage(host, usage)
+        if host.lost:
+            return []  # it was cut off
         if message.leaves and not host.leaves:
-            host.leaves = message.leaves[:200]
+            host.leaves = message.leaves
             self.notices.append(
                 f"host {host.name} leaves ({host.leaves}): {counted(host.num_living, 'worker')} must move"
             )
@@ -292,16 +371,16 @@ class Members:
         """Return the hosts that may get workers."""
         return [host for host in self.hosts if not host.leaves]
 
-    def _member(self, token: str, epoch: int) -> JoinedHost | None:
-        return next((host for host in self.hosts if (host.token, host.epoch) == (token, epoch)), None)
+    def _member(self, key: str) -> JoinedHost | None:
+        return next((host for host in self.hosts if host.key == key), None)
 
-    def _admit(self, token: str, identity: bytes, hello: Hello) -> list[tuple[bytes, AnyControllerMessage]]:
+    def _admit(self, key: str, identity: bytes, hello: Hello) -> list[tuple[bytes, AnyControllerMessage]]:
         """Admit a host, or refuse it with a reason. A previous agent of the same host has no workers any more."""
-        why, answers = self._objection(token, hello), list[tuple[bytes, AnyControllerMessage]]()
+        why, answers = self._objection(key, hello), list[tuple[bytes, AnyControllerMessage]]()
         if why:
-            self._refused[token] += 1
-            if is_reported(count := self._refused[token]):
-                times = f" ({count} times so far)" if count > 1 else ""
+            self._refused += 1
+            if is_reported(self._refused):
+                times = f" ({self._refused} times so far)" if self._refused > 1 else ""
                 self.notices.append(f"a host could not join{times}: {why}")
             return [(identity, Refused(0, why))]
         for host in [host for host in self.hosts if self._is_same(host, hello)]:
@@ -311,13 +390,14 @@ class Members:
                 return [(identity, Welcome(host.epoch, self._lease_s))]
             if host.session != hello.session:
                 answers.append((host.identity, Refused(host.epoch, "a new agent has taken the place of this one.")))
-                self._tokens.revoke(host.token)
+                self._join_key.drop(host.key)
             self.lose(host, "its agent joined again without workers")
+        self._join_key.use(key)
         self._epoch += 1
         shared = {name: getattr(hello, name) for name in ("name", "cores", "memory_mb", "address", "gpus", "shm_mb")}
         facts = HostFacts(**shared, machine=hello.boot, machine_mb=hello.machine_mb)
-        host = JoinedHost(facts, self._epoch, token, hello.session, hello.boot, hello.folder, identity, self._clock())
-        host.joined_s = host.heard_s
+        host = JoinedHost(facts, self._epoch, key, hello.session, hello.boot, hello.folder, identity, self._clock())
+        host.joined_s, host.drops = host.heard_s, Drops(self._clock)
         self.hosts.append(host)
         self.notices.append(
             f"host {host.name} ({facts.address}, {counted(facts.cores, 'core')}, {facts.memory_mb:,} MB) joined"
@@ -327,34 +407,47 @@ class Members:
     def _is_same(self, host: JoinedHost, hello: Hello) -> bool:
         return (host.name, host.boot) == (hello.name, hello.boot) or host.session == hello.session
 
-    def _objection(self, token: str, hello: Hello) -> str:
+    def _objection(self, key: str, hello: Hello) -> str:
         """Return why a host may not join, for the user; empty: it may."""
         if not 0 < len(hello.name) <= MAX_NAME_CHARS or min(hello.cores, hello.memory_mb) < 1:
             return (
                 f"it calls itself {hello.name[:80]!r}, with {hello.cores} cores and {hello.memory_mb} MB; expected a name of "
                 f"1 to {MAX_NAME_CHARS} characters (--name), and at least one core and one MB."
             )
-        if hello.name in self._revoked:
+        if hello.name in (self._revoked or ()):
             return f"the key of {hello.name} was revoked."
+        if hello.name in self._cut_off:
+            return f"{hello.name} was cut off, because of its messages."
         others = [host.name for host in self.hosts if not self._is_same(host, hello)]
         if hello.name in (self._own, *others):
             return f"another host is called {hello.name}; give this one a name with --name."
         if hello.lacks:
-            return f"{hello.name} has only {hello.lacks[:200]}; free some, or leave this host out."
-        return difference(hello.name, hello.versions, hello.code) or self._tokens.use(token, hello.session)
+            return f"{hello.name} has only {hello.lacks}; free some, or leave this host out."
+        if not self._join_key.admits(key.encode()):
+            return f"the key of {hello.name} was dropped: another agent has taken its place."
+        return difference(hello.name, hello.versions, hello.code)
 
     def _note_usage(self, host: JoinedHost, usage: Usage) -> None:
-        remote = host.workers.get((usage.worker, usage.incarnation))
+        remote = self._worker(host, usage.worker, usage.incarnation)
         if remote is not None and remote.exit is None:
             remote.pid = usage.pid
             remote.usage = ResourceUsage(usage.state, usage.cpu_s, usage.resident_bytes, usage.threads)
 
     def _note_exit(self, host: JoinedHost, message: Exited) -> None:
-        remote = host.workers.get((message.worker, message.incarnation))
+        remote = self._worker(host, message.worker, message.incarnation)
         if remote is not None and remote.exit is None:
             remote.tail, remote.usage = message.tail, None
             remote.exit = Exit(message.status, message.text)
-            host.names = [entry for entry in host.names if _is_of(host, entry)]
+            host.names = [entry for entry in host.names if self._registers(host, entry)]
+
+    def _registers(self, host: JoinedHost, entry: Registration) -> bool:
+        """Return whether a name is of a living worker of a host: of a stream bound with the host's key, or of its epoch."""
+        if not any(entry.name in remote.binds for remote in host.workers.values()):
+            self.drop(host.key, f"it registers {entry.name[:MAX_NAME_CHARS]}, of a worker that is not there")
+            return False
+        if not any(r.incarnation == entry.incarnation and entry.name in r.binds for r in host.living_workers):
+            return False
+        return entry.address.isdigit() if entry.name.endswith(EPOCH) else _is_bound_by(host, entry.address)
 
     def names(self) -> list[Registration]:
         """Return where workers on all hosts have bound streams."""
@@ -374,13 +467,8 @@ class Members:
         return found
 
     def look(self) -> None:
-        """Report and remove hosts that were silent for too long, and replace tokens that an agent took without joining."""
+        """Report and remove hosts that were silent for too long."""
         now_s = self._clock()
-        with contextlib.suppress(ConfigError):  # a full disk: tried again at the next call
-            for path in self._tokens.renew(now_s):
-                self.notices.append(
-                    f"an agent took a token and did not join within {CLAIM_S:g} s; another may join with {path}"
-                )
         for host in list(self.hosts):
             silent_s = now_s - host.heard_s
             if silent_s > self._lost_s:
@@ -396,23 +484,32 @@ class Members:
                     f"{self._lost_s:g} s it is lost"
                 )
 
-    def revoke(self, names: Collection[str]) -> list[tuple[bytes, AnyControllerMessage]]:
-        """Remove the hosts of these names with their keys, and admit none; return (identity, message) pairs to send."""
-        self._revoked, answers = frozenset(names), list[tuple[bytes, AnyControllerMessage]]()
-        for host in [host for host in self.hosts if host.name in names]:
-            answers.append((host.identity, Refused(host.epoch, REVOKED)))
-            self._tokens.revoke(host.token)
-            host.leaves = REVOKED  # an engine starts no agent there again
-            self.lose(host, REVOKED)
-        return answers
+    def revoke(self, names: Collection[str]) -> None:
+        """Remove the hosts of these names with their keys, and admit none; replace the join key, which they know too.
+
+        Those that were revoked before this run began have no key of it.
+        """
+        is_new = self._revoked is not None and not self._revoked.issuperset(names)
+        hosts = [host for host in self.hosts if host.name in names]
+        self._revoked = frozenset(names)
+        for host in hosts:
+            self._send_away(host, REVOKED)
+        if is_new or hosts:
+            try:
+                self._join_key.replace()
+                self.notices.append(
+                    f"the join key was replaced; hosts that join from now on need {self._join_key.path}"
+                )
+            except ConfigError as error:  # a full disk
+                self.notices.append(f"no more hosts can join: {error}")
 
     def lose(self, host: JoinedHost, why: str) -> None:
         """Remove a host."""
         self.given_up += _kept_by(host)
         host.lose(why)
         self.hosts.remove(host)
-        more = self._on_loss(host)
-        self.notices.append(f"host {host.name} is gone: {why}{f' ({more})' if more else ''}")
+        self._on_loss(host)
+        self.notices.append(f"host {host.name} is gone: {why}")
 
 
 def _kept_by(host: JoinedHost) -> list[str]:
@@ -428,19 +525,12 @@ def _is_log_of(host: JoinedHost, message: KeptFile) -> bool:
     )
 
 
+def _is_late(host: JoinedHost, message: KeptFile) -> bool:
+    """Return whether a file is of a worker of the host that has ended."""
+    folders = [folder for remote in host.workers.values() if remote.begin is not None for folder in remote.begin.keeps]
+    return any(message.name.startswith(f"{folder}/") for folder in folders)
+
+
 def _is_bound_by(host: JoinedHost, address: str) -> bool:
     """Return whether an address has the server key of a host."""
     return address.startswith(f"tcp://{host.server_key}@") and bool(host.server_key)
-
-
-def _is_of(host: JoinedHost, entry: Registration) -> bool:
-    """Return whether a name is of a living worker of a host: of a stream bound with the host's key, or of its epoch.
-
-    The host may register no others.
-    """
-    if len(entry.name) > MAX_STREAM_CHARS:
-        return False
-    own = [remote.worker for remote in host.living_workers if remote.incarnation == entry.incarnation]
-    if entry.name.endswith(tuple(epoch_at("", worker) for worker in own)):
-        return entry.address.isdigit()
-    return _is_bound_by(host, entry.address) and entry.name.endswith(tuple(name_at("", worker) for worker in own))

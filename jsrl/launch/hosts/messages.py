@@ -15,8 +15,8 @@ from jsrl.errors import CodecError
 from jsrl.launch.hosts.kept_files import Part
 from jsrl.launch.hosts.pages import PAGE_BYTES
 from jsrl.runs.names import Registration
+from jsrl.transport.meeting.keys import is_key
 
-MAX_MESSAGE_BYTES = 32 << 20
 CHUNK_BYTES = 1 << 20  # of an archive
 BEAT_S = 0.5
 LEASE_S, LOST_S = 15.0, 20.0  # silence after which an agent ends its workers; after which the controller replaces them
@@ -49,6 +49,17 @@ class Numbered(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
 
 class AgentMessage(Numbered):
     """A message of an agent."""
+
+
+class Join(AgentMessage, tag="join"):
+    """The first message of an agent, with the run's join key: it asks to be admitted with its own public key from now on."""
+
+    key: str
+
+    def __post_init__(self) -> None:
+        """Refuse what is no key."""
+        if not is_key(self.key):
+            raise ValueError(f"key {self.key[:80]!r}")
 
 
 class Hello(AgentMessage, tag="hello"):
@@ -198,6 +209,10 @@ class ControllerMessage(Numbered):
     """A message of the controller."""
 
 
+class Admitted(ControllerMessage, tag="admitted"):
+    """The agent's own key is admitted; it connects again with that, and says hello."""
+
+
 class Welcome(ControllerMessage, tag="welcome"):
     """The host is a member of the run; if no message arrives for `lease_s` seconds, it ends its workers."""
 
@@ -224,13 +239,13 @@ class Keys(ControllerMessage, tag="keys"):
 
 
 class RunNames(ControllerMessage, tag="names"):
-    """All names of the run, and the file names of the host keys that streams admit (see admit_hosts).
+    """All names of the run, and the host keys that streams admit -> the workers for which each speaks (see admit_hosts).
 
     parents: params stream -> addresses from which this host fetches it for its workers, the nearest first.
     """
 
     entries: list[Registration]
-    host_keys: list[str]
+    host_keys: dict[str, list[str]]
     parents: dict[str, list[str]] = {}
 
     def __post_init__(self) -> None:
@@ -238,6 +253,8 @@ class RunNames(ControllerMessage, tag="names"):
         wrong = [key for key in self.host_keys if not _HOST_KEY.fullmatch(key)]
         if wrong:
             raise ValueError(f"host key {wrong[0][:80]!r}")
+        for worker in (worker for workers in self.host_keys.values() for worker in workers):
+            _check_name(worker, 0)
         wrong = [name for name in self.parents if not _STREAM.fullmatch(name) or ".." in name]
         if wrong:
             raise ValueError(f"stream {wrong[0][:80]!r}")
@@ -334,9 +351,10 @@ class Farewell(ControllerMessage, tag="farewell"):
     text: str
 
 
-AnyAgentMessage = Hello | Beat | Pages | KeptFile | Stored | WorkerMessages | Exited | TextReply | Leaving
+AnyAgentMessage = Join | Hello | Beat | Pages | KeptFile | Stored | WorkerMessages | Exited | TextReply | Leaving
 AnyControllerMessage = (
-    Welcome
+    Admitted
+    | Welcome
     | Refused
     | BeatReceived
     | Keys

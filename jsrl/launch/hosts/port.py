@@ -15,10 +15,10 @@ from typing import Any
 import zmq
 
 from jsrl.errors import CodecError, StreamError
+from jsrl.launch.hosts.join_key import JoinKey
 from jsrl.launch.hosts.kept_files import KeptFiles, fetched_log, keep_part, name_here, remove_half_sent
 from jsrl.launch.hosts.members import JoinedHost, Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
-    MAX_MESSAGE_BYTES,
     AnyAgentMessage,
     AnyControllerMessage,
     AnyOrder,
@@ -34,9 +34,9 @@ from jsrl.launch.hosts.messages import (
     encode,
 )
 from jsrl.launch.hosts.pages import keep_pages
-from jsrl.launch.hosts.tokens import Tokens
 from jsrl.rate_limit import is_reported
 from jsrl.runs.control import RELAY
+from jsrl.runs.door import MAX_MESSAGE_BYTES, MAX_WAITING
 from jsrl.runs.names import FileNames, Registration
 from jsrl.runs.state import revoked_hosts
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
@@ -48,6 +48,7 @@ LOOK_S = 0.2  # between checks for silent hosts and for new names of the run
 NAMES_S = 5.0  # after which all names are sent again: messages sent during a reconnection are lost
 CONNECTION_MS = (2_000, 10_000)  # between heartbeats of a connection; time without one after which it is remade
 _MOST_AT_ONCE = 1_000
+_MOST_WANTED = 100  # players that a host is sent at once
 Parents = Callable[[Mapping[str, Registration]], Mapping[int, dict[str, list[str]]]]
 """Names of the run -> host epoch -> params stream -> addresses to fetch it from, the nearest first."""
 
@@ -63,20 +64,21 @@ class HostPort:
       address: with its port. changed: wait on it for changes of members; hold it to read them.
     """
 
-    def __init__(self, address: str, tokens: Tokens, members: Members, notify: Callable[[str], None]) -> None:
-        self._tokens, self._members, self._notify = tokens, members, notify
+    def __init__(self, address: str, join_key: JoinKey, members: Members, notify: Callable[[str], None]) -> None:
+        self._join_key, self._members, self._notify = join_key, members, notify
         self.changed = threading.Condition()
         self._socket = zmq.Context().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent's new connection replaces a broken one
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, CONNECTION_MS[0])
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_MS[1])
-        self._listener = Listener(self._socket, address, tokens.server, tokens.admits)
+        self._socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
+        self._listener = Listener(self._socket, address, join_key.server, join_key.admits)
         self.address = self._listener.address
         self._closed = self._socket.get_monitor_socket(int(zmq.EVENT_DISCONNECTED))
         self._connections: dict[int, bytes] = {}  # file descriptor -> identity, of connections that have sent a message
         self._control: zmq.Socket | None = None  # to the control connection, as the relay of all hosts
         self._registry: FileNames | None = None
-        self._host_keys: Callable[[], list[str]] = list
+        self._host_keys: Callable[[], dict[str, list[str]]] = dict
         self._parents: Parents = lambda names: {}
         self._shown: dict[int, RunNames] = {}  # host epoch -> names that it was sent
         self._sent_s = 0.0
@@ -89,18 +91,24 @@ class HostPort:
         self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_sender, self._wake_receiver = socketpair()
         self._closing, self._num_requests = threading.Event(), 0
-        self._dropped = 0  # messages that could not be read
+        self._failures = 0  # to copy names
         self._thread = threading.Thread(target=self._run, name="host-port", daemon=True)
         self._thread.start()
 
     # -- called by the launcher's thread
 
     def serve(
-        self, control: str, registry: Path, folder: Path, host_keys: Callable[[], list[str]], parents: Parents
+        self,
+        control: str,
+        registry: Path,
+        folder: Path,
+        host_keys: Callable[[], dict[str, list[str]]],
+        parents: Parents,
     ) -> None:
         """Relay the messages of workers to the control connection at this address, and names between a registry and the hosts.
 
-        Hosts get the frozen players of the run in `folder`. `host_keys` returns those that streams admit, `parents` the
+        Hosts get the frozen players of the run in `folder`. `host_keys` returns those that streams admit with the workers for
+        which each speaks, `parents` the
         addresses from which each host fetches the params that its workers read.
         """
         self._host_keys, self._parents, self._folder = host_keys, parents, folder
@@ -126,10 +134,12 @@ class HostPort:
         """Return the reply of a host's agent (see TextRequest); empty: none arrived in time."""
         with self.changed:
             self._num_requests += 1
-            number = self._num_requests
+            number = host.newest_asked = self._num_requests
+            host.asked.add(number)
         self.send(host, TextRequest(host.epoch, number, worker, incarnation, what, amount))
         self.wait(lambda: number in host.answers or bool(host.lost), timeout_s)
         with self.changed:
+            host.asked.discard(number)
             return host.answers.pop(number, "")
 
     def fetched_log(self, remote: RemoteWorker) -> Path:
@@ -205,25 +215,28 @@ class HostPort:
             if not self._socket.poll(0):
                 break
             frames = self._listener.receive()
-            identity, token = bytes(frames[0].buffer), str(frames[-1].get("User-Id"))
+            identity, key = bytes(frames[0].buffer), str(frames[-1].get("User-Id"))
             self._connections[int(frames[-1].get(zmq.SRCFD))] = identity
             try:
-                (body,) = incoming([frame.buffer for frame in frames[1:]], self._tokens.server, MAX_MESSAGE_BYTES)
+                (body,) = incoming([frame.buffer for frame in frames[1:]], self._join_key.server, MAX_MESSAGE_BYTES)
                 message: AnyAgentMessage = decode(body, AnyAgentMessage)
             except (CodecError, ValueError) as error:
-                self._dropped += 1
-                if is_reported(self._dropped):
-                    _logger.warning("a message of %s was dropped (%d so far): %s", token, self._dropped, error)
+                with self.changed:
+                    self._members.drop(key, str(error))
+                    self.changed.notify_all()
                 continue
             with self.changed:
-                answers = self._members.handle(token, identity, message)
+                answers = self._members.handle(key, identity, message)
                 self.changed.notify_all()
             for whom, answer in answers:
                 self._send(whom, answer)
-        self._flush()
+            self._flush()  # after each: they may be large
 
     def _flush(self) -> None:
         """Send messages of workers to the control connection, and show the user the notices."""
+        farewells, self._members.farewells = self._members.farewells, []
+        for identity, message in farewells:
+            self._send(identity, message)
         frames, self._members.frames = self._members.frames, []
         if frames and self._control is not None:
             self._control.send_multipart(frames)
@@ -238,8 +251,9 @@ class HostPort:
                 if size is not None:
                     self._send(host.identity, Stored(host.epoch, part.name, size, part.digest))
         given_up, self._members.given_up = self._members.given_up, []
-        with contextlib.suppress(OSError):  # removed before their worker starts on another host, or at a resume
-            remove_half_sent(self._folder, given_up)
+        for folder in given_up:
+            with contextlib.suppress(OSError):  # removed before their worker starts on another host, or at a resume
+                remove_half_sent(self._folder, [folder])
         stored, self._members.stored = self._members.stored, []
         for one in stored:
             for files in (self._kept, self._players):
@@ -251,7 +265,7 @@ class HostPort:
 
     def _send(self, identity: bytes, message: AnyControllerMessage) -> None:
         with contextlib.suppress(zmq.ZMQError):  # no connection has this identity now, or its queue is full
-            self._socket.send_multipart([identity, *outgoing([encode(message)], self._tokens.server)], zmq.NOBLOCK)
+            self._socket.send_multipart([identity, *outgoing([encode(message)], self._join_key.server)], zmq.NOBLOCK)
 
     def _order(self, host: JoinedHost, order: AnyOrder) -> None:
         self._members.number(host, order)
@@ -268,10 +282,11 @@ class HostPort:
                     self._order(host, WorkerCommand(host.epoch, *key, frame))
 
     def _look(self) -> None:
-        revoked = set[str]() if self._registry is None else revoked_hosts(self._folder)
         with self.changed:
             self._members.look()
-            messages = self._members.unanswered_starts() + self._members.revoke(revoked)
+            if self._registry is not None:
+                self._members.revoke(revoked_hosts(self._folder))
+            messages = self._members.unanswered_starts()
             self.changed.notify_all()
         for files in (self._kept, self._players):
             for epoch in files.keys() - {host.epoch for host in self._members.hosts}:
@@ -280,8 +295,8 @@ class HostPort:
             self._send(identity, message)
         self._flush()
         self._share_names()
-        with contextlib.suppress(OSError):  # removed, or a disk error: the waiting worker reports it
-            for host in list(self._members.hosts):
+        for host in list(self._members.hosts):
+            with contextlib.suppress(OSError):  # removed, or a disk error: the waiting worker reports it
                 self._add_players(host)
 
     def _await_files(self, identity: RemoteWorker, message: Begin, *, with_files: bool) -> None:
@@ -323,7 +338,7 @@ class HostPort:
         files = self._players.setdefault(
             host.epoch, KeptFiles(players, lambda part: self._send(host.identity, Player(host.epoch, *part)))
         )
-        for wanted in host.wanted:
+        for wanted in host.wanted[:_MOST_WANTED]:
             policy, _, version = wanted.rpartition("/")
             path = PlayerStore(players / policy).file(int(version))
             if path is not None:
@@ -335,18 +350,24 @@ class HostPort:
             return
         if time.monotonic() - self._sent_s > NAMES_S:
             self._sent_s, self._shown = time.monotonic(), {}
-        with contextlib.suppress(OSError, StreamError):  # being written, or removed: the next check reads it
+        try:
             self._registry.show(self._members.names())
-            known, host_keys = self._registry.names(), sorted(self._host_keys())
-            parents = self._parents(known)
-            for host in list(self._members.hosts):
-                names = RunNames(host.epoch, list(known.values()), host_keys, parents.get(host.epoch, {}))
-                if self._shown.get(host.epoch) != names:
-                    self._shown[host.epoch] = names
-                    self._send(host.identity, names)
+            known = self._registry.names()
+        except (OSError, StreamError) as error:  # being written, or removed: the next check reads it
+            self._failures += 1
+            if is_reported(self._failures):
+                _logger.warning("the names of the run could not be copied (%d times so far): %s", self._failures, error)
+            return
+        host_keys, parents = self._host_keys(), self._parents(known)
+        for host in list(self._members.hosts):
+            names = RunNames(host.epoch, list(known.values()), host_keys, parents.get(host.epoch, {}))
+            if self._shown.get(host.epoch) != names:
+                self._shown[host.epoch] = names
+                self._send(host.identity, names)
 
     def _join_control(self, control: str, registry: Path) -> None:
         self._control = self._socket.context.socket(zmq.DEALER)
         self._control.setsockopt(zmq.IDENTITY, RELAY + b"hosts")
+        self._control.setsockopt(zmq.SNDHWM, MAX_WAITING)
         self._control.connect(control)
         self._registry = FileNames(registry)

@@ -1,7 +1,7 @@
 """The Slurm scripts of a run, of a group of runs with several seeds, and of a search.
 
 A run has one job for the controller and learners, and an array of jobs whose hosts run actors. Both use the same script. The
-hosts join through a folder of tokens, so that they may come, go and be requeued one by one. A group is one array of runs.
+hosts join with the run's key file, so that they may come, go and be requeued one by one. A group is one array of runs.
 A run continues from its last snapshot if it has one. Pure functions of the options; nothing is submitted here.
 """
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.experiment.options import SlurmOptions
+from jsrl.launch.hosts.join_key import ENDED
 from jsrl.launch.hosts.messages import REPLACED
-from jsrl.launch.hosts.tokens import ENDED
 from jsrl.launch.result import INTENDED, STOPPED
 from jsrl.runs.groups import Group
 from jsrl.runs.runs import check_run_name
@@ -68,14 +68,14 @@ class SlurmRun:
         return file_of(self.folder)
 
     @property
-    def tokens(self) -> Path:
-        """Return the folder with the address and the tokens for hosts; experiments may have runs of the same name."""
-        return self.folder.with_name(f"join-{self.name}")
+    def key(self) -> Path:
+        """Return the file with which hosts join; experiments may have runs of the same name."""
+        return self.folder.with_name(f"join-{self.name}.key")
 
     @property
     def ended(self) -> Path:
         """Return the file that marks the end of the run, so that its hosts leave."""
-        return self.tokens.with_name(self.tokens.name + ENDED)
+        return self.key.with_name(self.key.name + ENDED)
 
     def submissions(self, script: str) -> list[list[str]]:
         """Return the two commands that submit a script: the controller's job, then the array of actor hosts."""
@@ -211,7 +211,6 @@ def slurm_script(run: SlurmRun) -> str:
     """Return the script of both jobs."""
     o = run.options
     runs_dir = run.folder.parents[1]
-    tokens = shlex.quote(str(run.tokens))
     program = f"{shlex.quote(run.python)} -P -m jsrl.cli.main"
     submit = [
         shlex.join(["rm", "-f", str(run.ended)]),
@@ -222,9 +221,9 @@ def slurm_script(run: SlurmRun) -> str:
         "submit": "\n".join(f"#   {line}" for line in submit),
         "directives": directives(o, f"{run.file}-%j.out"),
         "setup": o.setup or ":",
-        "tokens": tokens,
+        "key": shlex.quote(str(run.key)),
         "folder": shlex.quote(str(run.folder)),
-        "join": f'{program} join --from "$tokens" --name "$(hostname)-$SLURM_JOB_ID"',
+        "join": f'{program} join "$key" --name "$(hostname)-$SLURM_JOB_ID"',
         "run": f'{program} run "${{begin[@]}}" {shlex.join(run.args)}',
         "new": shlex.join([run.experiment, *run.begin, "--run-name", run.name, "--overwrite"]),
         "runs_dir": shlex.quote(str(runs_dir)),
@@ -279,7 +278,7 @@ SCRIPT = """#!/bin/bash
 # Submit both again to go on after a time limit: the run continues from its last snapshot.
 @directives@
 
-tokens=@tokens@  # where hosts find the address and their tokens
+key=@key@  # with which hosts join
 folder=@folder@
 @setup@
 @part@
@@ -287,7 +286,7 @@ folder=@folder@
 
 if [ -n "$SLURM_ARRAY_TASK_ID" ]; then  # an actor host: it stays until the run has ended, also while that is requeued
   failed=0 seen=$SECONDS  # times in a row that it could not join, and when it was last in the run
-  while [ -z "$stopped" ] && [ ! -e "$tokens.ended" ]; do
+  while [ -z "$stopped" ] && [ ! -e "$key.ended" ]; do
     begun=$SECONDS
     @join@ & child=$!
     await_child
@@ -295,7 +294,7 @@ if [ -n "$SLURM_ARRAY_TASK_ID" ]; then  # an actor host: it stays until the run 
     [ $((SECONDS - begun)) -lt @long_s@ ] || seen=$SECONDS
     queue=$(squeue --me -h -n @job_name@ -o %i 2>/dev/null) && [ -z "$queue" ] && why="its job neither waits nor runs" || why=
     [ $((SECONDS - seen)) -lt @wait_s@ ] || why="it was not there for @wait_s@ s"
-    if [ -n "$why" ] && [ -z "$stopped" ] && [ ! -e "$tokens.ended" ]; then
+    if [ -n "$why" ] && [ -z "$stopped" ] && [ ! -e "$key.ended" ]; then
       echo "jsrl: this host leaves the run, because $why. Submit the script again for hosts when it goes on" >&2
       exit 0
     fi
@@ -305,20 +304,20 @@ if [ -n "$SLURM_ARRAY_TASK_ID" ]; then  # an actor host: it stays until the run 
       echo "jsrl: this host could not join the run @tries@ times in a row, for the reason above. Repair it; then: $again" >&2
       exit 1
     fi
-    [ -n "$stopped" ] || [ -e "$tokens.ended" ] || sleep 5
+    [ -n "$stopped" ] || [ -e "$key.ended" ] || sleep 5
   done
   [ -z "$stopped" ] || requeue_if_preempted
   exit 0
 fi
 
-mkdir -p "${tokens%/*}" && rm -rf "$tokens" "$tokens.ended"
+mkdir -p "${key%/*}" && rm -f "$key" "$key.ended"
 if [ -e "$folder/snapshots/state/tags/latest.json" ]; then begin=(--resume "$folder"); else begin=(@new@); fi
 address=${JSRL_ADDRESS:-$(hostname -I | cut -d' ' -f1)}  # of this host, as the others reach it
 @run@ --runs-dir @runs_dir@ --display plain \\
-  --listen "$address" --num-hosts @num_hosts@ --tokens-dir "$tokens" --join-s 86400 & child=$!
+  --listen "$address" --num-hosts @num_hosts@ --join-key "$key" --join-s 86400 & child=$!
 await_child
 if [ -z "$stopped" ] || [ -e "$folder/stop.json" ]; then  # `jsrl stop` ends it for good
-  touch "$tokens.ended"
+  touch "$key.ended"
 else
   requeue_if_preempted
 fi

@@ -31,13 +31,15 @@ import zmq
 from jsrl.counted import counted
 from jsrl.errors import AccessDenied, CodecError, ConfigError
 from jsrl.launch.hosts.archive import unpack
+from jsrl.launch.hosts.join_key import has_moved, own_keys
 from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, KeptFiles, keep_part, log_name
 from jsrl.launch.hosts.messages import (
     BEAT_S,
     CLOSED_LEASE_S,
-    MAX_MESSAGE_BYTES,
+    MAX_TAIL_CHARS,
     PROMPT_S,
     REPLACED,
+    Admitted,
     AnyControllerMessage,
     Beat,
     BeatReceived,
@@ -47,6 +49,7 @@ from jsrl.launch.hosts.messages import (
     Exited,
     Farewell,
     Hello,
+    Join,
     KeptFile,
     Keys,
     Leaving,
@@ -69,18 +72,19 @@ from jsrl.launch.hosts.messages import (
 )
 from jsrl.launch.hosts.pages import PageWatch
 from jsrl.launch.hosts.port import CONNECTION_MS
-from jsrl.launch.hosts.tokens import has_moved
 from jsrl.launch.hosts.versions import code_digest, versions
 from jsrl.launch.interrupts import may_repeat
 from jsrl.launch.links import KEYS
-from jsrl.launch.local.children import Children, ChildrenControl, within_size
+from jsrl.launch.local.children import Children, ChildrenControl, batches
 from jsrl.launch.local.facts import address_towards, lacks, own_facts
 from jsrl.launch.local.processes import LocalHandle, size_of
 from jsrl.launch.local.relays import HostRelays
 from jsrl.launch.local.unsent import STATES, keep_snapshots
+from jsrl.runs.door import MAX_MESSAGE_BYTES
 from jsrl.runs.lease import Lease, now_s
 from jsrl.runs.limits import usable_cores
 from jsrl.runs.names import FileNames
+from jsrl.runs.texts import shortened
 from jsrl.snapshots.players import PLAYERS_FOLDER, WANTED
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
 from jsrl.transport.meeting.keys import CLIENT_FILE, SERVER_FILE, ClientKeys, admit_hosts
@@ -95,7 +99,8 @@ _PAUSE_S = 0.0002  # between two turns, per worker: the messages of hundreds arr
 _EXECUTE_S = 0.1  # of a turn
 _STARTS, _STARTS_PER_CORE, _START_S = 8, 2, 5.0  # forked workers that start at once; after this time the next ones may
 _LOG_S = 2.0  # in which the log of a failed worker may reach the run folder before its end is reported
-_MAX_FRAMES_BYTES = MAX_MESSAGE_BYTES // 2
+_BATCH_BYTES = 1 << 20  # of workers' messages that are sent as one
+_BATCH_PAGES = 256
 _MOST_EXITS = 100  # that are sent again over a new connection
 
 
@@ -103,17 +108,17 @@ class Agent:
     """Serves one run on this host, until the run ends.
 
     Args:
-      address: `HOST:PORT` of the controller. keys: of the join token. name: of this host.
+      key: the run's key file. address: `HOST:PORT` of the controller. keys: those in the file. name: of this host.
       folder, memory: for the run's files here, and for its workers' shared memory, of mode 0700.
       notify: shows a line to the user.
       patience_s: how long it tries to reach the controller.
       most: cores and MB of memory of this host that workers may use; 0: all.
       drain_s: how long its workers may take to leave when it must end.
-      tokens: folder from which this host took its token; None: it has a token file of its own.
     """
 
     def __init__(
         self,
+        key: Path,
         address: str,
         keys: ClientKeys,
         name: str,
@@ -123,10 +128,9 @@ class Agent:
         patience_s: float = PATIENCE_S,
         most: tuple[int, int] = (0, 0),
         drain_s: float = DRAIN_S,
-        tokens: Path | None = None,
     ) -> None:
-        self._tokens = tokens
-        self._address, self._keys, self._name, self._folder = address, keys, name, folder
+        self._key, self._keys, self._own_keys = key, keys, own_keys(keys)
+        self._address, self._name, self._folder = address, name, folder
         self._notify, self._patience_s, self._most, self._drain_s = notify, patience_s, most, drain_s
         self._session, self._epoch, self._executed = secrets.token_hex(16), 0, 0
         self._lease_s, self._lease_from_s = 0.0, now_s()
@@ -215,10 +219,11 @@ class Agent:
         try:
             self._connection.look()
         except AccessDenied:  # its text is about the keys of a run's streams
+            what = f"the key {self._key}" if self._keys is not self._own_keys else "this host any more"
             self._end = (
                 1,
-                f"{self._address} does not accept this token: it was already used, was revoked, or belongs to another run. "
-                "Use another of the token files that the run prints.",
+                f"{self._address} does not accept {what}: `jsrl revoke` replaced it, or it belongs to another run. Take the "
+                "key file that the run writes now.",
             )
             return
         self._note_connection()
@@ -279,7 +284,7 @@ class Agent:
     def _report(self) -> None:
         """Send urgent messages at once: last messages, ends of workers, answers."""
         if self._control.urgent:
-            self._send(WorkerMessages(self._epoch, within_size(self._control.frames(beats=False), _MAX_FRAMES_BYTES)))
+            self._send(WorkerMessages(self._epoch, self._send_frames(self._control.frames(beats=False))))
         for exited in self._children.ended(self._epoch):
             self._send_pages()  # first, so that all its counts and files are included
             self._kept.look(self._kept_folders.get(exited.worker, ()))
@@ -305,11 +310,12 @@ class Agent:
 
     def _beat(self) -> None:
         if not self._epoch:
-            if self._tokens is not None and has_moved(self._tokens, self._address):
+            if has_moved(self._key, self._keys):
                 self._end = (1, f"the run at {self._address} has ended or has begun again elsewhere; join again")
             elif self._connection.made:
                 with contextlib.suppress(OSError):  # there is no way to the controller now: the link is down
-                    self._send(self._hello())
+                    admitted = self._keys is self._own_keys
+                    self._send(self._hello() if admitted else Join(0, self._own_keys.public.decode()))
             return
         usage: list[Usage] = []
         if now_s() >= self._usage_at_s:
@@ -318,16 +324,24 @@ class Agent:
             self._send_pages()
             self._kept.look([folder for folders in self._kept_folders.values() for folder in folders])
         names = FileNames(self._folder / "names").own() if self._children.count else []
-        frames = within_size(self._control.frames(beats=True), _MAX_FRAMES_BYTES)
+        frames = self._send_frames(self._control.frames(beats=True))
         wanted, leaves = wanted_players(self._folder / PLAYERS_FOLDER), "" if self._leave_by_s is None else LEAVES
         lacks, relays = any(map(self._lacks, self._queue.values())), self._relays.addresses
         self._send(Beat(self._epoch, now_s(), frames, usage, names, wanted, leaves, relays, lacks, self._executed))
 
     def _send_pages(self) -> None:
-        if changed := self._pages.changed():
+        changed = list(self._pages.changed().items())
+        for at in range(0, len(changed), _BATCH_PAGES):
             self._num_pages += 1
-            if not self._send(Pages(self._epoch, changed, self._num_pages)):
+            if not self._send(Pages(self._epoch, dict(changed[at : at + _BATCH_PAGES]), self._num_pages)):
                 self._pages.forget()
+
+    def _send_frames(self, frames: list[bytes]) -> list[bytes]:
+        """Send messages of workers, except the last ones, which fit into one more message: return these."""
+        *earlier, last = batches(frames, _BATCH_BYTES)
+        for batch in earlier:
+            self._send(WorkerMessages(self._epoch, batch))
+        return last
 
     def _hello(self) -> Hello:
         host, _, port = self._address.rpartition(":")
@@ -386,6 +400,12 @@ class Agent:
     def _execute(self, message: AnyControllerMessage) -> None:
         if isinstance(message, Welcome):
             self._join(message)
+        elif isinstance(message, Admitted):
+            if self._keys is not self._own_keys:
+                self._connection.close()
+                self._socket.close(linger=0)
+                self._keys = self._own_keys
+                self._connect()
         elif isinstance(message, Refused):
             status = REPLACED if message.epoch else 1
             self._end = (status, f"the controller at {self._address} refused this host: {message.text}")
@@ -501,12 +521,13 @@ class Agent:
         if handle is None:
             self._replies.put(TextReply(self._epoch, message.number, ""))
         elif message.what == "tail":
-            self._replies.put(TextReply(self._epoch, message.number, handle.tail(int(message.amount))))
+            tail = shortened(handle.tail(int(message.amount)), MAX_TAIL_CHARS)
+            self._replies.put(TextReply(self._epoch, message.number, tail))
         else:
             threading.Thread(target=self._look_at_stacks, args=(handle, message), daemon=True).start()
 
     def _look_at_stacks(self, handle: LocalHandle, message: TextRequest) -> None:
-        self._replies.put(TextReply(message.epoch, message.number, handle.stacks(message.amount)))
+        self._replies.put(TextReply(message.epoch, message.number, shortened(handle.stacks(message.amount))))
 
     def _keep_keys(self, keys: Keys) -> None:
         folder = make_folder(self._folder / KEYS)

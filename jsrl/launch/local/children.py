@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,11 +17,14 @@ from jsrl.launch.launcher import Start
 from jsrl.launch.local.launcher import Local, write_job
 from jsrl.launch.local.processes import LocalHandle
 from jsrl.launch.machine import accelerators
+from jsrl.rate_limit import is_reported
 from jsrl.references.importing import SpawnEnvironment, own_paths
-from jsrl.runs.control import MAX_MESSAGE_BYTES, AnyMessage, Command, Heartbeat, Report, Stage, identity_of
+from jsrl.runs.control import AnyMessage, Command, Heartbeat, Report, Stage, identity_of
+from jsrl.runs.door import MAX_MESSAGE_BYTES
 from jsrl.transport.meeting.address import check_ipc_path
 from jsrl.transport.meeting.sockets import bind
 
+_logger = logging.getLogger("jsrl.hosts")
 TAIL_LINES = 200
 ACTORS_NICE = 10  # added to the niceness of actors: hundreds of them must leave their agent its share of the cores
 MOST_MEASURED = 20  # workers, at one time
@@ -131,10 +135,11 @@ class ChildrenControl:
         path = check_ipc_path(f"{folder}/control")
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES - (1 << 16))  # it is sent on inside a message
         self.address = bind(self.socket, f"ipc://{path}")
         self._beats: dict[bytes, bytes] = {}
         self._waiting: list[bytes] = []
+        self.dropped = 0
         self.urgent = False  # something must not wait for the next beat
         self.ready: list[tuple[str, int]] = []  # incarnations of workers that have become ready, since this was cleared
 
@@ -150,8 +155,13 @@ class ChildrenControl:
     def _note(self, identity: bytes, frame: bytes) -> None:
         try:
             message = msgspec.msgpack.decode(frame, type=AnyMessage)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            message = None  # the controller counts unreadable messages
+            if identity_of(message.worker, message.incarnation) != identity:
+                raise ValueError(f"{identity!r} sent it in another name")
+        except (ValueError, RecursionError) as error:  # the controller would hold this host responsible
+            self.dropped += 1
+            if is_reported(self.dropped):
+                _logger.warning("a message of a worker was dropped (%d so far): %s", self.dropped, error)
+            return
         if isinstance(message, Heartbeat):
             self._beats[identity] = frame  # only the newest
             return
@@ -179,11 +189,13 @@ def own_gpus(counted: str) -> str:
     return ",".join(own[int(number)] for number in counted.split(",") if number.isdigit() and int(number) < len(own))
 
 
-def within_size(frames: Iterable[bytes], most_bytes: int) -> list[bytes]:
-    """Return messages up to `most_bytes` bytes in total; the rest is dropped."""
-    found, total = [], 0
+def batches(frames: Iterable[bytes], most_bytes: int) -> list[list[bytes]]:
+    """Return messages in batches of up to `most_bytes` bytes in total, or of a single larger one; the last may be empty."""
+    found, total = list[list[bytes]]([[]]), 0
     for frame in frames:
+        if total and total + len(frame) > most_bytes:
+            found.append([])
+            total = 0
+        found[-1].append(frame)
         total += len(frame)
-        if total <= most_bytes:
-            found.append(frame)
     return found

@@ -131,14 +131,14 @@ class Ray:
             self._begun.clear()
             self._changed.notify_all()
 
-    def begin(self, host: str, address: str, token: Path) -> None:
-        """Start the agent of a host; Ray carries the token, which is in no command line, variable or file."""
+    def begin(self, host: str, key: Path) -> None:
+        """Start the agent of a host; Ray carries the join key, which is in no command line, variable or file."""
         if self._driver is None or self._driver.poll() is not None:
             self._start()
         with self._changed:
             self._ended.pop(host, None)
             self._begun.add(host)
-        self._write({"host": host, "address": address, "token": token.read_text()})
+        self._write({"host": host, "key": key.read_text()})
 
     def ended(self, host: str) -> str:
         """Return how the agent of a host ended; empty: it has not."""
@@ -166,13 +166,13 @@ class Ray:
 class HostAgent:
     """The actor of a host. It is copied to a node, so it uses nothing of jsrl."""
 
-    def serve(self, facts: list[str], token: str, python: str, variables: dict[str, str]) -> str:
+    def serve(self, facts: list[str], key: str, python: str, variables: dict[str, str]) -> str:
         """Start `jsrl join` with some words; it ends with this process. Return how it ended, once it has."""
-        key = os.memfd_create("jsrl-token")
-        os.fchmod(key, 0o600)
-        os.write(key, token.encode())
-        command = [python or sys.executable, "-P", "-m", "jsrl.cli.main", "join", *facts]
-        command += ["--token-file", f"/proc/self/fd/{key}", "--parent", str(os.getpid())]
+        file = os.memfd_create("jsrl-key")
+        os.fchmod(file, 0o600)
+        os.write(file, key.encode())
+        command = [python or sys.executable, "-P", "-m", "jsrl.cli.main", "join", f"/proc/self/fd/{file}", *facts]
+        command += ["--parent", str(os.getpid())]
         node = socket.gethostname()
         with tempfile.TemporaryFile() as output:
             try:
@@ -181,14 +181,14 @@ class HostAgent:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    pass_fds=[key],
+                    pass_fds=[file],
                     env={**os.environ, **variables},
                     start_new_session=True,
                 )
             except OSError as error:
                 return f"{command[0]} cannot be started on {node}: {error}"
             finally:
-                os.close(key)
+                os.close(file)
             status = process.wait()
             output.seek(0)
             lines = output.read().decode(errors="replace").strip().splitlines()
@@ -322,7 +322,7 @@ class Driver:
             self._lines.put(line)
         return None in lines
 
-    def _begin(self, host: str, address: str, token: str, tries: int = 1) -> None:
+    def _begin(self, host: str, key: str, tries: int = 1) -> None:
         """Start the actor of a host in its bundle, and the agent."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -335,13 +335,13 @@ class Driver:
             max_restarts=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, request.hosts.index(host)),
         )
-        facts = [address, "--name", host, "--cores", str(self._cpus)]
+        facts = ["--name", host, "--cores", str(self._cpus)]
         facts += ["--memory-mb", str(request.memory_mb)] if request.memory_mb else []
         variables = {} if request.gpus else {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
         made = actor.remote()
         there = made.__ray_ready__.remote()
-        again = functools.partial(self._begin, host, address, token, tries + 1) if tries < TRIES else None
-        self._serving[made.serve.remote(facts, token, request.python, variables)] = HostActor(host, made, there, again)
+        again = functools.partial(self._begin, host, key, tries + 1) if tries < TRIES else None
+        self._serving[made.serve.remote(facts, key, request.python, variables)] = HostActor(host, made, there, again)
 
     def _look(self) -> None:
         """Report ended agents to the engine; start those again that did not reach their node.

@@ -33,7 +33,7 @@ def resolved(target: str, command: Sequence[str] = ("ssh",)) -> str:
 class Ssh:
     """Starts agents by ssh; see jsrl.launch.hosts.engine.Engine.
 
-    The token goes through ssh's standard input into a file that only its owner can read; it is in no command line.
+    The join key goes through ssh's standard input into a file that only its owner can read; it is in no command line.
 
     Args:
       targets: as for ssh, such as `gpu-2` or `me@10.0.0.7`. python: interpreter there that has jsrl.
@@ -52,14 +52,14 @@ class Ssh:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._logs: tempfile.TemporaryDirectory[str] | None = None
 
-    def begin(self, host: str, address: str, token: Path) -> None:
+    def begin(self, host: str, key: Path) -> None:
         """Start the agent of a host."""
-        words = [self._python, "-P", "-m", "jsrl.cli.main", "join", address, "--name", host, "--token-file"]
+        words = [self._python, "-P", "-m", "jsrl.cli.main", "join", "--name", host]
         script = f'umask 077; f=$(mktemp) && cat > "$f" && {shlex.join(words)} "$f"; s=$?; rm -f "$f"; exit $s'
         if self._logs is None:
             self._logs = tempfile.TemporaryDirectory(prefix="jsrl-ssh-")
         log = Path(self._logs.name, f"{host}.log")
-        with token.open("rb") as content, log.open("wb") as output:
+        with key.open("rb") as content, log.open("wb") as output:
             self._processes[host] = subprocess.Popen(
                 self.words(host, script),
                 stdin=content,

@@ -14,8 +14,10 @@ the schema. Between hosts requests may be smaller, see jsrl.transport.inference.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -168,7 +170,7 @@ class ZmqInferenceServer(ServerEnd):
                 frames = self._listener.receive(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            self._handle(frames[0].bytes, [frame.buffer for frame in frames[1:]])
+            self._handle(frames)
         self._find_broken()
 
     def _find_broken(self) -> None:
@@ -180,12 +182,14 @@ class ZmqInferenceServer(ServerEnd):
             if now_s - peer.heard_s >= pause_s and not peer.send([_PING]):
                 self._drop(peer, "its connection broke")
 
-    def _handle(self, route: bytes, frames: list[Any]) -> None:
+    def _handle(self, frames: list[zmq.Frame]) -> None:
+        route = frames[0].bytes
         peer = self._routes.get(route)
         try:
-            message = decode(incoming(frames, self._keys, self._limits.message_bytes), self._limits)
+            whole = incoming([frame.buffer for frame in frames[1:]], self._keys, self._limits.message_bytes)
+            message = decode(whole, self._limits)
             if message.kind == HELLO:
-                self._greet(route, message)
+                self._greet(route, message, functools.partial(self._listener.speaks_for, frames[-1]))
             elif peer is None:
                 raise StreamClosed(f"{self.address} does not know this client: connect again.")
             elif message.kind == "request":
@@ -217,8 +221,8 @@ class ZmqInferenceServer(ServerEnd):
         peer.take(message, asked.group, asked.step)
         self._ready.append(area.read(asked.min_updates, asked.step, asked.wants_core))
 
-    def _greet(self, route: bytes, message: Message) -> None:
-        client, group_sizes, _ = self._hello_checker.read(message)
+    def _greet(self, route: bytes, message: Message, speaks_for: Callable[[str], bool]) -> None:
+        client, group_sizes, _ = self._hello_checker.read(message, speaks_for)
         present: Any = self._peers.get(client.name)
         if present is not None and not present.send([_PING]):
             self._drop(present, "its connection broke")

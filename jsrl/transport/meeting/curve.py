@@ -100,7 +100,7 @@ class Listener:
     def __init__(
         self, socket: zmq.Socket, endpoint: str, keys: ServerKeys | None, admits: Admits | None = None
     ) -> None:
-        self._socket = socket
+        self._socket, self._keys = socket, keys
         self._authenticator: Authenticator | None = None
         _prepare(socket, endpoint, keys)
         if keys is not None:
@@ -133,6 +133,10 @@ class Listener:
         if self._authenticator is not None:
             self._authenticator.note(frames[-1])
         return frames
+
+    def speaks_for(self, frame: zmq.Frame, worker: str) -> bool:
+        """Return whether the sender of a received frame may use the name of a worker: see ServerKeys.speaks_for."""
+        return self._keys is None or self._keys.speaks_for(str(frame.get("User-Id")), worker)
 
     def close(self, linger_ms: int) -> None:
         """Close the socket, then its authenticator, then their context; remove an ipc path."""

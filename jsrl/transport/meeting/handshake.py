@@ -81,8 +81,11 @@ class HelloChecker:
         size_bytes = max(_HELLO_BYTES, 2 * len(own)) + _GROUP_BYTES * rules.num_groups
         self.limits = Limits(header_bytes=size_bytes, frames=1, message_bytes=size_bytes)
 
-    def read(self, message: Message) -> Hello:
+    def read(self, message: Message, speaks_for: Callable[[str], bool] = lambda worker: True) -> Hello:
         """Return a hello, after checking that its sender may join.
+
+        Args:
+          message: with the hello. speaks_for: whether the key of its connection may use a worker's name.
 
         Raises:
           CodecError: it is not a hello. ConfigError, StreamClosed: the sender may not join this stream.
@@ -95,6 +98,8 @@ class HelloChecker:
         groups = read_pairs(fields.get("groups"), self.admission.rules.num_groups)
         sender = ProducerId(name, incarnation)
         self.admission.check(sender, groups)
+        if not speaks_for(name):
+            raise StreamClosed(f"{name} cannot join with the key of this host: the run has not placed it there.")
         return self._compared(Hello(sender, groups, schema_from_fields(fields.get("schema"))))
 
     def check(self, hello: Hello) -> None:

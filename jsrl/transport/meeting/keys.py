@@ -2,7 +2,8 @@
 
     RUN/keys/server.key    for the ends that bind: never leaves its host
     RUN/keys/client.key    for the ends that connect: all that another host needs
-    RUN/keys/hosts/        public keys of joined hosts, which may connect as well, one empty file each
+    RUN/keys/hosts/        one file for each joined host, which may connect as well: its name is the public key, its lines are
+                           the workers on that host; the key speaks for these only
 
 A joined host has such a folder too, with its own keys (see `make_host_keys`); addresses there contain its server key.
 
@@ -17,7 +18,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -29,6 +30,7 @@ from jsrl.errors import ConfigError
 from jsrl.plain_files import open_plain
 
 SERVER_FILE, CLIENT_FILE, HOSTS = "server.key", "client.key", "hosts"
+RUN_KEY = "client"  # name of the run's client key; those of hosts are named like their files
 KeyPath: TypeAlias = str | os.PathLike[str] | None
 _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")  # Z85
 _MAX_FILE_BYTES = 4096
@@ -52,8 +54,17 @@ class ServerKeys:
     def admits(self, key: bytes) -> str:
         """Return a name for a key; empty: the key is not admitted."""
         if key == self.client:
-            return "client"
-        return f"host {key.decode()}" if self.hosts is not None and (self.hosts / key.hex()).exists() else ""
+            return RUN_KEY
+        return key.hex() if self.hosts is not None and (self.hosts / key.hex()).exists() else ""
+
+    def speaks_for(self, name: str, worker: str) -> bool:
+        """Return whether the key with this name may send as a worker: the run's key, or that of the worker's host."""
+        if name == RUN_KEY or self.hosts is None:
+            return True
+        try:
+            return worker in (self.hosts / name).read_text().splitlines()
+        except OSError:  # it was revoked just now
+            return False
 
 
 @dataclass(frozen=True)
@@ -94,8 +105,8 @@ def make_keys(folder: str | os.PathLike[str]) -> Path:
         os.chmod(folder, 0o700)
         if not (folder / SERVER_FILE).exists():  # written last: without it no server has used these keys
             server, client = zmq.curve_keypair(), zmq.curve_keypair()
-            _write(folder / CLIENT_FILE, public=client[0], secret=client[1], server=server[0])
-            _write(folder / SERVER_FILE, public=server[0], secret=server[1], client=client[0])
+            _write(folder / CLIENT_FILE, _content(public=client[0], secret=client[1], server=server[0]))
+            _write(folder / SERVER_FILE, _content(public=server[0], secret=server[1], client=client[0]))
     except OSError as error:
         raise ConfigError(
             f"the keys of encrypted streams cannot be written to {folder} ({error.strerror or error}); make it writable or "
@@ -124,23 +135,22 @@ class HostKeys(NamedTuple):
 def make_host_keys(folder: str | os.PathLike[str]) -> HostKeys:
     """Make keys for another host of the run whose keys are in `folder`.
 
-    The host may connect from now on. Once its `file` is removed, its connections end within seconds, and it can make no new
-    ones. Its own binding ends admit the run's keys and those of other hosts whose names are in its folder `hosts`.
+    The host may connect once `admit_hosts` has admitted its key. Once its `file` is removed, its connections end within
+    seconds, and it can make no new ones. Its own binding ends admit the run's keys and those of other hosts in its folder
+    `hosts`.
 
     Raises:
-      OSError: they cannot be written. ConfigError: the folder has no run's keys.
+      ConfigError: the folder has no run's keys.
     """
     run = load_client_keys(folder)
     (public, secret), (bound, bound_secret) = zmq.curve_keypair(), zmq.curve_keypair()
     path = Path(folder) / HOSTS / public.hex()
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    path.touch(mode=0o600)
     client = _content(public=public, secret=secret, server=run.server)
     return HostKeys(path, client, _content(public=bound, secret=bound_secret, client=run.public), bound)
 
 
-def admit_hosts(folder: Path, keys: Collection[str]) -> None:
-    """Admit exactly these keys of hosts: file names in `hosts` of the run's own keys.
+def admit_hosts(folder: Path, keys: Mapping[str, Sequence[str]]) -> None:
+    """Admit exactly these keys of hosts: file names in `hosts` of the run's own keys -> workers for which each speaks.
 
     Raises:
       OSError: they cannot be written.
@@ -149,8 +159,10 @@ def admit_hosts(folder: Path, keys: Collection[str]) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     for path in [path for path in folder.iterdir() if path.name not in keys]:
         path.unlink(missing_ok=True)
-    for name in keys:
-        (folder / name).touch(mode=0o600)
+    for name, workers in keys.items():
+        content = "\n".join(workers).encode()
+        if not (folder / name).exists() or (folder / name).read_bytes() != content:
+            _write(folder / name, content, durable=False)
 
 
 def named_by_key(address: str, keys: KeyPath) -> str:
@@ -179,15 +191,24 @@ def keys_for(server: bytes, keys: KeyPath | ClientKeys) -> KeyPath | ClientKeys:
     return replace(own, server=z85.encode(server))
 
 
-def write_client_keys(path: Path, server: bytes) -> bytes:
-    """Write new keys for connecting to `server` (mode 0600), and return the public one.
+def write_client_keys(path: Path, server: bytes, address: str) -> bytes:
+    """Write new keys for connecting to `server` at an address (mode 0600), and return the public one.
 
     Raises:
       OSError: they cannot be written.
     """
     public, secret = zmq.curve_keypair()
-    _write(path, public=public, secret=secret, server=server)
+    _write(path, _content(public=public, secret=secret, server=server, address=address.encode()))
     return public
+
+
+def load_address(path: Path) -> str:
+    """Return the address in a file that `write_client_keys` wrote.
+
+    Raises:
+      ConfigError: it has none, or cannot be read.
+    """
+    return str(_load(path, ("address",))["address"])
 
 
 def load_server_keys(keys: str | os.PathLike[str]) -> ServerKeys:
@@ -229,12 +250,21 @@ def _check_pair(public: bytes, secret: bytes) -> None:
 
 
 _ADVICE = (
-    "Copy it again from the run that listens: from RUN/keys, or, for `jsrl join`, one of its token files. If RUN/keys itself "
+    "Copy it again from the run that listens: from RUN/keys, or, for `jsrl join`, its join key. If RUN/keys itself "
     "is damaged, delete it; the next start makes new keys."
 )
 
 
 def _read(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
+    fields = _load(path, names)
+    for name, value in fields.items():
+        if not isinstance(value, str) or not is_key(value):
+            raise ConfigError(f"{path} is broken: {name} is not a key of 40 letters. {_ADVICE}")
+    return {name: value.encode() for name, value in fields.items()}
+
+
+def _load(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return fields of a key file, not checked."""
     try:
         with open_plain(path) as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -249,16 +279,12 @@ def _read(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
         if len(content) > _MAX_FILE_BYTES:
             raise ValueError(len(content))
         found = json.loads(content)
-        fields = {name: found[name] for name in names}
+        return {name: found[name] for name in names}
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"{path} is not a key file with {', '.join(names)}. {_ADVICE}") from None
-    for name, value in fields.items():
-        if not isinstance(value, str) or not _is_key(value):
-            raise ConfigError(f"{path} is broken: {name} is not a key of 40 letters. {_ADVICE}")
-    return {name: value.encode() for name, value in fields.items()}
 
 
-def _is_key(text: str) -> bool:
+def is_key(text: str) -> bool:
     """Return whether a text is 32 bytes as Z85: each 5 letters are a number below 2^32."""
     if _KEY.fullmatch(text) is None:
         return False
@@ -269,15 +295,17 @@ def _is_key(text: str) -> bool:
     return True
 
 
-def _write(path: Path, **keys: bytes) -> None:
+def _write(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Replace a file by one with this content that only its owner can read."""
     draft = path.with_name(f".{path.name}.draft")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb") as file:
         os.fchmod(descriptor, 0o600)
-        file.write(_content(**keys))
+        file.write(content)
         file.flush()
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
     os.replace(draft, path)
 
 

@@ -20,6 +20,10 @@ class FirstRank(Protocol):
         """Return (sender, message) pairs; wait up to `timeout_s` for the first."""
         ...
 
+    def speaks_for(self, sender: bytes, worker: str) -> bool:
+        """Return whether a sender may use the name of a worker."""
+        ...
+
     def send(self, receiver: bytes, message: bytes) -> None:
         """Send a message to a sender."""
         ...

@@ -27,6 +27,7 @@ class ZmqFirstRank:
         self._socket = zmq.Context().socket(zmq.ROUTER)
         configure(self._socket, _MESSAGE_BYTES)
         self._listener = Listener(self._socket, endpoint, self._keys)
+        self._newest: dict[bytes, zmq.Frame] = {}  # sender -> the last frame of its newest message
         self.address = self._listener.address
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, bytes]]:
@@ -34,13 +35,19 @@ class ZmqFirstRank:
         found, wait_ms = list[tuple[bytes, bytes]](), int(timeout_s * 1000)
         while self._socket.poll(wait_ms):
             wait_ms = 0
-            sender, *frames = [frame.bytes for frame in self._listener.receive()]
+            frames = self._listener.receive()
+            sender = frames[0].bytes
             try:
-                (body,) = incoming(frames, self._keys, _MESSAGE_BYTES)
+                (body,) = incoming([frame.bytes for frame in frames[1:]], self._keys, _MESSAGE_BYTES)
             except (CodecError, ValueError):
                 continue  # only holders of the run's keys get this far
+            self._newest[sender] = frames[-1]
             found.append((sender, bytes(body)))
         return found
+
+    def speaks_for(self, sender: bytes, worker: str) -> bool:
+        """Return whether a sender may use the name of a worker."""
+        return self._listener.speaks_for(self._newest[sender], worker)
 
     def send(self, receiver: bytes, message: bytes) -> None:
         """Send a message to a sender."""

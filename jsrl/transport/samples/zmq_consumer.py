@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -216,14 +218,15 @@ class ZmqSampleConsumer:
                 peer = self._peers.get(route)
                 try:
                     whole = incoming([frame.buffer for frame in frames[1:]], self._keys, self._limits.message_bytes)
-                    self._handle(route, peer, decode(whole, self._limits))
+                    self._handle(frames, peer, decode(whole, self._limits))
                 except JsrlError as error:
                     self._refuse(route, peer, error)
         return True
 
-    def _handle(self, route: bytes, peer: _Peer | None, message: Message) -> None:
+    def _handle(self, frames: list[zmq.Frame], peer: _Peer | None, message: Message) -> None:
+        route = frames[0].bytes
         if message.kind == HELLO:
-            self._welcome(route, message)
+            self._welcome(route, message, functools.partial(self._listener.speaks_for, frames[-1]))
         elif peer is None:
             raise StreamClosed("this consumer does not know the producer: join again with a new incarnation.")
         elif message.kind == "sample":
@@ -242,8 +245,8 @@ class ZmqSampleConsumer:
         else:
             raise CodecError(f"unknown message {message.kind[:40]!r}.")
 
-    def _welcome(self, route: bytes, message: Message) -> None:
-        hello = self._hello_checker.read(message)
+    def _welcome(self, route: bytes, message: Message, speaks_for: Callable[[str], bool]) -> None:
+        hello = self._hello_checker.read(message, speaks_for)
         producer, num_groups = hello.sender, len(hello.groups)
         known = self._known(route, producer)
         if known is not None:  # repeated: the welcome was late, or lost

@@ -124,6 +124,7 @@ KIND = Kind(
     least_restarts=least_restarts,
     may_restart=may_restart,
     forks=True,
+    says=("games",),
     needs_folder="",
     death_hint=end_hint,
     headline=Headline("env_steps_per_s", "steps/s"),

@@ -46,6 +46,7 @@ KIND = Kind(
     metrics=METRICS,
     loads_jax=lambda worker: False,
     receives=("games", "done", "scores", "saving"),
+    says=("command", "stop"),
     headline=Headline("games_per_s", "games/s"),
     needs_folder="it keeps its players and results there",
 )

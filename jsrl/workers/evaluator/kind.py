@@ -7,6 +7,7 @@ from typing import Any
 from jsrl.experiment import Experiment
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
+from jsrl.runs.control_bodies import FINAL
 from jsrl.workers.env_call import end_hint
 from jsrl.workers.kinds import Kind, Port
 
@@ -88,6 +89,7 @@ KIND = Kind(
     final_name="final evaluation",
     when_due=True,
     metrics=METRICS,
+    says=("evaluated", "confirmed", FINAL, "saved"),
     needs_folder=lambda e: "it plays against other runs" if any("@" in name for name in e.evaluator.against) else "",
     keeps_files=lambda job: (f"{job.snapshots.relative_to(job.folder)}/params",),
     death_hint=end_hint,

@@ -192,7 +192,8 @@ class Leader:
                 message = msgspec.msgpack.decode(frame, type=RankMessage)
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 continue
-            if message.worker in self._numbers and message.incarnation == self._incarnation:
+            known = message.worker in self._numbers and message.incarnation == self._incarnation
+            if known and self._stream.speaks_for(sender, message.worker):
                 self._take(sender, message)
 
     def _take(self, sender: bytes, message: RankMessage) -> None:

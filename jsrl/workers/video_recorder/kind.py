@@ -47,6 +47,7 @@ KIND = Kind(
     loss_ends_run=False,
     is_hit=False,
     receives=("evaluated",),
+    says=("filmed",),
     needs_folder="it writes videos",
     death_hint=end_hint,
 )

@@ -12,34 +12,35 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
+import jsrl
 from tests.patience import stretched
 
+HIDDEN = ("/tmp", "/dev/shm")  # of agents in namespaces, each of which has its own
 ALONE = 'T=$(cat "$1"); shift; hostname "$NAME"; mount -t tmpfs none /tmp; mount -t tmpfs none /dev/shm; umask 077; '
-ALONE += 'printf %s "$T" > /tmp/token; unset T; cd /; exec "$@" --token-file /tmp/token'
+ALONE += 'printf %s "$T" > /tmp/join.key; unset T; cd /; exec "$@" /tmp/join.key'
 
 
 class Agent:
     """`jsrl join` on a host.
 
     Args:
-      address: of the controller. token: file. name: of the host. log: file of its output.
+      key: the run's key file. name: of the host. log: file of its output.
       namespace: of its network; it then has its own /tmp, /dev/shm and host name. None: it runs on this host.
       patience_s: see `jsrl join`.
     """
 
-    def __init__(
-        self, address: str, token: Path, name: str, log: Path, namespace: str | None = None, patience_s: float = 20.0
-    ) -> None:
+    def __init__(self, key: Path, name: str, log: Path, namespace: str | None = None, patience_s: float = 20.0) -> None:
         self.log = log
-        words = [sys.executable, "-m", "jsrl.cli.main", "join", address, "--patience-s", str(patience_s)]
+        words = [sys.executable, "-m", "jsrl.cli.main", "join", "--patience-s", str(patience_s)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "NAME": name}
         environment["XDG_STATE_HOME"] = str(log.parent / "state of agents")
         if namespace is None:
-            words += ["--token-file", str(token), "--name", name]
+            words += ["--name", name, str(key)]
         else:
             environment |= {"XDG_CACHE_HOME": "/tmp/cache", "TMPDIR": "/tmp"}
-            alone = ["unshare", "--mount", "--uts", "sh", "-c", ALONE, "sh", str(token)]
+            alone = ["unshare", "--mount", "--uts", "sh", "-c", ALONE, "sh", str(key)]
             words = ["ip", "netns", "exec", namespace, *alone, *words]
         with log.open("wb") as output:
             self.popen = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=environment)
@@ -77,6 +78,20 @@ def await_that(reached: Callable[[], object], timeout_s: float = 30.0) -> None:
     while not reached():
         assert time.monotonic() - begun_s < stretched(timeout_s), reached
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def hosts_without_files(count: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield namespaces of agents that do not see the folders HIDDEN; the test is skipped where that is impossible."""
+    for needed in (sys.prefix, jsrl.__file__):
+        if any(Path(needed).is_relative_to(folder) for folder in HIDDEN):
+            pytest.skip(
+                f"these hosts cannot see {needed}, which they need; use a checkout and an environment elsewhere"
+            )
+    with namespaces(count) as (address, names):
+        if not names:
+            pytest.skip("network namespaces are not allowed here (they need root)")
+        yield address, names
 
 
 @contextlib.contextmanager

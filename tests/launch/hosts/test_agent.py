@@ -8,6 +8,7 @@ import errno
 import functools
 import math
 import os
+import shutil
 import signal
 import socket
 import time
@@ -27,6 +28,7 @@ from jsrl.launch.hosts import launcher as host_launcher
 from jsrl.launch.hosts.archive import archive
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.hosts.handle import HostHandle
+from jsrl.launch.hosts.join_key import JoinKey
 from jsrl.launch.hosts.launcher import JoinedHosts, moved, with_start
 from jsrl.launch.hosts.members import JoinedHost, RemoteWorker
 from jsrl.launch.hosts.messages import (
@@ -41,7 +43,6 @@ from jsrl.launch.hosts.messages import (
     WorkerCommand,
 )
 from jsrl.launch.hosts.needs import needs_of
-from jsrl.launch.hosts.tokens import Tokens
 from jsrl.launch.launcher import Need, Start
 from jsrl.launch.local import agent as local_agent
 from jsrl.launch.local import children
@@ -64,14 +65,14 @@ class World:
     """A launcher, agents, and the control connection; actors wait for streams that no process serves."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        self.folder, self.told = folder, list[str]()
+        self.folder, self.told, self.joins = folder, list[str](), 0
         make_folder(folder / "memory")
         self.control = ControlServer(f"ipc://{folder}/memory/control")
         own = own_facts("here", "127.0.0.1")
         self.launcher = JoinedHosts(
-            Local(), own, 0, count, folder / "join", self.told.append, join_s=30.0, lease_s=LEASE_S, lost_s=LOST_S
+            Local(), own, 0, count, folder / "join.key", self.told.append, join_s=30.0, lease_s=LEASE_S, lost_s=LOST_S
         )
-        self.agents = [self.join(path, name) for path, name in zip(self.launcher.token_files, "abc", strict=False)]
+        self.agents = [self.join(name) for name in "abc"[:count]]
         e = Experiment(
             agent=IMPALAConfig(), env=EnvConfig("probe:action_matters"), num_envs=4, num_actors=4, num_groups=4,
             placement="served",
@@ -85,8 +86,9 @@ class World:
         self.stacks = ""
         self.beats = 0
 
-    def join(self, token: Path, name: str) -> Agent:
-        return Agent(self.launcher.address, token, name, self.folder / f"{token.stem}-{name}.txt")
+    def join(self, name: str, key: Path | None = None) -> Agent:
+        self.joins += 1
+        return Agent(key or self.launcher.join_key, name, self.folder / f"{self.joins}-{name}.txt")
 
     def start(self, name: str, incarnation: int = 0) -> HostHandle:
         job = dataclasses.replace(self.plan.job(name), incarnation=incarnation)
@@ -182,11 +184,11 @@ def test_end_of_a_worker_that_was_lost_with_a_connection_is_reported_again(
         world.await_workers(handle)
         handled = world.launcher.members.handle
 
-        def handle_most(token: str, identity: bytes, message: Any) -> Any:
+        def handle_most(key: str, identity: bytes, message: Any) -> Any:
             if isinstance(message, Exited) and not lost:
                 lost.append(message)
                 return []
-            return handled(token, identity, message)
+            return handled(key, identity, message)
 
         monkeypatch.setattr(world.launcher.members, "handle", handle_most)
         (worker,) = world.agents[0].workers()
@@ -251,12 +253,12 @@ def test_modules_sent_in_part_before_a_host_joined_again_are_forgotten(
 
 
 def assert_nothing_secret(world: World, processes) -> None:
-    """Check that no key of the run or of a token is in the arguments or environment of a process, or in its output."""
+    """Check that no key of the run is in the arguments or environment of a process, or in its output."""
     keys = Path(str(world.plan.keys))
     (own,) = Path(world.launcher.members.hosts[0].folder).glob("keys/client.key")
-    files = [*world.launcher.token_files, keys / "client.key", own]
+    files = [world.launcher.join_key, keys / "client.key", own]
     assert load_client_keys(own).public != load_client_keys(keys).public  # its own key
-    assert load_server_keys(keys).admits(load_client_keys(own).public).startswith("host ")
+    assert load_server_keys(keys).admits(load_client_keys(own).public) == load_client_keys(own).public.hex()
     secrets = [load_client_keys(path).secret.decode() for path in files]
     secrets += [load_server_keys(folder).secret.decode() for folder in (keys, own.parent)]
     assert len(set(secrets)) == len(secrets)
@@ -281,8 +283,7 @@ def test_killed_agent_ends_its_workers_and_they_restart_elsewhere(tmp_path: Path
         again = world.start(mine)
         assert again.remote.host.name == "b"
         world.await_workers(again)
-        token = next(line.rpartition(" ")[2].rstrip(")") for line in world.told if "host a is gone" in line)
-        world.agents.append(world.join(Path(token), "a"))  # a new agent of the same host, with the new token
+        world.agents.append(world.join("a"))  # a new agent of the same host, with the same key file
         await_that(lambda: {host.name for host in world.launcher.members.hosts} == {"a", "b"})
 
 
@@ -354,7 +355,7 @@ def test_a_host_that_joins_late_gets_its_share_of_the_actors(tmp_path: Path) -> 
     with world_of(tmp_path, 1) as world:
         world.launcher._home = {job.name: "a" for job in world.plan.jobs if job.kind == "actor"}
         handles = [world.start(name) for name in world.launcher._home]
-        world.agents.append(world.join(world.launcher._tokens.make(), "b"))
+        world.agents.append(world.join("b"))
         await_that(world.launcher.moves)
         moves = world.launcher.moves()
         worker = next(worker for worker, why in moves.items() if why == "host b has room for it")
@@ -364,29 +365,30 @@ def test_a_host_that_joins_late_gets_its_share_of_the_actors(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_used_foreign_or_readable_tokens_are_refused(tmp_path: Path) -> None:
+def test_foreign_replaced_or_readable_keys_are_refused(tmp_path: Path) -> None:
     with world_of(tmp_path, 1) as world:
-        (used,) = world.launcher.token_files
-        foreign = Tokens(tmp_path / "foreign").make()
-        agents = [world.join(used, "x"), world.join(foreign, "y")]
-        world.agents += agents
-        status, text = agents[0].ends()
-        assert status == 1 and "was used by another agent already" in text
-        status, text = agents[1].ends()
-        assert status == 1 and "does not accept this token: it was already used" in text and "client.key" not in text
-        foreign.chmod(0o644)
-        agents.append(world.join(foreign, "z"))
-        world.agents.append(agents[-1])
-        status, text = agents[2].ends()
+        await_that(lambda: world.launcher.members.hosts)
+        old, foreign = tmp_path / "old.key", JoinKey(tmp_path / "foreign.key")
+        foreign.publish(world.launcher.address)
+        shutil.copy(world.launcher.join_key, old)
+        world.launcher._key.replace()
+        world.agents += [world.join("x", old), world.join("y", foreign.path)]
+        for agent, key in zip(world.agents[1:], (old, foreign.path), strict=True):
+            status, text = agent.ends()
+            assert status == 1 and f"does not accept the key {key}: `jsrl revoke` replaced it" in text
+            assert "client.key" not in text
+        foreign.path.chmod(0o644)
+        world.agents.append(world.join("z", foreign.path))
+        status, text = world.agents[-1].ends()
         assert status == 2 and "others may read this secret" in text
         assert [host.name for host in world.launcher.members.hosts] == ["a"]
-        world.agents.append(world.join(world.launcher._tokens.make(), "a"))
+        world.agents.append(world.join("a"))
         status, text = world.agents[0].ends()
         assert status == REPLACED and "a new agent has taken the place of this one" in text
 
 
 def test_worker_of_a_lost_host_moves_to_a_lightly_loaded_host_with_its_gpu(tmp_path: Path) -> None:
-    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None)
+    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join.key", lambda line: None)
     try:
         facts = [
             HostFacts("b", 4, 100),
@@ -449,7 +451,7 @@ def test_modules_go_once_to_each_host_as_they_were_at_the_first_start(tmp_path: 
     job = dataclasses.replace(job, keys=str(make_keys(tmp_path / "keys")))
     digest, content = archive({"edited_later"})
     sent, begun = list[CodePart](), list[Begin]()
-    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None)
+    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join.key", lambda line: None)
     try:
         monkeypatch.setattr(launcher._port, "begin", lambda remote, message, with_files: begun.append(message))
         start = Start(tmp_path, "", spawn_environment(), {})
@@ -467,7 +469,7 @@ def test_modules_go_once_to_each_host_as_they_were_at_the_first_start(tmp_path: 
 
 
 def test_hosts_that_read_params_form_a_tree_under_the_learner(tmp_path: Path) -> None:
-    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None)
+    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join.key", lambda line: None)
     try:
         for i in range(6):
             host = JoinedHost(HostFacts(f"h{i}", 4, 100), i, "", "", "", "", b"", 0.0)
@@ -493,26 +495,28 @@ def test_an_agent_counts_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_hosts_are_reported_in_one_sentence(tmp_path: Path) -> None:
     launcher = JoinedHosts(
-        Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join", lambda line: None, join_s=0.05
+        Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join.key", lambda line: None, join_s=0.05
     )
     try:
-        with pytest.raises(ConfigError, match=r"0 of 2 hosts joined within 0.05 s: none. Start `jsrl join 127"):
+        with pytest.raises(
+            ConfigError, match=r"0 of 2 hosts joined within 0.05 s: none. Start `jsrl join /.*join.key`"
+        ):
             launcher.place(None, (), lambda: False)  # type: ignore[arg-type]
         with pytest.raises(KeyboardInterrupt):
             launcher.place(None, (), lambda: True)  # type: ignore[arg-type]
         assert launcher.waits_for == "hosts: 0 of 2 joined"
     finally:
         launcher.close()
-    assert not (tmp_path / "join").exists()
+    assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="min_hosts is 3, expected 1 to 2"):
-        JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join", print, least=3)
+        JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join.key", print, least=3)
 
 
 def test_agent_that_ends_after_its_host_was_lost_has_lived_as_long_as_its_host(tmp_path: Path) -> None:
     """A broken link is often noticed first by its silence. This must not count as a failed start of the agent."""
-    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None)
+    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join.key", lambda line: None)
     try:
-        host = JoinedHost(HostFacts("a", 1, 100), 1, "token", "session", "boot", "/tmp/a", b"id", time.monotonic())
+        host = JoinedHost(HostFacts("a", 1, 100), 1, "key", "session", "boot", "/tmp/a", b"id", time.monotonic())
         host.joined_s = time.monotonic() - 3_600.0
         with launcher._port.changed:
             launcher.members.hosts.append(host)
@@ -621,32 +625,40 @@ def test_agent_without_a_network_waits_for_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(local_agent, "address_towards", unreachable)
     said: list[object] = []
     agent = SimpleNamespace(
-        _epoch=0, _connection=SimpleNamespace(made=True), _address="10.0.0.5:7000", _send=said.append, _tokens=None
+        _epoch=0,
+        _connection=SimpleNamespace(made=True),
+        _address="10.0.0.5:7000",
+        _send=said.append,
+        _key=Path(__file__),
+        _keys=1,
+        _own_keys=1,
     )
     agent._hello = functools.partial(local_agent.Agent._hello, agent)  # type: ignore[arg-type]
     local_agent.Agent._beat(agent)  # type: ignore[arg-type]
     assert not said
 
 
-def test_agent_ends_once_the_run_of_its_token_has_begun_again_elsewhere(tmp_path: Path) -> None:
-    """It would wait for the old address as long as its patience allows, while new tokens wait for it."""
+def test_agent_ends_once_the_run_of_its_key_has_begun_again(tmp_path: Path) -> None:
+    """It would wait for the old address as long as its patience allows."""
+    first, second = JoinKey(tmp_path / "join.key"), JoinKey(tmp_path / "join.key")
+    first.publish("10.0.0.5:7000")
     agent = SimpleNamespace(
         _epoch=0,
         _connection=SimpleNamespace(made=False),
         _address="10.0.0.5:7000",
-        _tokens=tmp_path / "join",
+        _key=first.path,
+        _keys=load_client_keys(first.path),
         _end=None,
     )
-    tokens = Tokens(tmp_path / "join")
-    tokens.make()
-    for address, ended in (("10.0.0.5:7000", False), ("10.0.0.6:7000", True)):
-        tokens.publish(address)
-        local_agent.Agent._beat(agent)  # type: ignore[arg-type]
-        assert bool(agent._end) is ended
-    agent._end = None
-    tokens.close()
     local_agent.Agent._beat(agent)  # type: ignore[arg-type]
-    assert agent._end == (1, "the run at 10.0.0.5:7000 has ended or has begun again elsewhere; join again")
+    assert agent._end is None
+    first.close()
+    for begin in (lambda: None, lambda: second.publish("10.0.0.6:7000")):
+        begin()
+        agent._end = None
+        local_agent.Agent._beat(agent)  # type: ignore[arg-type]
+        assert agent._end == (1, "the run at 10.0.0.5:7000 has ended or has begun again elsewhere; join again")
+    second.close()
 
 
 @pytest.mark.parametrize(

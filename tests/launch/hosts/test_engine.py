@@ -45,8 +45,8 @@ class Scripted:
         self.why = dict.fromkeys(self.hosts, "")
         self.closed = False
 
-    def begin(self, host: str, address: str, token: Path) -> None:
-        self.begun.append((host, token.name))
+    def begin(self, host: str, key: Path) -> None:
+        self.begun.append((host, key.name))
         if self.why[host] == "nothing works":
             raise OSError(self.why[host])
         self.why[host] = self.why[host] if host == "b" else ""
@@ -58,23 +58,16 @@ class Scripted:
         self.closed = True
 
 
-def test_ended_agent_is_restarted_with_a_new_token_up_to_the_limit(monkeypatch):
+def test_ended_agent_is_restarted_with_the_same_key_up_to_the_limit(monkeypatch):
     monkeypatch.setattr(engines, "LOOK_S", 0.01)
     engine, lost, told, lived_s = Scripted(), list[tuple[str, str]](), list[str](), {"a": 0.0, "b": LIVED_S - 1}
-    numbers, back = iter(range(100)), list[str]()
     keeper = AgentStarter(
-        engine,
-        "x:1",
-        lambda: Path(f"t{next(numbers)}"),
-        lambda token: back.append(token.name),
-        lambda host, why: lost.append((host, why)) or lived_s[host],
-        told.append,
+        engine, Path("join.key"), lambda host, why: lost.append((host, why)) or lived_s[host], told.append
     )
     await_that(lambda: len(engine.begun) == 2)
     engine.why["a"] = "it was killed"
     await_that(lambda: len(engine.begun) == 3)
-    assert engine.begun == [("a", "t0"), ("b", "t1"), ("a", "t2")] and lost == [("a", "it was killed")]
-    assert back == ["t0"]  # each agent has its own token, which expires with it
+    assert engine.begun == [(host, "join.key") for host in "aba"] and lost == [("a", "it was killed")]
     engine.why["b"] = "no way"
     await_that(lambda: keeper.given_up)
     assert keeper.given_up == {"b": "no way"} and [host for host, _ in engine.begun].count("b") == STARTS
@@ -97,10 +90,8 @@ def test_a_host_that_was_given_up_is_tried_again(monkeypatch: pytest.MonkeyPatch
     passed_s = [0.0]
     monkeypatch.setattr(engines, "LOOK_S", 0.01)
     monkeypatch.setattr(engines, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed_s[0]))
-    engine, told, numbers = Scripted(), list[str](), iter(range(100))
-    keeper = AgentStarter(
-        engine, "x:1", lambda: Path(f"t{next(numbers)}"), lambda token: None, lambda host, why: 0.0, told.append
-    )
+    engine, told = Scripted(), list[str]()
+    keeper = AgentStarter(engine, Path("join.key"), lambda host, why: 0.0, told.append)
     try:
         engine.why["b"] = "no route"
         for starts in (STARTS, STARTS + 1):  # then one in each window
@@ -141,18 +132,17 @@ def test_ssh_configuration_gives_hosts_their_names() -> None:
 def test_ssh_hosts_join_and_rejoin(tmp_path: Path, played: list[str]) -> None:
     told: list[str] = []
     launcher = JoinedHosts(
-        Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join", told.append,
+        Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join.key", told.append,
         engine=Ssh(["me@a", "b"], sys.executable, played),
     )  # fmt: skip
     try:
         hosts = launcher.members.hosts
         await_that(lambda: len(hosts) == 2)
         assert {host.name for host in hosts} == {"a", "b"}
-        agents = agents_of(launcher.address)
+        agents = agents_of()
         assert set(agents) == {"a", "b"}
         words = (tmp_path / "words").read_text()
-        secrets = [load_client_keys(path).secret.decode() for path in (tmp_path / "join").glob("*.token")]
-        assert len(secrets) == 2 and not [secret for secret in secrets if secret in words] and "me@a" in words
+        assert load_client_keys(launcher.join_key).secret.decode() not in words and "me@a" in words
         before_s = time.monotonic()
         agents["a"].send_signal(signal.SIGKILL)
         await_that(lambda: any("host a is gone" in line and "status 137" in line for line in told))
@@ -160,18 +150,18 @@ def test_ssh_hosts_join_and_rejoin(tmp_path: Path, played: list[str]) -> None:
         await_that(lambda: {host.name for host in hosts} == {"a", "b"})
     finally:
         launcher.close()
-    assert not agents_of(launcher.address) and not (tmp_path / "join").exists()
+    assert not agents_of() and not launcher.join_key.exists()
 
 
-def agents_of(address: str) -> dict[str, psutil.Process]:
-    """Return name of host -> the living process of its agent."""
+def agents_of() -> dict[str, psutil.Process]:
+    """Return name of host -> the living process of its agent, a descendant of this process."""
     found = {}
-    for process in psutil.process_iter():
+    for process in psutil.Process().children(recursive=True):
         try:
             words = process.cmdline()
         except psutil.Error:
             continue
-        if "join" in words and address in words and lives(process) and Path(words[0]).name.startswith("python"):
+        if "join" in words and lives(process) and Path(words[0]).name.startswith("python"):
             found[words[words.index("--name") + 1]] = process
     return found
 
@@ -179,7 +169,7 @@ def agents_of(address: str) -> dict[str, psutil.Process]:
 def test_unreachable_ssh_host_is_refused_in_one_sentence(tmp_path: Path, played, monkeypatch) -> None:
     monkeypatch.setenv("FAIL", "b: Permission denied (publickey).")
     launcher = JoinedHosts(
-        Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join", lambda line: None,
+        Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join.key", lambda line: None,
         engine=Ssh(["b"], sys.executable, played),
     )  # fmt: skip
     try:
@@ -200,7 +190,7 @@ def test_a_host_behind_a_real_sshd(tmp_path: Path) -> None:
         other = f"{address.rpartition('.')[0]}.2"
         server, command = served_by_sshd(tmp_path, names[0])
         launcher = JoinedHosts(
-            Local(), own_facts("here", address), 0, 1, tmp_path / "join", lambda line: None,
+            Local(), own_facts("here", address), 0, 1, tmp_path / "join.key", lambda line: None,
             engine=Ssh([other], f"{sys.executable}", command),
         )  # fmt: skip
         try:
@@ -211,7 +201,7 @@ def test_a_host_behind_a_real_sshd(tmp_path: Path) -> None:
             launcher.close()
             server.kill()
             server.wait(10)
-        assert not agents_of(launcher.address)
+        assert not agents_of()
 
 
 def served_by_sshd(folder: Path, namespace: str) -> tuple[subprocess.Popen[bytes], list[str]]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import os
 from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
 
 from jsrl.errors import ConfigError
+from jsrl.launch.hosts.join_key import ENDED, JOIN, MOST_WAITING, JoinKey, has_moved, read_key
 from jsrl.launch.hosts.kept_files import MOST_LOG_BYTES, name_here
-from jsrl.launch.hosts.members import AGAIN_S, MOST_CODE_BYTES, Members, RemoteWorker
+from jsrl.launch.hosts.members import AGAIN_S, MOST_CODE_BYTES, JoinedHost, Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
+    Admitted,
     Beat,
     BeatReceived,
     Begin,
@@ -21,6 +22,7 @@ from jsrl.launch.hosts.messages import (
     Exited,
     Farewell,
     Hello,
+    Join,
     KeptFile,
     Keys,
     Leaving,
@@ -35,11 +37,12 @@ from jsrl.launch.hosts.messages import (
     WorkerMessages,
 )
 from jsrl.launch.hosts.pages import PAGE_BYTES
-from jsrl.launch.hosts.tokens import ADDRESS, CLAIM_S, Tokens, claim
 from jsrl.launch.hosts.versions import code_digest, versions
+from jsrl.runs.control import Stage, encoded
 from jsrl.runs.names import Registration
-from jsrl.runs.state import RUNNING
 from jsrl.transport.meeting.keys import load_client_keys
+from jsrl.transport.stream import epoch_at, name_at
+from jsrl.workers.kinds import find_kind
 
 HELLO = Hello(
     0, session="s1", name="a", boot="b1", versions=versions(), code=code_digest(), folder="/tmp/x", address="10.0.0.2",
@@ -51,27 +54,37 @@ class World:
     """Members, with a clock that is moved by hand."""
 
     def __init__(self, folder: Path) -> None:
-        self.tokens, self.now_s = Tokens(folder / "join"), 100.0
-        self.members = Members(
-            self.tokens, 15.0, 20.0, lambda: self.now_s, own="here", on_loss=lambda host: "another may join"
-        )
-        self.names: list[str] = []
-        for _ in range(3):
-            key = load_client_keys(self.tokens.make()).public
-            self.names.append(self.tokens.admits(key))
+        self.join_key, self.now_s = JoinKey(folder / "join.key"), 100.0
+        self.join_key.publish("10.0.0.1:7000")
+        self.members = Members(self.join_key, 15.0, 20.0, lambda: self.now_s, own="here")
+        self.names = [zmq.curve_keypair()[0].decode() for _ in range(3)]
+        for name in self.names:
+            assert self.members.handle(JOIN, b"id", Join(0, name)) == [(b"id", Admitted(0))]
 
-    def hello(self, token: int = 0, **changes):
-        """Send a hello with a token; return the answers."""
+    def hello(self, key: int = 0, **changes):
+        """Send a hello with a host's own key; return the answers."""
         hello = msgspec.structs.replace(HELLO, **changes)
-        return [answer for _, answer in self.members.handle(self.names[token], b"id", hello)]
+        return [answer for _, answer in self.members.handle(self.names[key], b"id", hello)]
 
-    def join(self, token: int = 0, **changes):
+    def join(self, key: int = 0, **changes):
         """Join; return the host with a living worker."""
-        (*_, welcome) = self.hello(token, **changes)
+        (*_, welcome) = self.hello(key, **changes)
         assert isinstance(welcome, Welcome)
         host = self.members.hosts[-1]
-        host.workers["actor-0", 0] = RemoteWorker(host, "actor-0", 0)
+        host.add(remote(host, "actor-0"))
         return host
+
+
+def remote(host: JoinedHost, worker: str, incarnation: int = 0) -> RemoteWorker:
+    """Return a worker of a host, which binds a stream `samples` or `inference`."""
+    kind = find_kind(worker.rpartition("-")[0] or worker)
+    names = {name_at(stream, worker) for stream in ("samples", "inference")} | {epoch_at("samples", worker)}
+    return RemoteWorker(host, worker, incarnation, kind, binds=frozenset(names))
+
+
+def said(worker: str, incarnation: int = 0, text: str = "building") -> bytes:
+    """Return a message of a worker, as its agent sends it."""
+    return encoded(Stage(worker, incarnation, text, 42))
 
 
 @pytest.fixture
@@ -79,27 +92,48 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_token_is_valid_for_one_agent_once(world: World):
+def test_join_key_admits_keys_of_hosts_which_alone_may_join(world: World):
+    assert world.members.handle(JOIN, b"id", HELLO) == [] and not world.members.hosts
+    assert world.members.handle(world.names[0], b"id", Join(0, world.names[1])) == []  # a key admits no other
+    assert len(world.members.notices) == 2 and "with the wrong key for that" in world.members.notices[0]
+    assert world.join_key.admits(b"x" * 40) == ""
+    assert {world.join().name, world.join(1, session="s2", name="b", boot="b2").name} == {"a", "b"}
+    with pytest.raises(ValueError, match="key 'no key'"):
+        Join(0, "no key")
+
+
+def test_keys_that_do_not_join_are_dropped_after_a_while(world: World):
     world.join()
-    (answer,) = world.hello(session="s2", name="b")
-    assert isinstance(answer, Refused) and "used by another agent already" in answer.text
-    assert len(world.members.hosts) == 1 and world.tokens.admits(b"x" * 40) == ""
-    (path,) = [token.path for token in world.tokens._by_key.values() if token.name == world.names[1]]
-    world.tokens.discard(path)
-    assert not path.exists()
-    (answer,) = world.hello(1, session="s2", name="b")
-    assert isinstance(answer, Refused) and "taken back" in answer.text
+    for number in range(MOST_WAITING):
+        world.join_key.admit(str(number).encode())
+    assert [bool(world.join_key.admits(name.encode())) for name in world.names] == [True, False, False]
 
 
-def test_revoked_host_is_removed_and_none_of_its_name_joins(world: World):
+def test_revoked_host_is_removed_with_the_join_key_and_none_of_its_name_joins(world: World):
     host, other = world.join(), world.join(1, session="s2", name="b", boot="b2")
-    ((_, answer),) = world.members.revoke({"a"})
+    before = load_client_keys(world.join_key.path)
+    world.members.revoke(set())  # as read at the start of the run
+    world.members.revoke({"a"})
+    ((_, answer),) = world.members.farewells
     assert isinstance(answer, Refused) and answer.epoch == host.epoch and world.members.hosts == [other]
     assert host.workers["actor-0", 0].exit.with_host and host.leaves and not other.leaves
-    assert world.hello(session="s3", name="c", boot="b3")[0].text.startswith("this token was taken back")
+    assert world.join_key.admits(before.public) == "" and world.join_key.admits(world.names[0].encode()) == ""
+    after = load_client_keys(world.join_key.path)
+    assert world.join_key.admits(after.public) == JOIN and after.server == before.server
+    assert not has_moved(world.join_key.path, before)  # a host that is in stays
+    assert world.join_key.admits(world.names[1].encode()) == world.names[1]
     (answer,) = world.hello(2, session="s3")
     assert isinstance(answer, Refused) and answer.text == "the key of a was revoked."
-    assert world.members.revoke({"a"}) == [] and world.members.hosts == [other]
+    world.members.revoke({"a"})
+    assert world.members.hosts == [other] and load_client_keys(world.join_key.path) == after
+    world.members.revoke({"a", "c"})  # which is not in the run, but may know the join key
+    assert load_client_keys(world.join_key.path) != after
+
+
+def test_names_that_were_revoked_before_the_run_began_leave_its_join_key(world: World):
+    before = load_client_keys(world.join_key.path)
+    world.members.revoke({"a"})
+    assert load_client_keys(world.join_key.path) == before and isinstance(world.hello()[0], Refused)
 
 
 @pytest.mark.parametrize(
@@ -115,27 +149,26 @@ def test_revoked_host_is_removed_and_none_of_its_name_joins(world: World):
         ({"lacks": "9 MB free in /tmp, and needs at least 16"}, "a has only 9 MB free in /tmp, and needs at least 16;"),
     ],
 )
-def test_unsuitable_host_is_refused_and_keeps_its_token(world: World, changes, sentence):
+def test_unsuitable_host_is_refused_and_may_try_again(world: World, changes, sentence):
     (answer,) = world.hello(**changes)
     assert isinstance(answer, Refused) and sentence in answer.text and world.members.notices[-1].endswith(answer.text)
     assert not world.members.hosts
     world.join()
 
 
-def test_ever_fewer_refusals_with_one_token_are_shown(world: World):
+def test_ever_fewer_refusals_are_shown(world: World):
     for number in range(9):
-        world.hello(name=f"mine-{number}", cores=0)  # names are the hosts' to choose
-    world.hello(1, name="other", cores=0)
+        world.hello(number % 3, name=f"mine-{number}", cores=0)
     shown = [notice.partition(":")[0].removeprefix("a host could not join") for notice in world.members.notices]
-    assert shown == ["", " (2 times so far)", " (4 times so far)", " (8 times so far)", ""]
+    assert shown == ["", " (2 times so far)", " (4 times so far)", " (8 times so far)"]
 
 
 def test_heartbeats_are_answered_with_the_clock_of_the_agent(world: World):
     host = world.join()
-    beat = Beat(host.epoch, 7.25, [b"x"], [Usage("actor-0", 0, 42, "running", 1.5, 10, 3), Usage("ghost", 0, 1)])
-    assert world.members.handle(host.token, b"id", beat) == [(b"id", BeatReceived(host.epoch, 7.25))]
+    beat = Beat(host.epoch, 7.25, [said("actor-0")], [Usage("actor-0", 0, 42, "running", 1.5, 10, 3)])
+    assert world.members.handle(host.key, b"id", beat) == [(b"id", BeatReceived(host.epoch, 7.25))]
     life = host.workers["actor-0", 0]
-    assert world.members.frames == [b"x"] and life.pid == 42 and life.usage.cpu_s == 1.5
+    assert world.members.frames == [said("actor-0")] and life.pid == 42 and life.usage.cpu_s == 1.5
 
 
 def test_keys_that_a_host_lacks_are_sent_again(world: World):
@@ -143,7 +176,7 @@ def test_keys_that_a_host_lacks_are_sent_again(world: World):
     host.sent, host.sent_s = [Keys(host.epoch, b"c", b"s")], world.now_s
     counts = []
     for world.now_s, lacks in ((103.0, True), (106.0, False), (106.5, True), (107.0, True), (112.0, True)):
-        answers = world.members.handle(host.token, b"id", Beat(host.epoch, 7.25, [], lacks=lacks))
+        answers = world.members.handle(host.key, b"id", Beat(host.epoch, 7.25, [], lacks=lacks))
         assert [answer for _, answer in answers] == [BeatReceived(host.epoch, 7.25), *host.sent[: len(answers) - 1]]
         counts.append(len(answers) - 1)
     assert counts == [0, 0, 1, 0, 1]  # they may be on their way
@@ -156,7 +189,7 @@ def test_modules_are_sent_as_a_slow_network_carries_them(world: World):
     arrived = []
     for world.now_s, executed in ((101.0, 0), (105.0, 0), (106.0, 1), (109.0, 2), (112.0, 2), (115.0, 2), (116.0, 5)):
         beat = Beat(host.epoch, 7.25, [], executed=executed)
-        answers = [answer for _, answer in world.members.handle(host.token, b"id", beat)][1:]
+        answers = [answer for _, answer in world.members.handle(host.key, b"id", beat)][1:]
         arrived.append([answer.number for answer in answers if isinstance(answer, CodePart)])
     assert arrived == [[1, 2], [], [3], [4], [], [3, 4], [5]]  # the connection broke with 3 and 4
 
@@ -169,29 +202,36 @@ def test_orders_are_sent_again_in_order_until_the_host_confirms_them(world: Worl
     again = []
     for world.now_s, executed in ((101.0, 0), (106.0, 0), (107.0, 0), (112.0, 1), (118.0, 2), (124.0, 2)):
         beat = Beat(host.epoch, 7.25, [], executed=executed)
-        again.append([answer for _, answer in world.members.handle(host.token, b"id", beat)][1:])
+        again.append([answer for _, answer in world.members.handle(host.key, b"id", beat)][1:])
     assert again == [[], orders, [], orders[1:], [], []]  # they may be on their way
     assert [order.number for order in orders] == [1, 2]
 
 
 def test_exit_is_recorded_once(world: World):
     host = world.join()
-    world.members.handle(host.token, b"id", Exited(host.epoch, "actor-0", 0, -9, "killed", "the end"))
-    world.members.handle(host.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "again", ""))
+    world.members.handle(host.key, b"id", Exited(host.epoch, "actor-0", 0, -9, "killed", "the end"))
+    world.members.handle(host.key, b"id", Exited(host.epoch, "actor-0", 0, 0, "again", ""))
     life = host.workers["actor-0", 0]
     assert (life.exit.status, life.exit.text, life.tail) == (-9, "killed", "the end")
-    world.members.handle(host.token, b"id", TextReply(host.epoch, 3, "text"))
-    assert host.answers == {3: "text"} and host.num_living == 0
+    assert host.num_living == 0
+
+
+def test_only_replies_to_questions_are_kept(world: World):
+    host = world.join()
+    host.asked, host.newest_asked = {3}, 3
+    for number in (3, 3, 2, 4):
+        world.members.handle(host.key, b"id", TextReply(host.epoch, number, f"text {number}"))
+    assert host.answers == {3: "text 3"} and host.drops.count == 1  # those before it are late
 
 
 def test_only_the_newest_and_living_incarnations_are_kept(world: World):
     host = world.join()
     for incarnation in range(1, 50):
-        host.add(RemoteWorker(host, "actor-0", incarnation))
-        host.add(RemoteWorker(host, "actor-1", incarnation))
+        host.add(remote(host, "actor-0", incarnation))
+        host.add(remote(host, "actor-1", incarnation))
         if incarnation != 7:  # this one does not end
-            world.members.handle(host.token, b"id", Exited(host.epoch, "actor-0", incarnation, -9, "killed", "the end"))
-        world.members.handle(host.token, b"id", Exited(host.epoch, "actor-1", incarnation, -9, "killed", "the end"))
+            world.members.handle(host.key, b"id", Exited(host.epoch, "actor-0", incarnation, -9, "killed", "the end"))
+        world.members.handle(host.key, b"id", Exited(host.epoch, "actor-1", incarnation, -9, "killed", "the end"))
     assert [key[1] for key in host.workers if key[0] == "actor-0"] == [0, 7, 48, 49]
     assert [key[1] for key in host.workers if key[0] == "actor-1"] == [48, 49]
     assert [remote.incarnation for remote in host.living_workers] == [0, 7]
@@ -204,7 +244,7 @@ def test_start_request_of_a_worker_is_repeated(world: World):
     assert world.members.unanswered_starts() == []
     world.now_s += AGAIN_S + 1.0
     assert world.members.unanswered_starts() == [(b"id", life.begin)] and world.members.unanswered_starts() == []
-    world.members.handle(host.token, b"id", Beat(host.epoch, 1.0, [], [Usage("actor-0", 0, 42)]))
+    world.members.handle(host.key, b"id", Beat(host.epoch, 1.0, [], [Usage("actor-0", 0, 42)]))
     world.now_s += AGAIN_S + 1.0
     assert world.members.unanswered_starts() == []
 
@@ -233,10 +273,10 @@ def test_silent_host_is_lost_and_its_later_messages_are_ignored(world: World):
         KeptFile(host.epoch, "snapshots/state/tags/latest.json", 0, b"late", True),
     ]
     for message in late * 200:
-        assert world.members.handle(host.token, b"id", message) == []
+        assert world.members.handle(host.key, b"id", message) == []
     members = world.members
     assert not (members.frames or members.pages or members.kept_files)
-    assert members.notices[-1].endswith("for 20 s (another may join)")
+    assert members.notices[-1].endswith("it sent no message for 20 s")
 
 
 def test_host_whose_connection_closed_is_lost_sooner_unless_it_returns(world: World):
@@ -246,17 +286,17 @@ def test_host_whose_connection_closed_is_lost_sooner_unless_it_returns(world: Wo
     world.now_s += 8.5
     world.members.look()
     assert world.members.hosts == [host]
-    world.members.handle(host.token, b"id", Beat(host.epoch, 1.0, []))
+    world.members.handle(host.key, b"id", Beat(host.epoch, 1.0, []))
     world.now_s += 0.5
     world.members.note_closed(b"id")
     world.now_s += 8.0
     world.members.look()
     assert world.members.hosts == [host]
-    world.members.handle(host.token, b"id", Beat(host.epoch, 2.0, []))  # it has returned
+    world.members.handle(host.key, b"id", Beat(host.epoch, 2.0, []))  # it has returned
     world.now_s += 8.5
     world.members.look()
     assert world.members.hosts == [host]
-    world.members.handle(host.token, b"id", Beat(host.epoch, 3.0, []))
+    world.members.handle(host.key, b"id", Beat(host.epoch, 3.0, []))
     world.members.note_closed(b"another")
     world.members.note_closed(b"id")
     world.now_s += 8.1
@@ -279,7 +319,7 @@ def test_repeated_hello_of_an_agent_that_waits_for_its_welcome_is_one_membership
     assert len(answers) == 3 and {answer.epoch for answer in answers} == {1}
     assert len(world.members.notices) == 1 and len(world.members.hosts) == 1
     (host,) = world.members.hosts
-    world.members.handle(host.token, b"id", Beat(host.epoch, 1.0, []))
+    world.members.handle(host.key, b"id", Beat(host.epoch, 1.0, []))
     (answer,) = world.hello()  # its lease has ended since
     assert answer.epoch == 2
 
@@ -289,44 +329,67 @@ def test_a_new_agent_of_the_same_host_ends_the_old_lease_at_once(world: World):
     refused, welcome = world.hello(1, session="s2")
     assert isinstance(refused, Refused) and "taken the place" in refused.text and isinstance(welcome, Welcome)
     assert host.workers["actor-0", 0].exit is not None
-    (answer,) = world.hello(0)  # the old one has lost its place and its token
-    assert isinstance(answer, Refused)
+    (answer,) = world.hello(0)  # the old one has lost its place and its key
+    assert isinstance(answer, Refused) and "another agent has taken its place" in answer.text
     (answer,) = world.hello(2, session="s3", boot="b2")
     assert isinstance(answer, Refused) and "another host is called a" in answer.text
 
 
 def test_a_host_that_leaves_is_lost_at_once(world: World):
     host = world.join()
-    world.members.handle(host.token, b"id", Leaving(host.epoch, "its agent was told to end"))
+    world.members.handle(host.key, b"id", Leaving(host.epoch, "its agent was told to end"))
     assert not world.members.hosts and "told to end" in host.workers["actor-0", 0].exit.text
 
 
 def test_a_host_that_wants_to_leave_stays_until_its_workers_have_moved(world: World):
     host = world.join()
     beat = Beat(host.epoch, 1.0, [], leaves="its agent was told to end")
-    assert world.members.handle(host.token, b"id", beat) == [(b"id", BeatReceived(host.epoch, 1.0))]
+    assert world.members.handle(host.key, b"id", beat) == [(b"id", BeatReceived(host.epoch, 1.0))]
     assert world.members.hosts == [host] and world.members.staying == []
     assert world.members.notices[-1] == "host a leaves (its agent was told to end): 1 worker must move"
-    world.members.handle(host.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "left", ""))
-    ((_, farewell),) = world.members.handle(host.token, b"id", beat)
+    world.members.handle(host.key, b"id", Exited(host.epoch, "actor-0", 0, 0, "left", ""))
+    ((_, farewell),) = world.members.handle(host.key, b"id", beat)
     assert isinstance(farewell, Farewell) and "its agent was told to end" in farewell.text
     assert not world.members.hosts and host.workers["actor-0", 0].exit.status == 0
 
 
-def test_token_of_another_host_is_refused(world: World):
+def test_a_host_speaks_for_no_other(world: World):
     host = world.join()
     other = world.join(1, session="s2", name="b")
-    world.members.handle(other.token, b"id", Exited(host.epoch, "actor-0", 0, 0, "", ""))
+    world.members.handle(other.key, b"id", Exited(host.epoch, "actor-0", 0, 0, "", ""))
     assert host.workers["actor-0", 0].exit is None
     assert msgspec.structs.replace(host.facts, name="b") == other.facts
 
 
-def test_tokens_leave_no_files(tmp_path: Path):
-    tokens = Tokens(tmp_path / "join" / "x")
-    path = tokens.make()
-    assert path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0
-    tokens.close()
-    assert not path.parent.exists()
+def test_join_key_is_a_private_file_that_ends_with_the_run(tmp_path: Path):
+    key = JoinKey(tmp_path / "new" / "join.key")
+    key.publish("10.0.0.5:7000")
+    assert key.path.stat().st_mode & 0o777 == 0o600
+    address, keys = read_key(key.path, 0.0)
+    assert address == "10.0.0.5:7000" and key.admits(keys.public) == JOIN and not has_moved(key.path, keys)
+    key.close()
+    assert not key.path.parent.exists() and has_moved(key.path, keys)
+    with pytest.raises(ConfigError, match=r"there was no key file .*join.key within 0 s; `jsrl run --listen` prints"):
+        read_key(key.path, 0.0)
+    key.path.parent.mkdir()
+    key.path.with_name(key.path.name + ENDED).touch()
+    with pytest.raises(ConfigError, match="has ended; there is nothing to join"):
+        read_key(key.path, 20.0)
+
+
+def test_join_key_of_a_killed_run_is_replaced_and_that_of_a_living_run_is_not(tmp_path: Path):
+    living, other = JoinKey(tmp_path / "join.key"), JoinKey(tmp_path / "join.key")
+    (tmp_path / "join.key").write_text("of a killed run")
+    living.publish("10.0.0.5:7000")
+    _, keys = read_key(living.path, 0.0)
+    with pytest.raises(ConfigError, match=r"belongs to another run, which goes on; give this one its own --join-key"):
+        other.publish("10.0.0.6:7000")
+    other.close()
+    assert read_key(living.path, 0.0)[1] == keys
+    living.close()
+    other.publish("10.0.0.6:7000")
+    assert has_moved(living.path, keys)
+    other.close()
 
 
 KEY = "ab" * 32
@@ -336,58 +399,12 @@ def test_connection_that_breaks_again_and_again_is_reported(world: World):
     """Each large message breaks it if packets are too large for the network. The host's beats still arrive."""
     host, reports = world.join(), list[str]()
     for world.now_s in (100.0, 130.0, 300.0, 330.0, 360.0, 390.0):
-        world.members.handle(host.token, b"id", Beat(host.epoch, 1.0, []))
+        world.members.handle(host.key, b"id", Beat(host.epoch, 1.0, []))
         world.members.notices.clear()
         world.members.note_closed(b"id")
         reports += [f"{world.now_s:g}: {notice}" for notice in world.members.notices]
     (report,) = reports
     assert report.startswith("360: the connection to host a broke 3 times within 120 s.") and "mtu" in report
-
-
-def test_token_in_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    tokens = Tokens(tmp_path / "join")
-    tokens.make()
-    tokens.publish("10.0.0.5:7000")
-
-    def fail(*_: object) -> Path:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(ConfigError, match=r"cannot be taken \(Read-only file system\).*write to that folder"):
-        claim(tmp_path / "join", 20.0)
-
-
-def test_tokens_of_a_killed_run_are_replaced(tmp_path: Path):
-    """Else hosts that look for a token find an old one first, and a new one counts as taken."""
-    killed = Tokens(tmp_path / "join")
-    old = [killed.make() for _ in range(4)]
-    killed.publish("10.0.0.5:7000")
-    claim(tmp_path / "join", 0.0)
-    os.close(killed._lock)  # type: ignore[arg-type]  # as the kernel does
-    tokens = Tokens(tmp_path / "join")
-    assert all(path.exists() for path in old[1:])  # until the port of the next run is open
-    new = {tokens.make(), tokens.make()}
-    with pytest.raises(ConfigError, match="no token was found"):
-        claim(tmp_path / "join", 0.0)  # the old address is gone
-    tokens.publish("10.0.0.6:7000")
-    assert not tokens.renew(0.0) and not tokens.renew(2 * CLAIM_S)
-    assert {path for path in (tmp_path / "join").iterdir() if path.name not in (ADDRESS, RUNNING)} == new
-
-
-def test_tokens_of_a_living_run_are_not_replaced(tmp_path: Path):
-    living, other = Tokens(tmp_path / "join"), Tokens(tmp_path / "join")
-    path = living.make()
-    living.publish("10.0.0.5:7000")
-    with pytest.raises(
-        ConfigError, match=rf"another run, which goes on \(process {os.getpid()} on .* its own --tokens-dir"
-    ):
-        other.make()
-    other.close()
-    assert path.exists() and (tmp_path / "join" / ADDRESS).exists()
-    living.close()
-    assert other.make().exists()
-    other.close()
-    assert not (tmp_path / "join").exists()
 
 
 def name(worker: str, incarnation: int = 0, key: str = KEY, stream: str = "inference") -> Registration:
@@ -396,8 +413,8 @@ def name(worker: str, incarnation: int = 0, key: str = KEY, stream: str = "infer
 
 def test_host_may_register_only_streams_of_its_living_workers(world: World):
     host = world.join()
-    host.workers["inference-0", 0] = RemoteWorker(host, "inference-0", 0)
-    host.workers["inference-1", 1] = RemoteWorker(host, "inference-1", 1)
+    host.add(remote(host, "inference-0", 0))
+    host.add(remote(host, "inference-1", 1))
     epoch = Registration("samples.inference-0.epoch", "3", 0, 42, "a")  # of a worker that reads samples
     fine = [name("inference-0"), name("inference-1", 1), epoch]
     wrong = [
@@ -410,15 +427,15 @@ def test_host_may_register_only_streams_of_its_living_workers(world: World):
         name("inference-0", stream="x" * 300),
     ]
     beat = Beat(host.epoch, 1.0, [], [], [*fine, *wrong])
-    world.members.handle(host.token, b"id", beat)
+    world.members.handle(host.key, b"id", beat)
     assert world.members.names() == [epoch]  # it has no keys yet
     host.server_key = KEY
-    world.members.handle(host.token, b"id", beat)
+    world.members.handle(host.key, b"id", beat)
     assert {entry.name: entry for entry in world.members.names()} == {entry.name: entry for entry in fine}
-    world.members.handle(host.token, b"id", Exited(host.epoch, "inference-0", 0, -9, "killed", ""))
+    world.members.handle(host.key, b"id", Exited(host.epoch, "inference-0", 0, -9, "killed", ""))
     assert world.members.names() == fine[1:2]
-    host.workers["inference-0", 1] = RemoteWorker(host, "inference-0", 1)
-    world.members.handle(host.token, b"id", beat)  # names of its earlier incarnation are late
+    host.add(remote(host, "inference-0", 1))
+    world.members.handle(host.key, b"id", beat)  # names of its earlier incarnation are late
     assert world.members.names() == fine[1:2]
     world.members.lose(host, "gone")
     assert not world.members.names()
@@ -429,43 +446,20 @@ def test_host_relays_params_with_its_own_key_only(world: World):
     host.server_key = KEY
     own, foreign = f"tcp://{KEY}@10.0.0.2:8", f"tcp://{'cd' * 32}@10.0.0.2:9"
     beat = Beat(host.epoch, 1.0, [], relays={"params.learner": own, "params.other": foreign})
-    world.members.handle(host.token, b"id", beat)
+    world.members.handle(host.key, b"id", beat)
     assert host.relays == {"params.learner": own}
     for wrong in ("../x", "a/b", "a..b"):
         with pytest.raises(ValueError, match="stream"):
-            RunNames(1, [], [], {wrong: ["tcp://10.0.0.1:7"]})
+            RunNames(1, [], {}, {wrong: ["tcp://10.0.0.1:7"]})
 
 
 def test_later_incarnation_of_a_stream_wins(world: World):
     for number in range(2):
         host = world.join(number, session=f"s{number}", name=f"h{number}", boot=f"b{number}")
         host.server_key = KEY
-        host.workers["inference-0", 1 - number] = RemoteWorker(host, "inference-0", 1 - number)
-        world.members.handle(host.token, b"id", Beat(host.epoch, 1.0, [], [], [name("inference-0", 1 - number)]))
+        host.add(remote(host, "inference-0", 1 - number))
+        world.members.handle(host.key, b"id", Beat(host.epoch, 1.0, [], [], [name("inference-0", 1 - number)]))
     assert world.members.names() == [name("inference-0", 1)]
-
-
-def test_token_of_an_agent_that_ended_before_its_hello_is_replaced(world: World):
-    folder = world.tokens.make().parent
-    world.tokens.publish("10.0.0.1:7000")
-    (_, dead), (_, used) = claim(folder, 0.0), claim(folder, 0.0)
-    assert (dead.name, used.name) == ("host-1.claimed", "host-2.claimed")
-    world.join(1)
-    for _ in range(8):
-        world.members.look()
-        world.now_s += 7.0
-        world.members.handle(world.members.hosts[0].token, b"id", Beat(1, 0.0, []))
-    assert dead.exists() and not world.members.notices[1:]
-    for _ in range(2):
-        world.now_s += 7.0
-        world.members.look()
-    assert "did not join within 60 s; another may join with" in world.members.notices[-1]
-    assert not dead.exists() and used.exists() and len(world.members.notices) == 2
-    (answer,) = world.hello(0, session="s9", name="z")  # too late: others have its place
-    assert isinstance(answer, Refused) and "taken back" in answer.text
-    left = [claim(folder, 0.0)[1] for _ in range(3)]
-    assert [path.stem for path in left] == ["host-3", "host-4", "host-5"]  # those that no host took remain
-    assert all(world.tokens.admits(load_client_keys(path).public).startswith(path.stem) for path in left)
 
 
 def test_files_are_accepted_only_for_folders_of_living_workers(world: World):
@@ -491,9 +485,9 @@ def test_older_pages_of_a_broken_connection_do_not_replace_newer_ones(world: Wor
 
 def test_host_may_send_the_logs_of_its_own_workers_only(world: World):
     host = world.join()
-    world.members.handle(host.token, b"id", Exited(host.epoch, "actor-0", 0, 1, "", ""))
+    world.members.handle(host.key, b"id", Exited(host.epoch, "actor-0", 0, 1, "", ""))
     for name, at in (("actor-0", 0), ("actor-0", MOST_LOG_BYTES), ("actor-1", 0), ("controller", 0)):
-        world.members.handle(host.token, b"id", KeptFile(host.epoch, f"logs/{name}.log", at, b"1", True))
+        world.members.handle(host.key, b"id", KeptFile(host.epoch, f"logs/{name}.log", at, b"1", True))
     assert [(part.name, part.at) for _, part in world.members.kept_files] == [("logs/actor-0.log", 0)]
     assert name_here("logs/actor-0.log", "../a") == "logs/actor-0@.._a.log"
     assert name_here("snapshots/logs/x", "a") == "snapshots/logs/x"

@@ -51,7 +51,7 @@ def test_modules_that_are_not_workers_are_refused(changes):
 def test_host_key_with_a_path_is_refused(key):
     with pytest.raises(CodecError):
         decode(encode_names([key]), AnyControllerMessage)
-    assert decode(encode_names(["0a" * 40]), AnyControllerMessage).host_keys == ["0a" * 40]
+    assert decode(encode_names({"0a" * 40: ["actor-0"]}), AnyControllerMessage).host_keys == {"0a" * 40: ["actor-0"]}
 
 
 NAME = "5-" + "0a" * 16 + ".npz"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import zmq
 
+from jsrl.launch.hosts.join_key import JoinKey
 from jsrl.launch.hosts.kept_files import PART_BYTES
 from jsrl.launch.hosts.members import Members, RemoteWorker
 from jsrl.launch.hosts.messages import (
-    MAX_MESSAGE_BYTES,
     AnyAgentMessage,
     AnyControllerMessage,
     Beat,
@@ -25,24 +25,31 @@ from jsrl.launch.hosts.messages import (
     encode,
 )
 from jsrl.launch.hosts.port import HostPort
-from jsrl.launch.hosts.tokens import Tokens
+from jsrl.runs.door import MAX_MESSAGE_BYTES
 from jsrl.snapshots.players import PLAYERS_FOLDER
 from jsrl.transport.meeting.curve import connect, incoming, outgoing
-from jsrl.transport.meeting.keys import load_client_keys
+from jsrl.transport.meeting.keys import ClientKeys
 from tests.launch.hosts.agents import await_that
 from tests.launch.hosts.test_members import HELLO
+
+
+def admitted(key: JoinKey) -> ClientKeys:
+    """Return the own keys of a host that has shown the join key."""
+    public, secret = zmq.curve_keypair()
+    key.admit(public)
+    return ClientKeys(public, secret, key.server.public)
 
 
 def test_a_snapshot_half_sent_by_a_lost_host_leaves_the_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jsrl.launch.hosts.port.LOOK_S", 0.02)
-    tokens, run = Tokens(tmp_path / "join"), tmp_path / "run"
-    members = Members(tokens)
-    port = HostPort("tcp://127.0.0.1:0", tokens, members, lambda line: None)
+    key, run = JoinKey(tmp_path / "join.key"), tmp_path / "run"
+    members = Members(key)
+    port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)
     try:
-        port.serve(f"ipc://{tmp_path}/control", tmp_path / "names", run, list, lambda names: {})
-        name = tokens.admits(load_client_keys(tokens.make()).public)
+        port.serve(f"ipc://{tmp_path}/control", tmp_path / "names", run, dict, lambda names: {})
+        name = admitted(key).public.decode()
         sent = [
             ("6", "arrays/x", True),
             ("6", "manifest.json", True),
@@ -69,10 +76,10 @@ def test_a_host_that_closes_its_connection_is_lost_before_its_silence_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jsrl.launch.hosts.members.CLOSED_LOST_S", 0.3)
-    tokens = Tokens(tmp_path / "join")
-    members = Members(tokens, lost_s=600.0)
-    port = HostPort("tcp://127.0.0.1:0", tokens, members, lambda line: None)
-    keys, context = load_client_keys(tokens.make()), zmq.Context()
+    key = JoinKey(tmp_path / "join.key")
+    members = Members(key, lost_s=600.0)
+    port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)
+    keys, context = admitted(key), zmq.Context()
     try:
         socket = context.socket(zmq.DEALER)
         connection = connect(socket, port.address, keys)
@@ -90,10 +97,10 @@ def test_a_host_that_closes_its_connection_is_lost_before_its_silence_ends(
 
 def test_an_order_to_a_host_that_reconnects_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jsrl.launch.hosts.members.LACKS_S", 0.05)
-    tokens = Tokens(tmp_path / "join")
-    members = Members(tokens)
-    port = HostPort("tcp://127.0.0.1:0", tokens, members, lambda line: None)
-    keys, context = load_client_keys(tokens.make()), zmq.Context()
+    key = JoinKey(tmp_path / "join.key")
+    members = Members(key)
+    port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)
+    keys, context = admitted(key), zmq.Context()
     try:
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, b"agent")
@@ -127,15 +134,15 @@ def test_an_order_to_a_host_that_reconnects_arrives(tmp_path: Path, monkeypatch:
 
 
 def test_a_frozen_player_is_sent_as_its_host_confirms_it(tmp_path: Path) -> None:
-    tokens, run = Tokens(tmp_path / "join"), tmp_path / "run"
-    members = Members(tokens)
-    port = HostPort("tcp://127.0.0.1:0", tokens, members, lambda line: None)
-    keys, context = load_client_keys(tokens.make()), zmq.Context()
+    key, run = JoinKey(tmp_path / "join.key"), tmp_path / "run"
+    members = Members(key)
+    port = HostPort("tcp://127.0.0.1:0", key, members, lambda line: None)
+    keys, context = admitted(key), zmq.Context()
     name, content = f"main/3-{'0' * 32}.npz", bytes(5 * PART_BYTES + 7)
     (run / PLAYERS_FOLDER / "main").mkdir(parents=True)
     (run / PLAYERS_FOLDER / name).write_bytes(content)
     try:
-        port.serve(f"ipc://{tmp_path}/control", tmp_path / "names", run, list, lambda names: {})
+        port.serve(f"ipc://{tmp_path}/control", tmp_path / "names", run, dict, lambda names: {})
         socket = context.socket(zmq.DEALER)
         connection = connect(socket, port.address, keys)
         socket.send_multipart(outgoing([encode(HELLO)], keys))

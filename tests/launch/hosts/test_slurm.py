@@ -6,7 +6,6 @@ import dataclasses
 import os
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,6 @@ from jsrl.errors import ConfigError
 from jsrl.experiment.options import SlurmOptions
 from jsrl.launch.hosts.messages import REPLACED
 from jsrl.launch.hosts.slurm import SlurmRun, slurm_script
-from jsrl.launch.hosts.tokens import ADDRESS, Tokens, claim
 from jsrl.launch.local.agent import Agent
 from jsrl.launch.local.srun import Srun, other_nodes, own_address
 from tests.launch.hosts.agents import await_that
@@ -36,7 +34,7 @@ if [ "$4" = run ] && [ -n "$WAITS" ]; then
   sleep "${LAST_S:-0.3}"; [ -z "$LAST_S" ] || echo ended >> "$LOG"
   exit 130
 fi
-[ "$4" = join ] && [ "$(wc -l < "$LOG")" = "${JOINS:-2}" ] && touch "$TOKENS.ended"
+[ "$4" = join ] && [ "$(wc -l < "$LOG")" = "${JOINS:-2}" ] && touch "$KEY.ended"
 exit "${STATUS:-0}"
 """
 STARTED: list[subprocess.Popen[bytes]] = []
@@ -74,8 +72,8 @@ def play(run: SlurmRun, **variables: str) -> subprocess.Popen[bytes]:
         text = text.replace(f"-lt {seconds} ", f"-lt ${{{name}:-{seconds}}} ")
     path.write_text(text)
     if variables.get("SLURM_ARRAY_TASK_ID"):  # the controller's job has made it
-        run.tokens.parent.mkdir(parents=True, exist_ok=True)
-    known = {"LOG": str(log_of(run)), "TOKENS": str(run.tokens), "SLURM_JOB_ID": "7", "JSRL_ADDRESS": "10.0.0.5"}
+        run.key.parent.mkdir(parents=True, exist_ok=True)
+    known = {"LOG": str(log_of(run)), "KEY": str(run.key), "SLURM_JOB_ID": "7", "JSRL_ADDRESS": "10.0.0.5"}
     env = os.environ | {"SLURM_ARRAY_TASK_ID": ""} | known | variables
     with errors_of(run).open("wb") as errors:
         STARTED.append(subprocess.Popen(["bash", "-u", str(path)], start_new_session=True, env=env, stderr=errors))
@@ -108,7 +106,7 @@ def test_script_explains_how_to_submit_it(slurm: SlurmRun):
 def test_runs_of_two_experiments_with_one_name_share_nothing(slurm: SlurmRun):
     """Else the hosts of one would join the other, and leave when that ends."""
     other = dataclasses.replace(slurm, experiment="sac", folder=slurm.folder.parents[1] / "sac" / "x")
-    for name in ("tokens", "ended", "job_name", "file"):
+    for name in ("key", "ended", "job_name", "file"):
         assert getattr(slurm, name) != getattr(other, name)
 
 
@@ -117,7 +115,7 @@ def test_script_starts_a_new_run_or_resumes_a_snapshot(slurm: SlurmRun):
     runs = slurm.folder.parents[1]
     assert asked(slurm) == [
         f"-P -m jsrl.cli.main run ppo --run-name x --overwrite --env.id it's a game --num-actors 8 --runs-dir {runs} "
-        f"--display plain --listen 10.0.0.5 --num-hosts 3 --tokens-dir {slurm.tokens} --join-s 86400"
+        f"--display plain --listen 10.0.0.5 --num-hosts 3 --join-key {slurm.key} --join-s 86400"
     ]
     assert slurm.ended.exists()
     tags = slurm.folder / "snapshots" / "state" / "tags"
@@ -222,7 +220,7 @@ def test_run_ended_by_jsrl_stop_is_not_waited_for(slurm: SlurmRun):
 def test_an_actor_host_joins_until_the_run_has_ended(slurm: SlurmRun):
     assert play(slurm, SLURM_ARRAY_TASK_ID="2").wait(60) == 0
     first, second = asked(slurm)
-    assert first == second and first.startswith(f"-P -m jsrl.cli.main join --from {slurm.tokens} --name ")
+    assert first == second and first.startswith(f"-P -m jsrl.cli.main join {slurm.key} --name ")
     assert first.endswith("-7")  # a lost controller is looked for elsewhere after two minutes, the default
 
 
@@ -293,7 +291,7 @@ def test_the_command_prints_or_refuses(tmp_path: Path, capsys, monkeypatch):
 
 
 def test_a_run_with_a_job_is_not_submitted_again(tmp_path: Path, capsys, monkeypatch):
-    """A second job would delete the tokens of the first, and its end would send the hosts away."""
+    """A second job would delete the join key of the first, and its end would send the hosts away."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bin").mkdir()
     queue = '[ "$4" = jsrl:ppo_cartpole:x ] && printf "7|/elsewhere\n$QUEUED" || exit 1'
@@ -318,31 +316,8 @@ def test_only_a_new_run_starts_with_other_params(tmp_path: Path, capsys, monkeyp
     assert "ppo_cartpole --init-from y@best --run-name x" in beginning and "--agent.gamma 0.9" in run
 
 
-def test_concurrent_token_requests_get_different_tokens(tmp_path: Path):
-    tokens, found = Tokens(tmp_path / "join"), []
-    wanting = [threading.Thread(target=lambda: found.append(claim(tmp_path / "join", 20.0))) for _ in range(6)]
-    for thread in wanting:
-        thread.start()  # before there is a token to take
-    paths = [tokens.make() for _ in range(6)]
-    tokens.publish("10.0.0.5:7000")
-    for thread in wanting:
-        thread.join(20)
-    assert {address for address, _ in found} == {"10.0.0.5:7000"}
-    assert {path.stem for _, path in found} == {path.stem for path in paths} and not any(
-        path.exists() for path in paths
-    )
-    with pytest.raises(ConfigError, match="no token was found"):
-        claim(tmp_path / "join", 0.0)
-    (tmp_path / "join.ended").touch()
-    with pytest.raises(ConfigError, match="has ended; there is nothing to join"):
-        claim(tmp_path / "join", 20.0)
-    assert (tmp_path / "join" / ADDRESS).exists()
-    tokens.close()
-    assert not (tmp_path / "join").exists()
-
-
 NODES = "#!/bin/sh\n[ \"$3\" = 'n[1-3]' ] && printf 'n1\\nn2\\nn3\\n'"
-STEP = '#!/bin/sh\necho "$*" > "$HERE/words"\ncat > "$HERE/token"\n'
+STEP = '#!/bin/sh\necho "$*" > "$HERE/words"\ncat > "$HERE/sent"\n'
 
 
 @pytest.fixture
@@ -358,14 +333,14 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_agents_are_steps_of_the_job_on_its_other_nodes(job: Path, monkeypatch: pytest.MonkeyPatch):
     assert other_nodes() == ("n1", "n3")
-    (job / "host-1.token").write_text("secret")
+    (job / "join.key").write_text("secret")
     engine = Srun(other_nodes(), "/venv/bin/python")
-    engine.begin("n3", "10.0.0.5:7000", job / "host-1.token")
+    engine.begin("n3", job / "join.key")
     await_that(lambda: engine.ended("n3"))
     engine.close()
     words = (job / "words").read_text()
-    assert "--nodelist=n3 sh -c" in words and "join 10.0.0.5:7000 --name n3 --token-file" in words
-    assert (job / "token").read_text() == "secret" and "secret" not in words
+    assert "--nodelist=n3 sh -c" in words and "join --name n3" in words
+    assert (job / "sent").read_text() == "secret" and "secret" not in words
     monkeypatch.setenv("JSRL_ADDRESS", "10.0.0.9")
     assert own_address(["n1"]) == "10.0.0.9"
     monkeypatch.delenv("SLURM_JOB_NODELIST")

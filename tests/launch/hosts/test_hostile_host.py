@@ -1,0 +1,143 @@
+"""A hostile host with a valid key: it says everything in every other worker's name, and more than it may."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+from pathlib import Path
+
+import pytest
+
+from jsrl.agents.ppo import PPOConfig
+from jsrl.experiment import EvaluatorConfig, Experiment, SupervisionConfig
+from jsrl.launch.hosts.launcher import JoinedHosts
+from jsrl.launch.hosts.messages import WorkerMessages
+from jsrl.launch.local.facts import own_facts
+from jsrl.launch.local.launcher import Local
+from jsrl.launch.run import run
+from jsrl.networks.model import NetworkConfig
+from jsrl.runs.door import DROPS_S, MAX_DROPS, MAX_MESSAGE_BYTES
+from jsrl.runs.memory import resident_bytes
+from jsrl.transport.ledger.reconcile import hop_ledger
+from tests.launch.hosts.hostile import HostileHost, attacks
+from tests.launch.hosts.test_members import World, remote, said
+
+OTHERS = ["learner", "evaluator", "actor-1"]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def state_of(world: World) -> object:
+    """Return all that a host could change for others."""
+    found = world.members
+    kept = (found.frames, found.pages, found.kept_files, found.names(), found.given_up)
+    hosts = [
+        (
+            host.name,
+            host.lost,
+            host.leaves,
+            [(r.worker, r.pid, r.exit) for r in host.workers.values()],
+            dict(host.answers),
+        )
+        for host in found.hosts
+    ]
+    return copy.deepcopy((kept, hosts))
+
+
+def test_a_host_can_say_nothing_for_others_and_nothing_above_its_budget(world: World) -> None:
+    evil, good = world.join(), world.join(1, session="s2", name="b", boot="b2")
+    good.workers.clear()
+    good.add(remote(good, "actor-1"))
+    before, unnoticed = state_of(world), list[str]()
+    for title, message in attacks(evil.epoch, "actor-0", OTHERS, 20_000):
+        world.now_s += DROPS_S  # so that it is not cut off
+        evil.heard_s = good.heard_s = world.now_s
+        dropped = evil.drops.count
+        world.members.handle(evil.key, b"id", message)
+        assert state_of(world) == before, title
+        if evil.drops.count != dropped + 1:
+            unnoticed.append(title)
+    assert not unnoticed and len(world.members.notices) < 12  # ever fewer are shown
+    world.members.handle(evil.key, b"id", WorkerMessages(evil.epoch, [said("actor-0")]))
+    assert world.members.frames == [said("actor-0")]  # its own worker may still speak
+
+
+def test_a_host_that_is_dropped_ten_times_in_a_minute_is_cut_off_with_a_sentence(world: World) -> None:
+    evil, good = world.join(), world.join(1, session="s2", name="b", boot="b2")
+    for number in range(3 * MAX_DROPS):
+        assert not evil.lost
+        world.now_s += 7.0 if number < 2 * MAX_DROPS else 6.0  # at first not often enough
+        frame = said("learner") if number % 2 else b"\xff"
+        world.members.handle(evil.key, b"id", WorkerMessages(evil.epoch, [frame]))
+        if evil.lost:
+            break
+    assert number > 2 * MAX_DROPS and world.members.hosts == [good]
+    assert evil.lost.startswith("it was cut off: 10 of its messages were dropped within 60 s, the last because")
+    assert evil.workers["actor-0", 0].exit.with_host and not world.join_key.admits(evil.key.encode())
+    ((_, told),) = world.members.farewells
+    assert told.text == evil.lost
+    (answer,) = world.hello(2, session="s3")
+    assert answer.text == "a was cut off, because of its messages."
+
+
+@pytest.mark.slow
+def test_oversized_messages_of_a_host_end_its_membership_and_no_other(tmp_path: Path) -> None:
+    told = list[str]()
+    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 2, tmp_path / "join.key", told.append)
+    with contextlib.closing(launcher):
+        evil, good = (HostileHost(launcher.join_key, name) for name in ("evil", "good"))
+        with contextlib.closing(evil), contextlib.closing(good):
+            before = resident_bytes()
+            for _ in range(MAX_DROPS):
+                evil.say(bytes(MAX_MESSAGE_BYTES + 1))
+                good.obey(0.2)
+                assert not good.end
+            evil.obey(20.0)
+            assert "a message of 16777217 bytes" in evil.end and evil.end.startswith("it was cut off")
+            good.obey(0.5)
+            assert [host.name for host in launcher.members.hosts] == ["good"] and not good.end
+            assert resident_bytes() - before < 4 * MAX_MESSAGE_BYTES
+    assert any("host evil is gone: it was cut off" in line for line in told)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_hostile_host_ends_right(tmp_path: Path) -> None:
+    told = list[str]()
+    experiment = Experiment(
+        agent=PPOConfig(network=NetworkConfig(hidden=(8,)), num_epochs=1, num_minibatches=1),
+        evaluator=EvaluatorConfig(episodes=2, final_episodes=2),
+        num_envs=4,
+        num_actors=2,
+        placement="served",
+        rollout_length=16,
+        total_env_steps=64 * 40,
+        restart=1,
+        supervision=SupervisionConfig(backoff_s=0.1),
+    )
+    keep = ("inference", "evaluator", "learner")
+    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join.key", told.append, keep=keep)
+    ends = list[str]()
+
+    def attack() -> None:
+        with contextlib.closing(HostileHost(launcher.join_key, "evil")) as evil:
+            evil.obey(120.0, lambda: evil.begun)
+            for _, message in attacks(evil.epoch, evil.begun[0], [*OTHERS, "inference-0"], 10**6):
+                evil.say(message)
+            evil.obey(60.0)
+            ends.append(evil.end)
+
+    thread = threading.Thread(target=attack, daemon=True)
+    thread.start()
+    with contextlib.closing(launcher):
+        result = run(experiment, runs_dir=tmp_path, name="attacked", launcher=launcher, display="log-only")
+    thread.join(60.0)
+    assert ends and ends[0].startswith("it was cut off: 10 of its messages were dropped within 60 s")
+    assert (result.ended, result.env_steps, result.unsaved) == ("total_env_steps", 64 * 40, "")
+    assert hop_ledger(result.ledger).balanced
+    assert 0 < result.evaluation["return_mean"] <= 500 and 0 < result.final["return_mean"] <= 500
+    assert (result.folder / "snapshots" / "state" / "tags" / "final.json").exists()
+    assert "9999.0" not in (result.folder / "metrics.jsonl").read_text()
