@@ -243,10 +243,10 @@ def test_python_examples_import_existing_names(name: str) -> None:
 
 @pytest.mark.slow
 def test_the_examples_environment_trains(tmp_path: Path) -> None:
-    """README's own environment and command, shortened."""
-    (block,) = blocks(ROOT / "README.md", "python")
+    """The environment and the command of the first page, shortened."""
+    block = blocks(ROOT / "docs" / "index.md", "python")[0]
     (tmp_path / "corridor.py").write_text(block)
-    (words,) = [words for words in commands(ROOT / "README.md") if "corridor:Corridor" in words]
+    (words,) = [words for words in commands(ROOT / "docs" / "index.md") if "corridor:Corridor" in words]
     words = [str(ROOT / words[0]), *words[1:], "--placement", "serial", "--evaluator.final-episodes", "20"]
     ended = subprocess.run(
         [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
@@ -392,7 +392,7 @@ LIBRARIES = {"SB3": "sb3", "PufferLib": "pufferlib", "SBX": "sbx", "Sample Facto
 
 def rows_of_results() -> dict[str, tuple[str, list[list[dict[str, Any]]]]]:
     """Return the rows of README's table of results: name -> (text, the raw numbers of each file or pattern of files)."""
-    section = (ROOT / "README.md").read_text().partition("## Results")[2].partition("## More")[0]
+    section = (ROOT / "README.md").read_text().partition("## Results")[2].partition("## Where to read on")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
     raw = ROOT / "benchmarks" / "results"
     return {
