@@ -329,12 +329,8 @@ def own_paths() -> list[str]:
 
 def _own(entries: Iterable[str]) -> list[str]:
     provided = {os.path.realpath(path) for path in _interpreter_paths()}
-    paths: list[str] = []
-    for entry in entries:
-        path = os.path.abspath(entry or os.getcwd())
-        if os.path.realpath(path) not in provided and path not in paths and os.path.exists(path):
-            paths.append(path)
-    return paths
+    paths = dict.fromkeys(os.path.abspath(entry or os.getcwd()) for entry in entries)
+    return [path for path in paths if os.path.realpath(path) not in provided and os.path.exists(path)]
 
 
 def is_own(path: str) -> bool:
