@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggestion
+from jsrl.references.importing import nearest
 from jsrl.references.reference import current_fields, from_json, is_equal, to_json
 from jsrl.transport.stream import Stream
 from jsrl.workers.kinds import Kind, Port, find_kind
@@ -422,7 +422,7 @@ def _named(entries: Sequence[Any], name: str, what: str) -> Any:
 def _changed(entry: Entry, changes: dict[str, Any]) -> Entry:
     names = [field.name for field in dataclasses.fields(entry)]
     for name in changes.keys() - set(names):
-        raise ConfigError(f"{entry.name} has no field {name!r}; {suggestion(name, names)}")
+        raise ConfigError(f"{entry.name} has no field {name!r}{nearest(name, names)}; it has: {', '.join(names)}.")
     return dataclasses.replace(entry, **changes)
 
 

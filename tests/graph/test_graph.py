@@ -138,7 +138,7 @@ def test_family_is_scaled_to_a_whole_number_of_workers(count) -> None:
 
 
 def test_unknown_fields_are_refused_with_the_right_name() -> None:
-    with pytest.raises(ConfigError, match=r"actor-0 has no field 'restarts'; did you mean restart\?"):
+    with pytest.raises(ConfigError, match=r"actor-0 has no field 'restarts'; nearest: restart"):
         graph_of().replace("actor-0", restarts=3)
     with pytest.raises(ConfigError, match=r"samples has no field 'colour'; it has: name, "):
         graph_of().with_stream("samples", colour=3)
