@@ -47,6 +47,7 @@ from jsrl.envs.base import VectorEnv as VectorEnv
 from jsrl.envs.base import VectorGame as VectorGame
 from jsrl.envs.make import make_game as make_game
 from jsrl.envs.make import make_spec as make_spec
+from jsrl.envs.spaces import encode as encode
 from jsrl.errors import AccessDenied as AccessDenied
 from jsrl.errors import AgentFault as AgentFault
 from jsrl.errors import CodecError as CodecError

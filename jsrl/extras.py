@@ -38,6 +38,12 @@ def install_command(extra: str) -> str:
     return f"{pip_command()} install {_source(wanted)}"
 
 
+def install_module(module: str) -> str:
+    """Return the command that installs a missing module: the extra that brings it, or else the package of its name."""
+    extra = next((name for name, (modules, _) in EXTRAS.items() if module in modules), None)
+    return f"{pip_command()} install {module}" if extra is None else install_command(extra)
+
+
 def pip_command() -> str:
     """Return the command of this environment's pip."""
     return f"{shlex.quote(sys.executable)} -m pip"

@@ -23,6 +23,7 @@ class GameWalk:
     def __init__(self, game: VectorGame, num_envs: int, seed: int):
         self.env, self.num_envs = game, num_envs
         self._contract = Contract(game, num_envs)
+        self._expect = self._contract.expect
         self.rng = np.random.default_rng(seed)
         self.digests: list[int] = []
         self.episodes: list[Episode] = []
@@ -30,7 +31,7 @@ class GameWalk:
         self.seen: set[str] = set()
         shape = (num_envs, len(game.spec.seats))
         self._returns, self._lengths = np.zeros(shape), np.zeros(num_envs, int)
-        self._out, self._ended = np.zeros(shape, bool), np.zeros(num_envs, bool)
+        self._out = np.zeros(shape, bool)
         sides = [seat.side or f"\0{seat.name}" for seat in game.spec.seats]
         self._same_side = np.array([[one == other for other in sides] for one in sides])
 
@@ -65,15 +66,13 @@ class GameWalk:
 
     def _turns(self, step: GameStep) -> None:
         """Check who acts on the row of this step's observation, and its masks."""
-        acts, playing = np.asarray(step.acts), ~self._ended
+        acts, playing = np.asarray(step.acts), ~self._contract.ended
         allowed = (0, 1, 2) if self.env.spec.death == "team" else (0, 1)
-        self._contract.expect(bool(np.isin(acts, allowed).all()), "acts {}; expected one of {}", acts, allowed)
+        self._expect(bool(np.isin(acts, allowed).all()), "acts {}; expected one of {}", acts, allowed)
         idle = playing & ~(acts == ACTING).any(axis=1)
-        self._contract.expect(
-            not idle.any(), "no seat acts in slots {}, and their episodes go on", np.flatnonzero(idle)
-        )
+        self._expect(not idle.any(), "no seat acts in slots {}, and their episodes go on", np.flatnonzero(idle))
         wrong = (acts == ACTING) & self._out
-        self._contract.expect(not wrong.any(), "seats {} act after they died", self._names(wrong))
+        self._expect(not wrong.any(), "seats {} act after they died", self._names(wrong))
         self._out |= acts == VALUE_ONLY
         if (acts == VALUE_ONLY).any():
             self.seen.add("died")
@@ -85,20 +84,19 @@ class GameWalk:
                 continue
             mine = acts[:, list(self.env.spec.index(seats))]
             shut = (mine != 1) & ~masks.all(axis=2)
-            self._contract.expect(not shut.any(), "the mask of a seat of {} that does not act is not all ones", group)
+            self._expect(not shut.any(), "the mask of a seat of {} that does not act is not all ones", group)
             shut = (mine == 1) & ~masks.any(axis=2)
-            self._contract.expect(not shut.any(), "the mask of a seat of {} that acts allows nothing", group)
+            self._expect(not shut.any(), "the mask of a seat of {} that acts allows nothing", group)
 
     def _first_rows(self, step: GameStep) -> None:
         first = np.asarray(step.is_first)
         self._returns[first], self._lengths[first], self._out[first] = 0.0, 0, False
-        self._ended[first] = False
 
     def _rewards(self, step: GameStep) -> None:
         """Check that the dead of a game without teams earn nothing, and add up the rewards."""
         if self.env.spec.death == "ends":
             paid = self._out & (step.reward != 0)
-            self._contract.expect(not paid.any(), "seats {} earn rewards after they died", self._names(paid))
+            self._expect(not paid.any(), "seats {} earn rewards after they died", self._names(paid))
         self._returns += step.reward
         self._lengths += ~np.asarray(step.is_first)
 
@@ -109,14 +107,14 @@ class GameWalk:
         for episode in step.episodes:
             slot, returns = episode.slot, self._returns[episode.slot]
             ended[slot], terminated[slot] = True, episode.terminated
-            self._contract.expect(
+            self._expect(
                 episode.length == self._lengths[slot],
                 "slot {} reported an episode of {} steps; its rows were {}",
                 slot,
                 episode.length,
                 self._lengths[slot],
             )
-            self._contract.expect(
+            self._expect(
                 len(episode.returns) == len(returns) and np.isclose(episode.return_, np.mean(episode.returns)),
                 "slot {} reported returns {} and return {}; expected one of each seat, and their mean",
                 slot,
@@ -124,25 +122,20 @@ class GameWalk:
                 episode.return_,
             )
             near = np.allclose(episode.returns, returns, rtol=1e-4, atol=1e-4)
-            self._contract.expect(
-                near, "slot {} reported returns {}; its rewards sum to {}", slot, episode.returns, returns
-            )
+            self._expect(near, "slot {} reported returns {}; its rewards sum to {}", slot, episode.returns, returns)
         whole = (cut | self._out).all(axis=1) & cut.any(axis=1)
         silent = whole & ~ended & (self.env.spec.death == "ends")
-        self._contract.expect(
-            not silent.any(), "every seat of slots {} has died, and no episode ended", np.flatnonzero(silent)
-        )
+        self._expect(not silent.any(), "every seat of slots {} has died, and no episode ended", np.flatnonzero(silent))
         if self.env.spec.death == "team":
             apart = (cut[:, :, None] != cut[:, None, :]) & self._same_side & ~ended[:, None, None]
             apart &= ~(self._out[:, :, None] | self._out[:, None, :])
-            self._contract.expect(
+            self._expect(
                 not apart.any(), "discount {} differs within a side; its end is that of all its seats", discount
             )
         died = cut & ~terminated[:, None]
         if died.any():
             self.seen.add("died")
         self._out |= died
-        self._ended = ended
         self.episodes += step.episodes
 
     def _names(self, which: np.ndarray) -> list[str]:

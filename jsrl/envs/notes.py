@@ -6,7 +6,7 @@ from typing import Any
 
 from gymnasium import wrappers
 
-from jsrl.envs.spaces import MASK_KEY
+from jsrl.envs.spaces import MASK_KEY, ActionLayout, ObservationLayout
 from jsrl.types import EnvSpec, GameSpec, has_channels_first, is_image, named_leaves, own_leaves
 
 _NORMALISERS = {
@@ -21,19 +21,16 @@ _NORMALISERS = {
 }
 
 
-def environment_notes(env: Any, masked: bool) -> list[str]:
-    """Return notes about an environment of Gymnasium (or a vector of some) and its wrappers.
-
-    Args:
-      masked: its observations have action masks.
-    """
-    notes = []
+def environment_notes(env: Any, actions: ActionLayout, layout: ObservationLayout) -> tuple[str, ...]:
+    """Return notes about an environment of Gymnasium, or a vector of some, with its wrappers and spaces."""
+    masked = isinstance(layout.spec, dict) and MASK_KEY in layout.spec
+    notes = [*actions.notes, *layout.notes]
     while env is not None:
         if not masked and callable(getattr(env, "action_masks", None)):
             notes.append(f"the method action_masks() is not called; return the masks in info, as {MASK_KEY!r}")
         notes += [note for kinds, note in _NORMALISERS.items() if isinstance(env, kinds)]
         env = getattr(env, "env", None) or next(iter(getattr(env, "envs", ())), None)
-    return notes
+    return tuple(notes)
 
 
 def spec_notes(spec: EnvSpec | GameSpec) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ floats (any shape: the agent sees it flat).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ import numpy as np
 from gymnasium import spaces
 
 from jsrl.envs.faults import describe
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, SpecMismatch
 from jsrl.types import (
     ActionSpec,
     ArraySpec,
@@ -210,6 +210,28 @@ class ObservationLayout:
                 f"environment {self.environment!r}: the action mask has shape {list(mask.shape)}, but there are "
                 f"{num_actions} actions; give one entry per action (for MultiDiscrete, the parts one after another)"
             )
+
+
+def encode(space: spaces.Space, observations: Sequence[Any], masks: Sequence[Any] | None = None) -> Tree:
+    """Return observations of environments as a policy reads them, [B, ...]: numbers of a Discrete become one-hots, and so on.
+
+    Args:
+      space: the environment's observation space. observations: one of each environment, as its reset and step return them.
+      masks: of each environment `info["action_mask"]`, if it gives action masks there.
+
+    Raises:
+      SpecMismatch: an observation or mask does not fit the space. ConfigError: the space is not supported.
+    """
+    layout = ObservationLayout(space, "encode", None if masks is None else flat_mask(masks[0]).size)
+    tree, arrays = layout.buffers(len(observations))
+    for row, observation in enumerate(observations):
+        try:
+            layout.write(arrays, row, observation)
+            if masks is not None:
+                layout.write_mask(arrays, row, masks[row])
+        except BadValue as error:
+            raise SpecMismatch(f"environment {row} {error}.") from None
+    return tree
 
 
 def check_paths(paths: Collection[str], environment: str) -> None:

@@ -108,9 +108,8 @@ class SyncVectorEnv(SlotRepairs):
         self._tree, self._arrays = self._layout.buffers(self.num_envs)
         self._plain = self._layout.plain
         self._wants_info = self._layout.mask_in_info or bool(config.episode_metrics)
-        masked = isinstance(self._layout.spec, dict) and MASK_KEY in self._layout.spec
-        notes = [*actions.notes, *self._layout.notes, *environment_notes(env, masked)]
-        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=tuple(notes))
+        notes = environment_notes(env, actions, self._layout)
+        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=notes)
         self._rows.watch_masks(self.spec)
 
     def reset(self) -> EnvStep:

@@ -65,9 +65,8 @@ class GymVectorEnv:
         self._actions = actions
         self._layout = ObservationLayout(space, config.id, mask_size, actions.num_choices)
         self._tree, self._arrays = self._layout.buffers(self.num_envs)
-        masked = isinstance(self._layout.spec, dict) and MASK_KEY in self._layout.spec
-        notes = [*actions.notes, *self._layout.notes, *environment_notes(self._env, masked)]
-        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=tuple(notes))
+        notes = environment_notes(self._env, actions, self._layout)
+        self.spec = EnvSpec(self._layout.spec, actions.spec, config.id, notes=notes)
         self._rows.watch_masks(self.spec)
 
     def reset(self) -> EnvStep:

@@ -85,9 +85,10 @@ def _check_types(e: Experiment) -> None:
             given = f"({value!r})" if part.__name__ == "EnvConfig" and isinstance(value, str) else "(...)"
             given = "(enabled=False)" if not value and hasattr(part, "enabled") else given
             raise ConfigError(f"{name} is {value!r}; expected {name}={part.__name__}{given}.")
-        if isinstance(value, str) and {int, float} & set(kinds) and not _choices(cls).get(name):
-            raise ConfigError(f"{name} is {value!r}, a text; expected a number.")
-        if isinstance(value, float) and value % 1 > 0 and int in kinds and float not in kinds:
+        if not isinstance(value, numbers.Real | None) and {int, float} & set(kinds) and not _choices(cls).get(name):
+            what = "text" if isinstance(value, str) else type(value).__name__
+            raise ConfigError(f"{name} is {value!r}, a {what}; expected a number.")
+        if isinstance(value, float) and not value.is_integer() and int in kinds and float not in kinds:
             raise ConfigError(f"{name} is {value}; expected a whole number.")
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -92,6 +92,9 @@ def node(
 
 def _link(port: str, stream: str | tuple[str, Sequence[int]]) -> Link:
     return Link(port, stream) if isinstance(stream, str) else Link(port, stream[0], tuple(stream[1]))
+
+
+Entry = TypeVar("Entry", WorkerNode, Stream)
 
 
 @dataclass(frozen=True)
@@ -278,7 +281,7 @@ class Graph:
 
     def replace(self, name: str, worker: WorkerNode | None = None, **changes: Any) -> Graph:
         """Return a graph with a worker replaced, or with other fields: `replace("actor-0", restart=3)`."""
-        new = dataclasses.replace(worker or self.worker(name), **changes)
+        new = _changed(worker or self.worker(name), changes)
         self.worker(name)
         return Graph(self.streams, tuple(new if w.name == name else w for w in self.workers))
 
@@ -296,7 +299,7 @@ class Graph:
 
     def with_stream(self, name: str, **changes: Any) -> Graph:
         """Return a graph in which a stream has other fields: `with_stream("samples", blocks=4)`."""
-        new = dataclasses.replace(self.stream(name), **changes)
+        new = _changed(self.stream(name), changes)
         return Graph(tuple(new if stream.name == name else stream for stream in self.streams), self.workers)
 
     def scale(self, family: str, count: int) -> Graph:
@@ -313,8 +316,11 @@ class Graph:
                 f"{family} cannot be scaled: {unlike[0]} has other streams, settings, restart or own_device than "
                 f"{old[0].name}; scale first, and change single workers afterwards."
             )
-        if count < 1:
-            raise ConfigError(f"{family} cannot be scaled to {count} workers; use without({family!r}) to have none.")
+        if type(count) is not int or count < 1:
+            raise ConfigError(
+                f"{family} cannot be scaled to {count!r} workers; give a whole number from 1 on, or use "
+                f"without({family!r}) to have none."
+            )
         shares = [_shares(self, old, number, count) for number in range(count)]
         new = [dataclasses.replace(old[0], name=f"{family}-{i}", links=links) for i, links in enumerate(shares)]
         first = self.workers.index(old[0])
@@ -420,6 +426,13 @@ def _named(entries: Sequence[Any], name: str, what: str) -> Any:
     raise ConfigError(
         f"there is no {what} {name!r}; there are: {', '.join(entry.name for entry in entries) or 'none'}."
     )
+
+
+def _changed(entry: Entry, changes: dict[str, Any]) -> Entry:
+    names = [field.name for field in dataclasses.fields(entry)]
+    for name in changes.keys() - set(names):
+        raise ConfigError(f"{entry.name} has no field {name!r}{nearest(name, names)}; it has: {', '.join(names)}.")
+    return dataclasses.replace(entry, **changes)
 
 
 def _moved(worker: WorkerNode, link: Link, old: str, new: str) -> Link:

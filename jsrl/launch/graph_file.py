@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from importlib import import_module
 from inspect import isfunction
 from pathlib import Path
 from typing import TypeAlias
@@ -14,6 +13,7 @@ from jsrl.experiment import Experiment
 from jsrl.graph.graph import Graph, WorkerNode
 from jsrl.graph.placements import make_graph
 from jsrl.graph.policies import policies_of
+from jsrl.references.importing import import_named, module_of
 from jsrl.references.reference import from_json, is_equal
 from jsrl.runs.files import read_json, write_json
 from jsrl.runs.runs import RunFolder
@@ -54,16 +54,11 @@ def resolve(experiment: Experiment, graph: Edit | None) -> tuple[Graph, bool]:
 
 
 def _imported(reference: str) -> Graph | Callable[[Graph], Graph]:
-    module, _, name = reference.partition(":")
+    module, _, name = reference.rpartition(":")
     if not module or not name:
         raise ConfigError(f"graph is {reference!r}, expected module:function, such as my_graphs:with_augmentation.")
-    try:
-        imported = import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"graph {reference}: {error}. Expected a module that can be imported from here: a file in the working folder, or "
-            "on PYTHONPATH."
-        ) from error
+    module = module_of(module) if module.endswith(".py") else module
+    imported = import_named(module, reference)
     found = getattr(imported, name, None)
     if isinstance(found, Graph) or (callable(found) and not isinstance(found, type)):
         return found

@@ -82,6 +82,23 @@ def shown_target(target: Any) -> str:
     return f"{file}{colon}{name}"
 
 
+def module_of(file: str) -> str:
+    """Return the name under which this process, and those that it starts, can import a file of Python.
+
+    Raises:
+      ConfigError: there is no such file.
+    """
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise ConfigError(f"there is no file {file}; the working directory is {os.getcwd()}.")
+    folder, parts = path.parent, [path.stem]
+    while (folder / "__init__.py").is_file():
+        folder, parts = folder.parent, [folder.name, *parts]
+    if str(folder) not in map(os.path.abspath, sys.path):
+        sys.path.insert(0, str(folder))  # child processes get it in PYTHONPATH
+    return ".".join(parts)
+
+
 def import_named(module_name: str, target: str) -> ModuleType:
     """Import and return the module of a `target`, which errors name.
 

@@ -91,7 +91,7 @@ RUN = [  # the arguments of `jsrl run`, and what the message names
     ("ppo_cartpole --resume nothing", "there is no run nothing"),
     ("ppo_cartpole --init-from nothing@best", "there is no run nothing"),
     ("ppo_cartpole --graph nothing", "expected module:function"),
-    ("ppo_cartpole --graph nothing:at_all", "Expected a module that can be imported"),
+    ("ppo_cartpole --graph nothing:at_all", "there is no module 'nothing' on sys.path"),
     ("ppo_cartpole --hooks nothing", 'expected "module:name"'),
     ("ppo_cartpole --hooks nothing:at_all", "there is no module 'nothing'"),
     ("ppo_cartpole --sinks nothing:at_all", "there is no module 'nothing'"),

@@ -297,7 +297,11 @@ def test_time_limits_and_metrics() -> None:
 @pytest.mark.parametrize(
     ("config", "error", "told"),
     [
-        (EnvConfig("pettingzoo:no_such_suite.thing_v0"), MissingExtra, r"no_such_suite.*pip install .*games"),
+        (
+            EnvConfig("pettingzoo:no_such_suite.thing_v0"),
+            MissingExtra,
+            r"named 'no_such_suite'\)\. Check the module's name",
+        ),
         (
             EnvConfig("pettingzoo:tests.envs.seat_game"),
             ConfigError,

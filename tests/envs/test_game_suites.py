@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from jsrl.envs.adapters import pettingzoo
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.make import import_modules, make, make_game, make_spec
 from jsrl.envs.random_play import random_joint_actions
@@ -32,6 +33,22 @@ def test_missing_suite_names_its_extra(name: str, module: str, extra: str, monke
     for call in (lambda: build(EnvConfig(name), 1, 0), lambda: import_modules(EnvConfig(name))):
         with pytest.raises(MissingExtra, match=rf"environment '{name}' needs .*pip install .*\[{extra}\]"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "told"),
+    [
+        ("classic.leduc_holdem_v4", "rlcard", r"named 'rlcard'\): .* -m pip install rlcard\. Check the module's name"),
+        ("classic.chess_v6", "chess", r"named 'chess'\): .* -m pip install chess\. Check the module's name"),
+    ],
+)
+def test_what_a_game_needs_beside_the_extra_is_named(name: str, module: str, told: str, monkeypatch) -> None:
+    def imported(target: str):
+        raise ModuleNotFoundError(f"No module named '{module}'", name=module)
+
+    monkeypatch.setattr(pettingzoo, "import_module", imported)
+    with pytest.raises(MissingExtra, match=told):
+        make_game(EnvConfig(f"pettingzoo:pettingzoo.{name}"), 1, 0)
 
 
 def test_imports_of_forked_actors_happen_before_the_fork() -> None:

@@ -15,10 +15,10 @@ from jsrl.envs.config import AtariConfig, EnvConfig
 from jsrl.envs.make import make, make_spec
 from jsrl.envs.notes import spec_notes
 from jsrl.envs.rows import slot_seeds
-from jsrl.envs.spaces import ObservationLayout, allowed_choices, choice_starts
-from jsrl.errors import ConfigError, EnvironmentFault
-from jsrl.types import ArraySpec, Discrete, EnvSpec, GameSpec, MultiDiscrete, Seat, map_tree
-from tests.envs.scripted import Counting
+from jsrl.envs.spaces import ObservationLayout, allowed_choices, choice_starts, encode
+from jsrl.errors import ConfigError, EnvironmentFault, SpecMismatch
+from jsrl.types import ArraySpec, Discrete, EnvSpec, GameSpec, MultiDiscrete, Seat, map_tree, named_leaves
+from tests.envs.scripted import Counting, Rich
 
 S = "tests.envs.scripted:"
 
@@ -604,3 +604,21 @@ MEET = {"a/b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})}
 def test_observation_spaces_without_entries_or_with_equal_paths_are_refused(space, message):
     with pytest.raises(ConfigError, match=message):
         ObservationLayout(space, "here")
+
+
+def test_raw_observations_are_encoded_as_the_vector_encodes_them():
+    env = make(EnvConfig(S + "Rich"), 2, 0)
+    raw = Rich()
+    observation, info = raw.reset()
+    found = encode(raw.observation_space, [observation] * 2, masks=[info["action_mask"]] * 2)
+    wanted = dict(named_leaves(env.reset().observation))
+    assert {name: leaf.dtype for name, leaf in named_leaves(found)} == {
+        name: leaf.dtype for name, leaf in wanted.items()
+    }
+    for name, leaf in named_leaves(found):
+        np.testing.assert_array_equal(leaf, wanted[name])
+    np.testing.assert_array_equal(encode(spaces.Discrete(3, start=5), [7, 5]), [[0, 0, 1], [1, 0, 0]])
+    with pytest.raises(
+        SpecMismatch, match=r"environment 1 returned int 8 as 'observation'; its space has the values 5 to 7"
+    ):
+        encode(spaces.Discrete(3, start=5), [7, 8])

@@ -121,6 +121,21 @@ def test_scale_redistributes_the_groups() -> None:
         graph_of().scale("actor", 3)
 
 
+@pytest.mark.parametrize("count", [1.5, "2", 0, None])
+def test_family_is_scaled_to_a_whole_number_of_workers(count) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"actor cannot be scaled to {count!r} workers; give a whole number from 1 on"
+    ):
+        graph_of().scale("actor", count)
+
+
+def test_unknown_fields_are_refused_with_the_right_name() -> None:
+    with pytest.raises(ConfigError, match=r"actor-0 has no field 'restarts'; nearest: restart"):
+        graph_of().replace("actor-0", restarts=3)
+    with pytest.raises(ConfigError, match=r"samples has no field 'colour'; it has: name, "):
+        graph_of().with_stream("samples", colour=3)
+
+
 @pytest.mark.parametrize("change", [{"restart": 5}, {"settings": {"a": 1}}, {"links": None}])
 def test_family_of_different_workers_is_not_scaled(change) -> None:
     graph = graph_of()

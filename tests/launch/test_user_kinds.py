@@ -20,10 +20,11 @@ from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, ReplayC
 from jsrl.graph.graph import Graph, node
 from jsrl.graph.placements import make_graph
 from jsrl.graph.policies import with_policy
-from jsrl.launch.graph_file import FILE, differences, read_graph
+from jsrl.launch.graph_file import FILE, differences, read_graph, resolve
 from jsrl.launch.plan import make_plan
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
+from jsrl.references.importing import own_paths
 from jsrl.runs.runs import read_metrics
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.ledger.reconcile import hop_ledger
@@ -212,7 +213,8 @@ def test_stored_graph_that_contradicts_options_is_refused(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("graph", "words"),
     [
-        ("nowhere:edit", "graph nowhere:edit: No module named 'nowhere'"),
+        ("nowhere:edit", "nowhere:edit.*there is no module 'nowhere' on sys.path"),
+        ("./nowhere.py:edit", r"there is no file \./nowhere\.py; the working directory is"),
         ("my_workers:nothing", "no 'nothing'; expected a function .* Functions there: .*augmented, passed_on"),
         ("my_workers", "expected module:function"),
         ("my_workers:Augment", "has 'Augment', but it is a class; expected a function"),
@@ -224,6 +226,21 @@ def test_stored_graph_that_contradicts_options_is_refused(tmp_path: Path) -> Non
 def test_invalid_graph_file_is_refused_before_the_start(tmp_path: Path, graph, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         run(small(), runs_dir=tmp_path, graph=graph, display="log-only")
+
+
+@pytest.mark.parametrize("inside", ["", "package"])
+def test_a_graph_may_be_named_by_the_path_of_its_file(tmp_path: Path, monkeypatch, inside: str) -> None:
+    (tmp_path / inside).mkdir(exist_ok=True)
+    if inside:
+        (tmp_path / inside / "__init__.py").touch()
+    file = tmp_path / inside / f"edits{inside}.py"
+    file.write_text("def four(graph):\n    return graph.with_stream('samples', blocks=4)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    graph, changed = resolve(small(), f"./{inside}/edits{inside}.py:four")
+    assert changed and graph.stream("samples").blocks == 4
+    assert str(tmp_path) in own_paths()  # so that workers can import it
+    assert resolve(small(), f"{'package.' if inside else ''}edits{inside}:four")[0] == graph
 
 
 def test_reader_of_two_policies_with_other_leaves_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from jsrl.envs.games.loop import SyncVectorGame
 from jsrl.envs.games.played import EnvState, SeatSpaces
 from jsrl.envs.seats import seats_named
 from jsrl.errors import ConfigError, EnvironmentFault, MissingExtra
-from jsrl.extras import install_command
+from jsrl.extras import EXTRAS, install_module
 from jsrl.references.importing import import_target, nearest
 
 BASES = ("ParallelEnv", "AECEnv")
@@ -102,16 +102,23 @@ def find_factory(name: str, api: str | None = None) -> Callable[..., Any]:
                 f"environment {name!r}: there is no module {target}{nearest(target, siblings)}. Their versions change with "
                 "the version of the package"
             ) from error
-        raise MissingExtra(
-            f"environment {name!r} needs a package that is not installed ({error}): {install_command('games')}, and "
-            "what else the message names. Check the module's name too: pettingzoo:mpe2.simple_spread_v3"
-        ) from error
+        raise _missing(name, error) from error
     wanted = ("parallel_env", "env") if api is None else ("env",) if api == "aec" else ("parallel_env",)
     for attribute in wanted:
         if hasattr(module, attribute):
             return getattr(module, attribute)
     raise ConfigError(
         f"environment {name!r}: module {target} has no {' and no '.join(wanted)}; PettingZoo's modules do"
+    )
+
+
+def _missing(name: str, error: ImportError) -> MissingExtra:
+    own, missing = name.partition(":")[2].partition(".")[0], (error.name or "").partition(".")[0]
+    # a package of the name that was typed may be anything, except for those of an extra
+    cure = f": {install_module(missing)}" if missing and (missing != own or missing in EXTRAS["games"][0]) else ""
+    return MissingExtra(
+        f"environment {name!r} needs a package that is not installed ({error}){cure}. Check the module's name, too: "
+        "pettingzoo:mpe2.simple_spread_v3"
     )
 
 
@@ -132,9 +139,10 @@ def _build(
 ) -> Any:
     try:
         env = factory(**kwargs)
-    except (TypeError, AssertionError, ImportError) as error:
-        wrong = MissingExtra if isinstance(error, ImportError) else ConfigError
-        raise wrong(
+    except ImportError as error:
+        raise _missing(config.id, error) from error
+    except (TypeError, AssertionError) as error:
+        raise ConfigError(
             f"environment {config.id!r} could not be made with kwargs {kwargs}: {error}. Check env.kwargs"
         ) from error
     if not hasattr(env, "possible_agents") or inspect.isclass(env):
