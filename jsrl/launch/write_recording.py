@@ -81,8 +81,8 @@ def write_recording(
             writer.put(Entry(WRITER, 0, sequence, Origin(WRITER, sequence)), writer.copy(trajectory))
     finally:
         writer.close()
-    if told:
-        raise RecordingError(told[0])
+    if writer.dropped:
+        raise RecordingError(f"{writer.summary} {' '.join(told)}")
 
 
 def _schema(spec: EnvSpec, num_rows: int) -> Trajectory:
