@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
@@ -35,9 +36,9 @@ def test_every_step_trains_once_and_last_observations_do_not(tmp_path):
         RecordedEpisode(seen[6:10], np.array([0, 0, 1]), np.array([5.0, 6.0, 7.0])),
     ]
     write_recording(tmp_path, CARTPOLE, iter(episodes), source="me", rollout_length=4)
-    found, trained = read(tmp_path, CARTPOLE, 4), []
+    found, trained, mask = read(tmp_path, CARTPOLE, 4), [], jax.jit(acting_mask)
     for t in found:
-        for row in np.flatnonzero(np.asarray(acting_mask(t))[:, 0]):
+        for row in np.flatnonzero(np.asarray(mask(t))[:, 0]):
             parts = (t.observation[row, 0, 0] // 4, t.action[row, 0], t.reward[row, 0], t.discount[row, 0])
             trained.append(tuple(map(float, parts)))
     assert trained == [
