@@ -75,11 +75,11 @@ def record_policy(
       ConfigError: there is no such run or tag. RecordingError, SpecMismatch: the folder holds something else.
     """
     _check_positive(episodes=episodes, num_envs=num_envs, rollout_length=rollout_length, limit_mb=limit_mb)
+    if seed is not None and seed < 0:
+        raise ConfigError(f"seed is {seed}; it must be 0 or more.")
     name = f"{RunFolder.open(run, runs_dir).name}@{tag}"
     held = read_manifest(Path(folder)).sources if (Path(folder) / MANIFEST).exists() else ()
     seed = max((s.seed + 1 for s in held if s.name == name), default=1) if seed is None else seed
-    if seed < 0:
-        raise ConfigError(f"seed is {seed}; it must be 0 or more.")
     folder = Path(folder).expanduser().absolute()  # an environment may change the working directory
     played = load_players(run, tag, runs_dir=runs_dir)
     max_steps = played[0].experiment.evaluator.max_steps

@@ -110,7 +110,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         if "$tuple" in value:
             return tuple(_plain(part) for part in value["$tuple"])
-        kind = str(value.get("$type", "")).rpartition(":")[2]
+        if "$type" not in value:
+            return {name: _plain(part) for name, part in value.items()}
+        kind = str(value["$type"]).rpartition(":")[2]
         fields = value.get("fields", value)
         text = ", ".join(f"{name}={_plain(part)}" for name, part in fields.items() if not name.startswith("$"))
         return f"{kind}({text})"

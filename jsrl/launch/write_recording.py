@@ -26,6 +26,7 @@ from jsrl.types import (
     EnvSpec,
     Trajectory,
     Tree,
+    leaves,
     make_trajectory_spec,
     map_tree,
     zeros,
@@ -81,8 +82,8 @@ def write_recording(
             writer.put(Entry(WRITER, 0, sequence, Origin(WRITER, sequence)), writer.copy(trajectory))
     finally:
         writer.close()
-    if told:
-        raise RecordingError(told[0])
+    if writer.dropped:
+        raise RecordingError(f"{writer.summary} {' '.join(told)}")
 
 
 def _schema(spec: EnvSpec, num_rows: int) -> Trajectory:
@@ -116,7 +117,7 @@ def _rows_of(spec: EnvSpec, episode: RecordedEpisode, name: str) -> Trajectory:
     action, reward = _stored(spec.action, np.asarray(episode.actions), name), np.asarray(episode.rewards, np.float32)
     steps = len(reward) if reward.ndim else 0
     rows: Trajectory = zeros(_schema(spec, steps))
-    given = _lengths(observations) | {len(action) + 1, steps + 1}
+    given = {len(leaf) for leaf in leaves(observations)} | {len(action) + 1, steps + 1}
     if not steps or len(given) > 1 or not np.isfinite(reward).all():
         raise SpecMismatch(
             f"{name} has {counted(steps, 'reward')} and {counted(len(action), 'action')}; expected as many of both, at least "
@@ -126,12 +127,6 @@ def _rows_of(spec: EnvSpec, episode: RecordedEpisode, name: str) -> Trajectory:
     rows.action[:-1, 0], rows.reward[:-1, 0] = action, reward
     rows.discount[-2] = 0.0 if episode.terminated else 1.0
     return rows._replace(observation=map_tree(lambda leaf: leaf[:, None], observations))
-
-
-def _lengths(observations: Tree) -> set[int]:
-    found: set[int] = set()
-    map_tree(lambda leaf: found.add(len(leaf)), observations)
-    return found
 
 
 def _stored(spec: ActionSpec, action: Array, name: str) -> Array:

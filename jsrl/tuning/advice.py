@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
@@ -188,6 +187,8 @@ def _by_phase(trials: Sequence[Trial]) -> tuple[dict[Any, list[float]], dict[Any
 
 def _noise(repeated: Iterable[Sequence[float]]) -> float:
     """Return half of the 95% interval of one measurement as a share of the speed, from all repetitions; NaN without any."""
+    from scipy.special import stdtrit  # here, as it takes a tenth of a second, and every run reads profiles
+
     logs = [np.log(speeds) for speeds in repeated if len(speeds) > 1]
     freedom = sum(len(own) - 1 for own in logs)
     if not freedom:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from jsrl.errors import ConfigError, RecordingError, SpecMismatch
 from jsrl.launch.write_recording import RecordedEpisode, write_recording
 from jsrl.recordings.recordings import Source, open_recording, read_chunk
 from jsrl.types import make_trajectory_spec, named_leaves, to_environment, unflatten
+from jsrl.workers.actor import recording
 
 CARTPOLE, PENDULUM = EnvConfig("CartPole-v1"), EnvConfig("Pendulum-v1")
 
@@ -19,10 +21,10 @@ CARTPOLE, PENDULUM = EnvConfig("CartPole-v1"), EnvConfig("Pendulum-v1")
 def read(folder, env: EnvConfig, rows: int) -> list:
     """Return the trajectories of a recording."""
     schema = make_trajectory_spec(make_spec(env), (), (), num_rows=rows, num_envs=1)
-    recording = open_recording(folder)
+    found = open_recording(folder)
     names = [name for name, _ in named_leaves(schema)]
-    parts = [read_chunk(recording, chunk, names) for chunk in recording.chunks]
-    assert all(len(part[0]) == recording.chunks[0].count for part in parts)
+    parts = [read_chunk(found, chunk, names) for chunk in found.chunks]
+    assert all(len(part[0]) == found.chunks[0].count for part in parts)
     return [unflatten(schema, [leaf[i] for leaf in part]) for part in parts for i in range(len(part[0]))]
 
 
@@ -34,9 +36,9 @@ def test_every_step_trains_once_and_last_observations_do_not(tmp_path):
         RecordedEpisode(seen[6:10], np.array([0, 0, 1]), np.array([5.0, 6.0, 7.0])),
     ]
     write_recording(tmp_path, CARTPOLE, iter(episodes), source="me", rollout_length=4)
-    found, trained = read(tmp_path, CARTPOLE, 4), []
+    found, trained, mask = read(tmp_path, CARTPOLE, 4), [], jax.jit(acting_mask)
     for t in found:
-        for row in np.flatnonzero(np.asarray(acting_mask(t))[:, 0]):
+        for row in np.flatnonzero(np.asarray(mask(t))[:, 0]):
             parts = (t.observation[row, 0, 0] // 4, t.action[row, 0], t.reward[row, 0], t.discount[row, 0])
             trained.append(tuple(map(float, parts)))
     assert trained == [
@@ -48,6 +50,15 @@ def test_every_step_trains_once_and_last_observations_do_not(tmp_path):
         write_recording(tmp_path, CARTPOLE, episodes, source="me", rollout_length=4)
     with pytest.raises(SpecMismatch, match="'max_episode_steps': 9"):
         write_recording(tmp_path, EnvConfig("CartPole-v1", max_episode_steps=9), [], source="you", rollout_length=4)
+
+
+def test_what_the_disk_refuses_is_an_error(tmp_path, monkeypatch):
+    def write_chunk(path, names, taken):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recording, "write_chunk", write_chunk)
+    with pytest.raises(RecordingError, match="1 not recorded"):
+        write_recording(tmp_path, CARTPOLE, [RecordedEpisode(np.zeros((2, 4)), [1], [1.0])], source="me")
 
 
 @pytest.mark.parametrize("transform", ["clip", "rescale", "squash"])
