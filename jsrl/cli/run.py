@@ -207,7 +207,7 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
     from jsrl.launch.start_points import find_start_points
     from jsrl.runs.runs import RunFolder
 
-    plan_file, hosts_file = (one and user_path(one) for one in (options.plan_file, options.hosts_file))
+    plan_file, hosts_file = (user_path(one) if one else None for one in (options.plan_file, options.hosts_file))
     experiment, chosen = settle(experiment)
     if chosen:
         print(chosen)

@@ -118,9 +118,11 @@ def run(
 
 def with_paths(experiment: Experiment) -> Experiment:
     """Return an experiment whose recordings have absolute paths: an environment may change the working directory."""
-    named = {name: getattr(experiment, name) for name in ("record", "recording")}
-    absolute = {name: str(Path(path).expanduser().absolute()) for name, path in named.items() if path is not None}
-    return dataclasses.replace(experiment, **absolute)
+    record, recording = (
+        None if path is None else str(Path(path).expanduser().absolute())
+        for path in (experiment.record, experiment.recording)
+    )
+    return dataclasses.replace(experiment, record=record, recording=recording)
 
 
 def _given(value: object, resume: str | None, runs_dir: str | os.PathLike[str]) -> Experiment:
