@@ -87,8 +87,7 @@ def run(
       EnvironmentFault, AgentFault: the user's own code raised, before the start or in serial mode.
       WorkerDied: a worker failed; the message says which and why.
     """
-    runs_dir = Path(runs_dir).expanduser().absolute()
-    experiment = found_opponents(with_paths(with_changes(_given(experiment, resume, runs_dir), changes)), runs_dir)
+    experiment, runs_dir = _asked(experiment, resume, runs_dir, changes)
     launcher, hooks, sinks = fitting(launcher, experiment), load_hooks(hooks), load_values("sink", sinks, ("write",))
     made, resumed = [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()], resume is not None
     if resume is None:
@@ -114,6 +113,14 @@ def run(
         finally:
             summary = leave_report(folder, functools.partial(screen.message, level="warning"))
         return dataclasses.replace(result, summary=summary)
+
+
+def _asked(
+    value: object, resume: str | None, runs_dir: str | os.PathLike[str], changes: dict[str, Any]
+) -> tuple[Experiment, Path]:
+    """Return the experiment that `run` was asked for, and the folder of all runs."""
+    folder = Path(runs_dir).expanduser().absolute()
+    return found_opponents(with_paths(with_changes(_given(value, resume, folder), changes)), folder), folder
 
 
 def with_paths(experiment: Experiment) -> Experiment:
