@@ -208,13 +208,12 @@ def progress(state: RunState, seen: DisplayState | None) -> str:
 
 
 def scores(folder: Path, state: RunState, seen: DisplayState | None) -> list[str]:
-    """Return the last evaluation, the final one, and the best with its name."""
+    """Return the last evaluation, the final one, and the best."""
     found = score_lines(state.result or {"best": read_best(folder)})
     if not state.result and seen is not None and seen.evaluations:
         at, newest = seen.evaluations[-1]
         found.insert(0, ("evaluation", f"{seen.score_title} {short(newest)} at {short(at)} env steps"))
-    named = {"best": f" ({in_command(folder)}@best)"}
-    return [f"{title}: {text}{named.get(title, '')}" for title, text in found]
+    return [f"{title}: {text}" for title, text in found]
 
 
 def workers_text(workers: Iterable[WorkerSummary], own_host: str) -> str:

@@ -160,8 +160,8 @@ class EvaluatorConfig:
     num_envs: int = 20
     """Environments stepped together; each plays the same number of episodes."""
     period_env_steps: int | None = None
-    """Env steps of training between evaluations; None: a fortieth of the total. In a serial run, where training waits for
-    evaluations, None also limits their env steps to a tenth of those of the training: long episodes are scored less often."""
+    """Env steps of training between evaluations; None: a fortieth of the total. In a serial run without stop_at_return, where
+    training waits for evaluations, None also limits them to a tenth of its time: long episodes are scored less often."""
     max_steps: int = 30_000
     """Env steps of an episode after which an evaluation, a match or a video is cut, because it seems to have no end."""
     niceness: int = 5

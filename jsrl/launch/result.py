@@ -11,7 +11,7 @@ from typing import Any
 from jsrl.counted import counted
 from jsrl.metrics.scores import score_text
 from jsrl.runs.groups import Group
-from jsrl.runs.runs import in_command, to_resume
+from jsrl.runs.runs import to_resume
 from jsrl.runs.state import NO_SNAPSHOT, has_snapshot, read_result
 from jsrl.transport.ledger.reconcile import hop_ledger
 
@@ -48,7 +48,7 @@ class Result:
       ledger: of the learner's sample stream, reconciled (jsrl.transport.ledger.reconcile). hops: the other streams', by name.
       others: the other policies, by name: why each ended, its env steps, updates, evaluation and final.
       evaluation: the last score (or the one that reached stop_at_return). final: of 100 fresh episodes. best: that of the
-        snapshot `best`, which `load_policy(run)` loads.
+        snapshot `best`, and its name to `load`.
       policy: the name of the first of several policies, which the other fields are about.
       unsaved: which learner's final snapshot was not written, and why; empty: all were.
       summary: rates, shares of time and the bottleneck, as text; report.html has more.
@@ -64,7 +64,7 @@ class Result:
     hops: dict[str, dict[str, Any]] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
-    best: dict[str, float] = field(default_factory=dict)
+    best: dict[str, Any] = field(default_factory=dict)
     others: dict[str, dict[str, Any]] = field(default_factory=dict)
     policy: str = ""
     unsaved: str = ""
@@ -109,8 +109,6 @@ class Result:
             lines.append(self.summary)
         summary = fitted("\n".join(lines), min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
         whole = [f"run folder: {self.folder}"]  # paths and commands are copied: they are not wrapped
-        if self.best:
-            whole.append(f"to load the best: jsrl evaluate {in_command(self.folder)}@best")
         if (report := self.folder / "report.html").exists():
             whole.append(f"report: {report}")
         if self.unsaved or not self.as_intended:
@@ -136,10 +134,9 @@ def score_lines(result: dict[str, Any], whose: str = "") -> list[tuple[str, str]
     titles = {"evaluation": f"evaluation{whose}", "final": f"final evaluation{whose}, fresh seeds"}
     titles |= {"best": f"best{whose}"}
     found = [(title, result[name]) for name, title in titles.items() if result.get(name)]
-    return [
-        (title, score(facts) + (f" at {int(facts['env_steps']):,} env steps" if "env_steps" in facts else ""))
-        for title, facts in found
-    ]
+    at = [f" at {int(facts['env_steps']):,} env steps" if "env_steps" in facts else "" for _, facts in found]
+    load = [f", jsrl evaluate {facts['load']}" if "load" in facts else "" for _, facts in found]
+    return [(title, score(facts) + where + name) for (title, facts), where, name in zip(found, at, load, strict=True)]
 
 
 def other_lines(others: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:

@@ -102,8 +102,7 @@ def run(
       ConfigError: something cannot work; the message says what would. WorkerDied: a worker failed; it says which and why.
       EnvironmentFault, AgentFault: the user's own code raised, before the start or in serial mode.
     """
-    runs_dir = Path(runs_dir).expanduser().absolute()
-    experiment = found_opponents(with_paths(with_changes(_given(experiment, resume, runs_dir), changes)), runs_dir)
+    experiment, runs_dir = _asked(experiment, resume, runs_dir, changes)
     launcher, hooks, sinks = fitting(launcher, experiment), load_hooks(hooks), load_values("sink", sinks, ("write",))
     made, resumed = [p for p in (Path(runs_dir, experiment.name), Path(runs_dir)) if not p.exists()], resume is not None
     if resume is None:
@@ -132,11 +131,21 @@ def run(
         return dataclasses.replace(result, summary=summary)
 
 
+def _asked(
+    value: object, resume: str | None, runs_dir: str | os.PathLike[str], changes: dict[str, Any]
+) -> tuple[Experiment, Path]:
+    """Return the experiment that `run` was asked for, and the folder of all runs."""
+    folder = Path(runs_dir).expanduser().absolute()
+    return found_opponents(with_paths(with_changes(_given(value, resume, folder), changes)), folder), folder
+
+
 def with_paths(experiment: Experiment) -> Experiment:
     """Return an experiment whose recordings have absolute paths: an environment may change the working directory."""
-    named = {name: getattr(experiment, name) for name in ("record", "recording")}
-    absolute = {name: str(Path(path).expanduser().absolute()) for name, path in named.items() if path is not None}
-    return dataclasses.replace(experiment, **absolute)
+    record, recording = (
+        None if path is None else str(Path(path).expanduser().absolute())
+        for path in (experiment.record, experiment.recording)
+    )
+    return dataclasses.replace(experiment, record=record, recording=recording)
 
 
 def _given(value: object, resume: str | None, runs_dir: str | os.PathLike[str]) -> Experiment:

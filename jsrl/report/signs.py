@@ -168,9 +168,9 @@ def learning_text(columns: Mapping[str, np.ndarray], options: Collection[str]) -
             "docs/troubleshooting.md has all signs."
         )
     if high[-1] < low[best] and high[-1] - low[0] < 0.5 * (low[best] - high[0]):
-        tries = known_advice(("--agent.schedule linear", "a lower learning rate"), options)
+        advice = ", ".join(known_advice(("--agent.schedule linear", "a lower learning rate"), options))
         return (
             f"The run learned and lost it again: the score rose from {scores[0]:,.4g} to {scores[best]:,.4g} and fell to "
-            f"{scores[-1]:,.4g}. Late updates are too large. The snapshot `best` is kept. Try: {', '.join(tries)}."
+            f"{scores[-1]:,.4g}. Late updates are too large. The snapshot `best` is kept. Try: {advice}."
         )
     return ""

@@ -238,15 +238,16 @@ def has_snapshot(folder: Path) -> bool:
 
 
 def read_best(folder: Path, policy: str = "") -> dict[str, Any]:
-    """Return the score of the snapshot `best` of a policy, as its evaluation reported it, with its env steps; empty: none.
+    """Return the score of the snapshot `best` of a policy, with its env steps and its name to `load`; empty: there is none.
 
     policy: folder of one after the first.
     """
     try:
         meta = read_json(folder / "snapshots" / policy / "params" / "tags" / "best.json")["meta"]
-        return {name: value for name, value in meta.items() if isinstance(value, int | float)}
+        facts = {name: value for name, value in meta.items() if isinstance(value, int | float)}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):  # none, or damaged
         return {}
+    return facts | {"load": f"{folder}@{policy}/best" if policy else f"{folder}@best"}
 
 
 def _locked(path: Path) -> bool:

@@ -133,7 +133,11 @@ class Playing(Protocol):
     """Whole episodes, in bounded steps."""
 
     score: Any
-    env_steps: int  # played so far
+
+    @property
+    def env_steps(self) -> int:
+        """Return the env steps played so far."""
+        ...
 
     @property
     def endless(self) -> bool:

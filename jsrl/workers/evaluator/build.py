@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from pathlib import Path
 
 from jsrl.envs.base import VectorEnv, VectorGame
@@ -16,7 +15,7 @@ from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
 from jsrl.workers.players import common_player_settings, make_agent, params_store, played_policies
 
-SHARE = 0.1  # of the env steps: evaluations of a run in one process, where training waits for them
+SHARE = 0.08  # of the env steps, for evaluations of a serial run: at most a tenth of its time, while training waits
 
 
 def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
@@ -32,7 +31,7 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
         joins_rewards=getattr(e.agent, "rewards", "own") == "team",
         period_updates=e.evaluation_period,
         niceness=None if job.in_process else e.evaluator.niceness,
-        most_share=SHARE if job.in_process and e.evaluator.period_env_steps is None else math.inf,
+        most_share=SHARE if job.in_process and e.evaluator.period_env_steps is None and not e.stop_at_return else None,
         **common_player_settings(job),
     )
 

@@ -33,7 +33,7 @@ class EvaluatorSettings(PlayerSettings):
 
     goal: the score that ends the run; None: no goal. last_params_s: how long the final evaluation waits for the last params.
     joins_rewards: the policy learns from the mean reward of its seats.
-    most_share: of the env steps trained since the start; evaluations do not begin while they have played more.
+    most_share: of the env steps trained since the start; evaluations do not begin while they have played more. None: no limit.
     """
 
     episodes: int
@@ -41,7 +41,7 @@ class EvaluatorSettings(PlayerSettings):
     final_episodes: int
     num_envs: int
     goal: float | None = None
-    most_share: float = math.inf
+    most_share: float | None = None
     last_params_s: float = 60.0
     joins_rewards: bool = False
 
@@ -122,9 +122,11 @@ class Evaluator(Player[VectorEnv | VectorGame]):
     @property
     def _within_share(self) -> bool:
         """Return whether evaluations have played no more than their share of the env steps."""
+        if self._settings.most_share is None or not self._played:
+            return True
         assert self._params is not None
         begun, now = (self._env_steps(n) for n in (self._settings.start_updates, version_updates(self._params[0])))
-        return self._played <= self._settings.most_share * (now - begun) or not self._played
+        return self._played <= self._settings.most_share * (now - begun)
 
     def _begin(self) -> None:
         if self._final and not self._has_last_params():
