@@ -250,9 +250,7 @@ def _member_shape(file: zipfile.ZipFile, raw: IO[bytes], name: str) -> tuple[tup
     info = file.getinfo(f"{name}.npy")
     size_bytes = os.fstat(raw.fileno()).st_size
     if info.compress_type != zipfile.ZIP_STORED:
-        raise RecordingError(
-            f"{raw.name}: {name} is compressed, and files of a recording are not; write it by numpy.savez."
-        )
+        raise _Unlike(f"{name} is compressed; write the files of a recording with numpy.savez")
     if not info.compress_size == info.file_size <= size_bytes:
         raise ValueError(f"{name} is larger than its file: {info.file_size} of {size_bytes} bytes")
     with file.open(info) as member:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 STAGING_BUFFERS = 3  # of a batch: one filled, one on its way to the devices, one in use
 _COPIES = 4  # of params or state at a time: in use, received, sent, in a snapshot
 _COMPILED_BYTES = 50 << 20  # of an update's program
+INDEX_BYTES = 9  # of an env step in a replay worker: which windows may be drawn, and with which priority
 _BATCHES = 5  # of trajectories: staging buffers, on the device, lent
 
 
@@ -90,11 +91,16 @@ def row_bytes(e: Experiment, schemas: Schemas) -> float:
 
 
 def kept_rows(job: Job) -> int:
-    """Return the bytes of the rows that replay keeps in one of its workers, or on the learner's devices."""
-    replay = job.experiment.buffer
+    """Return the bytes of the rows that replay keeps in one of its workers, or on the learner's devices.
+
+    A snapshot of the rows takes as much again; policy and critics on two devices have a buffer each.
+    """
+    e, replay = job.experiment, job.experiment.buffer
     if replay is None:
         return 0
-    return int(row_bytes(job.experiment, job.schemas) * replay.capacity / replay.num_replays)
+    copies = 1 + replay.save + (e.learner.split != "none" and not e.has_replay_workers)
+    per_row = row_bytes(e, job.schemas) + (INDEX_BYTES if e.has_replay_workers else 4 * replay.prioritised)
+    return int(copies * per_row * replay.capacity / replay.num_replays)
 
 
 def learner_keeps(job: Job) -> int:

@@ -18,7 +18,7 @@ from jsrl.agents.sac import SACConfig
 from jsrl.cli.replay_update import replay_update
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError, NonFiniteUpdate
-from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, PolicyConfig, ReplayConfig
+from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, LearnerConfig, PolicyConfig, ReplayConfig
 from jsrl.graph.graph import Graph, node
 from jsrl.graph.policies import PolicyPart, with_policy
 from jsrl.launch.plan import make_plan
@@ -28,7 +28,9 @@ from jsrl.launch.run import run
 from jsrl.launch.session import Session
 from jsrl.launch.start_points import _check_totals
 from jsrl.networks.model import NetworkConfig
-from jsrl.replay.device.ring import ring_shape
+from jsrl.replay.device.ring import ring_shape, size_bytes
+from jsrl.replay.host.replay import HostReplay
+from jsrl.replay.host.rows import rows_shape
 from jsrl.runs.control import Event
 from jsrl.runs.runs import RunFolder
 from jsrl.snapshots.store import SnapshotStore
@@ -37,6 +39,7 @@ from jsrl.types import leaves
 from jsrl.workers.jobs import StartPoint
 from jsrl.workers.learner.build_updater import checked, missed_ratio
 from jsrl.workers.learner.updaters import reported
+from jsrl.workers.memory import kept_rows
 from jsrl.workers.play import Player, PlayerSettings
 from jsrl.workers.players import common_player_settings
 from tests.replay.learning import toy_agent
@@ -103,6 +106,28 @@ def test_schedules_count_the_updates_that_will_be_made(kind, changes, total, res
     assert dataclasses.replace(job, start_point=half).total_updates == 76 + rest
 
 
+@pytest.mark.parametrize("prioritised", [True, False])
+@pytest.mark.parametrize("kind", ["device", "host"])
+def test_the_plan_knows_the_memory_of_a_replay_before_the_start(kind, prioritised, tmp_path):
+    replay = {"capacity": 40_000, "prioritised": prioritised}
+    plan = make_plan(experiment(kind, replay=replay), str(tmp_path), tmp_path)
+    job = plan.job("learner" if kind == "device" else "replay-0")
+    spec = job.schemas.trajectory
+    if kind == "device":
+        shape = ring_shape(spec, capacity=40_000, window=1, frames=None, prioritised=prioritised)
+        allocated = size_bytes(shape, spec)
+    else:
+        shape = rows_shape(spec, lanes=1, capacity=40_000, window=1, frames=None)
+        store = HostReplay(shape, spec, prioritised=prioritised, alpha=0.5, epsilon=0.0)
+        allocated = store.rows.size_bytes + 9 * 40_000
+    assert kept_rows(job) == pytest.approx(allocated, rel=0.03)
+    saved = dataclasses.replace(job, experiment=experiment(kind, replay=replay | {"save": True}))
+    assert kept_rows(saved) == 2 * kept_rows(job)  # a snapshot
+    if kind == "device" and not prioritised:
+        split = dataclasses.replace(job.experiment, learner=LearnerConfig(split="actor-critic"))
+        assert kept_rows(dataclasses.replace(job, experiment=split)) == 2 * kept_rows(job)  # a buffer on each device
+
+
 @pytest.mark.parametrize("kind", ["device", "host"])
 def test_both_kinds_of_replay_check_priorities_alike(kind):
     e, toy = experiment(kind), toy_agent()
@@ -142,6 +167,13 @@ def test_updates_are_those_that_were_made_everywhere(kind, tmp_path):
         assert store.meta("final")["updates"] == result.updates == lines[-1]["updates"] == made
         assert json.loads((result.folder / "result.json").read_text())["updates"] == made
         assert result.final["version_updates"] == made
+        ages = {
+            name.rpartition("_")[0]
+            for line in lines
+            for name in line
+            if name.startswith(("learner/policy", "learner/window"))
+        }
+        assert ages == {"learner/policy_lag" if kind == "device" else "learner/window_age"}
         scores = [line for line in lines if "evaluator/version_updates" in line]
         assert all(line["updates"] == line["evaluator/version_updates"] <= made for line in scores)
         if kind == "device":

@@ -18,7 +18,7 @@ class Scripted:
 
     def __init__(self, name: str, fails: str = "") -> None:
         self.name, self._fails, self.steps = name, fails, 0
-        self.updates = self.env_steps = 0
+        self.counts = {"updates": 0, "env_steps": 0}
 
     @property
     def due(self) -> bool:

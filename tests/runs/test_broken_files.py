@@ -206,7 +206,7 @@ def test_a_small_compressed_file_does_not_become_a_large_array(recording: Path) 
         np.lib.format.write_array_header_1_0(member, {"descr": "<i8", "fortran_order": False, "shape": (4 << 20,)})
         member.write(bytes(32 << 20))
     assert bomb.stat().st_size < 1 << 20
-    with pytest.raises(RecordingError, match=r"bomb\.npz is broken.*compressed"):
+    with pytest.raises(RecordingError, match=r"bomb\.npz: entry/sequence is compressed"):
         open_recording(recording)
 
 

@@ -196,6 +196,8 @@ def rows_shape(spec: Trajectory, *, lanes: int, capacity: int, window: int, fram
     with_core = bool(leaves(spec.core))
     least = 2 * num_rows + window + (frames or 1) + 1
     rows = max(least, -(-capacity // (lanes * group_size)) + 1)
+    if with_core:  # trajectories begin at the same places in each lap, so that memory for other cores is never touched
+        rows = -(-rows // num_rows) * num_rows
     return RowsShape(lanes, rows, group_size, num_rows, window, frames, with_core)
 
 

@@ -75,6 +75,7 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         poll_s=job.poll_s,
         shares_rows=job.plays_along or (job.has("samples") and job.end("samples").stream.routing == "broadcast"),
         name=job.name,
+        ages="window_age" if e.has_replay_workers else "policy_lag",
         drains=job.plays_along and e.is_deterministic and ranks.count == 1,
     )
     directed = director_commands(job, start, agent, updater, reporter)

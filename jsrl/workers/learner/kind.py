@@ -56,10 +56,19 @@ MEASURED = (  # by the worker itself; all other metrics of a learner come from t
     Metric("rows_per_s", "rows trained on (reuse counted)", "1/s", "level"),
     Metric("trained_s", "when the line's last update ended, by the host's monotonic clock", "s", "-", "max"),
     Metric("queue_depth", "trajectories that wait for the learner", "count", "1-4; rising: the learner is slow"),
-    Metric("policy_lag_mean", "age of the params that chose a row's action, in updates", "updates", "below 2 for PPO"),
+    Metric(
+        "policy_lag_mean",
+        "age of the params that chose a row's action, in updates, when the row reaches the learner",
+        "updates",
+        "below 2 for PPO",
+    ),
     Metric("policy_lag_p50", "median of the same", "updates", "below 2 for PPO"),
     Metric("policy_lag_p95", "95th percentile of the same", "updates", "below 10"),
     Metric("policy_lag_max", "largest of the same", "updates", "at most the maximum policy lag"),
+    Metric("window_age_mean", "with replay workers: the same of a window, when it is drawn", "updates", "depends"),
+    Metric("window_age_p50", "median of the same", "updates", "depends"),
+    Metric("window_age_p95", "95th percentile of the same", "updates", "depends"),
+    Metric("window_age_max", "largest of the same", "updates", "depends"),
 )
 
 SAID = (  # by the updates of our own algorithms; those of other algorithms are reported under their own names

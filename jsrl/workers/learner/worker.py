@@ -41,6 +41,7 @@ class LearnerSettings:
       start_trained: trajectories that its first state was trained on.
       updates_per_call: of the updater. calls_per_batch: with each batch. name: of the worker.
       drains: before it leaves it trains on the whole batches that are there, so that all learners leave after the same update.
+      ages: metric of the age of the params that chose a batch's actions.
       shares_rows: its stream has other readers, or its environments have other policies: they would wait if it stopped
         reading.
     """
@@ -58,6 +59,7 @@ class LearnerSettings:
     shares_rows: bool = False
     name: str = "learner"
     drains: bool = False
+    ages: str = "policy_lag"
 
 
 class Learner:
@@ -185,7 +187,7 @@ class Learner:
         self._trained += len(batch.lags)
         self._phases.enter("other")
         rows = self._source.used(batch, output)
-        self._meter.spread("policy_lag", batch.lags)
+        self._meter.spread(self._settings.ages, batch.lags)
         if rows and self._counts_rows:
             self._meter.rate("rows", rows)
         self._save_when_due()

@@ -99,7 +99,7 @@ def test_newest_snapshot_that_did_not_reach_a_lost_controller_is_kept_with_the_c
     assert not ways.files.has_arrived(state)
     first, copy, resume = keep_snapshots(ways.there, [state, "snapshots/none"], run, "gpu-2")
     (place,) = (tmp_path / "my state" / "jsrl" / "unsent").iterdir()
-    assert f"({state}: update 1,234) reached the run folder. It is kept in {place}." in first
+    assert f"({state}: version 1,234) reached the run folder. It is kept in {place}." in first
     assert shlex.split(copy) == ["scp", "-r", f"gpu-2:{place}/snapshots", run]
     assert shlex.split(resume) == ["jsrl", "run", "--resume", run]
     assert (place / "resume.txt").read_text().splitlines() == [first, copy, resume]
