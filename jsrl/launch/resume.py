@@ -85,7 +85,8 @@ def claimed(folder: RunFolder) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the folder is read-only now, or gone: the lock ends with this process
+                path.unlink()
     finally:
         os.close(fd)
 
