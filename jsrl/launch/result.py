@@ -50,6 +50,7 @@ class Result:
       evaluation: the last score (or the one that reached stop_at_return). final: of 100 fresh episodes.
       policy: the name of the first of several policies, which the other fields are about.
       unsaved: which learner's final snapshot was not written, and why; empty: all were.
+      restarts: worker -> how often it was restarted in this start of the run; without those that never were.
       summary: rates, shares of time and the bottleneck, as text; report.html has more.
     """
 
@@ -66,6 +67,7 @@ class Result:
     others: dict[str, dict[str, Any]] = field(default_factory=dict)
     policy: str = ""
     unsaved: str = ""
+    restarts: dict[str, int] = field(default_factory=dict)
     summary: str = ""
 
     @property
@@ -107,6 +109,8 @@ class Result:
             lines.append(f"final evaluation{whose}, fresh seeds: {score(self.final)}")
         lines += [f"{name}: {text}" for name, text in other_lines(self.others)]
         lines += ledger_lines(self.ledger, self.hops)
+        if self.restarts:
+            lines.append("restarts: " + ", ".join(f"{worker} {count}" for worker, count in self.restarts.items()))
         if self.summary:
             lines.append(self.summary)
         summary = fitted("\n".join(lines), min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))

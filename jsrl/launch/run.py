@@ -48,7 +48,13 @@ from jsrl.launch.resume import (
 from jsrl.launch.run_log import LOG, RunLog
 from jsrl.launch.serial import SerialRun
 from jsrl.launch.session import Session
-from jsrl.launch.start_points import begin_policies, check_initial_params, check_kept, find_start_points
+from jsrl.launch.start_points import (
+    begin_policies,
+    check_initial_params,
+    check_kept,
+    check_kept_state,
+    find_start_points,
+)
 from jsrl.launch.user_values import load_values
 from jsrl.metrics import tracing
 from jsrl.metrics.display import Display, make_display
@@ -86,7 +92,7 @@ def run(
     Args:
       experiment: to run (None: that of the run to resume). Its fields may be changed: `run(experiment, placement="serial")`.
       runs_dir: folder of all runs. name: of this one (default: the time and the seed). overwrite: a run of that name.
-      resume: a run to continue from its latest snapshot (limits and placement may differ, network and spaces not).
+      resume: a run to continue from its latest snapshot (network and spaces must be the same).
       init_from: RUN@TAG whose params to begin with; `RUN@TAG,b=RUN@b/TAG` also gives policy b its params.
       graph: another dataflow than the experiment's own: a function that gets its graph and returns the changed one, such
         a function's `module:name`, or a Graph. A resume continues with the graph of the run; "own" is the experiment's.
@@ -277,11 +283,13 @@ def ready_plan(
         ) from error
     plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, show=show))
     check_initial_params(plan)
+    check_kept_state(plan)
     check_devices(plan, accelerators())
     check_shared_memory(plan)
+    folders = [policy.folder for policy in plan.policies.values()]
     if resumed:
-        check_players(folder.path, [policy.folder for policy in plan.policies.values()])
-        check_initial(plan.experiment, folder.path, [policy.folder for policy in plan.policies.values()])
+        check_players(folder.path, folders)
+        check_initial(plan.experiment, folder.path, folders)
     for part in plan.policies.values():
         check_recording(part.experiment, plan.job(part.learner).schemas)
     if resumed:

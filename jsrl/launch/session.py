@@ -90,11 +90,14 @@ class Session:
             on_note=display.message,
             on_line=self.hooks.write,
         )
+        if self.hub.latest.get("env_steps", 0) > self.env_steps:
+            self.hub.latest.clear()  # of updates after the snapshot, which are lost
         self.reason: str | None = None
         self._stages = Stages(self._kinds)
         self.finals: set[str] = set()
         self.ledger: dict[str, Any] = {}
         self.hops: dict[str, dict[str, Any]] = {}
+        self.restarts: dict[str, int] = {}  # worker -> how often it was restarted
         self._unsaved: dict[str, str] = {}  # learner -> why its final snapshot was not written
         self._begin_s = self.now()
         self._trained_s: float | None = None  # time of the first reported update since this start,
@@ -472,6 +475,7 @@ class Session:
             unsaved="; ".join(f"{worker}: {why}" for worker, why in self._unsaved.items() if why),
             others={progress.policy.name: progress.outcome for progress in self._others},
             policy=self._first_name,
+            restarts=self.restarts,
         )
         self.outcome = result
         facts = dataclasses.asdict(result) | {"folder": str(result.folder)} | ({"error": error} if error else {})
