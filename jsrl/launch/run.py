@@ -254,17 +254,6 @@ def ready_plan(
     Raises:
       ConfigError: something cannot work; the message says what would.
     """
-
-    def is_stopped() -> bool:
-        note_alive(folder.path, getattr(launcher, "waits_for", ""))
-        return is_asked_to_stop(folder.path, ProcessIdentity.own())
-
-    def place(alone: Plan) -> Hosts:
-        try:
-            return launcher.place(alone.graph, needs_of(alone), is_stopped)
-        finally:
-            note_alive(folder.path)
-
     set_flags_here(experiment)
     if not resumed and (wrong := threads_obstacle(experiment)):
         show(f"another start may have other bits: {wrong}")
@@ -273,7 +262,7 @@ def ready_plan(
         show(CONTINUES)
     before = graph_of(folder.path) if resumed else None
     try:
-        plan = make_plan(experiment, str(folder.path), memory_folder, kept or graph, place)
+        plan = make_plan(experiment, str(folder.path), memory_folder, kept or graph, placing(launcher, folder))
     except ConfigError as error:
         if kept is None:
             raise
@@ -301,6 +290,22 @@ def ready_plan(
     begin_record(plan.experiment, plan.schemas, source=folder.name)
     begin_encryption(plan.experiment, plan.keys, show=show)
     return plan
+
+
+def placing(launcher: Launcher, folder: RunFolder) -> Callable[[Plan], Hosts]:
+    """Return what asks the launcher for the hosts of a plan's workers; the run shows meanwhile that it is alive."""
+
+    def is_stopped() -> bool:
+        note_alive(folder.path, getattr(launcher, "waits_for", ""))
+        return is_asked_to_stop(folder.path, ProcessIdentity.own())
+
+    def place(alone: Plan) -> Hosts:
+        try:
+            return launcher.place(alone.graph, needs_of(alone), is_stopped)
+        finally:
+            note_alive(folder.path)
+
+    return place
 
 
 def make_session(plan: Plan, folder: RunFolder, screen: Display, sinks: Sequence[Any], hooks: Hooks) -> Session:

@@ -105,17 +105,15 @@ class Session:
         self._limit_s = math.inf if experiment.max_minutes is None else experiment.max_minutes * 60
         self._rarity = rarity(len(self._kinds))
         self._line_s = time.monotonic() + self._rarity * LINE_S
-        self._look_s = 0.0
+        self._look_s, self._closed = 0.0, False
         self._warned: set[str] = set()
         self.finished_s: float | None = None
-        self._closed = False
         self.outcome: Result | None = None
         self.send_command: Callable[[str, str, dict[str, Any]], None] = lambda worker, command, facts: None
         self.hosts_of_workers: Callable[[], dict[str, tuple[int, str, int]]] = dict
         self.interrupt: Callable[[], None] = lambda: self.end("interrupted")
-        self._status = StatusWriter(folder.path)
+        self._status, self._players = StatusWriter(folder.path), RatedPlayers(folder.path)
         self._was_whole = is_whole(folder.path)
-        self._players = RatedPlayers(folder.path)
         self._stopped = False  # requested by `jsrl stop`
 
     @property

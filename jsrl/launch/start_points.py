@@ -109,8 +109,8 @@ def begin_policies(
             )
         if start_point.params_only:
             messages.append(
-                f"begins with the params of {start_point.restore}; its optimizer, counts and what else a learner learns, such as "
-                "critics and temperatures, begin anew"
+                f"begins with the params of {start_point.restore}; its optimizer, counts and what else a learner learns, "
+                "such as critics and temperatures, begin anew"
             )
         for line in messages:
             show(line if is_first else f"policy {policy.name}: {line}")
