@@ -219,7 +219,8 @@ def check_leaves(found: Mapping[str, Any], wanted: Mapping[str, Any], where: str
         if saved != built:
             raise SnapshotError(
                 f"the params of {where} do not fit the agent that the run's experiment makes now: {name} is {saved} in the "
-                f"snapshot, and {built} in the agent. Load it with the version of the agent's code that trained it."
+                f"snapshot, and {built} in the agent. The environment's spaces or the agent's code have changed; load it with "
+                "those that trained it."
             )
 
 

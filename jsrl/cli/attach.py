@@ -92,7 +92,7 @@ def mirror(folder: RunFolder, display: Display) -> None:
     while is_running:
         state = read_state(folder.path)
         is_running = not state.is_over
-        if (seen := moment(state)) is not None and seen.elapsed_s != told_s:
+        if (seen := moment(folder.path, state)) is not None and seen.elapsed_s != told_s:
             told_s = seen.elapsed_s
             display.update(seen)
         messages = list(messages_in(reader.new_lines()))

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from jsrl.launch.result import INTENDED, is_intended, missing, score_lines
 from jsrl.launch.status_writer import moment_of
 from jsrl.metrics.display_state import DisplayState, clock, percent, short
 from jsrl.report.comparison import text_table
-from jsrl.report.live import age, last_values, row_of
+from jsrl.report.live import age, row_of
 from jsrl.report.run_report import RUNS
 from jsrl.runs.files import json_ready
 from jsrl.runs.groups import Group, find_group, read_group
-from jsrl.runs.runs import RunFolder, in_command, to_resume
+from jsrl.runs.runs import RunFolder, in_command, last_values, to_resume
 from jsrl.runs.state import NO_SNAPSHOT, RunState, WorkerSummary, has_snapshot, is_whole, read_best, read_state
 
 MOST_RUNS = 20  # in the table of a folder
@@ -89,18 +90,23 @@ def as_json(value: Any) -> str:
 # -- one run ----------------------------------------------------------------------------------------------------------
 
 
-def moment(state: RunState) -> DisplayState | None:
-    """Return the display at the last status of a run; None: there is none."""
+def moment(folder: Path, state: RunState) -> DisplayState | None:
+    """Return the display at the last status of a run; None: there is none. The counts of a killed run are of its last line."""
     try:
-        return None if state.status is None else moment_of(state.status)
+        seen = None if state.status is None else moment_of(state.status)
     except ValueError:  # of another version
         return None
+    if seen is None or state.is_running:
+        return seen
+    last = last_values(folder / "metrics.jsonl")[0]
+    counts = (int(last.get("env_steps", seen.env_steps)), int(last.get("updates", seen.updates)))
+    return replace(seen, env_steps=counts[0], updates=counts[1])
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
     """Return all facts of a run, JSON-like."""
     state = read_state(folder)
-    seen, process, status, result = moment(state), state.process, state.status, state.result
+    seen, process, status, result = moment(folder, state), state.process, state.status, state.result
     last = {} if seen or result else last_values(folder / "metrics.jsonl")[0]
     counts = {name: result.get(name, getattr(seen, name, last.get(name))) for name in ("env_steps", "updates")}
     rate = status.env_steps_per_s if status and state.is_running else None
@@ -150,7 +156,7 @@ def resume_command(folder: Path, state: RunState) -> str | None:
 def text(folder: RunFolder) -> str:
     """Return the state of a run, as text."""
     state = read_state(folder.path)
-    seen = moment(state)
+    seen = moment(folder.path, state)
     lines = [
         f"{folder.name}: {headline(state)}",
         *(f"  {line}" for line in (progress(state, seen), *scores(folder.path, state, seen))),

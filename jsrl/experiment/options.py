@@ -104,7 +104,8 @@ class RunOptions:
     overwrite: bool = False
     """Delete a run of the same name first."""
     resume: str | None = None
-    """Continue RUN from its latest snapshot; limits and placement may change, network and spaces may not."""
+    """Continue RUN from its latest snapshot; limits, placement, learning rates, coefficients and the environment may
+    change, network and spaces may not."""
     init_from: str | None = None
     """Start with the params of RUN@TAG (a fresh optimizer, counters at 0). In a run with several
     policies, RUN@TAG,NAME=RUN@TAG also gives the policy NAME params."""

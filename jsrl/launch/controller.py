@@ -152,6 +152,8 @@ class Controller:
             self._folder, self._control.address, self._spawn, variables(), keys, job.name in self._forked, variables
         )
         self._workers[job.name] = SupervisedWorker(job, self._launcher.start(job, start), restarts)
+        if restarts:
+            self._session.restarts[job.name] = restarts
         self._session.stage(job.name, NOT_BEGUN)
 
     # -- watching -----------------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ class Result:
         snapshot `best`, and its name to `load`.
       policy: the name of the first of several policies, which the other fields are about.
       unsaved: which learner's final snapshot was not written, and why; empty: all were.
+      restarts: worker -> how often it was restarted in this start of the run; without those that never were.
       summary: rates, shares of time and the bottleneck, as text; report.html has more.
     """
 
@@ -68,6 +69,7 @@ class Result:
     others: dict[str, dict[str, Any]] = field(default_factory=dict)
     policy: str = ""
     unsaved: str = ""
+    restarts: dict[str, int] = field(default_factory=dict)
     summary: str = ""
 
     @property
@@ -105,6 +107,8 @@ class Result:
         lines += [f"{title}: {text}" for title, text in score_lines(vars(self), whose)]
         lines += [f"{name}: {text}" for name, text in other_lines(self.others)]
         lines += ledger_lines(self.ledger, self.hops)
+        if self.restarts:
+            lines.append("restarts: " + ", ".join(f"{worker} {count}" for worker, count in self.restarts.items()))
         if self.summary:
             lines.append(self.summary)
         summary = fitted("\n".join(lines), min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))

@@ -12,6 +12,7 @@ from jsrl.errors import ConfigError, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import differences
 from jsrl.graph.policies import PolicyPart
+from jsrl.launch.graph_file import saved_experiment
 from jsrl.launch.machine import threads_obstacle
 from jsrl.runs.runs import RunFolder, in_command, split_tag
 from jsrl.runs.state import RUNNING, read_identity, write_identity
@@ -29,11 +30,16 @@ MAY_CHANGE = (
     "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "transport",
     "bind", "encrypt", "compress", "restart", "trace", "trace-spans", "record", "record-limit-mb", "learner.num-devices",
     "learner.split", "learner.split-lead", "learner.threads", "learner.prefetch", "learner.memory-share",
-    "learner.check-finite", "env.on-fault", "env.fault-limit", "env.fault-window-s",
+    "learner.check-finite",
 )  # fmt: skip
 MAY_CHANGE_OF_POLICY = ("placement", "stop-at-return", "against")
-MAY_CHANGE_GROUPS = ("actor.", "inference.", "evaluator.", "video.", "snapshots.", "deadlines.", "supervision.")
+MAY_CHANGE_GROUPS = ("actor.", "inference.", "evaluator.", "video.", "snapshots.", "deadlines.", "supervision.", "env.")
+MAY_CHANGE_OF_REPLAY = (
+    "capacity", "batch-size", "min-size", "samples-per-insert", "updates-per-call", "tolerance", "prioritised", "alpha",
+    "beta", "beta-end", "epsilon", "num-replays", "threads",
+)  # fmt: skip
 
+INFLUENCE_FAULTS = {"on-fault", "fault-limit", "fault-window-s"}  # of the environment's options: not its states
 LONG_REPLAY = 100_000  # env steps: a minute or more, unless the environment is fast
 
 
@@ -44,11 +50,19 @@ def allowed_changes(old: Experiment, new: Experiment) -> list[str]:
       ConfigError: a change that would make it another experiment; names the option.
     """
     lines = []
+    counts = [(e.env_steps_per_batch, e.updates_per_batch) for e in (old, new)]
+    refills = old.replay is not None and new.replay is not None and not old.replay.save and counts[0] == counts[1]
     for name, (before, after) in differences(old, new).items():
-        if not _may_change(name):
+        of_replay = refills and name.removeprefix("replay.") in MAY_CHANGE_OF_REPLAY
+        if not (_may_change(name) or of_replay or _is_coefficient(name, before, after)):
+            why = ""
+            if name.startswith("replay.") and counts[0] != counts[1]:
+                why = ", because the run counts its updates per env step"
             raise ConfigError(
-                f"--{name} cannot change on resume ({before} -> {after}); limits and placement may. To start over from "
-                "this run's params use --init-from RUN@TAG."
+                f"--{name} cannot change on resume ({before} -> {after}){why}. Limits, placement, learning rates, "
+                "coefficients and the environment's options may. A new run with --init-from RUN@latest begins with the params "
+                "of this one; its optimizer and what else its learner has learned, such as critics and temperatures, begin "
+                "anew."
             )
         lines.append(f"changed: --{name} {before} -> {after}")
     return lines
@@ -57,7 +71,14 @@ def allowed_changes(old: Experiment, new: Experiment) -> list[str]:
 def _may_change(option: str) -> bool:
     first, *rest = option.split(".")
     of_policy = first == "policies" and len(rest) == 2 and rest[1] in MAY_CHANGE_OF_POLICY
-    return of_policy or option in MAY_CHANGE or option.startswith(MAY_CHANGE_GROUPS)
+    return of_policy or option in MAY_CHANGE or (option.startswith(MAY_CHANGE_GROUPS) and option != "env.id")
+
+
+def _is_coefficient(option: str, before: object, after: object) -> bool:
+    """Return whether an option is a real number of an agent, such as its learning rate; None: it is off."""
+    parts = option.split(".")
+    of_agent = parts[:-1] == ["agent"] or (parts[0] == "policies" and parts[2:-1] == ["agent"])
+    return of_agent and {type(before), type(after)} <= {float, type(None)}
 
 
 @contextlib.contextmanager
@@ -85,7 +106,8 @@ def claimed(folder: RunFolder) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the folder is read-only now, or gone: the lock ends with this process
+                path.unlink()
     finally:
         os.close(fd)
 
@@ -194,13 +216,24 @@ def may_be_exact(experiment: Experiment) -> bool:
     return experiment.is_deterministic and experiment.snapshots.exact and experiment.recording is None
 
 
+def environment_obstacle(folder: RunFolder, experiment: Experiment) -> str | None:
+    """Return why a run's journals do not lead to the states of its environments; None: they do."""
+    changed = differences(saved_experiment(folder).env, experiment.env).keys() - INFLUENCE_FAULTS
+    return f"its environment changed (--env.{min(changed)})" if changed else None
+
+
 def continue_exactly(
-    experiment: Experiment, folder: RunFolder, start_point: StartPoint, groups: Sequence[int] | None = None
+    experiment: Experiment,
+    folder: RunFolder,
+    start_point: StartPoint,
+    groups: Sequence[int] | None = None,
+    obstacle: str | None = None,
 ) -> tuple[StartPoint, str]:
     """Return the start point of a deterministic run whose environments continue exactly, and a line about it.
 
     Args:
       experiment: of one policy. folder: the run's. start_point: of the policy. groups: of its environments (default: all).
+      obstacle: why they cannot continue exactly; None: not known.
 
     If they cannot, a run that is deterministic without being asked to (serial placement) begins new episodes instead.
 
@@ -210,7 +243,7 @@ def continue_exactly(
     if not may_be_exact(experiment):
         return start_point, ""
     needed = start_point.updates // experiment.updates_per_batch
-    reason, epochs, played = exact_obstacle(experiment) or threads_obstacle(experiment), set(), 0
+    reason, epochs, played = obstacle or exact_obstacle(experiment) or threads_obstacle(experiment), set(), 0
     try:
         for group in (range(experiment.groups) if groups is None else groups) if reason is None else ():
             journal = Journal(journal_path(folder.path, group))

@@ -49,7 +49,13 @@ from jsrl.launch.resume import (
 from jsrl.launch.run_log import LOG, RunLog
 from jsrl.launch.serial import SerialRun
 from jsrl.launch.session import Session
-from jsrl.launch.start_points import begin_policies, check_initial_params, check_kept, find_start_points
+from jsrl.launch.start_points import (
+    begin_policies,
+    check_initial_params,
+    check_kept,
+    check_kept_state,
+    find_start_points,
+)
 from jsrl.launch.user_values import load_values
 from jsrl.metrics import tracing
 from jsrl.metrics.display import Display, make_display
@@ -89,7 +95,7 @@ def run(
     Args:
       experiment: to run (None: that of the run to resume). Its fields may be changed: `run(experiment, placement="serial")`.
       runs_dir: folder of all runs. name: of this one (default: the time and the seed). overwrite: a run of that name.
-      resume: a run to continue from its latest snapshot (limits and placement may differ, network and spaces not).
+      resume: a run to continue from its latest snapshot (network and spaces must be the same).
       init_from: RUN@TAG whose params to begin with; `RUN@TAG,b=RUN@b/TAG` also gives policy b its params.
       graph: another dataflow than the experiment's own: a function that gets its graph and returns the changed one, such
         a function's `module:name`, or a Graph. A resume continues with the graph of the run; "own" is the experiment's.
@@ -268,17 +274,6 @@ def ready_plan(
     Raises:
       ConfigError: something cannot work; the message says what would.
     """
-
-    def is_stopped() -> bool:
-        note_alive(folder.path, getattr(launcher, "waits_for", ""))
-        return is_asked_to_stop(folder.path, ProcessIdentity.own())
-
-    def place(alone: Plan) -> Hosts:
-        try:
-            return launcher.place(alone.graph, needs_of(alone), is_stopped)
-        finally:
-            note_alive(folder.path)
-
     set_flags_here(experiment)
     if not resumed and (wrong := threads_obstacle(experiment)):
         show(f"another start may have other bits: {wrong}")
@@ -287,7 +282,7 @@ def ready_plan(
         show(CONTINUES)
     before = graph_of(folder.path) if resumed else None
     try:
-        plan = make_plan(experiment, str(folder.path), memory_folder, kept or graph, place)
+        plan = make_plan(experiment, str(folder.path), memory_folder, kept or graph, placing(launcher, folder))
     except ConfigError as error:
         if kept is None:
             raise
@@ -299,12 +294,14 @@ def ready_plan(
         show(note)
     plan = plan.begun_at(begin_policies(plan, folder, starts, resumed=resumed, show=show))
     check_initial_params(plan)
+    check_kept_state(plan)
     check_devices(plan, accelerators())
     check_memory(plan)
     check_shared_memory(plan)
+    folders = [policy.folder for policy in plan.policies.values()]
     if resumed:
-        check_players(folder.path, [policy.folder for policy in plan.policies.values()])
-        check_initial(plan.experiment, folder.path, [policy.folder for policy in plan.policies.values()])
+        check_players(folder.path, folders)
+        check_initial(plan.experiment, folder.path, folders)
     for part in plan.policies.values():
         recording = check_recording(part.experiment, plan.job(part.learner).schemas)
         if recording is not None and (note := other_environment(recording, part.experiment)):
@@ -318,6 +315,22 @@ def ready_plan(
     begin_record(plan.experiment, plan.schemas, Source(folder.name, plan.experiment.seed, "learning"))
     begin_encryption(plan.experiment, plan.keys, show=show)
     return plan
+
+
+def placing(launcher: Launcher, folder: RunFolder) -> Callable[[Plan], Hosts]:
+    """Return what asks the launcher for the hosts of a plan's workers; the run shows meanwhile that it is alive."""
+
+    def is_stopped() -> bool:
+        note_alive(folder.path, getattr(launcher, "waits_for", ""))
+        return is_asked_to_stop(folder.path, ProcessIdentity.own())
+
+    def place(alone: Plan) -> Hosts:
+        try:
+            return launcher.place(alone.graph, needs_of(alone), is_stopped)
+        finally:
+            note_alive(folder.path)
+
+    return place
 
 
 def make_session(plan: Plan, folder: RunFolder, screen: Display, sinks: Sequence[Any], hooks: Hooks) -> Session:

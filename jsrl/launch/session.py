@@ -92,12 +92,15 @@ class Session:
             on_note=display.message,
             on_line=self.hooks.write,
         )
+        if self.hub.latest.get("env_steps", 0) > self.env_steps:
+            self.hub.latest.clear()  # of updates after the snapshot, which are lost
         self.reason: str | None = None
         self._stages = Stages(self._kinds)
         self.finals: set[str] = set()
         self.ledger: dict[str, Any] = {}
         self.hops: dict[str, dict[str, Any]] = {}
         self._ends: dict[str, str] = {}  # incarnation of a worker -> where and when it ended unexpectedly
+        self.restarts: dict[str, int] = {}  # worker -> how often it was restarted
         self._unsaved: dict[str, str] = {}  # learner -> why its final snapshot was not written
         self._begin_s = self.now()
         self._trained_s: float | None = None  # time of the first reported update since this start,
@@ -105,17 +108,15 @@ class Session:
         self._limit_s = math.inf if experiment.max_minutes is None else experiment.max_minutes * 60
         self._rarity = rarity(len(self._kinds))
         self._line_s = time.monotonic() + self._rarity * LINE_S
-        self._look_s = 0.0
+        self._look_s, self._closed = 0.0, False
         self._warned: set[str] = set()
         self.finished_s: float | None = None
-        self._closed = False
         self.outcome: Result | None = None
         self.send_command: Callable[[str, str, dict[str, Any]], None] = lambda worker, command, facts: None
         self.hosts_of_workers: Callable[[], dict[str, tuple[int, str, int]]] = dict
         self.interrupt: Callable[[], None] = lambda: self.end("interrupted")
-        self._status = StatusWriter(folder.path)
+        self._status, self._players = StatusWriter(folder.path), RatedPlayers(folder.path)
         self._was_whole = is_whole(folder.path)
-        self._players = RatedPlayers(folder.path)
         self._stopped = False  # requested by `jsrl stop`
 
     @property
@@ -496,6 +497,7 @@ class Session:
             best=self._first.best(self.folder.path),
             others={progress.policy.name: progress.outcome(self.folder.path) for progress in self._others},
             policy=self._first_name,
+            restarts=self.restarts,
         )
         self.outcome = result
         facts = dataclasses.asdict(result) | {"folder": str(result.folder)} | ({"error": error} if error else {})

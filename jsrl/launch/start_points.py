@@ -10,11 +10,13 @@ from pathlib import Path
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent, resolved_agent
+from jsrl.graph.policies import PolicyPart
 from jsrl.launch.links import learner_hop
 from jsrl.launch.plan import Plan
 from jsrl.launch.resume import (
     common_batches,
     continue_exactly,
+    environment_obstacle,
     init_points,
     may_be_exact,
     next_start_point,
@@ -22,10 +24,13 @@ from jsrl.launch.resume import (
     start_point_of,
 )
 from jsrl.launch.schemas import trace_agent
-from jsrl.runs.runs import RunFolder, in_command
+from jsrl.runs.runs import RunFolder, in_command, last_values
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import named_leaves, spec_of
 from jsrl.workers.jobs import StartPoint, check_params
+
+REPLAY_ROWS = "replay/*/rows"  # of a run: the saved rows of its replay workers
+PARTS = ("params", "learner_params", "opt_state")  # of a state; a replay and a director add to the rest
 
 
 def find_start_points(
@@ -85,6 +90,7 @@ def begin_policies(
     start_points: dict[str, StartPoint] = {}
     together = resumed and len(plan.experiment.policies) > 1 and may_be_exact(plan.experiment)
     batches = _same_batch(plan, folder) if together else None
+    obstacle = environment_obstacle(folder, plan.experiment) if resumed and may_be_exact(plan.experiment) else None
     for policy in plan.policies.values():
         is_first, messages = policy.name == first, list[str]()
         updates = None if batches is None else batches * policy.experiment.updates_per_batch
@@ -94,14 +100,21 @@ def begin_policies(
         if resumed and not is_first:
             start_point, messages = start_point_of(folder, policy, learner_hop(plan.graph, policy.learner), updates)
         if resumed and start_point.restore is not None and (updates is not None or not together):
-            start_point, line = continue_exactly(policy.experiment, folder, start_point, policy.groups)
+            start_point, line = continue_exactly(policy.experiment, folder, start_point, policy.groups, obstacle)
             messages += [line] if line else []
         if resumed and (line := _rate_line(policy.experiment, start_point, folder.config["fields"]["total_env_steps"])):
             messages.append(line)
+        if resumed and start_point.restore is not None:
+            messages += what_is_lost(folder, policy, start_point)
         if starts and not resumed and start_point.restore is None:
             option = "RUN@TAG" if is_first else f"{policy.name}=RUN@TAG"
             messages.append(
                 f"{'the first policy has ' if is_first else ''}new params; with --init-from {option} it takes a run's"
+            )
+        if start_point.params_only:
+            messages.append(
+                f"begins with the params of {start_point.restore}; its optimizer, counts and what else a learner learns, "
+                "such as critics and temperatures, begin anew"
             )
         for line in messages:
             show(line if is_first else f"policy {policy.name}: {line}")
@@ -122,6 +135,48 @@ def _rate_line(e: Experiment, start: StartPoint, total_before: int) -> str:
         f"the learning rate jumps from {old:.3g} to {new:.3g}: its schedule ends with the run, after "
         f"{e.total_updates:,} updates instead of {before:,}"
     )
+
+
+def what_is_lost(folder: RunFolder, policy: PolicyPart, start: StartPoint) -> list[str]:
+    """Return sentences about what a policy of a resumed run had beyond its snapshot."""
+    lines, replay = [], policy.experiment.buffer
+    last = last_values(folder.metrics_path)[0].get(policy.named("env_steps"), 0)
+    if last > start.env_steps:
+        lines.append(f"goes back from {last:,.0f} to {start.env_steps:,} env steps, to its newest snapshot")
+    if replay is not None and not replay.save:
+        lines.append("its replay begins empty, because snapshots leave it out (--replay.save keeps it)")
+    elif policy.experiment.has_replay_workers and not any(folder.path.glob(REPLAY_ROWS)):
+        lines.append(f"its replay begins empty, because its rows are missing: {folder.path / REPLAY_ROWS}")
+    return lines
+
+
+def check_kept_state(plan: Plan) -> None:
+    """Check, before workers start, that the states of a resumed run fit its agents, from the shapes in the snapshots.
+
+    Raises:
+      ConfigError: the agent or the spaces are others.
+    """
+    for policy in plan.policies.values():
+        start, schemas = plan.job(policy.learner).start_point, plan.schemas_of[policy.name]
+        if start.restore is None or start.params_only:
+            continue
+        folder, _, selector = start.restore.rpartition("@")
+        saved = SnapshotStore(folder).specs(selector)
+        agent = build_agent(resolved_agent(policy.experiment), schemas.env)
+        state, _ = trace_agent(agent, schemas.env)
+        wanted = {
+            f"state/{part}/{name}": spec for part in PARTS for name, spec in named_leaves(spec_of(getattr(state, part)))
+        }
+        given = {
+            name: spec for name, spec in saved.items() if name.startswith(tuple(f"state/{part}/" for part in PARTS))
+        }
+        differing = [name for name in {**wanted, **given} if wanted.get(name) != given.get(name)]
+        if differing:
+            was, now = (specs.get(differing[0], "absent") for specs in (given, wanted))
+            raise ConfigError(
+                f"the state in {start.restore} does not fit: {differing[0]} was {was}, and is {now} now. The environment's "
+                "spaces, the agent's options or its code have changed; put them back, or begin a new run with --init-from."
+            )
 
 
 def check_initial_params(plan: Plan) -> None:

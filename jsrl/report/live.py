@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -20,10 +19,9 @@ from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.metrics.display_state import clock, short
 from jsrl.metrics.scores import score_of
-from jsrl.plain_files import open_plain
 from jsrl.report.html import badge_class_of, body
 from jsrl.report.run_report import RUNS, how_it_ended, make_report
-from jsrl.runs.runs import RunFolder
+from jsrl.runs.runs import RunFolder, last_values
 from jsrl.runs.state import held_by, read_result
 
 SIGNS = (
@@ -42,7 +40,6 @@ LONG_S, REST = (
     0.5,
     9,
 )  # what took longer than this is rendered again only after REST times as long, for a tenth of a core
-TAIL_BYTES = 1 << 16
 UNREADABLE = "cannot be read"
 T = TypeVar("T")
 
@@ -206,26 +203,6 @@ def row_of(run: Path) -> RunRow:
         return msgspec.convert(vars(row), RunRow)
     except ValueError as error:
         raise ConfigError(f"a file of {run} is damaged ({error}).") from None
-
-
-def last_values(metrics: Path) -> tuple[dict[str, float], float]:
-    """Return (name -> last value in the last lines of a metrics.jsonl, when it changed in seconds since 1970)."""
-    try:
-        with open_plain(metrics) as file:
-            facts = os.fstat(file.fileno())
-            file.seek(max(0, facts.st_size - TAIL_BYTES))
-            lines = file.read(TAIL_BYTES).splitlines()
-    except (FileNotFoundError, ValueError):
-        return {}, 0.0
-    found: dict[str, float] = {}
-    for line in lines:
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError):  # the first line is cut off, the last not yet complete
-            continue
-        if isinstance(values, dict):
-            found |= {name: value for name, value in values.items() if isinstance(value, int | float)}
-    return found, facts.st_mtime
 
 
 def _line(name: str, row: RunRow) -> str:

@@ -40,6 +40,7 @@ from jsrl.runs.state import RUNNING, STATUS, held_by, read_state
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=,-]{0,127}")
 _decode = msgspec.json.Decoder().decode  # four times as fast as json.loads
+TAIL_BYTES = 1 << 16  # of metrics.jsonl, for the last values
 REPLACED = ".replaced"  # folder beside runs, of those that are being overwritten
 CLAIM_S = 60.0  # after this time a new folder that no process has claimed is abandoned
 _logger = logging.getLogger("jsrl.runs")
@@ -458,6 +459,26 @@ def read_metrics(path: Path) -> dict[str, np.ndarray]:
     for column in columns.values():
         _pad(column, count)
     return {name: np.array(column) for name, column in columns.items()}
+
+
+def last_values(metrics: Path) -> tuple[dict[str, float], float]:
+    """Return (name -> last value in the last lines of a metrics.jsonl, when it changed in seconds since 1970)."""
+    try:
+        with open_plain(metrics) as file:
+            facts = os.fstat(file.fileno())
+            file.seek(max(0, facts.st_size - TAIL_BYTES))
+            lines = file.read(TAIL_BYTES).splitlines()
+    except (FileNotFoundError, ValueError):
+        return {}, 0.0
+    found: dict[str, float] = {}
+    for line in lines:
+        try:
+            values = _decode(line)
+        except (msgspec.DecodeError, RecursionError):  # the first line is cut off, the last not yet complete
+            continue
+        if isinstance(values, dict):
+            found |= {name: value for name, value in values.items() if isinstance(value, int | float)}
+    return found, facts.st_mtime
 
 
 def _opened(path: Path) -> IO[bytes]:

@@ -15,6 +15,7 @@ from jsrl.cli import main, status
 from jsrl.launch.resume import claimed
 from jsrl.launch.status_writer import StatusWriter
 from jsrl.metrics.display_state import DisplayState
+from jsrl.report.live import row_of
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RUNNING, WorkerSummary
 
@@ -103,6 +104,17 @@ def test_status_of_an_ended_run_names_the_reason_and_how_to_resume(folder: RunFo
     assert text.startswith("ppo/x: reached max_minutes\n") and "to continue" not in text
     (folder.path / "result.json").write_text(json.dumps(result | {"ended": "max_minutes", "unsaved": "disk full"}))
     assert f"to continue: jsrl run --resume {folder.path}" in output_of("ppo/x", capsys=capsys)
+
+
+def test_a_killed_run_has_the_counts_of_its_last_line_as_its_page_does(folder: RunFolder, capsys):
+    tell(folder)
+    folder.metrics_path.write_text('{"env_steps": 5632, "updates": 44}\n')
+    assert "5632 of 20.0k (28%) env steps, 44 updates" in output_of("ppo/x", capsys=capsys)
+    facts = json.loads(output_of("ppo/x", "--json", capsys=capsys))
+    assert (facts["env_steps"], facts["updates"]) == (5632, 44) and row_of(folder.path).env_steps == 5632
+    with claimed(folder):
+        tell(folder)
+        assert "5000 of 20.0k (25%) env steps, 40 updates" in output_of("ppo/x", capsys=capsys)
 
 
 def test_printed_commands_find_a_run_of_another_folder(folder: RunFolder, capsys):

@@ -9,16 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from jsrl.agents.ppo import PPOConfig
 from jsrl.errors import RunDeleted
 from jsrl.experiment import Experiment
+from jsrl.graph.policies import PolicyPart
 from jsrl.launch import status_writer
+from jsrl.launch.progress import Progress
 from jsrl.launch.result import is_finished
 from jsrl.launch.session import Session
 from jsrl.metrics.display import make_display
 from jsrl.report.report import leave_report
 from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder
-from jsrl.runs.state import STATUS, ask_to_stop, read_state
+from jsrl.runs.state import STATUS, ask_to_stop, read_result, read_state
 from jsrl.transport.ledger.hops import SAMPLES
 from jsrl.transport.ledger.reconcile import HopLedger
 from jsrl.workers.kinds import find_kind
@@ -103,8 +106,33 @@ def test_a_run_whose_folder_is_deleted_fails(session: Session, monkeypatch: pyte
     for call in (session.tick, session.result):
         with pytest.raises(RunDeleted, match="ppo/x was deleted or moved while the run went on"):
             call()
+    session.folder.path.mkdir()  # `rm -r` did not reach the folder itself yet
+    session.show(now=True)
     session.fail(RunDeleted("the run folder is gone"))
+    assert not list(session.folder.path.iterdir()), "a deleted run is written again"
+    session.folder.path.rmdir()
     assert not session.folder.path.exists() and leave_report(session.folder, pytest.fail) == ""
+
+
+def test_a_resume_shows_nothing_of_the_updates_that_are_lost(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "ppo", "lost", config={})
+    folder.metrics_path.write_text('{"env_steps": 5632, "updates": 44, "wall_s": 9.0, "evaluator/return_mean": 70.0}\n')
+    e = Experiment(PPOConfig(), num_envs=16, rollout_length=8)
+    shown = []
+    for updates in (20, 44):
+        progress = Progress(PolicyPart("policy", "", e, (), ""), updates)
+        session = Session(e, folder, make_display("log-only"), policies=[progress])
+        shown.append(session.state().metrics.get("evaluator/return_mean"))
+        session.display.close()
+        session.hub.close()
+    assert shown == [None, 70.0]
+
+
+def test_the_result_counts_the_restarts_of_workers(session: Session) -> None:
+    session.restarts |= {"learner": 1, "actor-3": 2}
+    result = session.result()
+    assert "restarts: learner 1, actor-3 2" in str(result)
+    assert read_result(session.folder.path)["restarts"] == {"learner": 1, "actor-3": 2}
 
 
 def test_full_disk_does_not_end_the_run(session: Session, monkeypatch: pytest.MonkeyPatch):

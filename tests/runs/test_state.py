@@ -112,3 +112,12 @@ def test_damaged_files_count_as_missing(folder: RunFolder, content: str):
     (folder.path / RESULT).write_text(content)
     state = read_state(folder.path)
     assert state.result["ended"] == UNREADABLE and str(folder.path / RESULT) in state.result["error"]
+
+
+def test_a_folder_that_became_read_only_does_not_replace_the_outcome(folder: RunFolder, monkeypatch) -> None:
+    def refused(path: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with claimed(folder):
+        monkeypatch.setattr(Path, "unlink", refused)
+    assert held_by(folder.path) == ""
