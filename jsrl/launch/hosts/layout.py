@@ -122,7 +122,8 @@ def _with_servers(
     """Give each host with actors its own server, before them in the needs; return these, and the actors of each."""
     asking = [need.worker for need in needs if need.asks]
     homes = [room for room in rooms if any(of[name] is room for name in asking)]
-    servers = [replace(server, worker=f"inference-{number}") for number in range(len(homes))]
+    family = server.worker.rpartition("-")[0]
+    servers = [replace(server, worker=f"{family}-{number}") for number in range(len(homes))]
     of |= {one.worker: room for one, room in zip(servers, homes, strict=True)}
     at = min(number for number, need in enumerate(needs) if need.asks)
     actors = tuple(tuple(name for name in asking if of[name] is room) for room in homes)
