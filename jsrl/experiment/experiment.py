@@ -91,7 +91,8 @@ class Experiment:
     """Number of groups of environments; a group is stepped and sent as one. None: chosen from the number
     of actors; give it to get the same bits with any number of actors."""
     num_inference_servers: int = 1
-    """Number of inference servers; the actors are divided among them."""
+    """Number of inference servers; the actors are divided among them. With 1, each of several hosts without GPUs that has
+    actors gets its own, except in a deterministic run or with --keep-here inference."""
     transport: Literal["shared-memory", "zeromq"] = "shared-memory"
     """Transport of the streams between processes; zeromq works between hosts and without shared memory."""
     bind: str = "127.0.0.1"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jsrl.counted import counted
 from jsrl.errors import ConfigError, nearest_divisors
@@ -122,6 +122,22 @@ def _streams(own: list[Experiment], workers: list[WorkerNode], policies: Mapping
             Stream(RELAYED + end, "params", policy),
         ]
     return tuple(stream for stream in streams if stream.name in used)
+
+
+def with_servers(graph: Graph, actors: Sequence[Sequence[str]]) -> Graph:
+    """Return a graph in which each of these sets of actors has its own inference server, in place of the only one."""
+    (server,) = [worker for worker in graph.workers if worker.kind == "inference"]
+    workers = []
+    for worker in graph.workers:
+        if worker is not server:
+            workers.append(worker)
+            continue
+        for number, some in enumerate(actors):
+            groups = {group for name in some for link in graph.worker(name).links for group in graph.groups(link)}
+            own = tuple(sorted(groups))
+            links = [dataclasses.replace(x, groups=own) if x.port == "inference" else x for x in server.links]
+            workers.append(dataclasses.replace(server, name=f"inference-{number}", links=tuple(links)))
+    return Graph(graph.streams, tuple(workers))
 
 
 def with_ranks(graph: Graph, learner: str, count: int) -> Graph:

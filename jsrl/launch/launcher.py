@@ -25,12 +25,15 @@ class Hosts:
     Attributes:
       own: IP address of this host, at which workers on others reach the controller and the workers here; empty: there are
         no others. of: worker -> IP address of its host, where its streams listen; workers not listed run on this host.
+      servers: the actors on each host, where each has its own inference server in place of the graph's only one; the new
+        ones are called inference-0, inference-1 and so on. Empty: the graph stays.
       relayed: the launcher forwards the control messages of other hosts; else their workers connect over TCP, with keys.
     """
 
     own: str = ""
     of: Mapping[str, str] = field(default_factory=dict)
     relayed: bool = False
+    servers: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         """Check that other hosts can reach this one."""
@@ -67,6 +70,7 @@ class Need:
       cores: cores that it keeps busy; None: all cores of its host. memory_mb: an estimate.
       stays: why it must run on a host that sees the run folder; empty: it need not.
       spreads: workers of its kind share the cores that other kinds leave, in proportion to the cores of the hosts.
+      each: each host that has actors gets such a server, if no host has GPUs.
       answers: workers that spread request actions from workers of its kind, so these are distributed in the same proportion.
         asks: the worker that it requests first; empty: none.
       feeds: the rank of a learner that reads its samples; empty: none. The workers that spread over one host feed one rank,
@@ -85,6 +89,7 @@ class Need:
     stays: str = ""
     spreads: bool = False
     answers: bool = False
+    each: bool = False
     asks: str = ""
     feeds: str = ""
     beside: str = ""

@@ -18,7 +18,7 @@ from jsrl.experiment.dividing import divided, may_need_policies
 from jsrl.experiment.policies import check_team, find_seats
 from jsrl.graph.check import check
 from jsrl.graph.graph import Graph, WorkerNode
-from jsrl.graph.placements import check_groups
+from jsrl.graph.placements import check_groups, with_servers
 from jsrl.graph.policies import PolicyPart, learners_of, policies_at, policies_of, policy_of, taken_names
 from jsrl.launch.directing import check_director
 from jsrl.launch.graph_file import Edit, resolve
@@ -152,7 +152,10 @@ def make_plan(
     alone = Plan(experiment, resolved, policies, schemas, (), memory_folder, changed=changed)
     alone = _with_jobs(alone, seats, sides, folder)
     hosts = place(alone)
-    return alone if hosts == ALONE else _with_jobs(dataclasses.replace(alone, hosts=hosts), seats, sides, folder)
+    if hosts == ALONE:
+        return alone
+    graph = with_servers(resolved, hosts.servers) if hosts.servers else resolved
+    return _with_jobs(dataclasses.replace(alone, graph=graph, hosts=hosts), seats, sides, folder)
 
 
 def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | None, folder: str) -> Plan:

@@ -111,6 +111,8 @@ def lay_out_on(experiment: Experiment, hosts: Sequence[HostFacts], place: Placin
         )
     plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"))
     layout = place(needs_of(plan), hosts)
+    if layout.servers:
+        plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"), place=lambda _: layout.hosts_of_workers)
     return layout, system_of(plan, layout)
 
 

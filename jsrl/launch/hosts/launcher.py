@@ -12,6 +12,7 @@ from pathlib import Path
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.graph.graph import Graph
+from jsrl.graph.placements import with_servers
 from jsrl.launch.hosts.archive import archive, modules_named
 from jsrl.launch.hosts.engine import AgentStarter, Engine
 from jsrl.launch.hosts.facts import HostFacts
@@ -155,7 +156,9 @@ class JoinedHosts:
         self._laid, self._needs = layout.of, {need.worker: need for need in layout.needs}
         self._home = {worker: host for worker, host in layout.of.items() if host != self._own.name}
         addresses = {host.name: host.address for host in facts}
-        found = Hosts(self._own.address, {worker: addresses[host] for worker, host in self._home.items()}, relayed=True)
+        at = {worker: addresses[host] for worker, host in self._home.items()}
+        found = Hosts(self._own.address, at, relayed=True, servers=layout.servers)
+        graph = with_servers(graph, layout.servers) if layout.servers else graph
         self._params = readers_of_params(graph)
         self._movable = {need.worker for need in needs if need.spreads and not need.stays}
         self._movable = {worker for worker in self._movable if may_move(graph, worker, found)}
@@ -375,7 +378,7 @@ def placed(needs: Sequence[Need], families: Sequence[str], learner_on: str = "")
         raise ConfigError(f"--keep-here names {unknown[0]!r}, but this run has no such workers; it has: {known}.")
     stay = {worker for workers in there.values() for worker in workers}
     why = "--keep-here says so"
-    return [dataclasses.replace(n, stays=n.stays or why) if n.worker in stay else n for n in needs]
+    return [dataclasses.replace(n, stays=n.stays or why, each=False) if n.worker in stay else n for n in needs]
 
 
 def bound_at(job: Job, address: str) -> Job:

@@ -25,11 +25,13 @@ class Layout:
     Attributes:
       hosts: all, the controller's first. of: worker -> the name of its host. needs: of the workers; learners on a host
         without GPUs need none, because their devices are the CPU's.
+      servers: the actors on each host, if each has its own inference server (see Hosts); `of` and `needs` have these.
     """
 
     hosts: tuple[HostFacts, ...]
     of: dict[str, str]
     needs: tuple[Need, ...]
+    servers: tuple[tuple[str, ...], ...] = ()
 
     def on(self, host: str) -> list[str]:
         """Return the workers of a host, in the graph's order."""
@@ -41,7 +43,7 @@ class Layout:
         own, *others = self.hosts
         addresses = {host.name: host.address or host.name for host in others}
         of = {worker: addresses[host] for worker, host in self.of.items() if host != own.name}
-        return Hosts(own.address or own.name, of)
+        return Hosts(own.address or own.name, of, servers=self.servers)
 
 
 @dataclass
@@ -64,9 +66,9 @@ class _Room:
     def take(self, need: Need) -> None:
         self.workers.append(need.worker)
         self.memory_mb -= need.memory_mb
-        self.cores -= self._cores(need)
+        self.cores -= self.cores_of(need)
 
-    def _cores(self, need: Need) -> float:
+    def cores_of(self, need: Need) -> float:
         if need.cores is not None:
             return need.cores
         return (
@@ -93,6 +95,12 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
         of[need.worker] = _for_learner(need, _for_learners(need, seeing, rooms, of.get(need.follows)), rooms)
     needs = [replace(n, gpus=0) if n.device == "learns" and not of[n.worker].host.gpus else n for n in needs]
     on_cpu = not any(host.gpus for host in hosts)
+    splits = on_cpu and len(hosts) > 1 and any(need.asks for need in needs)
+    each = next((need for need in needs if need.each), None) if splits else None
+    needs = [need for need in needs if need is not each]
+    if each is not None:
+        for room in rooms:
+            room.memory_mb, room.cores = room.memory_mb - each.memory_mb, room.cores - room.cores_of(each)
     shared = [need for need in needs if need.spreads or (need.answers and (on_cpu or not need.alone))]
     others = [need for need in needs if need.device != "learns" and need not in shared]
     last = [need for need in others if not (need.stays or need.beside or need.device == "serves")]
@@ -104,16 +112,31 @@ def lay_out(needs: Sequence[Need], hosts: Sequence[HostFacts]) -> Layout:
         _spread([n for n in shared if n.spreads and bool(n.stays) == stays], able, [room.cores for room in able], of)
     for need in last:  # where cores are idle
         of[need.worker] = _for_one(need, rooms, None)
-    return Layout(tuple(hosts), {need.worker: of[need.worker].host.name for need in needs}, tuple(needs))
+    needs, servers = _with_servers(each, needs, rooms, of) if each is not None else (needs, ())
+    return Layout(tuple(hosts), {need.worker: of[need.worker].host.name for need in needs}, tuple(needs), servers)
+
+
+def _with_servers(
+    server: Need, needs: Sequence[Need], rooms: list[_Room], of: dict[str, _Room]
+) -> tuple[list[Need], tuple[tuple[str, ...], ...]]:
+    """Give each host with actors its own server, before them in the needs; return these, and the actors of each."""
+    asking = [need.worker for need in needs if need.asks]
+    homes = [room for room in rooms if any(of[name] is room for name in asking)]
+    family = server.worker.rpartition("-")[0]
+    servers = [replace(server, worker=f"{family}-{number}") for number in range(len(homes))]
+    of |= {one.worker: room for one, room in zip(servers, homes, strict=True)}
+    at = min(number for number, need in enumerate(needs) if need.asks)
+    actors = tuple(tuple(name for name in asking if of[name] is room) for room in homes)
+    return [*needs[:at], *servers, *needs[at:]], actors
 
 
 def _share_machines(rooms: list[_Room]) -> None:
     """Divide the memory of a machine between hosts on it, such as two tasks on one node, which may each use all of it."""
-    for machine, most_mb in {(room.host.machine, room.host.machine_mb) for room in rooms if room.host.machine_mb}:
+    for machine, most_mb in {(room.host.machine, room.host.machine_mb) for room in rooms if room.host.machine}:
         same = [room for room in rooms if room.host.machine == machine]
         whole_mb = sum(room.memory_mb for room in same)
         for room in same:
-            room.memory_mb = room.memory_mb * min(most_mb, whole_mb) // whole_mb
+            room.memory_mb = room.memory_mb * min(most_mb or whole_mb, whole_mb) // whole_mb
 
 
 def _for_learners(need: Need, seeing: list[_Room], rooms: list[_Room], leader: _Room | None) -> list[_Room]:

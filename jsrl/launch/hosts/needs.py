@@ -15,6 +15,7 @@ from jsrl.workers.kinds import Kind, Port, find_kind
 def needs_of(plan: Plan) -> tuple[Need, ...]:
     """Return the needs of the workers of a plan, in the graph's order."""
     e, found = plan.experiment, []
+    one_each = e.num_inference_servers == 1 and len(plan.policies) == 1 and not (e.is_deterministic or plan.changed)
     ranks = {worker.name for worker in plan.graph.workers if worker.has(RANKS)}
     for worker, job in zip(plan.graph.workers, plan.jobs, strict=True):
         kind = find_kind(worker.kind)
@@ -31,6 +32,7 @@ def needs_of(plan: Plan) -> tuple[Need, ...]:
                 memory_mb=memory_mb(plan, job),
                 stays=stays,
                 spreads=kind.forks,
+                each=one_each and kind.device == "serves" and not stays,
                 answers=any(port.sort == "inference" and port.does == "answers" for port in kind.ports),
                 asks=next((end.peers[0].worker for port, end in job.ends if _asks(kind.port(port))), ""),
                 feeds=_rank_fed(job, kind, ranks),

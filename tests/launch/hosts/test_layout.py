@@ -21,9 +21,9 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, InferenceConfig, LearnerConfig, ReplayConfig
 from jsrl.launch.hosts.facts import HostFacts, read_hosts
 from jsrl.launch.hosts.launcher import placed
-from jsrl.launch.hosts.layout import evened_out, lay_out, layout_text, ranges, shares
+from jsrl.launch.hosts.layout import Layout, evened_out, lay_out, layout_text, ranges, shares
 from jsrl.launch.hosts.needs import needs_of
-from jsrl.launch.launcher import Need
+from jsrl.launch.launcher import Hosts, Need
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.networks.model import NetworkConfig
 from jsrl.workers.kinds import find_kind
@@ -173,6 +173,34 @@ def test_on_cpu_each_server_is_placed_with_its_actors(alone: bool):
     fewer = lay_out([LEARNER, SERVER, *asking[:12]], [*hosts[:2], host("c", cores=4)])
     assert counts(fewer) == {"a": 4, "b": 5, "c": 3}  # cores matter more than locality
     assert lay_out([LEARNER, SERVER, *actors(8)], [host("a"), host("b")]).of["inference-0"] == "b"  # as most actors do
+
+
+def test_each_host_without_gpus_that_has_actors_gets_its_own_server():
+    """Else the loss of the only server's host stops the actors on all others."""
+    e = Experiment(agent=SMALL, env=EnvConfig("CartPole-v1"), placement="served", num_actors=8, num_groups=8)
+    hosts = [replace(host(name, cores), address=f"10.0.0.{cores}") for name, cores in (("a", 4), ("b", 6), ("c", 2))]
+
+    def laid(hosts: list[HostFacts], keep: tuple[str, ...] = (), **changes) -> tuple[Layout, Plan]:
+        layouts: list[Layout] = []
+
+        def place(alone: Plan) -> Hosts:
+            layouts.append(lay_out(placed(needs_of(alone), keep), hosts))
+            return layouts[0].hosts_of_workers
+
+        plan = make_plan(dataclasses.replace(e, **changes), "", Path("/dev/shm/jsrl-x/1"), place=place)
+        return layouts[0], plan
+
+    layout, plan = laid(hosts)
+    servers = {name: layout.of[name] for name in layout.of if name.startswith("inference")}
+    assert servers == {"inference-0": "a", "inference-1": "b", "inference-2": "c"} and counts(layout)["c"]
+    for job in plan.jobs:
+        if job.kind == "actor":  # it asks the server of its host first
+            assert servers[job.end("inference").peers[0].worker] == layout.of[job.name]
+    assert {job.name for job in plan.jobs} == layout.of.keys()
+    gpu = [host("gpu", gpus=1), *hosts]
+    for one, _ in (laid(gpu), laid(hosts, ("inference",)), laid(hosts, deterministic=True), laid(hosts[:1])):
+        assert [name for name in one.of if name.startswith("inference")] == ["inference-0"]
+    assert len([name for name in laid(hosts, num_inference_servers=2)[0].of if name.startswith("inference")]) == 2
 
 
 def test_servers_prefer_gpus_after_the_learners():
