@@ -20,6 +20,7 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.runs.door import DROPS_S, MAX_DROPS, MAX_MESSAGE_BYTES
 from jsrl.runs.memory import resident_bytes
 from jsrl.transport.ledger.reconcile import hop_ledger
+from tests.launch.hosts.agents import await_that
 from tests.launch.hosts.hostile import HostileHost, attacks
 from tests.launch.hosts.test_members import World, remote, said
 
@@ -102,6 +103,22 @@ def test_oversized_messages_of_a_host_end_its_membership_and_no_other(tmp_path: 
             assert [host.name for host in launcher.members.hosts] == ["good"] and not good.end
             assert resident_bytes() - before < 4 * MAX_MESSAGE_BYTES
     assert any("host evil is gone: it was cut off" in line for line in told)
+
+
+def test_port_whose_memory_grows_ends_all_connections_and_hosts_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a message that never ends, of which ZeroMQ shows nothing, makes it grow so much."""
+    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join.key", lambda line: None)
+    with contextlib.closing(launcher), contextlib.closing(HostileHost(launcher.join_key, "good")) as good:
+        port = launcher._port
+        before, address = port._listener, port.address
+        monkeypatch.setattr(port._growth, "is_large", lambda: port._listener is before)
+        await_that(lambda: port._listener is not before)
+        good.replies = 0
+        good.obey(20.0, lambda: good.replies > 3)
+        assert good.replies > 3 and not good.end and port.address == address
+        assert [host.name for host in launcher.members.hosts] == ["good"]
 
 
 @pytest.mark.slow
