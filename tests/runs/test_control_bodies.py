@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import AgentReference, Experiment
 from jsrl.launch.controller import Controller
+from jsrl.launch.launcher import ALONE
 from jsrl.launch.session import Session
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.metrics.display import make_display
@@ -94,7 +95,7 @@ class Rig:
         self.controller = Controller.__new__(Controller)
         self.control = ControlServer(f"ipc://{folder}/control")
         self.controller._session, self.controller._control, self.controller._crashes = self.session, self.control, {}
-        self.controller._plan = SimpleNamespace(kinds=kinds)  # type: ignore[assignment]
+        self.controller._plan = SimpleNamespace(kinds=kinds, hosts=ALONE)  # type: ignore[assignment]
         self.told: list[str] = []
         self.session.display.message = lambda text, level="info": self.told.append(text)  # type: ignore[method-assign]
         self.controller._workers = {name: self._life(name) for name in WORKERS}
