@@ -221,8 +221,9 @@ class Controller:
             self._session.facts(message.worker, message.facts)
 
     def _objection(self, worker: SupervisedWorker, message: AnyMessage) -> str:
-        """Return why a message of a worker is dropped; empty: it is not. Those of other hosts were checked at their port."""
-        why = "" if worker.handle.host else objection(message, self._kind(worker), worker.budget)
+        """Return why a message of a worker is dropped; empty: it is not. Those that are relayed were checked at the port."""
+        is_checked = self._plan.hosts.relayed and worker.handle.host
+        why = "" if is_checked else objection(message, self._kind(worker), worker.budget)
         return why or self._session.implausible(message)
 
     def _check(self, worker: SupervisedWorker) -> None:

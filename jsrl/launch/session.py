@@ -35,6 +35,7 @@ from jsrl.runs.control_bodies import FINAL, ForwardedCommand
 from jsrl.runs.files import json_ready, write_atomic
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RESULT, WorkerSummary, is_whole
+from jsrl.runs.texts import printable
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
 from jsrl.transport.stream import POLICY
 from jsrl.types import version_updates
@@ -331,7 +332,7 @@ class Session:
     def fail(self, error: BaseException) -> None:
         """Record that the run failed, in result.json and in the controller's log."""
         self.reason, self.finished_s = "failed", self.finished_s or time.monotonic()
-        result = self.result(f"{type(error).__name__}: {error}")
+        result = self.result(printable(f"{type(error).__name__}: {error}"))
         for line in ledger_lines(result.ledger, result.hops):
             self.display.message(line)
 

@@ -27,7 +27,7 @@ from jsrl.rate_limit import is_reported
 from jsrl.runs.door import MAX_MESSAGE_BYTES, MAX_WAITING
 from jsrl.runs.lease import Lease
 from jsrl.runs.logs import MOST_BYTES, cut_log
-from jsrl.runs.memory import MIB, MemoryWatch, give_freed_memory_back, resident_bytes
+from jsrl.runs.memory import ENDLESS, MARGIN_BYTES, Growth, MemoryWatch, resident_bytes
 from jsrl.runs.pauses import Pauses
 from jsrl.runs.stacks import all_stacks, main_stack
 from jsrl.runs.texts import shortened
@@ -47,7 +47,6 @@ HEARTBEAT_S = 0.2
 REPLAYING = "replaying"  # begins the stages in which a worker replays a journal, which may take as long as the run did
 LEASE_GRACE_S = 0.5  # after a lease: a running agent ends its workers first
 _HURRY_S = 0.02  # between checks of memory that grows fast
-MARGIN_BYTES = 256 << 20  # growth of the controller's memory before its socket is recreated
 MAX_MESSAGES = 4096  # most messages read at once
 MAX_COMMANDS = 1000  # most commands that wait for a lost connection; then the oldest is dropped
 RELAY = b"relay/"  # prefix of the identity of a connection that carries the messages of workers on other hosts
@@ -390,7 +389,7 @@ class ControlServer:
         self.refused = 0  # messages that cannot be read, or are not in the name of their sender
         self._relays: dict[bytes, bytes] = {}  # worker/incarnation -> the connection that carries its messages
         self._waiting: dict[bytes, deque[list[bytes]]] = {}  # connection that has sent a message -> commands to send
-        self._margin_bytes, self._baseline_bytes = margin_bytes, resident_bytes()
+        self._growth = Growth(margin_bytes)
         self._open(address)
 
     def _open(self, address: str) -> None:
@@ -413,21 +412,13 @@ class ControlServer:
         A connection that sends endless messages, which ZeroMQ stores and does not show, is lost with its messages. Workers
         reconnect by themselves.
         """
-        before = resident_bytes()
-        if before <= self._baseline_bytes + self._margin_bytes:
+        if not self._growth.is_large():
             return []
-        messages = self._take()
+        before, messages = resident_bytes(), self._take()
         self._listener.close(0)
         self._open(self.address)
-        give_freed_memory_back()
-        now = resident_bytes()
-        if before - now < self._margin_bytes // 2:  # the memory belongs to another part of this process
-            self._baseline_bytes = now
-        else:
-            warning = (
-                "%s held %d MiB of messages that never end; its connections were recreated: look who else connects"
-            )
-            _logger.warning(warning, self.address, (before - now) // MIB)
+        if freed := self._growth.freed(before):
+            _logger.warning(ENDLESS, self.address, freed)
         return messages
 
     def poll(self, timeout_s: float) -> list[AnyMessage]:

@@ -14,6 +14,8 @@ import os
 from jsrl.runs.limits import free_memory_bytes
 
 MIB = 1 << 20
+MARGIN_BYTES = 256 << 20  # growth of the controller's memory before its ports end all their connections
+ENDLESS = "%s held %d MiB of messages that never end; its connections were recreated: look who else connects"
 HURRY_BYTES = 16 << 20  # growth between two checks after which checks become frequent
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -34,6 +36,30 @@ def give_freed_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):
         return
+
+
+class Growth:
+    """Growth of this process's memory, by which a port notices connections with messages that never end.
+
+    Args:
+      margin_bytes: beyond the memory at the start.
+    """
+
+    def __init__(self, margin_bytes: int) -> None:
+        self._margin, self._baseline = margin_bytes, resident_bytes()
+
+    def is_large(self) -> bool:
+        """Return whether the memory has grown by more than the margin: the port should end all its connections."""
+        return resident_bytes() > self._baseline + self._margin
+
+    def freed(self, before_bytes: int) -> int:
+        """Return how much memory was freed since it was `before_bytes`, in MiB; 0: another part of this process has it."""
+        give_freed_memory_back()
+        now = resident_bytes()
+        if before_bytes - now < self._margin // 2:
+            self._baseline = now
+            return 0
+        return (before_bytes - now) // MIB
 
 
 class MemoryWatch:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jsrl.envs.config import EnvConfig
 from jsrl.experiment import AgentReference, Experiment
 from jsrl.launch.controller import Controller
+from jsrl.launch.launcher import ALONE
 from jsrl.launch.session import Session
 from jsrl.launch.supervised import SupervisedWorker
 from jsrl.metrics.display import make_display
@@ -22,6 +23,7 @@ from jsrl.runs.control import AnyMessage, Bye, ControlServer, Crash, Event, Hear
 from jsrl.runs.control_bodies import MOST, complaint
 from jsrl.runs.door import TEXT_BYTES
 from jsrl.runs.runs import RunFolder
+from jsrl.runs.state import read_result
 from jsrl.workers.kinds import find_kind
 
 SCORE = {"return_mean": 1.0, "return_ci95": 0.5, "episodes": 3, "return_std": 1.0, "length_mean": 9.0}
@@ -93,7 +95,7 @@ class Rig:
         self.controller = Controller.__new__(Controller)
         self.control = ControlServer(f"ipc://{folder}/control")
         self.controller._session, self.controller._control, self.controller._crashes = self.session, self.control, {}
-        self.controller._plan = SimpleNamespace(kinds=kinds)  # type: ignore[assignment]
+        self.controller._plan = SimpleNamespace(kinds=kinds, hosts=ALONE)  # type: ignore[assignment]
         self.told: list[str] = []
         self.session.display.message = lambda text, level="info": self.told.append(text)  # type: ignore[method-assign]
         self.controller._workers = {name: self._life(name) for name in WORKERS}
@@ -180,6 +182,11 @@ def test_own_worker_with_too_much_text_is_cut_off_with_a_sentence(rig, monkeypat
         "actor-0 was cut off: 10 of its messages were dropped within 60 s, the last because event note:"
     )
     assert "more text than its sender may still say: 1 MiB, and 1024 bytes a second" in line
+
+
+def test_error_of_a_failed_run_is_kept_with_escapes(rig) -> None:
+    rig.session.fail(ValueError("in red: \x1b[31m\nnext line"))
+    assert read_result(rig.session.folder.path)["error"] == "ValueError: in red: \\x1b[31m\nnext line"
 
 
 TEXTS = st.text("aB0_/. \x00é☃𝄞", max_size=5)  # one to four bytes each

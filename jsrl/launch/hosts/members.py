@@ -7,7 +7,7 @@ No code here sends or waits: `handle` processes a message and returns the replie
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -94,7 +94,7 @@ class JoinedHost:
       facts: its resources. epoch: the number of this membership. key: its own. session, boot, folder: see Hello.
       identity: of its connection. joined_s, heard_s: times of its admission and of its last message. lost: why its
         membership ended; empty: it has not.
-      workers: of workers, by (worker, incarnation). placed: all that were placed here so far. drops: of its messages.
+      workers: of workers, by (worker, incarnation). placed: all that were placed here so far.
       asked: numbers of the questions that it has not answered. newest_asked: the last one. answers: by these numbers.
       wanted: frozen players for which its workers wait; see Beat. leaves: why it gets no new workers; empty: it does.
       has_answered: whether a message came since its welcome. num_pages: number of its newest Pages.
@@ -117,7 +117,6 @@ class JoinedHost:
     lost: str = ""
     workers: dict[tuple[str, int], RemoteWorker] = field(default_factory=dict)
     placed: set[tuple[str, int]] = field(default_factory=set)
-    drops: Drops = field(default_factory=Drops)
     asked: set[int] = field(default_factory=set)
     newest_asked: int = 0
     answers: dict[int, str] = field(default_factory=dict)
@@ -180,6 +179,7 @@ class Members:
       kept_files: parts of files that workers keep there. given_up: folders that lost hosts may have sent in part.
       stored: confirmations of files that hosts have got.
       farewells: (identity, message) pairs for hosts that were sent away. notices: lines for the user, not shown yet.
+      drops: of messages, by their keys.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Members:
         self.farewells: list[tuple[bytes, AnyControllerMessage]] = []
         self.notices: list[str] = []
         self._refused = 0  # joins
-        self._unknown = Drops()  # messages of hosts that are not members
+        self.drops: dict[str, Drops] = {}
         self._epoch = 0
         self._revoked: frozenset[str] | None = None  # names of hosts that may not join; None: not read yet
         self._cut_off: set[str] = set()  # the same, because of their messages
@@ -231,9 +231,9 @@ class Members:
             own = {name: page for name, page in message.pages.items() if name.partition("/")[0] in hops}
             self.pages.append((host.epoch, own))
         elif isinstance(message, KeptFile):
-            if any(message.name.startswith(f"{folder}/") for folder in _kept_by(host)) or _is_log_of(host, message):
+            if message.name.startswith(_keeps(host.living_workers)) or _is_log_of(host, message):
                 self.kept_files.append((host, message))
-            elif not _is_late(host, message):
+            elif not message.name.startswith(_keeps(host.workers.values())):  # else it is late
                 self.drop(key, f"the file {message.name} belongs to no worker there")
         elif isinstance(message, Stored):
             self.stored.append(message)
@@ -254,9 +254,8 @@ class Members:
     def drop(self, key: str, why: str) -> None:
         """Count a message that is not processed; a host with too many of them is cut off."""
         host = self._member(key)
-        line, cut_off = (host.drops if host is not None else self._unknown).add(
-            "a host that has not joined" if host is None else f"host {host.name}", why
-        )
+        sender = "a host that has not joined" if host is None else f"host {host.name}"
+        line, cut_off = self.drops.setdefault(key, Drops(self._clock)).add(sender, why)
         if line:
             self.notices.append(line)
         if cut_off and host is not None:
@@ -397,7 +396,7 @@ class Members:
         shared = {name: getattr(hello, name) for name in ("name", "cores", "memory_mb", "address", "gpus", "shm_mb")}
         facts = HostFacts(**shared, machine=hello.boot, machine_mb=hello.machine_mb)
         host = JoinedHost(facts, self._epoch, key, hello.session, hello.boot, hello.folder, identity, self._clock())
-        host.joined_s, host.drops = host.heard_s, Drops(self._clock)
+        host.joined_s = host.heard_s
         self.hosts.append(host)
         self.notices.append(
             f"host {host.name} ({facts.address}, {counted(facts.cores, 'core')}, {facts.memory_mb:,} MB) joined"
@@ -505,16 +504,16 @@ class Members:
 
     def lose(self, host: JoinedHost, why: str) -> None:
         """Remove a host."""
-        self.given_up += _kept_by(host)
+        self.given_up += _keeps(host.living_workers)
         host.lose(why)
         self.hosts.remove(host)
         self._on_loss(host)
         self.notices.append(f"host {host.name} is gone: {why}")
 
 
-def _kept_by(host: JoinedHost) -> list[str]:
-    """Return the folders in which living workers of a host keep files."""
-    return [folder for remote in host.living_workers if remote.begin is not None for folder in remote.begin.keeps]
+def _keeps(workers: Iterable[RemoteWorker]) -> tuple[str, ...]:
+    """Return the folders in which workers keep files, each with a slash at its end."""
+    return tuple(f"{name}/" for remote in workers if remote.begin is not None for name in remote.begin.keeps)
 
 
 def _is_log_of(host: JoinedHost, message: KeptFile) -> bool:
@@ -523,12 +522,6 @@ def _is_log_of(host: JoinedHost, message: KeptFile) -> bool:
     return ends_at <= MOST_LOG_BYTES and any(
         message.name == log_name(remote.worker) for remote in host.workers.values()
     )
-
-
-def _is_late(host: JoinedHost, message: KeptFile) -> bool:
-    """Return whether a file is of a worker of the host that has ended."""
-    folders = [folder for remote in host.workers.values() if remote.begin is not None for folder in remote.begin.keeps]
-    return any(message.name.startswith(f"{folder}/") for folder in folders)
 
 
 def _is_bound_by(host: JoinedHost, address: str) -> bool:

@@ -37,6 +37,7 @@ from jsrl.launch.hosts.pages import keep_pages
 from jsrl.rate_limit import is_reported
 from jsrl.runs.control import RELAY
 from jsrl.runs.door import MAX_MESSAGE_BYTES, MAX_WAITING
+from jsrl.runs.memory import ENDLESS, MARGIN_BYTES, Growth, resident_bytes
 from jsrl.runs.names import FileNames, Registration
 from jsrl.runs.state import revoked_hosts
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore
@@ -67,15 +68,8 @@ class HostPort:
     def __init__(self, address: str, join_key: JoinKey, members: Members, notify: Callable[[str], None]) -> None:
         self._join_key, self._members, self._notify = join_key, members, notify
         self.changed = threading.Condition()
-        self._socket = zmq.Context().socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent's new connection replaces a broken one
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, CONNECTION_MS[0])
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_MS[1])
-        self._socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
-        self._listener = Listener(self._socket, address, join_key.server, join_key.admits)
-        self.address = self._listener.address
-        self._closed = self._socket.get_monitor_socket(int(zmq.EVENT_DISCONNECTED))
-        self._connections: dict[int, bytes] = {}  # file descriptor -> identity, of connections that have sent a message
+        self._growth = Growth(MARGIN_BYTES)
+        self._open(address)
         self._control: zmq.Socket | None = None  # to the control connection, as the relay of all hosts
         self._registry: FileNames | None = None
         self._host_keys: Callable[[], dict[str, list[str]]] = dict
@@ -94,6 +88,32 @@ class HostPort:
         self._failures = 0  # to copy names
         self._thread = threading.Thread(target=self._run, name="host-port", daemon=True)
         self._thread.start()
+
+    def _open(self, address: str) -> None:
+        self._socket = zmq.Context().socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent's new connection replaces a broken one
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, CONNECTION_MS[0])
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_MS[1])
+        self._socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
+        self._listener = Listener(self._socket, address, self._join_key.server, self._join_key.admits)
+        self.address = self._listener.address
+        self._closed = self._socket.get_monitor_socket(int(zmq.EVENT_DISCONNECTED))
+        self._connections: dict[int, bytes] = {}  # file descriptor -> identity, of connections that have sent a message
+
+    def _drop_unfinished(self) -> None:
+        """End all connections if this process has grown: one may send a message that never ends. Agents connect again."""
+        if not self._growth.is_large():
+            return
+        before = resident_bytes()
+        self._shut(0)
+        self._open(self.address)
+        if freed := self._growth.freed(before):
+            _logger.warning(ENDLESS, self.address, freed)
+
+    def _shut(self, linger_ms: int) -> None:
+        self._socket.disable_monitor()
+        self._closed.close(linger=0)
+        self._listener.close(linger_ms)
 
     # -- called by the launcher's thread
 
@@ -179,10 +199,8 @@ class HostPort:
                     self._look()
         finally:
             if self._control is not None:
-                self._control.close(linger=500)
-            self._socket.disable_monitor()
-            self._closed.close(linger=0)
-            self._listener.close(500)
+                self._control.context.destroy(linger=500)
+            self._shut(500)
 
     def _turn(self) -> None:
         """Process pending work: messages of agents, commands for workers, requests of the launcher."""
@@ -282,6 +300,7 @@ class HostPort:
                     self._order(host, WorkerCommand(host.epoch, *key, frame))
 
     def _look(self) -> None:
+        self._drop_unfinished()
         with self.changed:
             self._members.look()
             if self._registry is not None:
@@ -366,7 +385,7 @@ class HostPort:
                 self._send(host.identity, names)
 
     def _join_control(self, control: str, registry: Path) -> None:
-        self._control = self._socket.context.socket(zmq.DEALER)
+        self._control = zmq.Context().socket(zmq.DEALER)
         self._control.setsockopt(zmq.IDENTITY, RELAY + b"hosts")
         self._control.setsockopt(zmq.SNDHWM, MAX_WAITING)
         self._control.connect(control)

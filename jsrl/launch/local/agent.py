@@ -100,7 +100,6 @@ _EXECUTE_S = 0.1  # of a turn
 _STARTS, _STARTS_PER_CORE, _START_S = 8, 2, 5.0  # forked workers that start at once; after this time the next ones may
 _LOG_S = 2.0  # in which the log of a failed worker may reach the run folder before its end is reported
 _BATCH_BYTES = 1 << 20  # of workers' messages that are sent as one
-_BATCH_PAGES = 256
 _MOST_EXITS = 100  # that are sent again over a new connection
 
 
@@ -330,10 +329,9 @@ class Agent:
         self._send(Beat(self._epoch, now_s(), frames, usage, names, wanted, leaves, relays, lacks, self._executed))
 
     def _send_pages(self) -> None:
-        changed = list(self._pages.changed().items())
-        for at in range(0, len(changed), _BATCH_PAGES):
+        if changed := self._pages.changed():
             self._num_pages += 1
-            if not self._send(Pages(self._epoch, dict(changed[at : at + _BATCH_PAGES]), self._num_pages)):
+            if not self._send(Pages(self._epoch, changed, self._num_pages)):
                 self._pages.forget()
 
     def _send_frames(self, frames: list[bytes]) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from jsrl.launch.hosts.messages import (
     AnyAgentMessage,
     AnyControllerMessage,
     Beat,
+    BeatReceived,
     Begin,
     Exited,
     Farewell,
@@ -106,13 +108,14 @@ class HostileHost:
     """Joins a run with its key file.
 
     Attributes:
-      begun: workers that it was asked to start. end: why it was sent away; empty: it was not. epoch: of its membership.
+      begun: workers that it was asked to start. replies: to its beats. end: why it was sent away; empty: it was not.
+      epoch: of its membership.
     """
 
     def __init__(self, key: Path, name: str) -> None:
         self._address, keys = read_key(key, 20.0)
         self._context = zmq.Context()
-        self.begun, self.end, self.epoch = list[str](), "", 0
+        self.begun, self.end, self.epoch, self.replies = list[str](), "", 0, 0
         own = own_keys(keys)
         self._connect(keys)
         self.say(Join(0, own.public.decode()))
@@ -131,6 +134,7 @@ class HostileHost:
         self.keys = keys
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.IDENTITY, secrets.token_bytes(8).hex().encode())  # kept when it connects again
         connect(self._socket, f"tcp://{self._address}", keys).close()
 
     def say(self, message: AnyAgentMessage | bytes) -> None:
@@ -146,6 +150,8 @@ class HostileHost:
         message: AnyControllerMessage = decode(body, AnyControllerMessage)
         if isinstance(message, Begin):
             self.begun.append(message.worker)
+        elif isinstance(message, BeatReceived):
+            self.replies += 1
         elif isinstance(message, Refused | Farewell):
             self.end = message.text
         return message

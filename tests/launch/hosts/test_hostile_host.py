@@ -20,6 +20,7 @@ from jsrl.networks.model import NetworkConfig
 from jsrl.runs.door import DROPS_S, MAX_DROPS, MAX_MESSAGE_BYTES
 from jsrl.runs.memory import resident_bytes
 from jsrl.transport.ledger.reconcile import hop_ledger
+from tests.launch.hosts.agents import await_that
 from tests.launch.hosts.hostile import HostileHost, attacks
 from tests.launch.hosts.test_members import World, remote, said
 
@@ -48,6 +49,11 @@ def state_of(world: World) -> object:
     return copy.deepcopy((kept, hosts))
 
 
+def count_of(world: World, key: str) -> int:
+    """Return how many messages with a key were dropped."""
+    return world.members.drops[key].count if key in world.members.drops else 0
+
+
 def test_a_host_can_say_nothing_for_others_and_nothing_above_its_budget(world: World) -> None:
     evil, good = world.join(), world.join(1, session="s2", name="b", boot="b2")
     good.workers.clear()
@@ -56,10 +62,10 @@ def test_a_host_can_say_nothing_for_others_and_nothing_above_its_budget(world: W
     for title, message in attacks(evil.epoch, "actor-0", OTHERS, 20_000):
         world.now_s += DROPS_S  # so that it is not cut off
         evil.heard_s = good.heard_s = world.now_s
-        dropped = evil.drops.count
+        dropped = count_of(world, evil.key)
         world.members.handle(evil.key, b"id", message)
         assert state_of(world) == before, title
-        if evil.drops.count != dropped + 1:
+        if count_of(world, evil.key) != dropped + 1:
             unnoticed.append(title)
     assert not unnoticed and len(world.members.notices) < 12  # ever fewer are shown
     world.members.handle(evil.key, b"id", WorkerMessages(evil.epoch, [said("actor-0")]))
@@ -71,6 +77,8 @@ def test_a_host_that_is_dropped_ten_times_in_a_minute_is_cut_off_with_a_sentence
     for number in range(3 * MAX_DROPS):
         assert not evil.lost
         world.now_s += 7.0 if number < 2 * MAX_DROPS else 6.0  # at first not often enough
+        if number % 4 == 3:
+            evil = world.join()  # joining again forgives nothing
         frame = said("learner") if number % 2 else b"\xff"
         world.members.handle(evil.key, b"id", WorkerMessages(evil.epoch, [frame]))
         if evil.lost:
@@ -102,6 +110,22 @@ def test_oversized_messages_of_a_host_end_its_membership_and_no_other(tmp_path: 
             assert [host.name for host in launcher.members.hosts] == ["good"] and not good.end
             assert resident_bytes() - before < 4 * MAX_MESSAGE_BYTES
     assert any("host evil is gone: it was cut off" in line for line in told)
+
+
+def test_port_whose_memory_grows_ends_all_connections_and_hosts_return(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a message that never ends, of which ZeroMQ shows nothing, makes it grow so much."""
+    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join.key", lambda line: None)
+    with contextlib.closing(launcher), contextlib.closing(HostileHost(launcher.join_key, "good")) as good:
+        port = launcher._port
+        before, address = port._listener, port.address
+        monkeypatch.setattr(port._growth, "is_large", lambda: port._listener is before)
+        await_that(lambda: port._listener is not before)
+        good.replies = 0
+        good.obey(20.0, lambda: good.replies > 3)
+        assert good.replies > 3 and not good.end and port.address == address
+        assert [host.name for host in launcher.members.hosts] == ["good"]
 
 
 @pytest.mark.slow
