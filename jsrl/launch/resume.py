@@ -51,7 +51,8 @@ def allowed_changes(old: Experiment, new: Experiment) -> list[str]:
     """
     lines = []
     counts = [(e.env_steps_per_batch, e.updates_per_batch) for e in (old, new)]
-    refills = old.replay is not None and new.replay is not None and not old.replay.save and counts[0] == counts[1]
+    kept, given = old.buffer, new.buffer
+    refills = kept is not None and given is not None and not kept.save and counts[0] == counts[1]
     for name, (before, after) in differences(old, new).items():
         of_replay = refills and name.removeprefix("replay.") in MAY_CHANGE_OF_REPLAY
         if not (_may_change(name) or of_replay or _is_coefficient(name, before, after)):
