@@ -53,7 +53,8 @@ class Contract:
         else:
             self.steps += 1
         kind = GameStep if isinstance(self.spec, GameSpec) else EnvStep
-        self.expect(isinstance(step, kind), "it returned {}; expected an {}", describe(step), kind.__name__)
+        if not isinstance(step, kind):
+            self.expect(False, "it returned {}; expected an {}", describe(step), kind.__name__)
         self._arrays(step)
         first, reward, discount = np.asarray(step.is_first), np.asarray(step.reward), np.asarray(step.discount)
         if opens:
@@ -90,8 +91,9 @@ class Contract:
         found: dict[str, Array] = dict(_observed(step.observation, step.state))
         for name in ("is_first", "acts", "reward", "discount"):
             found[name] = getattr(step, name)
-        names = self._declared.keys()
-        self.expect(found.keys() == names, "it returned {}; expected {}", sorted(found), sorted(names))
+        self.expect(
+            found.keys() == self._declared.keys(), "it returned {}; expected {}", list(found), list(self._declared)
+        )
         for name, (shape, dtype) in self._declared.items():
             array = found[name]
             if getattr(array, "dtype", None) != dtype or array.shape != shape:
