@@ -130,10 +130,15 @@ class Progress:
         made = self.made(number)
         counts: dict[str, Any] = {"updates": made, "version_updates": made}
         counts["metrics"] = {k: float(made) if k.endswith("/version_updates") else v for k, v in metrics.items()}
-        if self._experiment.has_replay_workers:
-            numbers, _, env_steps = zip(*self._points, strict=True)
-            counts["env_steps"] = int(np.interp(number, numbers, env_steps))
+        counts["env_steps"] = self.env_steps_before(number, facts["env_steps"])
         return facts | counts
+
+    def env_steps_before(self, number: int, env_steps: int) -> int:
+        """Return the env steps at a version: `env_steps`, or with replay workers interpolated from the reports."""
+        if not self._experiment.has_replay_workers:
+            return env_steps
+        numbers, _, known = zip(*self._points, strict=True)
+        return int(np.interp(number, numbers, known))
 
 
 def most_counts(experiment: Experiment, updates: int, env_steps: int) -> dict[str, int]:
