@@ -65,7 +65,7 @@ class Progress:
         facts = read_best(run, self.policy.folder)
         if "env_steps" in facts:
             number = int(facts["version_updates"])
-            facts |= {"version_updates": self.made(number), "env_steps": self._env_steps_at(number, facts["env_steps"])}
+            facts |= {"version_updates": self.made(number), "env_steps": self.env_steps_before(number, facts["env_steps"])}
         return facts
 
     def outcome(self, run: Path) -> dict[str, Any]:
@@ -140,11 +140,10 @@ class Progress:
         made = self.made(number)
         counts: dict[str, Any] = {"updates": made, "version_updates": made}
         counts["metrics"] = {k: float(made) if k.endswith("/version_updates") else v for k, v in metrics.items()}
-        if "env_steps" in facts:
-            counts["env_steps"] = self._env_steps_at(number, facts["env_steps"])
+        counts["env_steps"] = self.env_steps_before(number, facts["env_steps"])
         return facts | counts
 
-    def _env_steps_at(self, number: int, env_steps: int) -> int:
+    def env_steps_before(self, number: int, env_steps: int) -> int:
         """Return the env steps at a version: `env_steps`, or with replay workers interpolated from the reports."""
         if not self._experiment.has_replay_workers:
             return env_steps

@@ -14,6 +14,7 @@ import pytest
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.finite import PRIORITIES, non_finite_metrics
 from jsrl.agents.ppo import PPOConfig
+from jsrl.agents.r2d2 import R2D2Config
 from jsrl.agents.sac import SACConfig
 from jsrl.cli.replay_update import replay_update
 from jsrl.envs.config import EnvConfig
@@ -37,7 +38,7 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.transport.stream import Stream
 from jsrl.types import leaves
 from jsrl.workers.jobs import StartPoint
-from jsrl.workers.learner.build_updater import checked, missed_ratio
+from jsrl.workers.learner.build_updater import checked, missed_ratio, unseen_rows
 from jsrl.workers.learner.updaters import reported
 from jsrl.workers.memory import kept_rows
 from jsrl.workers.play import Player, PlayerSettings
@@ -104,6 +105,20 @@ def test_schedules_count_the_updates_that_will_be_made(kind, changes, total, res
     assert job.experiment.total_updates == job.total_updates == total
     half = StartPoint(1, 100, "folder@100", env_steps=800, unmade=24)
     assert dataclasses.replace(job, start_point=half).total_updates == 76 + rest
+
+
+def test_rows_that_no_window_of_a_recurrent_agent_holds_are_reported(tmp_path):
+    small = {"agent": R2D2Config(burn_in=4, network=NetworkConfig(hidden=(4,), core="gru", core_size=4))}
+    for length, window, words in (
+        (32, 24, "so the other 8 rows are never learned from; use --rollout-length 24"),
+        (24, 24, ""),
+    ):
+        e = experiment("device", rollout_length=length, replay={"window": window}, **small)
+        assert words in (said := unseen_rows(make_plan(e, str(tmp_path), tmp_path).job("learner"))) and bool(
+            said
+        ) == bool(words)
+    plain = experiment("device", agent=DQNConfig(), rollout_length=32)
+    assert unseen_rows(make_plan(plain, str(tmp_path), tmp_path).job("learner")) == ""
 
 
 @pytest.mark.parametrize("prioritised", [True, False])

@@ -350,7 +350,7 @@ def test_smallest_slack_does_not_deadlock(ratio, insert, draw):
 
 def test_memory_of_cores_stays_that_of_the_trajectories_of_one_lap():
     """A core is kept for row 0 of each trajectory; after many laps no other places hold one."""
-    replay = Replay(90, 3, core=True).more(40)
+    replay = Replay(96, 3, core=True).more(40)  # 17 rows of a lane, without rounding
     rows = replay.replay.rows.rows
     used = np.flatnonzero(np.asarray(rows.core).reshape(len(rows.acts), -1).any(axis=1))
     assert replay.replay.shape.capacity % T == 0

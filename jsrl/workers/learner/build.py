@@ -20,7 +20,7 @@ from jsrl.workers.ends import bind_publisher
 from jsrl.workers.jobs import Job, StartPoint, check_params
 from jsrl.workers.kinds import make_meter
 from jsrl.workers.learner.build_source import LearnerStart, begin_counting, make_source
-from jsrl.workers.learner.build_updater import make_updater, missed_ratio
+from jsrl.workers.learner.build_updater import make_updater, missed_ratio, unseen_rows
 from jsrl.workers.learner.copies import Copies
 from jsrl.workers.learner.directed import DirectorCommands
 from jsrl.workers.learner.ranks import ONE_RANK, RANKS, Leader, RankStart, own_devices
@@ -43,8 +43,8 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
         trained = dataclasses.replace(e, agent=dataclasses.replace(e.agent, total_updates=job.total_updates))
     agent = trained_agent(trained, job.schemas.env, job.hyperparameters)
     updater, check, devices = make_updater(agent, job)
-    if missed := missed_ratio(e):
-        reporter.event("warning", missed)
+    for warning in filter(None, (missed_ratio(e), unseen_rows(job))):
+        reporter.event("warning", warning)
     meter = make_meter(job)
     key = stream_key(e.seed, INIT_STREAM)
 

@@ -17,7 +17,7 @@ from jsrl.experiment.building import agent_name, check_split
 from jsrl.parallel import data_parallel
 from jsrl.replay.device.agent import OnDevice, on_device
 from jsrl.replay.device.several import several_updates
-from jsrl.types import with_columns
+from jsrl.types import leaves, with_columns
 from jsrl.workers.jobs import Job
 from jsrl.workers.learner.finite_check import Check, FiniteCheck, no_check, only_finite
 from jsrl.workers.learner.kind import RESERVED
@@ -140,6 +140,17 @@ def missed_ratio(e: Experiment) -> str:
         f"replay.samples_per_insert is {asked:g}, which is an update per {e.buffer.batch_size / asked:g} env steps, but "
         f"batches have {e.rows_per_update} and get {e.updates_per_call}: {made:g} windows per env step. Change num_envs or "
         "rollout_length."
+    )
+
+
+def unseen_rows(job: Job) -> str:
+    """Return a warning where windows of a recurrent agent leave out rows, because they start only where trajectories do."""
+    e, replay = job.experiment, job.experiment.buffer
+    if replay is None or not leaves(job.schemas.trajectory.core) or replay.window >= e.rollout_length:
+        return ""
+    return (
+        f"windows of {replay.window} rows start where trajectories do, every {e.rollout_length} rows, so the other "
+        f"{e.rollout_length - replay.window} rows are never learned from; use --rollout-length {replay.window} or less."
     )
 
 
