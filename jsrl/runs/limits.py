@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 GROUPS, OWN_GROUPS, COUNTERS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("/proc/vmstat")
+MEMORY = Path("/proc/meminfo")
 _MEMORY = (  # of versions 2 and 1: limit, use, and of that caches of files
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -34,7 +33,7 @@ def owns_machine() -> bool:
 
 def machine_memory_bytes() -> int:
     """Return the memory of the machine, for all its jobs and containers."""
-    return int(psutil.virtual_memory().total)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def usable_memory_bytes() -> int:
@@ -48,9 +47,12 @@ def usable_memory_bytes() -> int:
 
 def free_memory_bytes() -> int:
     """Return the memory that this process could use now; caches of files count as free."""
-    return min(
-        psutil.virtual_memory().available, usable_memory_bytes(), *(limit - used for limit, used in _memory_limits())
-    )
+    return min(_available_bytes(), usable_memory_bytes(), *(limit - used for limit, used in _memory_limits()))
+
+
+def _available_bytes() -> int:
+    found = (int(line.split()[1]) << 10 for line in _lines(MEMORY) if line.startswith("MemAvailable:"))
+    return next(found, machine_memory_bytes())
 
 
 def killed_for_memory() -> int:

@@ -162,7 +162,7 @@ def wait_for(reached: Callable[[], object], timeout_s: float) -> None:
 def test_requeued_run_continues_from_its_last_update(cluster: Cluster) -> None:
     words = ["ppo_cartpole", "--placement", "served", "--num-envs", "16", "--num-actors", "4", "--restart", "5"]
     words += ["--total-env-steps", "150000", "--stop-at-return", "none", "--evaluator.enabled", "false"]
-    words += ["--launcher", "slurm", "--num-hosts", "2", "--run-name", "x"]
+    words += ["--launcher", "slurm", "--num-hosts", "2", "--run-name", "x", "--slurm.extra", "mem=1500"]
     told = cluster.ask(sys.executable, "-m", "jsrl.cli.main", "run", *words)
     controller, actors = re.findall(r"Submitted batch job (\d+)", told)
     output = cluster.folder / f"jsrl-ppo_cartpole-x-{controller}.out"
@@ -182,6 +182,7 @@ def test_requeued_run_continues_from_its_last_update(cluster: Cluster) -> None:
     assert result["ended"] == "total_env_steps" and result["env_steps"] >= 150_000
     text = output.read_text()
     assert text.count("waiting for 2 hosts") == 2 and f"updates {made}" in text.split("interrupted after")[1]
+    assert text.count(" 1,500 MB) joined") == 4  # what Slurm gave the jobs, not what the node has
 
 
 FAR = "import jsrl.runs.identity as i; i._here = lambda: ('far', ''); from jsrl.cli.main import main; main({words!r})"
@@ -208,6 +209,11 @@ def test_seed_array_is_requeued_and_stopped_from_another_host(cluster: Cluster) 
     assert f"the waiting jobs of array {array} are cancelled" in told and told.count("by a signal") == 2, told
     wait_for(lambda: not cluster.jobs().strip(), 60.0)
     assert [json.loads((run / "result.json").read_text())["ended"] for run in runs[:2]] == ["interrupted"] * 2
+    assert set(cluster.ask("squeue", "-h", "-t", "all", "-r", "-j", array, "-o", "%T").split()) == {
+        "COMPLETED",
+        "CANCELLED",
+    }
+    assert "COMPLETED" in cluster.ask(*command, "status", "x-seed1")
     assert not any(run.exists() for run in runs[2:])
 
     for run in runs[:2]:  # as if the runs had been shorter

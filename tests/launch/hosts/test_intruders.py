@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import random
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -220,7 +219,7 @@ def altered(rng: random.Random) -> bytes:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     found = Started()
-    monkeypatch.setattr(subprocess, "Popen", found)
+    monkeypatch.setattr(local, "Leader", found)
     monkeypatch.setattr(local, "ActorHost", found.host)
     yield found
 

@@ -244,7 +244,6 @@ def test_an_actor_host_that_cannot_join_gives_up(slurm: SlurmRun):
         ("echo 7", {}, 9, ""),  # the run waits, and this host for it
         ("exit 1", {}, 9, ""),  # Slurm does not answer
         ("echo 7", {"WAIT_S": "0"}, 1, "because it was not there for 1800 s"),
-        ("echo 7", {"WAIT_S": "1", "LONG_S": "0"}, 9, ""),  # it was just in the run
         ('[ "$4" = jsrl:ppo:x ]', {}, 1, "because its job neither waits nor runs"),
     ],
 )
