@@ -7,7 +7,9 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from socket import socketpair
 from typing import Any
@@ -85,7 +87,8 @@ class HostPort:
         self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_sender, self._wake_receiver = socketpair()
         self._closing, self._num_requests = threading.Event(), 0
-        self._failures = 0  # to copy names
+        self._unsent: deque[list[bytes]] = deque()  # messages of workers, for the control connection
+        self._unread = self._failures = 0  # messages that it did not read in time; failures to copy names
         self._thread = threading.Thread(target=self._run, name="host-port", daemon=True)
         self._thread.start()
 
@@ -127,8 +130,8 @@ class HostPort:
     ) -> None:
         """Relay the messages of workers to the control connection at this address, and names between a registry and the hosts.
 
-        Hosts get the frozen players of the run in `folder`. `host_keys` returns those that streams admit with the workers for
-        which each speaks, `parents` the
+        Hosts get the frozen players of the run in `folder`. `host_keys` returns the keys that streams admit, with the workers
+        for which each speaks, `parents` the
         addresses from which each host fetches the params that its workers read.
         """
         self._host_keys, self._parents, self._folder = host_keys, parents, folder
@@ -256,8 +259,7 @@ class HostPort:
         for identity, message in farewells:
             self._send(identity, message)
         frames, self._members.frames = self._members.frames, []
-        if frames and self._control is not None:
-            self._control.send_multipart(frames)
+        self._relay(frames)
         pages, self._members.pages = self._members.pages, []
         for epoch, changed in pages:
             with contextlib.suppress(OSError):  # a full disk: the result reports missing counts
@@ -280,6 +282,20 @@ class HostPort:
         notices, self._members.notices = self._members.notices, []
         for line in notices:
             self._notify(line)
+
+    def _relay(self, frames: list[bytes]) -> None:
+        """Send messages of workers to the control connection; they wait while the controller is busy: hosts need answers."""
+        if frames and self._control is not None:
+            self._unsent.append(frames)
+        with contextlib.suppress(zmq.Again):
+            while self._unsent and self._control is not None:
+                self._control.send_multipart(self._unsent[0], zmq.NOBLOCK)
+                self._unsent.popleft()
+        while len(self._unsent) > 1 and sum(map(len, chain(*self._unsent))) > MARGIN_BYTES:
+            self._unread += len(self._unsent.popleft())
+            _logger.warning(
+                "%d messages of workers were dropped: the controller did not read them in time", self._unread
+            )
 
     def _send(self, identity: bytes, message: AnyControllerMessage) -> None:
         with contextlib.suppress(zmq.ZMQError):  # no connection has this identity now, or its queue is full

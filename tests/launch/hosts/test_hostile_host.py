@@ -17,6 +17,7 @@ from jsrl.launch.local.facts import own_facts
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
+from jsrl.runs.control import ControlServer
 from jsrl.runs.door import DROPS_S, MAX_DROPS, MAX_MESSAGE_BYTES
 from jsrl.runs.memory import resident_bytes
 from jsrl.transport.ledger.reconcile import hop_ledger
@@ -126,6 +127,26 @@ def test_port_whose_memory_grows_ends_all_connections_and_hosts_return(
         good.obey(20.0, lambda: good.replies > 3)
         assert good.replies > 3 and not good.end and port.address == address
         assert [host.name for host in launcher.members.hosts] == ["good"]
+
+
+def test_hosts_are_answered_while_the_controller_reads_no_messages_of_workers(tmp_path: Path) -> None:
+    """It may be starting a thousand of them; else all leases would end."""
+    launcher = JoinedHosts(Local(), own_facts("here", "127.0.0.1"), 0, 1, tmp_path / "join.key", lambda line: None)
+    with contextlib.closing(launcher), contextlib.closing(HostileHost(launcher.join_key, "good")) as good:
+        port, (host,) = launcher._port, launcher.members.hosts
+        port.serve(f"ipc://{tmp_path}/control", tmp_path / "names", tmp_path, dict, lambda names: {})
+        with port.changed:
+            host.add(remote(host, "actor-0"))
+        sent = [said("actor-0", text=f"stage {number}") for number in range(200)]
+        for frame in sent:
+            good.say(WorkerMessages(good.epoch, [frame]))
+        good.obey(20.0, lambda: good.replies > 3)
+        assert good.replies > 3 and not good.end
+        control = ControlServer(f"ipc://{tmp_path}/control")
+        heard = list[object]()
+        await_that(lambda: heard.extend(control.poll(0.1)) or len(heard) == len(sent))
+        assert [message.stage for message in heard] == [f"stage {number}" for number in range(200)]  # type: ignore[attr-defined]
+        control.close()
 
 
 @pytest.mark.slow
