@@ -116,8 +116,9 @@ def saved_experiment(folder: RunFolder) -> Experiment:
       ConfigError: its file is missing or damaged.
     """
     folder.use_source()
+    config = folder.config
     try:
-        value = from_json(folder.config)
+        value = from_json(config)
     except ConfigError as error:
         raise ConfigError(f"{folder.config_path} cannot be used: {error}") from error
     if not isinstance(value, Experiment):

@@ -100,7 +100,7 @@ def test_own_is_the_graph_of_the_experiment() -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"[1]", "holds list, expected an object"),
+        (b"[1]", "Expected `object`, got `array`"),
         (b"{}", "has no Experiment"),
         (json.dumps({"$type": "jsrl.experiment.experiment:Experiment"}).encode(), "is damaged .KeyError: 'fields'"),
         (json.dumps({"$type": 7, "fields": {}}).encode(), "cannot be used"),
