@@ -168,6 +168,15 @@ def test_environments_of_the_evaluator_share_the_time_to_make_them(tmp_path, mon
     assert limits == [8.0]
 
 
+def test_the_evaluator_lowers_its_priority_unless_it_shares_its_process(tmp_path, monkeypatch):
+    lowered = []
+    monkeypatch.setattr("jsrl.workers.play.lower_priority", lowered.append)
+    EvaluatorRig(tmp_path)
+    assert lowered == []
+    EvaluatorRig(tmp_path, niceness=5)
+    assert lowered == [5]
+
+
 def test_calls_of_the_evaluators_environment_name_the_slot(tmp_path, monkeypatch):
     rig, calls = EvaluatorRig(tmp_path), []
     monkeypatch.setattr(Uneven, "where", lambda env: f"slot {env.clock}", raising=False)

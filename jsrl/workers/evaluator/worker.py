@@ -193,14 +193,10 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         self._played += 0 if self._play is None else self._play.env_steps
         self._plan, self._play, self._metrics = [], None, {}
         self.meter.count("cut")
-        self._reporter.event("warning", f"{self._of} was cut and gives no score: {why}")
+        what = "the final evaluation" if self._final else "an evaluation"
+        self._reporter.event("warning", f"{what} was cut and gives no score: {why}")
         if self._final:
             self._reporter.event("skipped finally")
-
-    @property
-    def _of(self) -> str:
-        """Return what is played, for messages."""
-        return "the final evaluation" if self._final else "an evaluation"
 
     def _save(self, version: int, facts: dict[str, Any]) -> None:
         assert self._params is not None
