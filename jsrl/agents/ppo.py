@@ -54,8 +54,8 @@ class PPOConfig:
       value_coef: weight of the value loss; that of a library with the whole squared error is half as large.
       entropy_coef: weight of the entropy bonus.
       num_epochs: passes over the rows of a batch.
-      num_minibatches: gradient steps per pass; auto: as many as leave 64 rows in each. Feed-forward networks shuffle rows;
-        recurrent ones keep sequences together and shuffle environments.
+      num_minibatches: gradient steps per pass, or auto, as many as leave 64 rows in each. Feed-forward networks shuffle
+        rows; recurrent ones keep sequences together and shuffle environments.
       chunk_length: rows of the sequences that recurrent networks learn from; minibatches shuffle these chunks. Gradients end
         at the edges; each chunk begins with the state that the core has there before the first gradient step. It divides
         the rows of a trajectory. None: whole trajectories.

@@ -77,25 +77,18 @@ def record_policy(
     _check_positive(episodes=episodes, num_envs=num_envs, rollout_length=rollout_length, limit_mb=limit_mb)
     if seed is not None and seed < 0:
         raise ConfigError(f"seed is {seed}; it must be 0 or more.")
-    name = f"{RunFolder.open(run, runs_dir).name}@{tag}"
-    held = read_manifest(Path(folder)).sources if (Path(folder) / MANIFEST).exists() else ()
-    seed = max((s.seed + 1 for s in held if s.name == name), default=1) if seed is None else seed
     folder = Path(folder).expanduser().absolute()  # an environment may change the working directory
+    name = f"{RunFolder.open(run, runs_dir).name}@{tag}"
+    held = read_manifest(folder).sources if (folder / MANIFEST).exists() else ()
+    seed = max((s.seed + 1 for s in held if s.name == name), default=1) if seed is None else seed
     played = load_players(run, tag, runs_dir=runs_dir)
     max_steps = played[0].experiment.evaluator.max_steps
     e = _recorded(played[0].experiment, folder, num_envs, rollout_length)
     schemas = make_schemas(e, played[0].spec, learns=False)
     begin_record(e, schemas, Source(name, seed, "sampled" if sampled else "greedy"))
     meter, warnings = Meter(ACTOR.prefix), list[str]()
-    writer = RecordingWriter(
-        Path(folder),
-        NAME,
-        schemas.trajectory,
-        meter=meter,
-        warn=warnings.append,
-        limit_bytes=limit_mb * 2**20,
-        wait=True,
-    )
+    limits: dict[str, Any] = {"limit_bytes": limit_mb * 2**20, "wait": True}
+    writer = RecordingWriter(folder, NAME, schemas.trajectory, meter=meter, warn=warnings.append, **limits)
 
     def make_group() -> VectorEnv | VectorGame:
         groups = {policy.view.group: policy.seats for policy in played if policy.view is not None}

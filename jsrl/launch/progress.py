@@ -65,7 +65,10 @@ class Progress:
         facts = read_best(run, self.policy.folder)
         if "env_steps" in facts:
             number = int(facts["version_updates"])
-            facts |= {"version_updates": self.made(number), "env_steps": self.env_steps_before(number, facts["env_steps"])}
+            facts |= {
+                "version_updates": self.made(number),
+                "env_steps": self.env_steps_before(number, facts["env_steps"]),
+            }
         return facts
 
     def outcome(self, run: Path) -> dict[str, Any]:

@@ -74,8 +74,7 @@ class Session:
 
         Args:
           sinks: further places for metrics. kinds: of each worker, by its name. policies: of the run; none: the
-            experiment's only one. policy_of: worker -> its policy; other workers belong to the first.
-          hooks: of the run.
+            experiment's only one. policy_of: worker -> its policy; other workers belong to the first. hooks: of the run.
         """
         self._kinds = dict(kinds or {})
         own = list(policies) or [Progress(PolicyPart(POLICY, "", experiment, (), ""))]

@@ -70,7 +70,10 @@ RUN = [  # the arguments of `jsrl run`, and what the message names
     ("sac_pendulum --agent.critic-learning-rate inf", "critic_learning_rate must be positive and finite"),
     ("ppo_cartpole --agent.entropy-coef inf", "entropy_coef is inf; give a finite number"),
     ("sac_pendulum --agent.target-entropy inf", "target_entropy is inf; give a finite number"),
-    ("r2d2 --agent.burn-in 100", "replay.window is 40, which leaves no row to learn from after agent.burn_in=100"),
+    (
+        "r2d2 --agent.burn-in 100 --replay.window 40",
+        "replay.window is 40, which leaves no row to learn from after agent.burn_in=100",
+    ),
     ("ppo_cartpole --stop-at-return nan", "--stop-at-return is 'nan', expected a number or none"),
     ("ppo_cartpole --env.reward-scale nan", "--env.reward-scale is 'nan', expected a number"),
     ("ppo_cartpole --env.reward-scale inf", "reward_scale is inf; give a finite number"),

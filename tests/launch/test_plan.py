@@ -423,7 +423,7 @@ print(xla_threads())
         (
             {"agent": DQNConfig(), "placement": "inline", "replay": ReplayConfig(kind="host", capacity=10**9)},
             24_000,
-            r"\(1 replay 40,\d{3}.*--replay.capacity",
+            r"\(1 replay 48,\d{3}.*--replay.capacity",
         ),
         (
             {"placement": "inline", "num_actors": 64, "num_envs": 64},

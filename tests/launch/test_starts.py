@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks import starts
 from benchmarks.starts import Resources
 
+ROOT = Path(__file__).parents[2]
 ONE = Resources(10, 20, 0, 1, 0, 200.0, ("pipe", "socket"))
 
 
@@ -47,7 +49,7 @@ assert starts.resources().children == before.children
 
 def test_process_resources_are_listed() -> None:
     """In a separate process, because threads of earlier tests may end at any time in this one."""
-    subprocess.run([sys.executable, "-c", HAS_ONE_MORE_OF_EACH], check=True, timeout=240, cwd=starts.ROOT)
+    subprocess.run([sys.executable, "-c", HAS_ONE_MORE_OF_EACH], check=True, timeout=240, cwd=ROOT)
 
 
 @pytest.mark.slow

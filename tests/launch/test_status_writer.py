@@ -24,6 +24,7 @@ from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import STATUS, ask_to_stop, read_result, read_state
 from jsrl.transport.ledger.hops import SAMPLES
 from jsrl.transport.ledger.reconcile import HopLedger
+from jsrl.workers.jobs import StartPoint
 from jsrl.workers.kinds import find_kind
 
 
@@ -120,7 +121,7 @@ def test_a_resume_shows_nothing_of_the_updates_that_are_lost(tmp_path: Path) -> 
     e = Experiment(PPOConfig(), num_envs=16, rollout_length=8)
     shown = []
     for updates in (20, 44):
-        progress = Progress(PolicyPart("policy", "", e, (), ""), updates)
+        progress = Progress(PolicyPart("policy", "", e, (), ""), StartPoint(updates=updates))
         session = Session(e, folder, make_display("log-only"), policies=[progress])
         shown.append(session.state().metrics.get("evaluator/return_mean"))
         session.display.close()
