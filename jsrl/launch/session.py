@@ -437,6 +437,8 @@ class Session:
 
     def _tick(self) -> None:
         """Write a line of the workers' reports, once something was trained."""
+        if self._is_deleted:
+            return
         for progress in self._others:
             self.hub.receive(f"policy {progress.policy.name}", progress.policy.folder, progress.counters)
         if any(progress.number for progress in self.policies.values()):

@@ -109,6 +109,8 @@ def test_a_run_whose_folder_is_deleted_fails(session: Session, monkeypatch: pyte
             call()
     session.folder.path.mkdir()  # `rm -r` did not reach the folder itself yet
     session.show(now=True)
+    session.progress_of("learner").updates = 1
+    session._tick()
     session.fail(RunDeleted("the run folder is gone"))
     assert not list(session.folder.path.iterdir()), "a deleted run is written again"
     session.folder.path.rmdir()

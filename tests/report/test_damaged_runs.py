@@ -94,7 +94,7 @@ def assert_survived(run: Path, what: str) -> None:
         try:
             read()
         except JsrlError as error:
-            assert str(run) in str(error), (what, name)
+            assert str(run) in str(error) or "settings of learner" in str(error), (what, name)
         except Exception as error:
             raise AssertionError(f"{what}: {name} fails with {error!r}") from error
 
