@@ -131,8 +131,7 @@ class HostPort:
         """Relay the messages of workers to the control connection at this address, and names between a registry and the hosts.
 
         Hosts get the frozen players of the run in `folder`. `host_keys` returns the keys that streams admit, with the workers
-        for which each speaks, `parents` the
-        addresses from which each host fetches the params that its workers read.
+        for which each speaks, `parents` the addresses from which each host fetches the params that its workers read.
         """
         self._host_keys, self._parents, self._folder = host_keys, parents, folder
         self._run_in_thread(lambda: self._join_control(control, registry))
