@@ -283,11 +283,11 @@ def test_a_zip_file_is_not_named_onnx(tmp_path):
         file.save(tmp_path / "policy.onnx", agent, spec, None)
 
 
-def test_a_file_names_the_updates_of_its_policy(monkeypatch):
+def test_a_file_names_the_version_of_its_policy(monkeypatch):
     monkeypatch.setattr("jsrl.policy.save", lambda path, *given, origin, **options: [origin])
     spec = types.SimpleNamespace(name="CartPole-v1")
     resumed = types.SimpleNamespace(agent=None, spec=spec, params=None, version=make_version(1, 227))
-    assert Policy.save(resumed, "policy.zip") == ["CartPole-v1, after 227 updates"]
+    assert Policy.save(resumed, "policy.zip") == ["CartPole-v1, version 227"]
 
 
 def test_missing_onnx_is_reported(tmp_path, monkeypatch):
