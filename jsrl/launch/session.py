@@ -299,6 +299,8 @@ class Session:
 
     def _write(self, progress: Progress, metrics: dict[str, float], env_steps: int, updates: int) -> None:
         """Write a policy's line of metrics, at these env steps and updates."""
+        if self._is_deleted:
+            return
         if progress is self._first:
             self.hub.write(metrics, env_steps, updates)
             return
