@@ -63,7 +63,7 @@ def launcher_of(options: RunOptions, experiment: Experiment) -> Iterator[Launche
             least = options.min_hosts or count
             later = f", and {count - least} more that may come later" if least < count else ""
             notify(
-                f"waiting at {launcher.address} for {counted(least, 'host')} to join{later}; copy the key file to each, and "
+                f"waiting for {counted(least, 'host')} to join at {launcher.address}{later}; copy the key file to each, and "
                 "give its path there:"
             )
             notify(f"  {shlex.join(['jsrl', 'join', str(key.absolute())])}")

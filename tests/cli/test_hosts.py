@@ -33,7 +33,7 @@ def test_the_port_for_hosts_outlives_the_reader_of_its_lines(tmp_path: Path, mon
     monkeypatch.setattr(sys, "stderr", pipe := Pipe())
     options = RunOptions(runs_dir=str(tmp_path / "my runs"), listen="127.0.0.1")
     with launcher_of(options, load("ppo_cartpole")) as launcher:
-        assert " for 1 host to join; copy the key file" in pipe.getvalue()
+        assert "waiting for 1 host to join at 127.0.0.1:" in pipe.getvalue()
         key = Path(shlex.split(pipe.getvalue().splitlines()[-1])[-1])
         assert key.is_file() and key.is_relative_to(tmp_path / "my runs")
         pipe.is_read = False
