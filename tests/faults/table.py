@@ -307,7 +307,7 @@ FAULTS = (
     ),
     Fault(
         "every update draws with the same key",
-        "        key = jax.random.fold_in(self._key, self.updates)\n",
+        "        key = jax.random.fold_in(self._key, self.number)\n",
         "        key = jax.random.fold_in(self._key, 0)\n",
         ("tests/workers/test_evaluator_and_learner.py::test_every_update_has_its_own_key",),
     ),

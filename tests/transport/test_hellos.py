@@ -189,6 +189,6 @@ def test_hello_fields_are_checked_before_the_schema(tmp_path: Path) -> None:
     message = decode(frames)
     message.fields["schema"] = object()
     with pytest.raises(StreamClosed, match="stranger cannot join"):
-        consumer._welcome(b"route", message)
+        consumer._welcome(b"route", message, lambda worker: True)
     assert schema_to_fields(consumer.leaves) and os.listdir(tmp_path) == ["s"]
     consumer.close()
