@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import statistics
 import subprocess
 import sys
 import time
@@ -49,6 +51,24 @@ def train(task: str, seed: int, folder: Path, options: list[str]) -> dict:
     }  # fmt: skip
 
 
+def table() -> str:
+    """Return both sides as a table: means over seeds, the standard error of their difference, and who is ahead."""
+    ours, theirs = (
+        json.loads((RESULTS / f"{name}.json").read_text())["rows"] for name in ("ppo-defaults", "ppo-defaults-sb3")
+    )
+    lines = ["| task | env steps | jsrl | its `@best` | SB3 | difference | seeds |", "|---|---|---|---|---|---|---|"]
+    for task, env_steps in TASKS.items():
+        final, best = ([row[what]["return_mean"] for row in ours if row["task"] == task] for what in ("final", "best"))
+        peer = [row["return_mean"] for row in theirs if row["task"] == task]
+        error = math.sqrt(sum(statistics.variance(one) / len(one) for one in (final, peer)))
+        scores = [f"{statistics.mean(one):.1f}" for one in (final, best, peer)]
+        difference = statistics.mean(final) - statistics.mean(peer)
+        lines.append(
+            f"| {task} | {env_steps:,} | {' | '.join(scores)} | {difference:+.1f} ± {error:.1f} | {len(final)}, {len(peer)} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Run what is missing, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -56,7 +76,11 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
     parser.add_argument("--folder", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, default=RESULTS / "ppo-defaults.json")
+    parser.add_argument("--table", action="store_true", help="print both sides as a table, and run nothing")
     args, options = parser.parse_known_args()
+    if args.table:
+        print(table())
+        return
     for seed in args.seeds:
         for task in args.tasks:
             rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
