@@ -8,10 +8,32 @@ from typing import Any
 
 import numpy as np
 
+NORMAL = 1.9599640  # the 97.5% quantile
+FEW = (
+    12.7062047,
+    4.3026527,
+    3.1824463,
+    2.7764451,
+    2.5705818,
+    2.4469119,
+    2.3646243,
+    2.3060041,
+    2.2621572,
+)  # 1 to 9 degrees
+
 
 def t_factor(degrees: float) -> float:
-    """Return the half width of a 95% t interval in standard errors."""
-    from scipy.special import stdtrit  # here, as it takes a tenth of a second
+    """Return the half width of a 95% t interval in standard errors.
+
+    Source: the expansion of Fisher and Cornish 1960 for 10 degrees of freedom and more (exact to 2e-4).
+    """
+    z = NORMAL
+    if degrees >= 10:
+        terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+        return z + sum(term / degrees**power for power, term in enumerate(terms, 1))
+    if degrees == int(degrees):
+        return FEW[int(degrees) - 1]
+    from scipy.special import stdtrit  # of a comparison only: it takes a tenth of a second, and workers need none of it
 
     return float(stdtrit(degrees, 0.975))
 

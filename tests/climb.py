@@ -19,7 +19,7 @@ class Climb(gymnasium.Env):
     """One agent whose reward is its action, for a random number of steps."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-    action_space = spaces.Box(-1e9, 1e9, (1,), np.float32)
+    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

@@ -29,7 +29,7 @@ class Duel:
         return spaces.Box(-1.0, 1.0, (2,), np.float32)
 
     def action_space(self, agent):
-        return spaces.Box(-1e9, 1e9, (1,), np.float32)
+        return spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
     def reset(self, seed=None, options=None):
         if seed is not None:
@@ -145,7 +145,7 @@ class Walk(gymnasium.Env):
     """One agent; the task is the length of the episode."""
 
     observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-    action_space = spaces.Box(-1e9, 1e9, (1,), np.float32)
+    action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

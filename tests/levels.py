@@ -20,7 +20,7 @@ from jsrl.types import ONLY_SCORED
 class Levels(gymnasium.Env):
     """One agent; it observes the number of its level, for a random number of steps."""
 
-    observation_space = spaces.Box(-1e9, 1e9, (1,), np.float32)
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):

@@ -145,8 +145,8 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "search": ({"errors", "extras", "file_lock", "launch", "report"}, {"numpy", "optuna"}),
     "chaos": ({"errors", "launch", "transport", "workers"}, set()),
     "tuning": (
-        {"counted", "errors", "experiment", "file_lock", "launch", "references", "runs", "workers"},
-        {"numpy", "psutil", "scipy"},
+        {"counted", "errors", "experiment", "file_lock", "intervals", "launch", "references", "runs", "workers"},
+        {"numpy", "psutil"},
     ),
     "simulation": (
         {

@@ -14,6 +14,7 @@ import numpy as np
 
 from jsrl.counted import counted
 from jsrl.errors import ConfigError
+from jsrl.intervals import t_factor
 from jsrl.runs.files import read_json, write_json
 from jsrl.tuning.search import Trial
 from jsrl.tuning.space import Setting, key_of
@@ -187,14 +188,12 @@ def _by_phase(trials: Sequence[Trial]) -> tuple[dict[Any, list[float]], dict[Any
 
 def _noise(repeated: Iterable[Sequence[float]]) -> float:
     """Return half of the 95% interval of one measurement as a share of the speed, from all repetitions; NaN without any."""
-    from scipy.special import stdtrit  # here, as it takes a tenth of a second, and every run reads profiles
-
     logs = [np.log(speeds) for speeds in repeated if len(speeds) > 1]
     freedom = sum(len(own) - 1 for own in logs)
     if not freedom:
         return math.nan
     spread = math.sqrt(sum(float(np.square(own - own.mean()).sum()) for own in logs) / freedom)
-    return float(stdtrit(freedom, 0.975)) * spread
+    return t_factor(freedom) * spread
 
 
 def _comparable(trials: Sequence[Trial]) -> set[Any]:

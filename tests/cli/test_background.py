@@ -34,7 +34,7 @@ def output_of(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) 
 
 def await_updates(folder: Path, count: int) -> None:
     until = time.monotonic() + 60
-    while (seen := attach.moment(read_state(folder))) is None or seen.updates < count:
+    while (seen := attach.moment(folder, read_state(folder))) is None or seen.updates < count:
         assert time.monotonic() < until, read_state(folder)
         time.sleep(0.1)
 

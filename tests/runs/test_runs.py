@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from jsrl.errors import ConfigError
+from jsrl.intervals import t_factor
 from jsrl.launch.resume import claimed, params_source
 from jsrl.metrics.metrics import MetricsHub
 from jsrl.report.comparison import (
@@ -260,6 +261,11 @@ def test_intervals_over_few_seeds_have_their_coverage(seeds, middle):
     """A percentile bootstrap of two seeds covers half: its ends are the lowest and the highest."""
     low, high = interval_of(np.random.default_rng(3).normal(size=(4000, seeds)), middle=middle)
     assert 0.915 <= np.mean((low <= 0) & (high >= 0)) <= 0.97
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 5, 9, 2.5, 9.5, 10, 10.5, 29, 1000])
+def test_the_factor_of_an_interval_is_students(degrees: float):
+    assert t_factor(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), abs=2e-4)
 
 
 def test_the_interval_of_a_mean_is_students():

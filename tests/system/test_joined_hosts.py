@@ -23,6 +23,7 @@ from jsrl.experiment import (
     EvaluatorConfig,
     Experiment,
     InferenceConfig,
+    LearnerConfig,
     PolicyConfig,
     ReplayConfig,
     SnapshotConfig,
@@ -237,6 +238,7 @@ def test_deterministic_run_is_bit_identical_with_server_and_learner_on_another_h
         rollout_length=16,
         total_env_steps=5 * 64,
         deterministic=True,
+        learner=LearnerConfig(threads=3),  # more than this host's core, so that the other workers go to the other one
         evaluator=EvaluatorConfig(enabled=False),
     )
     alone = run(experiment, runs_dir=tmp_path, name="alone", placement="serial", graph=GRAPH, display="log-only")

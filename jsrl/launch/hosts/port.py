@@ -244,6 +244,7 @@ class HostPort:
                 with self.changed:
                     self._members.drop(key, str(error))
                     self.changed.notify_all()
+                self._flush()  # at once: a host that is sent away hears why only while its key is still admitted
                 continue
             with self.changed:
                 answers = self._members.handle(key, identity, message)
