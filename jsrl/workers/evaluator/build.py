@@ -15,7 +15,7 @@ from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
 from jsrl.workers.players import common_player_settings, make_agent, params_store, played_policies
 
-SHARE = 0.08  # of the env steps, for evaluations of a serial run: at most a tenth of its time, while training waits
+SHARE = 0.25  # of the env steps, for evaluations of a serial run: at most a tenth of its time, while training waits
 
 
 def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:

@@ -160,12 +160,14 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         self._play = None
         if self._settings.joins_rewards and isinstance(score, Score) and score.cancelled == len(score.returns):
             self._reporter.event("warning", OPPOSED.format(episodes=score.cancelled), once="opposed")
-        facts = score.facts()
+        facts, updates = score.facts(), version_updates(score.version)
         if self._final:
             self._final_score = facts
+            known = self._best_params is not None and self._best_params[0] == score.version
+            if not known and score_of(facts) > self._best and against == self._best_against:
+                self._save(score.version, facts | {"env_steps": self._env_steps(updates)})
             self._reporter.event(FINAL, **facts)
             return
-        updates = version_updates(score.version)
         if name == "evaluator/confirmation":
             self._reporter.event("confirmed", updates=updates, **facts)
             return
@@ -181,8 +183,7 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         # opponents do not compare.
         if score_of(facts) >= self._best or against != self._best_against:
             self._best, self._best_against, self._best_params = score_of(facts), against, self._params
-            named = {"against": against} if against else {}
-            self._save(score.version, facts | named | {"env_steps": env_steps})
+            self._save(score.version, facts | {"env_steps": env_steps})
         metrics, self._metrics = self._metrics, {}
         self._reporter.event("evaluated", updates=updates, env_steps=env_steps, metrics=metrics, **facts)
         complete = len(against) == len(self._opponents)
@@ -202,8 +203,9 @@ class Evaluator(Player[VectorEnv | VectorGame]):
         assert self._params is not None
         self._phases.enter("publish")
         params = jax.tree.unflatten(jax.tree.structure(self._params_shapes()), self._params[1])
+        named = {"against": self._best_against} if self._best_against else {}
         try:
-            self._store.save(version, {"params": params}, meta=dict(facts), tags=("best",))
+            self._store.save(version, {"params": params}, meta=facts | named, tags=("best",))
         except SnapshotError as error:
             self._reporter.event("warning", f"snapshot `best` failed: {error}", once="snapshots")
         self._phases.enter("other")
