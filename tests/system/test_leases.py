@@ -219,7 +219,7 @@ def test_snapshot_of_a_learner_that_lost_its_controller_stays_on_its_host(tmp_pa
         status, text = agent.ends(60.0)
     assert status == 1 and CLOSED_LEASE_S - 1.0 <= took_s <= CLOSED_LEASE_S + 1.0
     assert not (folder / "snapshots" / "state" / "tags").exists()
-    (updates,) = re.findall(r"snapshots/state: update ([\d,]+)", text)
+    (updates,) = re.findall(r"snapshots/state: version ([\d,]+)", text)
     copy, resume = (shlex.split(line.removeprefix("jsrl join:")) for line in text.splitlines()[-3:-1])
     assert copy[:2] == ["scp", "-r"] and resume == ["jsrl", "run", "--resume", str(folder)] and copy[3] == str(folder)
     shutil.copytree(copy[2].removeprefix("far:"), folder / "snapshots", dirs_exist_ok=True)  # as scp would do
