@@ -24,7 +24,7 @@ import zmq
 
 from jsrl.errors import AccessDenied, CodecError, StreamClosed
 from jsrl.rate_limit import is_reported
-from jsrl.runs.door import MAX_MESSAGE_BYTES, MAX_WAITING
+from jsrl.runs.door import MAX_MESSAGE_BYTES
 from jsrl.runs.lease import Lease
 from jsrl.runs.logs import MOST_BYTES, cut_log
 from jsrl.runs.memory import ENDLESS, MARGIN_BYTES, Growth, MemoryWatch, resident_bytes
@@ -398,7 +398,6 @@ class ControlServer:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # without it, commands to a lost connection vanish
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self._socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
         old = os.umask(0o177)
         try:
             self._listener = Listener(self._socket, address, self._keys)

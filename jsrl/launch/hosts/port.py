@@ -97,7 +97,6 @@ class HostPort:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent's new connection replaces a broken one
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, CONNECTION_MS[0])
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, CONNECTION_MS[1])
-        self._socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
         self._listener = Listener(self._socket, address, self._join_key.server, self._join_key.admits)
         self.address = self._listener.address
         self._closed = self._socket.get_monitor_socket(int(zmq.EVENT_DISCONNECTED))
