@@ -52,11 +52,11 @@ def check_memory(plan: Plan) -> None:
     """
     if plan.hosts.of:
         return
-    learns_here = not accelerators()  # else replay and params are on the GPUs
+    has_gpus = bool(accelerators())  # which then hold replay and params
     sizes = Counter[str]()
     for job in plan.jobs:
         kind = find_kind(job.kind)
-        on_gpu = kind.device == "learns" and not learns_here
+        on_gpu = has_gpus and kind.device == "learns"
         sizes[kind.name] += JAX_PROCESS_MB if on_gpu else memory_mb(plan, job)
     needed_mb, most_mb = sizes.total(), usable_memory_bytes() >> 20
     if needed_mb > most_mb:

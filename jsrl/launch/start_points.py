@@ -11,6 +11,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.experiment.building import build_agent, resolved_agent
 from jsrl.graph.policies import PolicyPart
+from jsrl.launch.graph_file import saved_experiment
 from jsrl.launch.links import learner_hop
 from jsrl.launch.plan import Plan
 from jsrl.launch.resume import (
@@ -91,6 +92,7 @@ def begin_policies(
     together = resumed and len(plan.experiment.policies) > 1 and may_be_exact(plan.experiment)
     batches = _same_batch(plan, folder) if together else None
     obstacle = environment_obstacle(folder, plan.experiment) if resumed and may_be_exact(plan.experiment) else None
+    total_before = saved_experiment(folder).total_env_steps if resumed else 0
     for policy in plan.policies.values():
         is_first, messages = policy.name == first, list[str]()
         updates = None if batches is None else batches * policy.experiment.updates_per_batch
@@ -102,7 +104,7 @@ def begin_policies(
         if resumed and start_point.restore is not None and (updates is not None or not together):
             start_point, line = continue_exactly(policy.experiment, folder, start_point, policy.groups, obstacle)
             messages += [line] if line else []
-        if resumed and (line := _rate_line(policy.experiment, start_point, folder.config["fields"]["total_env_steps"])):
+        if resumed and (line := _rate_line(policy.experiment, start_point, total_before)):
             messages.append(line)
         if resumed and start_point.restore is not None:
             messages += what_is_lost(folder, policy, start_point)
