@@ -17,16 +17,9 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.peers.default_tasks import TASKS
+
 RESULTS = Path(__file__).resolve().parent / "results"
-TASKS = {
-    "CartPole-v1": 200_000,
-    "Acrobot-v1": 200_000,
-    "Pendulum-v1": 200_000,
-    "MountainCar-v0": 200_000,
-    "LunarLander-v3": 300_000,
-    "LunarLanderContinuous-v3": 300_000,
-    "Hopper-v5": 300_000,
-}
 
 
 def jsrl(*args: str) -> str:

@@ -1,6 +1,6 @@
 """PPO of Stable-Baselines3 with its default settings, on small tasks: `python run_sb3_defaults.py`, in its own environment.
 
-Each task is trained for the env steps of TASKS with seeds 0 to 4, one thread each; then the final policy plays 100 greedy
+Each task of default_tasks.py is trained with seeds 0 to 4, one thread each; then the final policy plays 100 greedy
 episodes of fresh seeds. A row per task and seed goes to benchmarks/results/ppo-defaults-sb3.json as soon as it is known;
 rows that are there are not run again. benchmarks/defaults.py runs jsrl's `ppo` on the same tasks and compares.
 """
@@ -17,19 +17,11 @@ import gymnasium
 import numpy as np
 import stable_baselines3
 import torch
+from default_tasks import TASKS
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "ppo-defaults-sb3.json"
-TASKS = {
-    "CartPole-v1": 200_000,
-    "Acrobot-v1": 200_000,
-    "Pendulum-v1": 200_000,
-    "MountainCar-v0": 200_000,
-    "LunarLander-v3": 300_000,
-    "LunarLanderContinuous-v3": 300_000,
-    "Hopper-v5": 300_000,
-}
 EPISODES = 100
 
 
