@@ -157,9 +157,9 @@ def test_run_survives_a_lost_server_and_a_lost_host(hosts, tmp_path: Path) -> No
     metrics = read_metrics(folder / "metrics.jsonl")
     assert metrics["restarts/actor"][-1] == metrics["restarts/inference"][-1] == 2
     assert any(f"host {networks[0]} is gone: it sent no message for 8 s" in line for line in told)
-    evaluated = "evaluator/return_mean" in metrics  # on a busy machine perhaps only after the end
     assert launcher._laid["evaluator"] in networks and result.final["episodes"] == 1
-    assert evaluated == ("best" in SnapshotStore(folder / "snapshots" / "params").tags())
+    if "evaluator/return_mean" in metrics:  # the lost host may have saved the best and taken its score along
+        assert "best" in SnapshotStore(folder / "snapshots" / "params").tags()
     assert not (tmp_path / "join.key").exists() and not (folder / "names").exists()
 
 
