@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import tables
 from jsrl.agents.check import check_agent
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
@@ -39,7 +40,7 @@ from jsrl.workers.kinds import catalogue
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
-    (ROOT / "docs").rglob("*.md")
+    page for folder in ("docs", "benchmarks/notes") for page in (ROOT / folder).rglob("*.md")
 )
 PAGE_NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -435,6 +436,23 @@ def test_speeds_in_readme_are_those_of_the_raw_files() -> None:
             assert {LIBRARIES[library] for library in libraries.split(", ")} == set(others), name
             seen += 1
     assert seen == 5
+
+
+def test_tables_of_scores_and_speed_are_made_of_the_raw_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tables.main(["--check"]) == 0, capsys.readouterr().out
+    page = (ROOT / "docs" / "scores.md").read_text()
+    (row,) = [line for line in page.splitlines() if "`ppo_halfcheetah-seed*.json`" in line]
+    assert row.startswith("| HalfCheetah-v5 | PPO | 2,781 ± 3,027 | 1,699; 4,101; 2,544 | 1.0M | 5,819 after 1M")
+    assert "| 2,781 ± 3,027 |" in tables.with_tables(page.replace("2,781", "5,819"))
+
+
+def test_named_raw_files_exist() -> None:
+    raw = ROOT / "benchmarks" / "results"
+    for page in (name for name in PAGE_NAMES if re.match(r"README|docs/(scores|speed|algorithms)|benchmarks/", name)):
+        for span in spans(ROOT / page):
+            if found := re.fullmatch(r"(?:benchmarks/results/)?([\w*-]+\.json)", span):
+                pattern = re.sub("[A-Z]{4,}", "*", found[1])
+                assert pattern == "result.json" or list(raw.glob(pattern)), f"{page} names {span}, which does not exist"
 
 
 def test_page_of_benchmarks_names_every_script() -> None:
