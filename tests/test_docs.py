@@ -66,7 +66,7 @@ def commands(page: Path) -> list[list[str]]:
     found = []
     for line in lines:
         for part in re.split(r"&&|;", line):
-            words = shlex.split(part, comments=True)
+            words = shlex.split(part.partition(" > ")[0], comments=True)
             if words and re.fullmatch(r"(\.venv/bin/)?python3?", words[0]) and len(words) > 1:
                 found.append(words[1:])
             if words and re.fullmatch(r"(\.venv/bin/)?jsrl", words[0]) and len(words) > 1:
