@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+import jsrl
 from benchmarks import tables
 from jsrl.agents.check import check_agent
 from jsrl.agents.dqn import DQNConfig
@@ -236,7 +237,7 @@ def test_names_of_modules_and_metrics_exist(name: str) -> None:
 def test_python_examples_import_existing_names(name: str) -> None:
     for block in blocks(ROOT / name, "python"):
         for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.ImportFrom):
+            if isinstance(node, ast.ImportFrom) and f"`{node.module}.py`" not in (ROOT / name).read_text():
                 module = importlib.import_module(node.module)
                 for alias in node.names:
                     assert hasattr(module, alias.name), f"{name}: {node.module} has no {alias.name}"
@@ -255,6 +256,23 @@ def test_the_examples_environment_trains(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     returned = float(re.search(r"fresh seeds: return (-?[\d.]+)", ended.stdout).group(1))
     assert returned > 0.0  # arrived, in about the required number of steps; a random walk mostly times out at -10
+
+
+def test_the_tutorials_environment_has_the_two_faults_and_the_mended_one_can_be_docked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = ROOT / "docs" / "tutorial.md"
+    source, _, autopilot, _ = blocks(page, "python")
+    (mend,) = blocks(page, "diff")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "docking.py").write_text(source)
+    assert "no episode ended within 600 steps" in str(jsrl.check_env(jsrl.EnvConfig("docking:Docking")))
+    monkeypatch.delitem(sys.modules, "docking")
+    (tmp_path / "docking.py").write_text(changed_by(mend, source) + "\n")  # a new size, so that Python reads it again
+    exec(compile(autopilot, "autopilot.py", "exec"), {})
+    monkeypatch.delitem(sys.modules, "docking")
+    assert re.search(r"^autopilot: return 67\.7 ± 6\.3$", page.read_text(), re.MULTILINE)
+    assert capsys.readouterr().out == "autopilot: return 67.7 ± 6.3\n"
 
 
 @pytest.mark.slow
