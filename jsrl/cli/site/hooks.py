@@ -14,9 +14,9 @@ LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)\s]+)\)")
 def on_page_markdown(markdown: str, *, page, config, files) -> str:
     """Return a page's text with links out of the docs folder written as paths (`jsrl/types.py`).
 
-    A page without headings has no table of contents, so that its tables get the whole width.
+    Pages without headings and pages of wide tables have no table of contents, so that their tables get the whole width.
     """
-    if "\n## " not in markdown:
+    if "\n## " not in markdown or "\n<!-- table " in markdown:
         page.meta["hide"] = ["toc"]
     folder = dirname(page.file.src_uri)
 
