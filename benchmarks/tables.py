@@ -44,7 +44,7 @@ SPEEDS = [
 ]
 
 
-SCORE_HEADS = "environment | algorithm | score | each seed | env steps | published or best | command | raw file"
+SCORE_HEADS = "environment | algorithm | score | each seed | env steps | published or best | command, raw file"
 AGAINST_HEADS = (
     "workload | placement | policy lag | env steps/s | ratio to the fastest other | the same per CPU-second "
     "| measured with it | commit | raw file"
@@ -92,8 +92,7 @@ def score_row(row: dict[str, str]) -> list[str]:
         "; ".join(map(shown, means)) if several else "one seed",
         steps[0] if steps[0] == steps[-1] else f"{steps[0]} to {steps[-1]}",
         row["published"],
-        f"`{row['command']}`",
-        f"`{row['files']}.json`",
+        f"`{row['command']}`<br>`{row['files']}.json`",
     ]
 
 
