@@ -431,7 +431,7 @@ def test_scores_in_readme_are_those_of_the_raw_files() -> None:
             assert float(half) == pytest.approx(final["return_ci95"], abs=rounding), name
             assert f"{outcome['env_steps'] / 1e6:.2f}M" in text, name
             seen += 1
-        if name == "`run.py ppo_cartpole`":
+        if name == "`jsrl run ppo_cartpole`":
             seconds = [[f"{run['outcome']['process_s']:.1f}" for run in group] for group in files]
             assert re.findall(r"([\d.]+) to ([\d.]+) s", text) == [(min(group), max(group)) for group in seconds]
             assert [outcome["final"]["return_mean"] >= 490 for outcome in runs] == [True] * 10
