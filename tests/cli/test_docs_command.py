@@ -103,9 +103,11 @@ def test_site_is_complete_and_loads_nothing_external(tmp_path: Path, monkeypatch
         changed.setattr(docs, "FOLDER", tmp_path / "broken")
         docs.build(tmp_path / "other")
     pages = list((tmp_path / "site").rglob("*.html"))
+    assert ".ipynb" in (tmp_path / "site" / "index.html").read_text()
     assert len(pages) > len(list((docs.FOLDER / "pages").glob("*.md"))) - 1
     for page in pages:
         text = page.read_text()
+        assert all((page.parent / link).exists() for link in re.findall(r'href="?([^" >]*\.ipynb)', text)), page
         fetched = re.findall(r"<(?:script|img|iframe)\b[^>]*\bsrc=\"?([^\s\">]+)", text)
         fetched += re.findall(r"<link\b[^>]*\brel=\"?(?:stylesheet|icon|preconnect|preload)\"?[^>]*", text)
         assert fetched

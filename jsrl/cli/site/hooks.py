@@ -1,9 +1,11 @@
-"""Changes by mkdocs to a page: links to files outside the docs become paths, options are not split over two lines."""
+"""Changes by mkdocs: notebooks can be downloaded, other links out of the docs become paths, options are not split."""
 
 from __future__ import annotations
 
 import re
-from posixpath import dirname, join, normpath
+import shutil
+from pathlib import Path
+from posixpath import dirname, join, normpath, relpath
 
 CODE = re.compile(r"(?<!<pre><span></span>)<code>([^<]*)</code>")  # within a line: not a block of code
 WORD = re.compile(r"(?<=[ >])[^\s<>]*-[^\s<>]*(?=[ <])")  # browsers may break a line after any hyphen
@@ -12,7 +14,7 @@ LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)\s]+)\)")
 
 
 def on_page_markdown(markdown: str, *, page, config, files) -> str:
-    """Return a page's text with links out of the docs folder written as paths (`jsrl/types.py`).
+    """Return a page's text with links out of the docs folder written as paths (`jsrl/types.py`), but for notebooks.
 
     Pages without headings and pages of wide tables have no table of contents, so that their tables get the whole width.
     """
@@ -24,6 +26,8 @@ def on_page_markdown(markdown: str, *, page, config, files) -> str:
         text, path = found.group(1), normpath(join("docs", folder, found.group(2)))
         if path.startswith("docs/"):
             return found.group(0)
+        if path.endswith(".ipynb") and (_root(config) / path).exists():
+            return f'<a href="{relpath(path, folder or ".")}" download>{text}</a>'
         return f"`{path}`" if text.strip("`") == path else f"{text} (`{path}`)"
 
     return LINK.sub(replace, markdown)
@@ -37,3 +41,15 @@ def on_page_content(html: str, *, page, config, files) -> str:
         return word if len(word) > LONGEST_WORD else f'<span class="whole">{word}</span>'
 
     return CODE.sub(lambda found: WORD.sub(keep, found.group(0)), html)
+
+
+def on_post_build(*, config) -> None:
+    """Put the notebooks beside the pages."""
+    for notebook in _root(config).glob("notebooks/*.ipynb"):
+        (Path(config["site_dir"]) / "notebooks").mkdir(exist_ok=True)
+        shutil.copy(notebook, Path(config["site_dir"]) / "notebooks")
+
+
+def _root(config) -> Path:
+    """Return the folder of the repository; of an installed jsrl, one without notebooks."""
+    return (Path(config["docs_dir"]) / "index.md").resolve().parents[1]
