@@ -29,6 +29,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "rate_limit": (set(), set()),
     "file_lock": (set(), set()),
     "lazy": (set(), set()),
+    "linux": (set(), set()),
     "extend": ({"lazy"}, set()),
     "extras": (set(), set()),
     "plain_files": (set(), {"numpy"}),
@@ -42,11 +43,14 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"counted", "field_names", "rate_limit", "extras", "types", "errors", "references"},
         {"numpy", "gymnasium", "ale_py", "envpool", "lbforaging", "mujoco", "pyspiel"},
     ),
-    "transport": ({"rate_limit", "types", "errors", "plain_files"}, {"numpy", "ml_dtypes", "zmq", "msgspec", "lz4"}),
+    "transport": (
+        {"linux", "rate_limit", "types", "errors", "plain_files"},
+        {"numpy", "ml_dtypes", "zmq", "msgspec", "lz4"},
+    ),
     "experiment": ({"counted", "field_names", "envs", "types", "errors", "references"}, {"jax"}),
     "replay": ({"agents", "errors", "experiment", "plain_files", "types"}, {"jax", "numpy"}),
     "runs": (
-        {"extras", "file_lock", "rate_limit", "transport", "errors", "plain_files"},
+        {"linux", "extras", "file_lock", "rate_limit", "transport", "errors", "plain_files"},
         {"numpy", "zmq", "msgspec", "psutil"},
     ),
     "metrics": ({"errors", "extras", "intervals", "plain_files", "runs"}, {"numpy", "rich", "tensorboardX"}),
@@ -54,6 +58,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "recordings": ({"errors", "extras", "plain_files", "runs", "transport", "types"}, {"numpy", "msgspec"}),
     "workers": (
         {
+            "linux",
             "counted",
             "agents",
             "directors",
@@ -78,6 +83,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "graph": ({"counted", "errors", "experiment", "references", "transport", "workers"}, {"msgspec"}),
     "launch": (
         {
+            "linux",
             "counted",
             "directors",
             "rate_limit",
@@ -143,13 +149,14 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"msgspec", "numpy", "scipy"},
     ),
     "search": ({"errors", "extras", "file_lock", "launch", "report"}, {"numpy", "optuna"}),
-    "chaos": ({"errors", "launch", "transport", "workers"}, set()),
+    "chaos": ({"linux", "errors", "launch", "transport", "workers"}, set()),
     "tuning": (
         {"counted", "errors", "experiment", "file_lock", "intervals", "launch", "references", "runs", "workers"},
         {"numpy", "psutil"},
     ),
     "simulation": (
         {
+            "linux",
             "envs",
             "errors",
             "experiment",
@@ -167,6 +174,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "cli": (
         {
+            "linux",
             "counted",
             "chaos",
             "configs",

@@ -9,7 +9,6 @@ import dataclasses
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from jsrl.cli import command_line as cli
@@ -23,6 +22,7 @@ from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, Re
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions, full_help, short_help
 from jsrl.launch.interrupts import remembered
+from jsrl.linux import SHM
 from jsrl.metrics.wandb_sink import WandbSink, kept_names
 from jsrl.runs.groups import Group, find_group
 from jsrl.runs.texts import printable
@@ -190,7 +190,7 @@ def settled_args(asked: cli.CommandLine) -> list[str]:
     from jsrl.launch.plan import make_plan, settle
 
     experiment = fastest(asked)
-    make_plan(settle(experiment)[0], "(not run)", Path("/dev/shm/jsrl"), graph=asked.run.graph)
+    make_plan(settle(experiment)[0], "(not run)", SHM / "jsrl", graph=asked.run.graph)
     return [*cli.spelled(experiment, asked.experiment), "--profile", "none"]
 
 
@@ -228,7 +228,7 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
         layouts.append(layout := lay_out(needs, read_hosts(hosts_file)))
         return layout.hosts_of_workers
 
-    plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"), graph=graph, place=place)
+    plan = make_plan(experiment, "(not run)", SHM / "jsrl", graph=graph, place=place)
     print(describe(plan, accelerators(), *layouts))
     if plan_file is not None:
         try:

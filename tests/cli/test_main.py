@@ -323,7 +323,7 @@ def test_new_project_runs_and_passes_its_tests(tmp_path, monkeypatch):
 
 def test_doctor_names_the_memory_that_the_next_run_removes(tmp_path, monkeypatch):
     """Whose process is alive shows the lock of its file `alive`; a number in its name may belong to another process."""
-    monkeypatch.setattr(doctor, "Path", lambda name: tmp_path if name == "/dev/shm" else Path(name))
+    monkeypatch.setattr(doctor, "SHM", tmp_path)
     owner = make_folder(tmp_path / f"jsrl-{os.getuid()}")
     killed, half = make_folder(owner / "999999999-a"), make_folder(owner / f"{os.getpid()}-b")
     (killed / ALIVE).touch()
