@@ -142,6 +142,8 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"msgspec", "numpy", "scipy"},
     ),
+    "configs": ({"agents", "directors", "envs", "experiment", "networks"}, {"gymnasium", "numpy"}),
+    "graphs": ({"graph", "metrics", "transport", "types", "workers"}, {"numpy"}),
     "search": ({"errors", "extras", "file_lock", "launch", "report"}, {"numpy", "optuna"}),
     "chaos": ({"errors", "launch", "transport", "workers"}, set()),
     "tuning": (
@@ -403,7 +405,7 @@ NOT_KINDS = {
 
 
 def test_worker_kinds_are_named_only_in_their_folders_and_the_graph_builder():
-    own = {PACKAGE / "graph/placements.py", *(PACKAGE / "workers").glob("*/*.py")}
+    own = {PACKAGE / "graph/placements.py", *(PACKAGE / "workers").glob("*/*.py"), *(PACKAGE / "graphs").glob("*.py")}
     found = {relative(path): kinds_named(parsed(path)) for path in SOURCES if path not in own}
     wrong = {file: words for file, words in found.items() if words and file not in NOT_KINDS}
     assert not wrong
@@ -718,7 +720,7 @@ def test_exceptions_are_still_needed():
 
 # -- experiments ------------------------------------------------------------------------------------------------------
 
-CONFIGS = sorted(p.stem for p in (ROOT / "experiments" / "configs").glob("*.py") if p.stem != "__init__")
+CONFIGS = sorted(p.stem for p in (PACKAGE / "configs").glob("*.py") if p.stem != "__init__")
 
 
 def test_every_experiment_builds_and_has_a_one_line_description():

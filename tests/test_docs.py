@@ -260,7 +260,7 @@ def test_the_examples_environment_trains(tmp_path: Path) -> None:
 def test_the_examples_game_of_two_policies_trains(tmp_path: Path) -> None:
     """The file and the commands of docs/policies.md, shortened; a user's copy in another folder."""
     block = blocks(ROOT / "docs" / "policies.md", "python")[0]
-    assert block == (ROOT / "experiments" / "configs" / "chase.py").read_text()
+    assert block == (ROOT / "jsrl" / "configs" / "chase.py").read_text()
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "hunt.py").write_text(block)
     runs = [words[2:] for words in commands(ROOT / "docs" / "policies.md") if words[1:2] == ["chase"]]

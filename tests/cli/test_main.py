@@ -184,7 +184,7 @@ def test_configs_of_the_working_directory_are_found_beside_ours(folder, capsys):
 
 
 def test_scripts_of_a_checkout_import_configs_of_the_working_directory(folder, monkeypatch):
-    """The folder of the scripts, which Python puts on the path, has a package `configs` as well."""
+    """The folder of run.py, which Python puts on the path, has `configs` as well."""
     monkeypatch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
     monkeypatch.delitem(sys.modules, "configs")
     experiments.use_working_directory()
