@@ -203,7 +203,6 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
 # Files that may import more than their package does, each with its reason.
 MORE: dict[str, tuple[set[str], str]] = {
     "cli/play.py": ({"pygame"}, "a window, of the extra `video`"),
-    "cli/site/entries.py": ({"griffe"}, "loaded by mkdocs, of the extra `docs`"),
     "agents/check.py": ({"jsrl.parallel"}, "check_agent compares one device with two, the way a learner uses them"),
     "launch/opponents.py": ({"jsrl.contest"}, "opponents are trained policies of other runs, loaded before the start"),
     "workers/evaluator/build.py": ({"jsrl.contest"}, "opponents are trained policies of other runs"),
@@ -388,6 +387,7 @@ NOT_KINDS = {
     "agents/ppo.py": "whose values the loss takes: an option's value",
     "experiment/options.py": "names that people try for options",
     "cli/needs.py": "names of options",
+    "cli/main.py": "a command's name",
     "experiment/settings.py": "actor-critic: how the learner is split",
     "experiment/checks.py": "an experiment's field",
     "graph/policies.py": "an experiment's field",
