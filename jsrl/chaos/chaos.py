@@ -333,7 +333,7 @@ def run_command(args: list[str], runs_dir: Path, run_name: str, *, hangs: bool =
       ConfigError: no experiment was named.
     """
     if not args or args[0].startswith("-"):
-        raise ConfigError("name an experiment first, such as: jsrl chaos ppo_cartpole")
+        raise ConfigError("name an experiment first, such as: jsrl dev chaos ppo_cartpole")
     defaults = {
         "--restart": "1000",
         "--deadlines.silence-s": "3",

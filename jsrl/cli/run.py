@@ -16,7 +16,7 @@ from jsrl.cli.arguments import user_path
 from jsrl.cli.experiments import load, summaries, take_name, use_working_directory
 from jsrl.cli.hosts import launcher_of
 from jsrl.cli.list import listing
-from jsrl.cli.main import LOADING, program, shown
+from jsrl.cli.main import LOADING, shown
 from jsrl.cli.needs import check_needs
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError, SpecMismatch
 from jsrl.experiment import Experiment
@@ -30,7 +30,7 @@ from jsrl.runs.texts import printable
 
 def usage() -> str:
     """Return the usage line."""
-    return f"usage: {program('run')} NAME [--option value ...]"
+    return "usage: jsrl run NAME [--option value ...]"
 
 
 def resume_target(arguments: Sequence[str]) -> tuple[str, str] | None:
@@ -111,7 +111,7 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
             return 0
         if args:
             raise ConfigError(f"give the name of an experiment before {args[0]}; `jsrl list` shows the names.")
-        print(f"{usage()}\n\nexperiments:\n{listing()}\n\n`{program('run')} NAME --help` shows the options of one.")
+        print(f"{usage()}\n\nexperiments:\n{listing()}\n\n`jsrl run NAME --help` shows the options of one.")
         return 0
     loading = f"loading {name or 'the run'} ..."
     with shown(loading):

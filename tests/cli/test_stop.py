@@ -104,8 +104,8 @@ def test_a_run_that_is_over_cannot_be_stopped(folder: RunFolder, capsys):
     assert main.main(["stop", "x"]) == 2
     assert "ppo/x has already ended: killed: its process has ended" in capsys.readouterr().err
     (folder.path / "result.json").write_text(json.dumps({"ended": "total_env_steps"}))
-    for command in ("stop", "attach"):
-        assert main.main([command, "x"]) == 2
+    for words in (["stop", "x"], ["status", "x", "--follow"], ["stop", "x", "--host", "a"]):
+        assert main.main(words) == 2
         assert "ppo/x has already ended: reached total_env_steps." in capsys.readouterr().err
     assert not (folder.path / STOP).exists()
 
