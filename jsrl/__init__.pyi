@@ -54,6 +54,7 @@ from jsrl.policy import Policy as Policy
 from jsrl.policy import act_together as act_together
 from jsrl.policy import load_players as load_players
 from jsrl.policy import load_policy as load_policy
+from jsrl.runs.curves import Scores as Scores
 from jsrl.runs.runs import Run as Run
 from jsrl.runs.runs import load_runs as load_runs
 
