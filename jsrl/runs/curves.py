@@ -105,5 +105,6 @@ def plot_scores(scores: Scores, name: str, axes: Any = None) -> Any:
         axes.plot(own.env_steps, middle, label=label)
         axes.fill_between(own.env_steps, low, high, alpha=0.25)
     axes.set(xlabel="env steps", ylabel="win rate" if scores.against else "mean return")
-    axes.legend()
+    if len(axes.get_lines()) > 1:
+        axes.legend()
     return axes

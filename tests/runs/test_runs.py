@@ -237,7 +237,9 @@ def test_plot_draws_the_scores_of_each_policy(tmp_path):
     drawn = {line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()}
     assert drawn == {"left": [1, 2, 3], "right": [-1, -2, -3]}
     assert (axes.get_xlabel(), axes.get_ylabel(), len(axes.collections)) == ("env steps", "mean return", 2)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["left", "right"]
     (run,) = load_runs(make_run(tmp_path, "x", "one", [1.0, 2.0]))
+    assert run.plot().get_legend() is None
     assert run.plot(axes) is axes and axes.get_lines()[-1].get_label() == "x/one"
     pyplot.close("all")
 
