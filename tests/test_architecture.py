@@ -202,6 +202,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
 MORE: dict[str, tuple[set[str], str]] = {
     "cli/play.py": ({"pygame"}, "a window, of the extra `video`"),
     "cli/site/entries.py": ({"griffe"}, "loaded by mkdocs, of the extra `docs`"),
+    "cli/site/hooks.py": ({"mkdocs"}, "loaded by mkdocs, of the extra `docs`"),
     "agents/check.py": ({"jsrl.parallel"}, "check_agent compares one device with two, the way a learner uses them"),
     "launch/opponents.py": ({"jsrl.contest"}, "opponents are trained policies of other runs, loaded before the start"),
     "workers/evaluator/build.py": ({"jsrl.contest"}, "opponents are trained policies of other runs"),
