@@ -51,7 +51,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
     "replay": ({"agents", "errors", "experiment", "plain_files", "types"}, {"jax", "numpy"}),
     "runs": (
         {"linux", "extras", "file_lock", "rate_limit", "transport", "errors", "plain_files"},
-        {"numpy", "zmq", "msgspec", "psutil"},
+        {"matplotlib", "numpy", "zmq", "msgspec", "psutil"},
     ),
     "metrics": ({"errors", "extras", "intervals", "plain_files", "runs"}, {"numpy", "rich", "tensorboardX"}),
     "snapshots": ({"errors", "plain_files", "runs", "transport", "types"}, {"numpy"}),
@@ -214,6 +214,7 @@ MORE: dict[str, tuple[set[str], str]] = {
     "agents/check.py": ({"jsrl.parallel"}, "check_agent compares one device with two, the way a learner uses them"),
     "launch/opponents.py": ({"jsrl.contest"}, "opponents are trained policies of other runs, loaded before the start"),
     "workers/evaluator/build.py": ({"jsrl.contest"}, "opponents are trained policies of other runs"),
+    "launch/result.py": ({"jsrl.policy"}, "the policy of a result is loaded when it is asked for"),
     "launch/run.py": ({"jsrl.report"}, "a run writes its report as it ends"),
     "envs/hide_and_seek/settings.py": ({"msgspec"}, "options are JSON values, whose types it checks"),
     "metrics/wandb_process.py": ({"wandb"}, "a process of its own for Weights & Biases, of the extra `wandb`"),

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+import jsrl
 from jsrl.agents.check import check_agent
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
@@ -241,6 +242,27 @@ def test_python_examples_import_existing_names(name: str) -> None:
                 module = importlib.import_module(node.module)
                 for alias in node.names:
                     assert hasattr(module, alias.name), f"{name}: {node.module} has no {alias.name}"
+
+
+ALGORITHMS = sorted(path.stem for path in (ROOT / "docs" / "algorithms").glob("*.md") if path.stem != "index")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_python_on_an_algorithms_page_equals_the_command_beside_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = ROOT / "docs" / "algorithms" / f"{name}.md"
+    command = re.search(r"^The same as `(jsrl run .+)` in Python:$", page.read_text(), re.MULTILINE).group(1).split()
+    ran: list[Experiment] = []
+    monkeypatch.setattr(jsrl, "run", ran.append)
+    exec(blocks(page, "python")[0], {"__name__": "__main__"})
+    (ours,), theirs = ran, command_line.parse(command[3:], load(command[2])).experiment
+    assert ours == dataclasses.replace(theirs, name=ours.name, evaluator=ours.evaluator)
+
+
+def test_algorithm_pages_name_every_config() -> None:
+    names = [one for one in jsrl.__all__ if hasattr(getattr(jsrl, one), "factory")]
+    overview = (ROOT / "docs" / "algorithms" / "index.md").read_text()
+    pages = "".join((ROOT / "docs" / "algorithms" / f"{name}.md").read_text() for name in ALGORITHMS)
+    assert len(names) == 14 and [one for one in names if f"`{one}`" not in overview or f"{one}" not in pages] == []
 
 
 @pytest.mark.slow

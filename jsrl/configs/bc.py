@@ -1,8 +1,6 @@
 """Behaviour cloning: give --recording DIR, and the environment that was recorded"""
 
-from jsrl.agents.bc import BCConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl import BCConfig, EnvConfig, EvaluatorConfig, Experiment
 
 
 def config() -> Experiment:

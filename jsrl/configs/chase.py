@@ -5,9 +5,7 @@ import dataclasses
 import numpy as np
 from gymnasium import spaces
 
-from jsrl.agents.ppo import PPOConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, PolicyConfig, PPOConfig
 
 PLACES, LIMIT = 11, 30
 

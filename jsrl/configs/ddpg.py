@@ -1,8 +1,6 @@
 """DDPG with its usual settings; choose the environment: --env.id Hopper-v5"""
 
-from jsrl.agents.ddpg import DDPGConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl import DDPGConfig, EnvConfig, EvaluatorConfig, Experiment
 
 
 def config() -> Experiment:

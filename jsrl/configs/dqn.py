@@ -1,7 +1,6 @@
 """DQN (double, duelling, 3-step) with its usual settings; choose the environment: --env.id Acrobot-v1"""
 
-from jsrl.agents.dqn import DQNConfig
-from jsrl.experiment import Experiment, ReplayConfig
+from jsrl import DQNConfig, Experiment, ReplayConfig
 
 
 def config() -> Experiment:

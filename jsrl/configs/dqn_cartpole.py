@@ -1,8 +1,6 @@
 """CartPole-v1 with DQN: double, duelling, 3-step returns"""
 
-from jsrl.agents.dqn import DQNConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+from jsrl import DQNConfig, EnvConfig, EvaluatorConfig, Experiment, ReplayConfig
 
 
 def config() -> Experiment:

@@ -1,9 +1,6 @@
 """HAPPO (a policy for each seat, updated in turn) on cooperative navigation; others: --env.id"""
 
-from jsrl.agents.happo import HAPPOConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
-from jsrl.networks.model import NetworkConfig
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, HAPPOConfig, NetworkConfig
 
 
 def config() -> Experiment:

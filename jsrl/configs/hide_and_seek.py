@@ -1,9 +1,6 @@
 """Hide-and-seek: hiders and seekers, MAPPO for each; other scenarios: --env.id hide_and_seek:quadrant"""
 
-from jsrl.agents.mappo import MAPPOConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
-from jsrl.networks.model import NetworkConfig
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, MAPPOConfig, NetworkConfig, PolicyConfig
 
 STATISTICS = (
     "seen_share",  # the first is on the line of progress

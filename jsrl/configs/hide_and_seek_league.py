@@ -2,11 +2,8 @@
 
 import dataclasses
 
-from jsrl.agents.ppo import PPOConfig
+from jsrl import EvaluatorConfig, Experiment, League, NetworkConfig, PolicyConfig, PPOConfig
 from jsrl.configs.hide_and_seek import config as self_play
-from jsrl.directors.league import League
-from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
-from jsrl.networks.model import NetworkConfig
 
 
 def config() -> Experiment:

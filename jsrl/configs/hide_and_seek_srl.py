@@ -1,11 +1,7 @@
 """Hide-and-seek with the network of the paper, one policy for both seats, PPO in self-play; films it"""
 
-from jsrl.agents.ppo import PPOConfig
+from jsrl import EntityConfig, EnvConfig, EvaluatorConfig, Experiment, NetworkConfig, PPOConfig, VideoConfig
 from jsrl.configs.hide_and_seek import STATISTICS
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, VideoConfig
-from jsrl.networks.entities import EntityConfig
-from jsrl.networks.model import NetworkConfig
 
 SEEN = ("agent_qpos_qvel:mask_aa_obs", "box_obs:mask_ab_obs", "ramp_obs:mask_ar_obs")
 THERE = ("agent_qpos_qvel:mask_aa_obs_spoof", "box_obs:mask_ab_obs_spoof", "ramp_obs:mask_ar_obs_spoof")

@@ -1,7 +1,6 @@
 """IMPALA with its usual settings; choose the environment: --env.id ALE/Pong-v5"""
 
-from jsrl.agents.impala import IMPALAConfig
-from jsrl.experiment import Experiment
+from jsrl import Experiment, IMPALAConfig
 
 
 def config() -> Experiment:

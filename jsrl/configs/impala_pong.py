@@ -1,8 +1,6 @@
 """Pong from pixels with IMPALA: actors never wait for the learner"""
 
-from jsrl.agents.impala import IMPALAConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, IMPALAConfig
 
 
 def config() -> Experiment:

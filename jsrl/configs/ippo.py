@@ -1,9 +1,6 @@
 """IPPO (independent PPO) on cooperative navigation, 3 seats; choose another environment: --env.id"""
 
-from jsrl.agents.mappo import MAPPOConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
-from jsrl.networks.model import NetworkConfig
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, MAPPOConfig, NetworkConfig
 
 
 def config() -> Experiment:

@@ -1,10 +1,6 @@
 """A league on tic-tac-toe: PPO against its frozen past and against an exploiter, a second policy"""
 
-from jsrl.agents.ppo import PPOConfig
-from jsrl.directors.league import League
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
-from jsrl.networks.model import NetworkConfig
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, League, NetworkConfig, PolicyConfig, PPOConfig
 
 
 def config() -> Experiment:

@@ -1,9 +1,6 @@
 """Hanabi for two by self-play: MAPPO with one policy for both seats; needs the extra openspiel"""
 
-from jsrl.agents.mappo import MAPPOConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
-from jsrl.networks.model import NetworkConfig
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, MAPPOConfig, NetworkConfig
 
 
 def config() -> Experiment:

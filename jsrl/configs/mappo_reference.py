@@ -2,9 +2,8 @@
 
 import dataclasses
 
+from jsrl import EnvConfig, Experiment
 from jsrl.configs import mappo
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import Experiment
 
 
 def config() -> Experiment:

@@ -1,9 +1,6 @@
 """MAPPO with two different policies: a speaker that sees the goal, and a listener that moves"""
 
-from jsrl.agents.mappo import MAPPOConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
-from jsrl.networks.model import NetworkConfig
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, MAPPOConfig, NetworkConfig, PolicyConfig
 
 
 def config() -> Experiment:

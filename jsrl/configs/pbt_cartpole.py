@@ -1,9 +1,6 @@
 """CartPole-v1 with population-based training: of four PPO members the worst copies the best"""
 
-from jsrl.agents.ppo import PPOConfig
-from jsrl.directors.pbt import PBT, Range
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
+from jsrl import PBT, EnvConfig, EvaluatorConfig, Experiment, PolicyConfig, PPOConfig, Range
 
 MEMBERS = ("first", "second", "third", "fourth")
 

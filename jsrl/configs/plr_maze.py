@@ -4,11 +4,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from jsrl.agents.ppo import PPOConfig
-from jsrl.directors.plr import PLR
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
-from jsrl.networks.model import NetworkConfig
+from jsrl import PLR, EnvConfig, EvaluatorConfig, Experiment, NetworkConfig, PolicyConfig, PPOConfig
 
 SIZE, VIEW, LIMIT = 13, 2, 80
 MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])

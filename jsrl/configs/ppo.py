@@ -1,7 +1,6 @@
 """PPO for any environment, with settings that learn the classic tasks; choose it: --env.id Acrobot-v1"""
 
-from jsrl.agents.ppo import PPOConfig
-from jsrl.experiment import Experiment
+from jsrl import Experiment, PPOConfig
 
 
 def config() -> Experiment:

@@ -1,8 +1,6 @@
 """CartPole-v1 with PPO: solved (475) in seconds; the first thing to run"""
 
-from jsrl.agents.ppo import PPOConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, PPOConfig
 
 
 def config() -> Experiment:

@@ -1,8 +1,6 @@
 """Procgen's CoinRun from pixels; needs the extra envpool and Qt 5 of the system"""
 
-from jsrl.agents.ppo import PPOConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, PPOConfig
 
 
 def config() -> Experiment:

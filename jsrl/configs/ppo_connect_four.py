@@ -1,10 +1,6 @@
 """Connect four by self-play: PPO against a pool of its own frozen versions"""
 
-from jsrl.agents.ppo import PPOConfig
-from jsrl.directors.pools import DeltaUniform
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig
-from jsrl.networks.model import NetworkConfig
+from jsrl import DeltaUniform, EnvConfig, EvaluatorConfig, Experiment, NetworkConfig, PolicyConfig, PPOConfig
 
 
 def config() -> Experiment:

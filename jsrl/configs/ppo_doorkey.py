@@ -1,9 +1,6 @@
 """MiniGrid's DoorKey with recurrent PPO: a key, a door, a goal, seen through 7 x 7 cells"""
 
-from jsrl.agents.ppo import PPOConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
-from jsrl.networks.model import NetworkConfig
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, NetworkConfig, PPOConfig
 
 
 def config() -> Experiment:

@@ -1,8 +1,6 @@
 """Google football, three against one and a goalkeeper, played by one agent; needs the extra envpool"""
 
-from jsrl.agents.ppo import PPOConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, PPOConfig
 
 
 def config() -> Experiment:

@@ -1,8 +1,6 @@
 """ViZDoom's health gathering from pixels: survive on acid with medkits; needs the extra vizdoom"""
 
-from jsrl.agents.ppo import PPOConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, PPOConfig
 
 
 def config() -> Experiment:

@@ -1,9 +1,6 @@
 """A memory probe with recurrent PPO: what feed-forward networks cannot solve"""
 
-from jsrl.agents.ppo import PPOConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
-from jsrl.networks.model import NetworkConfig
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, NetworkConfig, PPOConfig
 
 
 def config() -> Experiment:

@@ -1,8 +1,6 @@
 """Pong from pixels with PPO and the Nature CNN"""
 
-from jsrl.agents.ppo import PPOConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, PPOConfig
 
 
 def config() -> Experiment:

@@ -1,8 +1,6 @@
 """QMIX (a monotonic mixture of utilities) on cooperative navigation; another environment: --env.id"""
 
-from jsrl.agents.qmix import QMIXConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, QMIXConfig
 
 
 def config() -> Experiment:

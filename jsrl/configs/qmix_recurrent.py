@@ -1,8 +1,6 @@
 """QMIX with a recurrent network, on cooperative navigation; another environment: --env.id"""
 
-from jsrl.agents.qmix import RecurrentQMIXConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, RecurrentQMIXConfig
 
 
 def config() -> Experiment:

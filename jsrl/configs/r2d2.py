@@ -1,7 +1,6 @@
 """R2D2 with its usual settings; choose the environment: --env.id probe:memory"""
 
-from jsrl.agents.r2d2 import R2D2Config
-from jsrl.experiment import Experiment
+from jsrl import Experiment, R2D2Config
 
 
 def config() -> Experiment:

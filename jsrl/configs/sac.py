@@ -1,8 +1,6 @@
 """SAC with its usual settings; choose the environment: --env.id Hopper-v5"""
 
-from jsrl.agents.sac import SACConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, SACConfig
 
 
 def config() -> Experiment:

@@ -1,8 +1,6 @@
 """HalfCheetah-v5 with SAC: 256x256 networks, one update of 256 rows per 4 env steps"""
 
-from jsrl.agents.sac import SACConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, ReplayConfig, SACConfig
 
 
 def config() -> Experiment:

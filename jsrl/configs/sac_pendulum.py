@@ -1,9 +1,6 @@
 """Pendulum-v1 with SAC: solved (-200) within a minute"""
 
-from jsrl.agents.sac import SACConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
-from jsrl.networks.model import NetworkConfig
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, NetworkConfig, ReplayConfig, SACConfig
 
 
 def config() -> Experiment:

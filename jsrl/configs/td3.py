@@ -1,8 +1,6 @@
 """TD3 with its usual settings; choose the environment: --env.id Hopper-v5"""
 
-from jsrl.agents.td3 import TD3Config
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, TD3Config
 
 
 def config() -> Experiment:

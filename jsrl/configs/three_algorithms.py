@@ -1,10 +1,6 @@
 """Three agents cover three landmarks together: DQN, SAC and PPO, each on data of its own kind"""
 
-from jsrl.agents.dqn import DQNConfig
-from jsrl.agents.ppo import PPOConfig
-from jsrl.agents.sac import SACConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment, PolicyConfig, ReplayConfig
+from jsrl import DQNConfig, EnvConfig, EvaluatorConfig, Experiment, PolicyConfig, PPOConfig, ReplayConfig, SACConfig
 
 
 def config() -> Experiment:

@@ -1,8 +1,6 @@
 """VDN (the team's value is a sum) on cooperative navigation; another environment: --env.id"""
 
-from jsrl.agents.vdn import VDNConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, VDNConfig
 
 
 def config() -> Experiment:

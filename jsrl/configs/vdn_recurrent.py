@@ -1,8 +1,6 @@
 """VDN with a recurrent network, on cooperative navigation; another environment: --env.id"""
 
-from jsrl.agents.vdn import RecurrentVDNConfig
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl import EnvConfig, EvaluatorConfig, Experiment, RecurrentVDNConfig
 
 
 def config() -> Experiment:

@@ -364,7 +364,7 @@ def test_scores_of_several_policies_name_their_policies(run_folder: RunFolder):
     assert "\nevaluation: return 2.50" in str(result)
     flat = " ".join(str(result).split())  # lines fit the terminal
     assert "best: return 500.0 ± 0.1 (95% CI, 20 greedy episodes) at 41,216 env steps, jsrl evaluate RUN@best" in flat
-    text = str(dataclasses.replace(result, policy="hider", others={"seeker": other}))
+    text = str(dataclasses.replace(result, first_policy="hider", others={"seeker": other}))
     assert "\nevaluation of hider: return 2.50" in text and "\nfinal evaluation of hider, fresh seeds: return" in text
     assert "\npolicy seeker: 100 env steps" in text
 
