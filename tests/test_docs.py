@@ -336,7 +336,8 @@ def test_the_experiments_of_populations_can_start() -> None:
         module: dict[str, Any] = {"__name__": "experiment_of_docs"}
         exec(compile(block, "populations.md", "exec"), module)
         make_plan(dataclasses.replace(module["config"](), placement="serial"), "(not run)", Path("/dev/shm/jsrl"))
-    assert len(given) == 2
+    assert len(given) == 3
+    assert (ROOT / "jsrl" / "configs" / "league_tic_tac_toe.py").read_text() in given
 
 
 TEMPLATE = ROOT / "jsrl" / "cli" / "project" / "algorithm.py"
