@@ -1,4 +1,4 @@
-"""Show a run in the background as if it ran here: `jsrl attach RUN`. Ctrl-C ends the display, not the run."""
+"""`jsrl status RUN --follow`: show a run in the background as if it ran here. Ctrl-C ends the display, not the run."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from jsrl.cli.logs import follow, show
-from jsrl.cli.main import run_parser
-from jsrl.cli.status import group_text, headline, moment, text
-from jsrl.errors import ConfigError, JsrlError
+from jsrl.errors import ConfigError
+from jsrl.launch.status_writer import moment_of
 from jsrl.metrics.display import LEVELS, Display, make_display
-from jsrl.runs.groups import Group, read_group
+from jsrl.metrics.display_state import DisplayState
+from jsrl.runs.groups import Group
 from jsrl.runs.logs import CONTROLLER, LogReader, log_path
-from jsrl.runs.runs import RunFolder, in_command, named
-from jsrl.runs.state import read_state
+from jsrl.runs.runs import RunFolder, in_command, last_values
+from jsrl.runs.state import RunState, read_state
 
 LOOK_S = 0.25
 MESSAGES, LINES = 6, 20  # earlier messages or lines to show: on a terminal, and elsewhere
@@ -24,33 +25,20 @@ STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")
 PROGRESS = re.compile(r" *[\d:]+s?  steps ")  # start of a line that is not a message (jsrl.metrics.picture.plain_line)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Show a run until it ends; return the exit status."""
-    parser = run_parser("attach", __doc__)
-    options = parser.parse_args(arguments)
+def moment(folder: Path, state: RunState) -> DisplayState | None:
+    """Return the display at the last status of a run; None: there is none. The counts of a killed run are of its last line."""
     try:
-        folder = named(options.run, options.runs_dir)
-        if (group := read_group(folder.path)) is not None:
-            attach_group(group)
-            print(group_text(group))
-            return 0
-        state = read_state(folder.path)
-        if state.is_over:
-            raise ConfigError(
-                f"{folder.name} has already ended: {headline(state)}. `jsrl logs {in_command(folder.path)}` shows its log."
-            )
-        attach(folder)
-    except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"\ndetached from {options.run}, which keeps running", file=sys.stderr)
-        return 0
-    print(text(folder))
-    return 0
+        seen = None if state.status is None else moment_of(state.status)
+    except ValueError:  # of another version
+        return None
+    if seen is None or state.is_running:
+        return seen
+    last = last_values(folder / "metrics.jsonl")[0]
+    counts = (int(last.get("env_steps", seen.env_steps)), int(last.get("updates", seen.updates)))
+    return replace(seen, env_steps=counts[0], updates=counts[1])
 
 
-def attach(folder: RunFolder) -> None:
+def follow_run(folder: RunFolder) -> None:
     """Show a run until it ends: its live display on a terminal, elsewhere its log."""
     if not sys.stdout.isatty():
         follow(folder.path, LogReader(log_path(folder.path, CONTROLLER), LINES), show)
@@ -62,7 +50,7 @@ def attach(folder: RunFolder) -> None:
         display.close()
 
 
-def attach_group(group: Group) -> None:
+def follow_group(group: Group) -> None:
     """Show the running runs of a group, one after another, until none is left.
 
     Raises:
@@ -72,7 +60,7 @@ def attach_group(group: Group) -> None:
     while (folder := running_one(group)) is not None or read_state(group.path).is_running:
         if folder is not None:
             shown = True
-            attach(RunFolder(folder))
+            follow_run(RunFolder(folder))
         else:  # between two runs
             time.sleep(LOOK_S)
     if not shown:
