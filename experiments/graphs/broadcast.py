@@ -8,8 +8,7 @@ The second learns off-policy, which V-trace corrects (arXiv 1802.01561).
 
 from __future__ import annotations
 
-from jsrl.graph.graph import Graph, node
-from jsrl.transport.stream import Stream
+from jsrl.extend import Graph, Stream, node
 
 
 def two_learners(graph: Graph) -> Graph:

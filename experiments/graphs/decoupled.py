@@ -9,7 +9,7 @@ CPU.
 
 from __future__ import annotations
 
-from jsrl.graph.graph import Graph
+from jsrl.extend import Graph
 from jsrl.graphs.seed import beside_learner
 
 

@@ -9,7 +9,7 @@ need CPU for the network.
 
 from __future__ import annotations
 
-from jsrl.graph.graph import Graph
+from jsrl.extend import Graph
 
 
 def all_inline(graph: Graph) -> Graph:

@@ -8,7 +8,7 @@ CPU cores evaluate the policy themselves, and the accelerator acts for the other
 
 from __future__ import annotations
 
-from jsrl.graph.graph import Graph
+from jsrl.extend import Graph
 from jsrl.graphs.seed import beside_learner
 
 

@@ -9,9 +9,8 @@ share one device.
 
 from __future__ import annotations
 
-from jsrl.graph.graph import Graph, node
+from jsrl.extend import Graph, Stream, node
 from jsrl.graphs.impala import all_inline
-from jsrl.transport.stream import Stream
 
 
 def beside_learner(graph: Graph) -> Graph:

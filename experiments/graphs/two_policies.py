@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from jsrl.graph.graph import Graph
-from jsrl.graph.policies import with_policy
+from jsrl.extend import Graph, with_policy
 
 
 def second_seed(graph: Graph) -> Graph:

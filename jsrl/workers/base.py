@@ -46,7 +46,11 @@ class NullReporter:
 
 
 class Worker(Protocol):
-    """A worker: `step` is bounded in time, so that one process can call all workers in turn."""
+    """A worker: `step` is bounded in time, so that one process can call all workers in turn.
+
+    A worker may also have `drop_pending()`, called before `close` if the run fails: close the reading ends of streams, so that
+    what waits there is counted.
+    """
 
     name: str
     meter: Meter
