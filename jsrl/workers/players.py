@@ -103,14 +103,9 @@ def snapshot_store(job: WorkerJob, reporter: Reporter, name: str = "state", *, k
     Args:
       name: `state` (what a resume begins with), or `params` (`best`). keep_last: newest snapshots that it keeps.
     """
-    return SnapshotStore(
-        job.snapshots / name,
-        keep_last=keep_last,
-        on_warning=functools.partial(reporter.event, "warning", once="snapshots"),
-        on_written=functools.partial(report_saved, reporter, name),
-    )
 
+    def report(written: WrittenJob) -> None:
+        reporter.event("saved", store=name, version=written.version, tags=list(written.tags))
 
-def report_saved(reporter: Any, store: str, written: WrittenJob) -> None:
-    """Report to the controller that a snapshot was written to a store."""
-    reporter.event("saved", store=store, version=written.version, tags=list(written.tags))
+    warn = functools.partial(reporter.event, "warning", once="snapshots")
+    return SnapshotStore(job.snapshots / name, keep_last=keep_last, on_warning=warn, on_written=report)
