@@ -189,7 +189,8 @@ class Kind(NamedTuple):
       ports: its connections.
       loads_jax: whether the process of a worker loads jax, from (worker of a graph, or its job).
       receives: names of other workers' events that it gets as commands; it may send commands to other workers.
-      sends: events of jsrl.runs.control_bodies.EVENTS that it may send, besides warnings and notes.
+      sends: events with a meaning for the controller, such as `finished` or `saved`, that it may send besides warnings and notes
+        (jsrl.runs.control_bodies.EVENTS has all).
       check: refuses a worker of a graph with invalid ports or settings.
     """
 
