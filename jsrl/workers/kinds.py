@@ -109,8 +109,7 @@ class LastTask(NamedTuple):
     """What a worker does after the training, such as a final evaluation.
 
     The controller sends the command `final` with `facts` and with `updates`: policy -> updates of its last params, which may
-    still be on their way. The worker reports the end with an event whose name ends with `finally`. In serial mode it steps
-    while it is `due` (an attribute of the worker).
+    still be on their way. The worker reports the end with an event whose name ends with `finally`. It has an attribute `due`.
 
     Attributes:
       facts: of the command, from (experiment, why the run ends); None: it has no last task.
@@ -133,7 +132,7 @@ class Lifecycle(NamedTuple):
       loss_ends_run: False: the run continues without it when its restarts are exhausted; `jsrl chaos` then spares it by
         default.
       saves: its shutdown may take as long as writing a snapshot.
-      must_finish: the run fails if its shutdown fails. Such a worker has `counts`: its updates, version and env_steps.
+      must_finish: the run fails if its shutdown fails. Such a worker has an attribute `counts`.
       last_task: after the training.
     """
 
@@ -189,8 +188,8 @@ class Kind(NamedTuple):
       ports: its connections.
       loads_jax: whether the process of a worker loads jax, from (worker of a graph, or its job).
       receives: names of other workers' events that it gets as commands; it may send commands to other workers.
-      sends: events with a meaning for the controller, such as `finished` or `saved`, that it may send besides warnings and notes
-        (jsrl.runs.control_bodies.EVENTS has all).
+      sends: events that the controller acts on, such as `finished` and `saved`, that it may send (all of them:
+        jsrl.runs.control_bodies.EVENTS).
       check: refuses a worker of a graph with invalid ports or settings.
     """
 
