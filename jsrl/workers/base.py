@@ -50,7 +50,7 @@ class Worker(Protocol):
 
     It may also have these, which a kind with a last task (`due`) or one that must finish (`counts`) needs:
 
-    * `drop_pending()`, called before `close` if a step failed: closes the ends that it reads, so that what waits there is counted.
+    * `drop_pending()`, called before `close` if a step failed: closes the ends that it reads, so that the rest is counted.
     * `due`: in serial mode it only works after updates, and only while this is true.
     * `counts`: its `updates`, `version` and `env_steps`, as in its facts.
     """
