@@ -129,7 +129,7 @@ class Lifecycle(NamedTuple):
       state: `snapshot`: a replaced worker starts from the run's last committed snapshot, like a resumed one.
       min_restarts: restarts that it has at least, from (experiment).
       may_restart: whether it may be replaced after a death, from (job, exit status, name of its last error or None).
-      loss_ends_run: False: the run continues without it when its restarts are exhausted; `jsrl chaos` then spares it by
+      loss_ends_run: False: the run continues without it when its restarts are exhausted; `jsrl dev chaos` then spares it by
         default.
       saves: its shutdown may take as long as writing a snapshot.
       must_finish: the run fails if its shutdown fails. Such a worker has an attribute `counts`.
