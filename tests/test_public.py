@@ -35,36 +35,6 @@ def test_unknown_name_is_an_attribute_error() -> None:
         _ = jsrl.PPOConfg
 
 
-def imported(code: str) -> dict[str, set[str]]:
-    """Return module of jsrl -> names that some code imports of it."""
-    found: dict[str, set[str]] = {}
-    for statement in ast.walk(ast.parse(code)):
-        if isinstance(statement, ast.ImportFrom) and str(statement.module).partition(".")[0] == "jsrl":
-            found.setdefault(str(statement.module), set()).update(alias.name for alias in statement.names)
-        elif isinstance(statement, ast.Import):
-            found |= {alias.name: set() for alias in statement.names if alias.name.partition(".")[0] == "jsrl"}
-    return found
-
-
-def test_own_workers_import_only_public_names() -> None:
-    """Those of the tests, of docs/dataflow.md and of the notebook, and the graphs that come with jsrl."""
-    root = Path(__file__).parents[1]
-    codes = {str(path): path.read_text() for path in (root / "experiments" / "graphs").glob("*.py")}
-    codes["my_workers"] = (root / "tests" / "system" / "world" / "my_workers.py").read_text()
-    page = (root / "docs" / "dataflow.md").read_text()
-    codes["docs"] = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
-    notebook = json.loads((root / "notebooks" / "04_build_a_dataflow.ipynb").read_text())
-    (codes["notebook"],) = (
-        text for cell in notebook["cells"] if "%%writefile" in (text := "".join(cell["source"])).partition("\n")[0]
-    )
-    codes["notebook"] = codes["notebook"].partition("\n")[2]
-    public = {"jsrl": set(jsrl.__all__), "jsrl.extend": set(jsrl.extend.__all__)}
-    for where, code in codes.items():
-        for module, names in imported(code).items():
-            if not module.startswith("jsrl.graphs."):
-                assert names <= public.get(module, set()), f"{where} imports {sorted(names)} of {module}"
-
-
 def test_configs_of_environments_load_no_jax() -> None:
     """An actor's environment may say `import jsrl`."""
     used = "jsrl.EnvConfig, jsrl.extend.Kind, jsrl.extend.EnvStep"
@@ -80,7 +50,7 @@ def blocks(text: str) -> Iterator[str]:
 
 
 def examples() -> Iterator[tuple[str, str]]:
-    """Yield (file, Python code) of everything that users read and copy."""
+    """Yield (file, Python code) of everything that users read and copy, and of the tests' own workers."""
     project = ROOT / "jsrl" / "cli" / "project"
     for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *project.rglob("*.md")):
         yield from ((path.name, block) for block in blocks(path.read_text()))
@@ -89,7 +59,8 @@ def examples() -> Iterator[tuple[str, str]]:
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
         yield from ((path.name, re.sub(r"^%.*$", "", source, flags=re.MULTILINE)) for source in sources)
     folders = ("notebooks", "experiments/configs", "experiments/graphs")
-    for path in (*project.rglob("*.py"), *(file for folder in folders for file in (ROOT / folder).glob("*.py"))):
+    own = ROOT / "tests" / "system" / "world" / "my_workers.py"
+    for path in (own, *project.rglob("*.py"), *(file for folder in folders for file in (ROOT / folder).glob("*.py"))):
         yield path.name, path.read_text()
 
 
@@ -113,6 +84,8 @@ def test_docs_notebooks_examples_and_the_template_import_only_public_names() -> 
         "jsrl.runs",
     }
     given = list(examples())
-    assert {"README.md", "01_write_an_algorithm.ipynb", "algorithm.py", "ppo_pong.py"} <= {name for name, _ in given}
+    assert {"README.md", "my_workers.py", "01_write_an_algorithm.ipynb", "algorithm.py", "ppo_pong.py"} <= {
+        name for name, _ in given
+    }
     wrong = {f"{name}: {module}" for name, code in given for module in private_imports(code)}
     assert sorted(wrong) == []

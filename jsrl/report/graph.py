@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from jsrl.graph.drawing import Note, draw
 from jsrl.graph.graph import Graph
 from jsrl.graph.policies import folder_of
 from jsrl.launch.graph_file import graph_of
 from jsrl.launch.links import hop_of
 from jsrl.metrics.phases import of_main_thread
-from jsrl.report.run_report import RunReport, WorkerTime
+from jsrl.report.run_report import RunReport, WorkerTime, make_report
+from jsrl.runs.runs import RunFolder
 from jsrl.transport.ledger.hops import SAMPLES
 
 NOTE = "Bars: share of time that workers work. Red: the busiest of those that rows pass. Rates: trajectories of the whole run."
+
+
+def draw_run(folder: str | os.PathLike[str]) -> str:
+    """Return the picture of a run's graph as SVG, with what was measured."""
+    return dataflow(make_report(RunFolder(Path(folder))))
 
 
 def dataflow(report: RunReport) -> str:
