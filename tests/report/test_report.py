@@ -28,7 +28,7 @@ from jsrl.report import run_report
 from jsrl.report.charts import Series, chart, ticks
 from jsrl.report.comparison import compare_runs
 from jsrl.report.curves import algorithm, machine, own_workers, shares_of_time
-from jsrl.report.graph import dataflow
+from jsrl.report.graph import draw_run
 from jsrl.report.html import body
 from jsrl.report.report import leave_report, write_report
 from jsrl.report.run_report import make_report, steady
@@ -243,7 +243,7 @@ def test_rates_in_the_picture_of_a_resumed_run_cover_all_sessions(run_folder: Ru
     write_graph(run_folder, make_graph(Experiment(agent=None, placement="served")))
     write_lines(run_folder, lines(35))
     end(run_folder, wall_s=1.0)  # 7 trajectories were consumed, in all sessions
-    assert "0.2/s" in dataflow(make_report(run_folder))
+    assert "0.2/s" in draw_run(run_folder)
 
 
 def test_a_long_final_evaluation_is_not_a_resume(run_folder: RunFolder):
