@@ -18,7 +18,7 @@ from typing import Any
 import tyro
 
 from jsrl.errors import ConfigError
-from jsrl.experiment import Experiment, PolicyConfig
+from jsrl.experiment import Experiment, PolicyConfig, numbers
 from jsrl.experiment.automatic import with_replays
 from jsrl.experiment.options import (
     ABSENT,
@@ -40,11 +40,16 @@ RUN_OPTIONS = RunOptions()
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A parsed command line: the experiment with its options, the run's options, and the names of the given ones."""
+    """A parsed command line: the experiment with its options, the run's options, and the names of the given ones.
+
+    Attributes:
+      followed: which numbers follow from the given ones, as text.
+    """
 
     experiment: Experiment
     run: Any
     given: frozenset[str] = frozenset()
+    followed: str = ""
 
 
 def _with_plan_file(args: Sequence[str]) -> list[str]:
@@ -232,8 +237,11 @@ def _tyro(args: list[tuple[Option, list[str]]], default: Experiment, run: Any) -
         raise ConfigError(f"these options cannot be read together: {[o.name for o, _ in args]}.") from None
     if isinstance(policies := given.get("policies"), _NamedPolicies):
         given["policies"] = policies.plain()
-    experiment = dataclasses.replace(default, **{n: value for n, value in given.items() if n not in of_run})
-    return CommandLine(experiment, dataclasses.replace(run, **{n: value for n, value in given.items() if n in of_run}))
+    run = dataclasses.replace(run, **{n: value for n, value in given.items() if n in of_run})
+    changes = {n: value for n, value in given.items() if n not in of_run}
+    names = {option.name for option, _ in args} | (numbers.ALL if getattr(run, "resume", None) is not None else set())
+    experiment, line = numbers.followed(default, changes, names)
+    return CommandLine(experiment, run, followed=line)
 
 
 class _NamedPolicies(Mapping[str, PolicyConfig]):

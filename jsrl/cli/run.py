@@ -154,6 +154,8 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
         from jsrl.runs.state import is_asked_to_stop
 
     options: RunOptions = asked.run
+    if asked.followed and options.display != "quiet":
+        print(asked.followed)
     sinks = sinks_of(options)
     tuned = fastest(asked)
     if options.plan:

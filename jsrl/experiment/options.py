@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jsrl.errors import ConfigError
+from jsrl.experiment.numbers import ALL, followed
 from jsrl.experiment.settings import AUTO
 from jsrl.field_names import ELSEWHERE
 from jsrl.references.reference import is_equal
@@ -298,8 +299,8 @@ def nearest(name: str, options: dict[str, Option]) -> list[str]:
     return list(dict.fromkeys(near))[:2]
 
 
-def with_changes(experiment: Any, changes: dict[str, Any]) -> Any:
-    """Return an experiment with other values of the fields in `changes`.
+def with_changes(experiment: Any, changes: dict[str, Any], *, follow: bool = True) -> tuple[Any, str]:
+    """Return an experiment with other values of the fields in `changes`, and a line about numbers that follow from them.
 
     Raises:
       ConfigError: it has no such field; the message gives its name here, or the nearest names.
@@ -309,7 +310,7 @@ def with_changes(experiment: Any, changes: dict[str, Any]) -> Any:
         usual = [ELSEWHERE[option]] if ELSEWHERE.get(option) in options else nearest(option, options)
         hint = f"; did you mean {' or '.join(usual).replace('-', '_')}?" if usual else "."
         raise ConfigError(f"an experiment has no field {name!r}{hint}")
-    return dataclasses.replace(experiment, **changes)
+    return followed(experiment, changes, {name.replace("_", "-") for name in changes} if follow else ALL)
 
 
 def is_sequence(kind: Any) -> bool:
@@ -326,9 +327,10 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
 
 def type_text(kind: Any, name: str) -> str:
     """Return an option's type for help texts; `name` is the option's."""
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "none"}
+    simple = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "none"}
     if typing.get_origin(kind) is typing.Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+        names = [str(choice) for choice in typing.get_args(kind)]
+        return names[0] if len(names) == 1 else "one of " + ", ".join(names)
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return " or ".join(type_text(member, name) for member in reversed(alternatives(kind)))
     if is_sequence(kind):
@@ -336,7 +338,7 @@ def type_text(kind: Any, name: str) -> str:
         return f"a list such as {example}"
     if kind is dict or typing.get_origin(kind) is dict:
         return f"a JSON object, or keys one by one: --{name}.KEY VALUE"
-    return names.get(kind, "a value that only a config in Python can give")
+    return simple.get(kind, "a value that only a config in Python can give")
 
 
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:

@@ -100,7 +100,7 @@ class Plan:
     def _bytes_beside(self, policy: PolicyPart) -> int:
         """Return the bytes of a policy's windows, params, requests and replies."""
         schemas, own = self.schemas_of[policy.name], policy.experiment
-        rows = own.num_envs * sum(leaf.size_bytes for leaf in leaves(schemas.act))
+        rows = own.envs * sum(leaf.size_bytes for leaf in leaves(schemas.act))
         return replay_stream_bytes(own, schemas) + 3 * schemas.params_bytes + 2 * rows
 
     @property
@@ -247,7 +247,7 @@ def _resolved(policy: PolicyPart) -> PolicyPart:
     """Return a policy with its experiment's values filled into its agent's config."""
     own = policy.experiment
     return dataclasses.replace(
-        policy, experiment=dataclasses.replace(own, agent=resolved_agent(own), replay=own.buffer)
+        policy, experiment=dataclasses.replace(own, agent=resolved_agent(own), replay=own.buffer, num_envs=own.envs)
     )
 
 

@@ -259,7 +259,7 @@ def continue_exactly(
     if reason is None and len(epochs) > 1:
         reason = f"its journals come from different starts of the run (epochs {sorted(epochs)})"
     if reason is None:
-        rows = played * experiment.rollout_length * experiment.num_envs
+        rows = played * experiment.rollout_length * experiment.envs
         line = f"continuing exactly: the environments replay {rows:,} env steps"
         line += "; --snapshots.exact false begins new episodes instead" if rows >= LONG_REPLAY else ""
         return dataclasses.replace(start_point, journal_epoch=epochs.pop()), line

@@ -70,6 +70,7 @@ def work_facts(experiment: Experiment, given: Collection[str] = ()) -> dict[str,
       experiment: to describe. given: options that were given explicitly, and are not tuned.
     """
     own = options_of(experiment)
+    experiment = dataclasses.replace(experiment, num_envs=experiment.envs)
     facts = _without(to_json(experiment), (*FREE, *(name.replace("-", "_") for name in TUNED)))["fields"]
     for part in (facts, *(policy["fields"] for policy in facts["policies"].values())):
         part.pop("stop_at_return", None)

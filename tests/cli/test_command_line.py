@@ -167,8 +167,8 @@ def test_an_agent_by_reference_keeps_its_function():
         (["--agent.gamma", "2"], "gamma must be between 0 and 1, got 2.0"),  # __post_init__ of a nested config
         (["--agent.gamma", "x"], "--agent.gamma is 'x', expected a number."),
         (["--agent.num-epochs", "1.5"], "--agent.num-epochs is '1.5', expected a whole number."),
-        (["--num-envs", "1e400"], "--num-envs is '1e400', expected a whole number."),
-        (["--num-envs", ""], "--num-envs is '', expected a whole number."),
+        (["--num-envs", "1e400"], "--num-envs is '1e400', expected auto or a whole number."),
+        (["--num-envs", ""], "--num-envs is '', expected auto or a whole number."),
         (["--placement", "servd"], "--placement is 'servd', expected one of auto, serial, inline, served, apart; did you mean"
          " served?"),
         (["--agent.network.core", "grru"], "--agent.network.core is 'grru', expected one of none, gru, lstm; did you "
