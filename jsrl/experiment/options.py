@@ -19,7 +19,7 @@ from typing import Any
 from jsrl.errors import ConfigError
 from jsrl.experiment.numbers import ALL, followed
 from jsrl.experiment.settings import AUTO
-from jsrl.field_names import ELSEWHERE
+from jsrl.field_names import elsewhere
 from jsrl.references.reference import is_equal
 
 
@@ -278,21 +278,35 @@ def find_option(name: str, options: dict[str, Option]) -> Option:
     for known in options.values():
         if name.startswith(known.name + ".") and isinstance(known.default, dict):
             return known
-    usual = ELSEWHERE.get(name) or ELSEWHERE.get(name.rpartition(".")[2])
-    if usual in options and usual != name:
-        raise ConfigError(f"there is no option --{name}; here it is called --{usual}.")
+    if text := usual_name(name, options):
+        raise ConfigError(f"there is no option --{name}; {text}")
     off = options.get(name.partition(".")[0]) or options.get(name.rpartition(".")[0])
-    of_policies = [known for known in options if known.startswith("policies.") and known.endswith(f".{name}")]
-    if of_policies:
-        raise ConfigError(f"there is no option --{name}: each policy has its own: --{' or --'.join(of_policies)}.")
     if off is not None and off.default is None and "." in name and "agent" in {n.partition(".")[0] for n in options}:
         raise ConfigError(f"there is no option --{name}: this experiment has no {off.name}.")
     hint = " or ".join(f"--{n}" for n in nearest(name, options))
     raise ConfigError(f"there is no option --{name}; {f'did you mean {hint}?' if hint else '--help-all lists all.'}")
 
 
+def usual_name(name: str, options: dict[str, Option]) -> str:
+    """Return what to give instead of an option of another library or of each policy, as text; empty: nothing is known."""
+    entries = elsewhere(name)
+    meant = [entry for entry in entries if entry.here in options]
+    if meant:
+        note = f" ({meant[0].note})" if meant[0].note else ""
+        return f"here it is called --{meant[0].here}{note}."
+    for here in (name, *(entry.here for entry in entries)):
+        if own := [known for known in options if known.startswith("policies.") and known.endswith(f".{here}")]:
+            return f"each policy has its own: --{' or --'.join(own)}."
+    if not entries:
+        return ""
+    absent = " or ".join(f"--{entry.here}" for entry in entries)
+    return f"it would be {absent}, which this experiment does not have." if entries[0].here else entries[0].note
+
+
 def nearest(name: str, options: dict[str, Option]) -> list[str]:
     """Return the names of at most two options that look like `name`, with or without the part before their last dot."""
+    if same := [known for known in options if known.rpartition(".")[2] == name]:
+        return same[:2]
     tails = {known.rpartition(".")[2]: known for known in reversed(list(options))}
     near = difflib.get_close_matches(name, options, n=2, cutoff=0.6)
     near += [tails[t] for t in difflib.get_close_matches(name.rpartition(".")[2], tails, n=2, cutoff=0.6)]
@@ -307,7 +321,7 @@ def with_changes(experiment: Any, changes: dict[str, Any], *, follow: bool = Tru
     """
     for name in changes.keys() - {f.name for f in dataclasses.fields(experiment)}:
         option, options = name.replace("_", "-"), options_of(experiment)
-        usual = [ELSEWHERE[option]] if ELSEWHERE.get(option) in options else nearest(option, options)
+        usual = [entry.here for entry in elsewhere(option) if entry.here in options][:1] or nearest(option, options)
         hint = f"; did you mean {' or '.join(usual).replace('-', '_')}?" if usual else "."
         raise ConfigError(f"an experiment has no field {name!r}{hint}")
     return followed(experiment, changes, {name.replace("_", "-") for name in changes} if follow else ALL)

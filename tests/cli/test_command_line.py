@@ -14,7 +14,7 @@ from jsrl.cli.command_line import parse
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, EvaluatorConfig, Experiment, PolicyConfig
-from jsrl.experiment.options import COMMON, ELSEWHERE, RunOptions, differences, full_help, options_of, short_help
+from jsrl.experiment.options import COMMON, RunOptions, differences, full_help, options_of, short_help
 
 
 @dataclass(frozen=True)
@@ -209,17 +209,6 @@ def test_invalid_value_is_reported_in_one_sentence(words, sentence, capfd):
         ("--gama", "--agent.gamma"),
         ("--hidden", "--agent.network.hidden"),
         ("--reuse", "--learner.reuse"),
-        ("--n_steps", "--rollout-length"),  # Stable-Baselines3
-        ("--n_envs", "--num-envs"),
-        ("--total_timesteps", "--total-env-steps"),
-        ("--lr", "--agent.learning-rate"),
-        ("--n-epochs", "--agent.num-epochs"),
-        ("--learning-rate", "--agent.learning-rate"),
-        ("--num-steps", "--rollout-length"),  # CleanRL
-        ("--total-timesteps", "--total-env-steps"),
-        ("--update-epochs", "--agent.num-epochs"),
-        ("--env-id", "--env.id"),
-        ("--num-workers", "--num-actors"),  # RLlib
     ],
 )
 def test_wrong_name_suggests_the_right_one(word, suggested):
@@ -240,12 +229,6 @@ def real() -> Experiment:
     from jsrl.agents.ppo import PPOConfig
 
     return Experiment(agent=PPOConfig())
-
-
-def test_names_of_other_libraries_suggest_existing_options():
-    options = options_of(real()) | options_of(RunOptions())
-    assert not {here for here in ELSEWHERE.values() if here not in options}
-    assert not set(ELSEWHERE) & set(options)
 
 
 def test_short_help_is_short_and_names_only_existing_options():
