@@ -1,4 +1,4 @@
-"""Suggestions for wrong names of config fields."""
+"""Names of config fields: suggestions for wrong ones, and which are no options of the command line."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from collections.abc import Collection
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
+
+
+# Metadata of a field that few change: a config in Python sets it, the command line has no option for it.
+IN_PYTHON = {"in_python": True}
 
 
 class Elsewhere(NamedTuple):
@@ -97,7 +101,7 @@ TABLE = (
     Elsewhere(
         "runs-dir", "tensorboard-log log-dir logdir log-folder save-path save-dir output-dir local-dir train-dir"
     ),
-    Elsewhere("run-name", "exp-name experiment experiment-name tb-log-name run-id"),
+    Elsewhere("run-name", "name exp-name experiment experiment-name tb-log-name run-id"),
     Elsewhere("resume", "restart-behavior restore resume-from"),
     Elsewhere("init-from", "trained-agent load load-path load-model checkpoint load-checkpoint pretrained", "RUN@TAG"),
     Elsewhere("snapshots.period-s", "checkpoint-freq save-freq save-interval save-every save-every-sec", "in seconds"),

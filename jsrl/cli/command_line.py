@@ -52,19 +52,18 @@ class CommandLine:
     followed: str = ""
 
 
-def _with_plan_file(args: Sequence[str]) -> list[str]:
-    """Return the arguments with `--plan FILE.svg` expanded.
+def _taken_plan_file(arguments: list[str]) -> str | None:
+    """Remove FILE from `--plan FILE.svg` in the arguments, and return it.
 
     Raises:
       ConfigError: the file has another suffix.
     """
-    for index, arg in enumerate(args[:-1]):
-        file = args[index + 1]
+    for index, (arg, file) in enumerate(pairwise(arguments)):
         if arg == "--plan" and file.endswith(".svg"):
-            return [*args[: index + 1], "--plan-file", *args[index + 1 :]]
+            return arguments.pop(index + 1)
         if arg == "--plan" and Path(file).suffix and not file.startswith("-"):
             raise ConfigError(f"--plan draws SVG files, got {file}; give it a name that ends in .svg.")
-    return list(args)
+    return None
 
 
 def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS) -> CommandLine:
@@ -81,7 +80,9 @@ def parse(arguments: Sequence[str], default: Experiment, run: Any = RUN_OPTIONS)
     keys: dict[str, dict[str, Any]] = {}
     whole: dict[str, Any] = {}
     args: list[tuple[Option, list[str]]] = []
-    remaining = _with_plan_file(arguments)
+    remaining = list(arguments)
+    if plan_file := _taken_plan_file(remaining):
+        run = dataclasses.replace(run, plan_file=plan_file)
     while remaining:
         token = remaining.pop(0)
         if not token.startswith("--"):

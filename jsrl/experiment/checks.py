@@ -202,7 +202,6 @@ def _check_positive(e: Experiment) -> None:
         "learner.reuse": e.learner.reuse,
         "learner.num_ranks": e.learner.num_ranks,
         "actor.blocks_per_group": e.actor.blocks_per_group,
-        "trace_spans": e.trace_spans,
         "record_limit_mb": e.record_limit_mb,
         "evaluator.num_envs": e.evaluator.num_envs,
         "evaluator.episodes": e.evaluator.episodes,
@@ -490,8 +489,9 @@ def check_supervision(e: Experiment) -> None:
             raise ConfigError(f"deadlines.{name} is infinite, so a run might never end; give a number of seconds.")
     if e.restart < 0:
         raise ConfigError(f"restart is {e.restart}; it must be 0 (the first death ends the run) or more.")
-    for name, value in dataclasses.asdict(e.supervision).items():
-        if value is not None and not value >= 0:
+    limits = dataclasses.asdict(e.supervision)
+    for name, value in (limits | {f"restarts.{kind}": n for kind, n in limits.pop("restarts").items()}).items():
+        if not isinstance(value, int | float) or not value >= 0:
             raise ConfigError(f"supervision.{name} is {value}; it must be 0 or more.")
     if not e.supervision.window_s > 0:
         raise ConfigError(f"supervision.window_s is {e.supervision.window_s}; it must be above 0.")

@@ -32,7 +32,7 @@ from jsrl.experiment.settings import (
     VideoConfig,
     decided_replay,
 )
-from jsrl.field_names import suggesting
+from jsrl.field_names import IN_PYTHON, suggesting
 
 PlacementKind: TypeAlias = Literal["auto", "serial", "inline", "served", "apart"]
 
@@ -61,7 +61,7 @@ class Experiment:
     agent: Any = None
     """A config such as PPOConfig (its class names its factory), or an AgentReference."""
     env: EnvConfig = field(default_factory=EnvConfig)
-    name: str = "experiment"
+    name: str = field(default="experiment", metadata=IN_PYTHON)
     """Name of the experiment; its runs go to RUNS_DIR/NAME."""
     total_env_steps: int = 1_000_000
     """Stop after training on this many env steps (whole updates)."""
@@ -111,14 +111,12 @@ class Experiment:
     """Maximum restarts of each dead or hung worker within supervision.window-s."""
     record: str | None = None
     """Write every trajectory of the actors to this folder, for `recording` to read; None: nothing is written."""
-    record_limit_mb: int = 10_000
+    record_limit_mb: int = field(default=10_000, metadata=IN_PYTHON)
     """Stop recording at this many MiB, over all actors; the run continues."""
     recording: str | None = None
     """Learn from the trajectories in this folder, without actors; num_envs is then the number of windows in a batch."""
     trace: bool = False
     """Write trace.json for ui.perfetto.dev: a timeline of every thread of every worker."""
-    trace_spans: int = 200_000
-    """Maximum spans in a trace, divided among the workers; the newest are kept (about 100 bytes a span)."""
 
     actor: ActorConfig = field(default_factory=ActorConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)

@@ -13,13 +13,14 @@ import shutil
 import textwrap
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jsrl.errors import ConfigError
 from jsrl.experiment.numbers import ALL, followed
 from jsrl.experiment.settings import AUTO
-from jsrl.field_names import elsewhere
+from jsrl.field_names import IN_PYTHON, elsewhere
 from jsrl.references.reference import is_equal
 
 
@@ -64,18 +65,14 @@ class SlurmOptions:
     """Cores of each actor host."""
     account: str | None = None
     """Account of both jobs."""
-    qos: str | None = None
-    """Quality of service of both jobs."""
     time: str | None = None
     """Time limit of both jobs, as sbatch takes it."""
-    constraint: str | None = None
-    """Features of the nodes of both jobs."""
     container: str | None = None
     """OCI container bundle in which both jobs run; it has the Python of the login node under the same path."""
     setup: str | None = None
     """Shell commands before jsrl, such as `module load cuda`; JSRL_ADDRESS=IP there sets the address that other hosts use."""
     extra: tuple[str, ...] = ()
-    """Further options of sbatch for both jobs, without their dashes: exclusive mem=0."""
+    """Further options of sbatch for both jobs, without their dashes: exclusive mem=0 qos=high constraint=a100."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +120,9 @@ class RunOptions:
     detach: bool = False
     """Start the run in the background, and return; `jsrl status`, `jsrl logs` and `jsrl stop` reach it."""
     plan: bool = False
-    """Print the workers, streams and memory of the run, and do not run."""
-    plan_file: str | None = None
-    """Draw the plan to this SVG file as well; `--plan graph.svg` is short for it."""
+    """Print the workers, streams and memory of the run, and do not run; `--plan graph.svg` also draws them."""
+    plan_file: str | None = dataclasses.field(default=None, metadata=IN_PYTHON)
+    """With --plan FILE.svg: that file."""
     hosts_file: str | None = None
     """With --plan: show on which hosts of this JSON file the workers would run; the first entry is the host of `jsrl run`."""
     listen: str | None = None
@@ -160,22 +157,20 @@ class RunOptions:
     """With --seeds: how many run at once."""
     profile: str = "auto"
     """Settings that a tuning found: auto (those of this machine and experiment, if any), none, or a file."""
-    profiles_dir: str | None = None
-    """Folder of profiles (default: JSRL_PROFILES, else the user's cache)."""
     tune: bool = False
     """Find this machine's fastest settings first, keep them as its profile, and run with them."""
     tune_minutes: float = 3.0
     """With --tune: time for the tuning, in minutes."""
-    tune_batch: bool = False
-    """With --tune: tune the number of environments and the batch as well, which changes what is learned."""
 
 
 ABSENT = "(absent)"  # an option that one of two experiments does not have
+UNREADABLE = "a value that only a config in Python can give"
 WHETHER_REPLAY = typing.Literal["auto"] | None  # of --replay; --replay.NAME gives its settings
 INDENT = " " * 8  # of an option's text
 COMMON = (
     ("how long", ("total-env-steps", "max-minutes", "stop-at-return", "seed", "seeds")),
-    ("what", ("env.id", "env.kwargs.KEY", "num-envs", "rollout-length", "batch-envs", "max-policy-lag")),
+    ("what", ("env.id", "env.kwargs.KEY", "num-envs", "rollout-length", "batch-envs", "max-policy-lag",
+              "replay.capacity", "replay.batch-size", "replay.samples-per-insert")),
     (
         "algorithm",
         ("agent.learning-rate", "agent.gamma", "agent.num-epochs", "agent.num-minibatches", "agent.entropy-coef",
@@ -183,42 +178,64 @@ COMMON = (
     ),
     ("where", ("placement", "num-actors", "num-inference-servers", "transport", "learner.num-devices", "deterministic",
                "restart", "tune")),
-    ("the run", ("runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "detach", "plan")),
+    ("the run", ("runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "detach", "plan",
+                 "video.enabled", "wandb.enabled")),
 )  # fmt: skip
+CHAPTERS = {  # of the options without a part
+    "how long": ("total-env-steps", "max-minutes", "stop-at-return", "seed", "seeds", "jobs"),
+    "data": ("num-envs", "rollout-length", "batch-envs", "max-policy-lag", "replay", "record", "recording"),
+    "where": ("placement", "num-actors", "num-groups", "num-inference-servers", "transport", "bind", "encrypt", "compress",
+              "deterministic", "restart", "graph", "profile", "tune", "tune-minutes"),
+    "the run": ("runs-dir", "run-name", "overwrite", "resume", "init-from", "display", "detach", "plan", "trace", "hooks",
+                "sinks"),
+    "other hosts": ("listen", "hosts", "launcher", "num-hosts", "min-hosts", "join-key", "join-s", "keep-here", "learner-on",
+                    "host-python", "hosts-file", "print"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its name without dashes, type, default, and help text."""
+    """One option: its name without dashes, type, default, help text, and whether the command line offers it."""
 
     name: str
     kind: Any
     default: Any
     text: str
+    offered: bool = True
 
 
-def options_of(value: Any, prefix: str = "") -> dict[str, Option]:
-    """Return every option of a config value (a dataclass instance), by name."""
+def offered_options(*values: Any) -> dict[str, Option]:
+    """Return the options of config values that the command line offers, by name."""
+    return {name: option for value in values for name, option in options_of(value).items() if option.offered}
+
+
+def options_of(value: Any, prefix: str = "", offered: bool = True) -> dict[str, Option]:
+    """Return every option of a config value (a dataclass instance), by name.
+
+    `offered`: the command line has those that it can read, and that are not `in_python`.
+    """
     options: dict[str, Option] = {}
     cls: type = type(value)
     texts, hints = field_texts(cls), type_hints(cls)
     for field in dataclasses.fields(value):
         name = f"{prefix}{field.name.replace('_', '-')}"
-        default = getattr(value, field.name)
+        default, here = getattr(value, field.name), offered and field.metadata != IN_PYTHON
         if hasattr(value, "buffer") and field.name == "replay":
             default = value.buffer
-            options[name] = Option(name, WHETHER_REPLAY, None if default is None else AUTO, texts[field.name])
+            options[name] = Option(name, WHETHER_REPLAY, None if default is None else AUTO, texts[field.name], here)
             if default is None:
                 continue
         if (dataclasses.is_dataclass(default) and not isinstance(default, type) and hints[field.name] is not Any) or (
             field.name in ("agent", "director") and dataclasses.is_dataclass(default)
         ):
-            options |= options_of(default, f"{name}.")
+            options |= options_of(default, f"{name}.", here)
         elif field.name == "policies" and isinstance(default, dict) and default:
             for policy, config in default.items():
-                options |= options_of(config, f"{name}.{policy.replace('_', '-')}.")
+                options |= options_of(config, f"{name}.{policy.replace('_', '-')}.", here)
         else:
-            options[name] = Option(name, hints[field.name], default, texts.get(field.name, ""))
+            kind = hints[field.name]
+            here = here and field.name not in ("agent", "director", "policies")  # empty: only Python can give one
+            options[name] = Option(name, kind, default, texts.get(field.name, ""), here)
     return options
 
 
@@ -273,13 +290,18 @@ def find_option(name: str, options: dict[str, Option]) -> Option:
     Raises:
       ConfigError: there is none; the message gives its name here, or the nearest names.
     """
-    if name in options:
+    if name in options and options[name].offered:
         return options[name]
     for known in options.values():
         if name.startswith(known.name + ".") and isinstance(known.default, dict):
             return known
     if text := usual_name(name, options):
         raise ConfigError(f"there is no option --{name}; {text}")
+    if name in options:
+        raise ConfigError(
+            f"there is no option --{name}: set {name.replace('-', '_')} of the Experiment in a config in Python "
+            "(configs/NAME.py)."
+        )
     off = options.get(name.partition(".")[0]) or options.get(name.rpartition(".")[0])
     if off is not None and off.default is None and "." in name and "agent" in {n.partition(".")[0] for n in options}:
         raise ConfigError(f"there is no option --{name}: this experiment has no {off.name}.")
@@ -305,6 +327,7 @@ def usual_name(name: str, options: dict[str, Option]) -> str:
 
 def nearest(name: str, options: dict[str, Option]) -> list[str]:
     """Return the names of at most two options that look like `name`, with or without the part before their last dot."""
+    options = {known: option for known, option in options.items() if option.offered}
     if same := [known for known in options if known.rpartition(".")[2] == name]:
         return same[:2]
     tails = {known.rpartition(".")[2]: known for known in reversed(list(options))}
@@ -352,7 +375,7 @@ def type_text(kind: Any, name: str) -> str:
         return f"a list such as {example}"
     if kind is dict or typing.get_origin(kind) is dict:
         return f"a JSON object, or keys one by one: --{name}.KEY VALUE"
-    return simple.get(kind, "a value that only a config in Python can give")
+    return simple.get(kind, UNREADABLE)
 
 
 def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
@@ -366,13 +389,13 @@ def differences(old: Any, new: Any) -> dict[str, tuple[Any, Any]]:
 
 def short_help(default: Any, usage: str, names: dict[str, str]) -> str:
     """Return the help of about 40 lines: usage, experiments, and the common options."""
-    options = options_of(default) | options_of(RunOptions())
+    options = offered_options(default, RunOptions())
     lines = [usage, "", *textwrap.wrap("experiments: " + ", ".join(names), _width(), subsequent_indent="  ")]
     for title, members in COMMON:
         lines += ["", f"{title}:"]
         for name in members:
             if name == "env.kwargs.KEY":
-                lines.append(f"  --{name:<24} {'':<13} a keyword argument of the environment")
+                lines.append(f"  --{name:<26} {'':<13} a keyword argument of the environment")
             elif name in options:
                 lines.append(_option_line(options[name]))
     lines += ["", "--help-all lists every option."]
@@ -380,16 +403,32 @@ def short_help(default: Any, usage: str, names: dict[str, str]) -> str:
 
 
 def full_help(default: Any) -> str:
-    """Return every option with its default, its choices and its whole text, by part of the experiment."""
-    options = options_of(default) | options_of(RunOptions())
-    parts: dict[str, list[Option]] = {"run": []}
+    """Return every option with its default, its choices and its whole text, in chapters."""
+    options = offered_options(default, RunOptions())
+    chapters: dict[str, list[Option]] = {title: [options[name] for name in names] for title, names in CHAPTERS.items()}
+    titles = _titles(default) | _titles(RunOptions())
     for option in options.values():
-        parts.setdefault(option.name.rpartition(".")[0] or "run", []).append(option)
+        if part := option.name.rpartition(".")[0]:
+            chapters.setdefault(f"{part} ({titles[part]})", []).append(option)
     lines: list[str] = []
-    for part, members in parts.items():
-        lines += ["", f"{part}:"]
-        lines += [line for option in members for line in option_lines(option)]
+    for title, members in chapters.items():
+        lines += ["", f"{title}:", *(line for option in members for line in option_lines(option))]
     return "\n".join(lines[1:])
+
+
+def _titles(value: Any, name: str = "") -> dict[str, str]:
+    """Return a title for each part of a config, from the first line about it: `actor` -> how actors work."""
+    first = re.split(r"[.:(,]", inspect.getdoc(type(value)) or "")[0].strip()
+    parts = value if isinstance(value, Mapping) else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    found = {name: first[:1].lower() + first[1:]}
+    for part, inner in parts.items():
+        if (dataclasses.is_dataclass(inner) and not isinstance(inner, type)) or (
+            part == "policies" and isinstance(inner, Mapping)
+        ):
+            found |= _titles(inner, f"{name}.{part}".lstrip(".").replace("_", "-"))
+        if part == "replay" and inner == AUTO and value.buffer is not None:
+            found |= _titles(value.buffer, f"{name}.{part}".lstrip("."))
+    return found
 
 
 def option_lines(option: Option) -> list[str]:
@@ -402,7 +441,8 @@ def option_lines(option: Option) -> list[str]:
 def _option_line(option: Option) -> str:
     """Return one option as a line of help: its default and the first clause of its text, cut to fit."""
     text = _explained(option, re.split(r"[.;] ", option.text)[0].rstrip("."))
-    return f"  --{option.name:<24} {_shown(option):<13} {textwrap.shorten(text, 76, placeholder=' ...')}".rstrip()
+    begin = f"  --{option.name:<26} {_shown(option):<13} "
+    return (begin + textwrap.shorten(text, max(30, 118 - len(begin)), placeholder=" ...")).rstrip()
 
 
 def _explained(option: Option, text: str) -> str:
@@ -415,8 +455,10 @@ def _explained(option: Option, text: str) -> str:
 
 def _shown(option: Option) -> str:
     """Return a default in the form of the command line."""
-    if option.default is None:
-        return "none"
+    if option.default is None or isinstance(option.default, bool):
+        return str(option.default).lower()
+    if option.default in ((), {}):
+        return "empty"
     return ",".join(map(str, option.default)) if isinstance(option.default, tuple) else str(option.default)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from jsrl.recordings.video import require_video
 from jsrl.types import EnvSpec, GameSpec, leaves, spec_for_one
 from jsrl.workers.director.sides import Sides, sides_of
 from jsrl.workers.jobs import Job, Schemas, StartPoint
-from jsrl.workers.kinds import Kind, find_kind
+from jsrl.workers.kinds import Kind, find_kind, own_kinds
 
 # Measured on CPU, without environments. For forked actors: the private memory of each.
 JAX_PROCESS_MB, ACTOR_MB, HOSTED_ACTOR_MB = 300, 45, 10
@@ -138,6 +139,7 @@ def make_plan(
     resolved, changed = resolve(experiment, graph)
     check(resolved)
     check_groups(resolved, experiment)
+    _check_restarts(experiment.supervision.restarts, resolved)
     if experiment.where.has_processes:
         _check_importable(resolved)
     policies = {name: _resolved(policy) for name, policy in policies_of(resolved, experiment).items()}
@@ -202,6 +204,15 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
         first, *others = (job_of(worker, index, name) for name in policies_at(graph, worker))
         jobs.append(dataclasses.replace(first, others=tuple(others)))
     return dataclasses.replace(plan, jobs=tuple(jobs), keys=keys)
+
+
+def _check_restarts(restarts: Mapping[str, int], graph: Graph) -> None:
+    """Refuse restarts of kinds that do not exist."""
+    known = {kind.prefix for kind in (*own_kinds(), *graph.kinds.values())} if restarts else set()
+    for name in restarts.keys() - known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(known))}."
+        raise ConfigError(f"supervision.restarts names {name!r}, which is no kind of worker; {hint}")
 
 
 def _check_importable(graph: Graph) -> None:

@@ -29,7 +29,7 @@ from jsrl.workers.jobs import StartPoint
 MAY_CHANGE = (
     "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "transport",
     "bind", "encrypt", "compress", "restart", "trace", "trace-spans", "record", "record-limit-mb", "learner.num-devices",
-    "learner.split", "learner.split-lead", "learner.threads", "learner.prefetch", "learner.memory-share",
+    "learner.split", "learner.split-lead", "learner.threads", "learner.memory-share",
     "learner.check-finite",
 )  # fmt: skip
 MAY_CHANGE_OF_POLICY = ("placement", "stop-at-return", "against")

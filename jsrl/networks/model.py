@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jsrl.errors import ConfigError
-from jsrl.field_names import suggesting
+from jsrl.field_names import IN_PYTHON, suggesting
 from jsrl.networks.cores import CORES
 from jsrl.networks.entities import EntityConfig, make_entity_torso
 from jsrl.networks.heads import policy_head, value_head
@@ -65,7 +65,7 @@ class NetworkConfig:
     torso: Any = "auto"
     hidden: tuple[int, ...] = (64, 64)
     activation: ActivationName = "tanh"
-    entities: EntityConfig = field(default_factory=EntityConfig)
+    entities: EntityConfig = field(default_factory=EntityConfig, metadata=IN_PYTHON)
     core: CoreName = "none"
     core_size: int = 128
     core_norm: bool = False

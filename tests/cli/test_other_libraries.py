@@ -9,7 +9,7 @@ from jsrl.cli.command_line import parse
 from jsrl.cli.experiments import load
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
-from jsrl.experiment.options import RunOptions, options_of
+from jsrl.experiment.options import RunOptions, offered_options
 from jsrl.field_names import TABLE, elsewhere
 
 PAGE = Path(__file__).parents[2] / "docs/coming_from.md"
@@ -77,8 +77,7 @@ def test_the_option_of_another_library_is_refused_with_the_one_here(words, sugge
 
 def test_the_table_names_existing_options_and_hides_none():
     names = ("ppo", "impala", "dqn", "sac", "ddpg", "mappo")
-    options = {name for experiment in map(load, names) for name in options_of(experiment)}
-    options |= set(options_of(RunOptions()))
+    options = {name for experiment in map(load, names) for name in offered_options(experiment, RunOptions())}
     assert not {entry.here for entry in TABLE if entry.here} - options
     assert not {name for entry in TABLE for name in entry.names.split()} & options
 

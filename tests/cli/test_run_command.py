@@ -45,7 +45,7 @@ def test_help_works_at_any_position(words, capsys):
 
 def test_long_help_has_the_remaining_options(capsys):
     assert run.main(["ppo", "--help-all"]) == 0
-    assert "--env.atari.noop-max" in capsys.readouterr().out
+    assert "--env.atari.stack" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

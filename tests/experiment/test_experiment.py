@@ -111,7 +111,7 @@ def test_invalid_options_are_refused_with_valid_ones(values, message):
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("num_actor", r"; did you mean num_actors or "),
+        ("num_actor", r"; did you mean num_actors"),
         ("learning_rate", r"; did you mean agent\.learning_rate\?"),
         ("lr", r"; did you mean agent\.learning_rate\?"),
         ("zzzz", r"\."),

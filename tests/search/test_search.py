@@ -256,7 +256,7 @@ VARY = "--vary agent.learning-rate=log:1e-5:1e-2"
         ("--resume nowhere", "there is no search"),
         (f"ppo_cartpole {VARY} --display quiet", "there is no option --display"),
         (f"ppo_cartpole {VARY} --part 1", "--part is for a search that exists"),
-        (f"ppo_cartpole {VARY} --slurm.qos high", "it needs --launcher slurm"),
+        (f"ppo_cartpole {VARY} --slurm.extra qos=high", "it needs --launcher slurm"),
         (f"ppo_cartpole {VARY} --launcher slurm --slurm.actor-cpus 2", "has no effect on a search"),
     ],
 )
@@ -275,7 +275,7 @@ def test_search_is_submitted_as_an_array_of_jobs_that_share_it(tmp_path, monkeyp
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     words = ["ppo_cartpole", *VARY.split(), "--search-name", "x", "--launcher", "slurm", "--parallel", "3"]
-    assert main(["search", *words, "--slurm.qos", "high"]) == 0
+    assert main(["search", *words, "--slurm.extra", "qos=high"]) == 0
     assert "Submitted array job 7 of 3 jobs" in capsys.readouterr().out
     script = Path("jsrl-search-ppo_cartpole-x.sh").read_text()
     assert Path("words").read_text().endswith("--array=1-3 jsrl-search-ppo_cartpole-x.sh\n")
