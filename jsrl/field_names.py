@@ -128,7 +128,7 @@ TABLE = (
         "there is no state-dependent exploration; a Gaussian policy starts with --agent.network.log-std-init.",
     ),
     Elsewhere("", "algo algorithm agent", "the algorithm is the first word: `jsrl run ppo`; `jsrl list` names them."),
-    Elsewhere("", "render render-mode human", "`jsrl play RUN` shows a policy, --video.enabled films it."),
+    Elsewhere("", "render render-mode human", "`jsrl evaluate RUN --show` shows a policy, --video.enabled films it."),
     Elsewhere("", "n-trials optimize optimize-hyperparameters num-samples", "`jsrl search` varies hyperparameters."),
     Elsewhere("", "save-model save-best", "the best, the latest and the final params are always kept, as RUN@best."),
     Elsewhere("", "framework backend torch", "there is one: JAX."),

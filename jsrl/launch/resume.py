@@ -28,7 +28,7 @@ from jsrl.workers.jobs import StartPoint
 
 MAY_CHANGE = (
     "total-env-steps", "max-minutes", "stop-at-return", "placement", "num-actors", "num-inference-servers", "transport",
-    "bind", "encrypt", "compress", "restart", "trace", "trace-spans", "record", "record-limit-mb", "learner.num-devices",
+    "bind", "encrypt", "compress", "restart", "trace", "record", "record-limit-mb", "learner.num-devices",
     "learner.split", "learner.split-lead", "learner.threads", "learner.memory-share",
     "learner.check-finite",
 )  # fmt: skip

@@ -62,7 +62,6 @@ RUN = [  # the arguments of `jsrl run`, and what the message names
     ("ppo_cartpole --learner.num-devices 3 --num-envs 16", "use 2 or 4 devices"),
     ("ppo_cartpole --learner.order random", "expected one of auto, by_group, fifo, freshest"),
     ("ppo_cartpole --inference.device tpu", "use auto, cpu, or an index such as gpu:1"),
-    ("ppo_cartpole --road zeromq", "here it is called --transport"),
     ("ppo_cartpole --agent.lr 0.1", "here it is called --agent.learning-rate"),
     ("ppo_cartpole --agent.learning-rate fast", "expected a number"),
     ("ppo_cartpole --agent.learning-rate -1", "learning_rate must be positive"),

@@ -246,7 +246,7 @@ VARY = "--vary agent.learning-rate=log:1e-5:1e-2"
         ("ppo_cartpole --vary agent.gamma=lin:0.5:2", "gamma must be at least 0 and at most 1"),
         ("ppo_cartpole --vary agent.returns=gae,mc", "expected one of gae, vtrace"),
         ("ppo_cartpole --vary seed=int:0:3", "--seeds-per-trial"),
-        ("ppo_cartpole --vary name=a,b", "named by the search"),
+        ("ppo_cartpole --vary max-minutes=1,2", "compared at the same length"),
         (f"ppo_cartpole {VARY} --agent.learning-rate 1e-3", "is given and varied"),
         (f"ppo_cartpole {VARY} --trials 0", "trials is 0; it must be at least 1"),
         (f"ppo {VARY} --evaluator.enabled false", "leave evaluator.enabled on"),
