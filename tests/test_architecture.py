@@ -17,7 +17,10 @@ from jsrl.workers.kinds import own_kinds
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jsrl"
-EXAMPLES = ("configs", "graphs")  # experiments and graphs by name: read and copied, so they use public names (test_public.py)
+EXAMPLES = (
+    "configs",
+    "graphs",
+)  # experiments and graphs by name: read and copied, so they use public names (test_public.py)
 SOURCES = sorted(p for p in PACKAGE.rglob("*.py") if "project" not in p.parts)  # copied by `jsrl new`: a user's code
 
 # Package (folder or top-level module of jsrl) -> the other parts of jsrl and external packages that it may import.
