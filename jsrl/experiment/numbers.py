@@ -37,7 +37,7 @@ def followed(experiment: Experiment, changes: Mapping[str, Any], given: Collecti
       ConfigError: the given numbers contradict each other, or another value is invalid.
     """
     changed = _tried(experiment, changes)
-    if changed is not None and (_suit(changed) or not _suit(experiment)):
+    if changed is not None and (fits(changed) or not fits(experiment)):
         return changed, ""
     free = {name for name in OPEN if _option(name) not in given}
     for values in _candidates({**_numbers(experiment), **changes}, free, _ranks(changes.values(), experiment)):
@@ -58,9 +58,14 @@ def fitting_envs(experiment: Experiment) -> int:
     wanted = {name: getattr(experiment, name) for name in OPEN} | {"num_envs": NUM_ENVS}
     for values in _candidates(wanted, {"num_envs"}, experiment.learner.num_ranks):
         trial = _tried(experiment, values)
-        if trial is not None and _suit(trial):
+        if trial is not None and fits(trial):
             return values["num_envs"]
     return NUM_ENVS
+
+
+def fits(experiment: Experiment) -> bool:
+    """Return whether the minibatches of every agent divide the batch."""
+    return all(_agent_fits(agent, experiment) for agent in _agents(experiment).values())
 
 
 def device_columns(experiment: Experiment) -> int:
@@ -133,7 +138,7 @@ def _with_agents(experiment: Experiment, agents: Mapping[str, Any]) -> Experimen
     return dataclasses.replace(experiment, policies=policies, agent=agents.get("agent"))
 
 
-def _suits(agent: Any, experiment: Experiment) -> bool:
+def _agent_fits(agent: Any, experiment: Experiment) -> bool:
     """Return whether an agent's minibatches divide a device's batch of one seat, and so that of several seats."""
     try:
         getattr(agent, "check_batch", lambda *_: None)(experiment.rollout_length, device_columns(experiment))
@@ -142,22 +147,17 @@ def _suits(agent: Any, experiment: Experiment) -> bool:
     return True
 
 
-def _suit(experiment: Experiment) -> bool:
-    """Return whether every agent's minibatches divide the batch."""
-    return all(_suits(agent, experiment) for agent in _agents(experiment).values())
-
-
 def _with_minibatches(experiment: Experiment, given: Collection[str]) -> Experiment | None:
     """Return an experiment whose minibatches divide the batch: numbers that were not given follow; None: none fit."""
     agents = _agents(experiment)
     for name, agent in agents.items():
-        if _suits(agent, experiment):
+        if _agent_fits(agent, experiment):
             continue
         number: int | str = getattr(agent, "num_minibatches", AUTO)
         if isinstance(number, str) or {f"{name}.num-minibatches", name.partition(".")[0]} & set(given):
             return None
         ways = (dataclasses.replace(agent, num_minibatches=n) for n in _nearest(number, range(1, 2 * number)))
-        fitting = next((way for way in ways if _suits(way, experiment)), None)
+        fitting = next((way for way in ways if _agent_fits(way, experiment)), None)
         if fitting is None:
             return None
         agents[name] = fitting

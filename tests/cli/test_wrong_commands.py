@@ -24,6 +24,11 @@ RUN = [  # the arguments of `jsrl run`, and what the message names
     ("ppo_cartpole --seeds=", "--seeds is '', expected a range such as 0-4"),
     ("ppo_cartpole --run-name=", "'' cannot name a run"),
     ("ppo_cartpole --env.tasks hard", "environment 'CartPole-v1' takes no tasks"),
+    (
+        "ppo_cartpole --plan --supervision.restarts.actr 3",
+        "names 'actr', which is no kind of worker; did you mean actor?",
+    ),
+    ("ppo_cartpole --supervision.restarts.actor many", "supervision.restarts.actor is many; it must be 0 or more"),
     ("ppo_cartpole --director nothing", "set director of the Experiment in a config in Python"),
     ("ppo_cartpole --seeds 3-1", "expected a range such as 0-4"),
     ("ppo_cartpole --seeds 3-1 --plan", "expected a range such as 0-4"),

@@ -13,7 +13,7 @@ from jsrl.cli.experiments import experiments, load
 from jsrl.envs.config import EnvConfig
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment, LearnerConfig
-from jsrl.experiment.numbers import _suit, followed
+from jsrl.experiment.numbers import fits, followed
 from jsrl.experiment.options import with_changes
 from jsrl.launch.plan import make_plan, settle
 from jsrl.networks.model import NetworkConfig
@@ -28,6 +28,14 @@ def contradict(actors: int = 1, envs: int | None = None, groups: int | None = No
     return groups % actors != 0 or (envs is not None and envs % groups != 0)
 
 
+def replaced(experiment: Experiment, changes: dict) -> Experiment | None:
+    """Return an experiment with changes as they are; None: they are refused."""
+    try:
+        return dataclasses.replace(experiment, **changes)
+    except ConfigError:
+        return None
+
+
 @pytest.mark.parametrize("name", experiments())
 def test_any_number_alone_and_any_two_that_agree_suit_every_experiment(name):
     experiment = load(name)
@@ -40,28 +48,18 @@ def test_any_number_alone_and_any_two_that_agree_suit_every_experiment(name):
                     followed(experiment, changes, [n.replace("_", "-") for n in names])
                 continue
             found, line = with_changes(experiment, changes)
-            assert changes == {n: getattr(found, n) for n in names} and _suit(found)
+            assert changes == {n: getattr(found, n) for n in names} and fits(found)
             assert found.groups % found.actors == 0 and found.envs % found.groups == 0
             assert found.batch_columns % found.group_size == 0 and found.batch_columns <= found.envs
-            assert bool(line) == (
-                found != dataclasses.replace(experiment, **changes) if _valid(experiment, changes) else True
-            )
+            assert (line == "") == (found == replaced(experiment, changes))
             again, _ = with_changes(experiment, {**changes, "num_envs": found.num_envs})
             assert again == found  # naming what followed changes nothing
-
-
-def _valid(experiment: Experiment, changes: dict) -> bool:
-    try:
-        dataclasses.replace(experiment, **changes)
-    except ConfigError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("name", experiments())
 def test_without_numbers_an_experiment_keeps_its_own(name):
     experiment = load(name)
-    assert parse([], experiment).experiment == experiment and _suit(experiment)
+    assert parse([], experiment).experiment == experiment and fits(experiment)
     assert parse(["--seed", "3"], experiment).experiment == dataclasses.replace(experiment, seed=3)
 
 
