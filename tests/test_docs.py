@@ -31,6 +31,7 @@ from jsrl.cli.main import main as jsrl_command
 from jsrl.cli.needs import check_needs
 from jsrl.errors import ConfigError
 from jsrl.experiment import EvaluatorConfig, Experiment, ReplayConfig
+from jsrl.extend import check_graph, make_graph
 from jsrl.launch.plan import make_plan
 from jsrl.launch.run import run
 from jsrl.networks.model import NetworkConfig
@@ -321,6 +322,18 @@ def test_the_experiments_of_populations_can_start() -> None:
     assert len(given) == 2
 
 
+def test_the_documented_psro_has_all_its_options() -> None:
+    page = ROOT / "docs" / "populations.md"
+    names: dict[str, Any] = {}
+    exec(next(block for block in blocks(page, "python") if "jsrl.PSRO(" in block), names)
+    documented = re.findall(
+        r"^\| `(\w+)` \|", page.read_text().partition("## PSRO")[2].partition("## PBT")[0], re.MULTILINE
+    )
+    options = {field.name for field in dataclasses.fields(names["director"])} - {"greedy"}  # for programs of one's own
+    assert options <= {*documented}, options
+    assert names["experiment"].director.max_population == 10
+
+
 TEMPLATE = ROOT / "jsrl" / "cli" / "project" / "algorithm.py"
 ALGORITHM = ROOT / "docs" / "algorithm.md"
 
@@ -392,6 +405,18 @@ def test_the_documented_graph_with_replay_for_one_of_two_policies_is_valid() -> 
     plan = make_plan(e, "run", Path("memory"), names["one_with_replay"])
     found = {name: part.experiment.has_replay_workers for name, part in plan.policies.items()}
     assert found == {"policy": True, "b": False}
+
+
+def test_the_documented_graph_with_two_relays_is_valid() -> None:
+    (code,) = (block for block in blocks(ROOT / "docs" / "dataflow.md", "python") if "def two_relays" in block)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    e = Experiment(PPOConfig(), placement="inline", num_actors=2, transport="zeromq")
+    graph = names["two_relays"](make_graph(e))
+    check_graph(graph)
+    assert "parameter-server-2 -> actor-1" in str(graph)
+    with pytest.raises(ConfigError, match="the params are in relayed and relayed-2; name the stream"):
+        _ = graph.params
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from posixpath import dirname, join, normpath, relpath
 CODE = re.compile(r"(?<!<pre><span></span>)<code>([^<]*)</code>")  # within a line: not a block of code
 WORD = re.compile(r"(?<=[ >])[^\s<>]*-[^\s<>]*(?=[ <])")  # browsers may break a line after any hyphen
 LONGEST_WORD = 40  # longer ones may be split, so that they fit on a phone
-NOTEBOOKS = "notebooks"  # folder in a checkout, and of the pages; an installed jsrl has none
+NOTEBOOKS = "notebooks"  # their folder in the checkout, and that of their pages
 LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)\s]+)\)")
 
 

@@ -82,7 +82,7 @@ class EnvConfig:
         steps inside the wrappers: with one that repeats each action k times, an episode has 1/k as many env steps. To count
         the agent's steps, put `gymnasium.wrappers:TimeLimit` last among the wrappers.
       action_transform: how unclipped actions are mapped to a bounded Box: `clip`, `rescale` (from [-1, 1]) or `squash` (tanh);
-        see jsrl.types.Continuous. `auto`: `rescale` where all bounds are finite, else `clip`.
+        see jsrl.extend.Continuous. `auto`: `rescale` where all bounds are finite, else `clip`.
       backend: `auto` takes the fastest that works; `native` uses the environment's own vector entry point, `sync` a loop over
         single environments, `envpool` EnvPool.
       tasks: one of them is drawn for each episode, as options of its `reset`: a dict unchanged, another JSON value

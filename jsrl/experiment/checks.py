@@ -318,7 +318,7 @@ def _check_director(e: Experiment) -> None:
     if e.director is None:
         return
     if not all(callable(getattr(e.director, name, None)) for name in ("init", "propose", "report")):
-        raise ConfigError(f"director is {e.director!r}; give a director such as jsrl.directors.pools.PFSP(...).")
+        raise ConfigError(f"director is {e.director!r}; give a director such as jsrl.PFSP(...).")
     if e.recording is not None or e.record is not None:
         option = "recording" if e.recording is not None else "record"
         raise ConfigError(f"{option} is for runs without a director; leave one of them out.")

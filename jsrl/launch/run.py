@@ -99,9 +99,9 @@ def run(
       init_from: RUN@TAG whose params to begin with; `RUN@TAG,b=RUN@b/TAG` also gives policy b its params.
       graph: another dataflow than the experiment's own: a function that gets its graph and returns the changed one, such
         a function's `module:name`, or a Graph. A resume continues with the graph of the run; "own" is the experiment's.
-      launcher: starts the workers (jsrl.launch.launcher.Launcher), for this run alone; None: processes of this host.
+      launcher: starts the workers (jsrl.extend.Launcher), for this run alone; None: processes of this host.
       display: auto, live, plain, quiet or log-only.
-      sinks: further places for metrics (jsrl.metrics.sinks.Sink), each an object, or a function that makes some, as
+      sinks: further places for metrics (jsrl.extend.Sink), each an object, or a function that makes some, as
         `module:function`. hooks: likewise; their methods are called during the run (jsrl.launch.hooks.METHODS).
 
     Raises:
