@@ -395,9 +395,13 @@ def short_help(default: Any, usage: str, names: dict[str, str]) -> str:
         lines += ["", f"{title}:"]
         for name in members:
             if name == "env.kwargs.KEY":
-                lines.append(f"  --{name:<26} {'':<13} a keyword argument of the environment")
+                lines.append(f"  --{name:<26} {'':<13} A keyword argument of the environment")
             elif name in options:
                 lines.append(_option_line(options[name]))
+        if title == "algorithm" and default.policies:
+            lines.append(
+                f"  each policy has its own: --policies.NAME.agent.gamma, ...; NAME: {', '.join(default.policies)}"
+            )
     lines += ["", "--help-all lists every option."]
     return "\n".join(lines)
 
@@ -446,8 +450,11 @@ def _option_line(option: Option) -> str:
 
 
 def _explained(option: Option, text: str) -> str:
-    """Return the text with the choices that it does not mention."""
+    """Return the text as a sentence, with the choices that it does not mention."""
     choices = typing.get_args(option.kind) if typing.get_origin(option.kind) is typing.Literal else ()
+    first = re.split(r"[ ,:]", text)[0]
+    if first.isalpha() and first not in (*choices, str(option.default)):
+        text = text[:1].upper() + text[1:]
     if not choices or str(choices[0]) in text:
         return text
     return f"{' | '.join(map(str, choices))}. {text}" if text else " | ".join(map(str, choices))

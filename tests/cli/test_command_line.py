@@ -238,6 +238,7 @@ def test_help_shows_at_most_40_options_and_full_help_180(name):
     experiment = load(name)
     short, full = short_help(experiment, "usage: ...", {name: "text"}), full_help(experiment)
     shown = re.findall(r"^  --([^ ]+)", short, re.M)
+    assert ("each policy has its own" in short) == bool(experiment.policies)
     assert 25 <= len(shown) <= 40 and max(map(len, short.splitlines())) <= 120
     assert set(shown) - {"env.kwargs.KEY"} <= set(offered_options(experiment, RunOptions()))
     every = re.findall(r"^  --([^ ]+)", full, re.M)
@@ -294,7 +295,7 @@ def test_the_full_help_shows_whole_texts_at_the_width_of_the_terminal(monkeypatc
     text = full_help(real())
     assert max(map(len, text.splitlines())) <= 80
     joined = " ".join(text.split())
-    missing = [o.name for o in offered_options(real()).values() if o.text not in joined]
+    missing = [o.name for o in offered_options(real()).values() if o.text[1:] not in joined]
     assert not missing, "texts are cut off"
 
 
