@@ -82,8 +82,8 @@ def test_imitation_gains_from_entropy():
     )
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(5, 2, 3)).astype(np.float32), np.zeros((5, 2), bool), rng.integers(0, 4, (5, 2))
-    batch = bc_file.Batch(*rows, np.ones((5, 2), np.float32), 10.0)
+    batch = bc_file.Batch(*rows)
     weights, _ = parts.network.init(jax.random.key(0))
-    total, metrics = jax.jit(lambda weights: bc_file.loss(parts, weights, batch))(weights)
+    total, metrics = jax.jit(lambda weights: bc_file.loss(parts, weights, batch, jnp.mean))(weights)
     assert metrics["entropy"] > 1.0
     np.testing.assert_allclose(total, metrics["loss_policy"] - 0.3 * metrics["entropy"], rtol=1e-5)

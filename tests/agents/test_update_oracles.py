@@ -241,7 +241,7 @@ def test_ppo_bounds_the_loss_of_stale_rows_with_negative_advantages():
     batch = batch._replace(**rows, masks=RowMasks(jnp.ones((1, 2)), None))
     for dual_clip, expected in ((None, 10.0), (3.0, 3.0)):
         parts = ppo_file.Components(PPOConfig(dual_clip=dual_clip), None, chosen, None)
-        assert ppo_file.policy_terms(parts, None, batch, 2.0)["loss_policy"] == pytest.approx(expected, rel=1e-5)
+        assert ppo_file.policy_terms(parts, None, batch, jnp.mean)["loss_policy"] == pytest.approx(expected, rel=1e-5)
 
 
 # -- policies of off-policy agents ------------------------------------------------------------------------------------
