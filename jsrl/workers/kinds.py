@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import msgspec
+
 from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.metrics.catalogue import Catalogue, Metric, worker_metrics
@@ -234,6 +236,8 @@ def find_kind(reference: str) -> Kind:
             f"a worker's kind is given as the object {reference.name!r}; give its location as `module:NAME`, such as "
             "'my_workers:AUGMENT', because each worker's process imports it."
         )
+    if isinstance(reference, Described):
+        return reference.kind
     module, _, name = reference.partition(":")
     if not name:
         for kind in own_kinds():
@@ -257,6 +261,40 @@ def find_kind(reference: str) -> Kind:
         )
     _check_fields(found, reference)
     return found
+
+
+class Described(str):
+    """The location of a user's kind, with what reports show of it (`kind`): `find_kind` then imports nothing."""
+
+    kind: Kind
+
+    @classmethod
+    def read(cls, reference: str, facts: Any) -> Described:
+        """Return it from the JSON form of `description`.
+
+        Raises:
+          ValueError: it has another form.
+        """
+        shown = msgspec.convert(facts, _Shown)
+        found = cls(reference)
+        found.kind = Kind(shown.name, shown.plural, "", shown.ports, shown.activities, shown.metrics)
+        found.kind = found.kind._replace(must_finish=shown.must_finish)
+        return found
+
+
+class _Shown(NamedTuple):
+    name: str
+    plural: str
+    ports: tuple[Port, ...]
+    activities: tuple[Activity, ...]
+    metrics: tuple[Metric, ...]
+    must_finish: bool
+
+
+def description(kind: Kind) -> Any:
+    """Return what reports show of a user's kind, as JSON values."""
+    shown = _Shown(kind.name, kind.plural, kind.ports, kind.activities, kind.metrics, kind.must_finish)
+    return msgspec.to_builtins(shown)
 
 
 def _check_fields(kind: Kind, reference: str) -> None:
