@@ -44,7 +44,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "gymnasium", "ale_py", "envpool", "lbforaging", "mujoco", "pyspiel"},
     ),
     "transport": (
-        {"linux", "rate_limit", "types", "errors", "plain_files"},
+        {"extras", "linux", "rate_limit", "types", "errors", "plain_files"},
         {"numpy", "ml_dtypes", "zmq", "msgspec", "lz4"},
     ),
     "experiment": ({"counted", "field_names", "envs", "types", "errors", "references"}, {"jax"}),
