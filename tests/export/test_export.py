@@ -283,6 +283,7 @@ def test_the_suffix_stablehlo_is_the_bare_function(tmp_path, folder):
     path, agent, spec, params, _ = exported("mlp", folder)
     (line,) = file.save(tmp_path / "policy.stablehlo", agent, spec, params)
     assert line.startswith("StableHLO: ")
+    assert "flatbuffers" in sys.modules  # jax.export needs it: once it does not, it can leave our dependencies
     function = jax.export.deserialize(bytearray((tmp_path / "policy.stablehlo").read_bytes()))
     rows = np.random.default_rng(0).standard_normal((5, *spec.observation.shape)).astype(np.float32)
     np.testing.assert_array_equal(jax.jit(function.call)(rows)[0], file.load(path)(rows))
