@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own, args = parser.parse_known_args(arguments)
     use_working_directory()
     try:
+        if any(word.partition("=")[0] == "--against" for word in args):
+            raise ConfigError("--against is an option of `python experiments/bench.py NAME`, which needs a checkout of jsrl.")
         if not 0 < own.seconds < float("inf") or own.repetitions < 1:
             raise ConfigError("--seconds must be above 0, and --repetitions at least 1.")
         print(table(*_speeds(args, own.seconds, own.repetitions)))
