@@ -40,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     use_working_directory()
     try:
         if any(word.partition("=")[0] == "--against" for word in args):
-            raise ConfigError("--against is an option of `python experiments/bench.py NAME`, which needs a checkout of jsrl.")
+            raise ConfigError(
+                "--against is an option of `python experiments/bench.py NAME`, which needs a checkout of jsrl."
+            )
         if not 0 < own.seconds < float("inf") or own.repetitions < 1:
             raise ConfigError("--seconds must be above 0, and --repetitions at least 1.")
         print(table(*_speeds(args, own.seconds, own.repetitions)))
