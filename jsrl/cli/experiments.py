@@ -85,7 +85,7 @@ def _one_sentence(path: Path) -> Iterator[None]:
     except Exception as error:  # any error of the file's own code: it is shown, and chained
         if isinstance(error, JsrlError) and type(error) is not ConfigError:
             raise
-        raise ConfigError(f"{_place(error, path)}: {_reason(error)}.") from error
+        raise ConfigError(f"{_place(error, path)}: {_reason(error)}") from error
 
 
 def _place(error: Exception, path: Path) -> str:
@@ -104,9 +104,9 @@ def _place(error: Exception, path: Path) -> str:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ConfigError):
-        return str(error).removesuffix(".")
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
-    return f"{type(error).__name__}: {' '.join(text.split()).rstrip('.')}"
+        return str(error)
+    text = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
+    return f"{type(error).__name__}: {text}{'' if text.endswith(('.', '?')) else '.'}"
 
 
 def _import(name: str, path: Path) -> ModuleType:
