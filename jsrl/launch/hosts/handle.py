@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from jsrl.launch.hosts.members import RemoteWorker
-from jsrl.launch.hosts.messages import Signal
+from jsrl.launch.hosts.messages import CLOSED_LOST_S, Signal
 from jsrl.launch.hosts.port import HostPort
 from jsrl.launch.launcher import Exit, ResourceUsage
 
@@ -41,6 +42,12 @@ class HostHandle:
     def alive(self) -> bool:
         """Return whether it has not ended."""
         return self.remote.exit is None
+
+    @property
+    def is_away(self) -> bool:
+        """Return whether its host has closed its connection, or is silent: what it does now reaches nobody."""
+        host = self.remote.host
+        return host.closed_s is not None or time.monotonic() - host.heard_s > CLOSED_LOST_S
 
     @property
     def exit(self) -> Exit | None:

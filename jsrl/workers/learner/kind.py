@@ -166,7 +166,7 @@ KIND = Kind(
     must_finish=True,
     check=check_settings,
     headline=Headline("updates_per_s", "updates/s", "queue_depth", ("publish",)),
-    says=("finished", "saved", "saving", "done", "scores", "snapshots/", "ledger/", "replay/"),
+    says=("finished", "saved", "saving", "done", "scores", "stand_in", "snapshots/", "ledger/", "replay/"),
     needs_folder=needs_folder,
     keeps_files=kept_files,
 )

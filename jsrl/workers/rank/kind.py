@@ -47,6 +47,7 @@ KIND = Kind(
     declares=learner_bytes,
     keeps=learner_keeps,
     saves=True,  # it waits for the learner's last snapshot
+    says=("stand_in",),
     headline=Headline("updates_per_s", "updates/s", "queue_depth"),
     needs_folder="",
 )
