@@ -125,7 +125,7 @@ class Batcher:
           ask: requests of groups (group -> number) so many trajectories for every batch from this one on.
         """
         self._consumer, self._spec, self._plan = consumer, spec, plan
-        self._parts = {group: (part,) for part, group in enumerate(plan.groups)}
+        self._parts: dict[int, tuple[int, ...]] = {group: (part,) for part, group in enumerate(plan.groups)}
         self._absent: Collection[int] | None = None  # groups; None: those that are known already
         self._ask = ask
         self.phases = phases or Phases()
