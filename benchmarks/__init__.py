@@ -1,1 +1,1 @@
-"""Benchmarks of jsrl; `jsrl bench` runs some of them."""
+"""Benchmarks of jsrl; `experiments/bench.py` runs some of them."""

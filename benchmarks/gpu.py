@@ -1,4 +1,4 @@
-"""Measure a machine with accelerators in ten minutes: `jsrl bench --gpu`, or `python benchmarks/gpu.py`.
+"""Measure a machine with accelerators in ten minutes: `python experiments/bench.py --gpu`, or `python benchmarks/gpu.py`.
 
   placements       whole runs: inline, served, and apart where there are two accelerators
   prefetch         whole runs: the next batch is joined during an update, or after it
@@ -127,7 +127,7 @@ def devices() -> list[list[str]]:
 def parser() -> Parser:
     """Return the command line."""
     line = Parser(
-        prog="jsrl bench --gpu",
+        prog="python experiments/bench.py --gpu",
         usage="%(prog)s [options] [-- options of jsrl run for whole runs, by default --num-envs: 8 for each core but one]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -27,7 +27,7 @@ def make_update(name: str) -> tuple[Callable[[], None], int]:
     from jsrl.parallel import data_parallel, split_devices
     from jsrl.replay.device.agent import on_device
 
-    experiment = importlib.import_module(f"configs.{name}").config()
+    experiment = importlib.import_module(f"jsrl.configs.{name}").config()
     schemas = make_schemas(experiment)
     agent, spec, rows = build_agent(resolved_agent(experiment), schemas.env), schemas.trajectory, 0
     batch = random_trajectory(spec, experiment.batch_columns, jax.random.key(1))
@@ -87,7 +87,7 @@ def burn(cpu_s: float) -> None:
 def main() -> None:
     """Answer every line until the input ends."""
     checkout = sys.argv[1]
-    sys.path[:0] = [checkout, os.path.join(checkout, "experiments")]
+    sys.path.insert(0, checkout)
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
     calls: dict[str, tuple[Callable[[], None], int]] = {}
     for line in sys.stdin:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.configs.ppo_connect_four import config
+from jsrl.configs.ppo_connect_four import config
 from jsrl.directors.pools import DeltaUniform
 from jsrl.launch.run import run
 

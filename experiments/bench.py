@@ -1,4 +1,4 @@
-"""Measure an experiment on this machine: `jsrl bench ppo_cartpole`.
+"""Measure an experiment on this machine: `python experiments/bench.py ppo_cartpole`.
 
 Prints one table: environment, inference and update alone, the physical limit that follows from them, and for each placement
 the trained env steps per second and per CPU-second, share of the limit, policy lag, inference batch, idle shares, bytes and
@@ -30,7 +30,6 @@ from benchmarks.throughput import alone, session, tables
 from benchmarks.updates import session as replay_session
 from benchmarks.updates import tables as replay_tables
 from jsrl.cli.arguments import Parser
-from jsrl.cli.main import program
 from jsrl.cli.report import check_folder
 from jsrl.errors import ConfigError, JsrlError
 
@@ -38,9 +37,9 @@ from jsrl.errors import ConfigError, JsrlError
 def parser() -> Parser:
     """Return the command line."""
     line = Parser(
-        prog=program("bench"),
+        prog="python experiments/bench.py",
         description=__doc__,
-        usage=f"{program('bench')} NAME [options] [-- options of jsrl run for every arm of jsrl's]",
+        usage="%(prog)s NAME [options] [-- options of jsrl run for every arm of jsrl's]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     line.add_argument("name", nargs="?", help="an experiment, as for jsrl run")

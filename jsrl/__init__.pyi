@@ -44,16 +44,24 @@ from jsrl.experiment import ReplayConfig as ReplayConfig
 from jsrl.experiment import SnapshotConfig as SnapshotConfig
 from jsrl.experiment import SupervisionConfig as SupervisionConfig
 from jsrl.experiment import VideoConfig as VideoConfig
+from jsrl.export.file import load as load_policy_file  # noqa: F401  (under another name)
 from jsrl.launch.result import Result as Result
 from jsrl.launch.run import run as run
 from jsrl.launch.write_recording import RecordedEpisode as RecordedEpisode
 from jsrl.launch.write_recording import write_recording as write_recording
+from jsrl.metrics.wandb_sink import WandbSink as WandbSink
 from jsrl.networks.entities import EntityConfig as EntityConfig
 from jsrl.networks.model import NetworkConfig as NetworkConfig
 from jsrl.policy import Policy as Policy
 from jsrl.policy import act_together as act_together
 from jsrl.policy import load_players as load_players
 from jsrl.policy import load_policy as load_policy
+from jsrl.report.comparison import Band as Band
+from jsrl.report.comparison import Difference as Difference
+from jsrl.report.comparison import band as band
+from jsrl.report.comparison import difference as difference
+from jsrl.report.comparison import summarise as summarise
+from jsrl.runs.curves import Scores as Scores
 from jsrl.runs.runs import Run as Run
 from jsrl.runs.runs import load_runs as load_runs
 

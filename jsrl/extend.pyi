@@ -29,6 +29,7 @@ from jsrl.agents.rows import row_scores as row_scores
 from jsrl.agents.rows import train_only as train_only
 from jsrl.directors.base import Bookkeeping as Bookkeeping
 from jsrl.directors.base import Director as Director
+from jsrl.directors.base import open_assignments as open_assignments
 from jsrl.directors.messages import Assignment as Assignment
 from jsrl.directors.messages import Copy as Copy
 from jsrl.directors.messages import Freeze as Freeze
@@ -68,10 +69,13 @@ from jsrl.errors import UnknownPolicy as UnknownPolicy
 from jsrl.errors import VideoError as VideoError
 from jsrl.errors import WorkerDied as WorkerDied
 from jsrl.experiment.building import build_agent as build_agent
+from jsrl.graph.check import check as check_graph  # noqa: F401  (under another name)
+from jsrl.graph.drawing import draw as draw
 from jsrl.graph.graph import Graph as Graph
 from jsrl.graph.graph import WorkerNode as WorkerNode
 from jsrl.graph.graph import node as node
 from jsrl.graph.placements import make_graph as make_graph
+from jsrl.graph.placements import with_ranks as with_ranks
 from jsrl.graph.policies import with_policy as with_policy
 from jsrl.launch.hooks import STOP as STOP
 from jsrl.launch.hooks import LiveRun as LiveRun
@@ -117,6 +121,7 @@ from jsrl.types import make_trajectory_spec as make_trajectory_spec
 from jsrl.types import map_tree as map_tree
 from jsrl.types import version_epoch as version_epoch
 from jsrl.types import version_updates as version_updates
+from jsrl.types import zeros as zeros
 from jsrl.workers.asking import InferenceRequests as InferenceRequests
 from jsrl.workers.base import Reporter as Reporter
 from jsrl.workers.base import Worker as Worker

@@ -20,12 +20,13 @@ from typing import Any
 
 import pytest
 
+import jsrl
 from jsrl.agents.check import check_agent
 from jsrl.agents.dqn import DQNConfig
 from jsrl.agents.ppo import PPOConfig
 from jsrl.cli import command_line
 from jsrl.cli.experiments import load, take_name
-from jsrl.cli.main import COMMANDS
+from jsrl.cli.main import COMMANDS, DEV
 from jsrl.cli.main import main as jsrl_command
 from jsrl.cli.needs import check_needs
 from jsrl.errors import ConfigError
@@ -117,8 +118,8 @@ def wrong_commands(name: str) -> Iterator[str]:
         if words[0].startswith("-"):
             continue
         if words[0] == "jsrl":
-            if words[1] not in COMMANDS:
-                yield f"{name}: there is no jsrl {words[1]}"
+            if words[1] not in COMMANDS or (words[1] == "dev" and not set(words[2:3]) <= set(DEV)):
+                yield f"{name}: there is no {' '.join(words[:3])}"
             continue
         if not (ROOT / words[0]).is_file():
             yield f"{name}: there is no {words[0]}"
@@ -175,17 +176,19 @@ def known_options() -> dict[str, command_line.Option]:
 
 
 def test_mentioned_options_of_other_commands_exist() -> None:
-    """Options of a command, and of its script in `experiments/`; chaos, search, simulate and tune accept those of run too."""
+    """Commands that start runs accept the options of `jsrl run` too."""
     for page in PAGES:
         for words in commands(page):
-            command = words[1] if words[0] == "jsrl" else Path(words[0]).stem
-            if words[0].startswith("benchmarks/") or command not in COMMANDS or command == "run":
+            command = words[1] if words[0] == "jsrl" else ""
+            if command == "dev":
+                command = " ".join(words[1:3])
+            if command in ("", "run"):
                 continue
             given = words[: words.index("--")] if "--" in words else words
             for word in given:
                 taken = not word.startswith("--") or word in help_of(command)
                 of_env = command == "evaluate" and word.startswith("--env.")
-                if not taken and (of_env or command in ("chaos", "search", "simulate", "tune")):
+                if not taken and (of_env or command in ("dev bench", "dev chaos", "dev simulate", "search", "tune")):
                     command_line.find_option(command_line.positive(word[2:], known_options()), known_options())
                 else:
                     assert taken, f"{page.name}: jsrl {command} has no {word}"
@@ -195,7 +198,7 @@ def test_mentioned_options_of_other_commands_exist() -> None:
 def help_of(command: str) -> str:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        jsrl_command([command, "--help"])
+        jsrl_command([*command.split(), "--help"])
     return printed.getvalue()
 
 
@@ -205,7 +208,7 @@ def test_options_exist(name: str) -> None:
     known = known_options()
     elsewhere = {"help", "help-all", "shm-size"}
     for span in spans(ROOT / name):
-        if re.match(r"jsrl (?!run )|python benchmarks/", span):
+        if re.match(r"jsrl (?!run )|python (benchmarks/|experiments/bench)", span):
             continue  # the test above, and scripts with their own options
         for option in re.findall(r"(?:^|\s)--([a-z][a-z0-9.-]*)", span):
             if option in elsewhere or any(full.startswith(f"{option}.") for full in known):
@@ -241,6 +244,27 @@ def test_python_examples_import_existing_names(name: str) -> None:
                     assert hasattr(module, alias.name), f"{name}: {node.module} has no {alias.name}"
 
 
+ALGORITHMS = sorted(path.stem for path in (ROOT / "docs" / "algorithms").glob("*.md") if path.stem != "index")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_python_on_an_algorithms_page_equals_the_command_beside_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = ROOT / "docs" / "algorithms" / f"{name}.md"
+    command = re.search(r"^The same as `(jsrl run .+)` in Python:$", page.read_text(), re.MULTILINE).group(1).split()
+    ran: list[Experiment] = []
+    monkeypatch.setattr(jsrl, "run", ran.append)
+    exec(blocks(page, "python")[0], {"__name__": "__main__"})
+    (ours,), theirs = ran, command_line.parse(command[3:], load(command[2])).experiment
+    assert ours == dataclasses.replace(theirs, name=ours.name, evaluator=ours.evaluator)
+
+
+def test_algorithm_pages_name_every_config() -> None:
+    names = [one for one in jsrl.__all__ if hasattr(getattr(jsrl, one), "factory")]
+    overview = (ROOT / "docs" / "algorithms" / "index.md").read_text()
+    pages = "".join((ROOT / "docs" / "algorithms" / f"{name}.md").read_text() for name in ALGORITHMS)
+    assert len(names) == 14 and [one for one in names if f"`{one}`" not in overview or f"{one}" not in pages] == []
+
+
 @pytest.mark.slow
 def test_the_examples_environment_trains(tmp_path: Path) -> None:
     """The environment and the command of the first page, shortened."""
@@ -260,7 +284,7 @@ def test_the_examples_environment_trains(tmp_path: Path) -> None:
 def test_the_examples_game_of_two_policies_trains(tmp_path: Path) -> None:
     """The file and the commands of docs/policies.md, shortened; a user's copy in another folder."""
     block = blocks(ROOT / "docs" / "policies.md", "python")[0]
-    assert block == (ROOT / "experiments" / "configs" / "chase.py").read_text()
+    assert block == (ROOT / "jsrl" / "configs" / "chase.py").read_text()
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "hunt.py").write_text(block)
     runs = [words[2:] for words in commands(ROOT / "docs" / "policies.md") if words[1:2] == ["chase"]]

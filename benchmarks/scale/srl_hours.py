@@ -3,7 +3,7 @@
     python benchmarks/scale/srl_hours.py [--out FILE]
     python benchmarks/scale/srl_hours.py --measure FILE     # times acting on this machine, about 20 CPU-seconds
 
-Extrapolation: nothing of it was run. The functions are those of `jsrl simulate`. A unit is one A100 that trains, with 480
+Extrapolation: nothing of it was run. The functions are those of `jsrl dev simulate`. A unit is one A100 that trains, with 480
 actors of one world that infer themselves, or 120 actors in rings of 20 worlds and 8 policy workers on 2 GPUs. Simulated is
 an eighth of the first, and half of the second: one GPU with its four policy workers.
 

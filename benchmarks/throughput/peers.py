@@ -151,25 +151,13 @@ def choose(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [json.loads(key) for key in dict.fromkeys(chosen) if key is not None]
 
 
-def own_settings() -> Path:
-    """Return the file that a search writes: in a checkout the committed one, else one beside the peers in the user's cache."""
-    return SETTINGS if (FOLDER.parents[1] / "pyproject.toml").is_file() else peers_folder(None) / SETTINGS.name
-
-
-def read_settings() -> dict[str, Any]:
-    """Return work -> peer -> settings: those of the own searches, else the committed ones."""
-    found = [path for path in (own_settings(), SETTINGS) if path.is_file()]
-    return json.loads(found[0].read_text()) if found else {}
-
-
 def kept_settings(name: str, work: str) -> list[dict[str, Any]]:
     """Return the settings of an earlier search; the library's defaults without one."""
-    return read_settings().get(work, {}).get(name, {}).get("best", [{}])
+    return json.loads(SETTINGS.read_text()).get(work, {}).get(name, {}).get("best", [{}])
 
 
 def keep_settings(name: str, work: str, chosen: list[dict[str, Any]], raw: str) -> None:
     """Store the settings chosen by a search, and the file with its raw numbers."""
-    kept, path = read_settings(), own_settings()
+    kept = json.loads(SETTINGS.read_text())
     kept.setdefault(work, {})[name] = {"best": chosen, "raw": raw}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    SETTINGS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")

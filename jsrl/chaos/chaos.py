@@ -11,7 +11,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from jsrl.chaos.card import Flood, InjectedFault, ScoreCard
 from jsrl.errors import ConfigError
 from jsrl.launch.graph_file import graph_of
 from jsrl.launch.local.outside import ObservedRun, ObservedWorker
+from jsrl.linux import memory_folder
 from jsrl.transport.ledger.hops import SAMPLES, read_hops
 from jsrl.workers.director.audit import Games, read_games
 from jsrl.workers.jobs import kind_of
@@ -162,8 +162,7 @@ class ChaosRun:
         if self._intruder is None or flood is None:
             yield
             return
-        folders = [*Path("/dev/shm", f"jsrl-{os.getuid()}").glob(f"{self._popen.pid}-*")]
-        folders += [*Path(tempfile.gettempdir(), f"jsrl-{os.getuid()}").glob(f"{self._popen.pid}-*")]
+        folders = [*(memory_folder() / f"jsrl-{os.getuid()}").glob(f"{self._popen.pid}-*")]
         if not folders:
             flood.failed = "the run's folder of sockets was not found"
             yield
@@ -334,7 +333,7 @@ def run_command(args: list[str], runs_dir: Path, run_name: str, *, hangs: bool =
       ConfigError: no experiment was named.
     """
     if not args or args[0].startswith("-"):
-        raise ConfigError("name an experiment first, such as: jsrl chaos ppo_cartpole")
+        raise ConfigError("name an experiment first, such as: jsrl dev chaos ppo_cartpole")
     defaults = {
         "--restart": "1000",
         "--deadlines.silence-s": "3",

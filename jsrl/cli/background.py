@@ -86,7 +86,7 @@ def detach(name: str | None, args: Sequence[str], asked: CommandLine) -> int:
         return child.returncode
     run = in_command(folder)
     print(f"{RunFolder(folder).name} runs in the background (process {child.pid}), in {folder}")
-    print(f"  jsrl status {run}\n  jsrl attach {run}\n  jsrl stop {run}")
+    print(f"  jsrl status {run}\n  jsrl status {run} --follow\n  jsrl stop {run}")
     child.returncode = 0  # so that Python does not warn of a running child
     return 0
 

@@ -1,19 +1,90 @@
-"""Measure an experiment on this machine: `jsrl bench ppo_cartpole`."""
+"""Measure how fast an experiment trains on this machine: `jsrl dev bench ppo_cartpole --num-envs 64`.
+
+Each placement (or the one of --placement) runs in fresh processes, measured once it is warm; repetitions alternate.
+Comparisons with other libraries and each part alone: `python experiments/bench.py` in a checkout.
+"""
 
 from __future__ import annotations
 
-import runpy
+import argparse
+import statistics
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from jsrl.cli.experiments import use_working_directory
+from jsrl.cli import command_line as cli
+from jsrl.cli.arguments import Parser
+from jsrl.cli.experiments import files, load, take_name, use_working_directory
+from jsrl.cli.needs import check_used
+from jsrl.errors import ConfigError, JsrlError
+from jsrl.experiment import Experiment
+from jsrl.report.comparison import text_table
+from jsrl.tuning.trial import Limits, Speed, measure
 
-SCRIPT = (Path(__file__).parents[1] / "scripts" / "experiments" / "bench.py").resolve()
+PLACEMENTS = ("serial", "inline", "served", "apart")
+TITLES = ("placement", "env steps/s", "range", "policy lag", "first update s")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return its exit status."""
+    """Measure and print a table; return the exit status."""
+    parser = Parser(
+        prog="jsrl dev bench",
+        usage="%(prog)s NAME [--option value ...]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        epilog="All other options are those of `jsrl run NAME`.",
+    )
+    parser.add_argument("--seconds", type=float, default=8.0, help="measured of each run (default: %(default)s)")
+    parser.add_argument("--repetitions", type=int, default=3, help="runs of each placement (default: %(default)s)")
+    own, args = parser.parse_known_args(arguments)
     use_working_directory()
-    sys.argv[1:] = sys.argv[1:] if arguments is None else arguments
-    return runpy.run_path(str(SCRIPT))["main"]()
+    try:
+        if not 0 < own.seconds < float("inf") or own.repetitions < 1:
+            raise ConfigError("--seconds must be above 0, and --repetitions at least 1.")
+        print(table(*_speeds(args, own.seconds, own.repetitions)))
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _speeds(args: list[str], seconds: float, repetitions: int) -> tuple[dict[str, list[Speed]], dict[str, str]]:
+    """Return the measurements by placement, and why others cannot run."""
+    name = take_name(args)
+    if name is None:
+        raise ConfigError(f"name an experiment; there are: {', '.join(files())}.")
+    asked = cli.parse(args, load(name))
+    check_used(asked, (), "dev bench")
+    wanted = (asked.experiment.placement,) if "placement" in asked.given else PLACEMENTS
+    experiments: dict[str, Experiment] = {}
+    refused: dict[str, str] = {}
+    for placement in wanted:
+        try:
+            experiments[placement] = cli.parse([*args, "--placement", placement], load(name)).experiment
+        except ConfigError as error:
+            refused[placement] = str(error)
+    limits = Limits(seconds=seconds, longest_s=4 * seconds)
+    speeds: dict[str, list[Speed]] = {placement: [] for placement in experiments}
+    for repetition in range(repetitions):
+        for placement, experiment in experiments.items():
+            speeds[placement].append(speed := measure(experiment, limits))
+            how = speed.error or f"{speed.env_steps_per_s:,.0f} env steps/s"
+            print(f"  {repetition + 1}/{repetitions} {placement}: {how}", file=sys.stderr)
+    return speeds, refused
+
+
+def table(speeds: dict[str, list[Speed]], refused: dict[str, str]) -> str:
+    """Return a row for each placement: medians of its runs, and why a run failed or cannot begin."""
+    rows, notes = [], [f"{placement}: {text}" for placement, text in refused.items()]
+    for placement, every in speeds.items():
+        good = [speed for speed in every if not speed.error]
+        notes += [f"{placement}: {speed.error}" for speed in every if speed.error]
+        if good:
+            rates = [speed.env_steps_per_s for speed in good]
+            lag = statistics.median(speed.means.get("learner/policy_lag_mean", 0.0) for speed in good)
+            start_s = statistics.median(speed.start_s for speed in good)
+            between = f"{min(rates):,.0f} - {max(rates):,.0f}"
+            rows.append((placement, f"{statistics.median(rates):,.0f}", between, f"{lag:.2f}", f"{start_s:.1f}"))
+    return "\n".join([*([text_table(TITLES, rows)] if rows else []), *notes])

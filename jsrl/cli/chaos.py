@@ -1,4 +1,4 @@
-"""Kill, stop and flood a run at random: `jsrl chaos ppo_cartpole --storm-s 60 [options of jsrl run]`."""
+"""Kill, stop and flood a run at random: `jsrl dev chaos ppo_cartpole --storm-s 60 [options of jsrl run]`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from jsrl.chaos.chaos import ChaosRun, ChaosSettings, run_command
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import Parser
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
-from jsrl.cli.main import program
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.workers.kinds import own_kinds
 
-STRANGER = (Path(__file__).parents[1] / "scripts" / "benchmarks" / "strangers.py").resolve()
+STRANGER = Path(__file__).parents[2] / "benchmarks" / "strangers.py"  # of a checkout
 
 NOT_HERE = {
     "detach",
@@ -48,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser(
-        prog=program("chaos"),
-        usage=f"{program('chaos')} NAME [--option value ...]",
+        prog="jsrl dev chaos",
+        usage="jsrl dev chaos NAME [--option value ...]",
         description=__doc__,
         epilog="All other options are those of `jsrl run NAME`.",
     )
@@ -68,8 +67,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--messages-per-s",
         type=float,
-        default=200.0,
-        help="maximum unauthorised messages per second (default: 200; 0: none)",
+        default=0.0,
+        help="maximum unauthorised messages per second, such as 200; needs a checkout (default: none)",
     )
     parser.add_argument(
         "--every-s", type=float, default=5.0, help="mean seconds between a recovery and the next fault (default: 5)"
@@ -116,9 +115,15 @@ def settings_of(options: argparse.Namespace) -> ChaosSettings:
 
 
 def sender(messages_per_s: float) -> list[str] | None:
-    """Return the command that sends unauthorised messages; None: none are sent."""
+    """Return the command that sends unauthorised messages; None: none are sent.
+
+    Raises:
+      ConfigError: this jsrl is not a checkout, which has the program that sends them.
+    """
     if messages_per_s == 0:
         return None
+    if not STRANGER.is_file():
+        raise ConfigError("--messages-per-s needs a checkout of jsrl, whose benchmarks/strangers.py sends them.")
     return [sys.executable, str(STRANGER), "--per-s", str(messages_per_s)]
 
 
@@ -146,7 +151,7 @@ def check_args(args: list[str]) -> None:
     asked = cli.parse(args, load(name))
     if wrong := sorted(asked.given & NOT_HERE):
         raise ConfigError(
-            f"--{wrong[0]} cannot be combined with jsrl chaos, which starts one new run and stops it; leave it out."
+            f"--{wrong[0]} cannot be combined with jsrl dev chaos, which starts one new run and stops it; leave it out."
         )
     experiment = asked.experiment
     if not experiment.where.has_processes:

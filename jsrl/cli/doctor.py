@@ -19,6 +19,7 @@ from jsrl.cli.arguments import Parser
 from jsrl.counted import counted
 from jsrl.extras import EXTRAS, install_command, pip_command
 from jsrl.launch.compilation import cache_folder
+from jsrl.linux import SHM
 from jsrl.runs.provenance import hardware_facts
 from jsrl.transport.memory.segment import is_living
 
@@ -106,16 +107,15 @@ def _used_by_jax(gpus: list[str]) -> Finding:
 
 
 def shared_memory() -> Iterator[Finding]:
-    """/dev/shm, which carries the streams of one host."""
-    path = Path("/dev/shm")
-    if not os.access(path, os.W_OK):
-        yield Finding("bad", "/dev/shm cannot be written", "give every run --transport zeromq, or mount /dev/shm")
+    """Shared memory, which carries the streams of one host."""
+    if not os.access(SHM, os.W_OK):
+        yield Finding("bad", f"{SHM} cannot be written", f"give every run --transport zeromq, or mount {SHM}")
         return
-    free_mb = shutil.disk_usage(path).free >> 20
+    free_mb = shutil.disk_usage(SHM).free >> 20
     cure = "give the container more (docker run --shm-size 1g), or every run --transport zeromq"
     state: Literal["good", "note"] = "good" if free_mb >= LEAST_SHM_MB else "note"
-    yield Finding(state, f"/dev/shm has {free_mb:,} MiB free", "" if state == "good" else cure)
-    owner = path / f"jsrl-{os.getuid()}"
+    yield Finding(state, f"{SHM} has {free_mb:,} MiB free", "" if state == "good" else cure)
+    owner = SHM / f"jsrl-{os.getuid()}"
     left = [folder for folder in owner.iterdir() if _is_left(folder)] if owner.is_dir() else []
     if left:
         text = f"{owner} holds memory of {counted(len(left), 'killed run')}; the next run removes it, or you do"

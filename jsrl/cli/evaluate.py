@@ -2,6 +2,7 @@
 
 In another environment with the same spaces: `--env.OPTION VALUE ...`, as for jsrl run; RUN comes before these.
 `jsrl evaluate --tournament A B C` plays all pairs, `--tournament RUN` the frozen players of a run.
+`jsrl evaluate RUN@TAG --show` plays in a window: space pauses, N starts the next episode, + and - change the speed, Esc ends.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jsrl.cli import command_line
+from jsrl.cli import command_line, play
 from jsrl.cli.arguments import Parser, user_path
 from jsrl.cli.counting import Counting
 from jsrl.cli.experiments import use_working_directory
-from jsrl.cli.main import program, shown
+from jsrl.cli.main import shown
 from jsrl.cli.report import check_folder
 from jsrl.contest import Arena, frozen_players, why_unfit
 from jsrl.envs.config import EnvConfig
@@ -38,18 +39,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     words, env_words = split_options(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(words)
+    if options.episodes is None and not options.show:
+        options.episodes = 100
     least = {"episodes": 1, "num_envs": 1, "seed": 0, "most": 2}
     for name, smallest in least.items():
-        if getattr(options, name) < smallest:
-            parser.error(f"argument --{name.replace('_', '-')}: {getattr(options, name)}, expected at least {smallest}")
+        if (given := getattr(options, name)) is not None and given < smallest:
+            parser.error(f"argument --{name.replace('_', '-')}: {given}, expected at least {smallest}")
     if (options.run is None) == (not options.tournament) or (options.against and options.tournament):
         before = f" before {env_words[0]}" if env_words else ""
         parser.error(f"expected RUN@TAG{before}, alone or with --against, or --tournament")
     if env_words and (options.against or options.tournament):
         parser.error(f"{env_words[0]} needs one RUN@TAG: matches are played in the environment of training")
+    if options.show and (options.run is None or options.against or env_words or options.json):
+        parser.error("argument --show: a window shows one RUN@TAG, without opponents, --env options and --json")
     use_working_directory()
     counting = Counting(sys.stderr)
     try:
+        if options.show:
+            return play.show(options)
         check_folder(options.json, "--json")
         facts = _tournament(options, counting) if options.tournament else _one(options, env_words, counting)
         if options.json:
@@ -67,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog=program("evaluate"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="jsrl evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     run = "RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default, or a frozen player"
     parser.add_argument("run", nargs="?", help=f"{run} such as frozen-3; RUN@POLICY/TAG is one of several policies")
     parser.add_argument("--against", nargs="+", action="extend", default=[], metavar="RUN@TAG", help="opponents")
@@ -84,7 +91,7 @@ def _parser() -> Parser:
         help="maximum number of frozen players; if there are more, evenly spaced ones play (default: 20)",
     )
     parser.add_argument(
-        "--episodes", type=int, default=100, help="episodes, or games of each pair of players (default: 100)"
+        "--episodes", type=int, help="episodes, or games of each pair (default: 100; in a window until it is closed)"
     )
     parser.add_argument(
         "--num-envs",
@@ -99,6 +106,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--json", type=user_path, metavar="FILE", help="write everything, each episode's return too, to this file"
     )
+    parser.add_argument("--show", action="store_true", help="play in a window, one environment at a time")
+    parser.add_argument("--speed", type=float, default=1.0, help="with --show: multiple of the environment's own speed")
     parser.add_runs_dir()
     return parser
 

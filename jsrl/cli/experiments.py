@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
@@ -30,15 +29,15 @@ TAKE_A_NAME = (
 def use_working_directory() -> None:
     """Allow imports of environments, agents, workers and configs from the working directory.
 
-    The folder of `python experiments/run.py` is left out, because its package `configs` would hide that of a user.
+    The folder of `python experiments/run.py` is left out, because its link `configs` would hide that of a user.
     """
-    here, scripts = str(Path.cwd()), str(Path(jsrl.configs.__path__[0]).resolve().parent)
-    sys.path[:] = [here, *(path for path in sys.path if path != here and os.path.realpath(path) != scripts)]
+    here, scripts = str(Path.cwd()), str(Path(jsrl.configs.__path__[0]).parents[1] / "experiments")
+    sys.path[:] = [here, *(path for path in sys.path if path not in (here, scripts))]
 
 
 def files() -> dict[str, tuple[str, Path]]:
     """Return name -> (module, file) of every experiment; a user's experiment hides jsrl's of the same name."""
-    own = Path(jsrl.configs.__path__[0]).resolve()
+    own = Path(jsrl.configs.__path__[0])
     found = dict(_modules("jsrl.configs", *map(Path, jsrl.configs.__path__)))
     here = Path.cwd() / FOLDER
     if here.resolve() != own:

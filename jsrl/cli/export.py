@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jsrl.cli.arguments import Parser, user_path
 from jsrl.cli.experiments import use_working_directory
-from jsrl.cli.main import program, shown
+from jsrl.cli.main import shown
 from jsrl.errors import JsrlError
 from jsrl.policy import load_policy
 from jsrl.runs.runs import split_tag
@@ -15,7 +15,7 @@ from jsrl.runs.runs import split_tag
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Export and print the parity report."""
-    parser = Parser(prog=program("export"), description=__doc__)
+    parser = Parser(prog="jsrl export", description=__doc__)
     parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
     parser.add_argument("file", type=user_path, help="where to write the policy, such as policy.zip")
     parser.add_argument("--onnx", action="store_true", help="write policy.onnx into the file as well")

@@ -11,37 +11,44 @@ import select
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jsrl
 from jsrl.cli.arguments import Parser
 from jsrl.launch.interrupts import remembered, repeated
 
-COMMANDS = {
-    "run": "run an experiment, or continue a run",
-    "join": "let this host run workers of a run that another host controls",
-    "status": "show the state of a run, or of all runs of a folder",
-    "logs": "show the log of a run's controller or of a worker",
-    "attach": "show a background run as if it ran here",
-    "stop": "stop a run cleanly, on any host",
-    "revoke": "remove a joined host from a run, with its keys",
-    "list": "list the experiments",
-    "evaluate": "play a run's snapshot and print its score",
-    "export": "write a trained policy to a file that plays without jsrl",
-    "play": "show a run's policy in a window",
-    "compare": "compare two runs",
-    "report": "write a run's report again; for several runs: one page that compares them",
-    "watch": "show the runs of a folder in a browser while they run",
-    "record": "record a trained policy's episodes",
-    "tune": "find the fastest settings of an experiment on this machine",
+CHAPTERS = {
+    "Train": {
+        "run": "run an experiment, or continue a run",
+        "list": "list the experiments",
+        "new": "create your own project: config, environment, algorithm, test",
+        "search": "search hyperparameters of an experiment",
+        "tune": "find the fastest settings of an experiment on this machine",
+    },
+    "Follow a run": {
+        "status": "show the state of a run, or of all runs of a folder; --follow: as if it ran here",
+        "logs": "show the log of a run's controller or of a worker",
+        "watch": "show the runs of a folder in a browser while they run",
+        "report": "write a run's report again; of several runs: compare them",
+        "stop": "stop a run cleanly, on any host; --host: remove a joined host from it",
+    },
+    "Use its policy": {
+        "evaluate": "play a run's snapshot and print its score; --show: in a window",
+        "record": "record a trained policy's episodes",
+        "export": "write a trained policy to a file that plays without jsrl",
+    },
+    "Machines": {
+        "join": "let this host run workers of a run that another host controls",
+        "doctor": "report what is missing, slow or unusual on this machine",
+        "dev": "measure, simulate and test your experiment: bench, simulate, chaos, replay-update",
+    },
+}
+COMMANDS = {name: text for chapter in CHAPTERS.values() for name, text in chapter.items()}
+DEV = {  # after `jsrl dev`
+    "bench": "measure an experiment's speed in each placement on this machine",
     "simulate": "predict a run's speed on other hosts, and what would limit it",
-    "search": "search hyperparameters of an experiment",
-    "bench": "measure an experiment on this machine",
     "chaos": "kill workers of a run at random and check that it recovers",
-    "new": "create your own project: config, environment, algorithm, test",
-    "docs": "build the documentation and serve it on this machine, without a network",
-    "doctor": "report what is missing, slow or unusual on this machine",
+    "replay-update": "repeat the update of a failed run, and name the first operation that made a NaN",
 }
 
 LOADING = "loading jsrl ..."
@@ -70,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         with repeated(), remembered(ends=()):
-            status: int = _load(command).main(args[1:])
+            status: int = load(command).main(args[1:])
         sys.stdout.flush()
     except BrokenPipeError:  # `jsrl list | head`
         if not _reader_has_gone():
@@ -99,9 +106,10 @@ def _reader_has_gone() -> bool:
     return True
 
 
-def _load(command: str) -> Any:
+def load(command: str) -> Any:
+    """Return the module of a command."""
     with shown(LOADING):
-        return importlib.import_module(f"jsrl.cli.{command}")
+        return importlib.import_module(f"jsrl.cli.{command.replace('-', '_')}")
 
 
 @contextlib.contextmanager
@@ -118,8 +126,10 @@ def shown(text: str) -> Iterator[None]:
 
 
 def overview() -> str:
-    """Return the commands, one line each."""
-    lines = ["usage: jsrl COMMAND ...", "", *(f"  {name:<10} {text}" for name, text in COMMANDS.items())]
+    """Return the commands by chapter, one line each."""
+    lines = ["usage: jsrl COMMAND ..."]
+    for chapter, commands in CHAPTERS.items():
+        lines += ["", f"{chapter}:", *(f"  {name:<10} {text}" for name, text in commands.items())]
     return "\n".join([*lines, "", "`jsrl run ppo_cartpole` trains; `jsrl COMMAND --help` shows the options of one."])
 
 
@@ -128,19 +138,15 @@ def _hint(command: str) -> str:
 
     if command in files():
         return f"to run the experiment: jsrl run {command}"
+    if command in DEV:
+        return f"it is jsrl dev {command}"
     near = difflib.get_close_matches(command, COMMANDS, n=1)
     return f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}."
 
 
-def program(command: str) -> str:
-    """Return how the current command was called, for usage texts: `jsrl run`, or the script's name."""
-    script = Path(sys.argv[0])
-    return f"python experiments/{command}.py" if script.name == f"{command}.py" else f"jsrl {command}"
-
-
 def run_parser(command: str, about: str | None) -> Parser:
     """Return the parser of a command about one run: RUN and --runs-dir."""
-    parser = Parser(prog=program(command), description=about)
+    parser = Parser(prog=f"jsrl {command}", description=about)
     parser.add_argument("run", metavar="RUN", help="a path, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
     parser.add_runs_dir()
     return parser

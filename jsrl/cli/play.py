@@ -1,7 +1,4 @@
-"""Show a run's policies in a window: `jsrl play RUN@TAG`.
-
-Keys: space pauses, N starts the next episode, + and - change the speed, Esc ends.
-"""
+"""`jsrl evaluate RUN@TAG --show`: a run's policies in a window."""
 
 from __future__ import annotations
 
@@ -14,12 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.cli.arguments import Parser
-from jsrl.cli.experiments import use_working_directory
-from jsrl.cli.main import program
 from jsrl.envs.rendering import RenderedEnv, make_rendered
 from jsrl.envs.side_by_side import Returns
-from jsrl.errors import ConfigError, JsrlError, MissingExtra
+from jsrl.errors import ConfigError, MissingExtra
 from jsrl.extras import install_command
 from jsrl.policy import Policy, act_together, load_players, stream_of
 from jsrl.runs.runs import RunFolder, split_tag
@@ -150,46 +144,23 @@ def play(
                 print(f"episode {len(returns)}: {so_far}, length {episode.length:,}")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Play a policy in a window."""
-    parser = Parser(prog=program("play"), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
-    parser.add_argument("--episodes", type=int, help="stop after this many (default: when the window is closed)")
-    parser.add_argument(
-        "--seed", type=int, default=12345, help="seed of environments and sampled actions (default: 12345)"
-    )
-    parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
-    parser.add_argument(
-        "--speed", type=float, default=1.0, help="speed, as a multiple of the environment's own (default: 1)"
-    )
-    parser.add_runs_dir()
-    options = parser.parse_args(arguments)
-    if options.episodes is not None and options.episodes < 1:
-        parser.error(f"argument --episodes: {options.episodes}, expected at least 1")
-    if options.seed < 0:
-        parser.error(f"argument --seed: {options.seed}, expected at least 0")
+def show(options: argparse.Namespace) -> int:
+    """Play a policy in a window, with the options of `jsrl evaluate`; return the exit status."""
     if not SLOWEST <= options.speed <= FASTEST:
-        parser.error(f"argument --speed: {options.speed:g}, expected {SLOWEST:g} to {FASTEST:g}")
-    use_working_directory()
+        raise ConfigError(f"--speed is {options.speed:g}, expected {SLOWEST:g} to {FASTEST:g}.")
     run, tag = split_tag(options.run)
+    RunFolder.open(run, options.runs_dir)  # a wrong name is reported on a machine without a display as well
+    check_display()
+    policies = load_players(run, tag or "best", runs_dir=options.runs_dir, stream=stream_of(options.seed))
+    groups = {policy.view.group: policy.seats for policy in policies if policy.view is not None}
+    env = make_rendered(policies[0].experiment.filmed_env, options.seed, groups or None)
     try:
-        RunFolder.open(run, options.runs_dir)  # a wrong name is reported on a machine without a display as well
-        check_display()
-        policies = load_players(run, tag or "best", runs_dir=options.runs_dir, stream=stream_of(options.seed))
-        groups = {policy.view.group: policy.seats for policy in policies if policy.view is not None}
-        env = make_rendered(policies[0].experiment.filmed_env, options.seed, groups or None)
+        env.reset()
+        window = Window(env.fps, options.speed)
         try:
-            env.reset()
-            window = Window(env.fps, options.speed)
-            try:
-                play(policies, env, window, options.run, options.episodes, not options.sampled)
-            finally:
-                window.close()
+            play(policies, env, window, options.run, options.episodes, not options.sampled)
         finally:
-            env.close()
-    except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+            window.close()
+    finally:
+        env.close()
     return 0

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from jsrl.cli.arguments import Parser, user_path
 from jsrl.cli.experiments import use_working_directory
-from jsrl.cli.main import program
 from jsrl.cli.record_policy import record_policy
 from jsrl.counted import counted
 from jsrl.errors import JsrlError
@@ -19,7 +18,7 @@ from jsrl.runs.runs import split_tag
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Record, and print what was written."""
-    parser = Parser(prog=program("record"), description=__doc__)
+    parser = Parser(prog="jsrl record", description=__doc__)
     parser.add_argument("run", help="RUN or RUN@TAG: a path, EXPERIMENT/NAME, NAME, or EXPERIMENT; tag best by default")
     parser.add_argument(
         "--to",

@@ -1,20 +1,24 @@
-"""`python -m jsrl.cli.replay_update RUN`: repeat the update whose result was not finite, and show why.
+"""`jsrl dev replay-update RUN`: repeat the update whose result was not finite, and show why.
 
 A run with such an update stops before it publishes the result, and keeps the state before the update and its batch in
 RUN/failed-update. Here the agent is built from the run's own configuration and the update is repeated, alone, in this
-process: metrics, and which leaves of batch, old state and new state hold NaN or infinity.
+process: metrics, which leaves of batch, old state and new state hold NaN or infinity, and, if batch and old state hold none,
+the first operation that makes a NaN.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jsrl.cli.arguments import Parser
-from jsrl.errors import ConfigError, JsrlError, SnapshotError
+from jsrl.errors import AgentFault, ConfigError, JsrlError, SnapshotError
 from jsrl.experiment import Experiment
 from jsrl.launch.graph_file import experiment_of
 from jsrl.launch.schemas import make_schemas
@@ -29,7 +33,7 @@ class Replay(NamedTuple):
 
     Attributes:
       updates: made before it. state, batch: its inputs (batch [D, T+1, B/D, ...]). metrics: its metrics.
-      new_state: its result, as host arrays.
+      new_state: its result, as host arrays. first_nan: the first operation that makes a NaN, and its line; empty: unknown.
     """
 
     updates: int
@@ -37,6 +41,7 @@ class Replay(NamedTuple):
     batch: Trajectory
     metrics: dict[str, float]
     new_state: Tree
+    first_nan: str = ""
 
 
 def replay_update(run: str, runs_dir: str = "runs", policy: str = "") -> Replay:
@@ -80,7 +85,32 @@ def replay_update(run: str, runs_dir: str = "runs", policy: str = "") -> Replay:
     new_state, output = update(update.place(tree["state"]), batch, key)
     fetched, metrics = update.fetch((new_state, output.metrics))
     values = {name: float(value) for name, value in metrics.items()}
-    return Replay(int(meta["updates"]), tree["state"], batch, values, fetched)
+    first = "" if non_finite(tree["state"]) or non_finite(batch) else first_nan(agent.update, tree["state"], batch, key)
+    return Replay(int(meta["updates"]), tree["state"], batch, values, fetched, first)
+
+
+def first_nan(update: Callable[..., Any], state: Tree, batch: Trajectory, key: Any) -> str:
+    """Return the first operation of an update that makes a NaN, with the line of it; empty: none does, such as for infinity.
+
+    The update runs without compilation, operation by operation, with all devices' shares on one device.
+    """
+    import jax
+
+    from jsrl.parallel import AXIS_NAME
+
+    on_each = jax.vmap(functools.partial(update, axis_name=AXIS_NAME), in_axes=(None, 0, None), axis_name=AXIS_NAME)
+    try:
+        with jax.debug_nans(True), jax.disable_jit():
+            on_each(jax.tree.map(jax.numpy.asarray, state), batch, key)
+    except (AgentFault, FloatingPointError) as error:
+        found = error.__cause__ if isinstance(error, AgentFault) else error
+        if not isinstance(found, FloatingPointError):
+            raise
+        libraries = tuple(str(Path(jax.__file__).parents[1] / name) for name in ("jax", "optax", "flax"))
+        *_, last = (f for f in traceback.extract_tb(found.__traceback__) if not f.filename.startswith(libraries))
+        operation = str(found).splitlines()[0].rpartition(" ")[2].rstrip(".")
+        return f"{operation}, {last.filename}:{last.lineno} in {last.name}: {last.line}"
+    return ""
 
 
 def batch_schema(experiment: Experiment, schemas: Schemas, devices: int) -> Trajectory:
@@ -147,12 +177,14 @@ def report(replay: Replay) -> str:
         bad = non_finite(tree)
         lines.append(f"{what}: {'all values are finite' if not bad else f'{len(bad)} of {len(leaves(tree))} leaves:'}")
         lines += [f"  {line}" for line in bad]
+    if replay.first_nan:
+        lines.append(f"first operation that makes a NaN: {replay.first_nan}")
     return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Replay, and print; return the exit status."""
-    parser = Parser(prog="python -m jsrl.cli.replay_update", description=__doc__)
+    parser = Parser(prog="jsrl dev replay-update", description=__doc__)
     parser.add_argument("run", help="a run folder, EXPERIMENT/NAME, NAME, or EXPERIMENT for its newest run")
     parser.add_runs_dir()
     parser.add_argument("--policy", default="", help="name of a policy other than the first")
@@ -164,7 +196,3 @@ def main(arguments: list[str] | None = None) -> int:
         return 2 if isinstance(error, ConfigError) else 1
     sys.stdout.write(text + "\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

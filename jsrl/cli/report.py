@@ -1,4 +1,7 @@
-"""Write a run's report again, even of a killed or running one; for several runs one page that compares them."""
+"""Write a run's report again, even of a killed or running one; for several runs one page that compares them.
+
+Of two runs it prints config differences, end metrics and curves.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from pathlib import Path
 
 from jsrl.cli.arguments import Parser, user_path
 from jsrl.cli.experiments import use_working_directory
-from jsrl.cli.main import program
 from jsrl.errors import ConfigError, JsrlError
+from jsrl.report.comparison import compare_runs
 from jsrl.report.marl_eval import write_marl_eval
 from jsrl.report.report import write_comparison, write_report
 from jsrl.runs.groups import COMPARISON, find_group
@@ -19,7 +22,7 @@ from jsrl.runs.runs import Run, load_runs
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write report.txt and report.html of a run, or a page of several runs, and print the summary."""
-    parser = Parser(prog=program("report"), description=__doc__)
+    parser = Parser(prog="jsrl report", description=__doc__)
     parser.add_argument(
         "runs",
         nargs="+",
@@ -60,6 +63,8 @@ def _write(runs: Sequence[Run], options: argparse.Namespace) -> str:
     path = runs[0].folder.report if len(runs) == 1 else options.to or Path(options.runs_dir) / "comparison.html"
     check_folder(path, "--to")
     text = write_report(runs[0].folder) if len(runs) == 1 else write_comparison(runs, path)
+    if len(runs) == len(options.runs) == 2:
+        text = f"{compare_runs(*runs)}\n\n{text}"
     return f"{text}\nreport: {path.absolute()}"
 
 

@@ -9,7 +9,6 @@ import dataclasses
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from jsrl.cli import command_line as cli
@@ -17,12 +16,13 @@ from jsrl.cli.arguments import user_path
 from jsrl.cli.experiments import load, summaries, take_name, use_working_directory
 from jsrl.cli.hosts import launcher_of
 from jsrl.cli.list import listing
-from jsrl.cli.main import LOADING, program, shown
+from jsrl.cli.main import LOADING, shown
 from jsrl.cli.needs import check_needs
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions, full_help, short_help
 from jsrl.launch.interrupts import remembered
+from jsrl.linux import SHM
 from jsrl.metrics.wandb_sink import WandbSink, kept_names
 from jsrl.runs.groups import Group, find_group
 from jsrl.runs.texts import printable
@@ -30,7 +30,7 @@ from jsrl.runs.texts import printable
 
 def usage() -> str:
     """Return the usage line."""
-    return f"usage: {program('run')} NAME [--option value ...]"
+    return "usage: jsrl run NAME [--option value ...]"
 
 
 def resume_target(arguments: Sequence[str]) -> tuple[str, str] | None:
@@ -111,7 +111,7 @@ def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
             return 0
         if args:
             raise ConfigError(f"give the name of an experiment before {args[0]}; `jsrl list` shows the names.")
-        print(f"{usage()}\n\nexperiments:\n{listing()}\n\n`{program('run')} NAME --help` shows the options of one.")
+        print(f"{usage()}\n\nexperiments:\n{listing()}\n\n`jsrl run NAME --help` shows the options of one.")
         return 0
     loading = f"loading {name or 'the run'} ..."
     with shown(loading):
@@ -190,7 +190,7 @@ def settled_args(asked: cli.CommandLine) -> list[str]:
     from jsrl.launch.plan import make_plan, settle
 
     experiment = fastest(asked)
-    make_plan(settle(experiment)[0], "(not run)", Path("/dev/shm/jsrl"), graph=asked.run.graph)
+    make_plan(settle(experiment)[0], "(not run)", SHM / "jsrl", graph=asked.run.graph)
     return [*cli.spelled(experiment, asked.experiment), "--profile", "none"]
 
 
@@ -228,7 +228,7 @@ def show_plan(experiment: Experiment, options: RunOptions) -> int:
         layouts.append(layout := lay_out(needs, read_hosts(hosts_file)))
         return layout.hosts_of_workers
 
-    plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"), graph=graph, place=place)
+    plan = make_plan(experiment, "(not run)", SHM / "jsrl", graph=graph, place=place)
     print(describe(plan, accelerators(), *layouts))
     if plan_file is not None:
         try:

@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 from jsrl.cli import command_line as cli
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
-from jsrl.cli.main import program
 from jsrl.cli.slurm import need_sbatch, submitted
 from jsrl.counted import counted
 from jsrl.errors import ConfigError, JsrlError, TrialsFailed
@@ -51,7 +50,7 @@ class SearchCommand(SearchOptions):
 def usage() -> str:
     """Return the help: the search's own options."""
     lines = [
-        f"usage: {program('search')} NAME --vary OPTION=RANGE [--option value ...]",
+        "usage: jsrl search NAME --vary OPTION=RANGE [--option value ...]",
         "",
         *(__doc__ or "").splitlines(),
     ]

@@ -2,14 +2,14 @@
 
 First measure the service times of your experiment on this machine, about two minutes in which it should do nothing else:
 
-  jsrl simulate --calibrate NAME
+  jsrl dev simulate --calibrate NAME
 
 Then simulate it on the hosts of a file (that of `jsrl run NAME --plan --hosts-file hosts.json`, which may give `out_mbit` and
 `in_mbit` of each host's network):
 
-  jsrl simulate hosts.json NAME --num-actors 128 --placement served
+  jsrl dev simulate hosts.json NAME --num-actors 128 --placement served
 
-On a host with other cores, `jsrl simulate --core-speed NAME` prints the `core_speed` for its entry of that file.
+On a host with other cores, `jsrl dev simulate --core-speed NAME` prints the `core_speed` for its entry of that file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import Parser, user_path
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
-from jsrl.cli.main import program
 from jsrl.cli.needs import check_used
 from jsrl.cli.report import check_folder
 from jsrl.counted import counted
@@ -41,7 +40,7 @@ def parser() -> Parser:
     made = Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage=f"{program('simulate')} HOSTS.json NAME [--option value ...] | --calibrate NAME [--option value ...]",
+        usage="jsrl dev simulate HOSTS.json NAME [--option value ...] | --calibrate NAME [--option value ...]",
         allow_abbrev=False,
         epilog="All other options are those of `jsrl run NAME`, such as --num-actors 128 or --placement served.",
     )
@@ -86,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         _check(own)
         asked = cli.parse(args, load(name))
-        check_used(asked, () if own.run is None else ("runs-dir",), "simulate")
+        check_used(asked, () if own.run is None else ("runs-dir",), "dev simulate")
         path = own.times or Path(f"times-{name}.json").absolute()
         if own.calibrate or own.run is not None:
             _measure(own, asked, path)

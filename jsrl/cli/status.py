@@ -1,4 +1,7 @@
-"""The state of runs: `jsrl status RUN`, or `jsrl status` for all runs of a folder; on any host that sees the run folder."""
+"""The state of runs: `jsrl status RUN`, or `jsrl status` for all runs of a folder; on any host that sees the run folder.
+
+`jsrl status RUN --follow` shows a run as if it ran here: its display on a terminal, elsewhere its log.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,22 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jsrl.cli.arguments import Parser
-from jsrl.cli.main import program
+from jsrl.cli.follow import follow_group, follow_run, moment
 from jsrl.cli.slurm_jobs import state_of, waiting_job
 from jsrl.counted import counted
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.launch.result import INTENDED, is_intended, missing, score_lines
-from jsrl.launch.status_writer import moment_of
 from jsrl.metrics.display_state import DisplayState, clock, percent, short
 from jsrl.report.comparison import text_table
 from jsrl.report.live import age, row_of
 from jsrl.report.run_report import RUNS
 from jsrl.runs.files import json_ready
 from jsrl.runs.groups import Group, find_group, read_group
-from jsrl.runs.runs import RunFolder, in_command, last_values, to_resume
+from jsrl.runs.runs import RunFolder, in_command, last_values, named, to_resume
 from jsrl.runs.state import NO_SNAPSHOT, RunState, WorkerSummary, has_snapshot, is_whole, read_best, read_state
 
 MOST_RUNS = 20  # in the table of a folder
@@ -33,7 +34,7 @@ MOST_PIDS = 16  # of workers of a kind; --json shows all
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the state of a run, or of all runs of a folder; return the exit status."""
-    parser = Parser(prog=program("status"), description=__doc__)
+    parser = Parser(prog="jsrl status", description=__doc__)
     parser.add_argument(
         "run",
         nargs="?",
@@ -42,7 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_runs_dir()
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--follow", action="store_true", help="show RUN until it ends; Ctrl-C ends the display only")
     options = parser.parse_args(arguments)
+    if options.follow and options.run is None:
+        parser.error("argument --follow: expected RUN before it")
+    if options.follow:
+        return follow(options.run, options.runs_dir)
     try:
         folders = below(Path(options.runs_dir if options.run is None else options.run))
         if folders:
@@ -74,6 +80,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def follow(run: str, runs_dir: Path) -> int:
+    """Show a run until it ends; return the exit status."""
+    try:
+        folder = named(run, runs_dir)
+        if (group := read_group(folder.path)) is not None:
+            follow_group(group)
+            print(group_text(group))
+            return 0
+        state = read_state(folder.path)
+        if state.is_over:
+            raise ConfigError(
+                f"{folder.name} has already ended: {headline(state)}. `jsrl logs {in_command(folder.path)}` shows its log."
+            )
+        follow_run(folder)
+    except JsrlError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\ndetached from {run}, which keeps running", file=sys.stderr)
+        return 0
+    print(text(folder))
+    return 0
+
+
 def below(folder: Path) -> list[Path]:
     """Return the runs in a folder, the newest first; none if it is a run itself."""
     if is_whole(folder):
@@ -88,19 +118,6 @@ def as_json(value: Any) -> str:
 
 
 # -- one run ----------------------------------------------------------------------------------------------------------
-
-
-def moment(folder: Path, state: RunState) -> DisplayState | None:
-    """Return the display at the last status of a run; None: there is none. The counts of a killed run are of its last line."""
-    try:
-        seen = None if state.status is None else moment_of(state.status)
-    except ValueError:  # of another version
-        return None
-    if seen is None or state.is_running:
-        return seen
-    last = last_values(folder / "metrics.jsonl")[0]
-    counts = (int(last.get("env_steps", seen.env_steps)), int(last.get("updates", seen.updates)))
-    return replace(seen, env_steps=counts[0], updates=counts[1])
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
@@ -171,7 +188,7 @@ def text(folder: RunFolder) -> str:
         lines.append(f"  {NO_SNAPSHOT}")
     if state.is_running:
         run = in_command(folder.path)
-        lines.append(f"  jsrl attach {run} | jsrl logs {run} | jsrl stop {run}")
+        lines.append(f"  jsrl status {run} --follow | jsrl logs {run} | jsrl stop {run}")
     return "\n".join(line for line in lines if line.strip())
 
 
@@ -272,7 +289,7 @@ def group_text(group: Group) -> str:
         lines.append(table(group.runs))
     name = in_command(group.path)
     if state.is_running:
-        lines.append(f"  jsrl attach {name} | jsrl logs {name} | jsrl stop {name}")
+        lines.append(f"  jsrl status {name} --follow | jsrl logs {name} | jsrl stop {name}")
     elif left and not group.jobs:
         lines.append(f"  to continue: {to_resume(group.path)}")
     return "\n".join([*lines, f"  jsrl report {name} compares its runs"])

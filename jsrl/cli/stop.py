@@ -1,4 +1,10 @@
-"""End a run cleanly, like Ctrl-C: `jsrl stop RUN`, on any host that sees the run folder."""
+"""End a run cleanly, like Ctrl-C: `jsrl stop RUN`, on any host that sees the run folder.
+
+`jsrl stop RUN --host HOST` instead removes a joined host from the run, which goes on. Its connections end within seconds, its
+workers start again elsewhere, and no host of this name can join. The join key is replaced: hosts that are in the run stay,
+others need the new file. Names are in the run folder, in revoked.json; remove one there to let the host join again, with the
+new file.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,7 @@ from jsrl.cli.status import headline, progress, resume_command
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.runs.groups import Group, read_group
 from jsrl.runs.runs import RunFolder, in_command, named
-from jsrl.runs.state import ask_to_stop, read_state
+from jsrl.runs.state import ask_to_stop, read_state, revoke_host
 
 LOOK_S = 0.2
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED")  # states of a job whose run will begin or continue
@@ -29,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="S",
         help="seconds to wait for the end of the run (default: 60; 0: do not wait)",
     )
+    parser.add_argument("--host", help="only remove this joined host, named as in the line `host NAME (...) joined`")
     options = parser.parse_args(arguments)
     if not options.wait >= 0:  # also nan
         parser.error(f"argument --wait: {options.wait:g}, expected 0 or more")
@@ -39,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not (job := waiting_job(options.run)):
                 raise
             print(f"{options.run}: {cancel(job)}")
+            return 0
+        if options.host is not None:
+            print(revoke(folder, options.host))
             return 0
         group = read_group(folder.path)
         folders = [folder] if group is None or not group.jobs else cancelled(group)
@@ -85,6 +95,23 @@ def stop(folder: Path) -> str:
     if process.job and ask("scancel", "--signal=USR1", "--batch", process.job) is not None:
         text += f", and Slurm job {process.job} by a signal"
     return text
+
+
+def revoke(folder: RunFolder, host: str) -> str:
+    """Ask the controller of a run to remove a joined host, with its keys; return what was done.
+
+    Raises:
+      ConfigError: the run is over. OSError: the request cannot be written.
+    """
+    state = read_state(folder.path)
+    if state.is_over:
+        raise ConfigError(f"{folder.name} has already ended: {headline(state)}.")
+    revoke_host(folder.path, host)
+    done = f"{folder.name}: host {host} is removed within seconds, and no host of this name can join"
+    hosts = dict.fromkeys(worker.host for worker in (state.status.workers if state.status else ()) if worker.host)
+    if host in hosts:
+        return done
+    return f"{done}\nno worker is on a host of this name now; hosts with workers: {', '.join(hosts) or 'none'}"
 
 
 def cancel(job: str) -> str:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from jsrl.cli import command_line as cli
 from jsrl.cli.arguments import Parser, user_path
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
-from jsrl.cli.main import program
 from jsrl.cli.needs import check_used
 from jsrl.cli.report import check_folder
 from jsrl.errors import ConfigError, JsrlError
@@ -29,7 +28,7 @@ def parser() -> Parser:
     made = Parser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage=f"{program('tune')} NAME [--option value ...] | --from FILE",
+        usage="jsrl tune NAME [--option value ...] | --from FILE",
         allow_abbrev=False,
         epilog="All other options are those of `jsrl run NAME`, such as --tune-minutes 5 or --placement inline.",
     )

@@ -120,7 +120,7 @@ class RunOptions:
     display: typing.Literal["auto", "live", "plain", "quiet", "log-only"] = "auto"
     """What to display: auto, live, plain, quiet or log-only; auto: live on a terminal, else plain lines."""
     detach: bool = False
-    """Start the run in the background, and return; `jsrl attach`, `jsrl status` and `jsrl stop` reach it."""
+    """Start the run in the background, and return; `jsrl status`, `jsrl logs` and `jsrl stop` reach it."""
     plan: bool = False
     """Print the workers, streams and memory of the run, and do not run."""
     plan_file: str | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from jsrl.counted import counted
 from jsrl.experiment import Experiment
 from jsrl.experiment.automatic import Machine
+from jsrl.linux import thread_names
 from jsrl.runs.limits import usable_cores
 
 THREADS = (
@@ -33,11 +33,7 @@ def accelerators() -> list[str]:
 
 def xla_threads() -> int | None:
     """Return the number of threads that XLA computes with on CPU in this process; None: jax has not started here."""
-    count = 0
-    for path in Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # the thread has ended
-            count += path.read_text().startswith("tf_XLAEigen")
-    return count or None
+    return sum(name.startswith("tf_XLAEigen") for name in thread_names()) or None
 
 
 def threads_obstacle(e: Experiment) -> str | None:

@@ -14,6 +14,7 @@ from jsrl.counted import counted
 from jsrl.errors import ConfigError
 from jsrl.launch.machine import accelerators
 from jsrl.launch.plan import JAX_PROCESS_MB, Plan, memory_mb
+from jsrl.linux import memory_folder
 from jsrl.runs.limits import usable_memory_bytes
 from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import living_folder, make_folder, remove_unless_living
@@ -36,8 +37,7 @@ def own_memory_folder(run: Path | None = None) -> Iterator[Path]:
 
 def memory_root() -> Path:
     """Return the folder of this user's shared memory, after removing what dead controllers left there."""
-    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(os.environ.get("TMPDIR", "/tmp"))
-    root = make_folder(base / f"jsrl-{os.getuid()}")
+    root = make_folder(memory_folder() / f"jsrl-{os.getuid()}")
     for folder in root.iterdir():
         with contextlib.suppress(OSError):
             remove_unless_living(folder)

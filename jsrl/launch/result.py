@@ -6,14 +6,18 @@ import shutil
 import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jsrl.counted import counted
 from jsrl.metrics.scores import score_text
+from jsrl.runs.curves import Scores
 from jsrl.runs.groups import Group
-from jsrl.runs.runs import to_resume
+from jsrl.runs.runs import Run, RunFolder, to_resume
 from jsrl.runs.state import NO_SNAPSHOT, has_snapshot, read_result
 from jsrl.transport.ledger.reconcile import hop_ledger
+
+if TYPE_CHECKING:
+    from jsrl.policy import Policy
 
 INTENDED = ("total_env_steps", "max_minutes", "stop_at_return")
 WIDTH = 120  # of text without a terminal
@@ -49,7 +53,7 @@ class Result:
       others: the other policies, by name: why each ended, its env steps, updates, evaluation and final.
       evaluation: the last score (or the one that reached stop_at_return). final: of 100 fresh episodes. best: that of the
         snapshot `best`, and its name to `load`.
-      policy: the name of the first of several policies, which the other fields are about.
+      first_policy: the name of the first of several policies, which the other fields are about.
       unsaved: which learner's final snapshot was not written, and why; empty: all were.
       restarts: worker -> how often it was restarted in this start of the run; without those that never were.
       summary: rates, shares of time and the bottleneck, as text; report.html has more.
@@ -67,7 +71,7 @@ class Result:
     final: dict[str, float] = field(default_factory=dict)
     best: dict[str, Any] = field(default_factory=dict)
     others: dict[str, dict[str, Any]] = field(default_factory=dict)
-    policy: str = ""
+    first_policy: str = ""
     unsaved: str = ""
     restarts: dict[str, int] = field(default_factory=dict)
     summary: str = ""
@@ -78,11 +82,36 @@ class Result:
         return is_intended(self.ended)
 
     @property
+    def _run(self) -> Run:
+        return Run(RunFolder(self.folder))
+
+    @property
     def metrics(self) -> dict[str, Any]:
         """Return the run's metrics as columns: name -> numpy array with NaN where a line has no value."""
-        from jsrl.runs.runs import read_metrics
+        return self._run.metrics
 
-        return read_metrics(self.folder / "metrics.jsonl")
+    @property
+    def scores(self) -> Scores:
+        """Return the evaluations as arrays, those of the first policy if there are several: `scores.return_mean`."""
+        return self._run.scores
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the scores of every policy with their 95% intervals into matplotlib axes (None: new ones), and return these.
+
+        Raises:
+          MissingExtra: matplotlib is not installed.
+        """
+        return self._run.plot(axes)
+
+    def policy(self, tag: str = "best", policy: str = "") -> Policy:
+        """Return a policy of the run to act with: the best one, or that of another tag; see `load_policy`.
+
+        Raises:
+          ConfigError: there is no such tag or policy.
+        """
+        from jsrl.policy import load_policy
+
+        return load_policy(self.folder, tag, policy=policy)
 
     @property
     def params(self) -> Any:
@@ -103,7 +132,7 @@ class Result:
             f"{how} after {self.env_steps:,} env steps, {counted(self.updates, 'update')}, {self.wall_s:.1f} s "
             f"({self.process_s:.1f} s from the start of the process)",
         ]
-        whose = f" of {self.policy}" if self.policy else ""
+        whose = f" of {self.first_policy}" if self.first_policy else ""
         lines += [f"{title}: {text}" for title, text in score_lines(vars(self), whose)]
         lines += [f"{name}: {text}" for name, text in other_lines(self.others)]
         lines += ledger_lines(self.ledger, self.hops)

@@ -503,7 +503,7 @@ class Session:
             unsaved="; ".join(f"{worker}: {why}" for worker, why in self._unsaved.items() if why),
             best=self._first.best(self.folder.path),
             others={progress.policy.name: progress.outcome(self.folder.path) for progress in self._others},
-            policy=self._first_name,
+            first_policy=self._first_name,
             restarts=self.restarts,
         )
         self.outcome = result

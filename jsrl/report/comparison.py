@@ -155,9 +155,10 @@ class Band:
     high: np.ndarray
 
 
-def band(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Band | None:
-    """Return the mean of curves (env steps, values), the interquartile mean of 4 or more, where all curves have values.
+def band(curves: Sequence[tuple[np.ndarray, np.ndarray]], *, mean: bool = False) -> Band | None:
+    """Return the mean of curves (env steps, values), where all curves have values.
 
+    Of 4 or more it is the interquartile mean, unless the plain `mean` is asked for.
     None: there are fewer than two curves, or no env steps in common.
     """
     low_x, high_x = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
@@ -165,7 +166,7 @@ def band(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> Band | None:
         return None
     x = np.linspace(low_x, high_x, BAND_POINTS)
     values = np.stack([np.interp(x, *curve) for curve in curves], axis=-1)
-    robust = len(curves) >= 4
+    robust = len(curves) >= 4 and not mean
     middle = interquartile_mean(values) if robust else values.mean(-1)
     return Band(x, middle, *interval_of(values, middle=robust))
 

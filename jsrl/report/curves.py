@@ -11,7 +11,7 @@ from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import PHASES, of_main_thread
 from jsrl.report.charts import SMALL, Series, bands, chart
 from jsrl.report.run_report import RunReport, of_policy
-from jsrl.runs.runs import curve_of
+from jsrl.runs.curves import curve_of, scores_of
 from jsrl.workers.actor.kind import KIND as ACTOR
 from jsrl.workers.kinds import kind_metrics, own_kinds
 from jsrl.workers.learner.kind import KIND as LEARNER
@@ -34,7 +34,7 @@ def learning(report: RunReport) -> list[str]:
     returns = []
     for policy in report.policies:
         of = f" of {policy}" if policy else ""
-        returns += _with_interval(report, _named(policy, "evaluator/return_mean"), f"evaluation{of}")
+        returns += _with_interval(report, policy, f"evaluation{of}")
         returns += _curves(report, {f"training{of}": _named(policy, "actor/return_mean")})
     lengths = {policy or FIRST: _named(policy, "actor/length_mean") for policy in report.policies}
     wins = {policy or FIRST: _named(policy, "evaluator/win_rate") for policy in report.policies}
@@ -178,17 +178,11 @@ def _curves(report: RunReport, named: dict[str, str]) -> list[Series]:
     ]
 
 
-def _with_interval(report: RunReport, metric: str, name: str) -> list[Series]:
-    """Return the curve of an evaluation with its 95% interval."""
-    if metric not in report.columns:
-        return []
-    half = metric.replace("return_mean", "return_ci95")
-    x, y = curve_of(report.columns, metric)
-    if half not in report.columns:
-        return [Series(name, x, y)]
-    at, width = curve_of(report.columns, half)
-    width = np.interp(x, at, width) if len(at) else np.zeros(len(x))
-    return [Series(name, x, y, y - width, y + width)]
+def _with_interval(report: RunReport, policy: str, name: str) -> list[Series]:
+    """Return the curve of a policy's evaluations with its 95% interval."""
+    scores = scores_of(report.columns, policy)
+    low, high = (scores.return_mean + sign * scores.return_ci95 for sign in (-1, 1))
+    return [Series(name, scores.env_steps, scores.return_mean, low, high)] if scores.env_steps.size else []
 
 
 def _over_time(report: RunReport, named: dict[str, str], first: int = 0) -> list[Series]:

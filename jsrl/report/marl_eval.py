@@ -16,7 +16,8 @@ import numpy as np
 
 from jsrl.errors import ConfigError
 from jsrl.report.comparison import changes_learning, differing_options
-from jsrl.report.run_report import flat_options, of_policy, policies_in
+from jsrl.report.run_report import flat_options, of_policy
+from jsrl.runs.curves import policies_in
 from jsrl.runs.files import write_atomic
 from jsrl.runs.runs import Run
 from jsrl.runs.state import read_result

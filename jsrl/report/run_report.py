@@ -26,6 +26,7 @@ from jsrl.references.reference import from_json
 from jsrl.report.bottleneck import Bottleneck, find_bottleneck
 from jsrl.report.evidence import RunSetup
 from jsrl.report.signs import learning_text
+from jsrl.runs.curves import policies_in
 from jsrl.runs.runs import Run, RunFolder
 from jsrl.runs.standings import StandingsTable, read_standings
 from jsrl.runs.state import read_result, read_state
@@ -268,15 +269,6 @@ def _mean(values: np.ndarray, lines: np.ndarray, wall_s: np.ndarray | None, star
 
 
 # -- policies ---------------------------------------------------------------------------------------------------------
-
-
-def policies_in(columns: Mapping[str, np.ndarray]) -> list[str]:
-    """Return the policies that wrote a run's metrics; the first one is called "".
-
-    Each writes both of its counters; workers of a user may have a metric with the name of one.
-    """
-    counted = [name.removesuffix("/env_steps") for name in columns if name.endswith("/env_steps")]
-    return ["", *(policy for policy in counted if f"{policy}/updates" in columns)]
 
 
 def of_policy(columns: Mapping[str, np.ndarray], policy: str) -> dict[str, np.ndarray]:

@@ -138,7 +138,7 @@ SIGNS: tuple[tuple[Callable[[Curves], bool], str, str, tuple[str, ...]], ...] = 
         lambda c: True,
         "the return never rises",
         "episodes end before actions matter, every action is right, or the algorithm does not learn",
-        ("watch an episode with jsrl play RUN@latest", "longer training", "another algorithm"),
+        ("watch an episode with jsrl evaluate RUN@latest --show", "longer training", "another algorithm"),
     ),
 )
 

@@ -23,11 +23,12 @@ import msgspec
 import zmq
 
 from jsrl.errors import AccessDenied, CodecError, StreamClosed
+from jsrl.linux import resident_bytes
 from jsrl.rate_limit import is_reported
 from jsrl.runs.door import MAX_MESSAGE_BYTES
 from jsrl.runs.lease import Lease
 from jsrl.runs.logs import MOST_BYTES, cut_log
-from jsrl.runs.memory import ENDLESS, MARGIN_BYTES, Growth, MemoryWatch, resident_bytes
+from jsrl.runs.memory import ENDLESS, MARGIN_BYTES, Growth, MemoryWatch
 from jsrl.runs.pauses import Pauses
 from jsrl.runs.stacks import all_stacks, main_stack
 from jsrl.runs.texts import shortened

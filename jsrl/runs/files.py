@@ -15,6 +15,7 @@ import numpy as np
 
 from jsrl.errors import ConfigError
 from jsrl.file_lock import file_lock
+from jsrl.linux import stat
 from jsrl.plain_files import read_plain
 
 LOCK_TIMEOUT_S = 10.0
@@ -110,10 +111,8 @@ def process_alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (OSError, IndexError):
-        return True
+    fields = stat(pid)
+    return not fields or fields[0] not in "ZX"
 
 
 def folder_lock(folder: Path) -> contextlib.AbstractContextManager[None]:

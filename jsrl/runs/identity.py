@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import signal
 import socket
 import threading
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from jsrl.linux import boot_id, catches, pid_namespace, start_ticks
 from jsrl.runs.files import process_alive
 
 
@@ -78,25 +77,5 @@ class ProcessIdentity:
 
 @functools.cache
 def _here() -> tuple[str, str]:
-    """Return the id of this host's boot, and this process's id namespace."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")
-    except OSError:  # not Linux, or /proc is hidden: then nothing is near
-        return "", str(os.getpid())
-
-
-def start_ticks(pid: int) -> int | None:
-    """Return when a process of this host started, in clock ticks after the boot; None: there is none."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def catches(pid: int, number: int) -> bool:
-    """Return whether a process handles a signal that would otherwise end it (Linux)."""
-    try:
-        found = re.search(r"^SigCgt:\s*([0-9a-f]+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    except OSError:
-        return False
-    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+    """Return the id of this host's boot, and this process's id namespace; if they are not known, nothing is near."""
+    return boot_id(), pid_namespace() or str(os.getpid())

@@ -7,6 +7,7 @@ import shutil
 import stat
 from pathlib import Path
 
+from jsrl.linux import descriptor_path
 from jsrl.plain_files import open_plain
 
 MOST_BYTES = 16 * 2**20
@@ -27,7 +28,7 @@ def cut_log(fd: int = 1, most_bytes: int = MOST_BYTES) -> str | None:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_size <= most_bytes:
             return None
-        path = os.readlink(f"/proc/self/fd/{fd}")
+        path = os.readlink(descriptor_path(fd))
         shutil.copyfile(path, f"{path}.1")
         os.truncate(path, 0)
     except OSError:  # a full disk: the next beat tries again

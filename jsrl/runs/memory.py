@@ -9,25 +9,14 @@ invisible, and its frames stay in memory. So a process with such sockets watches
 from __future__ import annotations
 
 import ctypes
-import os
 
+from jsrl.linux import resident_bytes
 from jsrl.runs.limits import free_memory_bytes
 
 MIB = 1 << 20
 MARGIN_BYTES = 256 << 20  # growth of the controller's memory before its ports end all their connections
 ENDLESS = "%s held %d MiB of messages that never end; its connections were recreated: look who else connects"
 HURRY_BYTES = 16 << 20  # growth between two checks after which checks become frequent
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process without mapped files; 0 if the system does not report it."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            _, resident, mapped, *_ = file.read().split()
-        return (int(resident) - int(mapped)) * _PAGE_BYTES
-    except (OSError, ValueError):
-        return 0
 
 
 def give_freed_memory_back() -> None:

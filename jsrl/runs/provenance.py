@@ -17,6 +17,8 @@ from types import MappingProxyType
 from typing import Any
 
 from jsrl.extras import DISTRIBUTION
+from jsrl.linux import nvidia_devices, processor
+from jsrl.runs.limits import allowed_cores
 
 PACKAGES = (
     DISTRIBUTION, "jax", "jaxlib", "flax", "optax", "chex", "numpy", "gymnasium", "orbax-checkpoint", "pyzmq", "ale-py",
@@ -76,27 +78,11 @@ def hardware_facts() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "platform": platform.platform(),
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "processor": processor() or platform.processor() or platform.machine(),
+        "cores": allowed_cores(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "accelerators": _accelerators(),
+        "accelerators": nvidia_devices(),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _accelerators() -> list[str]:
-    names = []
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        lines = path.read_text().splitlines()
-        names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]
-    return names
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

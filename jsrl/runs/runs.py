@@ -22,7 +22,7 @@ import shutil
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ import numpy as np
 
 from jsrl.errors import ConfigError
 from jsrl.plain_files import open_plain
+from jsrl.runs.curves import Scores, curve_of, plot_scores, scores_of
 from jsrl.runs.files import folder_lock, read_object, write_json
 from jsrl.runs.groups import find_group
 from jsrl.runs.provenance import environment_facts
@@ -332,7 +333,7 @@ def named(name: str | os.PathLike[str], runs_dir: str | os.PathLike[str] = "runs
 
 
 class Run:
-    """A finished or running run, read from its folder: `config`, `metrics` (columns), `curve`."""
+    """A finished or running run, read from its folder: `config`, `metrics` (columns), `curve`, `scores`, `plot`."""
 
     def __init__(self, folder: RunFolder):
         self.folder = folder
@@ -377,15 +378,18 @@ class Run:
             raise ConfigError(f"run {self.name} has no metric {key}; {hint}.")
         return curve_of(self.metrics, key)
 
+    @property
+    def scores(self) -> Scores:
+        """Return the evaluations as arrays, those of the first policy if there are several: `scores.return_mean`."""
+        return scores_of(self.metrics)
 
-def curve_of(columns: Mapping[str, np.ndarray], key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (env_steps, values) of a column where it is finite; see `Run.curve`."""
-    finite = np.isfinite(columns[key])
-    own = f"{key.partition('/')[0]}/env_steps"  # of a policy other than the first
-    env_steps, values = columns[own if own in columns else "env_steps"][finite], columns[key][finite]
-    upcoming = np.minimum.accumulate(env_steps[::-1])[::-1]
-    kept = np.append(upcoming[1:] >= env_steps[:-1], True) if env_steps.size else finite[:0]
-    return env_steps[kept], values[kept]
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the scores of every policy with their 95% intervals into matplotlib axes (None: new ones), and return these.
+
+        Raises:
+          MissingExtra: matplotlib is not installed.
+        """
+        return plot_scores(self.scores, next(iter(self.config.get("fields", {}).get("policies", {})), self.name), axes)
 
 
 def split_tag(text: str | os.PathLike[str]) -> tuple[str, str]:

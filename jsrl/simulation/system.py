@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 from jsrl.errors import ConfigError
@@ -14,6 +13,7 @@ from jsrl.launch.hosts.layout import Layout, lay_out
 from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.launcher import Need
 from jsrl.launch.plan import Plan, make_plan
+from jsrl.linux import SHM
 from jsrl.transport.params.relay import FAN_OUT
 from jsrl.transport.wire.packing import is_stack
 from jsrl.types import ArraySpec, leaves
@@ -109,10 +109,10 @@ def lay_out_on(experiment: Experiment, hosts: Sequence[HostFacts], place: Placin
         raise ConfigError(
             "this run cannot be simulated: a serial run is one process; choose --placement inline or served."
         )
-    plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"))
+    plan = make_plan(experiment, "(not run)", SHM / "jsrl")
     layout = place(needs_of(plan), hosts)
     if layout.servers:
-        plan = make_plan(experiment, "(not run)", Path("/dev/shm/jsrl"), place=lambda _: layout.hosts_of_workers)
+        plan = make_plan(experiment, "(not run)", SHM / "jsrl", place=lambda _: layout.hosts_of_workers)
     return layout, system_of(plan, layout)
 
 

@@ -175,12 +175,12 @@ def read_times(path: Path) -> ServiceTimes:
         found = msgspec.convert(json.loads(read_plain(path, _MOST_BYTES)), ServiceTimes)
     except OSError as error:
         raise ConfigError(
-            f"the service times cannot be read from {path} ({error.strerror or error}); measure them first with `jsrl "
+            f"the service times cannot be read from {path} ({error.strerror or error}); measure them first with `jsrl dev "
             "simulate --calibrate NAME`."
         ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{path} is no file of service times ({error}); expected the output of `jsrl simulate --calibrate`."
+            f"{path} is no file of service times ({error}); expected the output of `jsrl dev simulate --calibrate`."
         ) from error
     if found.format != FORMAT:
         raise ConfigError(f"{path} has format {found.format}, this version reads {FORMAT}; calibrate again.")

@@ -18,13 +18,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsrl.workers.process import die_with_parent, show_name, show_word
+from jsrl.linux import show_name, show_word, thread_names
+from jsrl.workers.process import die_with_parent
 
 MAX_ORDER_BYTES = 1 << 16
 
@@ -116,7 +116,7 @@ class _Host:
         """Import what actors need, and check that it allows a fork."""
         self._loaded = True
         load_modules(Path(order.job))
-        threads = _count_threads()
+        threads = len(thread_names())
         if threads > 1:
             self._unfit = f"the environment's modules started {threads - 1} threads as they were imported"
         elif "jax" in sys.modules:
@@ -212,13 +212,6 @@ def load_modules(job_path: Path) -> None:
         import_modules(job.experiment.env)
     except Exception:  # any error of the user's module: each actor will raise it again and report it under its name
         logging.getLogger("jsrl.workers").warning("not loaded ahead of the actors:\n%s", traceback.format_exc())
-
-
-def _count_threads() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return threading.active_count()
 
 
 def _redirect(path: str, flags: int, target: int) -> None:

@@ -110,7 +110,7 @@ class Kind(NamedTuple):
         display. final_deadline: its limit, one of `deadlines`. final_hint: advice if it was not finished in time.
       when_due: in serial mode it works after updates, until it is no longer `due`.
       death_hint: text added to the message of a death without an error, from (job, exit status or None).
-      headline: its row of the live display. is_hit: `jsrl chaos` kills it by default.
+      headline: its row of the live display. is_hit: `jsrl dev chaos` kills it by default.
       receives: names of other workers' events that it gets as commands; it may send commands to other workers.
       says: events of jsrl.runs.control_bodies.EVENTS that it may send, besides warnings and notes; and the first parts of its
         metrics' names besides its own name, with a slash.

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -24,6 +23,7 @@ from jsrl.envs.faults import foreign
 from jsrl.envs.seats import SeatView, actions_of, finite_actions, part_of
 from jsrl.errors import JsrlError
 from jsrl.intervals import return_facts
+from jsrl.linux import lower_session_priority
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import Phases
 from jsrl.references.importing import shown_target
@@ -425,8 +425,7 @@ class Player(Generic[PlayedEnv]):
 
 
 def lower_priority(niceness: int) -> None:
-    """Lower this process's priority, and that of its session if the kernel schedules by session (Linux's autogroup)."""
+    """Lower this process's priority, and that of its session if the kernel schedules by session."""
     os.nice(niceness)
-    with contextlib.suppress(OSError):  # not Linux, or scheduled without sessions: the line above is enough
-        Path("/proc/self/autogroup").write_text(str(niceness))
+    lower_session_priority(niceness)
     os.environ.setdefault("LP_NUM_THREADS", "1")  # Mesa's threads, without a graphics card

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import functools
 import gc
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jsrl.errors import StreamClosed
+from jsrl.linux import show_name, signal_at_parents_end
 from jsrl.metrics.metrics import Meter
 from jsrl.runs.control import HEARTBEAT_S, Bye, ControlClient, Crash, Event, Report
 from jsrl.workers.base import Reporter, Worker, report_of, step_of
@@ -226,32 +226,9 @@ class _ReportsJax:
             )
 
 
-def show_name(name: str) -> None:
-    """Show the worker's name in `ps` and `top` (Linux; the first 15 letters)."""
-    pr_set_name = 15
-    with contextlib.suppress(OSError, AttributeError):  # not Linux: the name is optional
-        ctypes.CDLL(None).prctl(pr_set_name, name.encode()[:15])
-
-
-def show_word(word: str, name: str) -> None:
-    """Show `name` instead of a word of the command line in `ps` (Linux), cut to the word's length."""
-    try:
-        fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:  # not Linux: the name is optional
-        return
-    start, end = int(fields[45]), int(fields[46])  # addresses of the command line; 0: hidden
-    found = ctypes.string_at(start, end - start).find(f"\0{word}\0".encode()) if start else -1
-    if found >= 0:
-        ctypes.memmove(start + found + 1, name.encode()[: len(word)].ljust(len(word), b"\0"), len(word))
-
-
 def die_with_parent(parent_pid: int, number: int = signal.SIGKILL) -> None:
     """Ask the kernel to signal this process when its parent dies (Linux); exit at once if it already has."""
-    pr_set_pdeathsig = 1
-    try:
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(number))
-    except (OSError, AttributeError):
-        pass  # not Linux: the control thread watches the parent's pid instead
+    signal_at_parents_end(number)  # elsewhere the control thread watches the parent's pid
     if os.getppid() != parent_pid:
         os._exit(0)
 
@@ -290,6 +267,4 @@ FORKS = Forks()
 
 def outlive_parent() -> None:
     """Undo `die_with_parent` (Linux): a learner completes its last snapshot even if its controller is killed meanwhile."""
-    pr_set_pdeathsig = 1
-    with contextlib.suppress(OSError, AttributeError):  # not Linux: nothing to undo
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, 0)
+    signal_at_parents_end(0)

@@ -5,11 +5,9 @@ import importlib.util
 import io
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,8 +16,6 @@ from rich.console import Console
 from benchmarks.throughput import alone, session, tables
 from benchmarks.throughput.alone import parts
 from benchmarks.throughput.end_to_end import KINDS, Tail, summary
-from jsrl.cli import bench as jsrl_bench
-from jsrl.cli import chaos as jsrl_chaos
 from jsrl.cli.experiments import experiments
 from jsrl.errors import ConfigError
 from jsrl.workers.kinds import catalogue, find_kind
@@ -29,39 +25,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 BENCH = ROOT / "experiments" / "bench.py"
 FAKE = Path(__file__).parent / "world" / "fake_peer.py"
 TINY = ("--num-envs", "4", "--rollout-length", "8", "--agent.num-epochs", "1", "--agent.num-minibatches", "2")
-
-
-IMPORTED = re.compile(r"from (benchmarks[\w.]*) import ([\w, ]+)")
-SCRIPTS = ROOT / "jsrl" / "scripts"  # links to experiments/ and benchmarks/
-STARTED = ("experiments/bench.py", "benchmarks/levers.py", "benchmarks/split.py", "benchmarks/strangers.py")
-
-
-def installed_scripts() -> set[Path]:
-    """Return the files below jsrl/scripts that pyproject.toml puts into a wheel."""
-    package_data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    return {path.relative_to(SCRIPTS) for pattern in package_data["jsrl"] for path in SCRIPTS.parent.glob(pattern)}
-
-
-def modules_of(script: Path) -> set[Path]:
-    """Return the files of benchmarks that a script imports, those of the drivers' own folder included."""
-    text = (SCRIPTS / script).read_text()
-    named = [f"{package}.{name}" for package, names in IMPORTED.findall(text) for name in (*names.split(", "), "")]
-    named += [f"benchmarks.peers.{name}" for name in re.findall(r"^ *from (\w+) import", text, re.MULTILINE)]
-    files = {Path(f"{name.rstrip('.').replace('.', '/')}.py") for name in named}
-    return {file for file in files if (SCRIPTS / file).is_file()}
-
-
-def test_a_wheel_has_every_script_that_bench_and_chaos_start():
-    installed = installed_scripts()
-    todo, seen = [*map(Path, STARTED), *(path for path in installed if path.name.startswith("run_"))], set()
-    while todo:
-        script = todo.pop()
-        seen.add(script)
-        todo += modules_of(script) - seen
-    assert (
-        seen <= installed and Path("benchmarks/throughput/alone.py") in seen and Path("experiments/run.py") in installed
-    )
-    assert jsrl_bench.SCRIPT.is_file() and jsrl_chaos.STRANGER.is_file()
 
 
 @pytest.mark.nightly
@@ -278,9 +241,28 @@ def test_a_peer_beside_ours(tmp_path):
     assert kept["ppo_cartpole"]["sb3"] == {"best": [{"threads": 1}], "raw": "raw.json"}
 
 
-def test_module_has_no_import_side_effects(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    spec = importlib.util.spec_from_file_location("jsrl_bench", BENCH)
+@pytest.fixture(scope="module")
+def bench():
+    spec = importlib.util.spec_from_file_location("bench_script", BENCH)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert "--against" in module.parser().format_help()
+    return module
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--seconds 0", "--seconds is 0, expected above 0"),
+        ("--warm-up-s nan", "--warm-up-s is nan, expected 0 or more"),
+        ("--repetitions -1", "--repetitions is -1, expected 0 or more"),
+        ("--against sb3 --num-envs 0", "--num-envs is 0, expected at least 1"),
+    ],
+)
+def test_numbers_that_cannot_work_are_refused(bench, words, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        bench.check(bench.parser().parse_args(["ppo_cartpole", *words.split()]))
+
+
+def test_a_file_that_has_no_raw_numbers_is_refused(bench, tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read as raw numbers"):
+        bench.read(tmp_path / "nothing.json")

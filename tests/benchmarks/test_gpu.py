@@ -10,7 +10,7 @@ from benchmarks import gpu
 
 
 def test_a_machine_without_accelerators_is_refused(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "jsrl", "bench", "--gpu", "--to", str(tmp_path / "results")]
+    words = [sys.executable, str(gpu.BENCH), "--gpu", "--to", str(tmp_path / "results")]
     ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 2 and "jax finds no accelerator here" in ended.stderr
     assert not (tmp_path / "results").exists()

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from benchmarks import large_batch
-from experiments.configs import sac_pendulum
+from jsrl.configs import sac_pendulum
 
 
 def test_the_smallest_batch_is_the_experiment_itself():

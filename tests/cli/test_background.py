@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jsrl.cli import attach, background, command_line, main
+from jsrl.cli import background, command_line, follow, main
 from jsrl.cli import run as run_command
 from jsrl.cli.experiments import load
 from jsrl.runs.provenance import environment_facts
@@ -34,7 +34,7 @@ def output_of(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) 
 
 def await_updates(folder: Path, count: int) -> None:
     until = time.monotonic() + 60
-    while (seen := attach.moment(folder, read_state(folder))) is None or seen.updates < count:
+    while (seen := follow.moment(folder, read_state(folder))) is None or seen.updates < count:
         assert time.monotonic() < until, read_state(folder)
         time.sleep(0.1)
 
@@ -46,7 +46,7 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     pid = int(re.findall(r"^ppo/x runs in the background \(process (\d+)\)", text)[0])
     try:
         assert [line.strip() for line in text.splitlines()[1:]] == [
-            f"jsrl {c} ppo/x" for c in ("status", "attach", "stop")
+            f"jsrl {c}" for c in ("status ppo/x", "status ppo/x --follow", "stop ppo/x")
         ]
         folder = RunFolder.open("x").path
         await_updates(folder, 1)
@@ -65,15 +65,15 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         while f"to continue: jsrl run --resume {folder}" not in output_of(capsys, "logs", "x", "output"):
             assert time.monotonic() < until  # it prints the result after the run has ended
             time.sleep(0.1)
-        assert "has already ended: interrupted" in output_of(capsys, "attach", "x", status=2)
+        assert "has already ended: interrupted" in output_of(capsys, "status", "x", "--follow", status=2)
     finally:
         subprocess.run(["kill", "-9", str(pid)], check=False, capture_output=True)
 
 
 def shows_live(folder: Path) -> None:
-    """Check the display of `jsrl attach` on a terminal, and leave by Ctrl-C."""
+    """Check the display of `jsrl status --follow` on a terminal, and leave by Ctrl-C."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "jsrl", "attach", "ppo/x"]
+    command = [sys.executable, "-m", "jsrl", "status", "ppo/x", "--follow"]
     files = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
     variables = os.environ | {"TERM": "xterm"}
     process = subprocess.Popen(command, cwd=folder, env=variables, start_new_session=True, **files)
@@ -116,7 +116,7 @@ def test_messages_are_separated_from_progress_lines():
         "2026-01-01 00:00:02 1:02:03  steps 5",
         "2026-01-01 00:00:03 note: it goes on",
     ]
-    assert list(attach.messages_in(lines)) == [
+    assert list(follow.messages_in(lines)) == [
         ("actor-0 died\nwith a second line", "warning"),
         ("note: it goes on", "info"),
     ]

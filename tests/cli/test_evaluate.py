@@ -290,7 +290,7 @@ def test_the_seed_decides_sampled_actions_in_a_window(chanceless, monkeypatch):
     monkeypatch.setattr(play, "Window", mock.MagicMock())
     monkeypatch.setattr(play, "play", act)
     for seed in (1, 1, 2):
-        assert play.main([f"{chanceless}@latest", "--sampled", "--seed", str(seed)]) == 0
+        assert evaluate.main([f"{chanceless}@latest", "--show", "--sampled", "--seed", str(seed)]) == 0
     assert actions[0] == actions[1] != actions[2]
 
 

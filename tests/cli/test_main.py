@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -56,16 +55,20 @@ def test_without_arguments_lists_all_commands(capsys):
     text = capsys.readouterr().out
     for command in main.COMMANDS:
         assert f"  {command}" in text
-        assert callable(importlib.import_module(f"jsrl.cli.{command}").main)
+        assert callable(main.load(command).main)
+    assert len(main.COMMANDS) <= 16
 
 
-def test_bench_imports_modules_of_the_working_directory(folder, monkeypatch):
-    (folder / "beside_mine.py").write_text("BESIDE = 1\n")
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(folder))])
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    imports = {"main": lambda: importlib.import_module("beside_mine").BESIDE}
-    monkeypatch.setattr(runpy, "run_path", lambda script: imports)
-    assert main.main(["bench", "mine"]) == 1
+def test_commands_for_experts_are_below_dev(folder, capsys):
+    assert main.main(["dev"]) == main.main(["dev", "--help"]) == 0
+    text = capsys.readouterr().out
+    for command in main.DEV:
+        assert f"  {command} " in text
+        assert callable(main.load(command).main)
+        assert main.main([command]) == 2 and f"it is jsrl dev {command}" in capsys.readouterr().err
+    assert main.main(["dev", "tidy"]) == 2 and "there are: bench, simulate, chaos" in capsys.readouterr().err
+    assert main.main(["dev", "bench", "mine", "--repetitions", "0"]) == 2
+    assert "--repetitions at least 1" in capsys.readouterr().err
 
 
 def test_closed_pipe_ends_a_command_without_traceback():
@@ -100,7 +103,7 @@ def test_results_are_shown_in_any_encoding(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(main.sys, "stdout", stream)
     monkeypatch.setattr(
-        main, "_load", lambda command: types.SimpleNamespace(main=lambda _: stream.write("return 9.4 ± 0.1"))
+        main, "load", lambda command: types.SimpleNamespace(main=lambda _: stream.write("return 9.4 ± 0.1"))
     )
     main.main(["evaluate"])
     assert stream.buffer.getvalue() == b"return 9.4 ? 0.1"
@@ -118,7 +121,7 @@ def test_interrupted_loading_ends_without_traceback(monkeypatch, capsys):
     def load(command):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(main, "_load", load)
+    monkeypatch.setattr(main, "load", load)
     assert main.main(["list"]) == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
 
@@ -144,7 +147,7 @@ def test_interrupt_that_a_destructor_drops_is_sent_again(monkeypatch, capsys):
             time.sleep(60)
 
     before = sys.unraisablehook
-    monkeypatch.setattr(main, "_load", lambda command: Command)
+    monkeypatch.setattr(main, "load", lambda command: Command)
     assert main.main(["list"]) == 130
     assert capsys.readouterr().err == "\ninterrupted\n"
     assert sys.unraisablehook is before
@@ -184,7 +187,7 @@ def test_configs_of_the_working_directory_are_found_beside_ours(folder, capsys):
 
 
 def test_scripts_of_a_checkout_import_configs_of_the_working_directory(folder, monkeypatch):
-    """The folder of the scripts, which Python puts on the path, has a package `configs` as well."""
+    """The folder of run.py, which Python puts on the path, has `configs` as well."""
     monkeypatch.setattr(sys, "path", [str(ROOT / "experiments"), *sys.path])
     monkeypatch.delitem(sys.modules, "configs")
     experiments.use_working_directory()
@@ -323,7 +326,7 @@ def test_new_project_runs_and_passes_its_tests(tmp_path, monkeypatch):
 
 def test_doctor_names_the_memory_that_the_next_run_removes(tmp_path, monkeypatch):
     """Whose process is alive shows the lock of its file `alive`; a number in its name may belong to another process."""
-    monkeypatch.setattr(doctor, "Path", lambda name: tmp_path if name == "/dev/shm" else Path(name))
+    monkeypatch.setattr(doctor, "SHM", tmp_path)
     owner = make_folder(tmp_path / f"jsrl-{os.getuid()}")
     killed, half = make_folder(owner / "999999999-a"), make_folder(owner / f"{os.getpid()}-b")
     (killed / ALIVE).touch()
@@ -358,9 +361,9 @@ def test_printed_commands_name_existing_commands_and_extras() -> None:
     assert project["name"] == extras.DISTRIBUTION
     assert extras.EXTRAS.keys() <= extras_there.keys()
     sources = {path: path.read_text() for path in (ROOT / "jsrl").rglob("*.py")}
-    commands = {name: re.findall(r"`jsrl ([a-z]+)", text) for name, text in sources.items()}
+    commands = {name: re.findall(r"`jsrl (?:dev )?([a-z-]+)", text) for name, text in sources.items()}
     assert sum(map(len, commands.values())) > 50
-    assert not {name: wrong for name, found in commands.items() if (wrong := set(found) - main.COMMANDS.keys())}
+    assert not {name: wrong for name, found in commands.items() if (wrong := set(found) - {*main.COMMANDS, *main.DEV})}
     wanted = {extra for text in sources.values() for extra in re.findall(r"""install_command\(["']([^"']+)""", text)}
     wanted |= {extra for _, extra in DRAWN_WITH.values()} | {extra for *_, extra in _REGISTERED_BY}
     assert len(wanted) > 10 and wanted <= extras.EXTRAS.keys()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jsrl.cli import play
+from jsrl.cli import evaluate, play
 from jsrl.envs.config import EnvConfig
 from jsrl.envs.rendering import make_rendered
 from jsrl.errors import ConfigError
@@ -81,7 +81,7 @@ def test_missing_display_prints_one_sentence_and_exits_2(monkeypatch, capsys, tm
     RunFolder.create(tmp_path, "a", "some_run")
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
         monkeypatch.delenv(name, raising=False)
-    assert play.main(["some_run", "--runs-dir", str(tmp_path)]) == 2
+    assert evaluate.main(["some_run", "--show", "--runs-dir", str(tmp_path)]) == 2
     told = capsys.readouterr().err
     assert "there is no display" in told and told.count("\n") == 1
 

@@ -1,4 +1,4 @@
-"""`jsrl record` and `jsrl compare` on a small run, as a user calls them."""
+"""`jsrl record`, and `jsrl report` of two runs, on a small run, as a user calls them."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -110,9 +110,9 @@ def test_an_actor_may_report_means_over_all_of_its_episodes():
 
 
 @pytest.mark.slow
-def test_compare_needs_exactly_two_runs(runs, capsys):
-    assert main.main(["compare", "small/one", "two", "--runs-dir", runs]) == 0
-    assert "seed" in capsys.readouterr().out
-    assert main.main(["compare", "small/one", "one", "--runs-dir", runs]) == 2
-    assert "name one run, small/one; give two" in capsys.readouterr().err
-    assert main.main(["compare", "small/*", "small/one", "--runs-dir", runs]) == 0
+def test_a_report_of_two_runs_prints_how_they_differ(runs, capsys):
+    assert main.main(["report", "small/one", "two", "--runs-dir", runs]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("A: small/one\nB: small/two\n") and "seed" in shown and "comparison.html" in shown
+    assert main.main(["report", "small/*", "--runs-dir", runs]) == 0
+    assert "A: small/one" not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`jsrl simulate`: hosts from one file, times from another."""
+"""`jsrl dev simulate`: hosts from one file, times from another."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_invalid_simulations_are_refused_in_one_sentence(files: Path, capsys):
     assert main(["impala"]) == 2
     assert "give a file of hosts and an experiment, or --calibrate" in capsys.readouterr().err
     assert main(["hosts.json", "ppo", "--num-actors", "2"]) == 2
-    assert "measure them first with `jsrl simulate --calibrate NAME`" in capsys.readouterr().err
+    assert "measure them first with `jsrl dev simulate --calibrate NAME`" in capsys.readouterr().err
     assert main(["other.json", "ppo", "--num-actors", "2"]) == 2
     assert "other.json" in capsys.readouterr().err
     (files / "hosts.json").write_text('[{"name": "a", "cores": 1, "memory_mb": 100, "out_mbit": -1}]')
@@ -101,7 +101,7 @@ def test_invalid_simulations_are_refused_in_one_sentence(files: Path, capsys):
         (["--deaths-per-hour", "-1"], "--deaths-per-hour is -1"),
         (["--fan-out", "-1"], "--fan-out is -1"),
         (["--seconds", "inf"], "--seconds is inf"),
-        (["--graph", "m:edit"], "--graph has no effect on jsrl simulate; leave it out"),
+        (["--graph", "m:edit"], "--graph has no effect on jsrl dev simulate; leave it out"),
         (["--page", "none/page.html"], "make it, or give another file with --page"),
         (["--calibrate", "--times", "none/times.json"], "make it, or give another file with --times"),
         (["--placement", "inline", "--learner.num-ranks", "2"], "leave out --learner.num-ranks and --learner.split"),

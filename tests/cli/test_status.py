@@ -75,7 +75,7 @@ def test_status_of_a_running_run(folder: RunFolder, capsys):
     )
     assert facts["best"]["return_mean"] == 30.0
     assert "actor 2 (b 1, c 1), pid 41 42, 2 restarts, actor-1 restarting for 1:05" in text and "learner 1;" in text
-    assert "jsrl attach ppo/x | jsrl logs ppo/x | jsrl stop ppo/x" in text and "to continue" not in text
+    assert "jsrl status ppo/x --follow | jsrl logs ppo/x | jsrl stop ppo/x" in text and "to continue" not in text
     assert facts["state"] == "running" and facts["pid"] == os.getpid() and facts["env_steps"] == 5000
     assert facts["workers"][2] == {
         "name": "actor-1", "kind": "actor", "stage": "restarting", "stage_s": 65.0, "restarts": 2, "host": "c",
@@ -124,7 +124,7 @@ def test_printed_commands_find_a_run_of_another_folder(folder: RunFolder, capsys
         tell(elsewhere)
         text = output_of("y", "--runs-dir", "other runs", capsys=capsys)
     found = [shlex.split(command) for command in text.splitlines()[-1].split("|")]
-    assert [words[1] for words in found] == ["attach", "logs", "stop"]
+    assert [words[1] for words in found] == ["status", "logs", "stop"]
     assert {RunFolder.open(words[2]).path for words in found} == {elsewhere.path}
     (elsewhere.path / "result.json").write_text(json.dumps({"ended": "interrupted"}))
     text = output_of("y", "--runs-dir", "other runs", capsys=capsys)

@@ -18,7 +18,8 @@ import pytest
 
 from jsrl.cli import main, stop
 from jsrl.launch.resume import claimed
-from jsrl.runs.identity import ProcessIdentity, start_ticks
+from jsrl.linux import start_ticks
+from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RUNNING, STOP, ControllerStatus, is_asked_to_stop, write_status
 
@@ -103,8 +104,8 @@ def test_a_run_that_is_over_cannot_be_stopped(folder: RunFolder, capsys):
     assert main.main(["stop", "x"]) == 2
     assert "ppo/x has already ended: killed: its process has ended" in capsys.readouterr().err
     (folder.path / "result.json").write_text(json.dumps({"ended": "total_env_steps"}))
-    for command in ("stop", "attach"):
-        assert main.main([command, "x"]) == 2
+    for words in (["stop", "x"], ["status", "x", "--follow"], ["stop", "x", "--host", "a"]):
+        assert main.main(words) == 2
         assert "ppo/x has already ended: reached total_env_steps." in capsys.readouterr().err
     assert not (folder.path / STOP).exists()
 

@@ -54,7 +54,6 @@ from jsrl.types import ArraySpec
 from jsrl.workers.memory import make_watch
 from tests.loopback import own_loopback
 
-ROOT = Path(__file__).parents[2]
 MEMORY = Path("/dev/shm/jsrl-of-nobody/1-2")
 SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)))
 
@@ -301,11 +300,11 @@ def test_inline_leaves_all_gpus_to_the_learner_alone():
 
 
 @pytest.mark.parametrize("placement", ["serial", "inline", "served", "apart"])
-def test_devices_follow_the_graph_and_not_its_placement(placement, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+def test_devices_follow_the_graph_and_not_its_placement(placement):
     given = functools.partial(environments, ["0", "1"], placement=placement, num_actors=2, num_envs=4)
     alone, beside, inline = (
-        given(graph=f"graphs.{name}") for name in ("decoupled:own_devices", "seed:beside_learner", "impala:all_inline")
+        given(graph=f"jsrl.graphs.{name}")
+        for name in ("decoupled:own_devices", "seed:beside_learner", "impala:all_inline")
     )
     assert (alone["learner"]["CUDA_VISIBLE_DEVICES"], alone["inference"]["CUDA_VISIBLE_DEVICES"]) == ("0", "1")
     assert FRACTION not in alone["learner"]

@@ -129,11 +129,16 @@ def test_policies_share_no_bit_and_both_continue_exactly(tmp_path: Path) -> None
     assert sorted(path.name for path in (halves.folder / "snapshots" / "b").iterdir()) == ["params", "state"]
     env_steps, returns = Run(RunFolder(halves.folder)).curve("b/evaluator/return_mean")
     assert env_steps.size == returns.size > 1 and env_steps.max() == 192
+    scores = halves.scores.others["b"]
+    assert scores.env_steps.tolist() == env_steps.tolist() and scores.return_mean.tolist() == returns.tolist()
+    assert np.isfinite(scores.return_std).all() and halves.scores.env_steps.size > 1
     assert "policy b: 192 env steps, 12 updates; evaluation: return" in (halves.folder / "report.txt").read_text()
     assert "learner of b " in halves.summary and "learners (2)" not in halves.summary
     own = load_policy(halves.folder, "b/latest")
     assert own.experiment.agent == WIDER and own.experiment.seed == 5
     assert same_leaves(own.params, halves.params_of("b"))
+    assert same_leaves(halves.policy("latest", "b").params, own.params)
+    assert halves.policy().meta["return_mean"] == halves.best["return_mean"]
     with pytest.raises(ConfigError, match=r"no policy 'c' other than the first; it has: b"):
         load_policy(halves.folder, "c/latest")
     kept = json.loads((halves.folder / "graph.json").read_text())

@@ -86,6 +86,9 @@ def test_band_covers_the_steps_that_all_seeds_reached(seeds: int, middle: bool):
     ends = np.array([np.interp(100.0, *curve) for curve in curves])
     assert found.middle[-1] == pytest.approx(interquartile_mean(ends) if middle else ends.mean())
     assert (found.low[-1], found.high[-1]) == pytest.approx(interval_of(ends, middle=middle))
+    np.testing.assert_allclose(
+        band(curves, mean=True).middle, np.mean([np.interp(found.x, *c) for c in curves], axis=0)
+    )
     assert band(curves[:1]) is None
 
 

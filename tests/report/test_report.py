@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import json
 import re
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jsrl.cli.main import main
 from jsrl.errors import ConfigError
 from jsrl.experiment import AgentReference, Experiment, PolicyConfig
 from jsrl.graph.graph import node
@@ -364,7 +364,7 @@ def test_scores_of_several_policies_name_their_policies(run_folder: RunFolder):
     assert "\nevaluation: return 2.50" in str(result)
     flat = " ".join(str(result).split())  # lines fit the terminal
     assert "best: return 500.0 ± 0.1 (95% CI, 20 greedy episodes) at 41,216 env steps, jsrl evaluate RUN@best" in flat
-    text = str(dataclasses.replace(result, policy="hider", others={"seeker": other}))
+    text = str(dataclasses.replace(result, first_policy="hider", others={"seeker": other}))
     assert "\nevaluation of hider: return 2.50" in text and "\nfinal evaluation of hider, fresh seeds: return" in text
     assert "\npolicy seeker: 100 env steps" in text
 
@@ -395,15 +395,13 @@ def test_experiment_of_another_version_drops_only_the_advice(run_folder: RunFold
     assert "Environments limit" in write_report(run_folder)
 
 
-def test_the_command(run_folder: RunFolder, tmp_path: Path):
+def test_the_command(run_folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write_lines(run_folder, lines(10))
-    script = ROOT / "experiments" / "report.py"
-    words = [sys.executable, str(script), "one", "--runs-dir", str(tmp_path)]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "bottleneck: " in ended.stdout and str(run_folder.report) in ended.stdout and run_folder.report.exists()
-    ended = subprocess.run([*words[:2], "two", *words[3:]], capture_output=True, text=True, timeout=240, check=False)
-    assert ended.returncode == 2 and "there is no run two" in ended.stderr
+    assert main(["report", "one", "--runs-dir", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "bottleneck: " in shown and str(run_folder.report) in shown and run_folder.report.exists()
+    assert main(["report", "two", "--runs-dir", str(tmp_path)]) == 2
+    assert "there is no run two" in capsys.readouterr().err
 
 
 def test_folder_without_a_run_is_refused(tmp_path: Path):

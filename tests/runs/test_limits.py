@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from jsrl import linux
 from jsrl.launch.local.processes import LocalHandle
 from jsrl.runs import limits
 
@@ -22,9 +23,9 @@ TOTAL = psutil.virtual_memory().total
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of all control groups; `OWN` beside it is to say which are this process's."""
-    monkeypatch.setattr(limits, "GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(limits, "OWN_GROUPS", tmp_path / "OWN")
-    monkeypatch.setattr(limits, "COUNTERS", tmp_path / "vmstat")
+    monkeypatch.setattr(linux, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(linux, "OWN_GROUPS", tmp_path / "OWN")
+    monkeypatch.setattr(linux, "COUNTERS", tmp_path / "vmstat")
     for name in [name for name in os.environ if name.startswith("SLURM")]:
         monkeypatch.delenv(name)
     return tmp_path / "groups"
@@ -45,7 +46,7 @@ def test_the_least_limit_of_the_own_group_and_those_above_counts(groups: Path) -
     assert limits.usable_memory_bytes() == 512 * MB
     assert limits.free_memory_bytes() == 162 * MB
     assert limits.usable_cores() == 1 and limits.owns_machine() == (os.cpu_count() == 1)
-    assert limits.killed_for_memory() == 2
+    assert linux.killed_for_memory() == 2
 
 
 def test_groups_of_version_1_are_read_as_well(groups: Path) -> None:
@@ -57,14 +58,14 @@ def test_groups_of_version_1_are_read_as_well(groups: Path) -> None:
     set_group(groups / "cpu,cpuacct" / "slurm" / "job_7", cpu__cfs_quota_us=100000, cpu__cfs_period_us=100000)
     set_group(groups / "cpu,cpuacct", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
     assert limits.usable_memory_bytes() == 300 * MB and limits.free_memory_bytes() == 101 * MB
-    assert limits.usable_cores() == 1 and limits.killed_for_memory() == 1
+    assert limits.usable_cores() == 1 and linux.killed_for_memory() == 1
 
 
 def test_without_groups_the_machine_is_the_limit(groups: Path) -> None:
     assert limits.usable_memory_bytes() == TOTAL and limits.usable_cores() == len(os.sched_getaffinity(0))
-    assert 0 < limits.free_memory_bytes() <= TOTAL and limits.killed_for_memory() == 0
+    assert 0 < limits.free_memory_bytes() <= TOTAL and linux.killed_for_memory() == 0
     (groups.parent / "vmstat").write_text("nr_free_pages 7\noom_kill 5\n")
-    assert limits.killed_for_memory() == 5
+    assert linux.killed_for_memory() == 5
 
 
 @pytest.mark.parametrize(

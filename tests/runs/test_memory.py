@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.endless import Flood
+from jsrl.linux import resident_bytes
 from jsrl.runs import memory
 from jsrl.runs.control import ControlClient, ControlServer, Crash, Event
-from jsrl.runs.memory import MIB, MemoryWatch, resident_bytes
+from jsrl.runs.memory import MIB, MemoryWatch
 
 _WATCHED = """
 import sys, time
@@ -87,7 +88,8 @@ def test_flooded_worker_reports_and_exits(tmp_path: Path) -> None:
 _CONTROLLER = """
 import json, sys, time
 from jsrl.runs.control import ControlServer, Event
-from jsrl.runs.memory import MIB, resident_bytes
+from jsrl.linux import resident_bytes
+from jsrl.runs.memory import MIB
 server = ControlServer(sys.argv[1], margin_bytes=64 * MIB)
 print(json.dumps(resident_bytes()), flush=True)
 most = 0

@@ -12,8 +12,9 @@ import psutil
 import pytest
 from scipy import stats
 
-from jsrl.errors import ConfigError
+from jsrl.errors import ConfigError, MissingExtra
 from jsrl.intervals import t_factor
+from jsrl.launch.result import Result
 from jsrl.launch.resume import claimed, params_source
 from jsrl.metrics.metrics import MetricsHub
 from jsrl.report.comparison import (
@@ -28,7 +29,7 @@ from jsrl.report.comparison import (
 from jsrl.report.comparison_page import comparison_page
 from jsrl.runs import runs
 from jsrl.runs.identity import ProcessIdentity
-from jsrl.runs.runs import RunFolder, load_runs, split_tag
+from jsrl.runs.runs import Run, RunFolder, load_runs, split_tag
 from jsrl.runs.state import RUNNING, STATUS
 
 
@@ -191,6 +192,64 @@ def test_load_runs_and_columns(tmp_path):
         runs[0].curve("return")
     with pytest.raises(ConfigError, match=r"no metric xyz; it has env_steps, .*learner/loss"):
         runs[0].curve("xyz")
+
+
+def scored_run(runs_dir):
+    """Return the folder of a run of two policies that was resumed from 100 env steps after it had come to 200."""
+    policies = {"fields": {"policies": {"left": {}, "right": {}}}}
+    folder = RunFolder.create(runs_dir, "two", "a", config=policies)
+    hub = MetricsHub(folder.metrics_path)
+    for env_steps, mean in ((0, 1.0), (100, 2.0), (200, 9.0), (150, 3.0)):
+        score = {"return_mean": mean, "return_std": 2 * mean, "return_ci95": 0.5, "episodes": 20}
+        own = {f"evaluator/{name}": value for name, value in score.items()}
+        theirs = {"right/env_steps": env_steps, "right/updates": 1, "right/evaluator/return_mean": -mean}
+        hub.write({"learner/loss": mean}, env_steps, 1)
+        hub.write(own | theirs, env_steps, 1)
+    hub.close()
+    return folder
+
+
+def test_scores_are_those_of_the_last_continuation_as_arrays(tmp_path):
+    folder = scored_run(tmp_path)
+    scores = Run(folder).scores
+    expected = {"env_steps": [0, 100, 150], "return_mean": [1, 2, 3], "return_std": [2, 4, 6], "episodes": [20] * 3}
+    assert {name: getattr(scores, name).tolist() for name in expected} == expected
+    assert np.isnan(scores.win_rate).all() and scores.win_rate.shape == (3,)
+    assert scores.others["right"].return_mean.tolist() == [-1, -2, -3] and list(scores.others) == ["right"]
+    assert [end.tolist() for end in scores.interval] == [[1, 2, 3], [0.5, 1.5, 2.5], [1.5, 2.5, 3.5]]
+    result = Result(folder.path, "total_env_steps", 150, 1, 1.0)
+    assert result.scores.return_mean.tolist() == [1, 2, 3]
+    assert Run(make_run(tmp_path, "x", "unscored", [])).scores.env_steps.shape == (0,)
+
+
+def test_scores_against_opponents_are_win_rates(tmp_path):
+    folder = RunFolder.create(tmp_path, "x", "a")
+    rates = {"win_rate": 0.5, "win_rate_low": 0.4, "win_rate_high": 0.7, "return_mean": 0.0, "return_ci95": 0.1}
+    line = {"env_steps": 10, "updates": 1} | {f"evaluator/{name}": value for name, value in rates.items()}
+    folder.metrics_path.write_text(json.dumps(line) + "\n")
+    assert [end.tolist() for end in Run(folder).scores.interval] == [[0.5], [0.4], [0.7]]
+
+
+def test_plot_draws_the_scores_of_each_policy(tmp_path):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    result = Result(scored_run(tmp_path).path, "total_env_steps", 150, 1, 1.0)
+    axes = result.plot()
+    drawn = {line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()}
+    assert drawn == {"left": [1, 2, 3], "right": [-1, -2, -3]}
+    assert (axes.get_xlabel(), axes.get_ylabel(), len(axes.collections)) == ("env steps", "mean return", 2)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["left", "right"]
+    (run,) = load_runs(make_run(tmp_path, "x", "one", [1.0, 2.0]))
+    assert run.plot().get_legend() is None
+    assert run.plot(axes) is axes and axes.get_lines()[-1].get_label() == "x/one"
+    pyplot.close("all")
+
+
+def test_plot_without_matplotlib_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(
+        MissingExtra, match=r"^plot\(\) draws with matplotlib, which is not installed: .*\[notebook\]'$"
+    ):
+        Result(scored_run(tmp_path).path, "total_env_steps", 150, 1, 1.0).plot()
 
 
 def test_columns_with_infinities_partial_lines_and_new_names(tmp_path):

@@ -43,7 +43,7 @@ def test_times_round_trip_and_other_files_are_refused(tmp_path: Path):
     times = ServiceTimes("mine", EnvTimes(Cost(0.001, 0.002), shape=(0.5, 1.5)), hop_s=1e-4)
     times.save(tmp_path / "times.json")
     assert read_times(tmp_path / "times.json") == times
-    with pytest.raises(ConfigError, match="measure them first with `jsrl simulate --calibrate NAME`"):
+    with pytest.raises(ConfigError, match="measure them first with `jsrl dev simulate --calibrate NAME`"):
         read_times(tmp_path / "none.json")
     (tmp_path / "other.json").write_text('[{"name": "a"}]')
     with pytest.raises(ConfigError, match="is no file of service times"):

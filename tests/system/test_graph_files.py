@@ -1,4 +1,4 @@
-"""Every graph of experiments/graphs runs, survives a kill of each kind of its workers, and resumes from its graph.json."""
+"""Every graph of jsrl/graphs runs, survives a kill of each kind of its workers, and resumes from its graph.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.system.launched import assert_balanced
 from tests.system.test_supervision import await_snapshot, await_training, counting
 
 pytestmark = pytest.mark.slow
-FOLDER = Path(__file__).parents[2] / "experiments" / "graphs"
+FOLDER = Path(__file__).parents[2] / "jsrl" / "graphs"
 GRAPHS = {path.stem: re.search(r"--graph (\S+:\w+)`", path.read_text()) for path in FOLDER.glob("[a-z]*.py")}
 WORDS = {
     "impala": ("--placement", "served"),

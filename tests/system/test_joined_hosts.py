@@ -164,7 +164,7 @@ def test_run_survives_a_lost_server_and_a_lost_host(hosts, tmp_path: Path) -> No
 
 
 class RevokeHost(Events):
-    """Stops all processes of a host, removes it with `jsrl revoke`, and ends the run once the other host trains on.
+    """Stops all processes of a host, removes it with `jsrl stop --host`, and ends the run once the other host trains on.
 
     Attributes:
       gone_s: from the command until nobody was connected to the host. untouched: the other host kept its workers.
@@ -188,7 +188,7 @@ class RevokeHost(Events):
         for process in stopped:
             process.suspend()
         begun_s = time.monotonic()
-        assert main(["revoke", str(self._folder), removed]) == 0
+        assert main(["stop", str(self._folder), "--host", removed]) == 0
         await_that(lambda: not any(connections(host.facts.address, pid) for pid in ends), 5.0)
         self.gone_s = time.monotonic() - begun_s
         self._trained.some_more()

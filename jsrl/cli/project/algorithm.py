@@ -1,6 +1,6 @@
 """An algorithm of your own: four pure functions in a value. This one is advantage actor-critic (A2C).
 
-`jsrl.agents.base` defines the contract of each function; `test_project.py` checks it with `check_agent`.
+`jsrl.extend.Agent` defines the contract of each function; `test_project.py` checks it with `check_agent`.
 """
 
 import dataclasses
@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jsrl.agents.base import ActOutput, ActParams, Agent, AgentState, UpdateOutput, masked_mean, psum, row_mask
-from jsrl.agents.returns import Rows, gae
+from jsrl.extend import ActOutput, ActParams, Agent, AgentState, Rows, UpdateOutput, gae, masked_mean, psum, row_mask
 
 
 @dataclasses.dataclass(frozen=True)

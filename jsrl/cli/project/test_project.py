@@ -1,11 +1,8 @@
 """The environment and the algorithm keep their contracts, and a short run learns something: `python -m pytest`."""
 
 from configs.PROJECT import config
-from jsrl.agents.check import check_agent
-from jsrl.envs.check import check_env
-from jsrl.envs.make import make
-from jsrl.experiment.building import build_agent
-from jsrl.launch.run import run
+from jsrl import check_agent, check_env, make_env, run
+from jsrl.extend import build_agent
 
 
 def test_the_environment_keeps_its_contract():
@@ -15,7 +12,7 @@ def test_the_environment_keeps_its_contract():
 
 def test_the_algorithm_keeps_its_contract():
     """Shapes, masks, purity, one device against two."""
-    spec = make(config().env, 2, seed=0).spec
+    spec = make_env(config().env, 2, seed=0).spec
     check_agent(build_agent(config().agent, spec), spec)
 
 

@@ -26,7 +26,7 @@ class HostFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       machine: hosts with the same name share its cores and memory; empty: its own. machine_mb: that memory (0: unknown).
       out_mbit, in_mbit: bandwidth of its network, out and in, in Mbit/s (0: unknown). busy_cores: that other programs would
         keep busy without the run; they share all cores evenly with its workers. core_speed: of its cores, over those of the
-        calibrated machine. These are only for `jsrl simulate`.
+        calibrated machine. These are only for `jsrl dev simulate`.
     """
 
     name: str

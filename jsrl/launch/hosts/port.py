@@ -36,10 +36,11 @@ from jsrl.launch.hosts.messages import (
     encode,
 )
 from jsrl.launch.hosts.pages import keep_pages
+from jsrl.linux import resident_bytes
 from jsrl.rate_limit import is_reported
 from jsrl.runs.control import RELAY
 from jsrl.runs.door import MAX_MESSAGE_BYTES, MAX_WAITING
-from jsrl.runs.memory import ENDLESS, MARGIN_BYTES, Growth, resident_bytes
+from jsrl.runs.memory import ENDLESS, MARGIN_BYTES, Growth
 from jsrl.runs.names import FileNames, Registration
 from jsrl.runs.state import revoked_hosts
 from jsrl.snapshots.players import PLAYERS_FOLDER, PlayerStore

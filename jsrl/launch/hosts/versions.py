@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -22,21 +21,12 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def code_digest(package: Path = PACKAGE) -> str:
-    """Return the SHA-256 of jsrl's sources, equal for a checkout and a wheel of the same commit.
-
-    A checkout has links to folders where a wheel has their files; of `scripts` the wheel has only some.
-    """
+    """Return the SHA-256 of jsrl's sources, equal for a checkout and a wheel of the same commit."""
     digest = hashlib.sha256()
-    for path in sorted(_sources(package)):
+    for path in sorted(package.rglob("*.py")):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(package)} {len(content)}\n".encode() + content)
     return digest.hexdigest()
-
-
-def _sources(package: Path) -> Iterator[Path]:
-    for folder, folders, names in os.walk(package, followlinks=True):
-        folders[:] = [name for name in folders if name != "__pycache__" and Path(folder, name) != package / "scripts"]
-        yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
 def difference(host: str, theirs: Mapping[str, str], code: str) -> str:

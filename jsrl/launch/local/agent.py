@@ -221,8 +221,8 @@ class Agent:
             what = f"the key {self._key}" if self._keys is not self._own_keys else "this host any more"
             self._end = (
                 1,
-                f"{self._address} does not accept {what}: `jsrl revoke` replaced it, or it belongs to another run. Take the "
-                "key file that the run writes now.",
+                f"{self._address} does not accept {what}: `jsrl stop RUN --host` replaced it, or it belongs to another run. "
+                "Take the key file that the run writes now.",
             )
             return
         self._note_connection()

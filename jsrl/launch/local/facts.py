@@ -10,9 +10,9 @@ import msgspec
 
 from jsrl.launch.hosts.facts import HostFacts
 from jsrl.launch.machine import accelerators
+from jsrl.linux import SHM, boot_id
 from jsrl.runs.limits import free_memory_bytes, machine_memory_bytes, usable_cores, usable_memory_bytes
 
-SHM, BOOT = Path("/dev/shm"), Path("/proc/sys/kernel/random/boot_id")
 LEAST_MEMORY_MB, LEAST_FOLDER_MB = 64, 16  # that a host agent and one worker need
 
 
@@ -21,7 +21,7 @@ def own_facts(name: str, address: str) -> HostFacts:
     shm_mb = shutil.disk_usage(SHM).total >> 20 if SHM.is_dir() else 0
     memory_mb, machine_mb = usable_memory_bytes() >> 20, machine_memory_bytes() >> 20
     facts = HostFacts(name, usable_cores(), memory_mb, address, len(accelerators()), shm_mb)
-    return msgspec.structs.replace(facts, machine=boot_id(), machine_mb=machine_mb)
+    return msgspec.structs.replace(facts, machine=boot_id() or socket.gethostname(), machine_mb=machine_mb)
 
 
 def lacks(folder: Path, memory_mb: int) -> str:
@@ -38,14 +38,6 @@ def lacks(folder: Path, memory_mb: int) -> str:
         if free_mb < LEAST_FOLDER_MB:
             return f"{free_mb} MB free in {path}, and needs at least {LEAST_FOLDER_MB}"
     return ""
-
-
-def boot_id() -> str:
-    """Return an id of this host since its last boot."""
-    try:
-        return BOOT.read_text().strip()
-    except OSError:  # not Linux
-        return socket.gethostname()
 
 
 def address_towards(host: str, port: int) -> str:

@@ -14,8 +14,8 @@ import psutil
 
 from jsrl.launch.launcher import Exit, ResourceUsage
 from jsrl.launch.local.actor_host import HostedActor
-from jsrl.runs.identity import catches
-from jsrl.runs.limits import killed_for_memory, usable_memory_bytes
+from jsrl.linux import catches, killed_for_memory, parent_of
+from jsrl.runs.limits import usable_memory_bytes
 from jsrl.runs.stacks import MAX_STACKS_CHARS
 from jsrl.workers.kinds import CRASHES
 from jsrl.workers.process import stacks_path
@@ -229,18 +229,13 @@ class HostProcesses:
     def _look(self) -> None:
         """Read the parents of processes that are new; those of others change only when the parent ends."""
         known, self._parents, self._children = self._parents, {}, {}
-        for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-            with contextlib.suppress(OSError):  # it has just ended
-                self._parents[pid] = parent = known.get(pid) or parent_of(pid)
+        for pid in psutil.pids():
+            if parent := known.get(pid) or parent_of(pid):
+                self._parents[pid] = parent
                 self._children.setdefault(parent, []).append(pid)
 
 
 PROCESSES = HostProcesses()
-
-
-def parent_of(pid: int) -> int:
-    """Return the process id of a process's parent."""
-    return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
 
 
 def crash_lines(lines: list[str]) -> list[str]:

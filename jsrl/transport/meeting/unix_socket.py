@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jsrl.errors import ConfigError, StreamTimeout
+from jsrl.linux import descriptor_path
 
 _BACKLOG = 1024
 _RETRY_S = 0.01
@@ -20,7 +21,7 @@ def _short_name(path: Path) -> Iterator[str]:
     """Yield a name of `path` that fits a socket address (107 bytes), for folders of any depth."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
+        yield f"{descriptor_path(folder)}/{path.name}"
     finally:
         os.close(folder)
 

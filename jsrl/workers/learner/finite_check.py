@@ -64,7 +64,7 @@ class FiniteCheck:
 
     def __init__(self, updater: OwnUpdate, run: Path, policy: str = "") -> None:
         self._updater, self._folder = updater, run / FAILED_UPDATE / policy
-        self._command = f"python -m jsrl.cli.replay_update {run}" + (f" --policy {policy}" if policy else "")
+        self._command = f"jsrl dev replay-update {run}" + (f" --policy {policy}" if policy else "")
 
     def __call__(
         self, counts: tuple[int, int], before: Any, after: Any, batch: Trajectory, metrics: dict[str, float]

@@ -375,7 +375,7 @@ def test_foreign_replaced_or_readable_keys_are_refused(tmp_path: Path) -> None:
         world.agents += [world.join("x", old), world.join("y", foreign.path)]
         for agent, key in zip(world.agents[1:], (old, foreign.path), strict=True):
             status, text = agent.ends()
-            assert status == 1 and f"does not accept the key {key}: `jsrl revoke` replaced it" in text
+            assert status == 1 and f"does not accept the key {key}: `jsrl stop RUN --host` replaced it" in text
             assert "client.key" not in text
         foreign.path.chmod(0o644)
         world.agents.append(world.join("z", foreign.path))

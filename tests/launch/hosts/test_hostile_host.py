@@ -16,10 +16,10 @@ from jsrl.launch.hosts.messages import WorkerMessages
 from jsrl.launch.local.facts import own_facts
 from jsrl.launch.local.launcher import Local
 from jsrl.launch.run import run
+from jsrl.linux import resident_bytes
 from jsrl.networks.model import NetworkConfig
 from jsrl.runs.control import ControlServer
 from jsrl.runs.door import DROPS_S, MAX_DROPS, MAX_MESSAGE_BYTES
-from jsrl.runs.memory import resident_bytes
 from jsrl.transport.ledger.reconcile import hop_ledger
 from tests.launch.hosts.agents import await_that
 from tests.launch.hosts.hostile import HostileHost, attacks

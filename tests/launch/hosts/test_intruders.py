@@ -38,8 +38,8 @@ from jsrl.launch.local import launcher as local
 from jsrl.launch.local.children import Children
 from jsrl.launch.local.facts import own_facts
 from jsrl.launch.local.launcher import Local
+from jsrl.linux import resident_bytes
 from jsrl.runs.door import MAX_MESSAGE_BYTES
-from jsrl.runs.memory import resident_bytes
 from jsrl.transport.meeting.curve import incoming, outgoing
 from jsrl.transport.meeting.keys import ClientKeys, load_client_keys
 from jsrl.workers.kinds import find_kind

@@ -6,7 +6,7 @@ from pathlib import Path
 
 faulthandler.enable()  # a test that waits in vain ends it with SIGABRT to see its stacks
 here = Path(__file__).resolve().parent
-sys.path[:0] = [str(here), str(here.parents[2] / "experiments")]
+sys.path.insert(0, str(here))
 
 from jsrl.workers.process import no_collections  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""experiments/tune.py with the additional experiments in extra_configs."""
+"""`jsrl tune` with the additional experiments in extra_configs."""
 
 import sys
 

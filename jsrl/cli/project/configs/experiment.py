@@ -2,8 +2,7 @@
 
 from algorithm import AgentConfig
 
-from jsrl.envs.config import EnvConfig
-from jsrl.experiment import EvaluatorConfig, Experiment
+from jsrl import EnvConfig, EvaluatorConfig, Experiment
 
 
 def config() -> Experiment:
