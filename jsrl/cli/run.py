@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.arguments import user_path
+from jsrl.cli.arguments import show_error, user_path
 from jsrl.cli.experiments import load, summaries, take_name, use_working_directory
 from jsrl.cli.hosts import launcher_of
 from jsrl.cli.list import listing
@@ -25,7 +25,6 @@ from jsrl.launch.interrupts import remembered
 from jsrl.linux import SHM
 from jsrl.metrics.wandb_sink import WandbSink, kept_names
 from jsrl.runs.groups import Group, find_group
-from jsrl.runs.texts import printable
 
 
 def usage() -> str:
@@ -90,8 +89,7 @@ def main(arguments: Sequence[str] | None = None, hooks: Sequence[Any] = ()) -> i
     except JsrlError as error:
         if isinstance(error, AgentFault | EnvironmentFault):  # a user's own code: show where
             traceback.print_exception(error.__cause__ or error)
-        print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
-        return 2 if isinstance(error, ConfigError | RecordingError | SpecMismatch) else 1
+        return show_error(error, 2 if isinstance(error, ConfigError | RecordingError | SpecMismatch) else 1)
     except KeyboardInterrupt:
         print("interrupted before the run had begun.", file=sys.stderr)
         return 130
