@@ -21,7 +21,7 @@ from jsrl.cli.needs import check_needs
 from jsrl.errors import AgentFault, ConfigError, EnvironmentFault, JsrlError, RecordingError, SpecMismatch
 from jsrl.experiment import Experiment
 from jsrl.experiment.options import RunOptions, full_help, short_help
-from jsrl.launch.interrupts import remembered
+from jsrl.launch.interrupts import Stopped, remembered
 from jsrl.linux import SHM
 from jsrl.metrics.wandb_sink import WandbSink, kept_names
 from jsrl.runs.groups import Group, find_group
@@ -90,9 +90,9 @@ def main(arguments: Sequence[str] | None = None, hooks: Sequence[Any] = ()) -> i
         if isinstance(error, AgentFault | EnvironmentFault):  # a user's own code: show where
             traceback.print_exception(error.__cause__ or error)
         return show_error(error, 2 if isinstance(error, ConfigError | RecordingError | SpecMismatch) else 1)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as end:
         print("interrupted before the run had begun.", file=sys.stderr)
-        return 130
+        return 0 if isinstance(end, Stopped) else 130
 
 
 def command(args: list[str], hooks: Sequence[Any] = ()) -> int:
