@@ -17,6 +17,7 @@ from jsrl.workers.kinds import own_kinds
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jsrl"
+EXAMPLES = ("configs", "graphs")  # experiments and graphs by name: read and copied, so they use public names (test_public.py)
 SOURCES = sorted(p for p in PACKAGE.rglob("*.py") if "project" not in p.parts)  # copied by `jsrl new`: a user's code
 
 # Package (folder or top-level module of jsrl) -> the other parts of jsrl and external packages that it may import.
@@ -148,8 +149,6 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"msgspec", "numpy", "scipy"},
     ),
-    "configs": ({"agents", "directors", "envs", "experiment", "networks"}, {"gymnasium", "numpy"}),
-    "graphs": ({"graph", "metrics", "transport", "types", "workers"}, {"numpy"}),
     "search": ({"errors", "extras", "file_lock", "launch", "report"}, {"numpy", "optuna"}),
     "chaos": ({"linux", "errors", "launch", "transport", "workers"}, set()),
     "tuning": (
@@ -322,11 +321,11 @@ def violations(path: Path) -> list[str]:
 
 
 def test_every_package_is_in_the_table():
-    assert {room_of(path) for path in SOURCES} <= set(ROOMS)
+    assert {room_of(path) for path in SOURCES} <= {*ROOMS, *EXAMPLES}
 
 
 def test_packages_import_only_what_the_table_allows():
-    wrong = [text for path in SOURCES for text in violations(path)]
+    wrong = [text for path in SOURCES if room_of(path) not in EXAMPLES for text in violations(path)]
     assert not wrong, "\n".join(wrong)
 
 
