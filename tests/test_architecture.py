@@ -17,7 +17,10 @@ from jsrl.workers.kinds import own_kinds
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "jsrl"
-EXAMPLES = ("configs", "graphs")  # experiments and graphs by name: read and copied, so they use public names (test_public.py)
+EXAMPLES = (
+    "configs",
+    "graphs",
+)  # experiments and graphs by name: read and copied, so they use public names (test_public.py)
 SOURCES = sorted(p for p in PACKAGE.rglob("*.py") if "project" not in p.parts)  # copied by `jsrl new`: a user's code
 
 # Package (folder or top-level module of jsrl) -> the other parts of jsrl and external packages that it may import.
@@ -149,7 +152,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"msgspec", "numpy", "scipy"},
     ),
-    "search": ({"errors", "extras", "file_lock", "launch", "report"}, {"numpy", "optuna"}),
+    "search": ({"errors", "extras", "file_lock", "launch", "report", "runs"}, {"numpy", "optuna"}),
     "chaos": ({"linux", "errors", "launch", "transport", "workers"}, set()),
     "tuning": (
         {"counted", "errors", "experiment", "file_lock", "intervals", "launch", "references", "runs", "workers"},
