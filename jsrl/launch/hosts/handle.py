@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from jsrl.launch.hosts.members import RemoteWorker
-from jsrl.launch.hosts.messages import CLOSED_LOST_S, Signal
+from jsrl.launch.hosts.messages import Signal
 from jsrl.launch.hosts.port import HostPort
 from jsrl.launch.launcher import Exit, ResourceUsage
 
@@ -45,9 +45,8 @@ class HostHandle:
 
     @property
     def is_away(self) -> bool:
-        """Return whether its host has closed its connection, or is silent: what it does now reaches nobody."""
-        host = self.remote.host
-        return host.closed_s is not None or time.monotonic() - host.heard_s > CLOSED_LOST_S
+        """Return whether its host has closed its connection, or is silent: what it makes now reaches nobody."""
+        return self.remote.host.is_away(time.monotonic())
 
     @property
     def exit(self) -> Exit | None:
