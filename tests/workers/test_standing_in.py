@@ -68,6 +68,10 @@ def test_many_absent_groups_are_spread_over_the_others_and_a_learner_without_any
         stream.batcher.stand_in(absent)
         stream.fill(1)
     assert wants == [{2: 2, 4: 2}, {2: 1, 4: 3, 5: 3}, {4: 1, 5: 1}]
+    stream = Stream(groups=2, max_lag=None, order="fifo")
+    stream.batcher._ask = lambda batch, each: wants.append(dict(each))
+    stream.batcher.stand_in([0])
+    assert stream.fill() is None and len(wants) == 3  # in any order nobody is waited for
 
 
 class Here:

@@ -162,7 +162,8 @@ class Batcher:
 
         May be called from another thread than `fill`.
         """
-        self._absent = absent
+        if self._plan.order == "by_group":  # else batches wait for no group
+            self._absent = absent
 
     def _divide(self, absent: Collection[int]) -> None:
         """Give the columns of absent groups to the others, evenly, and tell these how many trajectories a batch needs of each.
