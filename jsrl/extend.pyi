@@ -88,6 +88,7 @@ from jsrl.launch.launcher import Need as Need
 from jsrl.launch.launcher import ResourceUsage as ResourceUsage
 from jsrl.launch.launcher import Start as Start
 from jsrl.metrics.catalogue import Metric as Metric
+from jsrl.metrics.metrics import Meter as Meter
 from jsrl.metrics.phases import Activity as Activity
 from jsrl.metrics.sinks import Sink as Sink
 from jsrl.networks.cores import GRU as GRU
@@ -95,6 +96,9 @@ from jsrl.networks.cores import LSTM as LSTM
 from jsrl.networks.orthogonal import orthogonal as orthogonal
 from jsrl.parallel import DataParallel as DataParallel
 from jsrl.parallel import data_parallel as data_parallel
+from jsrl.report.graph import draw_run as draw_run
+from jsrl.runs.control import Command as Command
+from jsrl.snapshots.store import SnapshotStore as SnapshotStore
 from jsrl.transport.base import Entry as Entry
 from jsrl.transport.base import InferenceClient as InferenceClient
 from jsrl.transport.base import InferenceServer as InferenceServer
@@ -107,6 +111,7 @@ from jsrl.transport.base import Reply as Reply
 from jsrl.transport.base import Request as Request
 from jsrl.transport.base import SampleConsumer as SampleConsumer
 from jsrl.transport.base import SampleProducer as SampleProducer
+from jsrl.transport.stream import End as End
 from jsrl.transport.stream import Stream as Stream
 from jsrl.transport.transports import Transport as Transport
 from jsrl.types import ArraySpec as ArraySpec
@@ -118,6 +123,7 @@ from jsrl.types import MultiDiscrete as MultiDiscrete
 from jsrl.types import Seat as Seat
 from jsrl.types import Trajectory as Trajectory
 from jsrl.types import make_trajectory_spec as make_trajectory_spec
+from jsrl.types import make_version as make_version
 from jsrl.types import map_tree as map_tree
 from jsrl.types import version_epoch as version_epoch
 from jsrl.types import version_updates as version_updates
@@ -126,11 +132,22 @@ from jsrl.workers.asking import InferenceRequests as InferenceRequests
 from jsrl.workers.base import Reporter as Reporter
 from jsrl.workers.base import Worker as Worker
 from jsrl.workers.ends import begin_counting as begin_counting
+from jsrl.workers.ends import bind_publisher as bind_publisher
 from jsrl.workers.ends import bind_reader as bind_reader
 from jsrl.workers.ends import subscribe as subscribe
-from jsrl.workers.jobs import Job as Job
+from jsrl.workers.following import SampleWriter as SampleWriter
+from jsrl.workers.jobs import Schemas as Schemas
+from jsrl.workers.jobs import StartPoint as StartPoint
+from jsrl.workers.jobs import WorkerJob as WorkerJob
 from jsrl.workers.kinds import Headline as Headline
 from jsrl.workers.kinds import Kind as Kind
+from jsrl.workers.kinds import LastTask as LastTask
+from jsrl.workers.kinds import Lifecycle as Lifecycle
 from jsrl.workers.kinds import Port as Port
+from jsrl.workers.kinds import Resources as Resources
+from jsrl.workers.kinds import Shown as Shown
+from jsrl.workers.kinds import Travel as Travel
 from jsrl.workers.kinds import make_meter as make_meter
+from jsrl.workers.learner.build import restore_state as restore_state
+from jsrl.workers.players import snapshot_store as snapshot_store
 from jsrl.workers.transform import TrajectoryTransform as TrajectoryTransform

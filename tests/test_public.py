@@ -50,7 +50,7 @@ def blocks(text: str) -> Iterator[str]:
 
 
 def examples() -> Iterator[tuple[str, str]]:
-    """Yield (file, Python code) of everything that users read and copy."""
+    """Yield (file, Python code) of everything that users read and copy, and of the tests' own workers."""
     project = ROOT / "jsrl" / "cli" / "project"
     for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *project.rglob("*.md")):
         yield from ((path.name, block) for block in blocks(path.read_text()))
@@ -59,7 +59,8 @@ def examples() -> Iterator[tuple[str, str]]:
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
         yield from ((path.name, re.sub(r"^%.*$", "", source, flags=re.MULTILINE)) for source in sources)
     folders = ("notebooks", "experiments/configs", "experiments/graphs")
-    for path in (*project.rglob("*.py"), *(file for folder in folders for file in (ROOT / folder).glob("*.py"))):
+    own = ROOT / "tests" / "system" / "world" / "my_workers.py"
+    for path in (own, *project.rglob("*.py"), *(file for folder in folders for file in (ROOT / folder).glob("*.py"))):
         yield path.name, path.read_text()
 
 
@@ -83,6 +84,8 @@ def test_docs_notebooks_examples_and_the_template_import_only_public_names() -> 
         "jsrl.runs",
     }
     given = list(examples())
-    assert {"README.md", "01_write_an_algorithm.ipynb", "algorithm.py", "ppo_pong.py"} <= {name for name, _ in given}
+    assert {"README.md", "my_workers.py", "01_write_an_algorithm.ipynb", "algorithm.py", "ppo_pong.py"} <= {
+        name for name, _ in given
+    }
     wrong = {f"{name}: {module}" for name, code in given for module in private_imports(code)}
     assert sorted(wrong) == []

@@ -220,7 +220,7 @@ class ChaosRun:
         kind = self._kind(worker)
         if self._settings.kinds is not None:
             return (kind_of(worker) if kind is None else kind.name) in self._settings.kinds
-        return kind is None or kind.is_hit
+        return kind is None or kind.lifecycle.loss_ends_run
 
     def _other_learners(self, worker: str) -> dict[str, ObservedWorker]:
         """Return the learners that must survive a fault of this one, if it is a learner."""
@@ -230,15 +230,14 @@ class ChaosRun:
 
     def _is_learner(self, worker: str) -> bool:
         kind = self._kind(worker)
-        return kind is not None and kind.must_finish and any(port.publishes for port in kind.ports)
+        return kind is not None and kind.trains
 
     def _holds_games(self, worker: str) -> bool:
         """Return whether a worker plays episodes, or counts them as a director."""
         kind = self._kind(worker)
         if kind is None:
             return False
-        plays = any(port.does == "writes" and "trajectory" in port.schemas for port in kind.ports)
-        return plays or "games" in kind.receives
+        return kind.plays or "games" in kind.receives
 
     def _kind(self, worker: str) -> Kind | None:
         """Return the kind of a worker of the run; None: it is not known."""

@@ -73,7 +73,8 @@ def _parser() -> Parser:
         "--every-s", type=float, default=5.0, help="mean seconds between a recovery and the next fault (default: 5)"
     )
     parser.add_argument(
-        "--kinds", help="kinds of workers to hit, such as actor,learner (default: all but video recorders)"
+        "--kinds",
+        help="kinds of workers to hit, such as actor,learner (default: all that a run needs)",
     )
     parser.add_argument(
         "--pauses",

@@ -32,8 +32,8 @@ def check(graph: Graph) -> None:
         _check_ports(graph, worker)
     for stream in graph.streams:
         _check_ends(graph, stream)
-        if stream.transport and not find_transport(stream.transport).carries(stream.sort):
-            raise ConfigError(f"the transport {stream.transport} carries no {stream.sort}; give {stream.name} another.")
+        if stream.transport and not find_transport(stream.transport).carries(stream.type):
+            raise ConfigError(f"the transport {stream.transport} carries no {stream.type}; give {stream.name} another.")
     _check_policies(graph)
     _ = graph.stop_order
 
@@ -42,7 +42,7 @@ def _check_values(graph: Graph) -> None:
     """Refuse fields of streams and workers with values that they cannot have."""
     hints = get_type_hints(Stream)
     for stream in graph.streams:
-        for field in ("sort", "schema", "routing"):
+        for field in ("type", "schema", "routing"):
             if (given := getattr(stream, field)) not in get_args(hints[field]):
                 raise ConfigError(f"{field} of {stream.name} is {given!r}; use {' or '.join(get_args(hints[field]))}.")
         if type(stream.blocks) is not int or stream.blocks < 1:
@@ -77,8 +77,10 @@ def _check_ports(graph: Graph, worker: WorkerNode) -> None:
             )
     for link in worker.links:
         stream, port = graph.stream(link.stream), ports[link.port]
-        if stream.sort != port.sort:
-            raise ConfigError(f"{worker.name}.{port.name} is for {port.sort}, but {stream.name} carries {stream.sort}.")
+        if stream.type != port.stream_type:
+            raise ConfigError(
+                f"{worker.name}.{port.name} is for {port.stream_type}, but {stream.name} carries {stream.type}."
+            )
         if port.schemas and stream.schema not in port.schemas:
             raise ConfigError(
                 f"{worker.name}.{port.name} takes {' or '.join(port.schemas)}, but {stream.name} carries {stream.schema}."
@@ -88,7 +90,7 @@ def _check_ports(graph: Graph, worker: WorkerNode) -> None:
     for port in ports.values():
         if not port.optional and not worker.has(port.name):
             raise ConfigError(
-                f"{worker.name}.{port.name} {port.does} {port.sort}, but is connected to no stream; give the port one."
+                f"{worker.name}.{port.name} {port.role} {port.stream_type}, but is connected to no stream; give the port one."
             )
     if kind.check is not None:
         kind.check(worker)
@@ -107,7 +109,7 @@ def _is_by_policy(graph: Graph, worker: WorkerNode, port: Port) -> bool:
 
 def _check_ends(graph: Graph, stream: Stream) -> None:
     sources, sinks = graph.sources(stream.name), graph.sinks(stream.name)
-    if stream.sort == "params":
+    if stream.type == "params":
         if len(sources) != 1:
             raise ConfigError(f"the params {stream.name} are published by {_names(sources)}; exactly one worker must.")
     elif not sources:
@@ -115,13 +117,13 @@ def _check_ends(graph: Graph, stream: Stream) -> None:
             f"no worker writes to the stream {stream.name}, which {_names(sinks)} would wait for; add a worker that does, or "
             "join them to another stream."
         )
-    if not sinks and stream.sort != "params":
-        does = "reads" if stream.sort == "samples" else "answers"
+    if not sinks and stream.type != "params":
+        does = "reads" if stream.type == "samples" else "answers"
         raise ConfigError(
             f"no worker {does} the stream {stream.name}, which {_names(sources)} would wait for; add a worker that does, or "
             "join them to another stream."
         )
-    if stream.sort == "samples" and not stream.feedback:
+    if stream.type == "samples" and not stream.feedback:
         _check_groups(graph, stream, sources, "written", "written by one worker")
         if stream.routing == "by-group":
             hint = "read by one worker (or let the stream have routing='broadcast')"
@@ -137,7 +139,7 @@ def _check_readers(graph: Graph, stream: Stream, sinks: list[tuple[WorkerNode, L
             f"{stream.name} carries {stream.schema}, which go to one reader; only trajectories are broadcast."
         )
     for worker, link in sinks:
-        if not graph.kind(worker.name).loss_ends_run:
+        if not graph.kind(worker.name).lifecycle.loss_ends_run:
             raise ConfigError(
                 f"{worker.name} reads {stream.name}, whose writers would wait forever once its restarts are exhausted; "
                 f"its kind {worker.kind} must have loss_ends_run=True."
@@ -174,9 +176,9 @@ def _check_one_policy(graph: Graph, worker: WorkerNode, *, is_learner: bool) -> 
         _check_each_policy(graph, worker)
         return
     if is_learner:  # it may train on rows that another policy chose
-        streams = [stream for stream in streams if stream.sort != "samples"]
+        streams = [stream for stream in streams if stream.type != "samples"]
     policies = dict.fromkeys(stream.policy for stream in streams)
-    if len(policies) > 1 and any(kind.port(link.port).does in ("writes", "asks", "answers") for link in worker.links):
+    if len(policies) > 1 and any(kind.port(link.port).role in ("writes", "asks", "answers") for link in worker.links):
         parts = ", ".join(f"{stream.name} ({stream.policy})" for stream in streams)
         raise ConfigError(
             f"{worker.name} joins streams of several policies: {parts}; all of one worker must be of the same."

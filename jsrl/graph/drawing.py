@@ -40,10 +40,10 @@ class Box(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """A stream between two boxes: its name, its sort, the reading family, the points of a cubic curve."""
+    """A stream between two boxes: its name, its type, the reading family, the points of a cubic curve."""
 
     stream: str
-    sort: str
+    type: str
     reader: str
     points: tuple[Point, Point, Point, Point]
 
@@ -76,7 +76,7 @@ def draw(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {top:g} {width:g} {bottom - top:g}" width="{width:g}" role="img" '
         f'style="{_STYLE}; width: {width:g}px; max-width: 100%">',
         "<title>workers and streams</title>",
-        *(_marker(sort, color) for sort, color in COLORS.items()),
+        *(_marker(stream_type, color) for stream_type, color in COLORS.items()),
         *(_line(edge) for edge in edges),
         *(_box(box, measured.get(box.workers[0].family)) for box in boxes),
         *_labels(boxes, edges, rates),
@@ -103,10 +103,10 @@ def _boxes(graph: Graph) -> list[Box]:
 
 
 def _pairs(graph: Graph, boxes: list[Box]) -> list[tuple[str, str, int, int]]:
-    """Return (stream, its sort, number of the box at its start, at its end) for every line."""
+    """Return (stream, its type, number of the box at its start, at its end) for every line."""
     home = {worker.name: number for number, box in enumerate(boxes) for worker in box.workers}
     found = dict.fromkeys(
-        (stream.name, stream.sort, home[source.name], home[sink.name])
+        (stream.name, stream.type, home[source.name], home[sink.name])
         for stream in graph.streams
         for source, _ in graph.sources(stream.name)
         for sink, _ in graph.sinks(stream.name)
@@ -135,7 +135,7 @@ def _edges(graph: Graph, boxes: list[Box]) -> list[Edge]:
             ends.setdefault((end, side), []).append((*along, number))
     lowest = max((box.corner[1] + HEIGHT for box in boxes), default=0.0)
     edges, lanes = [], {"top": 0, "bottom": 0}
-    for number, (stream, sort, source, sink) in enumerate(pairs):
+    for number, (stream, stream_type, source, sink) in enumerate(pairs):
         out, into = _sides(boxes[source], boxes[sink])
         points = []
         for end, side in ((source, out), (sink, into)):
@@ -146,7 +146,7 @@ def _edges(graph: Graph, boxes: list[Box]) -> list[Edge]:
             lanes[out] += 1
             lane_y = MARGIN - LANE * lanes[out] if out == "top" else lowest + LANE * lanes[out]
         curve = _curve(points[0], points[1], out, into, lane_y)
-        edges.append(Edge(stream, sort, boxes[sink].workers[0].family, curve))
+        edges.append(Edge(stream, stream_type, boxes[sink].workers[0].family, curve))
     return edges
 
 
@@ -173,9 +173,9 @@ def _curve(begin: Point, end: Point, out: str, into: str, lane_y: float) -> tupl
 # -- as SVG -----------------------------------------------------------------------------------------------------------
 
 
-def _marker(sort: str, color: str) -> str:
+def _marker(stream_type: str, color: str) -> str:
     return (
-        f'<marker id="{sort}" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="6" markerHeight="6" '
+        f'<marker id="{stream_type}" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="6" markerHeight="6" '
         f'orient="auto-start-reverse"><path d="M0 0 8 4 0 8z" fill="{color}"/></marker>'
     )
 
@@ -183,9 +183,9 @@ def _marker(sort: str, color: str) -> str:
 def _line(edge: Edge) -> str:
     (x1, y1), *others = edge.points
     path = f"M{x1:g} {y1:g} C" + " ".join(f"{x:g} {y:g}" for x, y in others)
-    both = f' marker-start="url(#{edge.sort})"' if edge.sort in ("inference", "ranks") else ""
-    color = COLORS[edge.sort]
-    return f'<path d="{path}" fill="none" stroke="{color}" stroke-width="1.8" marker-end="url(#{edge.sort})"{both}/>'
+    both = f' marker-start="url(#{edge.type})"' if edge.type in ("inference", "ranks") else ""
+    color = COLORS[edge.type]
+    return f'<path d="{path}" fill="none" stroke="{color}" stroke-width="1.8" marker-end="url(#{edge.type})"{both}/>'
 
 
 def _box(box: Box, note: Note | None) -> str:
@@ -229,7 +229,7 @@ def _labels(boxes: list[Box], edges: Iterable[Edge], rates: Mapping[tuple[str, s
         taken.append(area)
         parts.append(
             f'<text x="{(area[0] + area[2]) / 2:.1f}" y="{area[3] - 3:.1f}" text-anchor="middle" font-size="{SMALL_PX}" '
-            f'fill="{COLORS[edge.sort]}" stroke="#fff" style="stroke:var(--card,#fff)" stroke-width="3" '
+            f'fill="{COLORS[edge.type]}" stroke="#fff" style="stroke:var(--card,#fff)" stroke-width="3" '
             f'paint-order="stroke">{escape(text)}</text>'
         )
     return parts

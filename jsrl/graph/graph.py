@@ -110,7 +110,7 @@ class Graph:
         lines = []
         for stream in self.streams:
             left, right = ([w.name for w, _ in ends] for ends in (self.sources(stream.name), self.sinks(stream.name)))
-            arrow = "<->" if stream.sort in ("inference", "ranks") else "->"
+            arrow = "<->" if stream.type in ("inference", "ranks") else "->"
             lines.append(
                 f"{stream.name:<{wide}}  {', '.join(left) or 'no worker'} {arrow} {', '.join(right) or 'no worker'}"
             )
@@ -152,11 +152,11 @@ class Graph:
 
     def sources(self, stream: str) -> list[tuple[WorkerNode, Link]]:
         """Return the workers that write to a stream, or are its clients."""
-        return [(worker, link) for worker, port, link in self.ends(stream) if port.does in ("writes", "asks")]
+        return [(worker, link) for worker, port, link in self.ends(stream) if port.role in ("writes", "asks")]
 
     def sinks(self, stream: str) -> list[tuple[WorkerNode, Link]]:
         """Return the workers that read a stream, or serve it."""
-        return [(worker, link) for worker, port, link in self.ends(stream) if port.does in ("reads", "answers")]
+        return [(worker, link) for worker, port, link in self.ends(stream) if port.role in ("reads", "answers")]
 
     def groups(self, link: Link) -> tuple[int, ...]:
         """Return the groups of a link: its own, or all of its stream's."""
@@ -173,8 +173,8 @@ class Graph:
         Raises:
           ConfigError: there are several, or none.
         """
-        streams = [stream.name for stream in self.streams if stream.sort == "params"]
-        relayed = [name for name in streams if any(self.kind(w.name).relays for w, _ in self.sources(name))]
+        streams = [stream.name for stream in self.streams if stream.type == "params"]
+        relayed = [name for name in streams if any(self.kind(w.name).travel.relays for w, _ in self.sources(name))]
         found = relayed or streams
         if len(found) != 1:
             raise ConfigError(f"the params are in {' and '.join(found) or 'no stream'}; name the stream that you mean.")
@@ -196,7 +196,7 @@ class Graph:
         for stream in self.streams:
             sources, sinks = self.sources(stream.name), self.sinks(stream.name)
             for (source, _), (sink, _) in ((a, b) for a in sources for b in sinks if not stream.feedback):
-                pairs.append((source.name, sink.name) if stream.sort == "params" else (sink.name, source.name))
+                pairs.append((source.name, sink.name) if stream.type == "params" else (sink.name, source.name))
         return [worker for level in self._levels(pairs) for worker in level]
 
     def _levels(self, pairs: Iterable[tuple[str, str]]) -> list[list[WorkerNode]]:
@@ -227,16 +227,16 @@ class Graph:
         for stream in self.streams:
             sources, sinks = self.sources(stream.name), self.sinks(stream.name)
             for (source, _), (sink, _) in ((a, b) for a in sources for b in sinks):
-                if stream.sort == "samples" and not stream.feedback:
+                if stream.type == "samples" and not stream.feedback:
                     pairs.append((source.name, sink.name))
                     leads_to[source.name].add(sink.name)
-                elif stream.sort == "inference":
+                elif stream.type == "inference":
                     pairs.append((source.name, sink.name))
                     leads_to[sink.name].add(source.name)
         learned_from = {worker.name: _reachable(worker.name, leads_to) for worker in self.workers}
         for stream in self.streams:
             for (source, _), (sink, _) in (
-                (a, b) for a in self.sources(stream.name) for b in self.sinks(stream.name) if stream.sort == "params"
+                (a, b) for a in self.sources(stream.name) for b in self.sinks(stream.name) if stream.type == "params"
             ):
                 if not learned_from[sink.name] & {source.name, *self._publishers_before(source)}:
                     pairs.append((source.name, sink.name))
@@ -250,7 +250,7 @@ class Graph:
         names = [worker.name]
         while names:
             for link in self.worker(names.pop()).links:
-                if self.stream(link.stream).sort == "params":
+                if self.stream(link.stream).type == "params":
                     new = {source.name for source, _ in self.sources(link.stream)} - found - {worker.name}
                     found |= new
                     names += new
@@ -344,8 +344,8 @@ class Graph:
         """
         found = find_kind(kind)
         name = name or found.name
-        reads = [port.name for port in found.ports if port.sort == "samples" and port.does == "reads"]
-        writes = [port.name for port in found.ports if port.sort == "samples" and port.does == "writes"]
+        reads = [port.name for port in found.ports if port.stream_type == "samples" and port.role == "reads"]
+        writes = [port.name for port in found.ports if port.stream_type == "samples" and port.role == "writes"]
         if len(reads) != 1 or len(writes) != 1:
             raise ConfigError(
                 f"{kind} has {len(reads)} ports that read samples and {len(writes)} that write them; to stand between a "
@@ -436,7 +436,7 @@ def _changed(entry: Entry, changes: dict[str, Any]) -> Entry:
 
 
 def _moved(worker: WorkerNode, link: Link, old: str, new: str) -> Link:
-    reads = find_kind(worker.kind).port(link.port).does == "reads"
+    reads = find_kind(worker.kind).port(link.port).role == "reads"
     return dataclasses.replace(link, stream=new) if link.stream == old and reads else link
 
 
@@ -462,7 +462,7 @@ def _shares(graph: Graph, old: Iterable[WorkerNode], number: int, count: int) ->
     for link in next(iter(old)).links:
         given = [other.link(link.port) for other in old]
         groups = sorted({group for other in given if other is not None for group in other.groups})
-        answers = graph.kind(next(iter(old)).name).port(link.port).does == "answers"  # any server answers any group
+        answers = graph.kind(next(iter(old)).name).port(link.port).role == "answers"  # any server answers any group
         if len(groups) % count and not answers:
             raise ConfigError(
                 f"{counted(len(groups), 'group')} of {link.stream} cannot be divided evenly among {count} workers; use a "

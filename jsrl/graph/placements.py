@@ -191,12 +191,12 @@ def check_groups(graph: Graph, experiment: Experiment) -> None:
     stepped = {
         group
         for stream in graph.streams
-        if stream.sort == "samples" and stream.schema == "trajectory"
+        if stream.type == "samples" and stream.schema == "trajectory"
         for worker, link in graph.sources(stream.name)
         if not graph.kind(worker.name).reads_samples
         for group in graph.groups(link)
     }
-    if missing := sorted(wanted - stepped):
+    if stepped and (missing := sorted(wanted - stepped)):  # none: a worker of the user's own steps the environments
         raise ConfigError(
             f"no actor steps the groups {missing} of the experiment's {len(wanted)}; give them to an actor."
         )

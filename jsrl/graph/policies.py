@@ -58,8 +58,7 @@ class PolicyPart:
 
 def learners_of(graph: Graph) -> list[WorkerNode]:
     """Return the workers that train policies."""
-    kinds = {worker.name: find_kind(worker.kind) for worker in graph.workers}
-    return [w for w in graph.workers if kinds[w.name].must_finish and any(p.publishes for p in kinds[w.name].ports)]
+    return [worker for worker in graph.workers if find_kind(worker.kind).trains]
 
 
 def policy_of(graph: Graph, worker: WorkerNode) -> str:
@@ -67,7 +66,7 @@ def policy_of(graph: Graph, worker: WorkerNode) -> str:
     kind, found = find_kind(worker.kind), dict[str, str]()
     for link in worker.links:
         port = kind.port(link.port)
-        end = f"{port.does} {port.sort}"
+        end = f"{port.role} {port.stream_type}"
         if not (port.by_policy and end in _ACTS and found.keys() & _ACTS):
             found.setdefault(end, graph.stream(link.stream).policy)
     for end in (*_FIRST, *found):
@@ -88,7 +87,7 @@ def groups_trained_on(graph: Graph, learner: WorkerNode) -> tuple[int, ...]:
     kind, groups = find_kind(learner.kind), set[int]()
     for link in learner.links:
         stream = graph.stream(link.stream)
-        if stream.sort != "samples" or stream.feedback or kind.port(link.port).does != "reads":
+        if stream.type != "samples" or stream.feedback or kind.port(link.port).role != "reads":
             continue
         if stream.schema == "trajectory":
             groups |= set(graph.groups(link))
@@ -200,7 +199,7 @@ def with_policy(graph: Graph, name: str, groups: Iterable[int], settings: dict[s
         raise ConfigError(
             "with_policy divides a graph of one policy; give the policies of this one by add() and replace()."
         )
-    if any(stream.sort == "ranks" for stream in graph.streams):
+    if any(stream.type == "ranks" for stream in graph.streams):
         raise ConfigError(
             "with_policy divides learners of one rank; begin with learner.num_ranks 1, and give each learner its ranks "
             "afterwards: jsrl.graph.placements.with_ranks."
@@ -231,7 +230,7 @@ def with_policy(graph: Graph, name: str, groups: Iterable[int], settings: dict[s
 
 
 def _is_of_envs(stream: Stream) -> bool:
-    return stream.sort == "inference" or (stream.sort == "samples" and stream.schema == "trajectory")
+    return stream.type == "inference" or (stream.type == "samples" and stream.schema == "trajectory")
 
 
 def _divided(graph: Graph, worker: WorkerNode, policy: str, moved: set[int]) -> list[WorkerNode]:
@@ -258,7 +257,7 @@ def _divided(graph: Graph, worker: WorkerNode, policy: str, moved: set[int]) -> 
 def _steps(graph: Graph, worker: WorkerNode, link: Link) -> bool:
     """Return whether a worker writes its own rows to a stream, that is, steps environments."""
     kind, stream = find_kind(worker.kind), graph.stream(link.stream)
-    writes = kind.port(link.port).does == "writes" and stream.sort == "samples" and stream.schema == "trajectory"
+    writes = kind.port(link.port).role == "writes" and stream.type == "samples" and stream.schema == "trajectory"
     return writes and not kind.reads_samples
 
 
@@ -273,7 +272,7 @@ def _totals(graph: Graph, experiment: Experiment, learner: WorkerNode, groups: t
     actors = {
         worker.name
         for stream in graph.streams
-        if stream.sort == "samples" and stream.schema == "trajectory"
+        if stream.type == "samples" and stream.schema == "trajectory"
         for worker, link in graph.sources(stream.name)
         if not find_kind(worker.kind).reads_samples and set(graph.groups(link)) & set(groups)
     }

@@ -1,6 +1,6 @@
 """Learners of several ranks: processes, on one host or several, that make each update together.
 
-Rank 0 is the learner. A stream of sort `ranks` connects it to the others; the ranks use it to agree before each update.
+Rank 0 is the learner. A stream of type `ranks` connects it to the others; the ranks use it to agree before each update.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Literal
 
 from jsrl.graph.graph import Graph, WorkerNode
 
-RANKS: Literal["ranks"] = "ranks"  # the port, the sort of the stream, and its name
+RANKS: Literal["ranks"] = "ranks"  # the port, the type of the stream, and its name
 
 
 def ranks_of(graph: Graph, worker: WorkerNode) -> list[WorkerNode]:

@@ -14,16 +14,25 @@ from typing import Any
 
 import numpy as np
 
-from jsrl.graph.graph import Graph, node
-from jsrl.metrics.catalogue import Metric
-from jsrl.metrics.phases import Activity
-from jsrl.transport.base import Entry, Lease, Request
-from jsrl.transport.stream import Stream
-from jsrl.types import Trajectory, map_tree, version_updates
-from jsrl.workers.asking import InferenceRequests
-from jsrl.workers.ends import subscribe
-from jsrl.workers.kinds import Kind, Port
-from jsrl.workers.transform import ACTIVITIES, PORTS, TrajectoryTransform
+from jsrl.extend import (
+    Activity,
+    Entry,
+    Graph,
+    InferenceRequests,
+    Kind,
+    Lease,
+    Metric,
+    Port,
+    Request,
+    Shown,
+    Stream,
+    Trajectory,
+    TrajectoryTransform,
+    map_tree,
+    node,
+    subscribe,
+    version_updates,
+)
 
 OWN_KEYS = 1 << 31  # keys of its requests differ from the actors' of the same group and step
 
@@ -81,17 +90,19 @@ RELABEL = Kind(
     "relabel",
     "relabelers",
     "jsrl.graphs.relabel:Relabel",
-    ports=(*PORTS, Port("inference", "inference", "asks"), Port("params", "params", "reads")),
-    activities=(
-        *ACTIVITIES,
-        Activity("wait_answers", "wait", "share of time waiting for the inference server", "depends", "actions"),
+    ports=(*TrajectoryTransform.ports, Port("inference", "inference", "asks"), Port("params", "params", "reads")),
+    loads_jax=False,
+    shown=Shown(
+        activities=(
+            *TrajectoryTransform.activities,
+            Activity("wait_answers", "wait", "share of time waiting for the inference server", "depends", "actions"),
+        ),
+        metrics=(
+            Metric("bonus_mean", "bonus of a row", "reward", "falls with the weight"),
+            Metric("weight", "weight of the entropy in the reward", "-", "falls to 0"),
+            Metric("trajectories_per_s", "trajectories passed on", "1/s", "level"),
+        ),
     ),
-    metrics=(
-        Metric("bonus_mean", "bonus of a row", "reward", "falls with the weight"),
-        Metric("weight", "weight of the entropy in the reward", "-", "falls to 0"),
-        Metric("trajectories_per_s", "trajectories passed on", "1/s", "level"),
-    ),
-    loads_jax=lambda worker: False,
 )
 
 

@@ -35,7 +35,7 @@ from jsrl.transport.ledger.hops import close_hops
 from jsrl.transport.memory.segment import make_folder
 from jsrl.types import version_updates
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import Kind, objection
+from jsrl.workers.kinds import Kind, objection, value_of
 
 POLL_S = 0.05
 CHECK_S = 0.001  # between two checks of all workers, per worker
@@ -184,11 +184,11 @@ class Controller:
         if self._plan.experiment.is_deterministic:
             return
         away = [w.job for w in self._workers.values() if self._kind(w).plays and w.is_absent]
-        samples = [end for job in away for _, end in job.ends if end.stream.sort == "samples"]
+        samples = [end for job in away for _, end in job.ends if end.stream.type == "samples"]
         absent = sorted({group for end in samples for group in end.groups})
         for worker in self._workers.values():
             told = (worker.job.incarnation, absent)
-            if self._kind(worker).device == "learns" and worker.is_reachable:
+            if self._kind(worker).resources.device == "learns" and worker.is_reachable:
                 if self._absent.get(worker.name, (worker.job.incarnation, [])) != told:
                     self._send_command(worker.name, "absent", groups=absent)
                 self._absent[worker.name] = told
@@ -330,21 +330,21 @@ class Controller:
         noticed = f"{worker.name} {reason}" + (f"\n\n{crash.trace}" if crash else "")
         report = self._watchdog.write(worker.name, noticed, seen)
         kind, ended = self._kind(worker), worker.handle.exit
-        may_live = running and kind.may_restart(
-            worker.job, ended.status if ended else None, crash.error if crash else None
+        may_live = running and value_of(
+            kind.lifecycle.may_restart, worker.job, ended.status if ended else None, crash.error if crash else None
         )
         is_free = ended is not None and ended.with_host
         if may_live and self._replace(worker, f"{reason.splitlines()[0]} ({report})", is_free=is_free):
             return
         if crash is None:
-            what += kind.death_hint(worker.job, ended.status if ended else None) + last_seen(worker)
+            what += value_of(kind.shown.death_hint, worker.job, ended.status if ended else None) + last_seen(worker)
         notice, spent = (
             death_notice(worker, what, crash),
             self._supervision.used_up(self._ranks(worker)[0].job),
         )
         notice = "\n".join([notice, f"({report})", *([f"({spent})"] if spent else [])])
         may_miss = not running and worker.name in self._finals and self._supervision.budget(worker.job).limit
-        if may_miss or not kind.loss_ends_run:
+        if may_miss or not kind.lifecycle.loss_ends_run:
             worker.replaced = True  # no replacement: nothing waits for it
             self._session.lose(worker.name, loss_notice(worker.name, notice, crash))
             return
@@ -426,14 +426,14 @@ class Controller:
         """
         ranks = self._ranks(self._workers[restart.job.name])
         away = [rank for rank in ranks if rank.replaced and rank.handle.host and rank.alive]
-        return any(self._kind(rank).saves and self._kind(rank).keeps_files(rank.job) for rank in away)
+        return any(self._kind(rank).lifecycle.saves and self._keeps_files(rank) for rank in away)
 
     def _save_learners(self) -> None:
         """Let working learners write their snapshots, so that the run can be continued from here."""
         saving = [
             worker
             for worker in self._workers.values()
-            if self._kind(worker).must_finish and worker.is_reachable and worker.alive
+            if self._kind(worker).lifecycle.must_finish and worker.is_reachable and worker.alive
         ]
         for worker in saving:
             self._send_command(worker.name, "stop")
@@ -479,11 +479,14 @@ class Controller:
         reason, e = self._session.reason or "", self._plan.experiment
         if reason == "interrupted":
             return {}
-        finals = {worker.name: self._kind(worker).final(e, reason) for worker in self._workers.values()}
+        finals = {name: value_of(kind.lifecycle.last_task.facts, e, reason) for name, kind in self._plan.kinds.items()}
         return {name: facts for name, facts in finals.items() if facts is not None and name not in self._session.finals}
 
     def _kind(self, worker: SupervisedWorker) -> Kind:
         return self._plan.kinds[worker.name]
+
+    def _keeps_files(self, worker: SupervisedWorker) -> tuple[str, ...]:
+        return tuple(value_of(self._kind(worker).travel.keeps_files, worker.job))
 
     def _send_command(self, worker: str, command: str, **facts: Any) -> None:
         self._control.send_command(worker, self._workers[worker].job.incarnation, command, facts)
@@ -539,12 +542,12 @@ class Controller:
 
     def _sends_files(self, worker: SupervisedWorker) -> bool:
         """Return whether a worker's files come from another host, which reports its end once they have all arrived."""
-        return bool(worker.handle.host and self._kind(worker).keeps_files(worker.job))
+        return bool(worker.handle.host and self._keeps_files(worker))
 
     def _files_of(self, worker: SupervisedWorker) -> set[tuple[str, int]]:
         """Return path and bytes of the files that a worker keeps in the run folder, also of one that is arriving."""
         found: set[tuple[str, int]] = set()
-        for folder in self._kind(worker).keeps_files(worker.job):
+        for folder in self._keeps_files(worker):
             for place, _, names in os.walk(self._folder / folder):
                 for path in (os.path.join(place, name) for name in names):
                     with contextlib.suppress(FileNotFoundError):  # it has just arrived completely, or was removed
@@ -556,7 +559,7 @@ class Controller:
         limit_s, host = self._deadlines.snapshot_s, worker.handle.host
         why = f"no part of them came for {limit_s:g} s (deadlines.snapshot_s)" if worker.alive else worker.ending
         what = f"left, but its last files did not all arrive from host {host}: {why}"
-        if not self._kind(worker).must_finish:
+        if not self._kind(worker).lifecycle.must_finish:
             return what
         versions = [int(path.parent.name) for path in worker.job.snapshots.glob(f"state/[0-9]*/{MANIFEST}")]
         if not versions:
@@ -565,14 +568,14 @@ class Controller:
 
     def _leave_s(self, worker: SupervisedWorker) -> float:
         limits = self._deadlines
-        if self._kind(worker).saves:
+        if self._kind(worker).lifecycle.saves:
             return limits.snapshot_s
         return limits.leave_s / 10 if self._session.reason == "interrupted" else limits.leave_s
 
     def _left_late(self, worker: SupervisedWorker, what: str) -> None:
         """Report a worker that did not leave cleanly, and why; the run fails if the worker is essential."""
         late = worker.alive
-        if self._kind(worker).must_finish and not self._interrupted:
+        if self._kind(worker).lifecycle.must_finish and not self._interrupted:
             self._died(worker, what)  # without its last snapshot the run is incomplete
         if late and not self._interrupted:
             what += f" ({self._watchdog.write(worker.name, what, self._watchdog.look(worker))})"
@@ -587,24 +590,27 @@ class Controller:
 
     def _begin_final(self, name: str, facts: dict[str, Any]) -> None:
         """Tell a worker to start its last task, once it receives commands: it may just be restarting."""
-        self._session.stage(name, f"{self._plan.kinds[name].final_name} is about to begin")
+        self._session.stage(name, f"{self._plan.kinds[name].lifecycle.last_task.name} is about to begin")
         self._wait_with(name, lambda worker: worker.is_reachable)
         if self._workers[name].is_reachable:
             self._send_command(name, "final", updates=self._session.last_updates, **facts)
 
     def _await_final(self, name: str) -> None:
-        kind = self._plan.kinds[name]
-        self._session.stage(name, kind.final_name)
+        task = self._plan.kinds[name].lifecycle.last_task
+        self._session.stage(name, task.name)
         self._wait_with(name, lambda _: name in self._session.finals)
         if not (name in self._session.finals or self._workers[name].replaced):
-            limit_s = getattr(self._deadlines, kind.final_deadline)
-            waited = f"within {limit_s:g} s (deadlines.{kind.final_deadline}){kind.final_hint}"
+            limit_s = getattr(self._deadlines, task.deadline)
+            waited = f"within {limit_s:g} s (deadlines.{task.deadline}){task.hint}"
             why = "because it was interrupted" if self._interrupted else waited
-            self._session.display.message(f"{name}: its {kind.final_name} was not finished {why}", "warning")
+            self._session.display.message(f"{name}: its {task.name} was not finished {why}", "warning")
 
     def _wait_with(self, name: str, reached: Callable[[SupervisedWorker], bool]) -> None:
         """Wait until a worker has reached a state; see `_died` if it dies meanwhile."""
-        limit_s, begun_s = getattr(self._deadlines, self._plan.kinds[name].final_deadline), time.monotonic()
+        limit_s, begun_s = (
+            getattr(self._deadlines, self._plan.kinds[name].lifecycle.last_task.deadline),
+            time.monotonic(),
+        )
         while not (reached(self._workers[name]) or self._interrupted or self._pauses.since(begun_s) > limit_s):
             if name in self._session.finals:
                 return

@@ -14,7 +14,7 @@ from jsrl.launch.compilation import cache_variables
 from jsrl.launch.machine import THREADS, accelerators
 from jsrl.launch.plan import Plan
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import find_kind
+from jsrl.workers.kinds import find_kind, value_of
 
 GPU_BITS = "--xla_gpu_deterministic_ops"
 
@@ -31,24 +31,24 @@ def process_environment(plan: Plan, job: Job, gpus: list[str], here: Collection[
     """
     e = plan.experiment
     kind = find_kind(job.kind)
-    threads = kind.threads(e)
+    threads = value_of(kind.resources.threads, e)
     variables = cache_variables()
     if threads is not None:
         variables |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
     there = [worker for worker in plan.graph.workers if here is None or worker.name in here]
     devices = devices_of(there, e.inference.device, gpus)
     own = devices.get(job.name, [])
-    if kind.device == "learns" and e.learner.num_ranks > 1:  # a rank uses all that are visible
+    if kind.resources.device == "learns" and e.learner.num_ranks > 1:  # a rank uses all that are visible
         own = own[: e.learner_devices]
     if not own:
         variables |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
         threads = e.learner.threads if e.deterministic else threads  # all placements give the same bits
-        return variables | cpu_flags(threads, e.learner_devices if kind.device == "learns" else None)
+        return variables | cpu_flags(threads, e.learner_devices if kind.resources.device == "learns" else None)
     variables |= {"CUDA_VISIBLE_DEVICES": ",".join(own)} | gpu_flags(e)
-    serving = {w.name: gpu for w in there if find_kind(w.kind).device == "serves" for gpu in devices[w.name]}
-    if kind.device == "serves" and not any(find_kind(w.kind).device == "learns" for w in there):
+    serving = {w.name: gpu for w in there if find_kind(w.kind).resources.device == "serves" for gpu in devices[w.name]}
+    if kind.resources.device == "serves" and not any(find_kind(w.kind).resources.device == "learns" for w in there):
         variables["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # others of a lost host may move to this one
-    elif kind.device == "serves":
+    elif kind.resources.device == "serves":
         share = (0.9 - e.learner.memory_share) / len(serving)
         variables["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{max(share, 0.05):.2f}"
     elif set(own) & set(serving.values()):
@@ -78,8 +78,8 @@ def devices_of(workers: Iterable[WorkerNode], device: str, gpus: list[str]) -> d
       ConfigError: a requested one does not exist.
     """
     workers = list(workers)
-    servers = {w.name: w.own_device for w in workers if find_kind(w.kind).device == "serves"}
-    learners = [w for w in workers if find_kind(w.kind).device == "learns"]
+    servers = {w.name: w.own_device for w in workers if find_kind(w.kind).resources.device == "serves"}
+    learners = [w for w in workers if find_kind(w.kind).resources.device == "learns"]
     serving = {name: _server_gpus(device, gpus, own) for name, own in servers.items()}
     if not learners and device == "auto" and gpus:
         return {name: [gpus[number % len(gpus)]] for number, name in enumerate(servers)}

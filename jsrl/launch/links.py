@@ -45,7 +45,7 @@ def bind_addresses(
                     address = own_address(stream.transport, f"{memory_folder}/{name}")
                 elif not stays_here(graph, stream, hosts):
                     address = tcp(hosts.address(worker.name))
-                elif stream.sort == "ranks":
+                elif stream.type == "ranks":
                     address = f"ipc://{check_ipc_path(str(memory_folder / name))}"
                 elif experiment.uses_zeromq and not _stays(graph, stream):
                     address = over_zmq(name)
@@ -68,7 +68,7 @@ def tcp(host: str, port: int = 0) -> str:
 def _stays(graph: Graph, stream: Stream) -> bool:
     """Return whether a stream never leaves the host: the params that only relays read."""
     sinks = graph.sinks(stream.name)
-    return stream.sort == "params" and bool(sinks) and all(graph.kind(worker.name).relays for worker, _ in sinks)
+    return stream.type == "params" and bool(sinks) and all(graph.kind(worker.name).travel.relays for worker, _ in sinks)
 
 
 def ends_of(
@@ -84,14 +84,14 @@ def ends_of(
         if port.by_policy and stream.policy != policy:
             continue
         mine = graph.groups(link)
-        others = graph.sinks(stream.name) if port.does in ("writes", "asks") else graph.sources(stream.name)
+        others = graph.sinks(stream.name) if port.role in ("writes", "asks") else graph.sources(stream.name)
         peers = [
             Peer(other.name, _common(mine, graph.groups(theirs)), hop_of(graph, stream, other))
             for other, theirs in others
         ]
-        if stream.sort == "inference" and port.does == "asks":
+        if stream.type == "inference" and port.role == "asks":
             peers = _own_first(peers)
-        elif stream.sort == "samples":
+        elif stream.type == "samples":
             peers = [peer for peer in peers if peer.groups]
         address = addresses.get((stream.name, worker.name), "")
         found.append((link.port, End(stream, mine, address, tuple(peers), hop_of(graph, stream, worker))))
@@ -100,16 +100,16 @@ def ends_of(
 
 def hop_of(graph: Graph, stream: Stream, reader: WorkerNode) -> str:
     """Return the name under which a worker's input trajectories are counted: the first learner's is SAMPLES."""
-    if stream.sort != "samples" or stream.feedback:
+    if stream.type != "samples" or stream.feedback:
         return ""
-    first = next((worker.name for worker in graph.workers if graph.kind(worker.name).must_finish), "")
+    first = next((worker.name for worker in graph.workers if graph.kind(worker.name).lifecycle.must_finish), "")
     return SAMPLES if reader.name == first else name_at(stream.name, reader.name)
 
 
 def learner_hop(graph: Graph, learner: str) -> str:
     """Return the name under which a learner's input trajectories are counted."""
     worker = graph.worker(learner)
-    reads = [graph.stream(link.stream) for link in worker.links if graph.kind(learner).port(link.port).does == "reads"]
+    reads = [graph.stream(link.stream) for link in worker.links if graph.kind(learner).port(link.port).role == "reads"]
     first = learners_of(graph)[0].name == learner
     recorded = recorded_hop("" if first else policy_of(graph, worker))
     return next((hop_of(graph, stream, worker) for stream in reads), recorded)

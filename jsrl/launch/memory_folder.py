@@ -56,7 +56,7 @@ def check_memory(plan: Plan) -> None:
     sizes = Counter[str]()
     for job in plan.jobs:
         kind = find_kind(job.kind)
-        on_gpu = has_gpus and kind.device == "learns"
+        on_gpu = has_gpus and kind.resources.device == "learns"
         sizes[kind.name] += JAX_PROCESS_MB if on_gpu else memory_mb(plan, job)
     runs = runs_at_once()
     needed_mb, most_mb = sizes.total(), (usable_memory_bytes() >> 20) // runs

@@ -32,7 +32,7 @@ from jsrl.recordings.video import require_video
 from jsrl.types import EnvSpec, GameSpec, leaves, spec_for_one
 from jsrl.workers.director.sides import Sides, sides_of
 from jsrl.workers.jobs import Job, Schemas, StartPoint
-from jsrl.workers.kinds import Kind, find_kind
+from jsrl.workers.kinds import Kind, find_kind, value_of
 
 # Measured on CPU, without environments. For forked actors: the private memory of each.
 JAX_PROCESS_MB, ACTOR_MB, HOSTED_ACTOR_MB = 300, 45, 10
@@ -85,7 +85,8 @@ class Plan:
     @property
     def forked(self) -> frozenset[str]:
         """Return the workers that one process forks: actors, if there are many and they load no jax."""
-        forks = [job.name for job in self.jobs if find_kind(job.kind).forks and not find_kind(job.kind).loads_jax(job)]
+        kinds = ((job, find_kind(job.kind)) for job in self.jobs)
+        forks = [job.name for job, kind in kinds if kind.resources.forks and not value_of(kind.loads_jax, job)]
         return frozenset(forks if len(forks) >= HOST_ACTORS else ())
 
     @property
@@ -109,7 +110,7 @@ class Plan:
         block = {name: sum(leaf.size_bytes for leaf in leaves(s.trajectory)) for name, s in self.schemas_of.items()}
         streams = [stream for stream in self.graph.streams if stream.schema == "trajectory"]
         readers = {s.name: len(self.graph.sinks(s.name)) if s.routing == "broadcast" else 1 for s in streams}
-        samples = [stream for stream in streams if stream.sort == "samples"]
+        samples = [stream for stream in streams if stream.type == "samples"]
         return sum(block[s.policy] * len(s.groups) * s.blocks * readers[s.name] for s in samples)
 
 
@@ -193,7 +194,7 @@ def _with_jobs(plan: Plan, seats: Mapping[str, dict[str, int]], sides: Sides | N
             keeps_initial=keeps_initial,
             sides=sides,
         )
-        if find_kind(worker.kind).loads_jax(job):
+        if value_of(find_kind(worker.kind).loads_jax, job):
             return job
         return dataclasses.replace(job, experiment=dataclasses.replace(policy.experiment, agent=None))
 
@@ -258,7 +259,7 @@ def _check_same_rows(graph: Graph, schemas: Mapping[str, Schemas]) -> None:
       ConfigError: names both policies.
     """
     for stream in graph.streams:
-        for worker, _ in graph.sinks(stream.name) if stream.sort == "samples" else ():
+        for worker, _ in graph.sinks(stream.name) if stream.type == "samples" else ():
             own = policy_of(graph, worker)
             if own != stream.policy and leaves(schemas[own].trajectory) != leaves(schemas[stream.policy].trajectory):
                 trains = worker in learners_of(graph)
@@ -294,13 +295,13 @@ def memory_mb(plan: Plan, job: Job) -> int:
     Workers of a serial run share one process, which is counted with the learner.
     """
     kind = find_kind(job.kind)
-    found = kind.keeps(job)
+    found = value_of(kind.resources.memory_bytes, job)
     if plan.experiment.uses_zeromq:  # each end has its own
         block = sum(leaf.size_bytes for leaf in leaves(plan.schemas.trajectory))
-        ends = [end for _, end in job.ends if end.stream.sort == "samples" and end.stream.schema == "trajectory"]
+        ends = [end for _, end in job.ends if end.stream.type == "samples" and end.stream.schema == "trajectory"]
         found += block * sum(len(end.groups) * end.stream.blocks for end in ends)
-    if job.in_process and not kind.must_finish:
+    if job.in_process and not kind.lifecycle.must_finish:
         return found // 2**20
-    if kind.loads_jax(job):
+    if value_of(kind.loads_jax, job):
         return JAX_PROCESS_MB + (found + 2 * plan.schemas.state_bytes) // 2**20
     return (HOSTED_ACTOR_MB if job.name in plan.forked else ACTOR_MB) + found // 2**20

@@ -114,15 +114,15 @@ def _stream(plan: Plan, stream: Stream) -> str:
     """Return a stream as a line: its workers, its content, and its transport."""
     graph, schemas, e = plan.graph, plan.schemas_of[stream.policy], plan.policies[stream.policy].experiment
     left, right = _families(graph.sources(stream.name)), _families(graph.sinks(stream.name))
-    arrow = "<->" if stream.sort in ("inference", "ranks") else "->"
+    arrow = "<->" if stream.type in ("inference", "ranks") else "->"
     own = _transport(e) if stays_here(graph, stream, plan.hosts) else BETWEEN_HOSTS
     transport = stream.transport or own
-    if stream.sort == "inference":
+    if stream.type == "inference":
         row = sum(leaf.size_bytes for leaf in leaves(schemas.act.observation))
         what = f"{transport}: {row} B per observation, groups of {e.group_size}"
-    elif stream.sort == "params":
+    elif stream.type == "params":
         what = "latest wins"
-    elif stream.sort == "ranks":
+    elif stream.type == "ranks":
         what = f"agree on each update, with {e.batch_columns // e.learner.num_ranks} of {e.batch_columns} columns each"
     elif stream.schema == "trajectory":
         block = sum(leaf.size_bytes for leaf in leaves(schemas.trajectory))

@@ -20,7 +20,7 @@ from jsrl.launch.supervised import loss_notice
 from jsrl.launch.watchdog import Watchdog
 from jsrl.runs.control import Command, Crash, Event, Report
 from jsrl.workers.base import report_of, step_of
-from jsrl.workers.kinds import build_worker
+from jsrl.workers.kinds import build_worker, value_of
 
 LONG_STAGES = ("making", "compiling")  # states, environments; updates, act
 CLOSE = methodcaller("close")
@@ -58,7 +58,7 @@ class SerialRun:
     def __init__(self, plan: Plan, session: Session) -> None:
         self._plan, self._session = plan, session
         self._workers: dict[str, Any] = {}
-        self._learners = [name for name, kind in plan.kinds.items() if kind.must_finish]
+        self._learners = [name for name, kind in plan.kinds.items() if kind.lifecycle.must_finish]
         self._display = UpdateDisplay(session)
         session.send_command, session.interrupt = self._send_command, self._interrupt
         self._reports: list[str] = []
@@ -111,11 +111,11 @@ class SerialRun:
     def _set_up(self) -> None:
         kinds = self._plan.kinds
         for job in self._plan.jobs:
-            display = self._display if kinds[job.name].must_finish else None
+            display = self._display if kinds[job.name].lifecycle.must_finish else None
             self._workers[job.name] = build_worker(job, SerialReporter(job.name, self._session, display))
         flow = [worker.name for worker in self._plan.graph.flow]
-        self._each_turn = [name for name in flow if not kinds[name].when_due]
-        self._when_due = [name for name in flow if kinds[name].when_due]
+        self._when_due = [name for name in flow if _works_when_due(self._workers[name])]
+        self._each_turn = [name for name in flow if name not in self._when_due]
         for node in self._plan.graph.start_order:
             self._guarded(node.name, self._set_up_one)
         for worker in self._workers.values():
@@ -130,7 +130,7 @@ class SerialRun:
         worker, kind = self._workers.get(name), self._plan.kinds[name]
         if worker is None:
             return None
-        if kind.loss_ends_run:
+        if kind.lifecycle.loss_ends_run:
             return call(worker)
         try:
             return call(worker)
@@ -221,7 +221,7 @@ class SerialRun:
         """Tell workers with a last task to start it; return their names."""
         begun, reason = set(), self._session.reason or ""
         for name in list(self._workers):
-            facts = self._plan.kinds[name].final(self._session.experiment, reason)
+            facts = value_of(self._plan.kinds[name].lifecycle.last_task.facts, self._session.experiment, reason)
             if facts is not None and reason != "interrupted":
                 self._guarded(name, functools.partial(_begin_final, facts))
                 begun.add(name)
@@ -232,13 +232,13 @@ class SerialRun:
             worker.step()
             self._session.tick(writes=False)
         if self._interrupted and worker.name not in self._session.finals:
-            what = f"its {self._plan.kinds[worker.name].final_name} was not finished because it was interrupted"
+            what = f"its {self._plan.kinds[worker.name].lifecycle.last_task.name} was not finished because it was interrupted"
             self._session.display.message(f"{worker.name}: {what}", "warning")
 
     def _abandon(self) -> None:
         """Close environments, files and displays after an error; a second error must not hide the first."""
         for worker in self._workers.values():
-            if not self._plan.kinds[worker.name].when_due and worker.name not in self._learners:
+            if not _works_when_due(worker) and worker.name not in self._learners:
                 try:
                     worker.close()
                 except Exception as error:
@@ -246,5 +246,10 @@ class SerialRun:
         self._session.close()
 
 
+def _works_when_due(worker: Any) -> bool:
+    """Return whether a worker works after updates, until it is no longer `due`."""
+    return hasattr(type(worker), "due")  # not of the worker: its property may need the setup
+
+
 def _begin_final(facts: dict[str, Any], worker: Any) -> None:
-    worker.begin_final(**facts)
+    worker.command(Command("final", facts))

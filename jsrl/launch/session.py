@@ -180,7 +180,7 @@ class Session:
 
     def _trains(self, worker: str) -> bool:
         """Return whether a worker's facts count the training; those of a user's worker may have the same names."""
-        return worker not in self._kinds or self._kinds[worker].must_finish
+        return worker not in self._kinds or self._kinds[worker].lifecycle.must_finish
 
     def facts(self, worker: str, facts: dict[str, Any]) -> None:
         """Take a learner's counters from a report or its last message."""

@@ -75,8 +75,8 @@ class Stages:
 
 def row_of(kind: Kind) -> WorkerRow:
     """Return the live display's row for a kind of worker."""
-    prefix, headline = kind.prefix, kind.headline
-    shown = [a for a in of_main_thread(kind.activities) if a.phase == "wait" or a.name in headline.others]
+    prefix, headline = kind.prefix, kind.shown.headline
+    shown = [a for a in of_main_thread(kind.shown.activities) if a.phase == "wait" or a.name in headline.others]
     return WorkerRow(
         rate=f"{prefix}/{headline.rate}" if headline.rate else "",
         unit=headline.unit,

@@ -17,7 +17,7 @@ from jsrl.transport.ledger.hops import ledger_path
 from jsrl.transport.ledger.page import read_page
 from jsrl.types import version_updates
 from jsrl.workers.jobs import Job, StartPoint
-from jsrl.workers.kinds import Kind, find_kind
+from jsrl.workers.kinds import Kind, find_kind, value_of
 
 
 class Budget(RateLimit):
@@ -53,7 +53,7 @@ class Budget(RateLimit):
 def restarts(e: Experiment, kind: Kind) -> int:
     """Return the restarts that an experiment allows per worker of a kind; a user's kind has no option of its own."""
     own = getattr(e.supervision, kind.prefix, None)
-    return max(e.restart, kind.least_restarts(e)) if own is None else own
+    return max(e.restart, value_of(kind.lifecycle.min_restarts, e)) if own is None else own
 
 
 class Supervision:
@@ -120,7 +120,7 @@ def replacement_job(job: Job, folder: Path) -> tuple[Job, list[str]]:
       SnapshotError: all its snapshots are damaged.
     """
     job = dataclasses.replace(job, incarnation=job.incarnation + 1)
-    if find_kind(job.kind).state != "snapshot":
+    if find_kind(job.kind).lifecycle.state != "snapshot":
         return job, []
     start_point, broken = last_committed(job.start_point, job.snapshots / "state", page_of(job, folder))
     used = [f"{job.name} continues from update {start_point.made:,} instead"] if broken else []
@@ -134,7 +134,7 @@ def lost_text(job: Job, updates: int) -> str:
       job: of the replacement. updates: of the dead learner, when it last reported them.
     """
     start, lost = job.start_point.made, updates - job.start_point.made
-    if not find_kind(job.kind).must_finish or lost <= 0:
+    if not find_kind(job.kind).lifecycle.must_finish or lost <= 0:
         return ""
     why = "" if job.start_point.restore and not job.start_point.params_only else ", as there is no snapshot yet"
     return f"{job.name} continues from update {start:,}{why}; at least {counted(lost, 'update')} are lost"

@@ -49,7 +49,7 @@ def learning(report: RunReport) -> list[str]:
 def algorithm(report: RunReport) -> str:
     """Return a small chart for every metric that the updates, or the episodes of a user's environments, report."""
     columns = [of_policy(report.columns, policy) for policy in report.policies]
-    kinds = ((LEARNER.prefix, MEASURED), (ACTOR.prefix, ACTOR.metrics))
+    kinds = ((LEARNER.prefix, MEASURED), (ACTOR.prefix, ACTOR.shown.metrics))
     names = dict.fromkeys(name for kind in kinds for own in columns for name in algorithm_metrics(own, *kind))
     return _small_charts(report, {name: title_of(name) for name in names}, KNOWN)
 

@@ -228,7 +228,7 @@ def _blocks_text(e: Evidence) -> str:
 def _busiest(e: Evidence) -> tuple[Kind, float]:
     """Return the user's kind that waits least, and the share of its time in which it works."""
     works = {
-        kind: sum(own.get(a.name, 0.0) for a in kind.activities if a.phase not in ("wait", "other"))
+        kind: sum(own.get(a.name, 0.0) for a in kind.shown.activities if a.phase not in ("wait", "other"))
         for kind, own in e.shares.items()
         if kind not in own_kinds() and kind.reads_samples
     }

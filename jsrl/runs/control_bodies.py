@@ -222,7 +222,7 @@ EVENTS: dict[str, type[msgspec.Struct]] = {
 }
 
 
-RESERVED_EVENTS = EVENTS.keys() - {"warning", "note"}  # see Kind.says
+RESERVED_EVENTS = EVENTS.keys() - {"warning", "note"}  # see Kind.sends
 
 
 def complaint(message: AnyMessage) -> str:

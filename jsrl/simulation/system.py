@@ -127,9 +127,9 @@ def system_of(plan: Plan, layout: Layout) -> System:
     number = {host.name: index for index, host in enumerate(layout.hosts)}
     jobs = {job.name: job for job in plan.jobs}
     home = {name: number[layout.of[name]] for name in jobs}
-    servers = [name for name, job in jobs.items() if find_kind(job.kind).device == "serves"]
-    (learner,) = [name for name, job in jobs.items() if find_kind(job.kind).device == "learns"]
-    actors = [job for job in jobs.values() if find_kind(job.kind).forks]
+    servers = [name for name, job in jobs.items() if find_kind(job.kind).resources.device == "serves"]
+    (learner,) = [name for name, job in jobs.items() if find_kind(job.kind).resources.device == "learns"]
+    actors = [job for job in jobs.values() if find_kind(job.kind).resources.forks]
     parts = [ActorPart(home[job.name], _groups(job), _server(job, servers)) for job in actors]
     acting = {part.host for part in parts}
     serving = {home[name] for name in servers}
@@ -194,11 +194,11 @@ def check_known(e: Experiment, policies: int, changed: bool = False) -> None:
 
 def _groups(job: Job) -> tuple[int, ...]:
     """Return the groups that an actor steps."""
-    return next(end.groups for port, end in job.ends if find_kind(job.kind).port(port).sort == "samples")
+    return next(end.groups for port, end in job.ends if find_kind(job.kind).port(port).stream_type == "samples")
 
 
 def _server(job: Job, servers: list[str]) -> int | None:
-    asked = [end.peers[0].worker for port, end in job.ends if find_kind(job.kind).port(port).does == "asks"]
+    asked = [end.peers[0].worker for port, end in job.ends if find_kind(job.kind).port(port).role == "asks"]
     return servers.index(asked[0]) if asked else None
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-Sort = Literal["samples", "inference", "params", "ranks"]
+StreamType = Literal["samples", "inference", "params", "ranks"]
 EPOCH = ".epoch"  # ends the name of an epoch, see epoch_at
 POLICY = "policy"  # name of the policy of a single-policy experiment
 
@@ -16,7 +16,7 @@ class Stream:
     """One stream of a dataflow.
 
     Attributes:
-      name: of the stream. sort: samples (trajectories, batches or priorities), inference (requests and replies), params, or
+      name: of the stream. type: samples (trajectories, batches or priorities), inference (requests and replies), params, or
         ranks (of one learner, which agree on each update).
       policy: whose rows, actions or params it carries.
       schema: of samples: `trajectory`, `batches` (of replay workers) or `priorities` (back to them).
@@ -30,7 +30,7 @@ class Stream:
     """
 
     name: str
-    sort: Sort
+    type: StreamType
     policy: str = POLICY
     schema: Literal["trajectory", "batches", "priorities"] = "trajectory"
     groups: tuple[int, ...] = ()

@@ -49,7 +49,7 @@ _EXAMPLES = "local:NAME, shm:FOLDER/NAME, tcp://HOST:PORT or ipc://PATH"
 
 
 class Transport:
-    """A transport makes the ends of the sorts of streams that it carries; a subclass overrides these methods.
+    """A transport makes the ends of the types of streams that it carries; a subclass overrides these methods.
 
     For arguments and guarantees of each end see jsrl.transport.samples.transports, .inference.transports and
     .params.transports. `connect_...` must accept the `address` of an end that the same transport has bound.
@@ -103,9 +103,9 @@ class Transport:
         """Return another rank's end of the stream over which ranks agree."""
         raise self._carries_no("ranks", address)
 
-    def carries(self, sort: str) -> bool:
-        """Return whether this transport has ends of a sort of stream: samples, inference, params or ranks."""
-        return getattr(type(self), f"bind_{sort}") is not getattr(Transport, f"bind_{sort}")
+    def carries(self, stream_type: str) -> bool:
+        """Return whether this transport has ends of a type of stream: samples, inference, params or ranks."""
+        return getattr(type(self), f"bind_{stream_type}") is not getattr(Transport, f"bind_{stream_type}")
 
     def _carries_no(self, what: str, address: str) -> ConfigError:
         return ConfigError(

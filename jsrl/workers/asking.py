@@ -8,7 +8,7 @@ from jsrl.transport.base import InferenceClient, Reply, Request
 from jsrl.transport.inference.transports import connect_inference
 from jsrl.transport.meeting.handshake import Check
 from jsrl.workers.ends import names_of_peers
-from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
+from jsrl.workers.jobs import CONNECT_TIMEOUT_S, WorkerJob, whole
 from jsrl.workers.peers import BriefRetry, FailoverPeer, meet_present, silent, stays
 
 
@@ -22,8 +22,8 @@ class InferenceRequests:
       job: of the worker. port: of the inference stream.
     """
 
-    def __init__(self, job: Job, port: str = "inference") -> None:
-        self._job, self._end = job, job.end(port)
+    def __init__(self, job: WorkerJob, port: str = "inference") -> None:
+        self._job, self._end = whole(job), job.end(port)
         self._sizes = dict.fromkeys(self._end.groups, job.experiment.group_size)
         self._client: InferenceClient | None = None
         self._sent = False  # a request is pending

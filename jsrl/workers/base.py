@@ -46,7 +46,14 @@ class NullReporter:
 
 
 class Worker(Protocol):
-    """A worker: `step` is bounded in time, so that one process can call all workers in turn."""
+    """A worker: `step` is bounded in time, so that one process can call all workers in turn.
+
+    It may also have these, which a kind with a last task (`due`) or one that must finish (`counts`) needs:
+
+    * `drop_pending()`, called before `close` if a step failed: closes the ends that it reads, so that the rest is counted.
+    * `due`: in serial mode it only works after updates, and only while this is true.
+    * `counts`: its `updates`, `version` and `env_steps`, as in its facts.
+    """
 
     name: str
     meter: Meter

@@ -15,7 +15,7 @@ from jsrl.transport.samples.broadcast import reserve_all
 from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, Tree, leaves
 from jsrl.workers.ends import connect_writer, find_readers
-from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job
+from jsrl.workers.jobs import CONNECT_TIMEOUT_S, Job, WorkerJob, whole
 from jsrl.workers.peers import CLOSED_S, ELSEWHERE_S, REFUSED_S, BriefRetry, Peer, meet_present, silent, stays
 
 
@@ -131,8 +131,8 @@ class Writer:
                 end.close()
 
 
-class FollowingProducer:
-    """Writes to the readers of an output port; follows their restarts.
+class SampleWriter:
+    """Writes samples to the readers of an output port; follows their restarts.
 
     Args:
       job: of the worker. port: output port. schema: of the samples.
@@ -141,8 +141,8 @@ class FollowingProducer:
       renewed: how often new incarnations of readers were found.
     """
 
-    def __init__(self, job: Job, port: str, schema: Tree) -> None:
-        self._in_process, self._writer = job.in_process, Writer(job, port, schema)
+    def __init__(self, job: WorkerJob, port: str, schema: Tree) -> None:
+        self._in_process, self._writer = job.in_process, Writer(whole(job), port, schema)
         self._lost: StreamClosed | None = None
         self._patience = BriefRetry()
         self.renewed = 0
@@ -159,7 +159,7 @@ class FollowingProducer:
         try:
             return self._writer.reserve(timeout_s)
         except StreamTimeout:
-            self.look()
+            self.poll()
         except StreamClosed as error:
             self._lost = error
         return None
@@ -173,7 +173,7 @@ class FollowingProducer:
             self._lost = error
             return False
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Check, now and then, that the readers are alive, and connect to their new incarnations."""
         if self._lost is not None:
             self._follow(self._lost, 0.0)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from jsrl.envs.seats import SeatView, view_of
 from jsrl.errors import ConfigError, StreamTimeout
@@ -67,6 +67,70 @@ class StartPoint:
     def made(self) -> int:
         """Return the updates made before."""
         return self.updates - self.unmade
+
+
+class WorkerJob(Protocol):
+    """What a worker sees of its job. jsrl makes it; functions such as `bind_reader` take it."""
+
+    @property
+    def name(self) -> str:
+        """The worker's name, such as `watch-0`."""
+
+    @property
+    def index(self) -> int:
+        """Its number among the workers of its kind."""
+
+    @property
+    def settings(self) -> Any:
+        """Its settings in the graph: a JSON value."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """The whole experiment; without the agent if the kind loads no jax."""
+
+    @property
+    def schemas(self) -> Schemas:
+        """Shapes and dtypes of observations, actions and trajectories."""
+
+    @property
+    def policy(self) -> str:
+        """The policy of its streams."""
+
+    @property
+    def folder(self) -> str:
+        """The run's folder, or one of its host's agent that holds what travels with the worker."""
+
+    @property
+    def snapshots(self) -> Path:
+        """The folder of the policy's snapshots."""
+
+    @property
+    def start_point(self) -> StartPoint:
+        """Where this start of the run begins: fresh, or from a snapshot."""
+
+    @property
+    def incarnation(self) -> int:
+        """The number of its restarts."""
+
+    @property
+    def incarnation_seed(self) -> int:
+        """The run's seed in its first incarnation, another one after each restart and each resume."""
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the run is serial: all workers take turns in one process."""
+
+    @property
+    def poll_s(self) -> float:
+        """How long a step may wait for messages."""
+
+    def end(self, port: str) -> End:
+        """Return its end of the stream at a port: `end.stream`, `end.groups`. Raises ConfigError if there is none."""
+        ...
+
+    def has(self, port: str) -> bool:
+        """Return whether a port has a stream."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -250,6 +314,11 @@ def check_params(start: StartPoint, wanted: Mapping[str, ArraySpec], given: Mapp
         raise ConfigError(
             f"the params in {start.restore} do not fit: {changed}. --init-from needs the same network and spaces."
         )
+
+
+def whole(job: WorkerJob) -> Job:
+    """Return a job with what the functions of jsrl need of it besides what a worker sees."""
+    return cast(Job, job)
 
 
 def kind_of(worker: str) -> str:

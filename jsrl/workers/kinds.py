@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from jsrl.errors import ConfigError
-from jsrl.experiment import Experiment
 from jsrl.metrics.catalogue import Catalogue, Metric, worker_metrics
 from jsrl.metrics.metrics import Meter
 from jsrl.metrics.phases import REST, REST_ACTIVITY, TURN, Activity
@@ -22,15 +21,20 @@ from jsrl.metrics.tracing import Tracer
 from jsrl.runs.control import AnyMessage, Event
 from jsrl.runs.control_bodies import RESERVED_EVENTS, complaint, metrics_of, texts_of
 from jsrl.runs.door import TEXT_BYTES, TEXT_BYTES_PER_S, TextBudget
-from jsrl.transport.stream import Sort
-
-if TYPE_CHECKING:
-    from jsrl.workers.jobs import Job
+from jsrl.transport.stream import StreamType
+from jsrl.workers.jobs import Job, WorkerJob, whole
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)  # of C code in a process
 MIN_SPANS = 1_000  # per traced thread, for any number of workers
 PARTS = ("name", "meter", "setup", "step", "report", "command", "close")  # of a worker; see jsrl.workers.base.Worker
+Value = TypeVar("Value")
+OrFunction: TypeAlias = Value | Callable[..., Value]  # a field of a kind, or the function that returns it
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+def value_of(field: Any, *args: Any) -> Any:
+    """Return the value of a kind's field that may be a function of these."""
+    return field(*args) if callable(field) else field
 
 
 def ended_by_own_code(status: int | None) -> bool:
@@ -59,14 +63,14 @@ class Port(NamedTuple):
     """A connection point of a worker for a stream.
 
     Attributes:
-      name: of the port. sort: of stream. does: the worker's role at the port.
+      name: of the port. stream_type: type of the streams that it may have. role: of the worker at the port.
       optional: it may stay without a stream. schemas: of samples that it accepts; none: any.
       by_policy: it may have several streams, one for each policy that plays in the worker's environments.
     """
 
     name: str
-    sort: Sort
-    does: Literal["reads", "writes", "asks", "answers"]
+    stream_type: StreamType
+    role: Literal["reads", "writes", "asks", "answers"]
     optional: bool = False
     schemas: tuple[str, ...] = ()
     by_policy: bool = False
@@ -74,51 +78,118 @@ class Port(NamedTuple):
     @property
     def binds(self) -> bool:
         """Return whether this end binds (the other one connects)."""
-        return self.does == {"samples": "reads", "params": "writes"}.get(self.sort, "answers")
+        return self.role == {"samples": "reads", "params": "writes"}.get(self.stream_type, "answers")
 
     @property
     def publishes(self) -> bool:
         """Return whether this end publishes params."""
-        return self.sort == "params" and self.does == "writes"
+        return self.stream_type == "params" and self.role == "writes"
+
+
+class Resources(NamedTuple):
+    """The processor and the memory of a worker.
+
+    Attributes:
+      device: whether it learns or serves on an accelerator, if there is one.
+      threads: CPU threads that it computes with, from (experiment); None: one per core.
+      forks: one process may fork several of them, if they load no jax.
+      memory_bytes: estimate of its memory besides libraries, params and streams, from (job); for the plan.
+      growth_bytes: most that its streams and state may add to its memory after its start, from (job); None: no other worker
+        connects to it.
+    """
+
+    device: Literal["cpu", "learns", "serves"] = "cpu"
+    threads: OrFunction[int | None] = 1
+    forks: bool = False
+    memory_bytes: OrFunction[int] = 0
+    growth_bytes: OrFunction[int | None] = None
+
+
+class LastTask(NamedTuple):
+    """What a worker does after the training, such as a final evaluation.
+
+    The controller sends the command `final` with `facts` and with `updates`: policy -> updates of its last params, which may
+    still be on their way. The worker reports the end with an event whose name ends with `finally`. It has an attribute `due`.
+
+    Attributes:
+      facts: of the command, from (experiment, why the run ends); None: it has no last task.
+      name: for the display. deadline: its limit, one of `deadlines`. hint: advice if it was not finished in time.
+    """
+
+    facts: OrFunction[dict[str, Any] | None] = None
+    name: str = "last task"
+    deadline: str = "evaluation_s"
+    hint: str = ""
+
+
+class Lifecycle(NamedTuple):
+    """How a worker is replaced, and how it ends.
+
+    Attributes:
+      state: `snapshot`: a replaced worker starts from the run's last committed snapshot, like a resumed one.
+      min_restarts: restarts that it has at least, from (experiment).
+      may_restart: whether it may be replaced after a death, from (job, exit status, name of its last error or None).
+      loss_ends_run: False: the run continues without it when its restarts are exhausted; `jsrl dev chaos` then spares it by
+        default.
+      saves: its shutdown may take as long as writing a snapshot.
+      must_finish: the run fails if its shutdown fails. Such a worker has an attribute `counts`.
+      last_task: after the training.
+    """
+
+    state: Literal["none", "snapshot"] = "none"
+    min_restarts: OrFunction[int] = 0
+    may_restart: OrFunction[bool] = True
+    loss_ends_run: bool = True
+    saves: bool = False
+    must_finish: bool = False
+    last_task: LastTask = LastTask()
+
+
+class Shown(NamedTuple):
+    """What users see of a worker.
+
+    Attributes:
+      activities: of its threads, besides `wait_turn` and `other`.
+      metrics: that it reports besides the shares of its activities; names without the kind.
+      headline: its row of the live display.
+      prefixes: first parts of its metrics' names besides its own name.
+      death_hint: text added to the message of a death without an error, from (job, exit status or None).
+    """
+
+    activities: tuple[Activity, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    headline: Headline = Headline()
+    prefixes: tuple[str, ...] = ()
+    death_hint: OrFunction[str] = ""
+
+
+class Travel(NamedTuple):
+    """Where a worker may run.
+
+    Attributes:
+      needs_folder: what it does in the run folder, such as `it writes videos`, from (experiment); it then runs on a host that
+        sees the folder. Empty: it may run on other hosts. A worker that reads samples counts them in the run folder, and
+        needs it unless it has `keeps_files`.
+      keeps_files: folders below the run's, from (job), in which it keeps files of its own: they travel with it to other hosts.
+      relays: it runs on the host of the stream that it reads, for workers on other hosts.
+    """
+
+    needs_folder: OrFunction[str] = "its kind does not say that it may leave the run folder"
+    keeps_files: OrFunction[tuple[str, ...]] = ()
+    relays: bool = False
 
 
 class Kind(NamedTuple):
-    """One kind of worker.
+    """One kind of worker. A field described as "from (...)" is a value, or a function that gets these and returns it.
 
     Attributes:
       name: as in `actor-3`; lower-case letters, digits and dashes. plural: for messages.
       build: "module:function" of (job, reporter), which returns the worker; imported in the worker's own process.
       ports: its connections.
-      activities: of its threads, besides `wait_turn` and `other`.
-      metrics: that it reports besides the shares of its activities; names without the kind. averages: those combined as
-        means, and others, are means over the time since its last report, and not numbers at a moment.
-      loads_jax: whether the process of a worker (of a graph, or its job) loads jax.
-      device: whether it learns or serves on an accelerator, if there is one. threads: CPU threads that it computes with,
-        from the experiment; None: one per core.
-      state: `snapshot`: a replaced worker starts from the run's last committed snapshot, like a resumed one.
-      saves: its shutdown may take as long as writing a snapshot. must_finish: the run fails if its shutdown fails.
-      least_restarts: restarts that other options of an experiment grant it, from (experiment).
-      may_restart: whether it may be replaced after a death, from (job, exit status, name of its last error or None).
-      loss_ends_run: False: the run continues without it when its restarts are exhausted.
-      forks: one process may fork several of them, if they load no jax.
-      declares: bytes that its streams and state may use beyond its memory after start-up, from (job); None: no other worker
-        connects to it.
-      keeps: estimate of its memory in bytes besides libraries, params and streams, from (job); for the plan.
-      final: the facts of its command `final`, from (experiment, why the run ends); None: it has no task after training. The
-        controller adds `updates`: policy -> updates of its last params, which may still be on their way. The worker
-        reports the end of this task with an event whose name ends with `finally`. final_name: of this task, for the
-        display. final_deadline: its limit, one of `deadlines`. final_hint: advice if it was not finished in time.
-      when_due: in serial mode it works after updates, until it is no longer `due`.
-      death_hint: text added to the message of a death without an error, from (job, exit status or None).
-      headline: its row of the live display. is_hit: `jsrl dev chaos` kills it by default.
+      loads_jax: whether the process of a worker loads jax, from (worker of a graph, or its job).
       receives: names of other workers' events that it gets as commands; it may send commands to other workers.
-      says: events of jsrl.runs.control_bodies.EVENTS that it may send, besides warnings and notes; and the first parts of its
-        metrics' names besides its own name, with a slash.
-      relays: it runs on the host of the stream that it reads, for workers on other hosts.
-      needs_folder: what it does in the run folder, such as `it writes videos`; it then runs on a host that sees the folder.
-        Empty: it may run on other hosts. From (experiment) where its options decide. A worker that reads samples counts them
-        in the run folder, and needs it unless it has `keeps_files`.
-      keeps_files: folders below the run's, from (job), in which it keeps files of its own: they travel with it to other hosts.
+      sends: events that the controller acts on, such as `finished` and `saved`, that it may send (all of them:
+        jsrl.runs.control_bodies.EVENTS).
       check: refuses a worker of a graph with invalid ports or settings.
     """
 
@@ -126,35 +197,14 @@ class Kind(NamedTuple):
     plural: str
     build: str
     ports: tuple[Port, ...] = ()
-    activities: tuple[Activity, ...] = ()
-    metrics: tuple[Metric, ...] = ()
-    averages: bool = False
-    loads_jax: Callable[[Any], bool] = lambda worker: True
-    device: Literal["cpu", "learns", "serves"] = "cpu"
-    threads: Callable[[Experiment], int | None] = lambda experiment: 1
-    state: Literal["none", "snapshot"] = "none"
-    saves: bool = False
-    must_finish: bool = False
-    least_restarts: Callable[[Experiment], int] = lambda experiment: 0
-    may_restart: Callable[[Job, int | None, str | None], bool] = lambda job, status, error: True
-    loss_ends_run: bool = True
-    forks: bool = False
-    declares: Callable[[Job], int | None] = lambda job: None
-    keeps: Callable[[Job], int] = lambda job: 0
-    final: Callable[[Experiment, str], dict[str, Any] | None] = lambda experiment, reason: None
-    final_name: str = "last task"
-    final_deadline: str = "evaluation_s"
-    final_hint: str = ""
-    when_due: bool = False
-    death_hint: Callable[[Job, int | None], str] = lambda job, status: ""
-    headline: Headline = Headline()
-    is_hit: bool = True
+    loads_jax: OrFunction[bool] = True
     receives: tuple[str, ...] = ()
-    says: tuple[str, ...] = ()
-    relays: bool = False
-    needs_folder: str | Callable[[Experiment], str] = "its kind does not say that it may leave the run folder"
-    keeps_files: Callable[[Job], tuple[str, ...]] = lambda job: ()
+    sends: tuple[str, ...] = ()
     check: Callable[[Any], None] | None = None
+    resources: Resources = Resources()
+    lifecycle: Lifecycle = Lifecycle()
+    shown: Shown = Shown()
+    travel: Travel = Travel()
 
     def port(self, name: str) -> Port:
         """Return a port by its name.
@@ -171,13 +221,18 @@ class Kind(NamedTuple):
     @property
     def plays(self) -> bool:
         """Return whether it makes the trajectories that it writes."""
-        writes = any(port.does == "writes" and "trajectory" in port.schemas for port in self.ports)
+        writes = any(port.role == "writes" and "trajectory" in port.schemas for port in self.ports)
         return writes and not self.reads_samples
 
     @property
     def reads_samples(self) -> bool:
         """Return whether it reads samples of other workers."""
-        return any(port.sort == "samples" and port.does == "reads" for port in self.ports)
+        return any(port.stream_type == "samples" and port.role == "reads" for port in self.ports)
+
+    @property
+    def trains(self) -> bool:
+        """Return whether it trains a policy: it publishes its params, and the run fails without its last state."""
+        return self.lifecycle.must_finish and any(port.publishes for port in self.ports)
 
     @property
     def prefix(self) -> str:
@@ -187,7 +242,7 @@ class Kind(NamedTuple):
     @property
     def heads(self) -> set[str]:
         """Return the first parts of its metrics' names."""
-        return {self.prefix, *(said.removesuffix("/") for said in self.says if said.endswith("/"))}
+        return {self.prefix, *self.shown.prefixes}
 
     @property
     def title(self) -> str:
@@ -197,7 +252,7 @@ class Kind(NamedTuple):
     @property
     def all_activities(self) -> tuple[Activity, ...]:
         """Return its activities with those that every worker has."""
-        return (*self.activities, TURN, REST_ACTIVITY)
+        return (*self.shown.activities, TURN, REST_ACTIVITY)
 
 
 @cache
@@ -211,7 +266,7 @@ def objection(message: AnyMessage, kind: Kind, budget: TextBudget) -> str:
     """Return why a message of a worker of this kind must be dropped, though the worker sent it; empty: it need not."""
     if why := complaint(message):
         return why
-    if isinstance(message, Event) and message.name in RESERVED_EVENTS and message.name not in kind.says:
+    if isinstance(message, Event) and message.name in RESERVED_EVENTS and message.name not in kind.sends:
         return f"a worker of kind {kind.name} does not send it"
     if metrics := metrics_of(message):
         foreign, known = {name.partition("/")[0] for name in metrics} - kind.heads, _heads_of_own_kinds()
@@ -267,18 +322,20 @@ def find_kind(reference: str) -> Kind:
 
 def _check_fields(kind: Kind, reference: str) -> None:
     """Refuse fields of a user's kind that have another type than they should."""
-    for field, sort in (("ports", Port), ("activities", Activity), ("metrics", Metric)):
-        given = getattr(kind, field)
-        if not isinstance(given, tuple | list) or not all(isinstance(entry, sort) for entry in given):
+    for field in ("resources", "lifecycle", "shown", "travel"):
+        part = type(Kind._field_defaults[field])
+        if not isinstance(given := getattr(kind, field), part):
+            raise ConfigError(f"{field} of the kind {reference} is {given!r}; give {field}={part.__name__}(...).")
+    tuples: tuple[tuple[str, Any, type], ...] = (
+        ("ports", kind.ports, Port),
+        ("activities", kind.shown.activities, Activity),
+        ("metrics", kind.shown.metrics, Metric),
+    )
+    for field, given, entry in tuples:
+        if not isinstance(given, tuple | list) or not all(isinstance(each, entry) for each in given):
             raise ConfigError(
-                f"{field} of the kind {reference} must be a tuple of {sort.__name__}; a tuple with one entry has a comma: "
-                f"{field}=({sort.__name__}(...),)."
-            )
-    for field, default in Kind._field_defaults.items():
-        given = getattr(kind, field)
-        if callable(default) and not callable(given):
-            raise ConfigError(
-                f"{field} of the kind {reference} is {given!r}; give a function that returns it: lambda *_: {given!r}."
+                f"{field} of the kind {reference} must be a tuple of {entry.__name__}; a tuple with one entry has a comma: "
+                f"{field}=({entry.__name__}(...),)."
             )
     if not isinstance(kind.build, str) or not all(kind.build.partition(":")):
         raise ConfigError(
@@ -305,9 +362,9 @@ def build_worker(job: Job, reporter: Any) -> Any:
     return worker
 
 
-def make_meter(job: Job) -> Meter:
+def make_meter(worker_job: WorkerJob) -> Meter:
     """Return the meter of a worker; it also keeps spans if the experiment asks for a trace."""
-    e = job.experiment
+    job, e = whole(worker_job), worker_job.experiment
     spans = max(MIN_SPANS, e.trace_spans // (job.workers + 1))
     tracer = Tracer(job.folder, job.name, job.incarnation, spans) if e.trace else None
     return Meter(find_kind(job.kind).prefix, rest=TURN.name if job.in_process else REST, tracer=tracer)
@@ -315,14 +372,14 @@ def make_meter(job: Job) -> Meter:
 
 def kind_metrics(kind: Kind) -> tuple[Metric, ...]:
     """Return the metrics of a kind, with their full names."""
-    return worker_metrics(kind.prefix, kind.plural, kind.metrics, kind.all_activities)
+    return worker_metrics(kind.prefix, kind.plural, kind.shown.metrics, kind.all_activities)
 
 
 def catalogue(kinds: Iterable[Kind] | None = None, policies: Iterable[str] = ()) -> Catalogue:
     """Return the catalogue of metrics of some kinds of workers (default: all of jsrl's), with those of further policies."""
     kinds = own_kinds() if kinds is None else tuple(kinds)
     metrics = [metric for kind in kinds for metric in kind_metrics(kind)]
-    return Catalogue(metrics, policies, [kind.prefix for kind in kinds if kind.averages])
+    return Catalogue(metrics, policies, [kind.prefix for kind in kinds if kind.trains])
 
 
 def phase_of(kinds: Iterable[Kind] | None = None) -> dict[str, str]:

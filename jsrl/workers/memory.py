@@ -54,7 +54,7 @@ def learner_bytes(job: Job) -> int:
 def stream_bytes(job: Job) -> int:
     """Return the bytes of all blocks of trajectories that may be in flight."""
     block = sum(leaf.size_bytes for leaf in leaves(job.schemas.trajectory))
-    streams = [end.stream for _, end in job.ends if end.stream.sort == "samples" and end.stream.schema == "trajectory"]
+    streams = [end.stream for _, end in job.ends if end.stream.type == "samples" and end.stream.schema == "trajectory"]
     return block * sum(len(stream.groups) * stream.blocks for stream in streams)
 
 

@@ -13,13 +13,12 @@ from jsrl.runs.memory import MIB
 from jsrl.snapshots.queue import Job as WrittenJob
 from jsrl.snapshots.store import SnapshotStore
 from jsrl.workers.acting import Engine
+from jsrl.workers.base import Reporter
 from jsrl.workers.ends import subscribe
 from jsrl.workers.frozen import FrozenParams
 from jsrl.workers.inline import FrozenInline, InlineInference
-from jsrl.workers.jobs import Job
+from jsrl.workers.jobs import Job, WorkerJob
 from jsrl.workers.play import PlayedPolicy
-
-PARAMS_STORE = "params"
 
 
 def make_agent(job: Job) -> Agent:
@@ -98,15 +97,15 @@ def common_player_settings(job: Job) -> dict[str, Any]:
     }
 
 
-def params_store(job: Job, reporter: Any) -> SnapshotStore:
-    """Return the store of params snapshots (`best`)."""
-    return SnapshotStore(
-        job.snapshots / PARAMS_STORE,
-        on_warning=functools.partial(reporter.event, "warning", once="snapshots"),
-        on_written=functools.partial(report_saved, reporter, PARAMS_STORE),
-    )
+def snapshot_store(job: WorkerJob, reporter: Reporter, name: str = "state", *, keep_last: int = 3) -> SnapshotStore:
+    """Return a store of the policy's snapshots, which reports what was written.
 
+    Args:
+      name: `state` (what a resume begins with), or `params` (`best`). keep_last: newest snapshots that it keeps.
+    """
 
-def report_saved(reporter: Any, store: str, written: WrittenJob) -> None:
-    """Report to the controller that a snapshot was written to a store."""
-    reporter.event("saved", store=store, version=written.version, tags=list(written.tags))
+    def report(written: WrittenJob) -> None:
+        reporter.event("saved", store=name, version=written.version, tags=list(written.tags))
+
+    warn = functools.partial(reporter.event, "warning", once="snapshots")
+    return SnapshotStore(job.snapshots / name, keep_last=keep_last, on_warning=warn, on_written=report)

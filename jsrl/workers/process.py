@@ -60,22 +60,22 @@ def work(
         from jsrl.runs.lease import Lease
         from jsrl.runs.state import RUNNING
         from jsrl.transport.memory.segment import share_lock
-        from jsrl.workers.kinds import build_worker, find_kind
+        from jsrl.workers.kinds import build_worker, find_kind, value_of
         from jsrl.workers.memory import make_watch
 
         job = from_json(json.loads(job_path.read_text()))
         kind = find_kind(job.kind)
         control.stuck_s = job.experiment.deadlines.stuck_s
-        control.memory = make_watch(job, kind.declares(job))
+        control.memory = make_watch(job, value_of(kind.resources.growth_bytes, job))
         control.slowness = slowness(kind, job.workers, job.experiment.deadlines.silence_s)
         if job.away:
             control.lease = Lease(Path(job.folder))
-        if kind.saves and not job.away:  # else nobody would get the snapshot
+        if kind.lifecycle.saves and not job.away:  # else nobody would get the snapshot
             control.outlives_s = job.experiment.deadlines.snapshot_s
             control.holds_run = functools.partial(share_lock, Path(job.folder, RUNNING))
         with no_collections():
             worker = build_worker(job, reporter)
-        if not kind.loads_jax(job):
+        if not value_of(kind.loads_jax, job):
             return _ReportsJax(worker, reporter)
         return worker
 
@@ -170,7 +170,7 @@ def slowness(kind: Kind, workers: int, silence_s: float) -> float:
     still come often enough that no worker seems to hang, which is assumed after `silence_s` without one.
     """
     most = min(MOST_SLOWNESS, silence_s / (LEAST_BEATS * HEARTBEAT_S))
-    return max(1.0, min(workers / QUICK_WORKERS, most)) if kind.forks else 1.0
+    return max(1.0, min(workers / QUICK_WORKERS, most)) if kind.resources.forks else 1.0
 
 
 @contextlib.contextmanager

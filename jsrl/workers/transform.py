@@ -19,17 +19,10 @@ from jsrl.transport.stream import epoch_at
 from jsrl.types import Trajectory, leaves
 from jsrl.workers.base import Reporter
 from jsrl.workers.ends import begin_counting, bind_reader
-from jsrl.workers.following import FollowingProducer
-from jsrl.workers.jobs import Job
+from jsrl.workers.following import SampleWriter
+from jsrl.workers.jobs import WorkerJob, whole
 from jsrl.workers.kinds import Port, make_meter
 from jsrl.workers.refusals import Refusals
-
-PORTS = (Port("rows", "samples", "reads", schemas=("trajectory",)), Port("onwards", "samples", "writes"))
-ACTIVITIES = (
-    Activity("change", "transport", "share of time changing trajectories", "below 0.7 (else: scale it)"),
-    Activity("wait_rows", "wait", "share of time waiting for trajectories", "depends", "rows"),
-    Activity("wait_block", "wait", "share of time waiting for room in the next stream", "near 0", "room"),
-)
 
 
 class TrajectoryTransform:
@@ -39,16 +32,23 @@ class TrajectoryTransform:
       job: of this worker; `job.settings` come from the graph. reporter: takes its events.
 
     Attributes:
-      passed: trajectories passed on so far by this process.
+      passed: trajectories passed on so far by this process. ports, activities: for its kind.
     """
 
-    def __init__(self, job: Job, reporter: Reporter) -> None:
+    ports = (Port("rows", "samples", "reads", schemas=("trajectory",)), Port("onwards", "samples", "writes"))
+    activities = (
+        Activity("change", "transport", "share of time changing trajectories", "below 0.7 (else: scale it)"),
+        Activity("wait_rows", "wait", "share of time waiting for trajectories", "depends", "rows"),
+        Activity("wait_block", "wait", "share of time waiting for room in the next stream", "near 0", "room"),
+    )
+
+    def __init__(self, job: WorkerJob, reporter: Reporter) -> None:
         self.job, self.name, self.reporter = job, job.name, reporter
         self.meter = make_meter(job)
         self._phases = self.meter.phases
         self._refusals = Refusals(self.name, reporter)
         self._consumer: SampleConsumer | None = None
-        self._producer: FollowingProducer | None = None
+        self._producer: SampleWriter | None = None
         self._lease: Lease | None = None
         self._epoch = 0
         self.passed = 0
@@ -82,7 +82,7 @@ class TrajectoryTransform:
         """Bind the input stream, and connect to the reader of the output stream."""
         self.reporter.stage("connecting to its reader")
         schema = self.job.schemas.trajectory
-        self._producer = FollowingProducer(self.job, "onwards", schema)
+        self._producer = SampleWriter(self.job, "onwards", schema)
         self._producer.open()
         self._announce_epoch()
         self._consumer = bind_reader(self.job, "rows", schema, begin_counting(self.job, "rows"))
@@ -98,7 +98,7 @@ class TrajectoryTransform:
         if self._lease is None:
             self._lease = self._take(self._consumer)
         if self._lease is None or not self.ready(self._lease):
-            self._producer.look()
+            self._producer.poll()
             self._announce_epoch()
             return 0
         self._phases.enter("wait_block")
@@ -142,7 +142,7 @@ class TrajectoryTransform:
         epoch = self._producer.read_epoch()
         if epoch != self._epoch:
             self._epoch = epoch
-            self.job.announce(epoch_at(self.job.end("rows").stream.name, self.name), str(epoch))
+            whole(self.job).announce(epoch_at(self.job.end("rows").stream.name, self.name), str(epoch))
 
     def report(self) -> tuple[dict[str, float], dict[str, Any]]:
         """Return rates and shares, and how many trajectories were passed on."""

@@ -18,6 +18,7 @@ from jsrl.cli.chaos import check_args
 from jsrl.errors import ConfigError
 from jsrl.launch.local.hang import HungProcess
 from jsrl.workers.director.audit import Games
+from jsrl.workers.kinds import find_kind, own_kinds
 from tests.system.launched import DRIVE, FOREVER
 
 STRANGER = [sys.executable, str(Path(__file__).parents[2] / "benchmarks" / "strangers.py"), "--per-s", "400"]
@@ -108,6 +109,15 @@ def test_report_card_passes_only_if_games_are_consistent() -> None:
 def test_runs_without_actor_processes_are_refused(words: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         check_args(words)
+
+
+def test_workers_that_a_run_can_do_without_are_hit_only_if_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = object.__new__(ChaosRun)
+    monkeypatch.setattr(run, "_kind", find_kind, raising=False)
+    run._settings = ChaosSettings()
+    assert [kind.name for kind in own_kinds() if not run._is_hit(kind.name)] == ["video-recorder"]
+    run._settings = ChaosSettings(kinds=("video-recorder",))
+    assert [kind.name for kind in own_kinds() if run._is_hit(kind.name)] == ["video-recorder"]
 
 
 def test_restarts_are_enabled_unless_the_user_disables_them(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from jsrl.graph.graph import Graph, Link, WorkerNode, node
 from jsrl.graph.placements import check_groups, make_graph
 from jsrl.metrics.catalogue import Metric
 from jsrl.transport.stream import Stream
-from jsrl.workers.kinds import Kind, Port, find_kind
+from jsrl.workers.kinds import Kind, Lifecycle, Port, Shown, find_kind, own_kinds, value_of
 
 REPLAY = ReplayConfig(kind="host", num_replays=2, capacity=2_000, batch_size=16, min_size=200)
 PASS = Kind(
@@ -32,7 +32,7 @@ PASS = Kind(
 WATCH = Kind("watch", "watchers", "nowhere:build", ports=(Port("params", "params", "reads"),))
 SPEAK = Kind("speak", "speakers", "nowhere:build", ports=(Port("params", "params", "writes"),))
 READ = Kind("read", "readers", "nowhere:build", ports=(Port("rows", "samples", "reads"),))
-READ_A_WHILE = READ._replace(name="read-a-while", loss_ends_run=False)
+READ_A_WHILE = READ._replace(name="read-a-while", lifecycle=Lifecycle(loss_ends_run=False))
 WATCH_TOO, ACTOR = WATCH, WATCH._replace(name="actor")
 HERE = __name__
 
@@ -82,7 +82,7 @@ def test_readers_stop_after_their_writers(values) -> None:
     for stream in graph.streams:
         for source, _ in graph.sources(stream.name):
             for sink, _ in graph.sinks(stream.name):
-                if stream.sort != "params" and not stream.feedback:
+                if stream.type != "params" and not stream.feedback:
                     assert place[source.name] < place[sink.name], (stream.name, source.name, sink.name)
     for player in {"evaluator", "video-recorder"} & place.keys():
         assert place[player] > place["learner"]
@@ -181,8 +181,8 @@ def test_printed_graph_has_one_line_per_stream() -> None:
 def test_inline_and_served_actors_in_one_graph() -> None:
     mixed = graph_of(num_inference_servers=1).connect("actor-0", inference=None, params="params")
     check(mixed)
-    assert mixed.kind("actor-0").loads_jax(mixed.worker("actor-0"))
-    assert not mixed.kind("actor-1").loads_jax(mixed.worker("actor-1"))
+    loads_jax = mixed.kind("actor-0").loads_jax
+    assert value_of(loads_jax, mixed.worker("actor-0")) and not value_of(loads_jax, mixed.worker("actor-1"))
     assert mixed.connect("actor-0", inference=("inference", (0, 1)), params=None).worker("actor-0").links[1:] == (
         Link("inference", "inference", (0, 1)),
     )
@@ -222,7 +222,7 @@ def broken(change: str) -> Graph:
         "same name": lambda: graph.add(actor),
         "no port": lambda: graph.replace("actor-0", links=(samples, Link("nose", "params"))),
         "no stream": lambda: graph.replace("actor-0", links=(Link("samples", "elsewhere"), inference)),
-        "sort": lambda: graph.replace("actor-0", links=(Link("samples", "params"), inference)),
+        "stream type": lambda: graph.replace("actor-0", links=(Link("samples", "params"), inference)),
         "schema": lambda: graph.with_stream("samples", schema="batches"),
         "required": lambda: graph.replace("actor-0", links=(inference,)),
         "neither": lambda: graph.replace("actor-0", links=(samples,)),
@@ -260,7 +260,7 @@ def broken(change: str) -> Graph:
         ("same name", "2 workers are called 'actor-0'"),
         ("no port", "actor-0 has no port 'nose'; a worker of kind actor has: samples, inference, params"),
         ("no stream", "there is no stream 'elsewhere'; there are: samples"),
-        ("sort", "actor-0.samples is for samples, but params carries params"),
+        ("stream type", "actor-0.samples is for samples, but params carries params"),
         ("schema", "takes trajectory, but samples carries batches"),
         ("required", "actor-0.samples writes samples, but is connected to no stream"),
         ("neither", "actor-0 must have either inference .* not neither"),
@@ -294,10 +294,10 @@ def test_invalid_graphs_are_refused_in_one_sentence(change: str, words: str) -> 
     [
         ({"ports": Port("rows", "samples", "reads")}, r"ports of the kind .*:WATCH must be a tuple of Port"),
         (
-            {"metrics": Metric("loss", "loss", "-", "falls")},
+            {"shown": Shown(metrics=Metric("loss", "loss", "-", "falls"))},  # type: ignore[arg-type]
             r"must be a tuple of Metric; .* metrics=\(Metric\(...\),\)",
         ),
-        ({"loads_jax": False}, r"loads_jax of the kind .*:WATCH is False; give a function that returns it"),
+        ({"shown": ()}, r"shown of the kind .*:WATCH is \(\); give shown=Shown\(...\)"),
         ({"build": WATCH.check}, r"build of the kind .*:WATCH is None; give the location"),
     ],
 )
@@ -309,11 +309,22 @@ def test_kind_with_an_invalid_field_is_refused(changes: dict, words: str, monkey
         graph_of().insert(WATCH)  # type: ignore[arg-type]
 
 
+def test_field_of_a_kind_is_a_value_or_a_function() -> None:
+    assert [value_of(given, 2) for given in (3, None, "", lambda e: e + 1)] == [3, None, "", 3]
+
+
+def test_only_the_learner_trains_a_policy() -> None:
+    assert [kind.name for kind in own_kinds() if kind.trains] == ["learner"]
+    assert SPEAK._replace(lifecycle=Lifecycle(must_finish=True)).trains and not (SPEAK.trains or READ.trains)
+
+
 def test_graph_with_other_groups_than_the_experiment_is_refused() -> None:
     e = Experiment(PPOConfig(), num_envs=16, num_actors=4, num_groups=8, placement="served")
     check_groups(make_graph(e), e)
     with pytest.raises(ConfigError, match=r"no actor steps the groups \[4, 5, 6, 7\]"):
         check_groups(make_graph(Experiment(PPOConfig(), num_envs=16, num_actors=4, num_groups=4)), e)
+    speaker = node("speak", f"{HERE}:SPEAK", params="params")  # it may step the environments itself
+    check_groups(Graph().add(speaker, Stream("params", "params")), e)
 
 
 def texts(picture: str) -> list[str]:

@@ -327,7 +327,7 @@ def test_learners_are_told_once_which_groups_nobody_steps_now() -> None:
     made._workers = {}
     for name, groups in (("learner", ()), ("actor-0", (0, 1)), ("actor-1", (2,))):
         worker = dead(name.partition("-")[0])
-        end = SimpleNamespace(stream=SimpleNamespace(sort="samples"), groups=groups)
+        end = SimpleNamespace(stream=SimpleNamespace(type="samples"), groups=groups)
         worker.job, worker.handle = (
             dataclasses.replace(worker.job, name=name, ends=(("samples", end),)),
             SimpleNamespace(),

@@ -355,4 +355,5 @@ def test_deterministic_runs_refuse_an_inexact_resume_and_others_warn(tmp_path: P
     assert start_point.journal_epoch is None and "2 trajectories, 3 are needed" in line
     off = dataclasses.replace(serial, snapshots=dataclasses.replace(serial.snapshots, exact=False))
     assert continue_exactly(off, folder, start_point) == (start_point, "")
+    assert continue_exactly(serial, folder, start_point, groups=()) == (start_point, "")  # a worker's own environments
     assert json.dumps(dataclasses.asdict(start_point))  # it round-trips

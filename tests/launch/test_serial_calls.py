@@ -10,7 +10,7 @@ import pytest
 
 from jsrl.launch.serial import SerialReporter, SerialRun
 from jsrl.launch.serial_calls import UpdateDisplay
-from jsrl.workers.kinds import find_kind
+from jsrl.workers.kinds import LastTask, Lifecycle, find_kind
 
 
 class Scripted:
@@ -58,7 +58,9 @@ def serial_run(*workers: Scripted, turns: int = 3) -> tuple[Any, list[str]]:
     session.tick = tick
     learner, *others = workers
     kinds = {learner.name: find_kind("learner")} | {one.name: find_kind("video-recorder") for one in others}
-    kinds = {name: kind._replace(final=lambda *_: None) for name, kind in kinds.items()}
+    kinds = {
+        name: kind._replace(lifecycle=kind.lifecycle._replace(last_task=LastTask())) for name, kind in kinds.items()
+    }
     made: Any = SerialRun(SimpleNamespace(kinds=kinds), session)  # type: ignore[arg-type]
     made._workers = {one.name: one for one in workers}
     made._each_turn, made._when_due = list(made._workers), []
@@ -141,6 +143,16 @@ def test_requests_are_noticed_during_the_final_evaluation_of_a_serial_run() -> N
     run._finish(evaluator)
     assert evaluator.steps == 2 and written == [False, False]  # the last line has the last reports of all workers
     assert told == ["evaluator: its final evaluation was not finished because it was interrupted"]
+
+
+def test_a_worker_with_a_last_task_gets_the_same_command_as_in_a_process() -> None:
+    run, _ = serial_run(Scripted("learner"), other := Scripted("watch"))
+    facts = LastTask(lambda experiment, reason: {"why": reason})
+    run._plan.kinds["watch"] = find_kind("video-recorder")._replace(lifecycle=Lifecycle(last_task=facts))
+    told = list[Any]()
+    other.command = lambda command: told.append((command.name, command.facts))  # type: ignore[attr-defined]
+    run._session.reason = "total_env_steps"
+    assert run._begin_finals() == {"watch"} and told == [("final", {"why": "total_env_steps"})]
 
 
 def test_long_stages_of_a_serial_start_are_shown_at_once() -> None:

@@ -30,8 +30,8 @@ from jsrl.runs.state import RUNNING, read_state
 from jsrl.transport.transports import Transport, find_transport, place_in, transport_of
 from jsrl.types import version_updates
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import Kind
-from jsrl.workers.transform import ACTIVITIES, PORTS, TrajectoryTransform
+from jsrl.workers.kinds import Kind, Shown
+from jsrl.workers.transform import TrajectoryTransform
 from tests.system.launched import assert_balanced
 
 HERE = "tests.launch.test_user_parts"
@@ -44,7 +44,14 @@ class Mark(TrajectoryTransform):
         trajectory.reward[...] += self.job.settings["by"]
 
 
-MARK = Kind("mark", "markers", f"{HERE}:Mark", ports=PORTS, activities=ACTIVITIES, loads_jax=lambda worker: False)
+MARK = Kind(
+    "mark",
+    "markers",
+    f"{HERE}:Mark",
+    TrajectoryTransform.ports,
+    loads_jax=False,
+    shown=Shown(TrajectoryTransform.activities),
+)
 
 
 class Files(Transport):

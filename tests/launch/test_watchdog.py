@@ -30,7 +30,7 @@ from jsrl.references.reference import from_json, to_json
 from jsrl.runs.control import Crash, Report, Stacks
 from jsrl.runs.stacks import all_stacks
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import find_kind
+from jsrl.workers.kinds import find_kind, value_of
 from tests.patience import stretched
 
 SLEEPER = """
@@ -242,9 +242,9 @@ def test_stop_policy_reacts_only_to_environment_faults() -> None:
     for status, crash, ends in cases:
         error = crash.error if crash else None
         actor, evaluator = find_kind("actor"), find_kind("evaluator")
-        assert actor.may_restart(job("actor-0", on_fault="stop"), status, error) is not ends
-        assert actor.may_restart(job("actor-0"), status, error)
-        assert evaluator.may_restart(job("evaluator", "evaluator", on_fault="stop"), status, error)
+        assert value_of(actor.lifecycle.may_restart, job("actor-0", on_fault="stop"), status, error) is not ends
+        assert value_of(actor.lifecycle.may_restart, job("actor-0"), status, error)
+        assert value_of(evaluator.lifecycle.may_restart, job("evaluator", "evaluator", on_fault="stop"), status, error)
 
 
 def test_restart_actor_has_its_own_restart_budget() -> None:

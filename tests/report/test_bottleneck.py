@@ -11,8 +11,8 @@ from jsrl.metrics.phases import SECOND_THREADS
 from jsrl.report.bottleneck import find_bottleneck
 from jsrl.report.evidence import RunSetup
 from jsrl.report.verdicts import SERIAL, VERDICTS
-from jsrl.workers import transform
-from jsrl.workers.kinds import Kind, own_kinds
+from jsrl.workers.kinds import Kind, Shown, own_kinds
+from jsrl.workers.transform import TrajectoryTransform
 
 EIGHT = RunSetup(placement="served", cores=8, actors=2, ring=2, more_actors=(4, 8), more_groups=8)
 TWO = dataclasses.replace(EIGHT, cores=2)
@@ -352,7 +352,8 @@ def test_advice_is_bounded_by_the_learner_rate():
 def test_workers_of_a_user_kind_can_be_the_bottleneck():
     shares = {"change": 0.8, "wait_rows": 0.05, "wait_block": 0.05}
     metrics = measured({"actor": 2.0}, actor={"env": 0.3, "wait_block": 0.6}, learner=STARVED, augment=shares)
-    kind = Kind("augment", "augmenters", "nowhere:build", transform.PORTS, transform.ACTIVITIES)
+    kind = Kind("augment", "augmenters", "nowhere:build", TrajectoryTransform.ports)
+    kind = kind._replace(shown=Shown(TrajectoryTransform.activities))
     found = find_bottleneck(metrics, EIGHT, (*own_kinds(), kind))
     assert found.kind == "stage"
     assert "augment limit this run: they work 80% of their time" in found.text

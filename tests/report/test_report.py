@@ -28,14 +28,14 @@ from jsrl.report import run_report
 from jsrl.report.charts import Series, chart, ticks
 from jsrl.report.comparison import compare_runs
 from jsrl.report.curves import algorithm, machine, own_workers, shares_of_time
-from jsrl.report.graph import dataflow
+from jsrl.report.graph import draw_run
 from jsrl.report.html import body
 from jsrl.report.report import leave_report, write_report
 from jsrl.report.run_report import make_report, steady
 from jsrl.report.text import document
 from jsrl.runs.runs import Run, RunFolder
 from jsrl.runs.state import RunState
-from jsrl.workers.kinds import Kind, own_kinds
+from jsrl.workers.kinds import Kind, Shown, own_kinds
 
 ROOT = Path(__file__).parents[2]
 EVIL = '<script>alert("1")</script>&\'"'
@@ -243,7 +243,7 @@ def test_rates_in_the_picture_of_a_resumed_run_cover_all_sessions(run_folder: Ru
     write_graph(run_folder, make_graph(Experiment(agent=None, placement="served")))
     write_lines(run_folder, lines(35))
     end(run_folder, wall_s=1.0)  # 7 trajectories were consumed, in all sessions
-    assert "0.2/s" in dataflow(make_report(run_folder))
+    assert "0.2/s" in draw_run(run_folder)
 
 
 def test_a_long_final_evaluation_is_not_a_resume(run_folder: RunFolder):
@@ -445,7 +445,7 @@ def test_every_metric_of_the_algorithm_has_a_chart_and_only_those(run_folder: Ru
 
 def test_metrics_of_a_users_workers_have_charts(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
     scored = Metric("score_mean", "mean score", "reward", "rises")
-    exam = Kind("exam", "exams", "nowhere:build", activities=(Activity("play", "simulate", "", ""),), metrics=(scored,))
+    exam = Kind("exam", "exams", "nowhere:build", shown=Shown((Activity("play", "simulate", "", ""),), (scored,)))
     monkeypatch.setattr("jsrl.report.curves.kinds_of", lambda folder: (*own_kinds(), exam))
     own = {"exam/score_mean": 0.5, "b/exam/score_mean": 0.6, "exam/won_share": 0.3, "exam/play_share": 0.4}
     write_lines(run_folder, [line | own | {"b/env_steps": 1.0, "b/updates": 1.0} for line in lines(6)])
@@ -460,7 +460,7 @@ def test_modules_of_a_users_workers_are_found_in_the_working_directory(
 ):
     """The command `jsrl` does not have it among its paths, unlike `python -m jsrl`."""
     kind = "Kind('exam', 'exams', 'exam_here:Exam', ports=(Port('params', 'params', 'reads'),))"
-    (tmp_path / "exam_here.py").write_text(f"from jsrl.workers.kinds import Kind, Port\n\nEXAM = {kind}\n")
+    (tmp_path / "exam_here.py").write_text(f"from jsrl.extend import Kind, Port\n\nEXAM = {kind}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     graph = make_graph(Experiment(AgentReference("nowhere:make"))).add(node("exam", "exam_here:EXAM", params="params"))

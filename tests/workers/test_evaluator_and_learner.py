@@ -582,7 +582,7 @@ def test_non_finite_update_is_not_published_and_can_be_replayed(tmp_path):
         NonFiniteUpdate, match=r"update 2 made (loss|entropy) = nan .*nothing of it was published"
     ) as caught:
         rig.learner.step()
-    assert "replay_update" in str(caught.value)
+    assert "jsrl dev replay-update" in str(caught.value)
     assert rig.published.versions == [make_version(0, 0), make_version(0, 1)]
     store = SnapshotStore(tmp_path / "failed-update")
     saved = store.load_snapshot("latest")

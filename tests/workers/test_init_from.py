@@ -28,7 +28,7 @@ from jsrl.snapshots.store import SnapshotStore
 from jsrl.types import ArraySpec, Continuous, Discrete, EnvSpec
 from jsrl.workers.base import NullReporter
 from jsrl.workers.jobs import Job, StartPoint
-from jsrl.workers.learner.build import restore
+from jsrl.workers.learner.build import restore_state
 from jsrl.workers.relay.worker import ParameterServer
 
 FLAT = NetworkConfig(hidden=(8,), activation="relu")
@@ -64,7 +64,7 @@ def initialised_from(agent: Agent, folder, updates: int) -> tuple[AgentState, Ag
     store.save(1, {"params": jax.device_get(other.params)}, meta={}, tags=("best",), wait=True)
     store.close()
     start_point = StartPoint(restore=f"{folder}@best", params_only=True)
-    return other, restore(start_point, agent, lambda: init(jax.random.key(2)))
+    return other, restore_state(start_point, agent, lambda: init(jax.random.key(2)))
 
 
 def explored(agent: Agent, state: AgentState, rows: int = 2000) -> float:
@@ -92,7 +92,7 @@ def test_params_of_another_network_are_refused_with_the_first_leaf_that_differs(
     start_point = StartPoint(restore=f"{tmp_path}@best", params_only=True)
     expected = r"do not fit: weights/\S+ was float32\[16.*\] and is float32\[8.*\] now \(\d more differ\)\. --init-from"
     with pytest.raises(ConfigError, match=expected):
-        restore(start_point, agent, lambda: jax.jit(agent.init)(jax.random.key(2)))
+        restore_state(start_point, agent, lambda: jax.jit(agent.init)(jax.random.key(2)))
 
 
 def test_moments_of_observations_are_loaded_too(tmp_path):
@@ -104,7 +104,7 @@ def test_moments_of_observations_are_loaded_too(tmp_path):
     store.save(1, {"params": jax.device_get(other.params)}, meta={}, tags=("best",), wait=True)
     store.close()
     start_point = StartPoint(restore=f"{tmp_path}@best", params_only=True)
-    begun = restore(start_point, agent, lambda: jax.jit(agent.init)(jax.random.key(2)))
+    begun = restore_state(start_point, agent, lambda: jax.jit(agent.init)(jax.random.key(2)))
     jax.tree.map(np.testing.assert_array_equal, begun.params, other.params)
 
 

@@ -24,7 +24,7 @@ from jsrl.workers.actor import streams as actor_streams
 from jsrl.workers.actor.streams import ActorStreams
 from jsrl.workers.asking import InferenceRequests
 from jsrl.workers.ends import names_of_peers
-from jsrl.workers.following import FollowingProducer
+from jsrl.workers.following import SampleWriter
 from jsrl.workers.peers import (
     CLOSED_S,
     ELSEWHERE_S,
@@ -262,7 +262,7 @@ def test_actor_starting_during_replacements_finds_new_servers(tmp_path, monkeypa
             assert streams.look(0.0) is False
             client.close()
         else:
-            writer = FollowingProducer(job, "samples", job.schemas.trajectory)
+            writer = SampleWriter(job, "samples", job.schemas.trajectory)
             writer.open()
         writer.close()
     finally:
@@ -324,7 +324,7 @@ def test_actor_of_a_peer_that_dies_before_it_answers_finds_the_next_one(tmp_path
             assert streams._server.known.incarnation == 1
             client.close()
         else:
-            writer = FollowingProducer(job, "samples", job.schemas.trajectory)
+            writer = SampleWriter(job, "samples", job.schemas.trajectory)
             writer.open()
             assert writer._writer.peers[0].known.incarnation == 1
         writer.close()
@@ -341,7 +341,7 @@ def test_writer_of_a_reader_that_just_closed_its_stream_waits_for_the_next_one(t
     waits = []
     monkeypatch.setattr(following.BriefRetry, "pause", lambda self, refusal, limit_s=REFUSED_S: waits.append(limit_s))
     monkeypatch.setattr(job.names.__class__, "lookup", lambda *_: reader)
-    writer = FollowingProducer(job, "samples", job.schemas.trajectory)
+    writer = SampleWriter(job, "samples", job.schemas.trajectory)
     writer.open()
     closed.close()
     while (block := writer.reserve(0.1)) is not None:  # the news is on its way
@@ -369,7 +369,7 @@ def test_silent_peer_on_another_host_ends_a_worker_with_its_name(tmp_path, monke
     found = Registration("samples.learner", f"shm:{tmp_path}/closed", 1, os.getpid(), host)
     monkeypatch.setattr(FileNames, "lookup", lambda *_: found)
     before = dataclasses.replace(found, incarnation=0)
-    requests, writer = InferenceRequests(job), FollowingProducer(job, "samples", job.schemas.trajectory)
+    requests, writer = InferenceRequests(job), SampleWriter(job, "samples", job.schemas.trajectory)
     requests._peer = FailoverPeer(job.names, [SERVER], before)
     writer._writer.peers, writer._writer._ends = [Peer(job.names, "samples.learner", before)], [None]
     writer._lost = StreamClosed("the reader is gone")
@@ -397,7 +397,7 @@ def test_attempts_to_connect_last_longer_until_a_distant_peer_can_answer(tmp_pat
         monkeypatch.setattr(f"jsrl.workers.{end}", connect_over_round_trips_of_1_s)
     monkeypatch.setattr(following.Writer, "read_epoch", lambda _: 0)
     before = dataclasses.replace(found, incarnation=0)
-    requests, writer = InferenceRequests(job), FollowingProducer(job, "samples", job.schemas.trajectory)
+    requests, writer = InferenceRequests(job), SampleWriter(job, "samples", job.schemas.trajectory)
     requests._peer = FailoverPeer(job.names, [SERVER], before)
     writer._writer.peers, writer._writer._ends = [Peer(job.names, "samples.learner", before)], [None]
     writer._lost = StreamClosed("the reader is gone")
@@ -418,7 +418,7 @@ def test_time_without_a_peer_is_no_time_of_refusals(tmp_path, monkeypatch) -> No
         monkeypatch.setattr(module, "CLOSED_S", 0.0)
     job.names.register("samples.learner", "shm:a")
     learner = Peer(job.names, "samples.learner", job.names.lookup("samples.learner", 0.0))
-    writer, streams = FollowingProducer(job, "samples", job.schemas.trajectory), ActorStreams(job, Meter("actor"))
+    writer, streams = SampleWriter(job, "samples", job.schemas.trajectory), ActorStreams(job, Meter("actor"))
     writer._writer.peers, writer._writer._ends, streams._peers, writer._lost = [learner], [None], [learner], lost
     present = [True]
     monkeypatch.setattr(Peer, "find", lambda *_: learner.known if present[0] else None)

@@ -31,7 +31,7 @@ from jsrl.transport.meeting.keys import admit_hosts, hex_of, make_host_keys
 from jsrl.transport.params.relay import ancestors
 from jsrl.transport.stream import epoch_at, name_at
 from jsrl.workers.jobs import Job, kind_of
-from jsrl.workers.kinds import find_kind
+from jsrl.workers.kinds import find_kind, value_of
 
 JOIN_S = 600.0
 LOOK_S = 0.5  # for requests to stop, while waiting for hosts
@@ -302,7 +302,7 @@ class JoinedHosts:
             parts = [(at, content[at : at + CHUNK_BYTES]) for at in range(0, len(content), CHUNK_BYTES)]
             with self._port.changed:  # they are sent as the host confirms those before them
                 host.code += [CodePart(host.epoch, digest, p, at + CHUNK_BYTES >= len(content)) for at, p in parts]
-        keeps = list(find_kind(job.kind).keeps_files(job))
+        keeps = list(value_of(find_kind(job.kind).travel.keeps_files, job))
         lacks_files = bool(keeps) and self._kept_at.get(job.name) != host.epoch
         if keeps:
             self._kept_at[job.name] = host.epoch
@@ -349,7 +349,7 @@ class JoinedHosts:
 def readers_of_params(graph: Graph) -> dict[str, set[str]]:
     """Return the registered name of each params stream -> its readers."""
     found: dict[str, set[str]] = {}
-    for stream in (stream for stream in graph.streams if stream.sort == "params"):
+    for stream in (stream for stream in graph.streams if stream.type == "params"):
         readers = {worker.name for worker, _ in graph.sinks(stream.name)}
         found |= {name_at(stream.name, worker.name): readers for worker, _ in graph.sources(stream.name)}
     return found
@@ -418,7 +418,7 @@ def with_start(job: Job) -> Job:
       SnapshotError: there is no such snapshot. OSError: it cannot be copied.
     """
     restore = job.start_point.restore
-    if not find_kind(job.kind).must_finish or restore is None or in_run(job, restore) is not None:
+    if not find_kind(job.kind).lifecycle.must_finish or restore is None or in_run(job, restore) is not None:
         return job
     folder, _, selector = restore.rpartition("@")
     store, own = SnapshotStore(folder), job.begins_with.absolute()

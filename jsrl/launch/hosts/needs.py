@@ -9,7 +9,7 @@ from jsrl.graph.ranks import RANKS
 from jsrl.launch.launcher import Need
 from jsrl.launch.plan import Plan, memory_mb
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import Kind, Port, find_kind
+from jsrl.workers.kinds import Kind, Port, find_kind, value_of
 
 
 def needs_of(plan: Plan) -> tuple[Need, ...]:
@@ -19,25 +19,25 @@ def needs_of(plan: Plan) -> tuple[Need, ...]:
     ranks = {worker.name for worker in plan.graph.workers if worker.has(RANKS)}
     for worker, job in zip(plan.graph.workers, plan.jobs, strict=True):
         kind = find_kind(worker.kind)
-        serves_on_cpu = kind.device == "serves" and e.inference.device == "cpu"
+        serves_on_cpu = kind.resources.device == "serves" and e.inference.device == "cpu"
         learner, stays = plan.policies[job.policy].learner, _stays(kind, job, e)
         is_near = bool(stays) or worker.own_device or _sends(kind)
         found.append(
             Need(
                 worker.name,
-                "cpu" if serves_on_cpu else kind.device,
+                "cpu" if serves_on_cpu else kind.resources.device,
                 gpus=_least_gpus(e, kind),
                 alone=worker.own_device,
-                cores=kind.threads(e),
+                cores=value_of(kind.resources.threads, e),
                 memory_mb=memory_mb(plan, job),
                 stays=stays,
-                spreads=kind.forks,
-                each=one_each and kind.device == "serves" and not stays,
-                answers=any(port.sort == "inference" and port.does == "answers" for port in kind.ports),
+                spreads=kind.resources.forks,
+                each=one_each and kind.resources.device == "serves" and not stays,
+                answers=any(port.stream_type == "inference" and port.role == "answers" for port in kind.ports),
                 asks=next((end.peers[0].worker for port, end in job.ends if _asks(kind.port(port))), ""),
                 feeds=_rank_fed(job, kind, ranks),
-                follows=learner if any((port.sort, port.does) == (RANKS, "asks") for port in kind.ports) else "",
-                beside=learner if is_near and not kind.forks and worker.name != learner else "",
+                follows=learner if any((port.stream_type, port.role) == (RANKS, "asks") for port in kind.ports) else "",
+                beside=learner if is_near and not kind.resources.forks and worker.name != learner else "",
             )
         )
     return tuple(found)
@@ -45,20 +45,20 @@ def needs_of(plan: Plan) -> tuple[Need, ...]:
 
 def _least_gpus(e: Experiment, kind: Kind) -> int:
     """Return the number of accelerators that a worker's host must have, if it has any; 0: any number."""
-    if kind.device == "learns":
+    if kind.resources.device == "learns":
         return e.learner_devices or 0
     index = e.inference.device.removeprefix("gpu:")
-    return int(index) + 1 if kind.device == "serves" and index.isdigit() else 0
+    return int(index) + 1 if kind.resources.device == "serves" and index.isdigit() else 0
 
 
 def _stays(kind: Kind, job: Job, e: Experiment) -> str:
     """Return why a worker may not run on a host without the run folder; empty: it may."""
-    why = kind.needs_folder(e) if callable(kind.needs_folder) else kind.needs_folder
-    if why:
-        return why
-    if kind.must_finish and job.keeps_initial:
+    if why := value_of(kind.travel.needs_folder, e):
+        return str(why)
+    if kind.lifecycle.must_finish and job.keeps_initial:
         return "it keeps its first params there"
-    if kind.reads_samples and not (job.has(RANKS) or kind.keeps_files(job)):  # the agents of these send their counts
+    counted_there = job.has(RANKS) or value_of(kind.travel.keeps_files, job)  # their hosts' agents send the counts
+    if kind.reads_samples and not counted_there:
         return "it counts what it reads in the run folder"
     if any(end.stream.transport and kind.port(port).binds for port, end in job.ends):
         return "it binds a stream with a transport of its own"
@@ -67,14 +67,16 @@ def _stays(kind: Kind, job: Job, e: Experiment) -> str:
 
 def _sends(kind: Kind) -> bool:
     """Return whether it receives samples and sends them on: best on the host of their receiver."""
-    return kind.reads_samples and any(port.sort == "samples" and port.does == "writes" for port in kind.ports)
+    return kind.reads_samples and any(port.stream_type == "samples" and port.role == "writes" for port in kind.ports)
 
 
 def _asks(port: Port) -> bool:
-    return (port.sort, port.does) == ("inference", "asks")
+    return (port.stream_type, port.role) == ("inference", "asks")
 
 
 def _rank_fed(job: Job, kind: Kind, ranks: Collection[str]) -> str:
     """Return the rank of a learner that reads the samples of a worker; empty: none does."""
-    ends = (end for port, end in job.ends if (kind.port(port).sort, kind.port(port).does) == ("samples", "writes"))
+    ends = (
+        end for port, end in job.ends if (kind.port(port).stream_type, kind.port(port).role) == ("samples", "writes")
+    )
     return next((peer.worker for end in ends for peer in end.peers if peer.worker in ranks), "")

@@ -1,4 +1,4 @@
-"""Protocols of a stream of sort `ranks`: small messages between the first rank of a learner and the others."""
+"""Protocols of a stream of type `ranks`: small messages between the first rank of a learner and the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ends of streams of sort `ranks`; the address selects the transport."""
+"""The ends of streams of type `ranks`; the address selects the transport."""
 
 from __future__ import annotations
 

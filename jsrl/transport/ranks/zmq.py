@@ -1,4 +1,4 @@
-"""The ends of a stream of sort `ranks`: small messages over ZeroMQ, on a Unix socket or, with keys, over TCP."""
+"""The ends of a stream of type `ranks`: small messages over ZeroMQ, on a Unix socket or, with keys, over TCP."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.workers.env_call import end_hint
 from jsrl.workers.jobs import Job
-from jsrl.workers.kinds import Headline, Kind, Port, ended_by_own_code
+from jsrl.workers.kinds import Headline, Kind, Lifecycle, Port, Resources, Shown, Travel, ended_by_own_code
 
 
 def loads_jax(worker: Any) -> bool:
@@ -37,7 +37,7 @@ def check_acting(worker: Any) -> None:
         )
 
 
-def least_restarts(experiment: Experiment) -> int:
+def min_restarts(experiment: Experiment) -> int:
     """Return how many environment faults a new actor may repair."""
     return experiment.env.fault_limit if experiment.env.on_fault == "restart-actor" else 0
 
@@ -117,15 +117,11 @@ KIND = Kind(
         Port("inference", "inference", "asks", optional=True, by_policy=True),
         Port("params", "params", "reads", optional=True, by_policy=True),
     ),
-    activities=ACTIVITIES,
-    check=check_acting,
-    metrics=METRICS,
     loads_jax=loads_jax,
-    least_restarts=least_restarts,
-    may_restart=may_restart,
-    forks=True,
-    says=("games",),
-    needs_folder="",
-    death_hint=end_hint,
-    headline=Headline("env_steps_per_s", "steps/s"),
+    sends=("games",),
+    check=check_acting,
+    resources=Resources(forks=True),
+    lifecycle=Lifecycle(min_restarts=min_restarts, may_restart=may_restart),
+    shown=Shown(ACTIVITIES, METRICS, Headline("env_steps_per_s", "steps/s"), death_hint=end_hint),
+    travel=Travel(needs_folder=""),
 )

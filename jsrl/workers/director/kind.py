@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.kinds import Headline, Kind
+from jsrl.workers.kinds import Headline, Kind, Shown, Travel
 
 ACTIVITIES = (
     Activity("direct", "other", "share of time proposing games and counting their outcomes", "below 0.5"),
@@ -42,11 +42,9 @@ KIND = Kind(
     name="director",
     plural="directors",
     build="jsrl.workers.director.build:build_director",
-    activities=ACTIVITIES,
-    metrics=METRICS,
-    loads_jax=lambda worker: False,
+    loads_jax=False,
     receives=("games", "done", "scores", "saving"),
-    says=("command", "stop"),
-    headline=Headline("games_per_s", "games/s"),
-    needs_folder="it keeps its players and results there",
+    sends=("command", "stop"),
+    shown=Shown(ACTIVITIES, METRICS, Headline("games_per_s", "games/s")),
+    travel=Travel(needs_folder="it keeps its players and results there"),
 )

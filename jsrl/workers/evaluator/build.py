@@ -13,7 +13,7 @@ from jsrl.workers.evaluator.opponents import FrozenOpponent, FrozenPolicy, Loade
 from jsrl.workers.evaluator.worker import Evaluator, EvaluatorSettings
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
-from jsrl.workers.players import common_player_settings, make_agent, params_store, played_policies
+from jsrl.workers.players import common_player_settings, make_agent, played_policies, snapshot_store
 
 SHARE = 0.25  # of the env steps, for evaluations of a serial run: at most a tenth of its time, while training waits
 
@@ -40,7 +40,7 @@ def build_evaluator(job: Job, reporter: Reporter) -> Evaluator:
         groups = None if e.evaluator.against else job.seat_groups or None
         return make(e.evaluation_env, num_envs, seed, group=0, groups=groups, warn=warn)
 
-    store, opponents = params_store(job, reporter), functools.partial(make_opponents, job)
+    store, opponents = snapshot_store(job, reporter, "params"), functools.partial(make_opponents, job)
     return Evaluator(played_policies(job), settings, make_env, store, reporter, make_meter(job), opponents)
 
 

@@ -9,7 +9,7 @@ from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.runs.control_bodies import FINAL
 from jsrl.workers.env_call import end_hint
-from jsrl.workers.kinds import Kind, Port
+from jsrl.workers.kinds import Kind, LastTask, Lifecycle, Port, Shown, Travel
 
 ACTIVITIES = (
     Activity("env", "simulate", "share of time inside environments", "depends"),
@@ -84,13 +84,13 @@ KIND = Kind(
     plural="evaluators",
     build="jsrl.workers.evaluator.build:build_evaluator",
     ports=(Port("params", "params", "reads", by_policy=True),),
-    activities=ACTIVITIES,
-    final=final,
-    final_name="final evaluation",
-    when_due=True,
-    metrics=METRICS,
-    says=("evaluated", "confirmed", FINAL, "saved"),
-    needs_folder=lambda e: "it plays against other runs" if any("@" in name for name in e.evaluator.against) else "",
-    keeps_files=lambda job: (f"{job.snapshots.relative_to(job.folder)}/params",),
-    death_hint=end_hint,
+    sends=("evaluated", "confirmed", FINAL, "saved"),
+    lifecycle=Lifecycle(last_task=LastTask(final, "final evaluation")),
+    shown=Shown(ACTIVITIES, METRICS, death_hint=end_hint),
+    travel=Travel(
+        needs_folder=lambda e: (
+            "it plays against other runs" if any("@" in name for name in e.evaluator.against) else ""
+        ),
+        keeps_files=lambda job: (f"{job.snapshots.relative_to(job.folder)}/params",),
+    ),
 )

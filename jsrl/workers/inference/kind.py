@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.kinds import Headline, Kind, Port
+from jsrl.workers.kinds import Headline, Kind, Port, Resources, Shown, Travel
 from jsrl.workers.memory import clients_bytes, frozen_bytes, params_bytes
 
 ACTIVITIES = (
@@ -53,11 +53,13 @@ KIND = Kind(
         Port("inference", "inference", "answers", by_policy=True),
         Port("params", "params", "reads", by_policy=True),
     ),
-    activities=ACTIVITIES,
-    device="serves",
-    needs_folder="",
-    threads=lambda e: e.inference.threads,
-    metrics=METRICS,
-    declares=lambda job: sum(params_bytes(own) + clients_bytes(own) + frozen_bytes(own) for own in job.by_policy),
-    headline=Headline("rows_per_s", "rows/s"),
+    resources=Resources(
+        device="serves",
+        threads=lambda e: e.inference.threads,
+        growth_bytes=lambda job: sum(
+            params_bytes(own) + clients_bytes(own) + frozen_bytes(own) for own in job.by_policy
+        ),
+    ),
+    shown=Shown(ACTIVITIES, METRICS, Headline("rows_per_s", "rows/s")),
+    travel=Travel(needs_folder=""),
 )

@@ -29,9 +29,7 @@ from jsrl.workers.learner.sources import Source, SynchronizedSource
 from jsrl.workers.learner.trained import trained_agent
 from jsrl.workers.learner.updaters import Updater
 from jsrl.workers.learner.worker import Learner, LearnerSettings
-from jsrl.workers.players import report_saved
-
-STATE_STORE = "state"
+from jsrl.workers.players import snapshot_store
 
 
 def build_learner(job: Job, reporter: Reporter) -> Learner:
@@ -51,17 +49,14 @@ def build_learner(job: Job, reporter: Reporter) -> Learner:
     def begin() -> Any:
         fresh = functools.partial(updater.fresh, key)
         if job.start_point.restore:
-            return updater.place(restore(job.start_point, agent, fresh))
+            return updater.place(restore_state(job.start_point, agent, fresh))
         return updater.make(key) if ranks.count == 1 else updater.place(jax.device_get(jax.jit(fresh)()))
 
     def connect() -> tuple[Source, ParamsPublisher]:
         source = make_source(job, devices, start, meter, reporter)
         return source if ranks.count == 1 else SynchronizedSource(source, ranks), bind_publisher(job, "params")
 
-    warn = functools.partial(reporter.event, "warning", once="snapshots")
-    saved = functools.partial(report_saved, reporter, STATE_STORE)
-    keep = max(3, e.snapshots.keep)
-    store = SnapshotStore(job.snapshots / STATE_STORE, keep_last=keep, on_warning=warn, on_written=saved)
+    store = snapshot_store(job, reporter, keep_last=max(3, e.snapshots.keep))
     settings = LearnerSettings(
         seed=e.seed,
         total_env_steps=e.total_env_steps,
@@ -116,7 +111,7 @@ def lead(job: Job, start: LearnerStart) -> Leader:
     return leader
 
 
-def restore(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentState]) -> AgentState:
+def restore_state(start_point: StartPoint, agent: Agent, fresh: Callable[[], AgentState]) -> AgentState:
     """Return the first state of a run: a snapshot's, or a fresh one with a snapshot's params."""
     folder, _, selector = str(start_point.restore).rpartition("@")
     store = SnapshotStore(folder)

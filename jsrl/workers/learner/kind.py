@@ -8,7 +8,7 @@ from jsrl.errors import ConfigError
 from jsrl.experiment import Experiment
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.kinds import Headline, Kind, Port
+from jsrl.workers.kinds import Headline, Kind, Lifecycle, Port, Resources, Shown, Travel
 from jsrl.workers.memory import learner_bytes, learner_keeps
 
 if TYPE_CHECKING:
@@ -138,11 +138,15 @@ def needs_folder(e: Experiment) -> str:
     return "it reads a recording" if e.recording is not None else ""
 
 
-def kept_files(job: Job) -> tuple[str, ...]:
+def keeps_files(job: Job) -> tuple[str, ...]:
     """Return the folders of a learner's files: its snapshots, an update that failed, the params that it begins with."""
     folders = (job.snapshots / "state", job.failed_update, job.begins_with)
     return tuple(str(folder.relative_to(job.folder)) for folder in folders)
 
+
+RESOURCES = Resources(
+    device="learns", threads=lambda e: e.learner.threads, memory_bytes=learner_keeps, growth_bytes=learner_bytes
+)
 
 KIND = Kind(
     name="learner",
@@ -154,21 +158,17 @@ KIND = Kind(
         Port("params", "params", "writes"),
         Port("ranks", "ranks", "answers", optional=True),
     ),
-    activities=ACTIVITIES,
-    device="learns",
-    threads=lambda e: e.learner.threads,
-    metrics=(*MEASURED, *SAID),
-    averages=True,
-    declares=learner_bytes,
-    keeps=learner_keeps,
-    state="snapshot",
-    saves=True,
-    must_finish=True,
+    sends=("finished", "saved", "saving", "done", "scores", "stand_in"),
     check=check_settings,
-    headline=Headline("updates_per_s", "updates/s", "queue_depth", ("publish",)),
-    says=("finished", "saved", "saving", "done", "scores", "stand_in", "snapshots/", "ledger/", "replay/"),
-    needs_folder=needs_folder,
-    keeps_files=kept_files,
+    resources=RESOURCES,
+    lifecycle=Lifecycle(state="snapshot", saves=True, must_finish=True),
+    shown=Shown(
+        ACTIVITIES,
+        (*MEASURED, *SAID),
+        Headline("updates_per_s", "updates/s", "queue_depth", ("publish",)),
+        prefixes=("snapshots", "ledger", "replay"),
+    ),
+    travel=Travel(needs_folder, keeps_files),
 )
 
 # names that metrics of an agent cannot have

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.kinds import Headline, Kind, Port
-from jsrl.workers.learner.kind import WAIT_OTHERS
-from jsrl.workers.memory import learner_bytes, learner_keeps
+from jsrl.workers.kinds import Headline, Kind, Lifecycle, Port, Shown, Travel
+from jsrl.workers.learner.kind import RESOURCES, WAIT_OTHERS
 
 ACTIVITIES = (
     Activity(
@@ -40,14 +39,9 @@ KIND = Kind(
     plural="ranks",
     build="jsrl.workers.learner.build_rank:build_rank",
     ports=(Port("ranks", "ranks", "asks"), Port("samples", "samples", "reads", schemas=("trajectory",))),
-    activities=ACTIVITIES,
-    metrics=METRICS,
-    device="learns",
-    threads=lambda e: e.learner.threads,
-    declares=learner_bytes,
-    keeps=learner_keeps,
-    saves=True,  # it waits for the learner's last snapshot
-    says=("stand_in",),
-    headline=Headline("updates_per_s", "updates/s", "queue_depth"),
-    needs_folder="",
+    sends=("stand_in",),
+    resources=RESOURCES,
+    lifecycle=Lifecycle(saves=True),  # it waits for the learner's last snapshot
+    shown=Shown(ACTIVITIES, METRICS, Headline("updates_per_s", "updates/s", "queue_depth")),
+    travel=Travel(needs_folder=""),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.kinds import Kind, Port
+from jsrl.workers.kinds import Kind, Lifecycle, Port, Resources, Shown, Travel
 from jsrl.workers.memory import params_bytes
 
 ACTIVITIES = (
@@ -29,10 +29,8 @@ KIND = Kind(
         Port("params", "params", "reads"),
         Port("relayed", "params", "writes"),
     ),
-    activities=ACTIVITIES,
-    metrics=METRICS,
-    declares=params_bytes,
-    saves=True,
-    relays=True,
-    needs_folder="it keeps numbered copies of params",
+    resources=Resources(growth_bytes=params_bytes),
+    lifecycle=Lifecycle(saves=True),
+    shown=Shown(ACTIVITIES, METRICS),
+    travel=Travel(needs_folder="it keeps numbered copies of params", relays=True),
 )

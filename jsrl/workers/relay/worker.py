@@ -16,7 +16,6 @@ from jsrl.workers.base import Reporter
 from jsrl.workers.ends import bind_publisher, subscribe
 from jsrl.workers.jobs import Job
 from jsrl.workers.kinds import make_meter
-from jsrl.workers.players import PARAMS_STORE
 
 
 class ParameterServer:
@@ -87,4 +86,4 @@ class ParameterServer:
 def build_parameter_server(job: Job, reporter: Reporter) -> ParameterServer:
     """Return the parameter server of a job."""
     warn = functools.partial(reporter.event, "warning", once="snapshots")
-    return ParameterServer(job, SnapshotStore(job.snapshots / PARAMS_STORE, on_warning=warn), reporter)
+    return ParameterServer(job, SnapshotStore(job.snapshots / "params", on_warning=warn), reporter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
-from jsrl.workers.kinds import Kind, Port
+from jsrl.workers.kinds import Kind, Lifecycle, Port, Resources, Shown, Travel
 from jsrl.workers.memory import kept_rows, replay_bytes, stream_bytes, windows_bytes
 
 ACTIVITIES = (
@@ -59,12 +59,15 @@ KIND = Kind(
         Port("batches", "samples", "writes", schemas=("batches",)),
         Port("priorities", "samples", "reads", schemas=("priorities",)),
     ),
-    activities=ACTIVITIES,
-    metrics=METRICS,
-    declares=lambda job: stream_bytes(job) + replay_bytes(job) + windows_bytes(job),
-    keeps=kept_rows,
-    loads_jax=lambda worker: False,
-    state="snapshot",
-    needs_folder=lambda e: "it keeps its rows there" if e.buffer is not None and e.buffer.save else "",
-    keeps_files=lambda job: tuple(f"replay/{number}" for number in job.end("batches").groups),
+    loads_jax=False,
+    resources=Resources(
+        memory_bytes=kept_rows,
+        growth_bytes=lambda job: stream_bytes(job) + replay_bytes(job) + windows_bytes(job),
+    ),
+    lifecycle=Lifecycle(state="snapshot"),
+    shown=Shown(ACTIVITIES, METRICS),
+    travel=Travel(
+        needs_folder=lambda e: "it keeps its rows there" if e.buffer is not None and e.buffer.save else "",
+        keeps_files=lambda job: tuple(f"replay/{number}" for number in job.end("batches").groups),
+    ),
 )

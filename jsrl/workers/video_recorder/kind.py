@@ -5,7 +5,7 @@ from __future__ import annotations
 from jsrl.metrics.catalogue import Metric
 from jsrl.metrics.phases import Activity
 from jsrl.workers.env_call import end_hint
-from jsrl.workers.kinds import Kind, Port
+from jsrl.workers.kinds import Kind, LastTask, Lifecycle, Port, Shown, Travel
 
 ACTIVITIES = (
     Activity("env", "simulate", "share of time inside environments", "small"),
@@ -31,23 +31,21 @@ METRICS = (
     Metric("video_frames", "pictures in the video", "count", "fps x max_seconds at most"),
 )
 
+FINAL_VIDEO = LastTask(
+    lambda experiment, reason: {} if experiment.video.final else None,
+    "final video",
+    "snapshot_s",
+    "; --video.niceness 0 gives it more time on a busy machine, and a smaller --video.max-seconds makes the video shorter",
+)
+
 KIND = Kind(
     name="video-recorder",
     plural="video recorders",
     build="jsrl.workers.video_recorder.build:build_video_recorder",
     ports=(Port("params", "params", "reads", by_policy=True),),
-    activities=ACTIVITIES,
-    final=lambda experiment, reason: {} if experiment.video.final else None,
-    final_name="final video",
-    final_deadline="snapshot_s",
-    final_hint="; --video.niceness 0 gives it more time on a busy machine, and a smaller --video.max-seconds makes the "
-    "video shorter",
-    when_due=True,
-    metrics=METRICS,
-    loss_ends_run=False,
-    is_hit=False,
     receives=("evaluated",),
-    says=("filmed",),
-    needs_folder="it writes videos",
-    death_hint=end_hint,
+    sends=("filmed",),
+    lifecycle=Lifecycle(loss_ends_run=False, last_task=FINAL_VIDEO),
+    shown=Shown(ACTIVITIES, METRICS, death_hint=end_hint),
+    travel=Travel(needs_folder="it writes videos"),
 )

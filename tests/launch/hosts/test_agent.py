@@ -55,7 +55,7 @@ from jsrl.runs.names import Registration
 from jsrl.transport.meeting.keys import load_client_keys, load_server_keys, make_keys
 from jsrl.transport.memory.segment import make_folder
 from jsrl.workers.jobs import StartPoint
-from jsrl.workers.kinds import find_kind
+from jsrl.workers.kinds import find_kind, value_of
 from tests.launch.hosts.agents import Agent, await_that, lives
 
 LEASE_S, LOST_S = 4.0, 8.0  # a loaded machine must not end a lease
@@ -437,7 +437,7 @@ def test_remote_learner_starts_from_a_snapshot_in_its_host_folder(tmp_path: Path
     assert not (tmp_path / "run" / "begins-with").exists()
     assert begins(f"{other}@7") == "/far/run/begins-with@7"  # a copy from another run, which the host does not see
     assert (tmp_path / "run" / "begins-with" / "7" / "manifest.json").exists()
-    assert find_kind("learner").keeps_files(job) == ("snapshots/state", "failed-update", "begins-with")
+    assert value_of(find_kind("learner").travel.keeps_files, job) == ("snapshots/state", "failed-update", "begins-with")
 
 
 def test_modules_go_once_to_each_host_as_they_were_at_the_first_start(tmp_path: Path, monkeypatch) -> None:

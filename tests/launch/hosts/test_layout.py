@@ -26,7 +26,7 @@ from jsrl.launch.hosts.needs import needs_of
 from jsrl.launch.launcher import Hosts, Need
 from jsrl.launch.plan import Plan, make_plan
 from jsrl.networks.model import NetworkConfig
-from jsrl.workers.kinds import find_kind
+from jsrl.workers.kinds import Travel, find_kind, value_of
 
 WORLD = Path(__file__).parents[2] / "system" / "world"
 SMALL = PPOConfig(network=NetworkConfig(hidden=(8,)))
@@ -339,7 +339,7 @@ def test_plan_lists_the_needs_of_its_workers():
     assert needs["parameter-server"].beside == "learner" and not needs["learner"].beside
     assert not (needs["evaluator"].beside or needs["evaluator"].stays or needs["actor-3"].stays)
     judged = dataclasses.replace(e, evaluator=EvaluatorConfig(against=("other@best",)))
-    assert find_kind("evaluator").needs_folder(judged) == "it plays against other runs"
+    assert value_of(find_kind("evaluator").travel.needs_folder, judged) == "it plays against other runs"
     on_gpu = dataclasses.replace(e, inference=InferenceConfig(device="gpu:1"))
     assert [need.gpus for need in needs_of(plan_of(on_gpu)) if need.answers] == [2, 2]
 
@@ -370,7 +370,7 @@ def test_workers_that_count_rows_stay_with_the_run_folder(monkeypatch):
     needs = {need.worker: need for need in needs_of(plan_of(e, "my_workers:augmented"))}
     assert needs["augment-0"].stays == "its kind does not say that it may leave the run folder"
     kind = find_kind("my_workers:AUGMENT")
-    monkeypatch.setattr("my_workers.AUGMENT", kind._replace(needs_folder=""))
+    monkeypatch.setattr("my_workers.AUGMENT", kind._replace(travel=Travel(needs_folder="")))
     needs = {need.worker: need for need in needs_of(plan_of(e, "my_workers:augmented"))}
     assert needs["augment-0"].stays == "it counts what it reads in the run folder"
 

@@ -6,15 +6,25 @@ import time
 
 import numpy as np
 
-from jsrl.errors import StreamTimeout
-from jsrl.graph.graph import Graph, node
-from jsrl.graph.policies import with_policy
-from jsrl.metrics.catalogue import Metric
-from jsrl.metrics.phases import Activity
-from jsrl.types import version_updates
-from jsrl.workers.ends import begin_counting, bind_reader, subscribe
-from jsrl.workers.kinds import Kind, Port, make_meter
-from jsrl.workers.transform import ACTIVITIES, PORTS, TrajectoryTransform
+from jsrl.extend import (
+    Activity,
+    Graph,
+    Kind,
+    Lifecycle,
+    Metric,
+    Port,
+    Shown,
+    StreamTimeout,
+    TrajectoryTransform,
+    Travel,
+    begin_counting,
+    bind_reader,
+    make_meter,
+    node,
+    subscribe,
+    version_updates,
+    with_policy,
+)
 
 
 class Augment(TrajectoryTransform):
@@ -31,10 +41,11 @@ AUGMENT = Kind(
     "augment",
     "augmenters",
     "my_workers:Augment",
-    ports=PORTS,
-    activities=ACTIVITIES,
-    metrics=(Metric("trajectories_per_s", "trajectories passed on", "1/s", "level"),),
-    loads_jax=lambda worker: False,
+    ports=TrajectoryTransform.ports,
+    loads_jax=False,
+    shown=Shown(
+        TrajectoryTransform.activities, (Metric("trajectories_per_s", "trajectories passed on", "1/s", "level"),)
+    ),
 )
 
 
@@ -79,17 +90,19 @@ WATCH = Kind(
     "watchers",
     "my_workers:Watcher",
     ports=(Port("params", "params", "reads"),),
-    activities=(
-        Activity("measure", "other", "share of time measuring"),
-        Activity("wait", "wait", "share of time without new params", "above 0.5", "new params"),
+    loads_jax=False,
+    lifecycle=Lifecycle(loss_ends_run=False),
+    shown=Shown(
+        activities=(
+            Activity("measure", "other", "share of time measuring"),
+            Activity("wait", "wait", "share of time without new params", "above 0.5", "new params"),
+        ),
+        metrics=(
+            Metric("distance", "distance of the params from the first ones", "-", "rises"),
+            Metric("params_updates", "updates that the measured params have seen", "updates", "rises"),
+        ),
     ),
-    metrics=(
-        Metric("distance", "distance of the params from the first ones", "-", "rises"),
-        Metric("params_updates", "updates that the measured params have seen", "updates", "rises"),
-    ),
-    loads_jax=lambda worker: False,
-    loss_ends_run=False,
-    needs_folder="",
+    travel=Travel(needs_folder=""),
 )
 
 
@@ -130,8 +143,8 @@ COUNT = Kind(
     "counters",
     "my_workers:Counter",
     ports=(Port("rows", "samples", "reads", schemas=("trajectory",)),),
-    metrics=(Metric("counted", "trajectories counted in this life", "count", "rises", "sum"),),
-    loads_jax=lambda worker: False,
+    loads_jax=False,
+    shown=Shown(metrics=(Metric("counted", "trajectories counted in this life", "count", "rises", "sum"),)),
 )
 
 
