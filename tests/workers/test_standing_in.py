@@ -118,12 +118,12 @@ def test_an_actor_makes_further_trajectories_with_the_same_params_and_goes_on_fr
         return sorted(lease.entry.group for lease in leases)
 
     def stand_in(batch: int, **each: int) -> None:
-        facts = {"policy": 0, "batch": batch, "each": [[int(g[1:]), n] for g, n in each.items()]}
+        facts = {"policy": 0, "epoch": 0, "batch": batch, "each": [[int(g[1:]), n] for g, n in each.items()]}
         actor.command(Command("stand_in", facts))
 
     assert made(0) == [0, 1] and made(0) == []
-    actor.command(Command("stand_in", {"policy": 1, "batch": 0, "each": [[0, 2]]}))  # of another policy
-    actor.command(Command("stand_in", {"policy": 0, "batch": 0, "each": [[7, 2]]}))  # of another actor
+    actor.command(Command("stand_in", {"policy": 1, "epoch": 0, "batch": 0, "each": [[0, 2]]}))  # of another policy
+    actor.command(Command("stand_in", {"policy": 0, "epoch": 0, "batch": 0, "each": [[7, 2]]}))  # of another actor
     assert made(0) == []
     stand_in(0, g0=3)
     assert made(0) == [0, 0] and made(0) == []
@@ -141,8 +141,20 @@ def test_an_actor_that_is_served_waits() -> None:
     """A server answers the requests that it has; the absent groups' rows come from their replacements."""
     rows = PolicyRows(ActingPolicy(PolicySettings(max_lag=0), lambda sizes: None), 0, None)  # type: ignore[arg-type, return-value]
     actor = SimpleNamespace(_groups={0: SimpleNamespace(rows=[rows], number=0)})
-    Actor._stand_in(actor, 0, 3, {0: 2})  # type: ignore[arg-type]
+    Actor._stand_in(actor, 0, 0, 3, {0: 2})  # type: ignore[arg-type]
     assert rows.pace == Pace()
+
+
+def test_a_new_learner_may_ask_before_an_actor_has_found_it() -> None:
+    rows = PolicyRows(ActingPolicy(PolicySettings(), lambda sizes: None), 0, None, trajectory=9)  # type: ignore[arg-type, return-value]
+    rows.stand_in(0, 9, 2)
+    rows.stand_in(1, 4, 3)
+    rows.begin_again(1)
+    rows.trajectory = 5  # of its first reply: with three for each batch from 4 on, this one is still for 4
+    assert rows.batch == 4
+    rows.begin_again(2)
+    rows.trajectory = 5
+    assert rows.batch == 5
 
 
 class World:
@@ -206,7 +218,7 @@ class World:
             batch, each = self.to_actors.popleft()
             for group, number in each.items():
                 if (rows := self.rows[group]) is not None:
-                    rows.pace = rows.pace.changed(batch, number, rows.trajectory)
+                    rows.stand_in(0, batch, number)
 
     def until(self, updates: int) -> None:
         """Let everything happen in any order until so many further updates are made."""

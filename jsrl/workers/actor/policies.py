@@ -21,12 +21,13 @@ from jsrl.workers.actor.streams import ActorStreams
 class Pace(NamedTuple):
     """How the trajectories of a group belong to batches: from `first` on, `each` of them to every batch from `batch` on.
 
-    A group makes several for each batch while it stands in for groups that nobody steps.
+    A group makes several for each batch while it stands in for groups that nobody steps. `epoch`: of the learner.
     """
 
     first: int = 0
     batch: int = 0
     each: int = 1
+    epoch: int = 0
 
     def batch_of(self, trajectory: int) -> int:
         """Return the number of the batch that a trajectory is for."""
@@ -43,7 +44,8 @@ class Pace(NamedTuple):
         if each < self.each and trajectory is not None:
             batch = max(batch, self.batch_of(trajectory) + 1)
         further = batch - self.batch
-        return Pace(self.first + (further * self.each if further > 0 else further), batch, each)
+        first = self.first + (further * self.each if further > 0 else further)
+        return Pace(first, batch, each, self.epoch)
 
 
 @dataclass(frozen=True)
@@ -162,9 +164,18 @@ class PolicyRows:
         """Return the batches of the current consumer for which all trajectories are committed."""
         return 0 if self.batch is None else self.batch - self.begun
 
-    def begin_again(self) -> None:
-        """Continue with a new consumer, which may have made fewer updates than the trajectories' numbers assume."""
-        self.trajectory, self.pace = None, Pace()
+    def begin_again(self, epoch: int) -> None:
+        """Continue with a new learner, which may have made fewer updates than the trajectories' numbers assume."""
+        self.trajectory = None
+        if self.pace.epoch < epoch:  # else the new learner has already set it
+            self.pace = Pace(epoch=epoch)
+
+    def stand_in(self, epoch: int, batch: int, each: int) -> None:
+        """Make another number of trajectories for every batch of a learner from this one on."""
+        if self.pace.epoch < epoch:
+            self.pace = Pace(epoch=epoch).changed(batch, each, None)
+        else:
+            self.pace = self.pace.changed(batch, each, self.trajectory)
 
     def ask(self, row: int, num_rows: int) -> None:
         """Request the actions of a row of the trajectory."""

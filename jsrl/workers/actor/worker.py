@@ -192,7 +192,7 @@ class Actor:
             self._restart_environments(group)
             for rows in group.rows:
                 if rows.policy.streams is not None and rows.policy.streams.new_consumer:
-                    rows.begin_again()
+                    rows.begin_again(rows.policy.streams.epoch)
             self._begin(group)
         for policy in self._policies:
             assert policy.streams is not None
@@ -416,7 +416,7 @@ class Actor:
         """Take `games`: a director's assignments, unless they are for an earlier incarnation of this actor; and `stand_in`."""
         facts = command.facts
         if command.name == "stand_in":
-            self._stand_in(facts["policy"], facts["batch"], dict(facts["each"]))
+            self._stand_in(facts["policy"], facts["epoch"], facts["batch"], dict(facts["each"]))
         if (
             command.name == "games"
             and self._assignments is not None
@@ -426,15 +426,15 @@ class Actor:
             slots = [(group, slot) for group, slot in facts["slots"]]
             self._assignments.take(leases, facts["session"], facts["sent"], slots)
 
-    def _stand_in(self, policy: int, batch: int, each: Mapping[int, int]) -> None:
-        """Make another number of trajectories for every batch of a learner from this one on: group -> number.
+    def _stand_in(self, policy: int, epoch: int, batch: int, each: Mapping[int, int]) -> None:
+        """Make another number of trajectories for every batch of a policy's learner from this one on: group -> number.
 
         A group that waits for the params of a later batch requests its actions again, with those of its batch now.
         """
         for group in (self._groups[number] for number in each if number in self._groups):
             for rows in group.rows:
                 if rows.policy.settings.number == policy and rows.policy.settings.acts_here:
-                    rows.pace = rows.pace.changed(batch, each[group.number], rows.trajectory)
+                    rows.stand_in(epoch, batch, each[group.number])
                     waits = rows.reply is None and not (group.parked or group.held or self._lost)
                     if waits:
                         rows.ask(group.row, self._settings.num_rows)

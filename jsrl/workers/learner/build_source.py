@@ -51,7 +51,8 @@ def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, repor
     refusals = Refusals(job.name, reporter)
 
     def ask(batch: int, each: Mapping[int, int]) -> None:
-        reporter.event("stand_in", policy=job.policy_number, batch=batch, each=list(each.items()))
+        number, pairs = job.policy_number, list(each.items())
+        reporter.event("stand_in", policy=number, epoch=start.epoch, batch=batch, each=pairs)
 
     def join(consumer: SampleConsumer, spec: Trajectory, plan: BatchPlan) -> Batcher:
         return Batcher(consumer, spec, plan, phases, refusals, ask)
