@@ -152,6 +152,8 @@ def execute(asked: cli.CommandLine, hooks: Sequence[Any] = ()) -> int:
         from jsrl.runs.state import is_asked_to_stop
 
     options: RunOptions = asked.run
+    if asked.followed and options.display != "quiet":
+        print(asked.followed)
     sinks = sinks_of(options)
     tuned = fastest(asked)
     if options.plan:
@@ -277,12 +279,10 @@ def fastest(asked: cli.CommandLine) -> Experiment:
             raise ConfigError(
                 "--tune finds settings for a new run, and --resume continues with a run's own; give one of them."
             )
-        minutes, batch = options.tune_minutes, options.tune_batch
-        found = tune(experiment, given=asked.given, minutes=minutes, batch=batch, profiles_dir=options.profiles_dir)
-        return found.experiment
+        return tune(experiment, given=asked.given, minutes=options.tune_minutes).experiment
     own = options.resume is None and options.graph is None  # a profile is for the experiment's own dataflow
     which = options.profile if own or options.profile != AUTO else OFF
-    tuned, line = use_profile(experiment, which, given=asked.given, profiles_dir=options.profiles_dir)
+    tuned, line = use_profile(experiment, which, given=asked.given)
     if line and options.display != "quiet":
         print(line)
     return tuned

@@ -307,10 +307,8 @@ def checked_space(asked: cli.CommandLine, default: Experiment) -> list[Range]:
         option = find_option(r.option, known)
         if r.option == "seed":
             raise ConfigError("the seed is not searched; --seeds-per-trial runs each trial with several.")
-        if r.option in ("name", "total-env-steps", "max-minutes", "stop-at-return"):
-            raise ConfigError(
-                f"--vary {r.option}: trials are compared at the same length, and named by the search; vary others."
-            )
+        if r.option in ("total-env-steps", "max-minutes", "stop-at-return"):
+            raise ConfigError(f"--vary {r.option}: trials are compared at the same length; vary others.")
         if option.name in asked.given and not _is_other_key(r.option, option, before.get(option.name)):
             raise ConfigError(f"--{r.option} is given and varied; leave one of them out.")
         for text in r.samples:

@@ -32,7 +32,7 @@ from jsrl.search.child import Child
 # Options that the command of each run sets itself, or that were used before.
 OWN = (
     *("seeds", "jobs", "run-name", "runs-dir", "overwrite", "detach", "display"),
-    *("tune", "tune-minutes", "tune-batch", "launcher", "slurm", "ray", "print"),
+    *("tune", "tune-minutes", "launcher", "slurm", "ray", "print"),
 )
 ON_RESUME = {"resume", "jobs", "display", "runs-dir", "detach"}
 CHILD = (sys.executable, "-P", "-m", "jsrl.cli.run_child")

@@ -63,9 +63,7 @@ class Controller:
         self._restarts: list[Restart] = []
         self._finals: dict[str, dict[str, Any]] = {}  # workers with a last task, and the facts of its command
         self._check_s = 0.0
-        self._absent: dict[
-            str, tuple[int, list[int]]
-        ] = {}  # learner -> its incarnation, groups that it knows as absent
+        self._absent: dict[str, tuple[int, list[int]]] = {}  # learner -> its incarnation, groups it knows as absent
         self._pauses = Pauses()
         self._groups = {w.name: [rank.name for rank in ranks_of(plan.graph, w)] for w in plan.graph.workers}
         self._silence_s = self._silence_limits()

@@ -261,7 +261,7 @@ def test_an_environment_that_hangs_is_replaced_with_its_actor(launch) -> None:
 
 
 def test_restart_budgets_are_per_kind_and_report_exhaustion(launch) -> None:
-    run = counting(launch, "--supervision.inference", "1")
+    run = counting(launch, "--supervision.restarts.inference", "1")
     for text in ("restart 1 of 1", "has used its 1 restart within 600 s"):
         run.await_worker("inference-0").kill()
         if "used" not in text:

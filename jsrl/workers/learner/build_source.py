@@ -46,7 +46,7 @@ class LearnerStart(NamedTuple):
 
 def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, reporter: Reporter) -> Source:
     """Return the source of a job, bound; `devices`: number of devices that share a batch."""
-    prefetch = job.experiment.learner.prefetch and not job.in_process
+    prefetch = not job.in_process
     phases = meter.thread("prefetch") if prefetch else meter.phases
     refusals = Refusals(job.name, reporter)
 
