@@ -106,7 +106,7 @@ def test_killed_workers_are_replaced_and_incarnations_are_not_mixed(launch, work
 def test_a_synchronous_run_goes_on_while_an_actor_is_replaced(launch, transport: str) -> None:
     """The others make its rows with the same params; afterwards each makes its own again."""
     inline = ("--placement", "inline", "--num-actors", "3", "--num-envs", "6", "--num-groups", "3")
-    slowly = ("--supervision.backoff-s", "4", "--supervision.max-backoff-s", "4")
+    slowly = ("--supervision.backoff-s", "2", "--supervision.max-backoff-s", "2")
     run = counting(launch, *inline, *slowly, "--transport", transport)
 
     def received() -> int:
