@@ -109,14 +109,13 @@ class Policy:
         output, core = self.agent.act(params, key, observation, first, core, greedy=greedy)
         return output.action, core
 
-    def save(self, path: str | os.PathLike[str], *, onnx: bool = False) -> list[str]:
+    def save(self, path: str | os.PathLike[str]) -> list[str]:
         """Write the policy to one file that plays without jsrl (docs/export.md); return its parity report, a line per player.
 
         It gives greedy actions and the distribution's parameters. Observation moments are inside; recurrent state is
         input and output.
 
-        Args:
-          onnx: write `policy.onnx` into the file as well.
+        `.onnx` and `.stablehlo` are these files alone; any other name is a zip with StableHLO and a player for numpy.
 
         Raises:
           MissingExtra: onnx is wanted, and its package is not installed.
@@ -127,7 +126,6 @@ class Policy:
             self.agent,
             self.spec,
             self.params,
-            onnx=onnx,
             origin=f"{shown_target(self.spec.name)}, version {version_updates(self.version)}",
         )
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jsrl.cli.arguments import Parser, show_error, user_path
-from jsrl.cli.experiments import use_working_directory
 from jsrl.errors import ConfigError, JsrlError
 from jsrl.report.comparison import compare_runs
 from jsrl.report.marl_eval import write_marl_eval
@@ -36,7 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--marl-eval", type=user_path, metavar="FILE", help="write the runs in the format of marl-eval instead"
     )
     options = parser.parse_args(arguments)
-    use_working_directory()  # kinds of workers may be there
     try:
         runs = load_runs(options.runs, options.runs_dir)
         if options.marl_eval is not None:

@@ -66,6 +66,7 @@ from jsrl.report.report import leave_report
 from jsrl.runs.identity import ProcessIdentity
 from jsrl.runs.runs import RunFolder
 from jsrl.runs.state import RESULT, STOP, is_asked_to_stop, note_alive
+from jsrl.transport.wire.packing import lz4_block
 from jsrl.workers.jobs import StartPoint
 from jsrl.workers.process import FORKS
 
@@ -244,11 +245,14 @@ def fitting(launcher: Launcher | None, experiment: Experiment) -> Launcher:
     """Return the launcher (None: processes of this host), after checking the address that streams bind.
 
     Raises:
-      ConfigError: the experiment starts no workers, or binds no address of this host.
+      ConfigError: the experiment starts no workers, or binds no address of this host. MissingExtra: it compresses
+        without lz4.
     """
     if launcher is not None:
         check_starts_workers(experiment)
     check_address(experiment)
+    if experiment.compress:
+        lz4_block()
     return launcher or Local()
 
 

@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
+import msgspec
+
 from jsrl.errors import ConfigError
 from jsrl.metrics.catalogue import Catalogue, Metric, worker_metrics
 from jsrl.metrics.metrics import Meter
@@ -296,6 +298,8 @@ def find_kind(reference: str) -> Kind:
             f"a worker's kind is given as the object {reference.name!r}; give its location as `module:NAME`, such as "
             "'my_workers:AUGMENT', because each worker's process imports it."
         )
+    if isinstance(reference, Described):
+        return reference.kind
     module, _, name = reference.partition(":")
     if not name:
         for kind in own_kinds():
@@ -319,6 +323,47 @@ def find_kind(reference: str) -> Kind:
         )
     _check_fields(found, reference)
     return found
+
+
+class Described(str):
+    """The location of a user's kind, with what reports show of it (`kind`): `find_kind` then imports nothing."""
+
+    kind: Kind
+
+    @classmethod
+    def read(cls, reference: str, facts: Any) -> Described:
+        """Return it from the JSON form of `description`.
+
+        Raises:
+          ValueError: it has another form.
+        """
+        read = msgspec.convert(facts, _Description)
+        found = cls(reference)
+        found.kind = Kind(
+            read.name,
+            read.plural,
+            "",
+            read.ports,
+            lifecycle=Lifecycle(must_finish=read.must_finish),
+            shown=Shown(read.activities, read.metrics),
+        )
+        return found
+
+
+class _Description(NamedTuple):
+    name: str
+    plural: str
+    ports: tuple[Port, ...]
+    activities: tuple[Activity, ...]
+    metrics: tuple[Metric, ...]
+    must_finish: bool
+
+
+def description(kind: Kind) -> Any:
+    """Return what reports show of a user's kind, as JSON values."""
+    shown, must_finish = kind.shown, kind.lifecycle.must_finish
+    facts = _Description(kind.name, kind.plural, kind.ports, shown.activities, shown.metrics, must_finish)
+    return msgspec.to_builtins(facts)
 
 
 def _check_fields(kind: Kind, reference: str) -> None:

@@ -137,7 +137,7 @@ def test_a_wrong_field_in_a_config_file_suggests_the_right_one(call, hint, tmp_p
     text = "\n".join([*imports, "def config():", f"    return {call}"])
     (tmp_path / "configs" / "mine.py").write_text(text)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(TypeError, match=hint):
+    with pytest.raises(ConfigError, match=f"mine.py, line 6: TypeError: .*{hint}"):
         load("mine")
 
 

@@ -158,6 +158,7 @@ OTHERS = [
     ("tune nothing", "there is no experiment 'nothing'"),
     ("dev bench nothing", "there is no experiment 'nothing'"),
     ("dev bench ppo_cartpole --seconds 0", "--seconds must be above 0"),
+    ("dev bench ppo_cartpole --against sb3", "which needs a checkout of jsrl"),
     ("dev bench ppo_cartpole --jobs 2", "--jobs has no effect on jsrl dev bench"),
     ("dev chaos nothing", "there is no experiment 'nothing'"),
     ("dev chaos ppo_cartpole --placement serial", "take --placement served, inline or apart"),
