@@ -7,6 +7,7 @@ import pytest
 
 from jsrl.agents import bc as bc_file
 from jsrl.agents import sac as sac_file
+from jsrl.agents.devices import masked_mean
 from jsrl.agents.distributions import distribution
 from jsrl.agents.losses import approximate_kl, clipped_surrogate, entropy_excess, value_loss
 from jsrl.agents.off_policy import transition
@@ -69,7 +70,9 @@ def test_uniform_policies_over_few_legal_actions_never_raise_the_temperature():
     t.observation["action_mask"][:, ::2, 1] = 0
     batch = transition(t, 0.9)
     fixed = (critics, jnp.zeros(()))
-    _, (metrics, _) = sac_file.policy_loss(parts, policy, fixed, (batch, jnp.zeros(8)), jnp.sum(batch.mask))
+    _, (metrics, _) = sac_file.policy_loss(
+        parts, policy, fixed, (batch, jnp.zeros(8)), lambda x: masked_mean(x, batch.acting)
+    )
     half_log_2 = 0.5 * np.log(2) * np.mean(batch.mask[1::2]) / (2 * np.mean(batch.mask))
     np.testing.assert_allclose(metrics["entropy_excess"], half_log_2, rtol=1e-5)
     assert metrics["entropy_excess"] > 0  # the temperature decreases

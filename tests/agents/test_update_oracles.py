@@ -274,7 +274,9 @@ def test_sacs_policy_follows_its_online_critics():
         return jnp.sum((0.3 * log_prob - value) * batch.acting) / 7.0, -log_prob
 
     def theirs(policy):
-        return sac_file.policy_loss(parts, policy, (critics, log_alpha), (batch, noise), 7.0)
+        return sac_file.policy_loss(
+            parts, policy, (critics, log_alpha), (batch, noise), lambda x: jnp.sum(x * batch.acting) / 7.0
+        )
 
     assert 0 < batch.acting.sum() < batch.mask.sum()
     (expected, entropy), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(policy)
@@ -297,7 +299,7 @@ def test_td3s_policy_climbs_its_first_critic():
         return -jnp.sum(nets[1].apply(critics, batch.observation, action)[0] * batch.acting) / 7.0
 
     def theirs(policy):
-        return td3_file.policy_loss(parts, policy, critics, batch, 7.0)[0]
+        return td3_file.policy_loss(parts, policy, critics, batch, lambda x: jnp.sum(x * batch.acting) / 7.0)[0]
 
     for got, expected in zip(*(jax.jit(jax.value_and_grad(of))(policy) for of in (theirs, loss)), strict=True):
         assert_near(got, expected)
