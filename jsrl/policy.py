@@ -31,6 +31,7 @@ from jsrl.types import (
     EnvSpec,
     GameSpec,
     Tree,
+    changed_leaves,
     leaves,
     named_leaves,
     to_environment,
@@ -210,16 +211,11 @@ def check_leaves(found: Mapping[str, Any], wanted: Mapping[str, Any], where: str
     Raises:
       SnapshotError: one differs; the message names it.
     """
-    for name in dict.fromkeys((*wanted, *found)):
-        saved, built = (
-            f"{tree[name].dtype} {tree[name].shape}" if name in tree else "missing" for tree in (found, wanted)
+    if changed := changed_leaves(found, wanted):
+        raise SnapshotError(
+            f"the params of {where} do not fit: {changed}. The environment's spaces or the agent's code have changed; load it "
+            "with those that trained it."
         )
-        if saved != built:
-            raise SnapshotError(
-                f"the params of {where} do not fit the agent that the run's experiment makes now: {name} is {saved} in the "
-                f"snapshot, and {built} in the agent. The environment's spaces or the agent's code have changed; load it with "
-                "those that trained it."
-            )
 
 
 def policies_in(folder: RunFolder) -> Mapping[str, PolicyConfig]:

@@ -152,7 +152,7 @@ ROOMS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"msgspec", "numpy", "scipy"},
     ),
-    "search": ({"errors", "extras", "file_lock", "launch", "report"}, {"numpy", "optuna"}),
+    "search": ({"errors", "extras", "file_lock", "launch", "report", "runs"}, {"numpy", "optuna"}),
     "chaos": ({"linux", "errors", "launch", "transport", "workers"}, set()),
     "tuning": (
         {"counted", "errors", "experiment", "file_lock", "intervals", "launch", "references", "runs", "workers"},

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.arguments import Parser
+from jsrl.cli.arguments import Parser, show_error
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.needs import check_used
 from jsrl.errors import ConfigError, JsrlError
@@ -46,8 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError("--seconds must be above 0, and --repetitions at least 1.")
         print(table(_speeds(args, own.seconds, own.repetitions)))
     except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return show_error(error, 2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         return 130
     return 0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from jsrl.cli.arguments import Parser, user_path
+from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.cli.experiments import use_working_directory
 from jsrl.cli.main import shown
 from jsrl.errors import JsrlError
@@ -28,7 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with shown(f"exporting {options.run} ..."):
             report = load_policy(run, tag or "best", runs_dir=options.runs_dir).save(options.file)
     except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return show_error(error)
     print("\n".join([f"{options.file}: the greedy policy of {options.run}", *(f"  {line}" for line in report)]))
     return 0

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from jsrl.cli import command_line as cli
-from jsrl.cli.arguments import Parser, user_path
+from jsrl.cli.arguments import Parser, show_error, user_path
 from jsrl.cli.experiments import files, load, take_name, use_working_directory
 from jsrl.cli.needs import check_used
 from jsrl.cli.report import check_folder
@@ -78,8 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             output=own.output,
         )
     except JsrlError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return show_error(error, 2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:
         print("interrupted before anything was measured.", file=sys.stderr)
         return 130

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsrl.cli.arguments import Parser
+from jsrl.cli.arguments import Parser, show_error
 from jsrl.errors import ConfigError
 from jsrl.report.server import Server
 
@@ -20,8 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         server = Server(options.folder, options.port)
     except ConfigError as error:
-        print(f"ConfigError: {error}", file=sys.stderr)
-        return 2
+        return show_error(error)
     with server:
         print(f"{server.url} shows the runs in {options.folder}; Ctrl-C ends it.", flush=True)
         try:

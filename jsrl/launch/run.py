@@ -31,7 +31,7 @@ from jsrl.launch.graph_file import (
 )
 from jsrl.launch.hooks import Hooks, load_hooks
 from jsrl.launch.hosts.needs import needs_of
-from jsrl.launch.interrupts import remembered
+from jsrl.launch.interrupts import Stopped, remembered
 from jsrl.launch.launcher import Hosts, Launcher
 from jsrl.launch.links import begin_encryption, check_address
 from jsrl.launch.local.launcher import Local
@@ -229,12 +229,15 @@ def undone_unless_begun(folder: RunFolder, resumed: bool, made: Sequence[Path]) 
 
     try:
         yield begin
-    except BaseException:  # also an error of the user's environment or agent, and Ctrl-C
+    except BaseException as error:  # also an error of the user's environment or agent, and Ctrl-C
+        was_asked = isinstance(error, KeyboardInterrupt) and is_asked_to_stop(folder.path, ProcessIdentity.own())
         if not resumed and not begun.is_set():
             folder.undo()
             with contextlib.suppress(OSError):  # another run is there
                 for parent in made:
                     parent.rmdir()
+        if was_asked and not begun.is_set():
+            raise Stopped from error
         raise
 
 

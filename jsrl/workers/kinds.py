@@ -222,6 +222,12 @@ class Kind(NamedTuple):
         raise ConfigError(f"a worker of kind {self.name} has no port {name!r}; it has: {names}.")
 
     @property
+    def plays(self) -> bool:
+        """Return whether it makes the trajectories that it writes."""
+        writes = any(port.role == "writes" and "trajectory" in port.schemas for port in self.ports)
+        return writes and not self.reads_samples
+
+    @property
     def reads_samples(self) -> bool:
         """Return whether it reads samples of other workers."""
         return any(port.stream_type == "samples" and port.role == "reads" for port in self.ports)

@@ -58,6 +58,25 @@ def test_without_arguments_lists_all_commands(capsys):
     assert len(main.COMMANDS) <= 16
 
 
+TAKE_A_RUN = ("status", "stop", "logs", "report", "evaluate", "export", "record", "dev replay-update")
+TAKE_AN_EXPERIMENT = ("run", "tune", "search", "dev bench", "dev chaos", "dev simulate")
+
+
+@pytest.mark.parametrize("command", [*TAKE_A_RUN, *TAKE_AN_EXPERIMENT])
+def test_no_command_sends_control_characters_of_a_users_text_to_the_terminal(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    further = {"export": ["policy.zip"], "record": ["--to", "episodes"]}.get(command, [])
+    assert main.main([*command.split(), "red\x1b[31m", *further]) == 2
+    text = capsys.readouterr().err
+    assert "red\\x1b[31m" in text and "\x1b" not in text
+
+
+def test_nor_does_a_wrong_option(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["status", "--red\x1b[31m", "run"])
+    assert "\x1b" not in capsys.readouterr().err
+
+
 def test_commands_for_experts_are_below_dev(folder, capsys):
     assert main.main(["dev"]) == main.main(["dev", "--help"]) == 0
     text = capsys.readouterr().out

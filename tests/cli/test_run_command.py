@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from jsrl.cli.experiments import load
 from jsrl.cli.seeds import parse_seeds
 from jsrl.errors import ConfigError, RecordingError, SpecMismatch
 from jsrl.launch.graph_file import write_graph
+from jsrl.launch.local.launcher import Local
 from jsrl.launch.plan import make_plan
 from jsrl.launch.result import Result
 from jsrl.references.reference import to_json
@@ -170,6 +172,20 @@ def test_a_run_stopped_by_jsrl_stop_exits_with_0_and_by_ctrl_c_with_130(asked, s
     if asked:
         ask_to_stop(tmp_path, ProcessIdentity.own())
     assert run.main(["ppo_cartpole", "--profile", "none", "--display", "quiet"]) == status
+
+
+@pytest.mark.parametrize(("asked", "status"), [(True, 0), (False, 130)])
+def test_so_does_a_run_that_still_waits_for_its_hosts(asked, status, tmp_path, monkeypatch):
+    class Waits(Local):
+        def place(self, graph, needs, stop_asked):
+            if asked:
+                ask_to_stop(tmp_path / "ppo_cartpole" / "x", ProcessIdentity.own())
+            raise KeyboardInterrupt  # by the signal of `jsrl stop`, or Ctrl-C
+
+    monkeypatch.setattr(run, "launcher_of", lambda *_: contextlib.nullcontext(Waits()))
+    words = ["ppo_cartpole", "--profile", "none", "--placement", "inline", "--num-actors", "1", "--display", "quiet"]
+    assert run.main([*words, "--runs-dir", str(tmp_path), "--run-name", "x"]) == status
+    assert not (tmp_path / "ppo_cartpole").exists()
 
 
 def test_a_drawn_plan_names_its_file(tmp_path, capsys):

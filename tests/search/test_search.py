@@ -22,6 +22,7 @@ from jsrl.errors import ConfigError, TrialsFailed
 from jsrl.experiment.options import options_of
 from jsrl.file_lock import file_lock
 from jsrl.report.charts import Axis
+from jsrl.runs.limits import RUNS_AT_ONCE
 from jsrl.search.child import Child
 from jsrl.search.options import SearchOptions
 from jsrl.search.page import page, rows, text_table
@@ -184,6 +185,12 @@ def test_failed_run_gives_the_error_of_its_result_and_not_the_end_of_its_output(
     assert child.outcome() == (None, child.why)  # refused
     (child := Child(["sh", "-c", "exit 1"], tmp_path, None))._process.wait(10)
     assert child.outcome() == (3.0, "")
+
+
+def test_a_run_knows_how_many_run_at_once(tmp_path):
+    child = Child(["sh", "-c", f"echo ${RUNS_AT_ONCE}"], tmp_path, tmp_path / "output", 3)
+    child._process.wait(10)
+    assert child.last_line == "3"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,8 +50,12 @@ def make_source(job: Job, devices: int, start: LearnerStart, meter: Meter, repor
     phases = meter.thread("prefetch") if prefetch else meter.phases
     refusals = Refusals(job.name, reporter)
 
+    def ask(batch: int, each: Mapping[int, int]) -> None:
+        number, pairs = job.policy_number, list(each.items())
+        reporter.event("stand_in", policy=number, epoch=start.epoch, batch=batch, each=pairs)
+
     def join(consumer: SampleConsumer, spec: Trajectory, plan: BatchPlan) -> Batcher:
-        return Batcher(consumer, spec, plan, phases, refusals)
+        return Batcher(consumer, spec, plan, phases, refusals, ask)
 
     source = source_of(job)(job, batch_plan(job, devices, start.epoch), start, join)
     return Prefetched(source, phases) if prefetch else source
