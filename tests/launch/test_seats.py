@@ -107,7 +107,7 @@ def test_finished_policy_keeps_playing_for_the_others(tmp_path: Path, placement:
         DEPOT,
         runs_dir=tmp_path,
         placement=placement,
-        max_minutes=1.0,
+        max_minutes=10.0,
         graph=lambda graph: graph.replace("learner-boss", settings={"total_env_steps": 64}),
         display="quiet",
     )

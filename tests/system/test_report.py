@@ -12,7 +12,7 @@ import pytest
 from jsrl.metrics.phases import of_main_thread
 from jsrl.report.report import write_report
 from jsrl.runs.runs import RunFolder, read_metrics
-from jsrl.workers.kinds import find_kind
+from jsrl.workers.kinds import MIN_SPANS, TRACE_SPANS, find_kind
 from tests.system.launched import FOREVER, Launched
 
 slow = pytest.mark.slow
@@ -72,7 +72,7 @@ def test_serial_run_reports_where_its_time_went(launch) -> None:
 
 @slow
 def test_served_run_over_zeromq_writes_one_trace_of_all_workers(launch) -> None:
-    run = launch(*FOREVER, "--evaluator.enabled", "--trace", "--trace-spans", "30000", "--num-actors", "2", *ZEROMQ)
+    run = launch(*FOREVER, "--evaluator.enabled", "--trace", "--num-actors", "2", *ZEROMQ)
     run.await_updates(20, PATIENCE_S)
     run.until(lambda: reports(run) >= 2, "lines of a learner", PATIENCE_S)
     run.popen.send_signal(signal.SIGINT)
@@ -87,7 +87,7 @@ def test_served_run_over_zeromq_writes_one_trace_of_all_workers(launch) -> None:
     times = {name: (own[0]["ts"], max(span["ts"] + span["dur"] for span in own)) for name, own in traced.items()}
     for (one, (begin, end)), (other, (begin_2, end_2)) in combinations(times.items(), 2):
         assert max(begin, begin_2) < min(end, end_2), f"{one} and {other} never ran at once: {times}"
-    assert sum(map(len, traced.values())) <= 30000 + len(traced) * 1000
+    assert sum(map(len, traced.values())) <= TRACE_SPANS + len(traced) * MIN_SPANS
     assert_shares_add_up(run, ("actor", "inference", "learner", "evaluator", "parameter-server"))
     assert all(f"\n  {kind}" in text for kind in ("actors (2)", "inference", "learner", "evaluator"))
 
