@@ -218,7 +218,7 @@ def act_obeys_mask(checked: Checked) -> str | None:
 
 def act_log_prob(checked: Checked) -> str | None:
     """Actions are as frequent as exp(log_prob) says, before the first update and later."""
-    for params in (checked.state.params, checked.learned.params, checked.trained.params):
+    for params in (checked.state.params, checked.trained.params):
         request = checked.request(checked.num_envs)
         action, log_prob = [], []
         for key in jax.random.split(checked.key, CALLS):
